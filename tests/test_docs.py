@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from taskyard.broker import compacting
-from taskyard.cli import connecting, local
+from taskyard.broker import compaction
+from taskyard.cli import connection
 from taskyard.cli.verbs import COMMANDS
 from taskyard.client.outage import REPORT_NS
 from taskyard.core import limits
@@ -20,9 +20,10 @@ from taskyard.errors import ExitCode
 from taskyard.journal.store import DISK_RESERVE_BYTES
 from taskyard.net.endpoints import IPC_PATH_BYTES_MAX
 from taskyard.net.options import FRAME_BYTES_MAX
-from taskyard.sim.bugs import MUTATIONS
+from taskyard.process import supervisor
+from taskyard.sim.mutations import MUTATIONS
 from taskyard.worker import limits as worker_limits
-from taskyard.worker.loop import WorkerSettings
+from taskyard.worker.native import WorkerSettings
 
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -142,7 +143,7 @@ def test_tests_that_prove_a_guarantee_exist() -> None:
         f"{of('system/test_noise.py', 'MESSAGES'):,} spoilt messages",
         f"| schedules | {of('sim/test_schedules.py', 'SCHEDULES'):,}, with",
         f"| {len(MUTATIONS)}, all caught |",
-        f"more than {compacting.ROWS_MAX:,} rows",
+        f"more than {compaction.ROWS_MAX:,} rows",
     ],
 )
 def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
@@ -169,12 +170,12 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"heartbeat of a worker | {WORKER.heartbeat_ns // limits.SECOND_NS} s, `--heartbeat` |",
         f"longer than {IPC_PATH_BYTES_MAX} bytes",
         f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
-        f"more than {compacting.ROWS_MAX:,} rows",
+        f"more than {compaction.ROWS_MAX:,} rows",
         f"(SIGTERM, {worker_limits.KILL_GRACE_NS // limits.SECOND_NS} s later",
-        f"after {local.RESTART_SECONDS_FIRST} s, then twice as long each time,",
-        f"up to {local.RESTART_SECONDS_MAX:g} s",
+        f"after {supervisor.RESTART_SECONDS_FIRST} s, then twice as long each time,",
+        f"up to {supervisor.RESTART_SECONDS_MAX:g} s",
         f"warn after {REPORT_NS // limits.SECOND_NS} s",
-        f"wait {connecting.FIRST_ANSWER_SECONDS} s for the first",
+        f"wait {connection.FIRST_ANSWER_SECONDS} s for the first",
     ],
 )
 def test_limits_for_who_operates_it_are_those_of_the_code(text: str) -> None:

@@ -52,9 +52,9 @@ class SourceOptions(Struct, frozen=True):
 
     def endpoint(self) -> str:
         """The broker's, by the rules that every client has."""
-        from taskyard.client import finding  # noqa: PLC0415  # only who talks to a broker
+        from taskyard.client import discovery  # noqa: PLC0415  # only who talks to a broker
 
-        return finding.endpoint(self.broker, self.state)
+        return discovery.endpoint(self.broker, self.state)
 
     @property
     def directory(self) -> Path | None:
@@ -75,12 +75,12 @@ class TaskyardSource(DataSource):
         return tables.SCHEMAS[self._options().table]
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # Spark's signature
-        from pyspark_taskyard.reading import TableReader  # noqa: PLC0415
+        from pyspark_taskyard.reader import TableReader  # noqa: PLC0415
 
         return TableReader(self._options())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's signature
-        from pyspark_taskyard.writing import TaskWriter  # noqa: PLC0415
+        from pyspark_taskyard.writer import TaskWriter  # noqa: PLC0415
 
         if overwrite:
             raise UserError(
@@ -90,7 +90,7 @@ class TaskyardSource(DataSource):
         return TaskWriter(self._options(), schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002  # Spark's
-        from pyspark_taskyard.streaming import EventStream  # noqa: PLC0415
+        from pyspark_taskyard.stream_reader import EventStream  # noqa: PLC0415
 
         options = self._options()
         if options.table != "events":

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskyard.pipeline.jobs import mapping
+from taskyard.pipeline.jobs import map_rows as job
 from taskyard.pipeline.session import session
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def map_rows(  # noqa: PLR0913  # all but the first are named
     a function returned as JSON), reason, attempts, worker and seconds. It is kept by Spark until it
     is `unpersist`ed. Raises `TimedOut` after `timeout` seconds; the tasks go on.
     """
-    at = mapping.map_target(broker, state, key_file, campaign)
+    at = job.map_target(broker, state, key_file, campaign)
     work = {"call": call, "arguments": arguments, "argv": argv}
-    tasks = mapping.tasks_of(df, key, work, options)
-    since = mapping.run(tasks, at, timeout)
-    return mapping.outcomes(df, key, at, since)
+    tasks = job.tasks_of(df, key, work, options)
+    since = job.run(tasks, at, timeout)
+    return job.outcomes(df, key, at, since)

@@ -29,31 +29,31 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.broker.port import SocketTransport
+from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.client.client import Client
 from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import shown
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.tasks import shown
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import ClientClosed, TaskFailed
 from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
-from taskyard.net.clock import SystemClock
-from taskyard.net.line import Channel
+from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
+from taskyard.net.protocols import SystemClock
 from taskyard.net.waker import Waker
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire import pickled, work
-from taskyard.wire.dwork import NativeServer
-from taskyard.worker.allowing import find_function
+from taskyard.wire import payloads, pickled
+from taskyard.wire.native import peer
+from taskyard.wire.native.server import NativeServer
+from taskyard.worker.allow_list import find_function
 from taskyard.worker.output import cut_reason, last_line
 from taskyard.worker.processes import status_text
 
 if TYPE_CHECKING:
-    from taskyard.wire.dwork_peer import Reply
+    from taskyard.wire.native.peer import Reply
 
 #: What does the tasks of a service: it gets the payload, and gives the result.
 Handler = Callable[[bytes], bytes]
@@ -61,7 +61,7 @@ Handler = Callable[[bytes], bytes]
 #: The services that are done; None for what is to be done as a worker would.
 Handlers = Mapping[str, Handler | None] | None
 
-_SERVICES: Final = (work.EXEC, work.CALL, pickled.PICKLE)
+_SERVICES: Final = (payloads.EXEC, payloads.CALL, pickled.PICKLE)
 
 #: How long a worker's wish for a task waits at the broker before it is asked anew.
 _WAIT_NS: Final = 10 * SECOND_NS
@@ -240,12 +240,12 @@ class _Worker:
 
     def _handle(self, service: bytes, payload: bytes) -> bytes:
         """As a worker would, but here."""
-        task = work.decode_payload(payload, service)
-        if isinstance(task, work.Command):
+        task = payloads.decode_payload(payload, service)
+        if isinstance(task, payloads.Command):
             return _run_program(task)
-        if isinstance(task, work.Call):
+        if isinstance(task, payloads.Call):
             function = _import_allowed(task.call, self._allow)
-            return work.encode_value(function(*task.args, **task.kwargs), "result")
+            return payloads.encode_value(function(*task.args, **task.kwargs), "result")
         function, args, kwargs = pickled.unpickle(task.call)
         return pickled.pickle_result(function(*args, **kwargs))
 
@@ -271,7 +271,7 @@ def _import_allowed(call: str, allow: Sequence[str] | None) -> Callable[..., Any
     return function
 
 
-def _run_program(command: work.Command) -> bytes:
+def _run_program(command: payloads.Command) -> bytes:
     env = os.environ | (command.env or {})
     ran = subprocess.run(command.argv, cwd=command.cwd, env=env, capture_output=True, check=False)
     if ran.returncode:

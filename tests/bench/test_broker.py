@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from taskyard.bench import broker, broker_calls, broker_campaigns
+from taskyard.bench.broker import calls as broker_calls
+from taskyard.bench.broker import campaigns as broker_campaigns
+from taskyard.bench.broker import suite as broker_suite
 from taskyard.bench.cli import main
 from taskyard.bench.peers import PeerTask
-from taskyard.bench.stage import BrokerBench
+from taskyard.bench.processes import BrokerBench
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ LINES = {
 
 
 def test_every_case_is_tried_here() -> None:
-    assert list(LINES) == list(broker.CASES)
+    assert list(LINES) == list(broker_suite.CASES)
 
 
 @pytest.mark.parametrize("case", LINES)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from taskyard.bench import lanes
 from taskyard.bench.cli import main
-from taskyard.bench.stage import BrokerBench
+from taskyard.bench.processes import BrokerBench
 from taskyard.client.client import Client
 from taskyard.core.events import LaneOptions, Rule, RulesSet
 

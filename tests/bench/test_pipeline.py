@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from taskyard.bench import pipeline, pipeline_campaigns, pipeline_cost
 from taskyard.bench.cli import main
-from taskyard.bench.pipeline_case import SubmitCosts
-from taskyard.bench.pipeline_cost import Cost
-from taskyard.client.campaign.read import read_campaign
-from taskyard.pipeline.sweep.written import workload_of_file
+from taskyard.bench.pipeline import campaigns as pipeline_campaigns
+from taskyard.bench.pipeline import cost as pipeline_cost
+from taskyard.bench.pipeline import suite as pipeline_suite
+from taskyard.bench.pipeline.case import SubmitCosts
+from taskyard.bench.pipeline.cost import Cost
+from taskyard.campaign.reader import read_campaign
+from taskyard.pipeline.sweep.from_file import workload_of_file
 
 Shown = list[tuple[str, str, float | None, float | None]]
 
@@ -75,7 +77,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         cost = Cost(wall_s=1.0, cpu_s=2.0)
         return SubmitCosts(cost, cost) if kind is SubmitCosts else cost
 
-    monkeypatch.setattr(pipeline, "run_case", measured)
+    monkeypatch.setattr(pipeline_suite, "run_case", measured)
     monkeypatch.setattr(pipeline_cost, "run", lambda *_args, **_options: None)
     return asked
 
@@ -88,7 +90,7 @@ def test_sweep_is_simulated_and_judged(tmp_path: Path) -> None:
 
 
 def test_every_case_is_tried_here() -> None:
-    assert {*SPARK, "sweep"} == {*pipeline.CASES}
+    assert {*SPARK, "sweep"} == {*pipeline_suite.CASES}
 
 
 @pytest.mark.parametrize("case", SPARK)
@@ -120,7 +122,9 @@ def test_rates_and_costs_are_those_of_the_rows(
 def test_missing_duckdb_is_said_and_the_rest_runs(
     asked: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pipeline, "find_spec", lambda name: None if name == "duckdb" else name)
+    monkeypatch.setattr(
+        pipeline_suite, "find_spec", lambda name: None if name == "duckdb" else name
+    )
     done, lines = bench(tmp_path, "attempts", "history")
     assert "DuckDB is not installed" in done.stderr
     assert shown(lines) == [SPARK["attempts"][0], *SPARK["history"]]
@@ -128,7 +132,7 @@ def test_missing_duckdb_is_said_and_the_rest_runs(
 
 
 def test_suite_without_spark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "find_spec", lambda _name: None)
+    monkeypatch.setattr(pipeline_suite, "find_spec", lambda _name: None)
     done = CliRunner().invoke(main, ["pipeline", "--quick"])
     assert "pip install 'taskyard[spark]'" in str(done.exception)
 
@@ -154,7 +158,7 @@ sys.stdin.read()
 def cost_of(*command: str) -> float:
     """CPU seconds, measured in a process of its own, as it has to be."""
     measure = (
-        "import sys; from taskyard.bench.pipeline_cost import command_cost\n"
+        "import sys; from taskyard.bench.pipeline.cost import command_cost\n"
         "print(command_cost(sys.argv[1:]).cpu_s)"
     )
     words = [sys.executable, "-c", measure, *command]

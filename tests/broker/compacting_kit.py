@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from taskyard.broker.archive import EndedTasks
-from taskyard.broker.compacting import CompactionLimits, Compactor
+from taskyard.broker.compaction import CompactionLimits, Compactor
 from taskyard.broker.turn import Broker
 from taskyard.core.effects import Accepted, Assign, Effect, Settled, TaskDetails
 from taskyard.core.events import (
@@ -18,11 +18,11 @@ from taskyard.core.events import (
     WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
 from taskyard.journal import recovery
-from taskyard.journal.finished import Archive
+from taskyard.journal.archive import Archive
 from taskyard.journal.sqlite import SqliteStore
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.broker import answers
-from taskyard.broker.answers import ResultLoader
+from taskyard.broker import results as broker_results
+from taskyard.broker.results import ResultLoader
 from taskyard.broker.turn import Broker
 from taskyard.core.apply import apply
 from taskyard.core.effects import (
@@ -39,16 +39,16 @@ from taskyard.core.events import (
     WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.runs import RunColumns
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalDamaged
 from taskyard.journal import compaction, recovery
+from taskyard.journal.archive import Archive
 from taskyard.journal.encoding import encode
-from taskyard.journal.finished import Archive
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.stories import BEGIN_NS, WritingYard
 
@@ -206,7 +206,7 @@ def test_only_a_few_rows_are_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
     for name in (b"a", b"b", b"c"):
         desk.turn(finish(name))
     newest = len(desk.store.row_of(desk.store.head.record).body)  # type: ignore[union-attr]
-    monkeypatch.setattr(answers, "ROWS_KEPT_BYTES", 2 * newest)
+    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 2 * newest)
     desk.store.read = []
     assert desk.turn(results(b"a", b"b", b"c")) == [told(b"a", b"b", b"c")]
     desk.turn(results(b"c"))
@@ -218,7 +218,7 @@ def test_only_a_few_rows_are_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
 def test_answers_that_go_back_and_forth_read_each_row_once(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "ROWS_KEPT_BYTES", 10)
+    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 10)
     desk.turn(finish(b"a", b"c"))
     desk.turn(finish(b"b"))
     assert desk.turn(results(b"a", b"b", b"c")) == [told(b"a", b"b", b"c")]
@@ -226,7 +226,7 @@ def test_answers_that_go_back_and_forth_read_each_row_once(
 
 
 def test_row_that_is_too_large_is_not_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "ROWS_KEPT_BYTES", 10)
+    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 10)
     desk.turn(finish(b"a", b"b"), finish(b"c"))
     for count in (1, 2):
         assert desk.turn(results(b"c", b"a")) == [told(b"c", b"a")]
@@ -292,8 +292,8 @@ def ended() -> MemoryStore:
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "REPLY_BYTES_MAX", 25)
-    monkeypatch.setattr(answers, "TURN_BYTES_MAX", 40)
+    monkeypatch.setattr(broker_results, "REPLY_BYTES_MAX", 25)
+    monkeypatch.setattr(broker_results, "TURN_BYTES_MAX", 40)
 
 
 @pytest.mark.usefixtures("narrow")
@@ -311,7 +311,7 @@ def test_large_answer_is_put_in_part_by_part(ended: MemoryStore) -> None:
 def test_result_that_is_larger_than_an_answer_is_put_in_alone(
     ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "REPLY_BYTES_MAX", 3)
+    monkeypatch.setattr(broker_results, "REPLY_BYTES_MAX", 3)
     stream = Stream(ended, letters(b"a", b"b"))
     assert [stream.turn(), stream.turn()] == [[(0, [b"a"])], [(0, [b"b"])]]
 
@@ -331,7 +331,7 @@ def test_answers_of_a_turn_share_its_room_and_those_not_reached_come_first_in_th
 def test_rows_that_a_turn_reads_are_bounded(
     ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "TURN_READS_MAX", 2)
+    monkeypatch.setattr(broker_results, "TURN_READS_MAX", 2)
     stream = Stream(ended, letters(b"a", b"b", b"c", request=1), letters(b"d", request=2))
     assert stream.turn() == [(1, [b"a", b"b"])]
     assert stream.answers.has_pending()
@@ -342,7 +342,7 @@ def test_rows_that_a_turn_reads_are_bounded(
 def test_bytes_of_the_rows_that_a_turn_reads_are_bounded(
     ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "TURN_READ_BYTES_MAX", 1)
+    monkeypatch.setattr(broker_results, "TURN_READ_BYTES_MAX", 1)
     stream = Stream(ended, letters(b"a", b"b"), letters(b"c", request=1))
     assert [stream.turn() for _ in range(3)] == [[(0, [b"a"])], [(1, [b"c"])], [(0, [b"b"])]]
 
@@ -352,7 +352,7 @@ def test_results_that_a_turn_reads_from_the_index_are_bounded(
 ) -> None:
     desk.turn(finish(b"a", b"b", b"c"))
     desk.restart()
-    monkeypatch.setattr(answers, "TURN_READS_MAX", 2)
+    monkeypatch.setattr(broker_results, "TURN_READS_MAX", 2)
     (effect,) = desk.turn(results(b"a", b"b", b"c"))
     assert isinstance(effect, Settled)
     assert effect.texts == [b"of a", b"of b", None]

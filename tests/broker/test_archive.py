@@ -11,8 +11,8 @@ import pytest
 from taskyard.broker import archive
 from taskyard.core.effects import Accepted, Refused
 from taskyard.core.events import CancelRequested, DuplicatePolicy, Scope, SubmitRequested
+from taskyard.core.model import Submission
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission
 from taskyard.journal import compaction
 from taskyard.journal.names import NameFilter
 from tests.broker.compacting_kit import Desk
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from taskyard.core.tasks import EndedTask
+    from taskyard.core.model import EndedTask
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.broker import compacting
+from taskyard.broker import compaction
 from taskyard.broker.backpressure import HOLD_NS_A_PERCENT, HOLD_NS_MAX, STEP_PERCENT, Backpressure
-from taskyard.broker.compacting import CompactionLimits
+from taskyard.broker.compaction import CompactionLimits
 from taskyard.core.effects import Accepted, Effect, Refusal, Refused, ReportAck, Settled
 from taskyard.core.events import LagChanged, SubmitRequested, TasksReported, TasksRequested
 from taskyard.core.limits import LAG_REFUSE_ALL_PERCENT, LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
-from taskyard.core.tasks import Submission
+from taskyard.core.model import Submission
 from tests.broker.compacting_kit import NEVER, Desk
 from tests.broker.test_compacting import Beside
 
@@ -98,7 +98,7 @@ def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compaction that is at work for as long as the test wants."""
     for name, value in (("running", 0), ("started", 0), ("ended", 0), ("looks", 10**6)):
         monkeypatch.setattr(Beside, name, value)
-    monkeypatch.setattr(compacting, "CompactionChild", Beside)
+    monkeypatch.setattr(compaction, "CompactionChild", Beside)
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.broker import compacting
-from taskyard.broker.compacting import CompactionLimits
+from taskyard.broker import compaction
+from taskyard.broker.compaction import CompactionLimits
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import checkup, compaction, snapshot
 from taskyard.journal import compacting as program
-from taskyard.journal.beside import CompactionReport
+from taskyard.journal import compaction as journal_compaction
+from taskyard.journal import snapshot, state_check
 from taskyard.journal.chain import seal
+from taskyard.journal.compaction_process import CompactionReport
 from tests.broker.compacting_kit import NEVER, Desk
 from tests.kit.processes import until
 
@@ -64,7 +65,7 @@ class Beside:
 def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("running", 0), ("started", 0), ("ended", 0), ("looks", 0)):
         monkeypatch.setattr(Beside, name, value)
-    monkeypatch.setattr(compacting, "CompactionChild", Beside)
+    monkeypatch.setattr(compaction, "CompactionChild", Beside)
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ class TestWhen:
         assert (Beside.started, desk.compactor.completed) == (1, 1)
         assert desk.store.anchor == desk.store.head
         assert not desk.ledger.tasks
-        assert checkup.check(desk.directory, deep=True).wrong == []
+        assert state_check.check(desk.directory, deep=True).wrong == []
 
     def test_too_many_bytes_are_compacted(self, tmp_path: Path) -> None:
         with closing(Desk(tmp_path, CompactionLimits(rows_bytes=300_000))) as desk:
@@ -134,7 +135,7 @@ class TestWhen:
         fill(desk)
         names = [*desk.ledger.tasks]
         settle(desk)
-        monkeypatch.setattr(compacting, "RECALLED_MAX", len(names) - 1)
+        monkeypatch.setattr(compaction, "RECALLED_MAX", len(names) - 1)
         desk.results(*names)
         assert len(desk.ledger.tasks) == len(names)
         settle(desk)
@@ -168,8 +169,8 @@ class TestSteps:
     def test_turns_go_on_between_the_steps(
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(compacting, "TRIM_ROWS_MAX", 8)
-        monkeypatch.setattr(compacting, "TRIM_ROWS_MIN", 1)
+        monkeypatch.setattr(compaction, "TRIM_ROWS_MAX", 8)
+        monkeypatch.setattr(compaction, "TRIM_ROWS_MIN", 1)
         fill(desk, 5)
         anchors: list[int] = []
         while desk.look() is not None:
@@ -183,19 +184,19 @@ class TestSteps:
         desk.look()
         wait_ns = desk.look()
         assert wait_ns is not None
-        assert wait_ns >= compacting.RESTS_PER_STEP
+        assert wait_ns >= compaction.RESTS_PER_STEP
         anchor = desk.store.anchor
         assert desk.compactor.run_step() is not None  # too early: nothing is done
         assert desk.store.anchor == anchor
 
     def test_slow_steps_become_smaller_and_quick_ones_larger(self) -> None:
-        adapted = compacting._adapted  # noqa: SLF001
-        assert adapted(64, compacting.STEP_NS + 1) == 32
-        fewest = compacting.TRIM_ROWS_MIN
-        assert adapted(fewest, compacting.STEP_NS * 9) == fewest
-        assert adapted(64, compacting.STEP_NS // 2) == 64
+        adapted = compaction._adapted  # noqa: SLF001
+        assert adapted(64, compaction.STEP_NS + 1) == 32
+        fewest = compaction.TRIM_ROWS_MIN
+        assert adapted(fewest, compaction.STEP_NS * 9) == fewest
+        assert adapted(64, compaction.STEP_NS // 2) == 64
         assert adapted(64, 0) == 128
-        assert adapted(200, 0) == compacting.TRIM_ROWS_MAX
+        assert adapted(200, 0) == compaction.TRIM_ROWS_MAX
 
     def test_older_snapshots_are_removed(self, desk: Desk) -> None:
         fill(desk)
@@ -245,7 +246,7 @@ class TestFailures:
     def test_waits_have_an_end(self, desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(20):
             desk.compactor._failed("no")  # noqa: SLF001
-        assert caplog.text.endswith(f"in {compacting.RETRY_NS_MAX // SECOND_NS} s\n")
+        assert caplog.text.endswith(f"in {compaction.RETRY_NS_MAX // SECOND_NS} s\n")
 
     def test_no_process_to_be_had_is_a_failure(
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -283,7 +284,7 @@ class TestFailures:
     ) -> None:
         """The next one has nothing to do for these rows; what ended in them is forgotten."""
         fill(desk)
-        compaction.export(desk.directory, desk.store)
+        journal_compaction.export(desk.directory, desk.store)
         monkeypatch.setattr(Beside, "failing", "killed")
         settle(desk)
         assert desk.archive.ended_count == 10
@@ -340,7 +341,7 @@ def test_real_child_does_it_while_turns_go_on(
         assert "compacted the journal up to row" in caplog.text
         head = desk.store.head
         assert desk.store.anchor.sequence > 0
-    findings = checkup.check(tmp_path, deep=True)
+    findings = state_check.check(tmp_path, deep=True)
     assert (findings.wrong, findings.row_last) == ([], head.sequence)
     with closing(Desk(tmp_path, NEVER)) as desk:
         assert desk.found(*done) == done

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.broker import following
-from taskyard.broker.following import RecordStreams
+from taskyard.broker import record_stream
+from taskyard.broker.record_stream import RecordStreams
 from taskyard.broker.turn import Broker
 from taskyard.core.effects import Effect, RecordPage
 from taskyard.core.events import (
@@ -26,9 +26,9 @@ from taskyard.core.events import (
     TasksRequested,
     WorkerRegistered,
 )
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import AnyRecord, Finished, Leased, Paused, Submitted, WorkerLeft
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalFailed
 from taskyard.journal import recovery
@@ -270,7 +270,7 @@ def test_cursor_of_another_journal_is_told_so(desk: Desk, cursor: int, journal: 
 
 
 def test_answer_is_bounded_by_the_tasks_in_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "NAMES_MAX", 2)
+    monkeypatch.setattr(record_stream, "NAMES_MAX", 2)
     whole = desk.journal()
     (answer,) = desk.turn(desk.follow(0))
     assert (len(whole), answer.records, answer.cursor) == (3, whole[:2], 2)
@@ -288,7 +288,7 @@ def test_answer_is_bounded_by_the_reasons_in_it(
     head = desk.store.head.record
     for name in (b"a/a1", b"a/a2"):
         desk.turn(TasksReported(0, b"w", [name], None, [Outcome.FAILED_FINAL], [b"oh dear"]))
-    monkeypatch.setattr(following, "REASON_BYTES_MAX", 10)
+    monkeypatch.setattr(record_stream, "REASON_BYTES_MAX", 10)
     (answer,) = desk.turn(desk.follow(head))
     assert numbers(answer) == [head + 1]
 
@@ -296,7 +296,7 @@ def test_answer_is_bounded_by_the_reasons_in_it(
 def test_turn_is_bounded_and_the_rest_follows_at_once(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "TURN_RECORDS_MAX", 2)
+    monkeypatch.setattr(record_stream, "TURN_RECORDS_MAX", 2)
     asked = [desk.follow(0) for _ in range(3)]
     told = desk.turn(*asked)
     assert [(one.request, len(one.records)) for one in told] == [(asked[0].request, 2)]
@@ -311,7 +311,7 @@ def test_turn_is_bounded_and_the_rest_follows_at_once(
 def test_bytes_that_a_turn_reads_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         desk.turn(desk.submit(b"c%d" % number))
-    monkeypatch.setattr(following, "TURN_BYTES_MAX", 1)
+    monkeypatch.setattr(record_stream, "TURN_BYTES_MAX", 1)
     (answer,) = desk.turn(desk.follow(0))
     assert len(desk.store.read) == 1
     assert answer.records == desk.journal()[: len(answer.records)]
@@ -319,7 +319,7 @@ def test_bytes_that_a_turn_reads_are_bounded(desk: Desk, monkeypatch: pytest.Mon
 
 
 def test_crowd_that_waits_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "WAITING_MAX", 2)
+    monkeypatch.setattr(record_stream, "WAITING_MAX", 2)
     asked = [desk.follow(None) for _ in range(3)]
     (answer,) = desk.turn(*asked)
     assert (answer.request, answer.records) == (asked[0].request, [])
@@ -330,8 +330,8 @@ def test_crowd_that_waits_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch
 def test_nothing_is_kept_when_nobody_follows_any_more(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "ROWS_FOLLOWED", 3)
-    monkeypatch.setattr(following, "ROWS_KEPT", 2)
+    monkeypatch.setattr(record_stream, "ROWS_FOLLOWED", 3)
+    monkeypatch.setattr(record_stream, "ROWS_KEPT", 2)
     kept = RecordStreams(desk.store, desk.broker.scheduler.ledger, None)
 
     def rows_kept(*effects: Effect) -> int:
@@ -349,7 +349,7 @@ def test_nothing_is_kept_when_nobody_follows_any_more(
 def test_rows_at_hand_are_bounded_by_their_bytes(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "BYTES_KEPT", 250)
+    monkeypatch.setattr(record_stream, "BYTES_KEPT", 250)
     kept = RecordStreams(desk.store, desk.broker.scheduler.ledger, None)
 
     def rows_kept(record: AnyRecord, *effects: Effect) -> int:
@@ -370,7 +370,7 @@ def test_rows_at_hand_are_bounded_by_their_bytes(
 def test_row_that_is_too_large_to_be_kept_is_told_and_let_go(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "BYTES_KEPT", 5)
+    monkeypatch.setattr(record_stream, "BYTES_KEPT", 5)
     head = desk.store.head.record
     desk.turn(desk.follow(None), desk.follow(None))
     told = desk.turn(desk.submit(b"c"))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from taskyard.broker import guests
-from taskyard.broker.guests import Authenticator, keyring_for, requires_keys
-from taskyard.broker.port import RETRY_NS, SocketTransport
+from taskyard.broker import auth
+from taskyard.broker.auth import Authenticator, keyring_for, requires_keys
+from taskyard.broker.transport import RETRY_NS, SocketTransport
 from taskyard.core.effects import CommandAck
 from taskyard.core.events import ClientDisconnected, Event, StatsRequested
 from taskyard.errors import UserError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.net.poller import Poller
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.wire.dwork_desk import Reply
+    from taskyard.wire.native.pending import Reply
 
 
 #: Ids as ZeroMQ gives them.
@@ -239,7 +239,7 @@ def test_nobody_is_served_while_the_keys_can_not_be_read(
 def test_routes_are_bounded_and_the_last_heard_stay(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guests, "ROUTES_MAX", 2)
+    monkeypatch.setattr(auth, "ROUTES_MAX", 2)
     for route in (A, B, A, C):
         desk.hear("one", route, 1)
     assert [desk.guests.may_send(b"\x00" + route) for route in (A, B, C)] == [*(True, False, True)]

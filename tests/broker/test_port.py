@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from taskyard.broker import port
-from taskyard.broker.port import RETRY_NS, SocketTransport
+from taskyard.broker import transport
+from taskyard.broker.transport import RETRY_NS, SocketTransport
 from taskyard.core.effects import CommandAck
 from taskyard.core.events import ClientDisconnected, Event, StatsRequested
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.net.poller import Poller
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.wire.dwork_desk import Reply
+    from taskyard.wire.native.pending import Reply
 
 
 class Desk:
@@ -148,7 +148,7 @@ def test_nothing_is_kept_for_a_peer_that_is_gone() -> None:
 
 
 def test_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "BACKLOG_MAX", 2)
+    monkeypatch.setattr(transport, "BACKLOG_MAX", 2)
     desk = Desk()
     desk.turn(b"slow", 1, 2, 3, 4, 5, 6)
     desk.room[b"slow"] = 9
@@ -159,5 +159,5 @@ def test_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_turn_takes_no_more_in_when_decoding_took_long() -> None:
     desk = Desk()
-    desk.decoding_ns = port.DECODING_NS_MAX // 3
+    desk.decoding_ns = transport.DECODING_NS_MAX // 3
     assert desk.turn(b"quick", 1, 2, 3, 4, 5, 6, 7) == ([1, 2, 3, 4], [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskyard.broker.reloading import SettingsReloader
-from taskyard.settings.load import load
+from taskyard.settings.loader import load
 from tests.settings.kit import written
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import pytest
 from taskyard.broker.switchboard import DialectRouter
 from taskyard.core.effects import Accepted, Effect, Wake
 from taskyard.core.events import Event, ReplyDue
-from taskyard.wire.dwork_desk import Reply
-from taskyard.wire.numbering import DIALECTS_MAX, request_numbers
+from taskyard.wire.dialect import DIALECTS_MAX, request_numbers
+from taskyard.wire.native.pending import Reply
 
 
 class Echo:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.cli.entry import run, taskyard
-from taskyard.client import finding
+from taskyard.client import discovery
 from taskyard.errors import UserError
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
 from taskyard.wire.roles import Role
-from taskyard.worker.serve import name_for_key, name_of_this_process
+from taskyard.worker.host import name_for_key, name_of_this_process
 from tests.cli.yard import Said
 from tests.kit import processes
 from tests.kit.processes import Broker
@@ -152,19 +152,19 @@ def test_key_is_the_one_given_or_of_the_environment_or_of_the_settings(keys: Key
     (keys.directory / "taskyard.toml").write_text('[broker]\nkey = "file.key"\n')
     environment = {"TASKYARD_KEY": "variable.key"}
     found = [
-        finding.key_for(TCP, "flag.key", environment),
-        finding.key_for(TCP, None, environment),
-        finding.key_for(TCP, None, {}),
+        discovery.key_for(TCP, "flag.key", environment),
+        discovery.key_for(TCP, None, environment),
+        discovery.key_for(TCP, None, {}),
     ]
     assert [key.name for key in found if key is not None] == ["flag", "variable", "file"]
 
 
 def test_without_a_key_there_is_none_and_elsewhere_none_is_looked_for(keys: Keys) -> None:
     del keys
-    assert finding.key_for(TCP, None, {}) is None
-    assert finding.key_for("ipc:///run/broker.sock", "there-is-none.key", {}) is None
+    assert discovery.key_for(TCP, None, {}) is None
+    assert discovery.key_for("ipc:///run/broker.sock", "there-is-none.key", {}) is None
     with pytest.raises(UserError, match=r"there is no key file there-is-none.key; give the one th"):
-        finding.key_for(TCP, "there-is-none.key", {})
+        discovery.key_for(TCP, "there-is-none.key", {})
 
 
 @pytest.mark.parametrize("words", [["status"], ["worker"]])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.cli import connecting, documents
+from taskyard.cli import connection, documents
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.lanes import ROWS_SHOWN, row, sort_key
 from tests.cli.yard import Caller, running
@@ -206,7 +206,7 @@ def test_lanes_of_a_stopped_state_are_as_a_broker_of_its_settings_would_have_the
 ) -> None:
     (tmp_path / "taskyard.toml").write_text(SETTINGS)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(connecting, "FIRST_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "FIRST_ANSWER_SECONDS", 0.1)
     with running(tmp_path, worker=False) as yard:
         Caller(yard.state, capsysbinary).submit("held", service="kept", lane="l")
     call = Caller(yard.state, capsysbinary)

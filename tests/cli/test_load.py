@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.cli import pipeline_load
 from taskyard.cli.entry import run, taskyard
+from taskyard.cli.pipeline import load as pipeline_load
 from tests.cli.yard import Caller
 
 if TYPE_CHECKING:

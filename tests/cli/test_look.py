@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.client.client import Client
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import TASKYARD, Running, environment, run
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
-from taskyard.cli import connecting, entry, waiting
+from taskyard.cli import connection, entry, wait
 from taskyard.cli.entry import taskyard
 from taskyard.cli.verbs import COMMANDS
 from taskyard.client.client import Client
-from taskyard.client.courier import ReplyTimeouts
+from taskyard.client.session import ReplyTimeouts
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ExitCode
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run
@@ -96,7 +96,7 @@ def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
         """Wait for the first answer for as long as a busy machine takes."""
         return ReplyTimeouts(PATIENCE_SECONDS * SECOND_NS, int(timeout * SECOND_NS))
 
-    monkeypatch.setattr(connecting, "Client", AnsweredClient)
+    monkeypatch.setattr(connection, "Client", AnsweredClient)
     monkeypatch.setattr(ReplyTimeouts, "of", limits_of)
     limit = ("--broker-timeout", LIMIT)
     codes = [verbs.start(words[0], *limit, *words[1:]) for words in WAITING]
@@ -118,13 +118,13 @@ def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
 def test_wait_with_a_timeout_ends_though_the_broker_is_gone(
     broker: Broker, verbs: Verbs, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]
 ) -> None:
-    begun, sound = threading.Event(), waiting.wait_for
+    begun, sound = threading.Event(), wait.wait_for
 
     def wait_for(*given: Any) -> bool:
         begun.set()
         return sound(*given)
 
-    monkeypatch.setattr(waiting, "wait_for", wait_for)
+    monkeypatch.setattr(wait, "wait_for", wait_for)
     code = verbs.start("wait", "--timeout", "2s", *words)
     assert begun.wait(PATIENCE_SECONDS)
     broker.kill()

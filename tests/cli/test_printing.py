@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from taskyard.cli.printing import print_table
+from taskyard.cli.output import print_table
 
 NAME = "a-name-" * 12
 STATES = ("BLOCKED", "DELAYED", "READY", "LEASED", "DONE", "FAILED", "CANCELLED")

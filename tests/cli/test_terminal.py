@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from taskyard.campaign.batches import encode_batch
+from taskyard.campaign.task_spec import TaskSpec
 from taskyard.cli import terminal
-from taskyard.client.campaign.submitting import encode_batch
-from taskyard.client.campaign.tasks import TaskSpec
 from taskyard.client.client import Client
 from tests.cli.yard import running
 from tests.kit.processes import PATIENCE_SECONDS, environment, run

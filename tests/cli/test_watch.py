@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from taskyard.cli.watch import RECORD_LABELS, lines_of
-from taskyard.wire.record_documents import AnyRecordDocument
+from taskyard.wire.record_views import AnyRecordDocument
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import Running
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.client import aio, courier
+from taskyard.campaign.batches import encode_batch
+from taskyard.campaign.task_spec import check_task
+from taskyard.client import aio, session
 from taskyard.client.aio import AsyncClient, AsyncFuture
-from taskyard.client.campaign.submitting import encode_batch
-from taskyard.client.campaign.tasks import check_task
 from taskyard.client.campaigns import AsyncCampaign, Campaign
 from taskyard.client.client import Client, scope_of
 from taskyard.client.futures import Future, as_completed
+from taskyard.core.model import Result, Submission, Terms
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Result, Submission, Terms
 from taskyard.errors import (
     ClientClosed,
     NoBroker,
@@ -557,7 +557,7 @@ def test_question_of_who_waits_no_more_is_not_asked_again(stage: Stage) -> None:
 def test_submitting_never_waits_however_full_the_outbox_is(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier, "OUTBOX_MAX", 0)
+    monkeypatch.setattr(session, "OUTBOX_MAX", 0)
 
     async def story() -> None:
         async with welcomed(stage) as client:

@@ -10,11 +10,11 @@ import pytest
 
 import taskyard
 from taskyard import testing
-from taskyard.client.campaign import submitting
-from taskyard.client.campaign.bundles import expand_row
-from taskyard.client.campaign.read import read_campaign, write_rejected
-from taskyard.client.campaign.submitting import encode_batches
-from taskyard.client.campaign.tasks import InvalidTask, check_task
+from taskyard.campaign import batches
+from taskyard.campaign.batches import encode_batches
+from taskyard.campaign.bundles import expand_row
+from taskyard.campaign.reader import read_campaign, write_rejected
+from taskyard.campaign.task_spec import InvalidTask, check_task
 from taskyard.errors import Refused, TimedOut, UserError
 from tests.kit.processes import PATIENCE_SECONDS
 
@@ -120,7 +120,7 @@ class TestSubmissions:
         assert len(batch.names) == 2
 
     def test_bundle_that_fits_no_message_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(submitting, "BUNDLE_BYTES_MAX", 1000)
+        monkeypatch.setattr(batches, "BUNDLE_BYTES_MAX", 1000)
         with pytest.raises(
             InvalidTask, match=r"bundle 'news': .* at most 1,000 are taken; make sev"
         ):

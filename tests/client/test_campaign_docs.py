@@ -6,17 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from taskyard.client.campaign import (
-    bundles,
-    cells,
-    formats,
-    lines,
-    read,
-    submitting,
-    survey,
-    tasks,
-)
-from taskyard.client.campaign.formats import Format
+from taskyard.campaign import batches, bundles, cells, formats, graph, lines, reader, task_spec
+from taskyard.campaign.formats import Format
 from taskyard.core import limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "campaigns.md").read_text()
@@ -29,7 +20,7 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_every_key_is_documented_in_order() -> None:
-    assert [row[0] for row in rows("key")] == [f"`{key}`" for key in tasks.KEYS]
+    assert [row[0] for row in rows("key")] == [f"`{key}`" for key in task_spec.KEYS]
 
 
 def test_every_format_is_documented_with_its_endings() -> None:
@@ -47,7 +38,7 @@ def test_columns_that_are_more_than_text_are_documented() -> None:
 
 def test_everything_in_a_survey_is_documented() -> None:
     table = PAGE.partition("## What is reported")[2]
-    for field in msgspec.structs.fields(survey.GraphSummary):
+    for field in msgspec.structs.fields(graph.GraphSummary):
         assert re.search(rf"^\|[^|]*\b{field.name}\b", table, re.MULTILINE), field.name
 
 
@@ -58,11 +49,11 @@ def test_everything_in_a_survey_is_documented() -> None:
         f"At most {limits.AFTER_MAX}",
         f"At most {bundles.RECIPIENTS_MAX}. | one task",
         f"More than {bundles.RECIPIENTS_MAX:,} recipients",
-        f"or {submitting.BUNDLE_BYTES_MAX // 1024 // 1024} MiB with all",
+        f"or {batches.BUNDLE_BYTES_MAX // 1024 // 1024} MiB with all",
         f"from -{limits.PRIORITY_MAX} to {limits.PRIORITY_MAX}",
         f"at most {lines.LINE_BYTES_MAX // 1024 // 1024} MiB",
-        f"`FILE{read.REJECTED_SUFFIX}`",
-        f"`{tasks.BACKOFF_NS // limits.SECOND_NS}s`",
+        f"`FILE{reader.REJECTED_SUFFIX}`",
+        f"`{task_spec.BACKOFF_NS // limits.SECOND_NS}s`",
     ],
 )
 def test_limits_are_documented(text: str) -> None:
@@ -72,7 +63,7 @@ def test_limits_are_documented(text: str) -> None:
 def test_examples_of_the_page_are_good(tmp_path: Path) -> None:
     examples = re.findall(r"```jsonl\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "c.jsonl").write_text("".join(examples))
-    loaded = read.read_campaign(tmp_path / "c.jsonl")
+    loaded = reader.read_campaign(tmp_path / "c.jsonl")
     assert (len(loaded.specs), loaded.rejected, loaded.summary.unknown) == (5, [], [])
     assert [(spec.name, spec.lane) for spec in loaded.specs[3:]] == [
         ("news-7/0", "a.org"),
@@ -85,4 +76,4 @@ def test_durations_of_the_page_are_durations() -> None:
     durations = re.findall(r"`(\w+)`", sentence)
     assert len(durations) == 5
     for duration in durations:
-        tasks.check_task({"name": "a", "argv": ["x"], "time_limit": duration})
+        task_spec.check_task({"name": "a", "argv": ["x"], "time_limit": duration})

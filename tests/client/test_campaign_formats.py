@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from taskyard.client.campaign import lines, parquet, wfcommons
-from taskyard.client.campaign.formats import FileOptions, Format
-from taskyard.client.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
-from taskyard.client.campaign.read import LoadedCampaign, read_campaign
-from taskyard.client.campaign.tasks import TaskSpec
-from taskyard.client.campaign.values import TimeSpec
+from taskyard.campaign import lines, parquet, wfcommons
+from taskyard.campaign.formats import FileOptions, Format
+from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
+from taskyard.campaign.reader import LoadedCampaign, read_campaign
+from taskyard.campaign.task_spec import TaskSpec
+from taskyard.campaign.values import TimeSpec
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 

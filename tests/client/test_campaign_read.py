@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.client.campaign import cycles, read
-from taskyard.client.campaign.cycles import shortest_cycles, strong_components
-from taskyard.client.campaign.lines import InvalidCampaign
-from taskyard.client.campaign.read import (
-    LoadedCampaign,
-    read_campaign,
-    reject_unknown_dependencies,
-    write_rejected,
-)
-from taskyard.client.campaign.survey import (
+from taskyard.campaign import cycles, reader
+from taskyard.campaign.cycles import shortest_cycles, strong_components
+from taskyard.campaign.graph import (
     Duplicate,
     GraphSummary,
     UnknownDependency,
     graph_of,
     levels_of,
 )
-from taskyard.client.campaign.tasks import TaskSpec, to_row
+from taskyard.campaign.lines import InvalidCampaign
+from taskyard.campaign.reader import (
+    LoadedCampaign,
+    read_campaign,
+    reject_unknown_dependencies,
+    write_rejected,
+)
+from taskyard.campaign.task_spec import TaskSpec, to_row
 from tests.client.test_campaign_tasks import task_specs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -219,7 +219,7 @@ def test_file_in_order_stays_in_its_order(tmp_path: Path) -> None:
 def test_file_with_too_many_bad_lines_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "REJECTED_MAX", 3)
+    monkeypatch.setattr(reader, "REJECTED_MAX", 3)
     with pytest.raises(
         InvalidCampaign, match=r":4: more than 3 lines are bad; .* The first: .*:1: "
     ):
@@ -249,7 +249,7 @@ def test_rejected_lines_of_stdin_are_written_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert write_rejected("-", [read.RejectedRow("stdin", 1, "why", b"\xff")]).read_text()
+    assert write_rejected("-", [reader.RejectedRow("stdin", 1, "why", b"\xff")]).read_text()
     assert [file.name for file in tmp_path.iterdir()] == ["stdin.rejected.jsonl"]
 
 
@@ -303,10 +303,10 @@ def steps_around(waits: Waits, name: str) -> int:
 @given(graphs())
 def test_survey_agrees_with_a_naive_one(waits: Waits) -> None:
     specs = [TaskSpec(name=name, argv=["x"], after=tuple(waits[name])) for name in waits]
-    reading = read._CampaignReader("c")  # noqa: SLF001  # without a file there is no other way in
+    reading = reader._CampaignReader("c")  # noqa: SLF001  # without a file there is no other way in
     for line, spec in enumerate(specs, start=1):
         reading.add_row(line, to_row(spec))
-    loaded = read._check_graph(reading)  # noqa: SLF001
+    loaded = reader._check_graph(reading)  # noqa: SLF001
 
     cyclic = {name for name in waits if name in ancestors(waits, name)}
     good = {name for name in waits if name not in cyclic and not ancestors(waits, name) & cyclic}
@@ -371,7 +371,7 @@ def test_shortest_cycles_of_huge_groups_are_looked_for_within_limits(
 @given(st.lists(task_specs(), max_size=6, unique_by=lambda spec: spec.name))
 def test_campaign_that_is_written_as_json_lines_is_read_again(specs: list[TaskSpec]) -> None:
     lines = [msgspec.json.decode(msgspec.json.encode(to_row(spec))) for spec in specs]
-    reading = read._CampaignReader("c")  # noqa: SLF001  # without a file there is no other way in
+    reading = reader._CampaignReader("c")  # noqa: SLF001  # without a file there is no other way in
     for number, line in enumerate(lines, start=1):
         reading.add_row(number, line)
     assert reading.specs == specs
@@ -405,7 +405,7 @@ def test_examples_are_all_tested() -> None:
 
 def test_pyarrow_is_not_loaded_for_a_file_that_is_not_parquet() -> None:
     code = (
-        "import sys; from taskyard.client.campaign.read import read_campaign;"
+        "import sys; from taskyard.campaign.reader import read_campaign;"
         f"read_campaign({str(EXAMPLES / 'first.csv')!r}); sys.exit('pyarrow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

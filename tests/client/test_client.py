@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.client import courier
-from taskyard.client.campaign.submitting import encode_batch
-from taskyard.client.campaign.tasks import check_task
+from taskyard.campaign.batches import encode_batch
+from taskyard.campaign.task_spec import check_task
+from taskyard.client import session
 from taskyard.client.client import Client, scope_of
 from taskyard.client.futures import Future, as_completed, wait
+from taskyard.core.model import Result, Submission, Terms
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Result, Submission, Terms
 from taskyard.errors import (
     ClientClosed,
     NoBroker,
@@ -289,7 +289,7 @@ def test_name_that_is_given_twice_has_its_future_twice(client: Client) -> None:
 def test_more_names_than_fit_a_request_go_in_portions(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskyard.client.asking.NAMES_PER_REQUEST", 3)
+    monkeypatch.setattr("taskyard.client.requests.NAMES_PER_REQUEST", 3)
     names = [f"portion-{number}" for number in range(8)]
     for name in names:
         client.submit(b"", name=name, service=NOBODY)
@@ -316,7 +316,7 @@ def test_trickle_of_tasks_is_watched_however_many(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More submissions than there may be watches: the later ones are asked after together."""
-    monkeypatch.setattr(courier, "STREAMS_MAX", 3)
+    monkeypatch.setattr(session, "STREAMS_MAX", 3)
     waiting = []
     for number in range(8):
         waiting.append(client.submit(b"", name=f"trickle-{number}", service=NOBODY))

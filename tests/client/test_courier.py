@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from taskyard.client import courier, lane_rules
+from taskyard.client import lane_rules, session
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
 from taskyard.core.events import LaneOptions, Rule
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import ClientClosed, NoBroker, TimedOut, UserError
 from taskyard.net import sockets
 from taskyard.net.poller import Poller
@@ -137,7 +137,7 @@ def test_refusal_does_not_count_while_an_earlier_submission_is_open(
 def hold_up(stage: Stage, client: Client) -> list[Q]:
     """As many submissions as may be under way; what is submitted now is gathered."""
     held = []
-    for number in range(courier.CREATES_MAX):
+    for number in range(session.CREATES_MAX):
         client.submit(b"", name=f"held-{number}")
         held.append(stage.hear())
     return held
@@ -251,7 +251,7 @@ def test_submission_that_fits_no_message_is_told_to_who_made_it(client: Client) 
 def test_names_count_where_batches_are_cut(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier, "BYTES_PER_CREATE_MAX", 10_000)
+    monkeypatch.setattr(session, "BYTES_PER_CREATE_MAX", 10_000)
     held = hold_up(stage, client)
     for name in ("a", "b"):
         client.submit_encoded(name, b"", Terms(), after=["n" * 500] * 12)
@@ -269,7 +269,7 @@ def test_names_count_where_batches_are_cut(
 def test_timeout_is_kept_while_nobody_answers(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskyard.client.asking.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("taskyard.client.requests.GRACE_SECONDS", 0.05)
     future = client.submit(b"", name="a")
     stage.say(stage.hear(), Q.OK)
     with pytest.raises(TimedOut, match=r"1 tasks: the broker did not answer within 0.05 s"):
@@ -285,7 +285,7 @@ def test_timeout_is_kept_while_nobody_answers(
 def test_question_that_was_given_up_is_not_asked_again(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskyard.client.asking.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("taskyard.client.requests.GRACE_SECONDS", 0.0)
     with pytest.raises(TimedOut):
         client.wait_campaign("given-up", 0.05)
     assert stage.hear().scope.campaign == b"given-up"
@@ -382,7 +382,7 @@ def test_callback_may_submit_however_full_the_outbox_is_and_close(
 ) -> None:
     client.submit(b"", name="before")
     stage.say(stage.hear(), Q.OK)  # by now it knows the rules
-    monkeypatch.setattr(courier, "OUTBOX_MAX", 0)
+    monkeypatch.setattr(session, "OUTBOX_MAX", 0)
     following: AnyFuture[Future] = AnyFuture()
 
     def go_on(_settled: object) -> None:
@@ -430,8 +430,8 @@ def test_watch_is_asked_for_again_without_what_is_settled(stage: Stage, client: 
 def test_late_tasks_get_a_watch_of_their_own_when_there_are_enough(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier, "STREAMS_MAX", 1)
-    monkeypatch.setattr(courier, "POLLED_STREAM_TASKS_MIN", 3)
+    monkeypatch.setattr(session, "STREAMS_MAX", 1)
+    monkeypatch.setattr(session, "POLLED_STREAM_TASKS_MIN", 3)
 
     def submit(name: str) -> None:
         client.submit(b"", name=name)
@@ -494,7 +494,7 @@ def test_task_that_the_template_does_not_fit_is_refused_and_others_go_on(
 
 def hold_up_in_lanes(stage: Stage, client: Client) -> list[Q]:
     held = []
-    for number in range(courier.CREATES_MAX):
+    for number in range(session.CREATES_MAX):
         client.submit(b"", name=f"held-{number}", lane="own")
         held.append(stage.hear())
     return held

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from taskyard.client import html
+from taskyard.client import notebook
 from taskyard.client.aio import AsyncClient
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
@@ -122,7 +122,7 @@ def test_everything_is_escaped(client: Client) -> None:
     failed = client.submit(["sh", "-c", 'echo "$0" >&2; exit 1', EVIL])
     failed.exception(PATIENCE_SECONDS)
     assert seen(failed).endswith(f"exit status 1: {EVIL}")
-    assert "<script" not in html.progress_html(2, 1, 3, EVIL)
+    assert "<script" not in notebook.progress_html(2, 1, 3, EVIL)
 
 
 def settled(client: Client, value: object) -> Future:
@@ -165,7 +165,7 @@ def test_whatever_goes_wrong_is_shown_in_its_place(
     def fail(*_: object) -> NoReturn:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr(html, "_query", fail)
+    monkeypatch.setattr(notebook, "_query", fail)
     assert seen(client).endswith("can't be shown: ZeroDivisionError('of ours')")
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.client.campaign import lanes
-from taskyard.client.campaign.bundles import assign_lanes, expand_row
-from taskyard.client.campaign.tasks import InvalidTask, check_task, to_row
-from taskyard.client.campaign.values import InvalidValue
+from taskyard.campaign import lanes
+from taskyard.campaign.bundles import assign_lanes, expand_row
+from taskyard.campaign.task_spec import InvalidTask, check_task, to_row
+from taskyard.campaign.values import InvalidValue
 
 
 def lane(**keys: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard import testing
-from taskyard.client import asking
+from taskyard.client import requests
 from taskyard.client.aio import AsyncClient
 from taskyard.errors import Refused
 
@@ -40,7 +40,7 @@ def test_lanes_are_listed_by_service_and_by_pattern(client: Client) -> None:
 
 def test_lanes_are_the_same_page_by_page(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [*client.lanes()]
-    monkeypatch.setattr(asking, "PAGE_TASKS", 1)
+    monkeypatch.setattr(requests, "PAGE_TASKS", 1)
     assert [*client.lanes()] == whole
 
 
@@ -60,7 +60,7 @@ def test_expired_tasks_have_failed_for_a_reason(client: Client) -> None:
 
 
 def test_all_of_it_can_be_awaited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PAGE_TASKS", 2)
+    monkeypatch.setattr(requests, "PAGE_TASKS", 2)
 
     async def story() -> None:
         async with AsyncClient(client.broker) as awaited:

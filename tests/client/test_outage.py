@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard import AsyncClient, Client, NoBroker
-from taskyard.client.courier import Session
 from taskyard.client.outage import REPEAT_NS, REPORT_NS, Outage
+from taskyard.client.session import Session
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.line import Channel
+from taskyard.net.channel import Channel
 from tests.kit.processes import PATIENCE_SECONDS, Broker, until
 
 if TYPE_CHECKING:

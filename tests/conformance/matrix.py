@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from taskyard.core.records import AnyRecord, Finished, Submitted
+from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.lock import StateLock
 from taskyard.journal.recovery import records_of
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.tally import AuditCounts, Auditor
 from tests.conformance.bare import Until
 from tests.conformance.skills import Asked, Client, Worker
 from tests.conformance.yard import CLIENTS, WORKERS, Yard

@@ -6,7 +6,9 @@ from typing import Any
 
 from taskyard.cli.entry import main
 from taskyard.core.limits import SECOND_NS
-from taskyard.wire import ping_pong, round_robin, wmp
+from taskyard.wire.ping_pong import server as ping_pong
+from taskyard.wire.round_robin import server as round_robin
+from taskyard.wire.wmp import server as wmp
 
 #: Silence of a worker after which others get its tasks.
 SILENCE_NS = 3 * SECOND_NS // 2

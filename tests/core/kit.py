@@ -7,8 +7,7 @@ each test of a decision is also a test of the journal's encoding and of recovery
 
 from typing import Any
 
-from taskyard.core import image, invariants
-from taskyard.core.agenda import Lane
+from taskyard.core import invariants, old_snapshots
 from taskyard.core.apply import apply
 from taskyard.core.effects import Assign, Effect, ReportAck
 from taskyard.core.events import (
@@ -33,10 +32,11 @@ from taskyard.core.events import (
 )
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Task, Terms
+from taskyard.core.queues import Lane
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Task, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.journal.encoding import decode, encode
 
@@ -71,7 +71,9 @@ class Yard:
         invariants.check(self.scheduler)
         for record in decode(encode(self.records)):
             apply(self.mirror, record)
-        assert image.fingerprint(self.mirror) == image.fingerprint(self.scheduler.ledger)
+        assert old_snapshots.fingerprint(self.mirror) == old_snapshots.fingerprint(
+            self.scheduler.ledger
+        )
         return effects
 
     def later(self, seconds: float) -> list[Effect]:

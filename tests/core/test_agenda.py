@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core.agenda import CURSOR_MAX, DueHeap, Queue
 from taskyard.core.events import PauseRequested, ResumeRequested
+from taskyard.core.model import Task, Terms
+from taskyard.core.queues import CURSOR_MAX, DueHeap, Queue
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Task, Terms
 from tests.core.kit import Yard, a_lane
 
 LANE = a_lane()

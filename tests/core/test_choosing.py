@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core import queries, wishes
+from taskyard.core import commands, queries
 from taskyard.core.effects import (
     Accepted,
     CommandAck,
@@ -30,9 +30,9 @@ from taskyard.core.events import (
     StatsRequested,
     SubmitRequested,
 )
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import Submitted
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from tests.core.kit import Yard
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_task_does_not_wait_for_itself_among_its_campaign() -> None:
 
 
 def test_more_than_can_be_waited_for_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wishes, "AFTER_MAX", 5)
+    monkeypatch.setattr(commands, "AFTER_MAX", 5)
     yard = Yard()
     yard.submit(b"a", b"b", b"c", campaign=b"c")
     submit_after(yard, b"c")

@@ -5,7 +5,7 @@ import pytest
 from taskyard.core.effects import Effect, RuleList
 from taskyard.core.events import LaneOptions, Rule, RulesRequested, RulesSet, TimePassed
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.regimes import RuleTable, first_match
+from taskyard.core.rules import RuleTable, first_match
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
 

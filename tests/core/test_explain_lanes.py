@@ -18,7 +18,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.explain import LANE_REASONS, LANE_SENTENCES, Reason, explain
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.policy import HoldReason
+from taskyard.core.selection import HoldReason
 from tests.core.kit import Yard
 
 

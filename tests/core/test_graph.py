@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from taskyard.core import graph
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
+from taskyard.core.model import Task, Terms
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Task, Terms
 from tests.core.kit import Yard, a_lane
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState

@@ -1,6 +1,6 @@
 """Names of workers: which process holds one, and what another process with that name gets."""
 
-from taskyard.core import image
+from taskyard.core import old_snapshots
 from taskyard.core.effects import Effect, HeartbeatAck, Refusal, Refused
 from taskyard.core.events import (
     TasksProgressed,
@@ -326,7 +326,7 @@ def test_replaced_process_is_refused_after_recovery_from_the_journal() -> None:
 def test_replaced_process_is_refused_after_recovery_from_a_snapshot() -> None:
     yard = replaced(b"a")
     ledger = reopened(yard.scheduler.ledger)
-    assert image.fingerprint(ledger) == image.fingerprint(yard.scheduler.ledger)
+    assert old_snapshots.fingerprint(ledger) == old_snapshots.fingerprint(yard.scheduler.ledger)
     yard.scheduler = Scheduler(ledger)
     yard.scheduler.resume(yard.now_ns)
     assert refusals(beat(yard, 1)) == [Refusal.NAME_LOST]

@@ -32,9 +32,9 @@ from taskyard.core.events import (
     UnknownPolicy,
     WatchRequested,
 )
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import Submitted
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from tests.core.kit import Yard
 from tests.kit.snapshots import reopened
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from taskyard.core import image, invariants
+from taskyard.core import invariants, old_snapshots
 from taskyard.core.effects import Accepted
 from taskyard.core.events import (
     Outcome,
@@ -14,9 +14,9 @@ from taskyard.core.events import (
 )
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import EndedTask, digest, to_ended_task
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import EndedTask, digest, to_ended_task
 from tests.core.kit import Yard
 from tests.core.worlds import Step, steps, take_step
 from tests.kit.snapshots import encoded, reopened
@@ -56,7 +56,7 @@ def rich() -> Yard:
 def test_restored_ledger_has_the_same_portrait_and_keeps_its_invariants() -> None:
     ledger = rich().scheduler.ledger
     restored = reopened(ledger)
-    assert image.fingerprint(restored) == image.fingerprint(ledger)
+    assert old_snapshots.fingerprint(restored) == old_snapshots.fingerprint(ledger)
     invariants.check_ledger(restored)
 
 
@@ -72,14 +72,14 @@ def test_restored_ledger_knows_what_was_printed() -> None:
 
 def test_empty_ledger_can_be_restored() -> None:
     restored = reopened(Ledger())
-    assert image.fingerprint(restored) == image.fingerprint(Ledger())
+    assert old_snapshots.fingerprint(restored) == old_snapshots.fingerprint(Ledger())
 
 
 def test_portrait_sees_what_differs() -> None:
     yard, other = Yard(), Yard()
     yard.submit(b"a", b"b")
     other.submit(b"b", b"a")
-    assert image.fingerprint(yard.mirror) != image.fingerprint(other.mirror)
+    assert old_snapshots.fingerprint(yard.mirror) != old_snapshots.fingerprint(other.mirror)
 
 
 def test_restored_ledger_goes_on_alike() -> None:
@@ -121,9 +121,9 @@ def test_any_ledger_can_be_restored(story: list[Step]) -> None:
     for step in story:
         take_step(yard, step)
     restored = reopened(yard.mirror)
-    assert image.fingerprint(restored) == image.fingerprint(yard.scheduler.ledger)
+    assert old_snapshots.fingerprint(restored) == old_snapshots.fingerprint(yard.scheduler.ledger)
     invariants.check_ledger(restored)
-    assert image.fingerprint(reopened(restored)) == image.fingerprint(restored)
+    assert old_snapshots.fingerprint(reopened(restored)) == old_snapshots.fingerprint(restored)
 
 
 def test_lane_with_nothing_but_a_suspect_can_be_restored_and_served() -> None:

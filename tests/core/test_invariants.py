@@ -5,15 +5,15 @@ from collections.abc import Callable
 import pytest
 
 from taskyard.core import invariants
-from taskyard.core.agenda import Lane, LaneGroup, Queue, Reservation, Service
 from taskyard.core.events import Outcome, RulesSet, UnknownPolicy, WorkerLost
 from taskyard.core.invariants import InvariantViolated
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
-from taskyard.core.regimes import ActiveRule
+from taskyard.core.model import Ending, Lease
+from taskyard.core.queues import Lane, LaneGroup, Queue, Reservation, Service
+from taskyard.core.rules import ActiveRule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState, WorkerState
-from taskyard.core.tasks import Ending, Lease
 from taskyard.core.workers import Worker
 from tests.core.kit import Yard, a_lane
 

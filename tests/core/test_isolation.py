@@ -27,9 +27,9 @@ from taskyard.core.events import (
     WorkerUnreachable,
 )
 from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, SECOND_NS
+from taskyard.core.model import Submission, isolation_room
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, isolation_room
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
 

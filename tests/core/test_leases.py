@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import image
+from taskyard.core import old_snapshots
 from taskyard.core.effects import (
     Assign,
     HeartbeatAck,
@@ -24,6 +24,7 @@ from taskyard.core.events import (
     WorkerLost,
 )
 from taskyard.core.limits import CRASHES_MAX, SECOND_NS
+from taskyard.core.model import Terms
 from taskyard.core.records import (
     Failed,
     Finished,
@@ -39,7 +40,6 @@ from taskyard.core.records import (
 )
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Terms
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import PLAIN, Yard, assigned, missing
 from tests.kit.snapshots import reopened
@@ -431,9 +431,9 @@ def test_late_result_of_a_task_that_another_worker_has_done_changes_nothing() ->
     yard.take(b"v")
     yard.finish(b"v", b"a", texts=[b"right"])
     yard.join(b"w", lease_timeout_ns=TEN_NS)
-    before = image.fingerprint(yard.scheduler.ledger)
+    before = old_snapshots.fingerprint(yard.scheduler.ledger)
     assert missing(yard.finish(b"w", b"a", attempts=[1], texts=[b"late"])) == [b"a"]
-    after = image.fingerprint(yard.scheduler.ledger)
+    after = old_snapshots.fingerprint(yard.scheduler.ledger)
     assert {**after, "record": before["record"]} == before
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import policy
+from taskyard.core import selection
 from taskyard.core.effects import Accepted, CommandAck, Effect, NoWork, Wake
 from taskyard.core.events import (
     DrainRequested,
@@ -23,7 +23,7 @@ from taskyard.core.limits import (
     SECOND_NS,
     WIDE_LOOKAHEAD,
 )
-from taskyard.core.policy import HoldReason
+from taskyard.core.selection import HoldReason
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
@@ -32,7 +32,7 @@ READY, LEASED = TaskState.READY, TaskState.LEASED
 
 
 def hold(yard: Yard, name: bytes) -> HoldReason | None:
-    return policy.limit_reason(yard.scheduler.ledger, yard[name].lane, yard.now_ns)
+    return selection.limit_reason(yard.scheduler.ledger, yard[name].lane, yard.now_ns)
 
 
 def drain(yard: Yard, worker: bytes) -> list[bytes]:
@@ -364,7 +364,7 @@ def test_worker_gets_no_more_than_it_has_slots_for() -> None:
 
 
 def test_one_request_gets_no_more_than_a_message_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "LEASE_TASKS_MAX", 2)
+    monkeypatch.setattr(selection, "LEASE_TASKS_MAX", 2)
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", b"b", b"c")

@@ -7,7 +7,7 @@ changed: none of these events may change anything that is durable.
 import pytest
 from msgspec import structs
 
-from taskyard.core import effects, events, image, queries
+from taskyard.core import effects, events, old_snapshots, queries
 from taskyard.core.effects import (
     Assign,
     ExplanationReply,
@@ -129,10 +129,10 @@ QUESTIONS: list[Event] = [
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: type(one).__name__)
 def test_question_decides_nothing_and_changes_nothing(yard: Yard, question: Event) -> None:
     some_of_everything(yard)
-    before = image.fingerprint(yard.scheduler.ledger)
+    before = old_snapshots.fingerprint(yard.scheduler.ledger)
     first = yard.handle(question)
     assert yard.records == []
-    assert image.fingerprint(yard.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
     assert yard.handle(question) == first
 
 
@@ -595,7 +595,7 @@ def test_portrait_of_unfinished_tasks_leaves_out_what_ended_ones_printed(yard: Y
     kept = tell_output(yard, b"one", name=b"b")
     tell_output(yard, b"one")
     yard.finish(b"w", b"a")
-    assert image.fingerprint(yard.scheduler.ledger, ended=False)["outputs"] == {b"b": kept}
+    assert old_snapshots.fingerprint(yard.scheduler.ledger, ended=False)["outputs"] == {b"b": kept}
 
 
 # Progress.

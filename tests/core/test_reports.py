@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core import image, reports
+from taskyard.core import old_snapshots, results
 from taskyard.core.effects import Effect, Refusal, Refused, ReportAck, Settled, UnknownWorker
 from taskyard.core.events import (
     LaneOptions,
@@ -28,7 +28,7 @@ from taskyard.core.records import (
     SlotsFreed,
     StaleReport,
 )
-from taskyard.core.reports import DEFER_NS_MIN, retry_delay_ns
+from taskyard.core.results import DEFER_NS_MIN, retry_delay_ns
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned, missing
 from tests.kit.snapshots import reopened
@@ -334,7 +334,7 @@ def test_report_whose_columns_differ_in_length_is_refused_whole(columns: dict[st
 def test_report_on_more_tasks_than_a_message_may_name_is_refused_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reports, "TASKS_PER_MESSAGE_MAX", 1)
+    monkeypatch.setattr(results, "TASKS_PER_MESSAGE_MAX", 1)
     yard = holding(b"a", b"b")
     (refused,) = yard.finish(b"w", b"a", b"b")
     assert isinstance(refused, Refused)
@@ -399,9 +399,9 @@ def test_task_given_back_to_wait_for_what_is_done_is_ready() -> None:
 
 def test_nothing_is_given_back_if_the_worker_does_not_hold_all_of_it() -> None:
     yard = holding(b"a")
-    before = image.fingerprint(yard.scheduler.ledger)
+    before = old_snapshots.fingerprint(yard.scheduler.ledger)
     assert give_back(yard, b"a", b"x") == [ReportAck(b"w", 0, [b"x"])]
-    assert image.fingerprint(yard.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
 
 
 @pytest.mark.parametrize(
@@ -422,11 +422,11 @@ def test_nothing_is_given_back_that_can_not_wait_so(
     yard = holding(b"a", b"b")
     yard.submit(b"gone", b"behind", after=[[], [b"a"]])
     yard.cancel(b"gone")
-    before = image.fingerprint(yard.scheduler.ledger)
+    before = old_snapshots.fingerprint(yard.scheduler.ledger)
     (refused,) = give_back(yard, *names, request=4, **fields)
     assert isinstance(refused, Refused)
     assert (refused.client, refused.request, refused.refusal) == (b"w", 4, refusal)
-    assert image.fingerprint(yard.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_stranger_gives_nothing_back() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
+from taskyard.core.model import Submission, Task, Terms
 from taskyard.core.records import Submitted
 from taskyard.core.states import (
     TASK_STATES_ENDED,
@@ -19,7 +20,6 @@ from taskyard.core.states import (
     WorkerCause,
     WorkerState,
 )
-from taskyard.core.tasks import Submission, Task, Terms
 from taskyard.core.workers import Worker, WorkerFacts
 from taskyard.errors import IllegalTransition
 from tests.core.kit import Yard

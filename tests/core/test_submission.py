@@ -5,7 +5,7 @@ from zlib import crc32
 
 import pytest
 
-from taskyard.core import image, limits, submission, tasks
+from taskyard.core import limits, model, old_snapshots, submission
 from taskyard.core.effects import Accepted, Refusal, Refused
 from taskyard.core.events import (
     DiskSpaceChanged,
@@ -14,9 +14,9 @@ from taskyard.core.events import (
     SubmitRequested,
     UnknownPolicy,
 )
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from tests.core.kit import Yard
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
@@ -149,7 +149,7 @@ def test_shared_payload_is_looked_at_once_to_know_its_tasks_again(
         looks.append(one)
         return crc32(one)
 
-    monkeypatch.setattr(tasks, "crc32", told_crc32)
+    monkeypatch.setattr(model, "crc32", told_crc32)
     for name in yard.take(b"w", 5):
         yard.finish(b"w", name)
     assert len(looks) == 2  # by the scheduler, and by the ledger that is recovered beside it
@@ -230,10 +230,10 @@ MALFORMED: list[tuple[Refusal, Submission]] = [
 
 @pytest.mark.parametrize(("expected", "one"), MALFORMED)
 def test_what_is_refused_changes_nothing(yard: Yard, expected: Refusal, one: Submission) -> None:
-    before = image.fingerprint(yard.scheduler.ledger)
+    before = old_snapshots.fingerprint(yard.scheduler.ledger)
     assert refusal(send(yard, one)) is expected
     assert yard.records == []
-    assert image.fingerprint(yard.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_every_refusal_is_tested_here() -> None:
@@ -327,10 +327,10 @@ def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
     "name", [b"blocked", b"delayed", b"ready", b"leased", b"done", b"failed", b"cancelled"]
 )
 def test_repeated_submission_is_harmless_in_every_state(yard: Yard, name: bytes) -> None:
-    before = image.fingerprint(yard.scheduler.ledger)
+    before = old_snapshots.fingerprint(yard.scheduler.ledger)
     assert yard.submit(name) == [Accepted(b"client", 0, new=0, existing=1)]
     assert yard.records == []
-    assert image.fingerprint(yard.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_known_tasks_are_passed_over_and_new_ones_taken(yard: Yard) -> None:
@@ -439,9 +439,9 @@ def test_cycle_through_extension_is_refused(length: int) -> None:
     yard = Yard()
     names = [b"%d" % number for number in range(length)]
     yard.submit(*names, after=[[], *[[name] for name in names[:-1]]])
-    before = image.fingerprint(yard.scheduler.ledger)
+    before = old_snapshots.fingerprint(yard.scheduler.ledger)
     assert refusal(extend(yard, names[0], after=[[names[-1]]])) is Refusal.CYCLE
-    assert image.fingerprint(yard.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_cycle_through_new_and_known_tasks_of_one_message_is_refused() -> None:
@@ -492,10 +492,10 @@ def test_extension_blocks_what_waits(yard: Yard, name: bytes) -> None:
 
 
 def test_extension_of_a_leased_task_is_refused_whole(yard: Yard) -> None:
-    before = image.fingerprint(yard.scheduler.ledger)
+    before = old_snapshots.fingerprint(yard.scheduler.ledger)
     effects = extend(yard, b"new", b"ready", b"leased", after=[[], [b"failed"], [b"ready"]])
     assert refusal(effects) is Refusal.BUSY
-    assert image.fingerprint(yard.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_extension_of_a_failed_task_waits_until_it_is_retried(yard: Yard) -> None:
@@ -509,11 +509,11 @@ def test_extension_of_a_failed_task_waits_until_it_is_retried(yard: Yard) -> Non
 
 
 def test_extension_without_predecessors_changes_nothing(yard: Yard) -> None:
-    before = image.fingerprint(yard.scheduler.ledger)
+    before = old_snapshots.fingerprint(yard.scheduler.ledger)
     assert extend(yard, b"ready", b"delayed") == [Accepted(b"client", 0, new=0, existing=2)]
     assert extend(yard, b"ready", after=[[b"done"]]) == [Accepted(b"client", 0, new=0, existing=1)]
     assert yard.records == []
-    assert image.fingerprint(yard.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
 
 
 def test_extended_task_never_enters_the_queue_twice() -> None:

@@ -8,10 +8,10 @@ from taskyard.core import timers
 from taskyard.core.effects import Wake
 from taskyard.core.events import LaneOptions, Outcome, RulesSet, SubmitRequested, TimePassed
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import CameDue, TaskExpired
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from tests.core.kit import Yard, assigned
 from tests.core.worlds import Step, steps, take_step
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from taskyard.core.commands import tasks_in_scope
 from taskyard.core.effects import CommandAck, NoWork, Refusal, Refused, ReportAck, Shutdown, Stop
 from taskyard.core.events import (
     CancelRequested,
@@ -18,7 +19,6 @@ from taskyard.core.events import (
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Cancelled, Paused, Resumed, Retried, StaleReport
 from taskyard.core.states import TaskState
-from taskyard.core.wishes import tasks_in_scope
 from tests.core.kit import Yard, assigned
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState

@@ -50,8 +50,8 @@ from taskyard.core.events import (
     WorkerUnreachable,
 )
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from taskyard.journal import compaction, finished, history
+from taskyard.journal import archive, compaction, history
 from taskyard.journal.sqlite import SqliteStore
 
 #: So that the story makes several pairs of files.
@@ -51,9 +51,9 @@ def arm(killer: Killer) -> None:
     os.fsync = killer.step(os.fsync)
     os.rename = killer.step(os.rename)
     os.unlink = killer.step(os.unlink)
-    finished.ArchiveWriter.commit = killer.step(finished.ArchiveWriter.commit)  # type: ignore[method-assign]
-    write = killer.step(finished.ArchiveWriter._write)  # noqa: SLF001
-    finished.ArchiveWriter._write = write  # type: ignore[method-assign] # noqa: SLF001
+    archive.ArchiveWriter.commit = killer.step(archive.ArchiveWriter.commit)  # type: ignore[method-assign]
+    write = killer.step(archive.ArchiveWriter._write)  # noqa: SLF001
+    archive.ArchiveWriter._write = write  # type: ignore[method-assign] # noqa: SLF001
     SqliteStore.trim = killer.step(SqliteStore.trim)  # type: ignore[method-assign]
 
 
@@ -104,7 +104,7 @@ def main(state: Path, parent: Path) -> None:
     compaction.TRIM_ROWS_PER_STEP = 20  # type: ignore[misc]  # final for everybody else
     compaction.TOUCHED_MAX = TOUCHED  # type: ignore[misc]
     history.EVENTS_PER_FILE_MAX = EVENTS_A_FILE  # type: ignore[misc]
-    finished.TASKS_PER_TRANSACTION = 2
+    archive.TASKS_PER_TRANSACTION = 2
     pa.array([0])  # with its first array Arrow imports pandas: here, not in every fork
     nth, killed = 1, True
     while killed:

@@ -14,9 +14,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from taskyard.core import image
+from taskyard.core import old_snapshots
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
+from taskyard.core.model import EndedTask, Result, Submission, Terms
 from taskyard.core.records import (
     AnyRecord,
     CameDue,
@@ -47,11 +48,10 @@ from taskyard.core.records import (
 )
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import EndedTask, Result, Submission, Terms
 from taskyard.core.workers import WorkerFacts
-from taskyard.journal import compaction, finished, snapshot
+from taskyard.journal import archive, compaction, snapshot
+from taskyard.journal.archive import ArchiveRow, ArchiveWriter
 from taskyard.journal.encoding import JOURNAL_FORMAT, encode
-from taskyard.journal.finished import ArchiveRow, ArchiveWriter
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head
 from tests.journal.stories import go_on, rich_story
@@ -163,7 +163,7 @@ def record_lines() -> list[str]:
 
 def described(ledger: Ledger) -> str:
     """A ledger in plain words that do not change when a record or a task gets one more field."""
-    fingerprint = image.fingerprint(ledger)
+    fingerprint = old_snapshots.fingerprint(ledger)
     tasks: dict[str, Any] = {
         repr(task.name): (
             task.state.name,
@@ -241,7 +241,7 @@ def _make_golden_snapshot() -> None:
 
 
 def _make_golden_index() -> None:
-    path = GOLDEN_INDEXES / f"format-{finished.FORMAT.decode()}"
+    path = GOLDEN_INDEXES / f"format-{archive.FORMAT.decode()}"
     if not path.exists():
         path.mkdir(parents=True)
         make_index(path)

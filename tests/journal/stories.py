@@ -7,7 +7,7 @@ hold. It is the same each time.
 from pathlib import Path
 from typing import Any
 
-from taskyard.core import image
+from taskyard.core import old_snapshots
 from taskyard.core.effects import Effect
 from taskyard.core.events import (
     DuplicatePolicy,
@@ -28,8 +28,8 @@ from taskyard.core.events import (
     UnknownPolicy,
 )
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from taskyard.journal.encoding import encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
@@ -50,14 +50,14 @@ class WritingYard(Yard):
         super().__init__()
         self.store = store
         #: The ledger's portrait after each row, beginning with that of none.
-        self.portraits = [image.fingerprint(self.scheduler.ledger)]
+        self.portraits = [old_snapshots.fingerprint(self.scheduler.ledger)]
         self.clock(BEGIN_NS)
 
     def handle(self, event: Event) -> list[Effect]:
         effects = super().handle(event)
         if self.records:
             self.store.commit(encode(self.records), len(self.records))
-            self.portraits.append(image.fingerprint(self.scheduler.ledger))
+            self.portraits.append(old_snapshots.fingerprint(self.scheduler.ledger))
         return effects
 
     def handle_stale(self, name: bytes) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import cold, columns, image, invariants
+from taskyard.core import cold, columns, invariants, old_snapshots
 from taskyard.core.apply import apply
 from taskyard.core.cold import ColdLedger
 from taskyard.core.events import (
@@ -92,7 +92,9 @@ def replayed(rows: Iterable[Row]) -> Ledger:
 
 def check(content: bytes, rows: list[Row]) -> None:
     restored = snapshot.decode(content, "it")
-    assert image.fingerprint(restored) == unfinished(image.fingerprint(replayed(rows)))
+    assert old_snapshots.fingerprint(restored) == unfinished(
+        old_snapshots.fingerprint(replayed(rows))
+    )
     scheduler = Scheduler(restored)
     scheduler.resume(0)
     invariants.check(scheduler)

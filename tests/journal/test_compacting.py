@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.core import image
+from taskyard.core import old_snapshots
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import beside, chain, compacting, compaction, recovery, snapshot
-from taskyard.journal.beside import CompactionChild, CompactionReport
-from taskyard.journal.finished import Archive
-from taskyard.journal.reading import JournalReader
+from taskyard.journal import chain, compacting, compaction, compaction_process, recovery, snapshot
+from taskyard.journal.archive import Archive
+from taskyard.journal.compaction_process import CompactionChild, CompactionReport
+from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import DISK_RESERVE_BYTES
 from tests.journal.stories import WritingYard, go_on, told, unfinished
@@ -92,7 +92,7 @@ class TestRun:
         with Archive(tmp_path) as index:
             assert index.covered() == (store.identity, store.head)
         recovered = recovery.open_ledger(tmp_path, store)
-        assert image.fingerprint(recovered) == unfinished(yard.portraits[ROWS])
+        assert old_snapshots.fingerprint(recovered) == unfinished(yard.portraits[ROWS])
 
     def test_rows_that_come_meanwhile_are_left_for_the_next(
         self, yard: WritingYard, store: SqliteStore, tmp_path: Path
@@ -153,7 +153,7 @@ class TestChild:
     def test_child_that_breaks_is_a_failure(
         self, store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(beside, "COMPACTION_COMMAND", ("false",))
+        monkeypatch.setattr(compaction_process, "COMPACTION_COMMAND", ("false",))
         child = CompactionChild(tmp_path, store.identity, store.head)
         assert ended(child) == CompactionReport("the process that does it left with status 1")
 
@@ -169,7 +169,7 @@ class TestChild:
             "exit_on_stdin_close(); print('ready', flush=True); sum(range(10**12))"
         )
         process = subprocess.Popen(
-            [beside.COMPACTION_COMMAND[0], "-c", code],
+            [compaction_process.COMPACTION_COMMAND[0], "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -183,7 +183,7 @@ class TestChild:
     def test_it_does_not_begin_when_that_is_closed_already(
         self, store: SqliteStore, tmp_path: Path
     ) -> None:
-        command = [*beside.COMPACTION_COMMAND, str(tmp_path), sealed(store).hex()]
+        command = [*compaction_process.COMPACTION_COMMAND, str(tmp_path), sealed(store).hex()]
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         assert (ended.returncode, ended.stdout) == (1, b"")
         assert not (tmp_path / "history").exists()

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from taskyard.core import image
-from taskyard.core.tasks import EndedTask
+from taskyard.core import old_snapshots
+from taskyard.core.model import EndedTask
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import compaction, finished, history, recovery, snapshot
+from taskyard.journal import archive, compaction, history, recovery, snapshot
+from taskyard.journal.archive import Archive
 from taskyard.journal.compaction import CompactionResult
-from taskyard.journal.finished import Archive
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
@@ -119,9 +119,9 @@ class TestExport:
         assert history.gaps(whole) == []
         for name in history.TABLES:
             assert table(tmp_path / "many", name) == table(tmp_path / "one", name)
-        assert image.fingerprint(
+        assert old_snapshots.fingerprint(
             recovery.open_ledger(tmp_path / "many", store)
-        ) == image.fingerprint(recovery.open_ledger(tmp_path / "one", store))
+        ) == old_snapshots.fingerprint(recovery.open_ledger(tmp_path / "one", store))
 
     def test_rows_that_come_while_it_runs_are_left_for_the_next(
         self, yard: WritingYard, tmp_path: Path
@@ -181,7 +181,7 @@ class TestCompact:
         yard.store.close()
         reopened = SqliteStore(tmp_path)
         assert reopened.anchor == reopened.head
-        recovered = image.fingerprint(recovery.open_ledger(tmp_path, reopened))
+        recovered = old_snapshots.fingerprint(recovery.open_ledger(tmp_path, reopened))
         assert recovered == unfinished(yard.portraits[-1])
         reopened.close()
 
@@ -221,7 +221,7 @@ class TestKilled:
             assert table(tmp_path / "killed", name) == table(tmp_path / "clean", name)
         assert index_rows(tmp_path / "killed", names) == index_rows(tmp_path / "clean", names)
         recovered = recovery.open_ledger(tmp_path / "killed", store)
-        assert image.fingerprint(recovered) == unfinished(yard.portraits[-1])
+        assert old_snapshots.fingerprint(recovered) == unfinished(yard.portraits[-1])
 
     def test_failing_disk_is_told_and_the_next_run_works(
         self, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,7 +261,7 @@ def kill(patch: pytest.MonkeyPatch, step: str) -> None:
         raise KeyboardInterrupt
 
     targets = {
-        "index": (finished.ArchiveWriter, "commit"),
+        "index": (archive.ArchiveWriter, "commit"),
         "snapshot": (snapshot.SnapshotFile, "finish"),
         "trim": (MemoryStore, "trim"),
     }
@@ -294,7 +294,7 @@ class TestDamage:
         names = [*yard.portraits[-1]["tasks"]]
         compaction.export(tmp_path, store)
         before = index_rows(tmp_path, names)
-        (tmp_path / finished.FILE_NAME).unlink()
+        (tmp_path / archive.FILE_NAME).unlink()
         compaction.compact(tmp_path, store)
         assert index_rows(tmp_path, names) == before
 
@@ -384,7 +384,7 @@ class TestDamage:
         self, yard: WritingYard, tmp_path: Path
     ) -> None:
         compaction.export(tmp_path, copied(yard.store, 20))
-        (tmp_path / finished.FILE_NAME).unlink()
+        (tmp_path / archive.FILE_NAME).unlink()
         with pytest.raises(JournalDamaged, match=r"its history at row 20: rows 11\.\.20 are lost"):
             compaction.export(tmp_path, copied(yard.store, 10))
 
@@ -405,7 +405,7 @@ class TestDamage:
         snapshot.write(tmp_path, store.identity, store.head, recovery.recover(store))
         with pytest.raises(JournalDamaged, match=r"finished\.sqlite does not cover row 20"):
             compaction.verify_covered(tmp_path, store, store.head)
-        writer = finished.ArchiveWriter(tmp_path, store.identity)
+        writer = archive.ArchiveWriter(tmp_path, store.identity)
         writer.commit(store.head)
         writer.close()
         with pytest.raises(JournalDamaged, match="the history does not cover row 20"):

@@ -11,16 +11,16 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from taskyard.core import columns, image, records, runs, tasks, workers
+from taskyard.core import columns, model, old_snapshots, records, runs, workers
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.errors import StateError
 from taskyard.journal import (
+    archive,
     chain,
-    chronicle,
     compaction,
-    finished,
     history,
+    history_rows,
     recovery,
     schema,
     snapshot,
@@ -34,8 +34,8 @@ from tests.journal.stories import go_on, rich_story
 PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
 
 ARRAYS = [
-    tasks.Submission,
-    tasks.Terms,
+    model.Submission,
+    model.Terms,
     workers.WorkerFacts,
     runs.RunColumns,
     runs.Attempt,
@@ -43,12 +43,12 @@ ARRAYS = [
     columns.Rest,
     columns.CampaignRest,
     columns.LaneRest,
-    image.LedgerSnapshot,
-    image.ServiceSnapshot,
-    image.LaneSnapshot,
-    image.QueueSnapshot,
-    image.WorkerSnapshot,
-    image.LeaseSnapshot,
+    old_snapshots.LedgerSnapshot,
+    old_snapshots.ServiceSnapshot,
+    old_snapshots.LaneSnapshot,
+    old_snapshots.QueueSnapshot,
+    old_snapshots.WorkerSnapshot,
+    old_snapshots.LeaseSnapshot,
 ]
 
 
@@ -93,7 +93,7 @@ def test_columns_of_the_history_are_documented(table: str, columns: pa.Schema) -
 
 def test_kinds_are_documented() -> None:
     section = PAGE.split("Kinds: ")[1].split(".")[0]
-    kinds = [kind.decode() for kind in (*chronicle.KINDS.values(), chronicle.READY)]
+    kinds = [kind.decode() for kind in (*history_rows.KINDS.values(), history_rows.READY)]
     assert sorted(quoted(section)) == sorted(kinds)
 
 
@@ -106,7 +106,7 @@ def test_reasons_and_states_are_documented() -> None:
 
 def test_tables_are_documented_letter_by_letter() -> None:
     statements = re.findall(r"^CREATE TABLE .*$", PAGE, re.MULTILINE)
-    assert statements == [*schema.TABLES.values(), *finished.TABLES.values()]
+    assert statements == [*schema.TABLES.values(), *archive.TABLES.values()]
 
 
 def test_layouts_are_documented_with_their_sizes() -> None:
@@ -121,11 +121,11 @@ def test_layouts_are_documented_with_their_sizes() -> None:
 
 def test_limits_are_documented() -> None:
     assert f"{history.EVENTS_PER_FILE_MAX:,} events" in PAGE
-    assert f"up to {tasks.DIGEST_BYTES} bytes" in PAGE
+    assert f"up to {model.DIGEST_BYTES} bytes" in PAGE
 
 
 def test_files_of_sqlite_are_documented() -> None:
-    for name in (schema.FILE_NAME, finished.FILE_NAME):
+    for name in (schema.FILE_NAME, archive.FILE_NAME):
         for suffix in ("", "-wal", "-shm"):
             assert rows(rf"\| .*`{re.escape(name + suffix)}`")
 
@@ -204,15 +204,15 @@ class TestDamage:
     def test_of_an_index_whose_rows_are_trimmed(self) -> None:
         compaction.compact(self.state, self.store)
         self.store.close()
-        (self.state / finished.FILE_NAME).unlink()
+        (self.state / archive.FILE_NAME).unlink()
         assert self.documented()
 
     def test_of_an_index_whose_rows_are_kept(self) -> None:
         compaction.export(self.state, self.store)
-        (self.state / finished.FILE_NAME).unlink()
+        (self.state / archive.FILE_NAME).unlink()
         recovery.open_ledger(self.state, self.store)
         compaction.export(self.state, self.store)
-        assert (self.state / finished.FILE_NAME).exists()
+        assert (self.state / archive.FILE_NAME).exists()
 
     def test_of_a_journal_older_than_what_was_made_of_it(self, tmp_path: Path) -> None:
         self.store.close()
@@ -227,7 +227,7 @@ class TestDamage:
         self.store.close()
         shutil.copytree(tmp_path / "older", self.state, dirs_exist_ok=True)
         assert self.documented()
-        (self.state / finished.FILE_NAME).unlink()
+        (self.state / archive.FILE_NAME).unlink()
         assert self.documented()
 
     def test_of_two_journals_mixed(self, tmp_path: Path) -> None:
@@ -254,12 +254,12 @@ class TestDamage:
 
 
 def test_every_record_has_a_kind() -> None:
-    assert set(chronicle.KINDS) == set(get_args(AnyRecord))
-    assert len({*chronicle.KINDS.values(), chronicle.READY}) == len(chronicle.KINDS) + 1
+    assert set(history_rows.KINDS) == set(get_args(AnyRecord))
+    assert len({*history_rows.KINDS.values(), history_rows.READY}) == len(history_rows.KINDS) + 1
 
 
 def test_names_of_modules_are_those_of_the_page() -> None:
-    files = (schema.FILE_NAME, witness.FILE_NAME, finished.FILE_NAME, snapshot.FOLDER)
+    files = (schema.FILE_NAME, witness.FILE_NAME, archive.FILE_NAME, snapshot.FOLDER)
     for name in (*files, history.FOLDER):
         assert f"`{name}" in PAGE
     assert records.__doc__

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from taskyard.core.model import EndedTask, Result
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import EndedTask, Result
 from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
-from taskyard.journal import finished
-from taskyard.journal.finished import Archive, ArchiveRow, ArchiveWriter
+from taskyard.journal import archive
+from taskyard.journal.archive import Archive, ArchiveRow, ArchiveWriter
 from taskyard.journal.store import Head
 
 IDENTITY = b"sixteen bytes .."
@@ -31,7 +31,7 @@ def add(directory: Path, *some: ArchiveRow, head: Head = HEAD) -> None:
 
 
 def change(directory: Path, statement: str) -> None:
-    with closing(sqlite3.connect(directory / finished.FILE_NAME)) as connection, connection:
+    with closing(sqlite3.connect(directory / archive.FILE_NAME)) as connection, connection:
         connection.execute(statement)
 
 
@@ -84,7 +84,7 @@ class TestLookingUp:
             index.result(b"a")
 
     def test_index_of_format_1_gets_the_length_while_it_is_open(self, tmp_path: Path) -> None:
-        golden = Path(__file__).parent / "golden" / "format-1" / "state" / finished.FILE_NAME
+        golden = Path(__file__).parent / "golden" / "format-1" / "state" / archive.FILE_NAME
         shutil.copy(golden, tmp_path)
         with Archive(tmp_path) as index:
             assert index.result(b"a") == Result(b"result of a")
@@ -137,8 +137,8 @@ class TestAdding:
             write(self, some)
 
         monkeypatch.setattr(ArchiveWriter, "_write", counted)
-        monkeypatch.setattr(finished, "TASKS_PER_TRANSACTION", 3)
-        monkeypatch.setattr(finished, "SYNC_BYTES", 100)
+        monkeypatch.setattr(archive, "TASKS_PER_TRANSACTION", 3)
+        monkeypatch.setattr(archive, "SYNC_BYTES", 100)
         long = [done(b"long %d" % number, result=b"x" * 60) for number in range(4)]
         add(tmp_path, *[done(b"%d" % number) for number in range(7)], *long)
         assert sizes == [3, 3, 3, 2]  # by number, by number, one short and two long ones, the rest
@@ -150,7 +150,7 @@ class TestAdding:
             add(tmp_path, *[done(b"%d" % number) for number in range(1000)])
             assert index.count() == 1000  # it is open, so that the log stays
             add(tmp_path, *[done(b"more %d" % number) for number in range(1000)])
-            assert (tmp_path / finished.LOG_NAME).stat().st_size == 0
+            assert (tmp_path / archive.LOG_NAME).stat().st_size == 0
 
     def test_names_are_walked_in_their_order(self, tmp_path: Path) -> None:
         names = [b"", b"\0", b"a", b"b", b"\xff"]
@@ -167,10 +167,10 @@ class TestAdding:
         assert modes == [0o600]
 
     def test_unfinished_creation_is_begun_anew(self, tmp_path: Path) -> None:
-        (tmp_path / f"{finished.FILE_NAME}.new").write_bytes(b"half")
-        (tmp_path / f"{finished.FILE_NAME}.new-wal").write_bytes(b"half")
+        (tmp_path / f"{archive.FILE_NAME}.new").write_bytes(b"half")
+        (tmp_path / f"{archive.FILE_NAME}.new-wal").write_bytes(b"half")
         add(tmp_path, done(b"a"))
-        assert [path.name for path in tmp_path.iterdir()] == [finished.FILE_NAME]
+        assert [path.name for path in tmp_path.iterdir()] == [archive.FILE_NAME]
 
     @pytest.mark.parametrize("call", ["open", "add", "commit"])
     def test_failing_disk_is_told(
@@ -180,15 +180,15 @@ class TestAdding:
             raise sqlite3.OperationalError("disk I/O error")
 
         if call == "open":
-            monkeypatch.setattr(finished, "connect", fail)
+            monkeypatch.setattr(archive, "connect", fail)
             with pytest.raises(JournalFailed, match="adding to the index of finished tasks failed"):
                 ArchiveWriter(tmp_path, IDENTITY)
             return
         with closing(ArchiveWriter(tmp_path, IDENTITY)) as writer:
             if call == "add":
-                monkeypatch.setattr(finished, "_columns", fail)
+                monkeypatch.setattr(archive, "_columns", fail)
             else:
-                monkeypatch.setattr(finished, "seal", fail)
+                monkeypatch.setattr(archive, "seal", fail)
             with pytest.raises(JournalFailed, match="disk I/O error"):
                 writer.add([done(b"a")]) if call == "add" else writer.commit(HEAD)
 
@@ -286,7 +286,7 @@ class TestDamage:
         """Of the lookups, the sound answer or an error; of the whole look, nothing else."""
         some = [done(b"name %d" % number, number + 1) for number in range(40)]
         add(tmp_path, *some)
-        path = tmp_path / finished.FILE_NAME
+        path = tmp_path / archive.FILE_NAME
         content = path.read_bytes()
         expected = [ended for ended, _ in some]
         for place in range(0, len(content), 29):
@@ -311,12 +311,12 @@ def assert_sound_or_refused(directory: Path, expected: list[EndedTask]) -> None:
     finally:
         index.close()
         for suffix in ("-wal", "-shm"):
-            Path(f"{directory / finished.FILE_NAME}{suffix}").unlink(missing_ok=True)
+            Path(f"{directory / archive.FILE_NAME}{suffix}").unlink(missing_ok=True)
     assert sound
     assert sorted(found, key=lambda ended: ended.record) == expected
 
 
 def test_index_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / finished.FILE_NAME).write_bytes(os.urandom(8192))
+    (tmp_path / archive.FILE_NAME).write_bytes(os.urandom(8192))
     with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match="can't be read"):
         index.covered()

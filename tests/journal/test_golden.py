@@ -8,14 +8,14 @@ from typing import get_args
 import msgspec
 import pytest
 
-from taskyard.core import image, invariants
+from taskyard.core import invariants, old_snapshots
+from taskyard.core.model import Result
 from taskyard.core.records import AnyRecord, Submitted
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Result
 from taskyard.errors import JournalDamaged, StateError
-from taskyard.journal import checkup, compaction, encoding, finished, recovery, snapshot
+from taskyard.journal import archive, compaction, encoding, recovery, snapshot, state_check
+from taskyard.journal.archive import Archive
 from taskyard.journal.encoding import JOURNAL_FORMAT, decode, encode
-from taskyard.journal.finished import Archive
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal.make_golden import (
     COMPACTED_AT,
@@ -173,18 +173,18 @@ class TestStateDirectory:
     def test_every_index_format_has_a_golden_file(self) -> None:
         later = sorted(path.name.removeprefix("format-") for path in GOLDEN_INDEXES.iterdir())
         # The first is in the golden state directories.
-        assert ["1", *later] == [version.decode() for version in finished._READABLE]  # noqa: SLF001
+        assert ["1", *later] == [version.decode() for version in archive._READABLE]  # noqa: SLF001
 
     def test_golden_state_is_compacted_to_a_snapshot_of_this_format(self, state: Path) -> None:
         """The old snapshot is the base of the new one."""
         with closing(SqliteStore(state)) as store:
-            before = unfinished(image.fingerprint(recovery.open_ledger(state, store)))
+            before = unfinished(old_snapshots.fingerprint(recovery.open_ledger(state, store)))
             assert compaction.compact(state, store).rows > 0
             with snapshot.read(state, store.head.sequence) as taken:
                 assert taken.version == snapshot.FORMAT
-            assert image.fingerprint(recovery.open_ledger(state, store)) == before
+            assert old_snapshots.fingerprint(recovery.open_ledger(state, store)) == before
 
     def test_golden_state_is_sound(self, state: Path) -> None:
-        findings = checkup.check(state, deep=True)
+        findings = state_check.check(state, deep=True)
         assert findings.wrong == []
         assert (findings.trimmed, findings.history_last) == (COMPACTED_AT, COMPACTED_AT)

@@ -14,12 +14,12 @@ import pytest
 from taskyard.core import records
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import AnyRecord
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import JournalDamaged
-from taskyard.journal import chronicle, compaction, history
+from taskyard.journal import compaction, history, history_rows
 from taskyard.journal.encoding import decode
 from taskyard.journal.history import EDGES, EVENTS, ColumnBuilder, HistoryPart
 from taskyard.journal.store import MemoryStore, Row
@@ -89,7 +89,7 @@ class TestEvents:
         self, yard: WritingYard, events: Rows
     ) -> None:
         expected = [
-            (row.sequence, number, chronicle.KINDS[type(record)].decode(), task)
+            (row.sequence, number, history_rows.KINDS[type(record)].decode(), task)
             for row, number, record in told(yard)
             for task in (map(text, names_of(record)) if names_of(record) else [None])
         ]
@@ -99,7 +99,7 @@ class TestEvents:
         )
 
     def test_every_kind_of_record_is_in_the_story(self, events: Rows) -> None:
-        kinds = {kind.decode() for kind in chronicle.KINDS.values()} | {"ready"}
+        kinds = {kind.decode() for kind in history_rows.KINDS.values()} | {"ready"}
         assert {row["kind"] for row in events} == kinds
 
     def test_ready_rows_are_those_tasks_that_a_record_made_ready(
@@ -216,7 +216,7 @@ class TestEvents:
         terms = [Terms(campaign=b"x", priority=1, dialect=b"d", due_ns=5), Terms(slots=3)]
         submission = Submission([b"a", b"b"], [b"", b"12"], terms, [0, 1], [b"l", b""])
         ledger, rows, no_edges = Ledger(), ColumnBuilder(EVENTS), ColumnBuilder(EDGES)
-        chronicle.write_rows(ledger, 1, records.Submitted(0, submission), rows, no_edges)
+        history_rows.write_rows(ledger, 1, records.Submitted(0, submission), rows, no_edges)
         told_rows = rows.take().to_pylist()
         columns = ("kind", "task", "campaign", "priority", "dialect", "slots", "lane", "attempt")
         assert [tuple(row[key] for key in columns) for row in told_rows] == [
@@ -230,7 +230,7 @@ class TestEvents:
     def test_task_that_waits_for_nothing_has_no_edges(self) -> None:
         rows, no_edges = ColumnBuilder(EVENTS), ColumnBuilder(EDGES)
         submitted = records.Submitted(0, Submission([b"a"], after=[[]]))
-        chronicle.write_rows(Ledger(), 1, submitted, rows, no_edges)
+        history_rows.write_rows(Ledger(), 1, submitted, rows, no_edges)
         assert (rows.rows, no_edges.rows) == (2, 0)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.core import image, invariants
+from taskyard.core import invariants, old_snapshots
 from taskyard.core.apply import apply
 from taskyard.core.effects import Accepted, Refusal, Refused
 from taskyard.core.events import (
@@ -29,6 +29,7 @@ from taskyard.core.events import (
     WatchRequested,
 )
 from taskyard.core.ledger import Ledger
+from taskyard.core.model import Result, Submission, Terms
 from taskyard.core.records import (
     AnyRecord,
     Cancelled,
@@ -40,12 +41,11 @@ from taskyard.core.records import (
 )
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Result, Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalDamaged
-from taskyard.journal import compaction, finished, recovery, snapshot
+from taskyard.journal import archive, compaction, recovery, snapshot
+from taskyard.journal.archive import Archive
 from taskyard.journal.encoding import encode
-from taskyard.journal.finished import Archive
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head, MemoryStore
 from tests.journal.stories import (
@@ -73,7 +73,7 @@ def last(yard: WritingYard) -> int:
 class TestEquality:
     def test_rows_alone_give_the_live_ledger(self, yard: WritingYard, tmp_path: Path) -> None:
         recovered = recovery.open_ledger(tmp_path, yard.store)
-        assert image.fingerprint(recovered) == yard.portraits[-1]
+        assert old_snapshots.fingerprint(recovered) == yard.portraits[-1]
 
     def test_snapshot_after_every_row_and_the_rest_give_the_live_ledger(
         self, yard: WritingYard
@@ -82,9 +82,9 @@ class TestEquality:
             ledger = recovery.recover(copied(yard.store, row.sequence))
             content = snapshot.encode(yard.store.identity, row.head, ledger)
             restored = snapshot.decode(content, "it")
-            assert image.fingerprint(restored) == yard.portraits[row.sequence]
+            assert old_snapshots.fingerprint(restored) == yard.portraits[row.sequence]
             recovered = recovery.recover(yard.store, restored, row.sequence)
-            assert image.fingerprint(recovered) == yard.portraits[-1]
+            assert old_snapshots.fingerprint(recovered) == yard.portraits[-1]
 
     @pytest.mark.parametrize("trims", [False, True], ids=["exported", "compacted"])
     def test_compaction_in_the_middle_and_the_rest_give_the_live_ledger(
@@ -95,7 +95,7 @@ class TestEquality:
             (compaction.compact if trims else compaction.export)(directory, store)
             go_on(store, yard.store, last(yard))
             recovered = recovery.open_ledger(directory, store)
-            fingerprint = image.fingerprint(recovered)
+            fingerprint = old_snapshots.fingerprint(recovered)
             assert unfinished(fingerprint) == unfinished(yard.portraits[-1])
             with Archive(directory) as index:
                 assert_ended_are_known(fingerprint, index, yard.portraits[-1])
@@ -107,7 +107,7 @@ class TestEquality:
         for rows in range(1, last(yard) + 1):
             go_on(store, yard.store, rows)
             compaction.compact(tmp_path, store)
-            recovered = image.fingerprint(recovery.open_ledger(tmp_path, store))
+            recovered = old_snapshots.fingerprint(recovery.open_ledger(tmp_path, store))
             assert recovered == unfinished(yard.portraits[rows])
         with Archive(tmp_path) as index:
             assert_ended_are_known({"tasks": {}}, index, yard.portraits[-1])
@@ -116,24 +116,24 @@ class TestEquality:
         rows = list(yard.store.rows())
         for count, fingerprint in enumerate(yard.portraits):
             ledger = recovery.recover(copied(yard.store, count))
-            assert image.fingerprint(ledger) == fingerprint
+            assert old_snapshots.fingerprint(ledger) == fingerprint
             scheduler = Scheduler(ledger)
             scheduler.resume(now_ns=10**18)
             scheduler.handle(ClientDisconnected(10**18, b"nobody"))
             invariants.check(scheduler)
-            assert image.fingerprint(ledger) == fingerprint  # every lease goes on
+            assert old_snapshots.fingerprint(ledger) == fingerprint  # every lease goes on
             for row in rows[count:]:
                 for record in recovery.records_of(row, ledger.record):
                     apply(ledger, record)
-            assert image.fingerprint(ledger) == yard.portraits[-1]
+            assert old_snapshots.fingerprint(ledger) == yard.portraits[-1]
 
     def test_restart_expires_no_lease_at_once(self, yard: WritingYard) -> None:
         scheduler = Scheduler(recovery.recover(yard.store))
         scheduler.resume(now_ns=10**18)
-        before = image.fingerprint(scheduler.ledger)["leases"]
+        before = old_snapshots.fingerprint(scheduler.ledger)["leases"]
         scheduler.handle(TimePassed(10**18 + 1))
         assert before
-        assert image.fingerprint(scheduler.ledger)["leases"] == before
+        assert old_snapshots.fingerprint(scheduler.ledger)["leases"] == before
 
 
 def assert_ended_are_known(
@@ -199,7 +199,7 @@ class TestDamage:
         self.spoil(tmp_path, last(yard))
         with caplog.at_level(logging.WARNING, "taskyard.journal"):
             recovered = recovery.open_ledger(tmp_path, store)
-        assert unfinished(image.fingerprint(recovered)) == unfinished(yard.portraits[-1])
+        assert unfinished(old_snapshots.fingerprint(recovered)) == unfinished(yard.portraits[-1])
         assert "does not match its checksum; going on with what is older" in caplog.text
 
     def test_damaged_snapshot_is_passed_over_aloud_for_all_the_rows(
@@ -208,14 +208,14 @@ class TestDamage:
         compaction.export(tmp_path, yard.store)
         self.spoil(tmp_path, last(yard))
         recovered = recovery.open_ledger(tmp_path, yard.store)
-        assert image.fingerprint(recovered) == yard.portraits[-1]
+        assert old_snapshots.fingerprint(recovered) == yard.portraits[-1]
         assert "does not match its checksum" in caplog.text
 
     def test_snapshot_of_a_row_that_the_journal_lost_is_refused(
         self, yard: WritingYard, store: MemoryStore, tmp_path: Path
     ) -> None:
         compaction.export(tmp_path, store)
-        (tmp_path / finished.FILE_NAME).unlink()
+        (tmp_path / archive.FILE_NAME).unlink()
         shorter = copied(yard.store, 5)
         message = self.refused(tmp_path, shorter)
         assert f"journal ends at row 5, and there is a snapshot of row {last(yard)}" in message
@@ -226,7 +226,7 @@ class TestDamage:
     ) -> None:
         store.close()
         assert "belongs to another journal" in self.refused(tmp_path, MemoryStore())
-        (tmp_path / finished.FILE_NAME).unlink()
+        (tmp_path / archive.FILE_NAME).unlink()
         assert "journal ends at row 0, and there is a snapshot" in self.refused(
             tmp_path, MemoryStore()
         )
@@ -249,16 +249,16 @@ class TestDamage:
     def test_missing_index_over_trimmed_rows_is_refused(
         self, store: MemoryStore, tmp_path: Path
     ) -> None:
-        (tmp_path / finished.FILE_NAME).unlink()
+        (tmp_path / archive.FILE_NAME).unlink()
         message = self.refused(tmp_path, store)
         assert f"rows 1..{self.half} are trimmed, and finished.sqlite is missing" in message
 
     def test_index_from_an_older_copy_is_refused(
         self, yard: WritingYard, store: MemoryStore, tmp_path: Path
     ) -> None:
-        older = (tmp_path / finished.FILE_NAME).read_bytes()
+        older = (tmp_path / archive.FILE_NAME).read_bytes()
         compaction.compact(tmp_path, store)
-        (tmp_path / finished.FILE_NAME).write_bytes(older)
+        (tmp_path / archive.FILE_NAME).write_bytes(older)
         message = self.refused(tmp_path, store)
         assert f"rows 1..{last(yard)} are trimmed, and finished.sqlite covers" in message
 
@@ -273,9 +273,9 @@ class TestDamage:
         self, yard: WritingYard, tmp_path: Path
     ) -> None:
         compaction.export(tmp_path, yard.store)
-        (tmp_path / finished.FILE_NAME).unlink()
+        (tmp_path / archive.FILE_NAME).unlink()
         recovered = recovery.open_ledger(tmp_path, yard.store)
-        assert image.fingerprint(recovered) == yard.portraits[-1]
+        assert old_snapshots.fingerprint(recovered) == yard.portraits[-1]
 
     def test_row_that_skips_records_is_refused(self) -> None:
         store = MemoryStore()
@@ -387,7 +387,7 @@ class TestArchived:
 
     def test_known_names_are_not_looked_up(self, archived: Archived, tmp_path: Path) -> None:
         archived.index.close()
-        (tmp_path / finished.FILE_NAME).write_bytes(b"would not open")
+        (tmp_path / archive.FILE_NAME).write_bytes(b"would not open")
         recovery.recall_for(archived.ledger, archived.index, [b"first/d", b"first/e"])
 
     def test_live_ledger_forgets_what_the_index_covers_and_what_was_recalled(
@@ -395,7 +395,7 @@ class TestArchived:
     ) -> None:
         live = archived.yard.scheduler.ledger
         live.archive(recovery.archivable(live, archived.store.head.record))
-        assert image.fingerprint(live) == unfinished(archived.yard.portraits[-1])
+        assert old_snapshots.fingerprint(live) == unfinished(archived.yard.portraits[-1])
         recovery.recall_for(archived.ledger, archived.index, [b"first/b"])
         assert recovery.archivable(archived.ledger, archived.store.head.record) == [b"first/b"]
 
@@ -525,5 +525,5 @@ def test_sqlite_and_memory_give_the_same_ledger(tmp_path: Path) -> None:
     yard = told(tmp_path)
     yard.store.close()
     reopened = SqliteStore(tmp_path)
-    assert image.fingerprint(recovery.open_ledger(tmp_path, reopened)) == yard.portraits[-1]
+    assert old_snapshots.fingerprint(recovery.open_ledger(tmp_path, reopened)) == yard.portraits[-1]
     reopened.close()

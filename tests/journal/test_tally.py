@@ -1,5 +1,6 @@
 """The tally: what a journal proves, and that it notices what must never happen."""
 
+from taskyard.core.model import Submission
 from taskyard.core.records import (
     Cancelled,
     Extended,
@@ -14,8 +15,7 @@ from taskyard.core.records import (
     TaskExpired,
     WorkerLeft,
 )
-from taskyard.core.tasks import Submission
-from taskyard.journal.tally import AuditCounts, Auditor
+from taskyard.journal.audit import AuditCounts, Auditor
 
 
 def tally(*records: object) -> AuditCounts:

@@ -19,19 +19,11 @@ import pytest
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import JournalDamaged
-from taskyard.journal import (
-    checkup,
-    compaction,
-    finished,
-    history,
-    recovery,
-    snapshot,
-    witness,
-)
-from taskyard.journal.checkup import StateReport
+from taskyard.journal import archive, compaction, history, recovery, snapshot, state_check, witness
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.state_check import StateReport
 from tests.journal.stories import copied, told
 
 #: The rows of the story.
@@ -296,20 +288,20 @@ class TestCheck:
 
     def test_check_leaves_the_log_of_the_index_as_it_is(self, shell: Shell, tmp_path: Path) -> None:
         shell("export")
-        with closing(sqlite3.connect(shell.state / finished.FILE_NAME)) as writer:
+        with closing(sqlite3.connect(shell.state / archive.FILE_NAME)) as writer:
             for change in ("value + 1", "value - 1"):
                 writer.execute(f"UPDATE meta SET value = {change} WHERE key = 'count'")  # noqa: S608
                 writer.commit()
             killed = Path(shutil.copytree(shell.state, tmp_path / "killed"))
         shell.state = killed
         before = contents(killed)
-        assert before[str(killed / finished.LOG_NAME)]
+        assert before[str(killed / archive.LOG_NAME)]
         assert shell("check", "--deep") == 0
         assert contents(killed) == before
 
     def test_check_reads_the_log_of_the_index(self, shell: Shell, tmp_path: Path) -> None:
         shell("export")
-        with closing(sqlite3.connect(shell.state / finished.FILE_NAME)) as writer:
+        with closing(sqlite3.connect(shell.state / archive.FILE_NAME)) as writer:
             writer.execute("UPDATE meta SET value = 99 WHERE key = 'count'")
             writer.commit()
             shell.state = Path(shutil.copytree(shell.state, tmp_path / "killed"))
@@ -319,7 +311,7 @@ class TestCheck:
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sound = StateReport(rows=1, row_first=1, row_last=1, torn_bytes=99)
-        monkeypatch.setattr(checkup, "check", lambda *_, **__: sound)
+        monkeypatch.setattr(state_check, "check", lambda *_, **__: sound)
         assert shell("check") == 0
         assert "99 bytes of an unfinished write at its end, never acknowledged" in shell.out
 
@@ -372,13 +364,13 @@ class TestCheck:
 
     def test_missing_index(self, shell: Shell) -> None:
         shell("compact")
-        (shell.state / finished.FILE_NAME).unlink()
+        (shell.state / archive.FILE_NAME).unlink()
         words = self.damaged(shell)
         assert f"rows 1..{ROWS} are trimmed, and finished.sqlite is missing" in words
 
     def test_damaged_index(self, shell: Shell) -> None:
         shell("compact")
-        flip(shell.state / finished.FILE_NAME, b"kept second/k1")
+        flip(shell.state / archive.FILE_NAME, b"kept second/k1")
         assert shell("check") == 0  # found when it is read
         assert "the row of b'second/k1' in finished.sqlite does not match" in self.damaged(
             shell, "--deep"
@@ -475,13 +467,13 @@ class TestCheck:
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         looks = [StateReport(wrong=["torn"]), StateReport(), StateReport(wrong=["not looked at"])]
-        monkeypatch.setattr(checkup, "check_live", lambda *_, **__: looks.pop(0))
+        monkeypatch.setattr(state_check, "check_live", lambda *_, **__: looks.pop(0))
         assert shell("check", "--live") == 0
         assert len(looks) == 1
 
     def test_live_look_ends(self, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         looks = [StateReport(wrong=[f"look {number}"]) for number in range(9)]
-        monkeypatch.setattr(checkup, "check_live", lambda *_, **__: looks.pop(0))
+        monkeypatch.setattr(state_check, "check_live", lambda *_, **__: looks.pop(0))
         assert shell("check", "--live") == 6
         assert len(looks) == 6
 

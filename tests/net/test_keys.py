@@ -15,9 +15,9 @@ from taskyard.errors import UserError
 from taskyard.journal.files import replace_private
 from taskyard.net import keyring as keyring_module
 from taskyard.net import keys
-from taskyard.net.clock import SystemClock
 from taskyard.net.keyring import BROKER_FILE, Keyring
 from taskyard.net.keys import Secret, read_peer_key
+from taskyard.net.protocols import SystemClock
 from taskyard.wire.roles import AuthenticatedPeer, Role
 
 if TYPE_CHECKING:

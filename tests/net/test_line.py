@@ -7,9 +7,16 @@ from collections.abc import Sequence
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.line import OVERDUE_NS, PING_NS, PING_OVERDUE_NS, RETRY_NS, RETRY_NS_MAX, Channel
+from taskyard.net.channel import (
+    OVERDUE_NS,
+    PING_NS,
+    PING_OVERDUE_NS,
+    RETRY_NS,
+    RETRY_NS_MAX,
+    Channel,
+)
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
+from taskyard.wire.native import peer
 
 Q = pb.QueryMsg
 

@@ -10,8 +10,8 @@ from contextlib import closing
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.clock import SystemClock
 from taskyard.net.poller import WAIT_MS_MAX, Poller
+from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Signals
 from taskyard.net.sockets import ZmqSocket, listen
 from taskyard.net.waker import Waker

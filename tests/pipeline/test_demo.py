@@ -16,14 +16,14 @@ import pytest
 
 from taskyard.cli.documents import check
 from taskyard.cli.entry import run, taskyard
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import Failed, Finished, Submitted, WorkerJoined
-from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
-from taskyard.demo import agent, campaign, place, proof
-from taskyard.demo.proof import BrokerKill, DemoCounts, RecordFold
+from taskyard.demo import agent, audit, campaign, directory
+from taskyard.demo.audit import BrokerKill, DemoCounts, RecordFold
 from taskyard.demo.yard import DemoCluster, ProcessEnded
 from taskyard.errors import ExitCode, UserError
-from taskyard.journal.tally import AuditCounts
+from taskyard.journal.audit import AuditCounts
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.test_docs_commands import Block, blocks
 
@@ -110,7 +110,7 @@ def guarantees(counts: DemoCounts, **changed: int) -> Guarantees:
 
 
 def broken(counts: DemoCounts, kill: BrokerKill = KILL, **changed: int) -> dict[str, ExitCode]:
-    lines = proof.lines(counts, guarantees(counts, **changed), PLANNED, kill)
+    lines = audit.lines(counts, guarantees(counts, **changed), PLANNED, kill)
     return {line.what: line.code for line in lines if not line.passed}
 
 
@@ -241,25 +241,25 @@ def test_directory_of_somebody_else_is_left_alone(
 
 
 def test_next_demo_replaces_what_the_last_one_made_and_nothing_else(tmp_path: Path) -> None:
-    place.prepare_directory(tmp_path).__exit__()
+    directory.prepare_directory(tmp_path).__exit__()
     (tmp_path / "report").mkdir()
     (tmp_path / "campaign.jsonl").touch()
     (tmp_path / "notes.txt").touch()
-    with place.prepare_directory(tmp_path):
+    with directory.prepare_directory(tmp_path):
         kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == [".taskyard-demo", "log", "notes.txt", "taskyard.toml"]
 
 
 def test_two_demos_do_not_share_a_directory(tmp_path: Path) -> None:
     with (
-        place.prepare_directory(tmp_path),
+        directory.prepare_directory(tmp_path),
         pytest.raises(UserError, match=r"a demo runs in .* already"),
     ):
-        place.prepare_directory(tmp_path)
+        directory.prepare_directory(tmp_path)
 
 
 def test_settings_of_the_demo_are_good(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with place.prepare_directory(tmp_path / "with a space") as here:
+    with directory.prepare_directory(tmp_path / "with a space") as here:
         assert run(taskyard, ["config", "check", str(here.settings)]) == 0
         assert run(taskyard, ["config", "--config", str(here.settings), "--json"]) == 0
         settings = capfd.readouterr().out.splitlines()[-1]
@@ -271,7 +271,7 @@ def test_settings_of_the_demo_are_good(tmp_path: Path, capfd: pytest.CaptureFixt
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[DemoCluster]:
-    with place.prepare_directory(tmp_path) as here, DemoCluster(here) as yard:
+    with directory.prepare_directory(tmp_path) as here, DemoCluster(here) as yard:
         yield yard
 
 
@@ -296,7 +296,7 @@ def test_broker_comes_back_where_it_was_and_all_end_with_the_yard(yard: DemoClus
 def test_without_spark_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("taskyard.cli.pipeline.find_spec", lambda _name: None)
+    monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
     assert run(taskyard, ["demo"]) == 2
     told = capfd.readouterr().err
     assert "needs pyspark and pandas" in told
@@ -307,11 +307,11 @@ def test_without_spark_it_says_what_to_install(
 def test_document_is_the_one_that_is_promised(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from taskyard.demo import story  # noqa: PLC0415  # it is changed here
+    from taskyard.demo import walkthrough  # noqa: PLC0415  # it is changed here
 
-    lines = proof.lines(changed(completed_twice=1), guarantees(OK), PLANNED, KILL)
-    outcome = story.DemoResult(tmp_path, tmp_path, tmp_path, tmp_path, OK, lines, 1.0)
-    monkeypatch.setattr(story, "run", lambda *_: outcome)
+    lines = audit.lines(changed(completed_twice=1), guarantees(OK), PLANNED, KILL)
+    outcome = walkthrough.DemoResult(tmp_path, tmp_path, tmp_path, tmp_path, OK, lines, 1.0)
+    monkeypatch.setattr(walkthrough, "run", lambda *_: outcome)
     assert run(taskyard, ["demo", "--json"]) == 6
     printed = capfd.readouterr().out
     check(printed)

@@ -10,8 +10,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from taskyard.journal.history import HistoryPart
 from taskyard.pipeline.datasets import TASKS, TASKS_WITHOUT_GRAPH
-from taskyard.pipeline.files.placing import GraphPlacement
-from taskyard.pipeline.files.splitting import PartSplit
+from taskyard.pipeline.files.placement import GraphPlacement
+from taskyard.pipeline.files.split import PartSplit
 from taskyard.pipeline.layout import campaign_key, folder
 from tests.pipeline.stories import START, Story, write_part
 

@@ -17,8 +17,8 @@ import pytest
 from taskyard import Client
 from taskyard.errors import UserError
 from taskyard.journal import recovery
-from taskyard.journal.reading import JournalReader
-from taskyard.journal.tally import AuditCounts, Auditor
+from taskyard.journal.audit import AuditCounts, Auditor
+from taskyard.journal.reader import JournalReader
 from taskyard.journal.witness import read as witnessed
 from taskyard.pipeline import java
 from taskyard.pipeline.jobs import fleet

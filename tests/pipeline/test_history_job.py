@@ -16,7 +16,7 @@ import pytest
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal.history import HistoryPart
-from taskyard.pipeline import small, tables
+from taskyard.pipeline import tables, tuning
 from taskyard.pipeline.datasets import (
     ATTEMPTS,
     CRITICAL_PATH,
@@ -160,7 +160,7 @@ def test_tables_are_the_same_if_executors_make_them(
     expected: dict[str, list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(small, "SMALL_BYTES", 0)
+    monkeypatch.setattr(tuning, "SMALL_BYTES", 0)
     make_tables(spark, state, tmp_path / "out")
     assert contents(spark, tmp_path / "out") == expected
 
@@ -319,7 +319,7 @@ def test_no_state_is_no_history(tmp_path: Path, capfd: pytest.CaptureFixture[str
 def test_without_spark_a_verb_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("taskyard.cli.pipeline.find_spec", lambda _name: None)
+    monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
     assert run(taskyard, ["pipeline", "history", "--state", str(tmp_path)]) == 2
     told = capfd.readouterr().err
     assert "needs pyspark and pandas, which is not installed: `pip install" in told

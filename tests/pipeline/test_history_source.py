@@ -13,9 +13,9 @@ import pytest
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import compaction, history, recovery
+from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
-from taskyard.journal.tally import AuditCounts, Auditor
 from taskyard.pipeline.datasets import EDGES, EVENTS
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees

@@ -15,22 +15,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from taskyard import testing
+from taskyard.campaign.formats import FileOptions
+from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
 from taskyard.cli import documents
 from taskyard.cli.entry import run, taskyard
-from taskyard.client.campaign.formats import FileOptions
-from taskyard.client.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
 from taskyard.client.client import Client
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import Refused, UserError
 from taskyard.journal import recovery
-from taskyard.journal.reading import JournalReader
-from taskyard.journal.tally import Auditor
+from taskyard.journal.audit import Auditor
+from taskyard.journal.reader import JournalReader
 from taskyard.journal.witness import read as witnessed
-from taskyard.pipeline.columns import unpack
+from taskyard.pipeline.arrow_rows import unpack
 from taskyard.pipeline.datasets import REJECTS
 from taskyard.pipeline.jobs import load
 from taskyard.pipeline.sources import campaigns
-from taskyard.pipeline.submitting import SubmitCounts, make_target
+from taskyard.pipeline.submit import SubmitCounts, make_target
 from tests.kit.processes import Broker
 
 if TYPE_CHECKING:
@@ -354,11 +354,11 @@ def test_task_is_never_tied_to_another_files_task_of_the_same_name(
 
 _KILLED = """
 import os, signal, sys
-from taskyard.client.campaign.formats import FileOptions
+from taskyard.campaign.formats import FileOptions
 from taskyard.core.events import UnknownPolicy
 from taskyard.pipeline.jobs import load
 from taskyard.pipeline.session import session
-from taskyard.pipeline.submitting import make_target
+from taskyard.pipeline.submit import make_target
 
 load.plan.__kwdefaults__ = {"wave": 20, "portion": 10}
 checked = load.read(session("killed", "local[2]"), [sys.argv[1]], FileOptions(campaign="c"))

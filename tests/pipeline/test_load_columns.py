@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.client.campaign.parquet import rows_of
-from taskyard.client.campaign.submitting import encode_batch
-from taskyard.client.campaign.tasks import check_task
-from taskyard.pipeline import columns
-from taskyard.pipeline.columns import (
+from taskyard.campaign.batches import encode_batch
+from taskyard.campaign.parquet import rows_of
+from taskyard.campaign.task_spec import check_task
+from taskyard.pipeline import arrow_rows
+from taskyard.pipeline.arrow_rows import (
     PREPARED_SCHEMA,
     RowCollector,
     SharedTerms,
     prepare,
     prepared_to_row,
 )
-from taskyard.pipeline.submitting import submission_of
+from taskyard.pipeline.submit import submission_of
 
 _NAMES = st.text("ab{ .é\n\0", min_size=0, max_size=4)
 _TEXT = pa.string()
@@ -103,7 +103,7 @@ def test_a_slice_of_a_table_is_read_from_where_it_begins() -> None:
         after=([["o"], None, ["p", "r"]], _LIST),
     )
     assert _quickly(table.slice(1)) == _slowly(table.slice(1))
-    assert columns._fast_columns(table.slice(1)) is not None  # noqa: SLF001  # the quick way was taken
+    assert arrow_rows._fast_columns(table.slice(1)) is not None  # noqa: SLF001  # the quick way was taken
 
 
 def test_a_submission_of_columns_is_that_of_the_tasks() -> None:

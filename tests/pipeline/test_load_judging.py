@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from taskyard.pipeline.columns import RowCollector
+from taskyard.pipeline.arrow_rows import RowCollector
 from taskyard.pipeline.jobs.load import plan
-from taskyard.pipeline.judging import COLUMNS, ValidationResult, validate
+from taskyard.pipeline.validate import COLUMNS, ValidationResult, validate
 
 
 def _judged(

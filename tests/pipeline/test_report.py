@@ -23,16 +23,17 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 from taskyard.journal import recovery, witness
-from taskyard.journal.reading import JournalReader
+from taskyard.journal.audit import AuditCounts, Auditor
+from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.tally import AuditCounts, Auditor
 from taskyard.pipeline.datasets import CRITICAL_PATH
 from taskyard.pipeline.jobs import report
-from taskyard.pipeline.report import page, pictures, stretches, words
-from taskyard.pipeline.report.facts import ReportSummary
+from taskyard.pipeline.report import charts, intervals, page
+from taskyard.pipeline.report.format import format_duration, shorten_name
+from taskyard.pipeline.report.headline import lower_bound_ns, page_of
 from taskyard.pipeline.report.page import Page, Section, Table
-from taskyard.pipeline.report.summary import lower_bound_ns, page_of
-from taskyard.pipeline.sources import places
+from taskyard.pipeline.report.summary import ReportSummary
+from taskyard.pipeline.sources import locations
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.journal.stories import BEGIN_NS, WritingYard
 from tests.pipeline.browser import opened
@@ -186,13 +187,13 @@ def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
 
 def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_path: Path) -> None:
     assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
-    live = places.from_state(spark, state, tmp_path).events.count()
+    live = locations.from_state(spark, state, tmp_path).events.count()
     copy = tmp_path / "copied"
     shutil.copytree(state / "history", copy)
     for place in (state, state / "history", copy):
-        assert places.from_history(spark, place).events.count() == live
+        assert locations.from_history(spark, place).events.count() == live
     with pytest.raises(UserError, match="there is no history in"):
-        places.from_history(spark, tmp_path)
+        locations.from_history(spark, tmp_path)
 
 
 def test_campaign_that_is_not_there_is_named(
@@ -220,7 +221,7 @@ def facts(**more: Any) -> ReportSummary:
         "campaign": "c",
         "guarantees": Guarantees(**counts | {"submitted": 1, "done": 1}),
         "totals": totals,
-        "over_time": stretches.TimeSeries(
+        "over_time": intervals.TimeSeries(
             SECOND_NS, [0, 1], [0, 0], [1, 0], [0, 0], [0, SECOND_NS]
         ),
         "worker_times": {},
@@ -269,7 +270,7 @@ def test_thousand_workers_are_shown_together() -> None:
         {"worker": f"w{n}", "slots": 1, "joined": None, "left": None, "utilisation": n / 1000}
         for n in range(1000)
     ]
-    section = pictures.workers(facts(workers=pa.Table.from_pylist(rows)))
+    section = charts.workers(facts(workers=pa.Table.from_pylist(rows)))
     (trace,) = traces_of(section)
     assert trace["y"] == [100] * 10
 
@@ -295,7 +296,7 @@ def test_busy_part_is_of_the_slots_that_were_there_while_the_campaign_ran() -> N
             [{"worker": name, "run_ns": run * SECOND_NS} for name, run in runs.items()]
         ),
     )
-    assert pictures.busy_part(told) == 2 / 4
+    assert charts.busy_part(told) == 2 / 4
 
 
 def test_lane_of_which_tasks_ran_side_by_side_sets_no_least_time() -> None:
@@ -316,9 +317,9 @@ def test_long_critical_path_shows_its_longest_steps() -> None:
         | {"task": f"t{n}", "position": n, "started": begin, "run_ns": n * SECOND_NS}
         for n in range(1, 101)
     ]
-    section = pictures.critical_path(facts(critical_path=pa.Table.from_pylist(steps)))
+    section = charts.critical_path(facts(critical_path=pa.Table.from_pylist(steps)))
     (trace,) = traces_of(section)
-    assert len(trace["y"]) == pictures.STEPS_SHOWN_MAX
+    assert len(trace["y"]) == charts.STEPS_SHOWN_MAX
     assert trace["y"][-1] == "100. t100"
 
 
@@ -354,12 +355,12 @@ def test_page_without_pictures_needs_no_script() -> None:
     ],
 )
 def test_time_is_told_in_units_that_people_use(time_ns: int, text: str) -> None:
-    assert words.format_duration(time_ns) == text
+    assert format_duration(time_ns) == text
 
 
 def test_long_or_strange_name_becomes_short_and_visible() -> None:
-    assert words.shorten_name("x\ny\x1b[31m") == "x\\ny\\x1b[31m"
-    cut = words.shorten_name("a" * 30 + "b" * 30)
+    assert shorten_name("x\ny\x1b[31m") == "x\\ny\\x1b[31m"
+    cut = shorten_name("a" * 30 + "b" * 30)
     assert len(cut) < 50
     assert (cut[0], cut[-1], "…" in cut) == ("a", "b", True)
 
@@ -367,8 +368,8 @@ def test_long_or_strange_name_becomes_short_and_visible() -> None:
 @pytest.mark.parametrize("seconds", [0.5, 60, 3600, 86_400 * 30, 86_400 * 4000])
 def test_time_of_any_length_is_cut_into_a_bounded_number_of_stretches(seconds: float) -> None:
     makespan_ns = int(seconds * SECOND_NS)
-    width_ns = stretches.interval_width(makespan_ns)
-    assert 20 < makespan_ns / width_ns <= stretches.INTERVALS_MAX
+    width_ns = intervals.interval_width(makespan_ns)
+    assert 20 < makespan_ns / width_ns <= intervals.INTERVALS_MAX
 
 
 def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
@@ -380,7 +381,7 @@ def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
         "running": [1, -1],
         "busy_ns": [4, -7],
     }
-    told = stretches.over_time(pa.table(changes), 10)
+    told = intervals.over_time(pa.table(changes), 10)
     assert told.ready_counts == [2, 2, 2, 1]
     assert told.running == [1, 1, 1, 0]
     assert told.busy_ns == [4, 10, 10, 3]

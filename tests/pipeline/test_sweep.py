@@ -13,12 +13,13 @@ import pytest
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.pipeline.sweep import crew, simulate, verdict
-from taskyard.pipeline.sweep.crew import PooledSimulation
-from taskyard.pipeline.sweep.measured import COLUMNS, workload_of
-from taskyard.pipeline.sweep.points import Forecast, Point, grid, read_numbers
-from taskyard.pipeline.sweep.shape import campaign_bounds
-from taskyard.pipeline.sweep.workers import WorkerSimulation, uniform_workers
+from taskyard.pipeline.sweep import conclusions, pooled, simulation
+from taskyard.pipeline.sweep.bounds import campaign_bounds
+from taskyard.pipeline.sweep.from_file import workload_of_file
+from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
+from taskyard.pipeline.sweep.grid import Forecast, Point, grid, read_numbers
+from taskyard.pipeline.sweep.per_worker import WorkerSimulation, uniform_workers
+from taskyard.pipeline.sweep.pooled import PooledSimulation
 from taskyard.pipeline.sweep.workload import (
     Setback,
     Stay,
@@ -27,7 +28,6 @@ from taskyard.pipeline.sweep.workload import (
     decode_workload,
     encode_workload,
 )
-from taskyard.pipeline.sweep.written import workload_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ def one_by_one(workload: Workload, point: Point) -> WorkerSimulation:
 
 
 def forecast(workload: Workload, workers: int, *policy: str, slots: int = 1) -> Forecast:
-    return simulate.simulate(workload, campaign_bounds(workload), Point(workers, slots, policy))
+    return simulation.simulate(workload, campaign_bounds(workload), Point(workers, slots, policy))
 
 
 # The simulation.
@@ -85,7 +85,7 @@ def test_crew_takes_as_long_as_workers_one_by_one(
     make: Callable[[], Workload], workers: int
 ) -> None:
     workload, point = make(), Point(workers, 1)
-    quick = simulate.simulate(workload, campaign_bounds(workload), point)
+    quick = simulation.simulate(workload, campaign_bounds(workload), point)
     assert quick.makespan_ns == pytest.approx(one_by_one(workload, point).makespan_ns, rel=0.03)
     assert (quick.done, quick.unfinished) == (600, 0)
 
@@ -195,21 +195,21 @@ def test_replay_has_workers_come_and_go_as_they_did() -> None:
         Stay(b"early", services, 1, joined_ns=SECOND_NS),
         Stay(b"lost", services, 1, joined_ns=0, left_ns=3 * SECOND_NS, is_lost=True),
     ]
-    made = simulate.replay(workload)
+    made = simulation.replay(workload)
     assert made.done == 4
     assert made.makespan_ns == 7 * SECOND_NS  # of four tasks, one was begun twice
 
 
 def test_crew_is_only_for_what_does_not_depend_on_workers() -> None:
     plain, shape = flat(40), campaign_bounds(flat(40))
-    assert crew.can_pool(plain, shape, Point(2, 1))
-    assert not crew.can_pool(plain, shape, Point(2, 1, ("workers_max=1",)))
-    assert not crew.can_pool(plain, shape, Point(2, 1, ("overfeed=1",)))
+    assert pooled.can_pool(plain, shape, Point(2, 1))
+    assert not pooled.can_pool(plain, shape, Point(2, 1, ("workers_max=1",)))
+    assert not pooled.can_pool(plain, shape, Point(2, 1, ("overfeed=1",)))
     wide = Workload([b"a"], [1], [TaskKind(slots=2)])
-    assert not crew.can_pool(wide, campaign_bounds(wide), Point(2, 1))
+    assert not pooled.can_pool(wide, campaign_bounds(wide), Point(2, 1))
     laned = lanes(40, 2)
-    assert not crew.can_pool(laned, campaign_bounds(laned), Point(2, 1))
-    assert crew.prefetch_of(campaign_bounds(chains(40, 20)), Point(8, 1)) == 0
+    assert not pooled.can_pool(laned, campaign_bounds(laned), Point(2, 1))
+    assert pooled.prefetch_of(campaign_bounds(chains(40, 20)), Point(8, 1)) == 0
 
 
 def test_workload_survives_its_way_to_an_executor() -> None:
@@ -445,7 +445,7 @@ def test_wfcommons_says_how_long_tasks_took(tmp_path: Path) -> None:
 
 def told(workload: Workload, workers: list[int], *policy: str) -> list[str]:
     results = [(Point(count, 1, policy), forecast(workload, count, *policy)) for count in workers]
-    return verdict.sentences(workload, campaign_bounds(workload), results)
+    return conclusions.sentences(workload, campaign_bounds(workload), results)
 
 
 def test_sentence_says_who_finishes_when_and_what_decides_beyond() -> None:
@@ -477,7 +477,7 @@ def test_fine_steps_hide_no_gain() -> None:
 
 def test_error_against_the_run_is_said() -> None:
     workload = Workload([b"a"], [10 * SECOND_NS], makespan_ns=11 * SECOND_NS)
-    text = verdict.check_text(workload, forecast(workload, 1))
+    text = conclusions.check_text(workload, forecast(workload, 1))
     assert text.endswith("takes 10 s where 11 s were measured (-9.1%).")
 
 

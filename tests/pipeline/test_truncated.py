@@ -4,12 +4,12 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from pyspark_taskyard.stored import results_batch
-from taskyard.client.asking import TaskResult
+from pyspark_taskyard.state_tables import results_batch
 from taskyard.client.client import Client
+from taskyard.client.requests import TaskResult
+from taskyard.core.model import Result
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Result
-from taskyard.pipeline.jobs import mapping
+from taskyard.pipeline.jobs import map_rows
 
 REASON = "result truncated: only the last 3 of 9 bytes are kept"
 
@@ -31,7 +31,7 @@ class Told:
 
 def test_map_rows_gives_a_reason_instead_of_a_truncated_result() -> None:
     batch = pa.record_batch({"task": ["whole", "cut", "bad"]})
-    fetched = mapping._fetched(cast("Client", Told()), batch)  # noqa: SLF001
+    fetched = map_rows._fetched(cast("Client", Told()), batch)  # noqa: SLF001
     assert fetched["result"].to_pylist() == ["all", None, None]
     assert fetched["reason"].to_pylist() == [None, REASON, "why"]
 

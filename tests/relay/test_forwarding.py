@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.relay.forwarding import Forwarder
+from taskyard.relay.forwarder import Forwarder
 from tests.wire.wmp_kit import frames
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.settings.load import load, problems
+from taskyard.settings.loader import load, problems
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.core.events import LaneOptions, Rule, RulesSet
 from taskyard.core.limits import SECOND_NS
-from taskyard.settings.clauses import to_rules_set
+from taskyard.settings.rules import to_rules_set
 from tests.settings.kit import loaded, written
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.client import finding
+from taskyard.client import discovery
 from taskyard.net import endpoints
 from taskyard.settings.files import InvalidSettings
 from tests.settings.kit import written
@@ -48,21 +48,21 @@ def test_nearest_word_counts_and_a_state_means_its_own_broker(
     lines = "".join(f'{name} = "{value}"\n' for name, value in file.items())
     written(tmp_path, f"[broker]\n{lines}")
     environment = {f"TASKYARD_{name}": value for name, value in variables.items()}
-    found = finding.endpoint(flags.get("broker"), flags.get("state"), environment)
+    found = discovery.endpoint(flags.get("broker"), flags.get("state"), environment)
     assert found == (expected if expected.startswith("tcp:") else native(expected))
 
 
 def test_who_says_where_the_broker_is_needs_no_good_file(tmp_path: Path) -> None:
     written(tmp_path, "no toml")
-    assert finding.endpoint(FLAG) == FLAG
-    assert finding.endpoint(state="s") == native("s")
+    assert discovery.endpoint(FLAG) == FLAG
+    assert discovery.endpoint(state="s") == native("s")
     with pytest.raises(InvalidSettings, match=r"^taskyard.toml:1: is no TOML: "):
-        finding.endpoint(environment={})
+        discovery.endpoint(environment={})
 
 
 def test_endpoint_that_cannot_be_connected_to_is_told_with_its_place(tmp_path: Path) -> None:
     written(tmp_path, '[broker]\nurl = "tcp://127.0.0.1:0"\n')
     with pytest.raises(InvalidSettings) as raised:
-        finding.endpoint(environment={})
+        discovery.endpoint(environment={})
     told = "taskyard.toml:2: broker.url: endpoint tcp://127.0.0.1:0 has no port to connect to; "
     assert str(raised.value).startswith(told)

@@ -19,7 +19,7 @@ from taskyard.settings.keys import (
     service_keys,
 )
 from taskyard.settings.kinds import Rate
-from taskyard.settings.load import load
+from taskyard.settings.loader import load
 from taskyard.settings.sections import Source
 from tests.settings.kit import written
 

@@ -9,7 +9,7 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.kinds import Rate
-from taskyard.settings.load import load
+from taskyard.settings.loader import load
 from taskyard.settings.sections import ServiceSection, Source
 from tests.settings.kit import loaded, written, wrong
 

@@ -11,7 +11,7 @@ from taskyard.errors import UserError
 from taskyard.net.keys import read_peer_key
 from taskyard.settings import toml
 from taskyard.settings.files import FILE_BYTES_MAX, InvalidSettings, read
-from taskyard.settings.load import problems
+from taskyard.settings.loader import problems
 from taskyard.settings.toml import KEY_PARTS_MAX, LINES_MAX, TooDeep
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from taskyard.sim.__main__ import HUNT_SCHEDULES_MAX, main
-from taskyard.sim.bugs import MUTATIONS
-from taskyard.sim.run import find_killing_seed, run
+from taskyard.sim.mutations import MUTATIONS
+from taskyard.sim.schedule import find_killing_seed, run
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

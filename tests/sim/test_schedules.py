@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from taskyard.sim.regressions import REGRESSIONS
-from taskyard.sim.run import run
+from taskyard.sim.schedule import run
 
 SCHEDULES = 1_200
 SHARDS = 20

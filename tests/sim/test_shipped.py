@@ -6,13 +6,13 @@ import pytest
 from msgspec import structs
 
 from taskyard.core import events
-from taskyard.sim import plan, shipped
+from taskyard.sim import plan, product_workers
 from taskyard.sim.decoders import decode
-from taskyard.sim.doors import Listener
+from taskyard.sim.listeners import Listener
 from taskyard.sim.plan import SECOND_NS, Faults
-from taskyard.sim.programs import ProductWorker
+from taskyard.sim.processes import ProductWorker
+from taskyard.sim.reference_model import Violation
 from taskyard.sim.scenario import Scenario
-from taskyard.sim.story import Violation
 from taskyard.sim.world import World
 
 
@@ -32,7 +32,7 @@ def quiet_world(kind: str) -> tuple[World, ProductWorker]:
     return world, worker
 
 
-@pytest.mark.parametrize("kind", shipped.KINDS)
+@pytest.mark.parametrize("kind", product_workers.KINDS)
 def test_worker_of_every_kind_is_given_work(kind: str) -> None:
     world, worker = quiet_world(kind)
     world.timeline.run_until(20 * SECOND_NS)
@@ -43,7 +43,7 @@ def test_worker_of_every_kind_is_given_work(kind: str) -> None:
     assert not [one for one in tales if one.worker]
 
 
-@pytest.mark.parametrize("kind", shipped.KINDS)
+@pytest.mark.parametrize("kind", product_workers.KINDS)
 def test_worker_of_every_kind_survives_resets_and_kills(kind: str) -> None:
     world, worker = quiet_world(kind)
     for second in range(1, 30):
@@ -58,7 +58,7 @@ def test_worker_of_every_kind_survives_resets_and_kills(kind: str) -> None:
     assert worker.alive
 
 
-@pytest.mark.parametrize("kind", shipped.KINDS)
+@pytest.mark.parametrize("kind", product_workers.KINDS)
 def test_stopped_worker_leaves_and_comes_back(kind: str) -> None:
     world, worker = quiet_world(kind)
     world.timeline.run_until(2 * SECOND_NS)

@@ -4,13 +4,9 @@ import pytest
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
-from taskyard.core.tasks import Submission
+from taskyard.core.model import Submission
 from taskyard.core.workers import WorkerFacts
-from taskyard.sim.doors import Listener, open_all
-from taskyard.sim.dwork_tongue import NativeCodec
-from taskyard.sim.plan import draw
-from taskyard.sim.story import Violation
-from taskyard.sim.tongues import (
+from taskyard.sim.codecs.dialects import (
     PingPongClientCodec,
     PingPongWorkerCodec,
     PlainCodec,
@@ -18,6 +14,10 @@ from taskyard.sim.tongues import (
     RoundRobinWorkerCodec,
     WmpWorkerCodec,
 )
+from taskyard.sim.codecs.native import NativeCodec
+from taskyard.sim.listeners import Listener, open_all
+from taskyard.sim.plan import draw
+from taskyard.sim.reference_model import Violation
 from taskyard.wire import dwork_pb2 as pb
 
 FACTS = WorkerFacts((b"default",), 2, 5, 7)

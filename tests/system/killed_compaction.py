@@ -15,7 +15,7 @@ from typing import Any
 
 from taskyard.broker.archive import EndedTasks
 from taskyard.cli.entry import main
-from taskyard.journal import beside, snapshot
+from taskyard.journal import compaction_process, snapshot
 from taskyard.journal.sqlite import SqliteStore
 
 CHILD = "beside"
@@ -39,7 +39,7 @@ STEPS_WITHIN: dict[str, tuple[Any, str]] = {
 
 def compact_beside(step: str, words: list[str]) -> None:
     from taskyard.journal import compacting, compaction  # noqa: PLC0415  # Arrow: not in the broker
-    from taskyard.journal.finished import ArchiveWriter  # noqa: PLC0415
+    from taskyard.journal.archive import ArchiveWriter  # noqa: PLC0415
     from taskyard.journal.history import PartWriter  # noqa: PLC0415
 
     with Path("children").open("a") as file:
@@ -73,7 +73,7 @@ if __name__ == "__main__":
     step, *words = sys.argv[1:]
     if words[0] == CHILD:
         compact_beside(step, words[1:])
-    beside.COMPACTION_COMMAND = (sys.executable, __file__, step, CHILD)
+    compaction_process.COMPACTION_COMMAND = (sys.executable, __file__, step, CHILD)
     if step in STEPS_WITHIN:
         setattr(*STEPS_WITHIN[step], kill_broker)
     main(words)

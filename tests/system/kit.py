@@ -7,10 +7,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.lock import StateLock
 from taskyard.journal.recovery import records_of
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.tally import AuditCounts, Auditor
 from tests.kit import processes
 
 SLOW_DISK = (sys.executable, str(Path(__file__).with_name("slow_disk.py")))

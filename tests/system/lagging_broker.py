@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from taskyard.broker.compacting import CompactionLimits
+from taskyard.broker.compaction import CompactionLimits
 from taskyard.cli import broker
 from taskyard.cli.entry import main
-from taskyard.journal import beside
+from taskyard.journal import compaction_process
 
 CHILD = "beside"
 ENDED_MAX = 20
@@ -32,6 +32,6 @@ if __name__ == "__main__":
         while not Path("go").exists():
             time.sleep(0.01)
         compacting.main(words[1:])
-    beside.COMPACTION_COMMAND = (sys.executable, __file__, CHILD)
+    compaction_process.COMPACTION_COMMAND = (sys.executable, __file__, CHILD)
     vars(broker)["CompactionLimits"] = small_limits
     main(words)

@@ -11,14 +11,14 @@ import zmq
 from taskyard.client.client import Client
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from taskyard.net import sockets
-from taskyard.net.clock import SystemClock
-from taskyard.net.line import Channel
+from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
+from taskyard.net.protocols import SystemClock
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.loop import NativeWorkerLoop, WorkerSettings
+from taskyard.worker.native import NativeWorkerLoop, WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

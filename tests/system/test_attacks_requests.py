@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from taskyard.client.client import Client
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from tests.kit.processes import environment, until
 from tests.system import limited
 from tests.system.attackers_requests import MESSAGES

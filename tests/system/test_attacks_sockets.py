@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.client.client import Client
-from taskyard.core.tasks import Submission
+from taskyard.core.model import Submission
 from tests.kit.processes import TASKYARD, Broker, Running
 from tests.system.kit import count
 

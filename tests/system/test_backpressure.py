@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from taskyard.client.client import Client
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from tests.kit.processes import run, until
 from tests.system import lagging_broker
 from tests.system.kit import Broker

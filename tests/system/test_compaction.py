@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from taskyard.client.client import Client
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from taskyard.journal import compaction
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.client.client import Client
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from taskyard.errors import Refused
 from taskyard.journal.store import DISK_RESERVE_BYTES
 from tests.kit.processes import until

@@ -20,12 +20,12 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.workers import WorkerFacts
 from taskyard.errors import NoBroker, Refused, TaskyardError
 from taskyard.net import sockets
-from taskyard.net.clock import SystemClock
+from taskyard.net.channel import Channel
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
-from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
-from taskyard.wire import dwork_peer as peer
+from taskyard.net.protocols import SystemClock
+from taskyard.wire.native import peer
 from taskyard.wire.roles import Role
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, until
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from taskyard.client.client import Client
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from tests.system.kit import Broker
 from tests.wire.test_dwork_noise import spoilt
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import zmq
 
 from taskyard.client.client import Client
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from tests.kit.processes import Running, marks, until
 from tests.system.kit import count
 from tests.wire.wmp_kit import Said, frames, read

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from taskyard.net import sockets
-from taskyard.net.clock import SystemClock
+from taskyard.net.channel import Channel
 from taskyard.net.context import raise_file_limit
-from taskyard.net.line import Channel
 from taskyard.net.poller import Poller
-from taskyard.worker.loop import NativeWorkerLoop, WorkerSettings
+from taskyard.net.protocols import SystemClock
+from taskyard.worker.native import NativeWorkerLoop, WorkerSettings
 from tests.kit.processes import until
 from tests.system.kit import Broker, count
 from tests.system.peers import QuickHands

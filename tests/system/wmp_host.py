@@ -10,19 +10,19 @@ import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from taskyard.broker.port import SocketTransport
 from taskyard.broker.switchboard import DialectRouter
+from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal import recovery
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.net import endpoints, sockets
-from taskyard.net.clock import SystemClock
 from taskyard.net.poller import Poller
+from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Signals
-from taskyard.wire.dwork import NativeServer
-from taskyard.wire.wmp import make_server
+from taskyard.wire.native.server import NativeServer
+from taskyard.wire.wmp.server import make_server
 
 
 def main(state: Path, endpoint: str) -> None:

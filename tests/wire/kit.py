@@ -9,7 +9,7 @@ from taskyard.core.effects import Settled
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
-from taskyard.wire.dwork import NativeServer
+from taskyard.wire.native.server import NativeServer
 
 if TYPE_CHECKING:
     from taskyard.core.events import Event

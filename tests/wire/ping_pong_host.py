@@ -7,19 +7,19 @@ import threading
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
-from taskyard.broker.port import SocketTransport
 from taskyard.broker.switchboard import DialectRouter
+from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
-from taskyard.net.clock import SystemClock
 from taskyard.net.poller import Poller
+from taskyard.net.protocols import SystemClock
 from taskyard.net.waker import Waker
-from taskyard.wire.dwork import NativeServer
-from taskyard.wire.ping_pong import Settings, make_server
+from taskyard.wire.native.server import NativeServer
+from taskyard.wire.ping_pong.server import Settings, make_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,17 +12,17 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Finished
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.encoding import decode, encode
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork import NativeServer
-from taskyard.wire.round_robin import Settings, make_server
+from taskyard.wire.native import peer
+from taskyard.wire.native.server import NativeServer
+from taskyard.wire.round_robin.server import Settings, make_server
 from tests.kit.snapshots import reopened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskyard.core.events import Event
+    from taskyard.core.model import Submission
     from taskyard.core.states import TaskState
-    from taskyard.core.tasks import Submission
 
 #: The wall clock when the tests begin.
 WALL_NS = 1_700_000_000 * SECOND_NS

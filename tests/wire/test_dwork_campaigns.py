@@ -3,11 +3,11 @@
 from taskyard.core.apply import apply
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import Submitted
-from taskyard.core.tasks import Submission, Terms
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork_peer import Reply
+from taskyard.wire.native import peer
+from taskyard.wire.native.peer import Reply
 from tests.wire.test_dwork_extended import Extended
 
 Q = pb.QueryMsg

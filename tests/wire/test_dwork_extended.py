@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
-from taskyard.core import effects, image
+from taskyard.core import effects, old_snapshots
 from taskyard.core.events import Outcome, Scope, UnknownPolicy, WorkerLost, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Result, Submission, Terms
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Result, Submission, Terms
 from taskyard.core.workers import WorkerFacts
-from taskyard.wire import dwork_desk, dwork_requests
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork import NativeServer
-from taskyard.wire.dwork_desk import WAITING_MAX
-from taskyard.wire.dwork_peer import Reply
-from taskyard.wire.numbering import request_numbers
+from taskyard.wire.dialect import request_numbers
+from taskyard.wire.native import peer
+from taskyard.wire.native import pending as native_pending
+from taskyard.wire.native import requests as native_requests
+from taskyard.wire.native.peer import Reply
+from taskyard.wire.native.pending import WAITING_MAX
+from taskyard.wire.native.server import NativeServer
 from tests.wire.kit import BROKER, Counter
 
 if TYPE_CHECKING:
@@ -332,10 +333,10 @@ def test_streaming_watch_answers_again_and_again_and_shows_life() -> None:
     counter.finish(counter.take())
     told = [Reply(body) for route, body in counter.sent if route == b"client"]
     assert [(one.names, one.count) for one in told] == [([b"a"], 1)]
-    ((route, body),) = counter.pass_time(dwork_requests.STREAM_HEARTBEAT_NS)
+    ((route, body),) = counter.pass_time(native_requests.STREAM_HEARTBEAT_NS)
     assert (route, Reply(body).names, Reply(body).count) == (b"client", [], 1)
     assert [
-        Reply(body).count for _, body in counter.pass_time(dwork_requests.STREAM_HEARTBEAT_NS)
+        Reply(body).count for _, body in counter.pass_time(native_requests.STREAM_HEARTBEAT_NS)
     ] == [1]
     counter.steal()
     counter.say(peer.command(5, peer.CANCEL, Scope(names=(b"b",))))
@@ -369,7 +370,7 @@ def test_create_that_streams_and_is_refused_watches_nothing() -> None:
 
 
 def test_large_results_are_streamed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 10)
+    monkeypatch.setattr("taskyard.wire.native.replies.TEXT_BYTES_MAX", 10)
     counter = Extended()
     counter.create(b"a", b"b", b"c")
     counter.frames([b"", peer.watch(6, [b"a", b"b", b"c"], stream=True)], b"client")
@@ -408,7 +409,7 @@ def test_stream_tells_the_results_that_are_there_and_leaves_the_rest_for_later()
 def test_results_that_do_not_fit_one_answer_are_left_out_and_counted(
     asks: Callable[[int, list[bytes]], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 10)
+    monkeypatch.setattr("taskyard.wire.native.replies.TEXT_BYTES_MAX", 10)
     dialect = NativeServer(BROKER, lambda: 0)
     dialect.receive(b"client", [b"", asks(6, [b"a", b"b", b"c", b"d"])], 1)
     told = owing(FIRST, b"1234567", b"1234567", b"123", None)
@@ -422,7 +423,7 @@ def test_results_that_do_not_fit_one_answer_are_left_out_and_counted(
 def test_result_that_is_larger_than_an_answer_is_told_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 2)
+    monkeypatch.setattr("taskyard.wire.native.replies.TEXT_BYTES_MAX", 2)
     dialect = NativeServer(BROKER, lambda: 0)
     dialect.receive(b"client", [b"", peer.results(6, [b"a", b"b"])], 1)
     ((_, frames),) = dialect.reply(owing(FIRST, b"123", b"123"))
@@ -430,7 +431,7 @@ def test_result_that_is_larger_than_an_answer_is_told_alone(
 
 
 def test_watch_keeps_no_more_results_than_fit_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskyard.wire.dwork_replies.TEXT_BYTES_MAX", 10)
+    monkeypatch.setattr("taskyard.wire.native.replies.TEXT_BYTES_MAX", 10)
     counter = Extended()
     counter.create(b"a", b"b", b"c")
     counter.frames([b"", peer.watch(6, [b"a", b"b", b"c"], wait_ns=SECOND_NS)], b"client")
@@ -523,7 +524,7 @@ def test_requests_that_wait_are_limited() -> None:
 
 
 def test_watched_names_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dwork_desk, "WATCHED_NAMES_MAX", 3)
+    monkeypatch.setattr(native_pending, "WATCHED_NAMES_MAX", 3)
     counter = Extended()
     counter.create(b"a", b"b")
     assert counter.frames([b"", peer.watch(6, [b"a", b"b"], stream=True)]) == []
@@ -538,7 +539,7 @@ def test_watched_names_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_watch_that_is_asked_for_again_with_too_many_names_leaves_the_former(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dwork_desk, "WATCHED_NAMES_MAX", 2)
+    monkeypatch.setattr(native_pending, "WATCHED_NAMES_MAX", 2)
     counter = Extended()
     counter.create(b"a")
     for names in ([b"a"], [b"a", b"b"], [b"a"]):
@@ -550,7 +551,7 @@ def test_watch_that_is_asked_for_again_with_too_many_names_leaves_the_former(
 
 
 def test_create_is_taken_however_many_names_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dwork_desk, "WATCHED_NAMES_MAX", 2)
+    monkeypatch.setattr(native_pending, "WATCHED_NAMES_MAX", 2)
     counter = Extended()
     terms = [Terms(service=b"exec")]
     for number, name in enumerate((b"a", b"b", b"c")):
@@ -563,13 +564,13 @@ def test_create_is_taken_however_many_names_are_watched(monkeypatch: pytest.Monk
 def test_heartbeats_are_remembered_of_so_many_workers_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dwork_desk, "FACTS_MAX", 2)
-    pending = dwork_desk.PendingRequests(BROKER, lambda: 0)
+    monkeypatch.setattr(native_pending, "FACTS_MAX", 2)
+    pending = native_pending.PendingRequests(BROKER, lambda: 0)
 
     def beat(worker: bytes) -> list[bytes]:
         query = Q.FromString(peer.heartbeat(7, worker, WORKER, [], HEARTBEAT_NS, seen=0))
-        request = dwork_desk.Request(b"r", query, True, 1)  # noqa: FBT003
-        appeared, _ = dwork_requests.decode_request(pending, request)
+        request = native_pending.Request(b"r", query, True, 1)  # noqa: FBT003
+        appeared, _ = native_requests.decode_request(pending, request)
         assert isinstance(appeared, WorkerRegistered)
         return [*pending.facts]
 
@@ -779,9 +780,9 @@ MALFORMED = {
 def test_malformed_request_is_an_error_with_a_reason_and_changes_nothing(query: Q) -> None:
     counter = Extended()
     counter.create(b"old")
-    before = image.fingerprint(counter.scheduler.ledger)
+    before = old_snapshots.fingerprint(counter.scheduler.ledger)
     reply = counter.say(query.SerializeToString())
     assert reply.kind == peer.ERROR
     assert reply.reason
-    assert image.fingerprint(counter.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(counter.scheduler.ledger) == before
     assert counter.take().names == [b"old"]

@@ -11,14 +11,14 @@ from taskyard.core import records
 from taskyard.core.effects import RecordPage
 from taskyard.core.events import FollowOptions, ReplyDue, Scope
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork import NativeServer
-from taskyard.wire.dwork_peer import Reply
-from taskyard.wire.record_documents import AnyRecordDocument, record_document
+from taskyard.wire.native import peer
+from taskyard.wire.native.peer import Reply
+from taskyard.wire.native.server import NativeServer
+from taskyard.wire.record_views import AnyRecordDocument, record_document
 from tests.wire.kit import BROKER, Counter
 
 W, NAMES, ATTEMPTS = b"w", [b"a", b"\xff"], [1, 2]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from taskyard.core.events import Scope
+from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
+from taskyard.wire.native import peer
 from tests.wire.kit import WALL_NS, Counter
 
 Q = pb.QueryMsg

@@ -6,12 +6,12 @@ from msgspec import structs
 
 from taskyard.core.events import TimePassed
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Result
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Result
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork_peer import Reply
+from taskyard.wire.native import peer
+from taskyard.wire.native.peer import Reply
 from tests.wire.test_dwork_extended import Extended
 
 FACTS = WorkerFacts((b"exec",), 4, 15 * SECOND_NS, incarnation=1, heartbeat_ns=SECOND_NS)

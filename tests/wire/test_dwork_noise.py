@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core import image, invariants
+from taskyard.core import invariants, old_snapshots
 from taskyard.core.events import DrainRequested, Scope
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire import dwork_requests
-from taskyard.wire.dwork import NativeServer
+from taskyard.wire.native import peer
+from taskyard.wire.native import requests as native_requests
+from taskyard.wire.native.server import NativeServer
 from tests.wire.kit import Counter
 from tests.wire.test_roles import requests
 
@@ -68,7 +68,7 @@ def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> No
     counter = Counter()
     errors = 0
     for body in spoilt(1_000, seed):
-        before = image.fingerprint(counter.scheduler.ledger)
+        before = old_snapshots.fingerprint(counter.scheduler.ledger)
         records = counter.scheduler.ledger.record
         refused = counter.scheduler.refused
         answers = [Q.FromString(one) for one in counter.frames([b"", body])]
@@ -77,7 +77,7 @@ def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> No
         if any(one.type == Q.Error for one in answers):
             errors += 1
             assert counter.scheduler.ledger.record == records
-            assert image.fingerprint(counter.scheduler.ledger) == before
+            assert old_snapshots.fingerprint(counter.scheduler.ledger) == before
     invariants.check(counter.scheduler)
     assert errors > 500
     assert Q.FromString(counter.ask(bytes.fromhex("0806"))).type == Q.OK
@@ -106,7 +106,7 @@ REQUESTS = {**requests(), "Drain": peer.drain(2, b"w"), "Drain the broker": peer
 
 def test_requests_to_be_flipped_are_of_every_type() -> None:
     kinds = {Q.FromString(body).type for body in (*SEEDS, *REQUESTS.values())}
-    assert kinds == {*dwork_requests._DECODERS}  # noqa: SLF001 - the table of all requests
+    assert kinds == {*native_requests._DECODERS}  # noqa: SLF001 - the table of all requests
 
 
 @pytest.mark.parametrize("name", REQUESTS)

@@ -8,8 +8,8 @@ from msgspec import structs
 from taskyard.core.events import LaneOptions, Rule, RulesSet
 from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS, SERVICES_MAX
 from taskyard.core.workers import WorkerFacts
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork_peer import Reply
+from taskyard.wire.native import peer
+from taskyard.wire.native.peer import Reply
 from tests.wire.kit import Counter
 
 WORKER = peer.worker_message(WorkerFacts(services=(b"exec",)))

@@ -2,12 +2,12 @@
 
 import pytest
 
+from taskyard.core.model import Submission
 from taskyard.core.records import Finished
 from taskyard.core.runs import RunColumns
-from taskyard.core.tasks import Submission
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
+from taskyard.wire.native import peer
 from tests.wire.kit import WALL_NS, Counter
 
 SECOND_NS = 1_000_000_000

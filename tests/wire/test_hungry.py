@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.errors import IllegalTransition
-from taskyard.wire import hungry
-from taskyard.wire.hungry import (
+from taskyard.wire.hungry import frames as hungry_frames
+from taskyard.wire.hungry.frames import (
     AGENT_TRANSITIONS,
     LINE_BYTES_MAX,
     AgentCause,
@@ -127,7 +127,7 @@ def test_task_that_is_called_like_a_control_word_is_told_from_it(name: bytes) ->
         (b"a/b\\n/c/7\t\tok", Report((b"a/b\n/c", 7), Outcome.DONE)),
     ],
 )
-def test_line_means(line: bytes, heard: hungry.AgentMessage) -> None:
+def test_line_means(line: bytes, heard: hungry_frames.AgentMessage) -> None:
     assert decode(line) == heard
 
 
@@ -371,7 +371,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "dialects" / "hungry.md").read_text
 def test_dialogue_of_the_page_is_understood() -> None:
     dialogue = PAGE.partition("## A dialogue")[2].split("```")[1].strip("\n").splitlines()
     conversation = AgentSession()
-    heard: list[hungry.AgentMessage] = []
+    heard: list[hungry_frames.AgentMessage] = []
     for line in dialogue:
         way, text = line[0], line[2:].replace("⇥", "\t").encode()
         if way == "←":
@@ -397,7 +397,7 @@ def test_dialogue_of_the_page_is_understood() -> None:
 
 def test_page_names_every_status_and_every_state() -> None:
     statuses = PAGE.partition("## Reports")[2].partition("\n11.")[0]
-    assert [name for name in hungry.STATUSES if f"`{name.decode()}" not in statuses] == []
+    assert [name for name in hungry_frames.STATUSES if f"`{name.decode()}" not in statuses] == []
     assert [state.name for state in AgentState if f"| {state.name} |" not in PAGE] == []
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from taskyard.core.limits import OUTPUT_BYTES_MAX
 from taskyard.errors import PeerError, UserError
 from taskyard.wire import pickled
+from taskyard.wire.payloads import CALL, EXEC, Call, decode_call, decode_payload, encode_call
 from taskyard.wire.pickled import PICKLE, Origin, Pickled
-from taskyard.wire.work import CALL, EXEC, Call, decode_call, decode_payload, encode_call
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES
 from tests.client.calls import OneWay, raise_this
 

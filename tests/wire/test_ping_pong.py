@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core import events, image
+from taskyard.core import events, old_snapshots
 from taskyard.core.effects import Accepted, Assign
 from taskyard.core.events import CancelRequested, DrainRequested, ReplyDue, Scope, WorkerHeartbeat
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.records import Finished, Leased, LeaseExpired, Returned, StaleReport, WorkerLeft
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
-from taskyard.wire import ping_pong_backend, ping_pong_frontend
-from taskyard.wire.ping_pong import Settings, make_server
-from taskyard.wire.ping_pong_backend import FORGET_NS
-from taskyard.wire.ping_pong_words import COUNT_DIGITS_MAX
+from taskyard.wire.ping_pong import backend as ping_pong_backend
+from taskyard.wire.ping_pong import frontend as ping_pong_frontend
+from taskyard.wire.ping_pong.backend import FORGET_NS
+from taskyard.wire.ping_pong.frames import COUNT_DIGITS_MAX
+from taskyard.wire.ping_pong.server import Settings, make_server
 from tests.wire.ping_pong_kit import BACKEND, FRONTEND, W1, W2, W3, Hall
 
 if TYPE_CHECKING:
@@ -134,9 +135,9 @@ def test_result_without_a_job_is_stale_and_answered() -> None:
     hall = Hall()
     assert hall.worker(W1, b"result") == [[PONG]]
     hall.worker(W1, READY)
-    before = image.fingerprint(hall.scheduler.ledger)
+    before = old_snapshots.fingerprint(hall.scheduler.ledger)
     assert hall.worker(W1, b"result") == [[PONG]]
-    assert image.fingerprint(hall.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
     assert hall.backend.stale == 2
 
 
@@ -768,12 +769,12 @@ NASTY: list[list[bytes]] = [
 @pytest.mark.parametrize("frames", NASTY, ids=range(len(NASTY)))
 def test_nasty_messages_are_counted_and_change_nothing(frames: list[bytes]) -> None:
     hall = at_work()
-    before = image.fingerprint(hall.scheduler.ledger)
+    before = old_snapshots.fingerprint(hall.scheduler.ledger)
     assert hall.at(BACKEND + W1, *frames) == []
     assert hall.backend.malformed == 1
     ((error, _),) = hall.at(FRONTEND + b"x", *frames)
     assert (error, hall.frontend.malformed) == (ERROR, 1)
-    assert image.fingerprint(hall.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
     hall.worker(W1, b"result")
     assert hall.to_client(b"c") == [[b"result"]]
 
@@ -799,7 +800,7 @@ def noise(count: int, seed: int) -> Iterator[list[bytes]]:
 def test_noise_changes_nothing_at_either_side(seed: int) -> None:
     hall = at_work()
     hall.records()
-    before = image.fingerprint(hall.scheduler.ledger)
+    before = old_snapshots.fingerprint(hall.scheduler.ledger)
     random_bits = random.Random(seed)
     for frames in noise(1_000, seed):
         identity = random_bits.choice([W1, W2, b"x" * 256, b""])
@@ -807,7 +808,7 @@ def test_noise_changes_nothing_at_either_side(seed: int) -> None:
         assert [one[0] for one in hall.at(FRONTEND + identity, *frames)] == [ERROR]
     assert (hall.backend.malformed, hall.frontend.malformed) == (1_000, 1_000)
     assert hall.records() == []
-    assert image.fingerprint(hall.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
     assert hall.worker(W1, b"result") == []
 
 

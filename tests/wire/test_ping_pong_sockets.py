@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.wire import dwork_peer as peer
+from taskyard.wire.native import peer
 from tests.kit.processes import PATIENCE_SECONDS, until
 from tests.wire.ping_pong_host import Host, a_host
 

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import pytest
 
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire import dwork_requests
+from taskyard.wire.native import peer
+from taskyard.wire.native import requests as native_requests
 from taskyard.wire.roles import (
     PERMISSIONS,
     UNKNOWN_PEER,
@@ -154,7 +154,7 @@ def test_each_role_may_ask_what_its_row_says_and_nothing_else(
 
 
 def test_every_request_that_is_understood_has_its_row_here_and_in_the_table() -> None:
-    understood = sorted(Q.Type.Name(kind) for kind in dwork_requests._DECODERS)  # noqa: SLF001
+    understood = sorted(Q.Type.Name(kind) for kind in native_requests._DECODERS)  # noqa: SLF001
     assert sorted(TABLE) == sorted(requests()) == understood
     assert sorted(Q.Type.Name(kind) for kind in PERMISSIONS) == understood
 

@@ -10,17 +10,18 @@ import pytest
 from taskyard.core import events
 from taskyard.core.effects import HeldTasks
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.states import CANCELLED, DONE, FAILED, LEASED, READY
-from taskyard.core.tasks import Submission, Terms
 from taskyard.core.workers import WorkerFacts
-from taskyard.wire import round_robin, round_robin_table
-from taskyard.wire.round_robin import Settings, make_server
-from taskyard.wire.round_robin_frames import envelop, parse
-from taskyard.wire.round_robin_table import identity_of, name_of
+from taskyard.wire.round_robin import server as round_robin
+from taskyard.wire.round_robin import workers as round_robin_workers
+from taskyard.wire.round_robin.frames import envelop, parse
+from taskyard.wire.round_robin.server import Settings, make_server
+from taskyard.wire.round_robin.workers import identity_of, name_of
 from tests.wire.round_robin_kit import C1, C2, LMQ, NATIVE, SERVER, SRV, W1, W2, Hall, lmq
 
 if TYPE_CHECKING:
-    from taskyard.wire.round_robin import RoundRobin
+    from taskyard.wire.round_robin.server import RoundRobin
 
 KEY = b"\x0a"
 
@@ -639,7 +640,7 @@ def test_nobody_registers_at_a_broker_that_leaves(hall: Hall) -> None:
 def test_table_is_bounded_and_who_left_makes_room(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_robin_table, "PEERS_MAX", 2)
+    monkeypatch.setattr(round_robin_workers, "PEERS_MAX", 2)
     hall.register(W1)
     hall.register(W2)
     (answer,) = hall.says(C1, *lmq(4, b"r", b"\x08", b"1"))

@@ -12,7 +12,7 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import DONE
-from taskyard.wire.round_robin import Settings
+from taskyard.wire.round_robin.server import Settings
 from tests.kit.processes import PATIENCE_SECONDS, until
 from tests.wire.round_robin_host import Host, a_host
 from tests.wire.round_robin_kit import LMQ, lmq

@@ -11,14 +11,14 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Finished
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.core.workers import WorkerFacts
-from taskyard.wire import wmp
-from taskyard.wire.numbering import request_numbers
+from taskyard.wire.dialect import request_numbers
 from taskyard.wire.roles import AuthenticatedPeer, Role
-from taskyard.wire.wmp import Wmp, make_server
+from taskyard.wire.wmp import server as wmp
+from taskyard.wire.wmp.server import Wmp, make_server
 from tests.wire.wmp_kit import ME, Manager, Said, frames
 
 if TYPE_CHECKING:
-    from taskyard.core.tasks import Task
+    from taskyard.core.model import Task
 
 WAKE = Said("WAKE", {"service": "default", "manager": ME})
 

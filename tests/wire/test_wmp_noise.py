@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core import image, invariants
+from taskyard.core import invariants, old_snapshots
 from taskyard.core.limits import NAME_BYTES_MAX
-from taskyard.relay.forwarding import Forwarder
-from taskyard.wire import wmp_frames, wmp_peer
+from taskyard.relay.forwarder import Forwarder
+from taskyard.wire.wmp import frames as wmp_frames
+from taskyard.wire.wmp import peer as wmp_peer
 from tests.wire.wmp_kit import Manager, frames
 
 if TYPE_CHECKING:
@@ -84,13 +85,13 @@ def test_noise_at_a_manager_is_counted_and_changes_nothing(seed: int) -> None:
     manager.ready()
     manager.given()
     for message in spoilt(1_000, seed):
-        before = image.fingerprint(manager.scheduler.ledger)
+        before = old_snapshots.fingerprint(manager.scheduler.ledger)
         records, malformed = manager.scheduler.ledger.record, manager.dialect.malformed
         told = manager.take(message)
         if manager.dialect.malformed > malformed:
             assert told == []
             assert manager.scheduler.ledger.record == records
-            assert image.fingerprint(manager.scheduler.ledger) == before
+            assert old_snapshots.fingerprint(manager.scheduler.ledger) == before
     invariants.check(manager.scheduler)
     assert manager.dialect.malformed > 500
     manager.ready("sane")
@@ -184,10 +185,10 @@ NASTY: list[list[bytes]] = [
 def test_nasty_message_is_counted_and_changes_nothing(message: list[bytes]) -> None:
     manager = Manager()
     manager.submit(b"a")
-    before = image.fingerprint(manager.scheduler.ledger)
+    before = old_snapshots.fingerprint(manager.scheduler.ledger)
     assert manager.take(message) == []
     assert manager.dialect.malformed == 1
-    assert image.fingerprint(manager.scheduler.ledger) == before
+    assert old_snapshots.fingerprint(manager.scheduler.ledger) == before
     assert manager.dialect.wake_at_ns() is None
 
 

@@ -10,8 +10,10 @@ import pytest
 from taskyard.core import limits
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.options import FRAMES_MAX
-from taskyard.wire import wmp, wmp_frames, wmp_peer
-from taskyard.wire.wmp_frames import Side
+from taskyard.wire.wmp import frames as wmp_frames
+from taskyard.wire.wmp import peer as wmp_peer
+from taskyard.wire.wmp import server as wmp
+from taskyard.wire.wmp.frames import Side
 
 #: Where the right column of the dialogue begins.
 ABOUT = 51

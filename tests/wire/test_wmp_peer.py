@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.wire import wmp_peer as peer
-from taskyard.wire import wmp_ways
-from taskyard.wire.wmp_peer import Send, Settings, Start, Stop
+from taskyard.wire.wmp import managers as wmp_managers
+from taskyard.wire.wmp import peer
+from taskyard.wire.wmp.peer import Send, Settings, Start, Stop
 from tests.wire.wmp_kit import Said, frames, read
 
 READY = Said("READY", {"worker": "w", "services": ["default"]})
@@ -476,8 +476,8 @@ def test_managers_that_are_not_heard_any_more_are_forgotten_unless_something_is_
 
 
 def test_managers_and_ways_are_known_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wmp_ways, "MANAGERS_MAX", 5)
-    monkeypatch.setattr(wmp_ways, "ROUTES_MAX", 3)
+    monkeypatch.setattr(wmp_managers, "MANAGERS_MAX", 5)
+    monkeypatch.setattr(wmp_managers, "ROUTES_MAX", 3)
     bench = Bench()
     bench.quiet()
     for number in range(20):

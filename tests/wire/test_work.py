@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.errors import PeerError, UserError
-from taskyard.wire.work import (
+from taskyard.wire.payloads import (
     CALL,
     EXEC,
     Call,

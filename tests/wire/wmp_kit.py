@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from taskyard.core import invariants
 from taskyard.core.events import ClockSet, SubmitRequested, TimePassed
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.tasks import Submission, Terms
-from taskyard.wire.wmp import Wmp
+from taskyard.wire.wmp.server import Wmp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.core.events import Event
-    from taskyard.core.tasks import Task
+    from taskyard.core.model import Task
 
 COMMANDS = (
     *("READY", "WAKE", "GIVE", "TAKE", "NO", "DONE"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.worker.agents import AgentRunner, AgentSettings
+from taskyard.worker.agents.runner import AgentRunner, AgentSettings
 from taskyard.worker.jobs import Job, JobResult
 from tests.worker.running_kit import RealClock, SetClock, a_fifo, turns, wait
 

@@ -13,8 +13,8 @@ from typing import Any
 from msgspec import structs
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.wire.work import CALL, EXEC, encode_call, encode_command
-from taskyard.worker.running import Job, JobResult, ProcessRunner
+from taskyard.wire.payloads import CALL, EXEC, encode_call, encode_command
+from taskyard.worker.runner import Job, JobResult, ProcessRunner
 
 #: Longer than anything here takes on the slowest machine: a test that waits so long has failed.
 PATIENCE_NS = 60 * SECOND_NS

@@ -12,8 +12,8 @@ import pytest
 
 from taskyard.core.events import LaneOptions, Outcome, Rule
 from taskyard.core.limits import SECOND_NS
-from taskyard.worker.agents import AgentRunner
-from taskyard.worker.agents_rules import LANES_CACHE_SIZE, AgentRules, AgentSettings, split_command
+from taskyard.worker.agents.rules import LANES_CACHE_SIZE, AgentRules, AgentSettings, split_command
+from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.jobs import JobResult
 from taskyard.worker.limits import AGENT_IDLE_NOTICE_NS, AGENT_RESTART_NS
 from tests.worker.agents_kit import (

@@ -21,14 +21,14 @@ from msgspec import structs
 from taskyard.client.client import Client
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Result
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Result
 from taskyard.errors import UserError
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire.hungry import LINE_BYTES_MAX
-from taskyard.worker.agents import AgentRunner, AgentSettings, read_command
-from taskyard.worker.agents_input import StdinPipe
+from taskyard.wire.hungry.frames import LINE_BYTES_MAX
+from taskyard.wire.native import peer
+from taskyard.worker.agents.pipes import StdinPipe
+from taskyard.worker.agents.runner import AgentRunner, AgentSettings, read_command
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import (
     AGENT_CLOSED_NS_MAX,

@@ -8,28 +8,28 @@ import pytest
 
 from taskyard.core.events import Outcome, Scope
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.runs import Run
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
 from taskyard.errors import UserError
-from taskyard.net.line import Channel
+from taskyard.net.channel import Channel
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
+from taskyard.wire.native import peer
+from taskyard.worker.host import WorkerMonitor, worker_settings
 from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.loop import (
+from taskyard.worker.native import (
     REFUSED_RETRY_NS,
     REPORT_BYTES_MAX,
     STEAL_WAIT_NS,
     NativeWorkerLoop,
     WorkerSettings,
 )
-from taskyard.worker.serve import WorkerMonitor, worker_settings
 from tests.wire.kit import Counter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.worker.running import ProcessRunner
+    from taskyard.worker.runner import ProcessRunner
 
 
 class Hands:

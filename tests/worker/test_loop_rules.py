@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 from taskyard.core.events import LaneOptions, Outcome, Rule, RulesSet
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Terms
-from taskyard.net.line import Channel
+from taskyard.net.channel import Channel
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
-from taskyard.worker.agents_rules import AgentRules
+from taskyard.wire.native import peer
+from taskyard.worker.agents.rules import AgentRules
 from taskyard.worker.jobs import JobResult
-from taskyard.worker.loop import RULES_REFRESH_NS, NativeWorkerLoop, WorkerSettings
+from taskyard.worker.native import RULES_REFRESH_NS, NativeWorkerLoop, WorkerSettings
 from tests.worker.test_loop import Hands, Shop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.worker.agents_rules import LaneKey
+    from taskyard.worker.agents.rules import LaneKey
 
 OVERFED = Rule(b"all", b"*", LaneOptions(overfeed=2))
 

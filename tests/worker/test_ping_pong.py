@@ -14,7 +14,7 @@ import zmq
 from taskyard.core.events import DrainRequested, Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
-from taskyard.wire.work import encode_command
+from taskyard.wire.payloads import encode_command
 from taskyard.worker.feeding import StdinRunner
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.ping_pong import (
@@ -409,7 +409,7 @@ MAIN = """
 import sys
 from taskyard.worker.feeding import StdinRunner
 from taskyard.worker.ping_pong import serve
-from taskyard.worker.running import ProcessRunner
+from taskyard.worker.runner import ProcessRunner
 endpoint, slots, *command = sys.argv[1:]
 def hire(clock):
     return StdinRunner(1, command, clock) if command else ProcessRunner(1, (), clock)

@@ -18,7 +18,7 @@ from taskyard.worker.limits import (
     OUTPUT_TAIL_BYTES,
     RESULT_BYTES_MAX,
 )
-from taskyard.worker.running import Job, JobResult, ProcessRunner
+from taskyard.worker.runner import Job, JobResult, ProcessRunner
 from tests.worker.running_kit import (
     SetClock,
     a_fifo,
@@ -605,7 +605,7 @@ def test_close_leaves_no_process_behind_at_work_or_not(home: Path) -> None:
 WORKER = """
 import select, sys
 from tests.worker.running_kit import RealClock, call, command
-from taskyard.worker.running import ProcessRunner
+from taskyard.worker.runner import ProcessRunner
 runner = ProcessRunner(3, ["yard"], RealClock())
 runner.start(call("yard:hang", "one", True))
 runner.start(command(sys.executable, "-c", "import yard; yard.hang('two', True)"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX
-from taskyard.worker import frames
+from taskyard.worker import call_frames
 from taskyard.worker.limits import LAST_LINE_BYTES_MAX
 from taskyard.worker.output import Tail, cut_reason, last_line
 from taskyard.worker.processes import task_env
@@ -30,27 +30,27 @@ def pieces(content: bytes, cuts: list[int]) -> list[bytes]:
 def test_orders_arrive_whole_however_they_are_cut(
     sent: list[tuple[bytes, int, bytes, bytes]], cuts: list[int]
 ) -> None:
-    inbox = frames.FrameBuffer()
-    stream = b"".join(frames.pack_call(*order) for order in sent)
+    inbox = call_frames.FrameBuffer()
+    stream = b"".join(call_frames.pack_call(*order) for order in sent)
     arrived = [frame for piece in pieces(stream, cuts) for frame in inbox.add(piece)]
-    assert [frames.unpack_call(frame) for frame in arrived] == sent
+    assert [call_frames.unpack_call(frame) for frame in arrived] == sent
     assert inbox.bytes_pending() == 0
 
 
 @pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FAILED, Outcome.FAILED_FINAL])
 def test_answer_arrives_as_it_was_sent(outcome: Outcome) -> None:
-    (frame,) = frames.FrameBuffer().add(frames.pack_result(outcome, b"text", b"end"))
-    assert frames.unpack_result(frame) == (outcome, b"text", b"end", None)
+    (frame,) = call_frames.FrameBuffer().add(call_frames.pack_result(outcome, b"text", b"end"))
+    assert call_frames.unpack_result(frame) == (outcome, b"text", b"end", None)
 
 
 def test_child_that_is_ready_says_so_in_an_empty_frame() -> None:
-    assert frames.FrameBuffer().add(frames.READY) == [b""]
+    assert call_frames.FrameBuffer().add(call_frames.READY) == [b""]
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xff", b"\xff\0\0\0\0"])
 def test_answer_of_nobody_is_an_error(frame: bytes) -> None:
     with pytest.raises(ValueError, match=r"answer|Outcome"):
-        frames.unpack_result(frame)
+        call_frames.unpack_result(frame)
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 20))

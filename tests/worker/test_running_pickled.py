@@ -11,7 +11,7 @@ from taskyard.core.events import Outcome
 from taskyard.wire import pickled
 from taskyard.wire.pickled import PICKLE, Origin
 from taskyard.worker.limits import PICKLED_BYTES_MAX
-from taskyard.worker.running import Job, JobResult, ProcessRunner
+from taskyard.worker.runner import Job, JobResult, ProcessRunner
 from tests.client import calls
 from tests.worker.running_kit import RealClock, turns
 

@@ -18,7 +18,7 @@ from taskyard.worker.limits import (
     REAP_INTERVAL_NS,
     RESULT_BYTES_MAX,
 )
-from taskyard.worker.running import Job, JobResult
+from taskyard.worker.runner import Job, JobResult
 from tests.worker.running_kit import (
     SetClock,
     a_fifo,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-from taskyard.wire.work import encode_command
+from taskyard.wire.payloads import encode_command
 from tests.kit.processes import Running, is_alive, until
 from tests.wire.wmp_kit import Said, frames, read
 

@@ -11,9 +11,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from taskyard.bench import broker, core, dialects, lanes, pipeline, steady
-from taskyard.bench.lines import TableLine
+from taskyard.bench import lanes, steady
+from taskyard.bench.broker import suite as broker_suite
+from taskyard.bench.core import suite as core_suite
+from taskyard.bench.dialects import suite as dialects
+from taskyard.bench.pipeline import suite as pipeline_suite
 from taskyard.bench.settings import Settings
+from taskyard.bench.table import TableLine
 
 #: A file has no width of its own; the table fits this.
 _FILE_WIDTH: Final = 110
@@ -58,7 +62,9 @@ def core_command(repeats: int, json_file: Path | None, *, huge: bool) -> None:
 
     Example: ./yard bench core --repeats 5 --json core.json
     """
-    _finish("core", core.run(repeats=repeats, huge=huge, say=_progress_to_stderr()), json_file)
+    _finish(
+        "core", core_suite.run(repeats=repeats, huge=huge, say=_progress_to_stderr()), json_file
+    )
 
 
 @main.command("broker")
@@ -66,7 +72,7 @@ def core_command(repeats: int, json_file: Path | None, *, huge: bool) -> None:
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(list(broker.CASES)),
+    type=click.Choice(list(broker_suite.CASES)),
     help="This case alone; may be given several times.",
 )
 @click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
@@ -90,7 +96,7 @@ def broker_command(  # noqa: PLR0913  # an option each
     """
     settings = Settings(_progress_to_stderr(), repeats, quick, huge, profile)
     suite = "broker --quick" if quick else "broker"
-    _finish(suite, broker.run(settings, only), json_file)
+    _finish(suite, broker_suite.run(settings, only), json_file)
 
 
 @main.command("dialects")
@@ -146,7 +152,7 @@ def steady_command(tasks: int, json_file: Path | None, *, queued: bool) -> None:
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(list(pipeline.CASES)),
+    type=click.Choice(list(pipeline_suite.CASES)),
     help="This case alone; may be given several times.",
 )
 @click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
@@ -163,7 +169,7 @@ def pipeline_command(
     """
     settings = Settings(_progress_to_stderr(), repeats, quick)
     suite = "pipeline --quick" if quick else "pipeline"
-    _finish(suite, pipeline.run(settings, only), json_file)
+    _finish(suite, pipeline_suite.run(settings, only), json_file)
 
 
 def _progress_to_stderr() -> Callable[[str], None]:

@@ -20,12 +20,12 @@ from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.workers import WorkerFacts
 from taskyard.net import sockets
-from taskyard.net.clock import SystemClock
-from taskyard.net.line import Channel
+from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
+from taskyard.net.protocols import SystemClock
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork_peer import Assigned, Reply, ReportColumns
+from taskyard.wire.native import peer
+from taskyard.wire.native.peer import Assigned, Reply, ReportColumns
 
 #: Requests under way at once: a producer gathers the next ones while some travel, and a worker has
 #: a little more than it works on.

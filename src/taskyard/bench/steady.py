@@ -12,13 +12,13 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from taskyard.bench.floors import COMPACTION_MEMORY, STEADY_GROWTH
-from taskyard.bench.lines import TableLine, table_line
 from taskyard.bench.peers import BrokerLink, PeerTask
-from taskyard.bench.stage import BrokerBench, memory_bytes
-from taskyard.broker.compacting import ENDED_MAX, LAG_MIN, CompactionLimits
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork_peer import Reply
+from taskyard.bench.processes import BrokerBench, memory_bytes
+from taskyard.bench.table import TableLine, table_line
+from taskyard.bench.targets import COMPACTION_MEMORY, STEADY_GROWTH
+from taskyard.broker.compaction import ENDED_MAX, LAG_MIN, CompactionLimits
+from taskyard.wire.native import peer
+from taskyard.wire.native.peer import Reply
 
 #: The run that the default limits are measured with.
 TASKS: Final = 5_000_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
 from taskyard.core.events import SubmitRequested
-from taskyard.core.tasks import Submission
+from taskyard.core.model import Submission
 
 Shape: TypeAlias = Literal["flat", "chains", "lanes"]
 

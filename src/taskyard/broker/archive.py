@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taskyard.core.ledger import Ledger
-    from taskyard.core.tasks import EndedTask, Result
-    from taskyard.journal.finished import Archive
+    from taskyard.core.model import EndedTask, Result
+    from taskyard.journal.archive import Archive
 
 #: Tasks forgotten, and names read, in one step: a millisecond or two.
 NAMES_PER_STEP: Final = 1_000

@@ -1,7 +1,7 @@
 """Back-pressure: producers are slowed while the journal's compaction lags behind.
 
 Owns how long replies to submissions are held back, and the order of what is held. The scheduler
-refuses submissions where the lag is larger still (`core.wishes`). Reports and heartbeats of
+refuses submissions where the lag is larger still (`core.commands`). Reports and heartbeats of
 workers are never held: what ends tasks must go on. It must not know what a compaction does, nor
 what the replies mean.
 """

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from taskyard.core import identity
 from taskyard.core.events import Scope
+from taskyard.core.model import Task
 from taskyard.core.records import AnyRecord, Paused, Resumed, Submitted
-from taskyard.core.tasks import Task
 
 _T = TypeVar("_T")
 

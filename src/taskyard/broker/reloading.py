@@ -9,7 +9,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from taskyard.errors import UserError
-from taskyard.settings import changes, clauses
+from taskyard.settings import changes
+from taskyard.settings import rules as settings_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ class SettingsReloader:
 
     @property
     def rules(self) -> RulesSet:
-        return clauses.to_rules_set(self._settings)
+        return settings_rules.to_rules_set(self._settings)
 
     def reload(self) -> RulesSet | None:
         """Read them again and say what has changed; None: they can't be used, and nothing has."""

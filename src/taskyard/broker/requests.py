@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core import events, graph, wishes
+from taskyard.core import commands, events, graph
 from taskyard.core.effects import CommandAck, Refusal, Refused
 from taskyard.core.limits import (
     LIST_LANES_MAX,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
-    from taskyard.core.tasks import Task
+    from taskyard.core.model import Task
 
     Handle = Callable[[Event], list[Effect]]
 
@@ -307,16 +307,16 @@ class Requests:
         """Yield the tasks of a command, some at a time: those that there are when it begins."""
         scope, changed = event.scope, self.budget.changed
         if isinstance(event, events.CancelRequested) and scope.names is not None:
-            yield from self._with_dependents(wishes.tasks_in_scope(self._ledger, scope))
+            yield from self._with_dependents(commands.tasks_in_scope(self._ledger, scope))
             return
         whole = [*self._ledger.tasks.values()]
         if scope.names is not None:
-            whole = wishes.tasks_in_scope(self._ledger, scope)
+            whole = commands.tasks_in_scope(self._ledger, scope)
         # A task is cancelled with all that wait for it, and those were mostly submitted later. The
         # other way round one portion would take all the rest along.
         line = reversed(whole) if isinstance(event, events.CancelRequested) else iter(whole)
         while some := list(islice(line, self.budget.looked)):
-            found = wishes.fitting(scope, some)
+            found = commands.fitting(scope, some)
             for start in range(0, max(len(found), 1), changed):
                 yield found[start : start + changed]
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.wire.numbering import DIALECTS_MAX
+from taskyard.wire.dialect import DIALECTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.broker.port import Dialect
+    from taskyard.broker.transport import Dialect
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
-    from taskyard.wire.dwork_desk import Reply
+    from taskyard.wire.native.pending import Reply
 
 
 class DialectRouter:

@@ -9,11 +9,11 @@ simulator runs this very code. It knows nothing of sockets, dialects or SQLite.
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from taskyard.broker.answers import ResultLoader
 from taskyard.broker.backpressure import Backpressure
 from taskyard.broker.catch_up import CatchUp
-from taskyard.broker.following import RecordStreams
+from taskyard.broker.record_stream import RecordStreams
 from taskyard.broker.requests import Requests
+from taskyard.broker.results import ResultLoader
 from taskyard.core.effects import Effect
 from taskyard.core.events import ClockSet, DiskSpaceChanged, Event, TimePassed
 from taskyard.core.limits import SECOND_NS

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from taskyard.broker.compacting import CompactionLimits
+from taskyard.broker.compaction import CompactionLimits
 from taskyard.broker.reloading import SettingsReloader
-from taskyard.broker.serve import BrokerSettings, serve
-from taskyard.cli.daemons import (
+from taskyard.broker.server import BrokerSettings, serve
+from taskyard.cli.daemon_options import (
     listen_option,
     log_to_stderr,
     read_listen,
@@ -15,7 +15,7 @@ from taskyard.cli.daemons import (
     until_eof_option,
 )
 from taskyard.cli.options import CliContext, quiet_option, state_option, verbose_option
-from taskyard.cli.printing import example
+from taskyard.cli.output import example
 
 
 @click.command(epilog=example("broker --state ./.taskyard --listen dwork=tcp://127.0.0.1:6125"))

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.campaign.lines import file_label
+from taskyard.campaign.task_spec import InvalidTask
+from taskyard.cli.format import escape_line, format_count
+from taskyard.cli.input_rows import rows
 from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.printing import example, print_document
+from taskyard.cli.output import example, print_document
 from taskyard.cli.reaching import connect_client
 from taskyard.cli.refusals import explain_refusal
-from taskyard.cli.rows import rows
 from taskyard.cli.task_options import TaskKey, bundle_options, read_payload_option, task_keys
-from taskyard.cli.waiting import report, wait_for, wait_target
-from taskyard.cli.words import escape_line, format_count
+from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.client import bundles
-from taskyard.client.campaign.lines import file_label
-from taskyard.client.campaign.tasks import InvalidTask
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taskyard.cli.rows import InputRow
+    from taskyard.cli.input_rows import InputRow
     from taskyard.client.client import Client
 
 #: Endings of files in which a recipient is more than a line.

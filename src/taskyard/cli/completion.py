@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.cli.entry import COMPLETION_VARIABLE
+from taskyard.cli.format import escape_pattern, full_name
 from taskyard.cli.options import CliContext
-from taskyard.cli.printing import example
-from taskyard.cli.words import escape_pattern, full_name
+from taskyard.cli.output import example
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.net.keys import PeerKey
-    from taskyard.wire.dwork_peer import Reply
+    from taskyard.wire.native.peer import Reply
 
 #: A broker that has not answered by then is not waited for.
 REPLY_SECONDS: Final = 0.2
@@ -76,7 +76,7 @@ def complete_service(context: click.Context, _parameter: click.Parameter, prefix
 
 def complete_lane(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
     """Lanes that begin so, of the service that was given, or of any."""
-    from taskyard.wire import dwork_peer as peer  # noqa: PLC0415  # only when a name is completed
+    from taskyard.wire.native import peer  # noqa: PLC0415  # only when a name is completed
 
     service = context.params.get("service")
     which = service.encode() if service else None
@@ -86,7 +86,7 @@ def complete_lane(context: click.Context, _parameter: click.Parameter, prefix: s
 
 
 def _names_in_stats(context: click.Context, kind: str, prefix: str) -> list[str]:
-    from taskyard.wire import dwork_peer as peer  # noqa: PLC0415  # only when a name is completed
+    from taskyard.wire.native import peer  # noqa: PLC0415  # only when a name is completed
 
     told = _query(context, lambda: peer.query(1, peer.STATS)) or {kind: ()}
     names = [one["name"] for one in reversed(told[kind]) if one["name"]]
@@ -95,7 +95,7 @@ def _names_in_stats(context: click.Context, kind: str, prefix: str) -> list[str]
 
 def _tasks(prefix: str) -> Callable[[], bytes]:
     from taskyard.core.events import Scope  # noqa: PLC0415
-    from taskyard.wire import dwork_peer as peer  # noqa: PLC0415
+    from taskyard.wire.native import peer  # noqa: PLC0415
 
     return lambda: peer.list_tasks(1, Scope(), prefix.encode(), count=_PAGE)
 
@@ -111,24 +111,24 @@ def _query(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: 
 
 def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
     """The client would wait for longer, and takes longer to import."""
-    from taskyard.client import finding  # noqa: PLC0415
-    from taskyard.wire.dwork_peer import Reply  # noqa: PLC0415
+    from taskyard.client import discovery  # noqa: PLC0415
+    from taskyard.wire.native.peer import Reply  # noqa: PLC0415
 
     settings = None if cli_context.state else cli_context.settings()
-    endpoint = finding.locate(cli_context.broker, cli_context.state, settings=settings).endpoint()
+    endpoint = discovery.locate(cli_context.broker, cli_context.state, settings=settings).endpoint()
     if endpoint.startswith("ipc://"):
-        from taskyard.net import glance  # noqa: PLC0415
+        from taskyard.net import quick_query  # noqa: PLC0415
 
-        answer = glance.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
+        answer = quick_query.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
         return None if answer is None else Reply(answer)
-    return _query_tcp(endpoint, finding.key_for(endpoint, cli_context.key), body)
+    return _query_tcp(endpoint, discovery.key_for(endpoint, cli_context.key), body)
 
 
 def _query_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:
     from taskyard.core.limits import SECOND_NS  # noqa: PLC0415
     from taskyard.net import sockets  # noqa: PLC0415
     from taskyard.net.poller import Poller  # noqa: PLC0415
-    from taskyard.wire.dwork_peer import Reply  # noqa: PLC0415
+    from taskyard.wire.native.peer import Reply  # noqa: PLC0415
 
     ends = time.monotonic() + REPLY_SECONDS
     with closing(sockets.connect(endpoint, key)) as wire:

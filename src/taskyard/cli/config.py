@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskyard.cli.connecting import connect_to
-from taskyard.cli.daemons import listen_pairs, listen_setting
-from taskyard.cli.local import LOCK_FILE, UP_FILE, lock_holder
+from taskyard.cli.connection import connect_to
+from taskyard.cli.daemon_options import listen_pairs, listen_setting
+from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import (
     CliContext,
     broker_options,
@@ -23,13 +23,13 @@ from taskyard.cli.options import (
     state_option,
     verbose_option,
 )
-from taskyard.cli.printing import example, print_document, print_table
-from taskyard.cli.words import escape_line, format_count
-from taskyard.client import finding
+from taskyard.cli.output import example, print_document, print_table
+from taskyard.client import discovery
 from taskyard.errors import ExitCode, NoBroker
 from taskyard.net import endpoints
+from taskyard.process.supervisor import LOCK_FILE, UP_FILE, lock_holder
 from taskyard.settings.files import InvalidSettings
-from taskyard.settings.load import load, problems
+from taskyard.settings.loader import load, problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,7 +172,7 @@ def reload(cli_context: CliContext, state: Path) -> None:
 
 def _endpoint_problems(settings: Settings) -> list[str]:
     """What can't be listened at or connected to: only sockets know."""
-    looks: list[Callable[[], object]] = [partial(finding.configured_endpoint, settings)]
+    looks: list[Callable[[], object]] = [partial(discovery.configured_endpoint, settings)]
     looks += [partial(listen_pairs, settings, dialect) for dialect in settings.listen]
     wrong = []
     for look in looks:

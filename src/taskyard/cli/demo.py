@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.local import sigterm_as_interrupt
+from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext, json_option, quiet_option, verbose_option
-from taskyard.cli.pipeline import SparkCommand
-from taskyard.cli.printing import example, print_document
+from taskyard.cli.output import example, print_document
+from taskyard.cli.pipeline.group import SparkCommand
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.words import escape_line
 from taskyard.demo.campaign import TASKS, TASKS_MAX, TASKS_MIN
 from taskyard.errors import ExitCode
+from taskyard.process.supervisor import sigterm_as_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from taskyard.demo.proof import DemoCounts, ProofLine
-    from taskyard.demo.story import DemoResult
+    from taskyard.demo.audit import DemoCounts, ProofLine
+    from taskyard.demo.walkthrough import DemoResult
 
 #: Where it works if nobody says where.
 DIRECTORY: Final = "taskyard-demo"
@@ -61,13 +61,13 @@ def demo(cli_context: CliContext, *, tasks: int, out: Path, as_json: bool) -> Ex
     About a minute on two cores. Exit 0 only if every line of the last table holds. Needs the extra:
     pip install 'taskyard[spark]'.
     """
-    from taskyard.demo import story  # noqa: PLC0415  # it imports Spark
+    from taskyard.demo import walkthrough  # noqa: PLC0415  # it imports Spark
 
     cli_context.interrupt_message = (
         "interrupted; all that the demo had started has ended. Run it again at will"
     )
     with sigterm_as_interrupt():
-        outcome = story.run(tasks, out, _DemoOutput(cli_context))
+        outcome = walkthrough.run(tasks, out, _DemoOutput(cli_context))
     if as_json:
         _print_json(outcome)
     else:

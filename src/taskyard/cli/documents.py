@@ -15,11 +15,12 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from taskyard.client.campaign.survey import Duplicate, UnknownDependency
-from taskyard.journal.checkup import StateReport
+from taskyard.campaign.graph import Duplicate, UnknownDependency
 from taskyard.journal.compaction import CompactionResult
-from taskyard.wire import record_documents
-from taskyard.wire.documents import (
+from taskyard.journal.state_check import StateReport
+from taskyard.wire import record_views
+from taskyard.wire.record_views import RecordDocument
+from taskyard.wire.views import (
     Counts,
     Document,
     Explanation,
@@ -31,7 +32,6 @@ from taskyard.wire.documents import (
     Task,
     Worker,
 )
-from taskyard.wire.record_documents import RecordDocument
 
 
 class JsonDocument(Document):
@@ -636,7 +636,7 @@ DOCUMENTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
 }
 
 #: The lines of `watch` are records beside that.
-_RECORDS: Final = msgspec.json.Decoder(record_documents.AnyRecordDocument)
+_RECORDS: Final = msgspec.json.Decoder(record_views.AnyRecordDocument)
 
 
 def check(encoded: bytes | str) -> None:

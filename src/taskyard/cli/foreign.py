@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from taskyard.cli.daemons import usable_cores
+from taskyard.cli.daemon_options import usable_cores
 from taskyard.errors import UserError
 from taskyard.net import endpoints
-from taskyard.worker.agents import AgentSettings, read_command
+from taskyard.worker.agents.runner import AgentSettings, read_command
 from taskyard.worker.environment import read_variables
 from taskyard.worker.feeding import make_runner
-from taskyard.worker.serve import worker_settings
+from taskyard.worker.host import worker_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.cli.options import CliContext
-    from taskyard.worker.loop import WorkerSettings
-    from taskyard.worker.running import Clock, ProcessRunner
+    from taskyard.worker.native import WorkerSettings
+    from taskyard.worker.runner import Clock, ProcessRunner
 
 #: Where a broker's side for workers usually is.
 DEFAULT_ENDPOINTS: Final = {"ping-pong": "tcp://127.0.0.1:6002", "wmp": "tcp://127.0.0.1:6014"}

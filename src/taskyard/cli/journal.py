@@ -12,16 +12,16 @@ from typing import Any, Final
 import click
 import msgspec
 
+from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, json_option, quiet_option, state_option, verbose_option
-from taskyard.cli.printing import encode_json
+from taskyard.cli.output import encode_json
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.words import format_count
 from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UserError
-from taskyard.journal import checkup, compaction, schema
-from taskyard.journal.checkup import StateReport
+from taskyard.journal import compaction, schema, state_check
 from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.lock import ReadLock, StateLock
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.state_check import StateReport
 
 #: Of every document that is printed with --json. A new field is no new version.
 DOCUMENT_VERSION: Final = 1
@@ -123,21 +123,21 @@ def _require_state(state: Path) -> None:
         raise UserError(
             f"there is no state directory {state}: give --state DIR, the one that the broker uses"
         )
-    if not checkup.has_journal(state):
+    if not state_check.has_journal(state):
         raise UserError(f"{state} is no state directory, there is no journal in it: give --state")
 
 
 def _check_state(state: Path, *, deep: bool) -> StateReport:
     with ReadLock(state):
-        return checkup.check(state, deep=deep)
+        return state_check.check(state, deep=deep)
 
 
 def _check_live(state: Path, *, deep: bool) -> StateReport:
-    findings = checkup.check_live(state, deep=deep)
+    findings = state_check.check_live(state, deep=deep)
     for _ in range(_LIVE_CHECKS_MAX - 1):
         if not findings.wrong:
             break
-        findings = checkup.check_live(state, deep=deep)
+        findings = state_check.check_live(state, deep=deep)
     return findings
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from taskyard.cli.options import json_option, quiet_option, state_option, verbose_option
-from taskyard.cli.printing import example, print_document, print_table
+from taskyard.cli.output import example, print_document, print_table
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import KeyEntry

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.choosing import service_option
+from taskyard.cli.format import format_duration
 from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.printing import example, print_document, print_table
+from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.reaching import connect_read_only
-from taskyard.cli.words import format_duration
+from taskyard.cli.scopes import service_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

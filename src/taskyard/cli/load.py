@@ -7,16 +7,16 @@ from typing import Any, Final
 import click
 import msgspec
 
-from taskyard.cli import loading
-from taskyard.cli.connecting import connect_client
+from taskyard.campaign.formats import FileOptions, Format
+from taskyard.campaign.reader import LoadedCampaign, read_campaign, reject_unknown_dependencies
+from taskyard.cli import campaign_submit
+from taskyard.cli.connection import connect_client
+from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.printing import example, print_document
+from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.task_options import TaskKey
-from taskyard.cli.waiting import report, wait_for, wait_target
-from taskyard.cli.words import escape_line, format_count
-from taskyard.client.campaign.formats import FileOptions, Format
-from taskyard.client.campaign.read import LoadedCampaign, read_campaign, reject_unknown_dependencies
+from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, UserError
 
@@ -61,7 +61,7 @@ def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: 
     reason`, nothing is submitted, and it exits 2. To load the same file again is harmless.
     """
     form = Format(values["form"]) if values["form"] else None
-    campaign = campaign or loading.default_campaign_name(file)
+    campaign = campaign or campaign_submit.default_campaign_name(file)
     options = FileOptions(form, values["replay"], values["speedup"], campaign)
     if values["dry_run"]:
         return _dry_run(cli_context, file, options, values)
@@ -71,11 +71,11 @@ def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: 
 def _load(
     cli_context: CliContext, file: str, campaign: str, options: FileOptions, values: dict[str, Any]
 ) -> ExitCode:
-    loaded = loading.read(file, options, skip_bad=values["skip_bad"])
+    loaded = campaign_submit.read(file, options, skip_bad=values["skip_bad"])
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
     with connect_client(cli_context) as client:
         with ProgressBar(cli_context, file, verb="submitted") as meter:
-            done = loading.submit(
+            done = campaign_submit.submit(
                 *(client, loaded, campaign),
                 skip_bad=values["skip_bad"],
                 unknown=unknown,
@@ -118,7 +118,7 @@ def _dry_run(
         )
     else:
         _print_summary(loaded)
-        loading.print_rejected(good.rejected)
+        campaign_submit.print_rejected(good.rejected)
     if not good.rejected:
         return ExitCode.OK
     lines = format_count(len(good.rejected), "bad line")

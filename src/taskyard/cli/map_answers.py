@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
-from taskyard.cli.printing import DOCUMENT_VERSION, encode_json, text_or_base64, write_bytes
+from taskyard.cli.format import escape_line
+from taskyard.cli.output import DOCUMENT_VERSION, encode_json, text_or_base64, write_bytes
 from taskyard.cli.progress import ProgressBar, format_counts
-from taskyard.cli.words import escape_line
 from taskyard.errors import ExitCode, OutputTruncated, TaskBlocked, TaskFailed, UserError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from taskyard.broker.answers import ResultLoader
-from taskyard.client import asking
+from taskyard.broker.results import ResultLoader
+from taskyard.client import requests
 from taskyard.client.client import Client
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
@@ -20,16 +20,16 @@ from taskyard.errors import NoBroker
 from taskyard.journal import recovery
 from taskyard.journal.lock import ReadLock
 from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
-from taskyard.net.clock import SystemClock
-from taskyard.wire import dwork_peer as peer
-from taskyard.wire.dwork import NativeServer
+from taskyard.net.protocols import SystemClock
+from taskyard.wire.native import peer
+from taskyard.wire.native.server import NativeServer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskyard.client.asking import Exchange, Query
+    from taskyard.client.requests import Exchange, Query
     from taskyard.core.events import Event, RulesSet
-    from taskyard.wire.dwork_peer import Reply
+    from taskyard.wire.native.peer import Reply
 
 _T = TypeVar("_T")
 
@@ -81,7 +81,7 @@ class OfflineClient(Client):
         self._open.close()
 
     def _run_query(self, exchange: Exchange[_T]) -> _T:
-        return asking.run_exchange(exchange, self._request)
+        return requests.run_exchange(exchange, self._request)
 
     def _request(self, query: Query) -> Reply:
         body = query.build(next(self._numbers))

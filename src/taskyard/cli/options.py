@@ -90,7 +90,7 @@ class CliContext:
     def settings(self) -> "Settings":
         """The environment's, the file's and the defaults. Raises `InvalidSettings`."""
         if self._settings is None:
-            from taskyard.settings.load import load  # noqa: PLC0415  # `--help` does without
+            from taskyard.settings.loader import load  # noqa: PLC0415  # `--help` does without
 
             self._settings = load(self.config)
             for stranger in () if self.is_supervised else self._settings.unknown_variables:
@@ -99,7 +99,7 @@ class CliContext:
 
     def reload_settings(self) -> "Settings":
         """The same as they are now, of the file that was read. Raises `InvalidSettings`."""
-        from taskyard.settings.load import load  # noqa: PLC0415
+        from taskyard.settings.loader import load  # noqa: PLC0415
 
         return load(self.config or self.settings().file)
 
@@ -185,7 +185,7 @@ def state_option(command: CommandFunction) -> CommandFunction:
     return config_option(option(command))
 
 
-#: For verbs that talk to a broker: what is not given is left to `client.finding`.
+#: For verbs that talk to a broker: what is not given is left to `client.discovery`.
 broker_option = click.option(
     "--broker",
     metavar="URL",

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from taskyard.cli.choosing import with_service_of_lane
 from taskyard.cli.completion import complete_lane, complete_service
+from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.printing import example, print_document
+from taskyard.cli.output import example, print_document
 from taskyard.cli.reaching import connect_client
-from taskyard.cli.words import escape_line
+from taskyard.cli.scopes import with_service_of_lane
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:

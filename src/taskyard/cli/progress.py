@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import click
 
+from taskyard.cli.format import escape_line, format_count, format_duration
 from taskyard.cli.terminal import escape_control, raw_stream
-from taskyard.cli.words import escape_line, format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -2,12 +2,12 @@
 
 import click
 
-from taskyard.cli.daemons import log_to_stderr, until_eof_option
+from taskyard.cli.daemon_options import log_to_stderr, until_eof_option
 from taskyard.cli.options import CliContext, quiet_option, verbose_option
-from taskyard.cli.printing import example
+from taskyard.cli.output import example
 from taskyard.errors import UserError
 from taskyard.net import endpoints
-from taskyard.relay.serve import serve
+from taskyard.relay.server import serve
 
 
 @click.command(

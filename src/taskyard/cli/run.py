@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 from msgspec import Struct
 
-from taskyard.cli import loading
-from taskyard.cli.connecting import connect_to
-from taskyard.cli.daemons import usable_cores
-from taskyard.cli.local import LOCK_FILE, Supervisor, WorkerSpec, lock_holder, sigterm_as_interrupt
+from taskyard.campaign.formats import FileOptions
+from taskyard.campaign.task_spec import service_of
+from taskyard.cli import campaign_submit
+from taskyard.cli.connection import connect_to
+from taskyard.cli.daemon_options import usable_cores
+from taskyard.cli.format import escape_line, format_count, format_duration, full_name
 from taskyard.cli.options import (
     CliContext,
     broker_timeout_option,
@@ -24,22 +26,26 @@ from taskyard.cli.options import (
     state_option,
     verbose_option,
 )
-from taskyard.cli.printing import example, print_document
+from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.words import escape_line, format_count, format_duration, full_name
-from taskyard.client.campaign.formats import FileOptions
-from taskyard.client.campaign.tasks import service_of
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, ExitCode, StateLocked, TimedOut, UserError
 from taskyard.net import endpoints
+from taskyard.process.supervisor import (
+    LOCK_FILE,
+    Supervisor,
+    WorkerSpec,
+    lock_holder,
+    sigterm_as_interrupt,
+)
 from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taskyard.cli.loading import SubmitResult
-    from taskyard.client.campaign.read import LoadedCampaign
+    from taskyard.campaign.reader import LoadedCampaign
+    from taskyard.cli.campaign_submit import SubmitResult
     from taskyard.client.client import Client
 
 #: How often the counts are looked at.
@@ -128,9 +134,9 @@ def run(  # noqa: PLR0913  # an argument an option
     So it does after Ctrl-C, and after whatever else ended it. FILE may be JSONL, CSV, Parquet,
     WfCommons JSON or dwork's lines; - is stdin.
     """
-    name = campaign or loading.default_campaign_name(file)
+    name = campaign or campaign_submit.default_campaign_name(file)
     options = FileOptions(replay=replay, speedup=speedup, campaign=name)
-    loaded = loading.read(file, options, skip_bad=skip_bad)
+    loaded = campaign_submit.read(file, options, skip_bad=skip_bad)
     slots = slots or usable_cores()
     worker_spec = WorkerSpec(workers, slots, allow, _services(loaded))
     _check_workers(cli_context, workers)
@@ -150,7 +156,7 @@ def run(  # noqa: PLR0913  # an argument an option
             _close_with_broker(supervisor, client),
         ):
             began = time.monotonic()
-            submitted = loading.submit(client, loaded, name, skip_bad=skip_bad)
+            submitted = campaign_submit.submit(client, loaded, name, skip_bad=skip_bad)
             _run(cli_context, run_options, submitted, RunResources(supervisor, worker_spec, client))
             return _report(run_options, client, time.monotonic() - began)
 
@@ -375,7 +381,7 @@ def _print_failures(run_options: RunOptions, failures: list[dict[str, Any]]) -> 
 def _resume_command(run_options: RunOptions) -> str:
     own = (
         ""
-        if run_options.campaign == loading.default_campaign_name(run_options.file)
+        if run_options.campaign == campaign_submit.default_campaign_name(run_options.file)
         else f" --campaign {run_options.campaign}"
     )
     return f"taskyard run {shlex.quote(run_options.file)}{own}{_state_option(run_options.state)}"

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taskyard.campaign.batches import encode_batch
+from taskyard.campaign.task_spec import check_task
 from taskyard.cli.completion import complete_campaign
 from taskyard.cli.options import CliContext, broker_options, raw_option
-from taskyard.cli.printing import (
+from taskyard.cli.output import (
     example,
     print_document,
     result_fields,
@@ -28,9 +30,7 @@ from taskyard.cli.task_options import (
     task_options,
     warn_unused_stdin,
 )
-from taskyard.client.campaign.submitting import encode_batch
-from taskyard.client.campaign.tasks import check_task
-from taskyard.client.steering import assign_lanes, create_after
+from taskyard.client.control import assign_lanes, create_after
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState

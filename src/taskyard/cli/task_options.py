@@ -15,11 +15,11 @@ from typing import Any, Final
 import click
 import msgspec
 
+from taskyard.campaign.cells import from_cell
+from taskyard.campaign.task_spec import KEYS
+from taskyard.campaign.values import InvalidValue, shown
 from taskyard.cli.completion import complete_name
 from taskyard.cli.options import CliContext, CommandFunction
-from taskyard.client.campaign.cells import from_cell
-from taskyard.client.campaign.tasks import KEYS
-from taskyard.client.campaign.values import InvalidValue, shown
 from taskyard.errors import UserError
 
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from taskyard.client.campaign import lanes
-from taskyard.client.campaign.values import InvalidValue, shown
+from taskyard.campaign import lanes
+from taskyard.campaign.values import InvalidValue, shown
 from taskyard.errors import UserError
-from taskyard.wire.work import encode_call, encode_command
+from taskyard.wire.payloads import encode_call, encode_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.cli.rows import InputRow
+    from taskyard.cli.input_rows import InputRow
 
 #: A template in doubled braces stands for itself in single ones. A column may have spaces inside.
 _PLACEHOLDER: Final = re.compile(

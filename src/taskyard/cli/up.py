@@ -13,9 +13,27 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
-from taskyard.cli.connecting import connect_to
-from taskyard.cli.daemons import listen_option, read_listen
-from taskyard.cli.local import (
+from taskyard.cli.connection import connect_to
+from taskyard.cli.daemon_options import listen_option, read_listen
+from taskyard.cli.format import escape_line, format_count, full_name
+from taskyard.cli.options import (
+    DURATION,
+    CliContext,
+    broker_timeout_option,
+    quiet_option,
+    setting_option,
+    state_option,
+    verbose_option,
+)
+from taskyard.cli.output import example
+from taskyard.client.client import Client
+from taskyard.core.events import Scope
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
+from taskyard.errors import ExitCode, NoBroker, TaskyardError, TimedOut, UserError
+from taskyard.journal.files import check_owner, make_private_directory, open_regular
+from taskyard.net import endpoints
+from taskyard.process.supervisor import (
     LOCK_FILE,
     UP_FILE,
     Supervisor,
@@ -26,24 +44,6 @@ from taskyard.cli.local import (
     reload_on_sighup,
     sigterm_as_interrupt,
 )
-from taskyard.cli.options import (
-    DURATION,
-    CliContext,
-    broker_timeout_option,
-    quiet_option,
-    setting_option,
-    state_option,
-    verbose_option,
-)
-from taskyard.cli.printing import example
-from taskyard.cli.words import escape_line, format_count, full_name
-from taskyard.client.client import Client
-from taskyard.core.events import Scope
-from taskyard.core.limits import SECOND_NS
-from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, NoBroker, TaskyardError, TimedOut, UserError
-from taskyard.journal.files import check_owner, make_private_directory, open_regular
-from taskyard.net import endpoints
 from taskyard.settings.keys import PROCESSES_MAX, SLOTS_MAX
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ The line of help is here as well, so that listing the verbs imports none of them
 order in which a newcomer meets them.
 """
 
-from taskyard.cli.lazy import LazyCommand
+from taskyard.cli.commands import LazyCommand
 
 COMMANDS: dict[str, LazyCommand] = {
     "demo": LazyCommand(
@@ -14,7 +14,7 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "run": LazyCommand("taskyard.cli.run:run", "Run a campaign's file from beginning to end."),
     "map": LazyCommand(
-        "taskyard.cli.mapping:map_rows", "Run a command for every line of a file, or of stdin."
+        "taskyard.cli.map:map_rows", "Run a command for every line of a file, or of stdin."
     ),
     "up": LazyCommand("taskyard.cli.up:up", "Run a broker and workers until they are stopped."),
     "down": LazyCommand(
@@ -28,23 +28,23 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "load": LazyCommand("taskyard.cli.load:load", "Load a graph of tasks from a file."),
     "wait": LazyCommand(
-        "taskyard.cli.waiting:wait",
+        "taskyard.cli.wait:wait",
         "Wait until tasks are settled: some by name, a campaign, or all that there are.",
     ),
     "watch": LazyCommand("taskyard.cli.watch:watch", "Show what happens, as it happens."),
     "list": LazyCommand(
-        "taskyard.cli.looking:list_tasks", "List tasks, in the order of their submission."
+        "taskyard.cli.inspect:list_tasks", "List tasks, in the order of their submission."
     ),
-    "show": LazyCommand("taskyard.cli.looking:show", "Show all that is known of a task."),
+    "show": LazyCommand("taskyard.cli.inspect:show", "Show all that is known of a task."),
     "result": LazyCommand(
-        "taskyard.cli.looking:result", "Print the result of a task, byte for byte."
+        "taskyard.cli.inspect:result", "Print the result of a task, byte for byte."
     ),
-    "log": LazyCommand("taskyard.cli.looking:log", "Print the end of what a task printed."),
-    "why": LazyCommand("taskyard.cli.looking:why", "Say why a task is where it is, in a sentence."),
+    "log": LazyCommand("taskyard.cli.inspect:log", "Print the end of what a task printed."),
+    "why": LazyCommand("taskyard.cli.inspect:why", "Say why a task is where it is, in a sentence."),
     "status": LazyCommand(
-        "taskyard.cli.looking:status", "Say how many tasks there are in each state."
+        "taskyard.cli.inspect:status", "Say how many tasks there are in each state."
     ),
-    "workers": LazyCommand("taskyard.cli.looking:workers", "List the workers."),
+    "workers": LazyCommand("taskyard.cli.inspect:workers", "List the workers."),
     "services": LazyCommand(
         "taskyard.cli.services:services", "List the services, with what waits and who works."
     ),
@@ -52,21 +52,21 @@ COMMANDS: dict[str, LazyCommand] = {
         "taskyard.cli.lanes:lanes", "List the lanes, with what waits in them and why."
     ),
     "retry": LazyCommand(
-        "taskyard.cli.acting:retry", "Try failed tasks again, and delayed ones now."
+        "taskyard.cli.control:retry", "Try failed tasks again, and delayed ones now."
     ),
     "cancel": LazyCommand(
-        "taskyard.cli.acting:cancel", "Cancel tasks, and all that wait for them."
+        "taskyard.cli.control:cancel", "Cancel tasks, and all that wait for them."
     ),
     "move": LazyCommand(
-        "taskyard.cli.acting:move", "Put tasks into another lane, or another service."
+        "taskyard.cli.control:move", "Put tasks into another lane, or another service."
     ),
-    "expire": LazyCommand("taskyard.cli.acting:expire", "Give up tasks, as if they were too old."),
+    "expire": LazyCommand("taskyard.cli.control:expire", "Give up tasks, as if they were too old."),
     "pause": LazyCommand(
         "taskyard.cli.pausing:pause", "Give workers nothing more of a service, a lane, or at all."
     ),
     "resume": LazyCommand("taskyard.cli.pausing:resume", "Undo a pause."),
     "drain": LazyCommand(
-        "taskyard.cli.acting:drain", "Give workers no more tasks, and send them home."
+        "taskyard.cli.control:drain", "Give workers no more tasks, and send them home."
     ),
     "broker": LazyCommand("taskyard.cli.broker:broker", "Run a broker in the foreground."),
     "worker": LazyCommand(
@@ -76,7 +76,7 @@ COMMANDS: dict[str, LazyCommand] = {
         "taskyard.cli.relay:relay", "Hand messages on between WMP workers and their managers."
     ),
     "rr": LazyCommand(
-        "taskyard.cli.rr:rr",
+        "taskyard.cli.round_robin:rr",
         "Run a round-robin server, its workers and its clients, each with a prompt.",
     ),
     "config": LazyCommand(
@@ -89,7 +89,7 @@ COMMANDS: dict[str, LazyCommand] = {
         "taskyard.cli.journal:journal", "Care for a state directory: check, export, compact."
     ),
     "pipeline": LazyCommand(
-        "taskyard.cli.pipeline:pipeline",
+        "taskyard.cli.pipeline.group:pipeline",
         "Run bulk data work on Spark: campaigns in, history to tables, reports, planning, fleets.",
     ),
     "completion": LazyCommand(

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.choosing import target_options, to_scope
+from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.printing import example, print_document
+from taskyard.cli.output import example, print_document
 from taskyard.cli.reaching import connect_client
-from taskyard.cli.words import escape_line
+from taskyard.cli.scopes import target_options, to_scope
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskyard.cli.waiting import WaitTarget
+    from taskyard.cli.wait import WaitTarget
     from taskyard.client.client import Client
-    from taskyard.client.following import RecordBatch
+    from taskyard.client.record_stream import RecordBatch
 
 #: With --until-settled: how often to see whether all is settled, while nothing happens.
 _LOOK_NS: Final = 500_000_000
@@ -104,9 +104,9 @@ def watch(
 def _watch(
     cli_context: CliContext, client: Client, since: int | None, values: dict[str, Any]
 ) -> None:
-    from taskyard.client import following  # noqa: PLC0415  # when it is used
+    from taskyard.client import record_stream  # noqa: PLC0415  # when it is used
 
-    for batch in following.follow(client, since, to_scope(values)):
+    for batch in record_stream.follow(client, since, to_scope(values)):
         _print_batch(cli_context, batch)
 
 
@@ -115,17 +115,19 @@ def _watch_until_settled(
 ) -> ExitCode:
     """What was decided before all was settled is told before it ends: first it is seen that all is
     settled, then that there is nothing more to tell."""
-    from taskyard.cli.waiting import wait_target  # noqa: PLC0415
-    from taskyard.client import following  # noqa: PLC0415
+    from taskyard.cli.wait import wait_target  # noqa: PLC0415
+    from taskyard.client import record_stream  # noqa: PLC0415
 
     scope = to_scope(values)
-    batch = following.poll_records(client, since, scope=scope)
+    batch = record_stream.poll_records(client, since, scope=scope)
     target: WaitTarget = wait_target(client, campaign=values["campaign"])
     while True:
         _print_batch(cli_context, batch)
         settled = target.poll(0)
         seen, wait_ns = batch.cursor, 0 if settled else _LOOK_NS
-        batch = following.poll_records(client, seen, batch.journal, scope=scope, wait_ns=wait_ns)
+        batch = record_stream.poll_records(
+            client, seen, batch.journal, scope=scope, wait_ns=wait_ns
+        )
         if settled and batch.cursor == seen:
             return target.exit_code()
 

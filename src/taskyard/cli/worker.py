@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 
 from taskyard.cli import foreign
-from taskyard.cli.daemons import check_dialect, log_to_stderr, until_eof_option
+from taskyard.cli.daemon_options import check_dialect, log_to_stderr, until_eof_option
 from taskyard.cli.foreign import WorkerOptions
 from taskyard.cli.options import (
     DURATION,
@@ -18,14 +18,14 @@ from taskyard.cli.options import (
     setting_option,
     verbose_option,
 )
-from taskyard.cli.printing import example
-from taskyard.client import finding
+from taskyard.cli.output import example
+from taskyard.client import discovery
 from taskyard.core.limits import NUMBER_MAX
 from taskyard.errors import UserError
 from taskyard.settings.keys import SLOTS_MAX
-from taskyard.settings.load import HEARTBEATS_PER_LEASE_MIN
+from taskyard.settings.loader import HEARTBEATS_PER_LEASE_MIN
 from taskyard.wire.pickled import PICKLE
-from taskyard.worker.serve import name_for_key, serve
+from taskyard.worker.host import name_for_key, serve
 
 
 @click.command(epilog=example("worker --slots 4 --allow imaging --state ./.taskyard"))
@@ -155,8 +155,8 @@ def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     """In the native dialect."""
     services = values.services or _default_services(cli_context, allow_pickle=values.allow_pickle)
     broker = values.brokers[0] if values.brokers else None
-    endpoint = finding.endpoint(broker, values.state, settings=cli_context.settings())
-    key = finding.key_for(endpoint, cli_context.key, settings=cli_context.settings())
+    endpoint = discovery.endpoint(broker, values.state, settings=cli_context.settings())
+    key = discovery.key_for(endpoint, cli_context.key, settings=cli_context.settings())
     settings = values.settings(services, name_for_key(key, values.name))
     how = {**values.runner_options(), "agents": values.agent_settings(), "env": values.variables()}
     serve(endpoint, settings, values.allow, cli_context.info, key=key, **how)

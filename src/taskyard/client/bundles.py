@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from taskyard.client import asking
-from taskyard.client.campaign.bundles import assign_lanes, expand_row
-from taskyard.client.campaign.submitting import bundle_submission, encode_text
-from taskyard.client.campaign.tasks import service_of
-from taskyard.client.sending import TaskRef, after_names
+from taskyard.campaign.batches import bundle_submission, encode_text
+from taskyard.campaign.bundles import assign_lanes, expand_row
+from taskyard.campaign.task_spec import service_of
+from taskyard.client import requests
+from taskyard.client.submit import TaskRef, after_names
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from taskyard.campaign.task_spec import TaskSpec
     from taskyard.client.aio import AsyncClient, AsyncFuture, Awaited
-    from taskyard.client.asking import Exchange
-    from taskyard.client.campaign.tasks import TaskSpec
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
+    from taskyard.client.requests import Exchange
 
 
 class Bundle(list["Future"]):
@@ -112,11 +112,11 @@ def bundle_spec(
 def create_request(bundle: BundleSpec) -> Exchange[int]:
     """Submit a bundle. Returns how many of its tasks are new."""
     if not all(spec.lane for spec in bundle.specs):
-        templates = yield from asking.lane_templates(map(service_of, bundle.specs))
+        templates = yield from requests.lane_templates(map(service_of, bundle.specs))
         assign_lanes(bundle.specs, bundle.campaign, lambda service: templates.get(service, ""))
     campaign = encode_text(bundle.campaign)
     submission = bundle_submission(bundle.specs, campaign, time.time_ns())
-    return (yield from asking.create(submission, bundle.unknown))
+    return (yield from requests.create(submission, bundle.unknown))
 
 
 def create(client: Client, bundle: BundleSpec) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskyard.client.asking import scope_of
+from taskyard.client.requests import scope_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -54,9 +54,9 @@ class Campaign:
 
     def _repr_html_(self) -> str:
         """For notebooks. Never raises, and takes a second at most."""
-        from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
+        from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
 
-        return html.campaign_html(self._client, self.name)
+        return notebook.campaign_html(self._client, self.name)
 
 
 class AsyncCampaign:
@@ -95,6 +95,6 @@ class AsyncCampaign:
 
     def _repr_html_(self) -> str:
         """For notebooks. Never raises, and takes a second at most."""
-        from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
+        from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
 
-        return html.campaign_html(self._client, self.name)
+        return notebook.campaign_html(self._client, self.name)

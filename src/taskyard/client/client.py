@@ -11,25 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from taskyard.client import asking, bundles, finding, following
-from taskyard.client.asking import scope_of
+from taskyard.client import bundles, discovery, record_stream, requests
 from taskyard.client.bundles import Bundle
 from taskyard.client.campaigns import Campaign
-from taskyard.client.courier import ReplyTimeouts, Session
 from taskyard.client.futures import Future
-from taskyard.client.sending import Submitter
+from taskyard.client.requests import scope_of
+from taskyard.client.session import ReplyTimeouts, Session
+from taskyard.client.submit import Submitter
 from taskyard.core.events import Scope, UnknownPolicy
-from taskyard.wire import dwork_peer as peer
+from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
 
-    from taskyard.client.asking import Exchange, TaskResult
-    from taskyard.client.following import RecordBatch
+    from taskyard.client.record_stream import RecordBatch
+    from taskyard.client.requests import Exchange, TaskResult
+    from taskyard.core.model import Result, Submission, Terms
     from taskyard.core.states import TaskState
-    from taskyard.core.tasks import Result, Submission, Terms
 
 __all__ = ["Client", "scope_of"]
 
@@ -66,8 +66,8 @@ class Client:
         """
         #: Seconds for calls that never wait longer, such as `Future.cancel`.
         self.timeout = connect_timeout if timeout is None else timeout
-        endpoint = finding.endpoint(broker, state)
-        key_found = finding.key_for(endpoint, key)
+        endpoint = discovery.endpoint(broker, state)
+        key_found = discovery.key_for(endpoint, key)
         limits = ReplyTimeouts.of(timeout, connect_timeout)
         self._session = Session(endpoint, limits, key=key_found, report=report)
         self._submitter = Submitter(self._session, partial(Future, self))
@@ -111,9 +111,9 @@ class Client:
 
     def _repr_html_(self) -> str:
         """For notebooks. Never raises, and takes a second at most."""
-        from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
+        from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
 
-        return html.client_html(self)
+        return notebook.client_html(self)
 
     # Submitting.
 
@@ -192,7 +192,7 @@ class Client:
     def create(self, submission: Submission, unknown: UnknownPolicy = UnknownPolicy.REFUSE) -> int:
         """Submit a batch whole or not at all, and wait until it is taken. Returns how many of its
         tasks are new. Raises `Refused`."""
-        return self._run_query(asking.create(submission, unknown))
+        return self._run_query(requests.create(submission, unknown))
 
     def submit_encoded(  # noqa: PLR0913  # the last ones are named
         self,
@@ -220,12 +220,12 @@ class Client:
 
     def futures(self, names: Sequence[str]) -> list[Future]:
         """Futures of many, one for each name. Raises `UserError` if a name is not known."""
-        made = self._submitter.watch(self._run_query(asking.find_tasks(names)))
+        made = self._submitter.watch(self._run_query(requests.find_tasks(names)))
         return [made[name] for name in names]
 
     def futures_of(self, campaign: str) -> list[Future]:
         """Futures of all tasks that a campaign has now, in the order of their submission."""
-        return [*self._submitter.watch(self._run_query(asking.campaign_tasks(campaign))).values()]
+        return [*self._submitter.watch(self._run_query(requests.campaign_tasks(campaign))).values()]
 
     def campaign(self, name: str) -> Campaign:
         """The tasks that were submitted with this campaign's name, and will be."""
@@ -235,60 +235,60 @@ class Client:
 
     def wait_campaign(self, campaign: str, timeout: float | None = None) -> None:
         """Wait until nothing of a campaign can run any more. Raises `TimedOut`."""
-        self._run_query(asking.wait_campaign(campaign, timeout))
+        self._run_query(requests.wait_campaign(campaign, timeout))
 
     def wait_names(
         self, names: Sequence[str], timeout: float | None = None
     ) -> dict[str, TaskState]:
         """Wait until these tasks are settled. Returns where each of them is. Raises `TimedOut`."""
-        return self._run_query(asking.wait_names(names, timeout))
+        return self._run_query(requests.wait_names(names, timeout))
 
     # Looking. Who gives no timeout waits for a broker that is restarted, however long that takes.
 
     def status(self, timeout: float | None = None) -> dict[str, Any]:
         """Counts of tasks by state, campaigns, services and workers."""
-        return self._run_query(asking.status(timeout))
+        return self._run_query(requests.status(timeout))
 
     def counts(self, campaign: str, timeout: float | None = None) -> dict[str, int]:
         """How many tasks of a campaign are in each state."""
-        return self._run_query(asking.campaign_counts(campaign, timeout))
+        return self._run_query(requests.campaign_counts(campaign, timeout))
 
     def workers(self, timeout: float | None = None) -> list[dict[str, Any]]:
-        return self._run_query(asking.workers(timeout))
+        return self._run_query(requests.workers(timeout))
 
     def show(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """All about a task. Raises `UserError` if there is none of that name."""
-        return self._run_query(asking.show(name, timeout))
+        return self._run_query(requests.show(name, timeout))
 
     def views(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """All about some tasks, by name. Raises `UserError` if one of them is not known."""
-        return self._run_query(asking.views(names))
+        return self._run_query(requests.views(names))
 
     def existing(
         self, names: Sequence[str], timeout: float | None = None
     ) -> dict[str, dict[str, Any]]:
         """Return all about some tasks, by name. Skip unknown names. Raises `TimedOut`."""
-        return self._run_query(asking.existing(names, timeout))
+        return self._run_query(requests.existing(names, timeout))
 
     def resolve(self, names: Sequence[str]) -> list[str]:
         """Return the full names that these mean. A name that is that of one campaign's task alone
         means that task. Raises `UserError` for others."""
-        return self._run_query(asking.resolve(names))
+        return self._run_query(requests.resolve(names))
 
     def explain(self, name: str, timeout: float | None = None) -> dict[str, Any]:
         """Why a task is where it is, with the tasks that it waits for."""
-        return self._run_query(asking.explain(name, timeout))
+        return self._run_query(requests.explain(name, timeout))
 
     def why(self, name: str, timeout: float | None = None) -> str:
         """The same in a sentence."""
-        return self._run_query(asking.why(name, timeout))
+        return self._run_query(requests.why(name, timeout))
 
     def tasks(self, scope: Scope | None = None, match: str = "") -> Iterator[dict[str, Any]]:
         """The tasks of a scope, in the order of their submission, page by page."""
-        some, cursor = self._run_query(asking.page(scope or Scope(), match))
+        some, cursor = self._run_query(requests.page(scope or Scope(), match))
         yield from some
         while cursor:
-            some, cursor = self._run_query(asking.page(scope or Scope(), match, cursor))
+            some, cursor = self._run_query(requests.page(scope or Scope(), match, cursor))
             yield from some
 
     def lanes(
@@ -296,37 +296,37 @@ class Client:
     ) -> Iterator[dict[str, Any]]:
         """The lanes of a service, or of all, whose names fit a pattern, page by page: how much
         waits in each, and why it waits."""
-        some, place = self._run_query(asking.lanes(service, pattern))
+        some, place = self._run_query(requests.lanes(service, pattern))
         yield from some
         while place is not None:
-            some, place = self._run_query(asking.lanes(service, pattern, place))
+            some, place = self._run_query(requests.lanes(service, pattern, place))
             yield from some
 
     def result(self, name: str) -> Any:  # noqa: ANN401  # whatever the task returned
         """The result of a task that is done. Raises `TaskFailed` if there is none, and
         `OutputTruncated` if only its end is kept."""
-        return self._run_query(asking.result(name))
+        return self._run_query(requests.result(name))
 
     def result_bytes(self, name: str) -> bytes:
         """The result of a task as the worker sent it. Raises as `result` does."""
-        return self._run_query(asking.result_bytes(name))
+        return self._run_query(requests.result_bytes(name))
 
     def result_with_size(self, name: str) -> Result:
         """Like `result_bytes`, but return a truncated result, with its length before the cut."""
-        return self._run_query(asking.result_with_size(name))
+        return self._run_query(requests.result_with_size(name))
 
     def results(self, names: Sequence[str]) -> dict[str, TaskResult]:
         """Return the state of each known task, with its result as it was sent or the
         reason of its failure, and the length of a result before it was cut, 0 if it is whole."""
-        return self._run_query(asking.results(names))
+        return self._run_query(requests.results(names))
 
     def output(self, name: str) -> bytes:
         """The end of what a task printed; b"" if nothing is kept beside its result."""
-        return self._run_query(asking.output(name))
+        return self._run_query(requests.output(name))
 
     def output_with_size(self, name: str) -> Result:
         """Like `output`, with its length before it was cut."""
-        return self._run_query(asking.output_with_size(name))
+        return self._run_query(requests.output_with_size(name))
 
     # Acting.
 
@@ -339,7 +339,7 @@ class Client:
     ) -> int:
         """Cancel tasks, and all that wait for them: names, or campaign, service, lane, states.
         Returns how many. Raises `TimedOut` if the broker does not answer in time."""
-        return self._run_query(asking.command_tasks(peer.CANCEL, names, scope, timeout))
+        return self._run_query(requests.command_tasks(peer.CANCEL, names, scope, timeout))
 
     def retry(
         self,
@@ -349,7 +349,7 @@ class Client:
         **scope: Any,  # noqa: ANN401
     ) -> int:
         """Try failed tasks again, and delayed ones now. Returns how many, or raises `TimedOut`."""
-        return self._run_query(asking.command_tasks(peer.RETRY, names, scope, timeout))
+        return self._run_query(requests.command_tasks(peer.RETRY, names, scope, timeout))
 
     def move(
         self,
@@ -362,7 +362,7 @@ class Client:
     ) -> int:
         """Put tasks that no worker holds into another lane ("" is the open one), another service,
         or both. Returns how many, or raises `TimedOut`."""
-        return self._run_query(asking.move((to_service, to_lane), names, scope, timeout))
+        return self._run_query(requests.move((to_service, to_lane), names, scope, timeout))
 
     def expire(
         self,
@@ -373,25 +373,25 @@ class Client:
     ) -> int:
         """Give up tasks that no worker holds, as if they were too old: they end as failed. Returns
         how many, or raises `TimedOut`."""
-        return self._run_query(asking.command_tasks(peer.EXPIRE, names, scope, timeout))
+        return self._run_query(requests.command_tasks(peer.EXPIRE, names, scope, timeout))
 
     def drain(self, worker: str | None = None) -> int:
         """Give a worker no more tasks and send it home; without a name all of them, and then the
         broker too. Returns how many workers there were."""
-        return self._run_query(asking.drain(worker))
+        return self._run_query(requests.drain(worker))
 
     def pause(self, service: str | None = None, lane: str | None = None) -> None:
         """Give workers nothing more of a lane, of a service (no lane), or at all (no service)."""
-        return self._run_query(asking.pause(service, lane))
+        return self._run_query(requests.pause(service, lane))
 
     def resume(self, service: str | None = None, lane: str | None = None) -> None:
         """Undo that pause; others stay."""
-        return self._run_query(asking.resume(service, lane))
+        return self._run_query(requests.resume(service, lane))
 
     def follow(self, since: int | None = None, scope: Scope | None = None) -> Iterator[RecordBatch]:
         """What the broker decides after record `since`, or from now on, for ever, as it happens;
         perhaps with no records, for a sign of life. Raises `Refused` if there is no such record."""
-        return following.follow(self, since, scope)
+        return record_stream.follow(self, since, scope)
 
     def _run_query(self, exchange: Exchange[_T]) -> _T:
-        return asking.run_exchange(exchange, partial(asking.request_and_wait, self._session))
+        return requests.run_exchange(exchange, partial(requests.request_and_wait, self._session))

@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from msgspec import structs
 
-from taskyard.client.campaign.submitting import encode_text
+from taskyard.campaign.batches import encode_text
 from taskyard.client.client import Client
 from taskyard.client.household import LocalCluster, WorkerSpec
 from taskyard.client.origins import CallOrigins
 from taskyard.core.identity import spelling
+from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Terms
 from taskyard.errors import ExitCode, TaskFailed, TaskyardError, UserError
 from taskyard.wire import pickled
 

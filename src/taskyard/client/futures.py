@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
 from taskyard.client import progress as drawing
 from taskyard.core.identity import spelling
+from taskyard.core.model import shown
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import shown
 from taskyard.errors import OutputTruncated, TaskBlocked, TaskFailed
-from taskyard.wire import work
+from taskyard.wire import payloads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
     from taskyard.client.aio import AsyncClient, AsyncFuture
     from taskyard.client.client import Client
-    from taskyard.core.tasks import Result
+    from taskyard.core.model import Result
 
 
 class SettableFuture(Protocol):
@@ -63,9 +63,9 @@ class FutureBase:
 
     def _repr_html_(self) -> str:
         """For notebooks. Never raises, and takes a second at most."""
-        from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
+        from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
 
-        return html.future_html(self._client, self)  # type: ignore[arg-type]  # it is one of the two
+        return notebook.future_html(self._client, self)  # type: ignore[arg-type]  # it is one of the two
 
 
 class Future(FutureBase, concurrent.futures.Future[Any]):
@@ -92,7 +92,7 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
     def bytes(self, timeout: float | None = None) -> bytes:
         """Wait for the result, and return it as the worker sent it. Raises what `result` raises."""
         value = self.result(timeout)
-        if isinstance(value, str) and self._service == work.EXEC:
+        if isinstance(value, str) and self._service == payloads.EXEC:
             return value.encode(errors="surrogateescape")
         return value if isinstance(value, bytes) else self._client.result_bytes(self.full_name)
 
@@ -143,12 +143,12 @@ def decode_whole_result(name: str, service: bytes, result: Result) -> Any:  # no
     Bytes that are not UTF-8 become surrogates, as in file names. Raises `OutputTruncated`.
     """
     text = result.text
-    if service == work.EXEC:
+    if service == payloads.EXEC:
         printed = text.decode(errors="surrogateescape")
         check_not_truncated(name, result, printed)
         return printed
     check_not_truncated(name, result, text)
-    return work.decode_value(text) if service == work.CALL else text
+    return payloads.decode_value(text) if service == payloads.CALL else text
 
 
 def check_not_truncated(name: str, result: Result, output: str | bytes) -> None:

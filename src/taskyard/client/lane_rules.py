@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskyard.client.campaign import lanes
-from taskyard.client.campaign.values import InvalidValue
+from taskyard.campaign import lanes
+from taskyard.campaign.values import InvalidValue
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.regimes import compile_glob
-from taskyard.core.tasks import shown
+from taskyard.core.model import shown
+from taskyard.core.rules import compile_glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from taskyard.core.events import Rule
-    from taskyard.core.tasks import Terms
+    from taskyard.core.model import Terms
 
 #: What was told is asked for again when it is older and somebody submits: settings change rarely,
 #: and a program that runs for weeks sees it when they do.

@@ -177,11 +177,11 @@ class _NotebookDisplay:
         self._handle: Any = None
 
     def show(self, ended: int, failed: int, caption: str) -> None:
-        from taskyard.client import html  # noqa: PLC0415  # only notebooks need it
+        from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
 
         text = f"{ended:,}/{self._total:,}{caption and ', '}{caption}"
         bundle = {
-            "text/html": html.progress_html(ended, failed, self._total, text),
+            "text/html": notebook.progress_html(ended, failed, self._total, text),
             "text/plain": text,
         }
         if self._handle is None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from taskyard.core.agenda import OPEN_LANE
 from taskyard.core.limits import NUMBER_MAX
-from taskyard.core.regimes import first_match
+from taskyard.core.queues import OPEN_LANE
+from taskyard.core.rules import first_match
 
 if TYPE_CHECKING:
     from taskyard.core.events import LaneOptions
-    from taskyard.core.regimes import ActiveRule, RuleTable
-    from taskyard.core.tasks import Submission, Terms
+    from taskyard.core.model import Submission, Terms
+    from taskyard.core.rules import ActiveRule, RuleTable
 
 
 def with_expiry(regimes: RuleTable, submission: Submission, at_ns: int) -> Submission:

@@ -15,10 +15,10 @@ from msgspec import structs
 from taskyard.core import entering, graph, records
 from taskyard.core.ledger import lane_counts
 from taskyard.core.limits import ATTEMPTS_SHOWN_MAX, REPLACED_MAX, REPLACED_TASKS_MAX
+from taskyard.core.model import Ending, Lease, Terms
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
 from taskyard.core.runs import Attempt
 from taskyard.core.states import FAILED, READY, Cause
-from taskyard.core.tasks import Ending, Lease, Terms
 from taskyard.core.workers import Replaced, Worker
 
 if TYPE_CHECKING:

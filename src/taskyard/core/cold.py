@@ -15,20 +15,20 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from taskyard.core import columns as forms
-from taskyard.core.agenda import OPEN_LANE
 from taskyard.core.columns import CHUNK_EDGES, CHUNK_TASKS, ChunkBuilder, Edges, Rest, TaskColumns
 from taskyard.core.graph import link
 from taskyard.core.ledger import Ledger
+from taskyard.core.model import Task, Terms
+from taskyard.core.queues import OPEN_LANE
 from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
-from taskyard.core.tasks import Task, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    from taskyard.core.agenda import Lane, Queue
+    from taskyard.core.model import Submission
+    from taskyard.core.queues import Lane, Queue
     from taskyard.core.records import Submitted
-    from taskyard.core.tasks import Submission
 
 _STATES = tuple(TaskState)
 _NO_TERMS = Terms()

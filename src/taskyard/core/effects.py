@@ -12,10 +12,10 @@ from msgspec import Struct, field
 
 from taskyard.core.events import Rule, Scope
 from taskyard.core.explain import Explanation, Reason
+from taskyard.core.model import Terms
 from taskyard.core.records import AnyRecord
 from taskyard.core.runs import Attempt
 from taskyard.core.states import TaskState, WorkerState
-from taskyard.core.tasks import Terms
 from taskyard.core.workers import WorkerFacts
 
 

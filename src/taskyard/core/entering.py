@@ -9,18 +9,18 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from taskyard.core.agenda import OPEN_LANE
 from taskyard.core.ledger import lane_counts, one_lane
+from taskyard.core.model import Task
+from taskyard.core.queues import OPEN_LANE
 from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
-from taskyard.core.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from taskyard.core.agenda import Lane, Service
     from taskyard.core.ledger import Ledger, Tasks
+    from taskyard.core.model import Submission, Terms
+    from taskyard.core.queues import Lane, Service
     from taskyard.core.records import Submitted
-    from taskyard.core.tasks import Submission, Terms
 
 
 def submitted(ledger: Ledger, record: Submitted) -> None:

@@ -12,9 +12,9 @@ from enum import Enum, IntEnum
 from msgspec import Struct, field
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission, Task
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import Submission, Task
 from taskyard.core.workers import WorkerFacts
 
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Final, cast
 
 from msgspec import Struct
 
-from taskyard.core import graph, policy
+from taskyard.core import graph, selection
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
-from taskyard.core.policy import HoldReason
+from taskyard.core.model import isolation_room, shown
+from taskyard.core.selection import HoldReason
 from taskyard.core.states import FAILED, TaskState
-from taskyard.core.tasks import isolation_room, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from taskyard.core.agenda import Lane
+    from taskyard.core.model import Lease, Task
+    from taskyard.core.queues import Lane
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.tasks import Lease, Task
     from taskyard.core.workers import Worker
 
 #: A sentence names this many tasks and counts the rest.
@@ -228,7 +228,7 @@ def _ready(scheduler: Scheduler, task: Task) -> Explanation:
 
 def _reserved(scheduler: Scheduler, task: Task) -> Explanation | None:
     """Explain a task that a worker is kept free for."""
-    reservation = policy.reservation_of(scheduler.ledger, task)
+    reservation = selection.reservation_of(scheduler.ledger, task)
     if reservation is None:
         return None
     worker = reservation.worker
@@ -254,7 +254,7 @@ def _isolated(scheduler: Scheduler, task: Task) -> Explanation | None:
         return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: it waits until one is idle")
     free = [worker for worker in workers if worker.slots_free >= task.terms.slots]
     rooms = [isolation_room(isolation, worker.facts.slots_total) for worker in free]
-    held = [policy.held_by_isolation(worker)[isolation] for worker in free]
+    held = [selection.held_by_isolation(worker)[isolation] for worker in free]
     if not isolation or not free or any(map(int.__lt__, held, rooms)):
         return None
     lost, most = _count(task.losses, "worker"), _count(max(rooms), "task")
@@ -267,7 +267,7 @@ def _unused_slot_text(scheduler: Scheduler, task: Task) -> str:
     workers, slots = _workers(scheduler, task), task.terms.slots
     free = [worker for worker in workers if worker.slots_free >= slots]
     kept = [worker for worker in free if worker.reservation is not None]
-    exclusive = [worker for worker in free if policy.holds_last_attempt(worker)]
+    exclusive = [worker for worker in free if selection.holds_last_attempt(worker)]
     if free and len(kept) + len(exclusive) == len(free):
         worker = free[0]
         why = "runs a last attempt alone" if worker in exclusive else "is reserved for another task"
@@ -327,12 +327,12 @@ def _no_room_text(scheduler: Scheduler, task: Task) -> str:
 def lane_hold_reason(scheduler: Scheduler, lane: Lane) -> HoldReason | None:
     """Why a lane with ready tasks gives none: the first that refuses."""
     ledger = scheduler.ledger
-    hold = policy.pause_reason(ledger, lane) or policy.hold_reason(lane, scheduler.now_ns)
+    hold = selection.pause_reason(ledger, lane) or selection.hold_reason(lane, scheduler.now_ns)
     if hold is None and not lane.service.workers:
         return HoldReason.NO_WORKER
     if hold is None and _has_no_agent(scheduler, lane):
         return HoldReason.TROUBLE
-    return hold or policy.limit_reason(ledger, lane, scheduler.now_ns)
+    return hold or selection.limit_reason(ledger, lane, scheduler.now_ns)
 
 
 def _has_no_agent(scheduler: Scheduler, lane: Lane) -> bool:
@@ -347,7 +347,7 @@ def explain_lane(
 ) -> Explanation:
     """Why a lane is where it is. `waits` says how many of its tasks are blocked, delayed, failed;
     what is ready and out it knows itself."""
-    hold = policy.pause_reason(scheduler.ledger, lane)
+    hold = selection.pause_reason(scheduler.ledger, lane)
     if hold is not None:
         return Explanation(_BY_HOLD[hold], LANE_SENTENCES[hold])
     silent = _late_holder_text(scheduler, lane)

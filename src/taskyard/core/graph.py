@@ -13,7 +13,7 @@ from taskyard.core.states import BLOCKED, CANCELLED, FAILED
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from taskyard.core.tasks import Task
+    from taskyard.core.model import Task
 
 
 def link(before: Task, after: Task) -> None:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from taskyard.core.effects import Refusal, Refused
 from taskyard.core.limits import HEARTBEATS_MISSED_MAX, SECOND_NS
+from taskyard.core.model import shown
 from taskyard.core.records import Refunded, WorkerReplaced
 from taskyard.core.states import FAILED
-from taskyard.core.tasks import shown
 
 if TYPE_CHECKING:
     from taskyard.core import events
+    from taskyard.core.model import Task
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.tasks import Task
     from taskyard.core.workers import Worker
 
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, AnyStr, Final
 from msgspec import structs
 
 from taskyard.core.limits import CAMPAIGNS_SEARCHED_MAX
-from taskyard.core.tasks import shown
+from taskyard.core.model import shown
 from taskyard.errors import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
     from taskyard.core.ledger import Ledger
-    from taskyard.core.tasks import Submission, Task
+    from taskyard.core.model import Submission, Task
 
 SEPARATOR: Final = b"/"
 

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from taskyard.core.identity import prefix
 from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.limits import EXCLUSIVE
-from taskyard.core.policy import RESERVED_PAYLOADS, rate_allowance
+from taskyard.core.model import isolation_room
+from taskyard.core.selection import RESERVED_PAYLOADS, rate_allowance
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
-from taskyard.core.tasks import isolation_room
 from taskyard.errors import TaskyardError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskyard.core.agenda import Lane, Service
+    from taskyard.core.model import Task
+    from taskyard.core.queues import Lane, Service
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.tasks import Task
     from taskyard.core.workers import Worker
 
 

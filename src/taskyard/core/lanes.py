@@ -14,17 +14,17 @@ from msgspec import Struct
 from taskyard.core.effects import LaneList, LaneView, RuleList
 from taskyard.core.explain import explain_lane
 from taskyard.core.limits import LANE_SCAN_MAX, LIST_LANES_MAX, TASKS_MAX
-from taskyard.core.regimes import compile_glob
+from taskyard.core.rules import compile_glob
 from taskyard.core.states import BLOCKED, DELAYED, FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from taskyard.core import events
-    from taskyard.core.agenda import Lane, Service
     from taskyard.core.ledger import Ledger
+    from taskyard.core.model import Task
+    from taskyard.core.queues import Lane, Service
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.tasks import Task
 
 
 class LaneScan(Struct, gc=False):

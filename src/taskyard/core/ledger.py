@@ -11,12 +11,9 @@ from itertools import groupby, repeat
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from taskyard.core import graph
-from taskyard.core.agenda import OPEN_LANE, DueHeap, Lane, Queue, Service
 from taskyard.core.events import RulesSet
 from taskyard.core.identity import prefix, spelling
-from taskyard.core.regimes import RuleTable
-from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
-from taskyard.core.tasks import (
+from taskyard.core.model import (
     DIGEST_BYTES,
     Campaign,
     Digests,
@@ -26,13 +23,16 @@ from taskyard.core.tasks import (
     Task,
     Terms,
 )
+from taskyard.core.queues import OPEN_LANE, DueHeap, Lane, Queue, Service
+from taskyard.core.rules import RuleTable
+from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
 from taskyard.core.workers import Replaced, Worker
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskyard.core.agenda import Reservation
+    from taskyard.core.queues import Reservation
     from taskyard.core.runs import Attempt
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core import identity, watching
+from taskyard.core import identity, subscriptions
 from taskyard.core.effects import (
     ExplanationReply,
     HeldTasks,
@@ -39,19 +39,19 @@ from taskyard.core.limits import (
     STATS_ROWS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
+from taskyard.core.model import DIGEST_BYTES
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, CANCELLED, DELAYED, DONE, FAILED
-from taskyard.core.tasks import DIGEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskyard.core import events
-    from taskyard.core.agenda import Service
     from taskyard.core.events import Scope
     from taskyard.core.ledger import Ledger
+    from taskyard.core.model import Task
+    from taskyard.core.queues import Service
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.tasks import Task
     from taskyard.core.workers import Worker
 
 #: Lanes of one service that are looked at, to say which are paused: some 50 µs. Who has more
@@ -329,7 +329,7 @@ def results_requested(scheduler: Scheduler, event: events.ResultsRequested) -> N
         return
     told = Settled(event.client, event.request, [], [], [])
     for task in _existing(scheduler.ledger, event.names):
-        watching.add_settled(told, scheduler.ledger, task)
+        subscriptions.add_settled(told, scheduler.ledger, task)
     if scheduler.ledger.bare:
         told.aliases = _aliases(scheduler.ledger, event.names)
     scheduler.send(told)

@@ -14,17 +14,17 @@ from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
 from taskyard.core import (
-    assigning,
+    assignment,
+    commands,
     effects,
     events,
     lanes,
-    policy,
+    membership,
     queries,
-    reports,
-    roster,
+    results,
+    selection,
+    subscriptions,
     timers,
-    watching,
-    wishes,
 )
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
@@ -33,10 +33,10 @@ from taskyard.core.limits import WARNINGS_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.core.agenda import Lane
     from taskyard.core.effects import Effect
+    from taskyard.core.model import Lease, Task
+    from taskyard.core.queues import Lane
     from taskyard.core.records import AnyRecord
-    from taskyard.core.tasks import Lease, Task
     from taskyard.core.workers import Worker
 
 
@@ -96,11 +96,11 @@ class Scheduler:
         if self.ledger.debouncing:
             timers.start_debounce(self)
         if self.ledger.reservations:
-            policy.review_reservations(self.ledger, self.now_ns)
+            selection.review_reservations(self.ledger, self.now_ns)
         if self.ledger.dirty:
-            assigning.assign_parked(self)
+            assignment.assign_parked(self)
         if len(self._records) > decided and (self.watchers or self.campaign_watchers):
-            watching.schedule_stuck_check(self)
+            subscriptions.schedule_stuck_check(self)
         return self._effects
 
     def take_records(self) -> list[AnyRecord]:
@@ -192,17 +192,17 @@ _DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {
     events.RulesSet: timers.rules_set,
     events.DiskSpaceChanged: timers.disk_space_changed,
     events.LagChanged: timers.lag_changed,
-    events.SubmitRequested: wishes.submit_requested,
-    events.CancelRequested: wishes.cancel_requested,
-    events.RetryRequested: wishes.retry_requested,
-    events.MoveRequested: wishes.move_requested,
-    events.ExpireRequested: wishes.expire_requested,
-    events.PauseRequested: wishes.pause_requested,
-    events.ResumeRequested: wishes.resume_requested,
-    events.DrainRequested: wishes.drain_requested,
-    events.WatchRequested: watching.watch_requested,
-    events.WatchEnded: watching.watch_ended,
-    events.ClientDisconnected: watching.client_disconnected,
+    events.SubmitRequested: commands.submit_requested,
+    events.CancelRequested: commands.cancel_requested,
+    events.RetryRequested: commands.retry_requested,
+    events.MoveRequested: commands.move_requested,
+    events.ExpireRequested: commands.expire_requested,
+    events.PauseRequested: commands.pause_requested,
+    events.ResumeRequested: commands.resume_requested,
+    events.DrainRequested: commands.drain_requested,
+    events.WatchRequested: subscriptions.watch_requested,
+    events.WatchEnded: subscriptions.watch_ended,
+    events.ClientDisconnected: subscriptions.client_disconnected,
     events.RequestRejected: queries.request_rejected,
     events.ReplyDue: queries.reply_due,
     events.LookupRequested: queries.lookup_requested,
@@ -215,15 +215,15 @@ _DECIDERS: dict[type, Callable[[Scheduler, Any], None]] = {
     events.HeldTasksRequested: queries.held_tasks_requested,
     events.ResultsRequested: queries.results_requested,
     events.OutputRequested: queries.output_requested,
-    events.WorkerRegistered: roster.worker_registered,
-    events.WorkerHeartbeat: roster.worker_heartbeat,
-    events.WorkerExited: roster.worker_exited,
-    events.WorkerLost: roster.worker_lost,
-    events.WorkerUnreachable: roster.worker_unreachable,
-    events.TasksRequested: assigning.tasks_requested,
-    events.WaitEnded: assigning.wait_ended,
-    events.TasksReported: reports.tasks_reported,
-    events.TasksReturned: reports.tasks_returned,
-    events.TasksProgressed: reports.tasks_progressed,
-    events.SlotFreed: reports.slot_freed,
+    events.WorkerRegistered: membership.worker_registered,
+    events.WorkerHeartbeat: membership.worker_heartbeat,
+    events.WorkerExited: membership.worker_exited,
+    events.WorkerLost: membership.worker_lost,
+    events.WorkerUnreachable: membership.worker_unreachable,
+    events.TasksRequested: assignment.tasks_requested,
+    events.WaitEnded: assignment.wait_ended,
+    events.TasksReported: results.tasks_reported,
+    events.TasksReturned: results.tasks_returned,
+    events.TasksProgressed: results.tasks_progressed,
+    events.SlotFreed: results.slot_freed,
 }

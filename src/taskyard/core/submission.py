@@ -25,9 +25,9 @@ from taskyard.core.limits import (
     TASKS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
+from taskyard.core.model import Digests, shown
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import CANCELLED, DONE, LEASED
-from taskyard.core.tasks import Digests, shown
 from taskyard.errors import PeerError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.events import SubmitRequested
     from taskyard.core.ledger import Ledger
-    from taskyard.core.tasks import Submission, Task, Terms
+    from taskyard.core.model import Submission, Task, Terms
 
 
 class SubmissionRefused(PeerError):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import policy, roster, watching
+from taskyard.core import membership, selection, subscriptions
 from taskyard.core.limits import TIMER_TASKS_MAX
 from taskyard.core.records import CameDue, ReportedLate, TaskExpired
 from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
     from taskyard.core import events
-    from taskyard.core.agenda import Lane
     from taskyard.core.ledger import Ledger
+    from taskyard.core.model import Task
+    from taskyard.core.queues import Lane
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.tasks import Task
 
 _WAITING = (BLOCKED, DELAYED, READY)
 _UNSETTLED = (*_WAITING, LEASED)
@@ -72,7 +72,7 @@ def time_passed(scheduler: Scheduler, _event: events.Event) -> None:
     _end_wakes(scheduler)
     _end_debounce(scheduler)
     if 0 < scheduler.stuck_check_ns <= scheduler.now_ns:
-        watching.notify_stuck(scheduler)
+        subscriptions.notify_stuck(scheduler)
 
 
 def reopen_rates(scheduler: Scheduler, since_ns: int) -> None:
@@ -96,7 +96,7 @@ def _expire_tasks(scheduler: Scheduler) -> None:
     tasks = [task for task in found if _is_expired(task, scheduler.at_ns)]
     if tasks:
         scheduler.emit(TaskExpired(scheduler.at_ns, [task.name for task in tasks]), tasks)
-        watching.notify_settled(scheduler, tasks)
+        subscriptions.notify_settled(scheduler, tasks)
 
 
 def _report_late(scheduler: Scheduler) -> None:
@@ -168,10 +168,10 @@ def _end_leases_before(scheduler: Scheduler) -> None:
         if deadline_ns > scheduler.now_ns:  # its facts have changed since
             scheduler.schedule_restart_deadline(worker)
             continue
-        roster.end_restart_leases(scheduler, worker)
+        membership.end_restart_leases(scheduler, worker)
         scheduler.schedule_timeout(worker)  # it may be silent for less now
         if worker.last_seen_ns > scheduler.resumed_ns:
-            roster.on_slot_free(scheduler, worker)
+            membership.on_slot_free(scheduler, worker)
 
 
 def _expire_workers(scheduler: Scheduler) -> None:
@@ -184,7 +184,7 @@ def _expire_workers(scheduler: Scheduler) -> None:
         if worker.contested_until_ns < scheduler.now_ns:
             worker.contested_until_ns = 0
         if 0 < worker.timeout_at_ns <= scheduler.now_ns:
-            roster.expire_worker(scheduler, worker)
+            membership.expire_worker(scheduler, worker)
         else:
             scheduler.schedule_timeout(worker)
 
@@ -199,7 +199,7 @@ def _end_wakes(scheduler: Scheduler) -> None:
             worker.turn(WorkerCause.PASSED_OVER)
             scheduler.use_count += 1
             worker.last_used = scheduler.use_count  # the next one is called first
-            policy.park(scheduler.ledger, worker)
+            selection.park(scheduler.ledger, worker)
 
 
 def rules_set(scheduler: Scheduler, event: events.RulesSet) -> None:

@@ -16,8 +16,8 @@ from taskyard.core.states import BUSY, WORKER_TRANSITIONS, WorkerCause, WorkerSt
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
-    from taskyard.core.agenda import Lane, Reservation
-    from taskyard.core.tasks import Lease, Task
+    from taskyard.core.model import Lease, Task
+    from taskyard.core.queues import Lane, Reservation
 
 
 class WorkerFacts(Struct, array_like=True, frozen=True):

@@ -47,7 +47,7 @@ _RECEIPT_EVERY: Final = 10
 _STRICT_AT: Final = 7
 _DOWN_AT: Final = 3
 
-_MODULE: Final = "taskyard.demo.work"
+_MODULE: Final = "taskyard.demo.tasks"
 
 
 class Campaign(Struct, frozen=True):

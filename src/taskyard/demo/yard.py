@@ -14,12 +14,12 @@ import sys
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Final, Self
 
-from taskyard.demo import work
+from taskyard.demo import tasks
 from taskyard.demo.campaign import MAIL, WMP
 from taskyard.errors import TaskyardError
 
 if TYPE_CHECKING:
-    from taskyard.demo.place import DemoDirectory
+    from taskyard.demo.directory import DemoDirectory
 
 #: The worker that feeds agents, by which the closing table knows it.
 AGENTS: Final = "agents"
@@ -156,7 +156,7 @@ class DemoCluster:
         state = ["--state", str(self._place.state)]
         foreign = ["--command", _FOREIGN_COMMAND, "--slots", str(_FOREIGN_SLOTS)]
         workers = {
-            "native": [*state, "--slots", str(_NATIVE_SLOTS), "--allow", work.__name__],
+            "native": [*state, "--slots", str(_NATIVE_SLOTS), "--allow", tasks.__name__],
             AGENTS: [*state, "--service", MAIL, "--slots", str(_AGENTS_MAX)],
             "ping-pong": ["--dialect", "ping-pong", "--broker", backend, *foreign],
             "wmp": ["--dialect", "wmp", "--broker", below, "--service", WMP, *foreign],

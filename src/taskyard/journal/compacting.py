@@ -24,9 +24,9 @@ import msgspec
 
 from taskyard.errors import JournalFailed, TaskyardError
 from taskyard.journal import chain, compaction
-from taskyard.journal.beside import CompactionReport
+from taskyard.journal.compaction_process import CompactionReport
 from taskyard.journal.files import free_bytes
-from taskyard.journal.reading import JournalReader
+from taskyard.journal.reader import JournalReader
 from taskyard.journal.store import DISK_RESERVE_BYTES
 
 #: The broker and its workers go first; where they want it all, a quarter of a processor is left for

@@ -29,12 +29,12 @@ import msgspec
 from taskyard.core.apply import apply
 from taskyard.core.cold import ColdLedger
 from taskyard.core.ledger import Ledger
+from taskyard.core.model import Ending, Result, to_ended_task
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
-from taskyard.core.tasks import Ending, Result, to_ended_task
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import chronicle, history, recovery, schema, snapshot
+from taskyard.journal import history, history_rows, recovery, schema, snapshot
+from taskyard.journal.archive import Archive, ArchiveRow, ArchiveWriter
 from taskyard.journal.files import RESTORE_HINT
-from taskyard.journal.finished import Archive, ArchiveRow, ArchiveWriter
 from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.snapshot import SnapshotFile, SnapshotReader
 from taskyard.journal.store import Head, Row, Store, StoreReader
@@ -336,13 +336,13 @@ class _Replay:
                 self._ended += archive_rows(self._ledger, record)
 
     def _write_rows(self, writer: PartWriter, sequence: int, record: AnyRecord) -> None:
-        chronicle.write_rows(self._ledger, sequence, record, writer.events, writer.edges)
+        history_rows.write_rows(self._ledger, sequence, record, writer.events, writer.edges)
         writer.flush_if_full()
 
     def _tell_submission(self, sequence: int, record: Submitted) -> None:
         if self._writer is not None:
             events, edges = self._writer.events, self._writer.edges
-            chronicle.tell_submission(self._ledger.record, sequence, record, events, edges)
+            history_rows.tell_submission(self._ledger.record, sequence, record, events, edges)
             self._writer.flush_if_full()
 
     def _is_full(self, sequence: int, head: Head) -> bool:

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from taskyard.journal import inspection, schema, wal
+from taskyard.journal import schema, verify, wal
+from taskyard.journal.archive import Archive
 from taskyard.journal.files import check_regular
-from taskyard.journal.finished import Archive
-from taskyard.journal.inspection import JournalReport
-from taskyard.journal.reading import RowReader
+from taskyard.journal.reader import RowReader
 from taskyard.journal.schema import DiskErrors
 from taskyard.journal.sqlite import believe
+from taskyard.journal.verify import JournalReport
 
 #: Of a larger database no image is made in memory, unless SQLite can't read it otherwise.
 IMAGE_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -65,7 +65,7 @@ def _connect_image(path: Path, log: Path) -> sqlite3.Connection:
 
 def check(directory: Path) -> JournalReport:
     """Inspect the journal of a state directory that nothing writes to."""
-    return inspection.verify_journal(directory, connect)
+    return verify.verify_journal(directory, connect)
 
 
 class ReadonlyStore(RowReader):

@@ -18,14 +18,14 @@ from typing import Any, Protocol, TypeVar
 from taskyard.core import events, identity
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
+from taskyard.core.model import EndedTask, Result, Task
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
 from taskyard.core.states import TaskState
-from taskyard.core.tasks import EndedTask, Result, Task
 from taskyard.errors import JournalDamaged
 from taskyard.journal import snapshot
+from taskyard.journal.archive import Archive
 from taskyard.journal.encoding import decode
 from taskyard.journal.files import RESTORE_HINT
-from taskyard.journal.finished import Archive
 from taskyard.journal.snapshot import SnapshotReader
 from taskyard.journal.store import Head, Row, StoreReader
 

@@ -13,8 +13,8 @@ block's number, too: every byte is compared with something, and a damaged snapsh
 
 The format changes by a fixed procedure: a new version with its writer, the old reader kept, a
 golden file, one commit. A field added at the end with a default is no change. Formats 1 and 2 held
-the whole ledger in one body (`core.image`). This file reads and writes. Which snapshot to believe,
-and what to do without one, is decided by `recovery`.
+the whole ledger in one body (`core.old_snapshots`). This file reads and writes. Which snapshot to
+believe, and what to do without one, is decided by `recovery`.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ from zlib import crc32
 
 import msgspec
 
-from taskyard.core import image
+from taskyard.core import old_snapshots
 from taskyard.core.cold import ColdLedger
 from taskyard.core.columns import Edges, Rest, Restorer, TaskColumns
-from taskyard.core.image import LedgerSnapshot
 from taskyard.core.ledger import Ledger
+from taskyard.core.old_snapshots import LedgerSnapshot
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import schema
 from taskyard.journal.chain import SEALED_BYTES, Head, seal, unseal
@@ -123,7 +123,7 @@ class SnapshotReader:
     def restore(self) -> Ledger:
         """Return the ledger. Every byte has been compared then."""
         if self.image is not None:
-            return image.restore(self.image)
+            return old_snapshots.restore(self.image)
         restorer = Restorer(self.rest)
         for columns in self.chunks():
             restorer.add(columns)

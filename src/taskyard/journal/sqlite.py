@@ -26,7 +26,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import chain, inspection, schema, witness
+from taskyard.journal import chain, schema, verify, witness
 from taskyard.journal.chain import Head
 from taskyard.journal.files import (
     RESTORE_HINT,
@@ -36,7 +36,7 @@ from taskyard.journal.files import (
     make_private_directory,
     sync_directory,
 )
-from taskyard.journal.reading import RowReader
+from taskyard.journal.reader import RowReader
 from taskyard.journal.schema import INSERT_ROW, DiskErrors
 from taskyard.journal.store import check_row, check_trim
 from taskyard.journal.witness import Witness
@@ -250,11 +250,9 @@ def _write_tables(connection: sqlite3.Connection, page_bytes: int, anchor: bytes
     _merge(connection, "TRUNCATE")
 
 
-def believe(
-    directory: Path, connect: inspection.Connect = inspection.connect
-) -> tuple[bytes, Head, Head]:
+def believe(directory: Path, connect: verify.Connect = verify.connect) -> tuple[bytes, Head, Head]:
     """Identity, anchor and head of a journal that is sound in every respect; else refuse it."""
-    report = inspection.verify_journal(directory, connect)
+    report = verify.verify_journal(directory, connect)
     if report.wrong or not report.anchor or not report.head:
         raise JournalDamaged(
             f"the journal in {directory} is damaged: {'; '.join(report.wrong)}",

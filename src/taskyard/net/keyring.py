@@ -22,8 +22,8 @@ from taskyard.journal.files import (
     replace_private,
 )
 from taskyard.net import keys
-from taskyard.net.clock import SystemClock
 from taskyard.net.keys import KeyEntry, PeerKey, Secret
+from taskyard.net.protocols import SystemClock
 from taskyard.wire.roles import AuthenticatedPeer, Role
 
 DIRECTORY_NAME: Final = "keys"

@@ -6,8 +6,8 @@ import sys
 import time
 from typing import Final
 
-from taskyard.sim.bugs import MUTATIONS
-from taskyard.sim.run import ScheduleResult, find_killing_seed, run
+from taskyard.sim.mutations import MUTATIONS
+from taskyard.sim.schedule import ScheduleResult, find_killing_seed, run
 
 #: A planted bug must show within so many schedules.
 HUNT_SCHEDULES_MAX: Final = 1_000

@@ -18,11 +18,12 @@ from taskyard.core import records as r
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
 from taskyard.core.records import ReturnReason
 from taskyard.journal.encoding import decode
-from taskyard.sim.doors import Listener
+from taskyard.sim.codecs.dialects import DO, argument_of
+from taskyard.sim.listeners import Listener
 from taskyard.sim.measurements import status_of
 from taskyard.sim.network import Message
 from taskyard.sim.plan import NAMED_BY_BROKER, SECOND_NS, TRUNCATED
-from taskyard.sim.story import (
+from taskyard.sim.reference_model import (
     BLOCKED,
     CANCELLED,
     DELAYED,
@@ -35,8 +36,9 @@ from taskyard.sim.story import (
     ReferenceModel,
     Violation,
 )
-from taskyard.sim.tongues import DO, argument_of
-from taskyard.wire import numbering, ping_pong_backend, round_robin_table
+from taskyard.wire import dialect
+from taskyard.wire.ping_pong import backend as ping_pong_backend
+from taskyard.wire.round_robin import workers as round_robin_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,13 +46,13 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
+    from taskyard.core.model import Submission, Terms
     from taskyard.core.states import TaskState
-    from taskyard.core.tasks import Submission, Terms
     from taskyard.core.workers import WorkerFacts
     from taskyard.journal.chain import Row
     from taskyard.sim.clock import SimClock, Timeline
     from taskyard.sim.plan import Plan
-    from taskyard.sim.story import TaskModel, WorkerModel
+    from taskyard.sim.reference_model import TaskModel, WorkerModel
 
 __all__ = ["Checker", "Violation"]
 
@@ -80,7 +82,7 @@ _COMMAND_AT, _HEADERS_AT = 2, 3
 _TRACKEXEC: Final = b"\x04"
 _ARGUMENTS_AT: Final = 4
 
-_TIMED_OUT_BY_DIALECT: Final = (numbering.PING_PONG, numbering.ROUND_ROBIN)
+_TIMED_OUT_BY_DIALECT: Final = (dialect.PING_PONG, dialect.ROUND_ROBIN)
 
 #: The name of a worker by its route, where its dialect makes it of that.
 _WORKER_OF: Final[dict[int, Callable[[bytes], bytes]]] = {
@@ -88,7 +90,7 @@ _WORKER_OF: Final[dict[int, Callable[[bytes], bytes]]] = {
     Listener.PING_FRONTEND: lambda _route: b"",
     Listener.WMP: lambda _route: b"",
     Listener.PING_BACKEND: ping_pong_backend.name_of,
-    Listener.ROUND_ROBIN: lambda route: round_robin_table.name_of(route[1:]),
+    Listener.ROUND_ROBIN: lambda route: round_robin_workers.name_of(route[1:]),
 }
 
 #: The broker's wall clock may be this far from the true one when it decides.
@@ -288,7 +290,7 @@ class Checker:
             self._jobs[ping_pong_backend.name_of(route), what] = None
         elif route[0] == Listener.ROUND_ROBIN and frames[_COMMAND_AT] == _TRACKEXEC:
             what = self._task_name(argument_of(frames[_ARGUMENTS_AT:]))
-            self._jobs[round_robin_table.name_of(route[1:]), what] = None
+            self._jobs[round_robin_workers.name_of(route[1:]), what] = None
         elif route[0] == Listener.WMP:
             self._sent_wmp(route, frames)
 
@@ -629,7 +631,7 @@ class Checker:
             )
             + LATE_NS_MAX
         )
-        if worker.startswith(numbering.ROUND_ROBIN):
+        if worker.startswith(dialect.ROUND_ROBIN):
             ends_ns += STALE_NS_MAX
         if now_ns > ends_ns:
             raise Violation("late", f"{worker!r} was given up too late: heard at {heard_ns}")
@@ -645,7 +647,7 @@ class Checker:
             ends_ns = (
                 max(heard_ns + lease_timeout_ns, worker_model.lease_shortened_ns) + LATE_NS_MAX
             )
-            if name.startswith(numbering.ROUND_ROBIN):
+            if name.startswith(dialect.ROUND_ROBIN):
                 ends_ns += STALE_NS_MAX
             if lease_timeout_ns and now_ns > ends_ns:
                 raise Violation("late", f"{name!r} is silent since {heard_ns}: {worker_model}")

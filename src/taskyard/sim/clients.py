@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskyard.core import effects, events
 from taskyard.core.effects import Effect, Refusal
-from taskyard.core.tasks import Submission
-from taskyard.sim.doors import Listener
-from taskyard.sim.dwork_tongue import NativeCodec, streams
+from taskyard.core.model import Submission
+from taskyard.sim.codecs.dialects import JOB, JobCodec, PingPongClientCodec, RoundRobinClientCodec
+from taskyard.sim.codecs.native import NativeCodec, streams
+from taskyard.sim.listeners import Listener
 from taskyard.sim.peers import Peer, RequestReplyPeer
 from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.story import Violation
-from taskyard.sim.tongues import JOB, JobCodec, PingPongClientCodec, RoundRobinClientCodec
+from taskyard.sim.reference_model import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

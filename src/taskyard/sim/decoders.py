@@ -13,9 +13,11 @@ import msgspec
 from taskyard.core import events
 from taskyard.core.events import Outcome
 from taskyard.core.workers import WorkerFacts
-from taskyard.sim.doors import Listener
+from taskyard.sim.listeners import Listener
+from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import numbering, ping_pong_backend, round_robin_table
+from taskyard.wire.ping_pong import backend as ping_pong_backend
+from taskyard.wire.round_robin import workers as round_robin_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +102,7 @@ _STATUSES: Final = {"ok": Outcome.DONE, "error": Outcome.FAILED}
 def _wmp(_route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
     at = [*frames].index(b"")
     command, headers = frames[at + 2], msgspec.json.decode(frames[at + 3])
-    worker = numbering.WMP + headers["worker"].encode()
+    worker = dialect.WMP + headers["worker"].encode()
     if command == _READY:
         facts = WorkerFacts(
             services=tuple(one.encode() for one in headers.get("services", ["default"])),
@@ -158,7 +160,7 @@ _INCREMENT, _REGISTER, _DEREGISTER, _ONGOING = b"\x07", b"\x08", b"\x09", b"ongo
 
 
 def _round_robin(route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
-    worker = round_robin_table.name_of(route[1:])
+    worker = round_robin_workers.name_of(route[1:])
     at = [*frames].index(b"")
     command, arguments = frames[at + 2], frames[at + 4 : -1]
     key = arguments[0] if arguments else b""

@@ -11,8 +11,8 @@ from random import Random
 import msgspec
 
 from taskyard.core.ledger import Ledger
+from taskyard.core.model import EndedTask, Result, to_ended_task
 from taskyard.core.records import Cancelled, Finished
-from taskyard.core.tasks import EndedTask, Result, to_ended_task
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row

@@ -11,10 +11,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskyard.sim.doors import Listener
+from taskyard.sim.codecs.dialects import PlainCodec
+from taskyard.sim.listeners import Listener
 from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.story import Violation
-from taskyard.sim.tongues import PlainCodec
+from taskyard.sim.reference_model import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

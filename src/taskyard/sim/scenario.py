@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskyard.core import events, identity
 from taskyard.core.events import DuplicatePolicy, Scope, UnknownPolicy
-from taskyard.core.tasks import Submission, Terms
-from taskyard.sim import programs, shipped
+from taskyard.core.model import Submission, Terms
+from taskyard.sim import processes, product_workers
 from taskyard.sim.clients import CLIENTS, Client, JobClient, RequestMaker
+from taskyard.sim.codecs.dialects import DO
 from taskyard.sim.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_rules_of_services
-from taskyard.sim.shipped_clients import NativeProductClient, RoundRobinProductClient
-from taskyard.sim.story import ENDED, LEASED, READY
-from taskyard.sim.tongues import DO
+from taskyard.sim.product_clients import NativeProductClient, RoundRobinProductClient
+from taskyard.sim.reference_model import ENDED, LEASED, READY
 from taskyard.sim.workers import KINDS as FOREIGN_KINDS
 from taskyard.sim.workers import Worker
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.sim.network import Network
-    from taskyard.sim.story import TaskModel
+    from taskyard.sim.reference_model import TaskModel
     from taskyard.sim.world import World
 
 
-AnyWorker: TypeAlias = Worker | programs.ProductWorker
+AnyWorker: TypeAlias = Worker | processes.ProductWorker
 
 #: Workers that we ship, and those that a stranger may write from the dialects' pages.
-KINDS: Final[dict[str, type[AnyWorker]]] = {**FOREIGN_KINDS, **shipped.KINDS}
+KINDS: Final[dict[str, type[AnyWorker]]] = {**FOREIGN_KINDS, **product_workers.KINDS}
 
 #: Later than anything happens.
 _FAR_NS: Final = 1 << 62
@@ -79,7 +79,7 @@ class Scenario:
         self._add_shipped_clients()
         if "wmp" in self.plan.size.workers:
             for number in range(self._fault_rng.choice((0, 1, 2))):
-                self.world.relays.append(shipped.RelayProgram(self.world, b"r%d" % number))
+                self.world.relays.append(product_workers.RelayProgram(self.world, b"r%d" % number))
                 self.world.relays[-1].start()
         for number, kind in enumerate(self.plan.size.workers):
             self._add_worker(kind, b"w%d" % number)
@@ -424,7 +424,7 @@ class Scenario:
             if self._fault_happens(faults.crash_client) and program.alive:
                 program.die()
 
-    def _fault_relay(self, relay: shipped.RelayProgram, faults: Faults) -> None:
+    def _fault_relay(self, relay: product_workers.RelayProgram, faults: Faults) -> None:
         if self._fault_happens(faults.crash_worker) and relay.alive:
             relay.die()
         if self._fault_happens(faults.hang_worker):
@@ -583,7 +583,7 @@ class Scenario:
         return [
             worker.name
             for worker in self.workers
-            if isinstance(worker, programs.ProductWorker)
+            if isinstance(worker, processes.ProductWorker)
             and worker.alive
             and names[worker.name] == 1
             if worker.served_ns <= self._round_ns and worker.core_name() not in self._drained
@@ -605,4 +605,4 @@ def _campaign_of(full_name: bytes) -> bytes:
 
 def _broker_name(worker: AnyWorker) -> bytes:
     """Return the name that the broker knows a worker by, as far as it can be told."""
-    return worker.core_name() if isinstance(worker, programs.ProductWorker) else worker.name
+    return worker.core_name() if isinstance(worker, processes.ProductWorker) else worker.name

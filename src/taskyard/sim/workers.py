@@ -24,10 +24,11 @@ from msgspec import Struct, structs
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
-from taskyard.core.tasks import Result
+from taskyard.core.model import Result
 from taskyard.core.workers import WorkerFacts
-from taskyard.sim.doors import DEFAULT, Listener
-from taskyard.sim.dwork_tongue import NativeCodec
+from taskyard.sim.codecs.dialects import PingPongWorkerCodec, RoundRobinWorkerCodec, WmpWorkerCodec
+from taskyard.sim.codecs.native import NativeCodec
+from taskyard.sim.listeners import DEFAULT, Listener
 from taskyard.sim.measurements import measured
 from taskyard.sim.peers import Peer, RequestReplyPeer
 from taskyard.sim.plan import (
@@ -37,9 +38,10 @@ from taskyard.sim.plan import (
     SECOND_NS,
     TRUNCATED,
 )
-from taskyard.sim.story import Violation
-from taskyard.sim.tongues import PingPongWorkerCodec, RoundRobinWorkerCodec, WmpWorkerCodec
-from taskyard.wire import numbering, ping_pong_backend, round_robin_table
+from taskyard.sim.reference_model import Violation
+from taskyard.wire import dialect as wire_dialect
+from taskyard.wire.ping_pong import backend as ping_pong_backend
+from taskyard.wire.round_robin import workers as round_robin_workers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -481,7 +483,7 @@ class WakeWorker(Worker):
     returns_tasks = False
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
-        super().__init__(world, numbering.WMP + name, services, max(1, slots))
+        super().__init__(world, wire_dialect.WMP + name, services, max(1, slots))
         #: It lives and never comes when it is called; somebody else must be, then.
         self.ignores_wakes = self.chance(world.faults.ignores_message / 2)
         #: It came when all was well, and says READY when it has room: the broker must remember it.
@@ -721,7 +723,7 @@ class AlwaysReadyWorker(Worker):
     def connect(self) -> None:
         super().connect()
         if self._link is not None:
-            self.name = round_robin_table.name_of(self._link.route[1:])
+            self.name = round_robin_workers.name_of(self._link.route[1:])
             self.codec = RoundRobinWorkerCodec(self.name)
             self.heard_ns = self.world.timeline.now_ns
             self.taken, self.taken_before_restart = [], []

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from taskyard.sim.broker_host import BrokerHost
 from taskyard.sim.checkers import Checker
 from taskyard.sim.clock import SimClock, Timeline
-from taskyard.sim.host import BrokerHost
+from taskyard.sim.format import short_text
 from taskyard.sim.network import Network
 from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.words import short_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.sim.peers import Peer
     from taskyard.sim.plan import Plan
-    from taskyard.sim.shipped import RelayProgram
+    from taskyard.sim.product_workers import RelayProgram
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from taskyard.core.events import LaneOptions, Rule
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.dwork_tasks import parse
+from taskyard.wire.native.frames import parse
 
 #: What is told of rules.
 SENT_OPTIONS: Final = (

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from taskyard.core.tasks import shown
+from taskyard.core.model import shown
 from taskyard.wire import dwork_pb2 as pb
 
 _Q: Final = pb.QueryMsg

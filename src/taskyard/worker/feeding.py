@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Sequence
 from typing import BinaryIO, Final
 
+from taskyard.wire.payloads import CALL, EXEC, Command
 from taskyard.wire.pickled import PICKLE
-from taskyard.wire.work import CALL, EXEC, Command
 from taskyard.worker.jobs import Job
 from taskyard.worker.programs import not_started, start_program
-from taskyard.worker.running import Clock, ProcessRunner
+from taskyard.worker.runner import Clock, ProcessRunner
 
 #: Services whose payloads say what to do.
 _SELF_DESCRIBING: Final = (EXEC, CALL, PICKLE)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from taskyard.core.limits import REASON_BYTES_MAX
-from taskyard.core.tasks import Result
+from taskyard.core.model import Result
 from taskyard.worker.limits import LAST_LINE_BYTES_MAX
 
 _CUT: Final = b" [...]"

@@ -19,13 +19,13 @@ from msgspec import Struct
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.tasks import shown, truncated_result_reason
+from taskyard.core.model import shown, truncated_result_reason
 from taskyard.net import sockets
-from taskyard.net.clock import SystemClock
 from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
+from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Signals
-from taskyard.wire.ping_pong_words import (
+from taskyard.wire.ping_pong.frames import (
     DISCONNECT,
     ERROR,
     EXIT,
@@ -37,15 +37,15 @@ from taskyard.wire.ping_pong_words import (
     is_count,
     is_word,
 )
+from taskyard.worker.host import name_of_this_process
 from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.serve import name_of_this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.worker import running
-    from taskyard.worker.running import ProcessRunner
+    from taskyard.worker import runner as worker_runner
+    from taskyard.worker.runner import ProcessRunner
 
 logger = logging.getLogger("taskyard.worker")
 
@@ -66,7 +66,7 @@ class PingPongSettings(Struct, frozen=True):
     #: BROKER_TIMEOUT, and N_TIMEOUTS of them in a row.
     broker_timeout_ns: int = SECOND_NS
     timeouts: int = 3
-    #: What jobs are taken for where they are documents: see `wire.work`.
+    #: What jobs are taken for where they are documents: see `wire.payloads`.
     service: bytes = b"default"
 
     @property
@@ -338,7 +338,7 @@ class _PolledSockets:
 
 def serve(  # noqa: PLR0913  # the last ones are named
     endpoint: str,
-    make_runner: Callable[[running.Clock], ProcessRunner],
+    make_runner: Callable[[worker_runner.Clock], ProcessRunner],
     announce: Callable[[str], None],
     *,
     slots: int = 1,

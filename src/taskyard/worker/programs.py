@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import structs
 
 from taskyard.core.events import Outcome
-from taskyard.wire.work import Command
+from taskyard.wire.payloads import Command
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
 from taskyard.worker.output import Tail, cut_reason, last_line
@@ -25,7 +25,7 @@ from taskyard.worker.processes import (
     status_text,
     task_env,
 )
-from taskyard.worker.supervising import Pipe, RunnerContext, SupervisedProcess
+from taskyard.worker.supervised import Pipe, RunnerContext, SupervisedProcess
 
 #: The worker's trouble, not the program's: files, processes and memory have run out.
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)

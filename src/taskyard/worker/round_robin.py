@@ -17,10 +17,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.tasks import shown
+from taskyard.core.model import shown
 from taskyard.errors import Malformed
-from taskyard.wire import round_robin_frames as lmq
-from taskyard.wire.round_robin_frames import Message
+from taskyard.wire.round_robin import frames as lmq
+from taskyard.wire.round_robin.frames import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A worker that speaks WMP: sockets, signals and the runner around the machine of `wire.wmp_peer`.
+"""A worker that speaks WMP: sockets, signals and the runner around the machine of `wire.wmp.peer`.
 
 It works for any number of managers, each by a wire of its own or behind a relay. What a task of
 `exec` or `call` is to do is in its payload, as everywhere; tasks of other services are of that form
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.tasks import shown
+from taskyard.core.model import shown
 from taskyard.errors import NameLost
 from taskyard.net import sockets
-from taskyard.net.clock import SystemClock
 from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
+from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Signals
-from taskyard.wire import wmp_peer
+from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker.feeding import make_runner
 from taskyard.worker.jobs import Job
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from taskyard.net.sockets import ZmqSocket
     from taskyard.worker.jobs import JobResult
-    from taskyard.worker.loop import WorkerSettings
-    from taskyard.worker.running import ProcessRunner
+    from taskyard.worker.native import WorkerSettings
+    from taskyard.worker.runner import ProcessRunner
 
 logger = logging.getLogger("taskyard.worker")
 

@@ -40,12 +40,11 @@ from taskyard.pipeline.datasets import (
     Dataset,
 )
 from taskyard.pipeline.files import run_shares
-from taskyard.pipeline.files.placing import GraphPlacement
-from taskyard.pipeline.files.splitting import PartSplit
+from taskyard.pipeline.files.placement import GraphPlacement
+from taskyard.pipeline.files.split import PartSplit
 from taskyard.pipeline.layout import DAY, KEY, NO_CAMPAIGN, campaign_key
-from taskyard.pipeline.small import SMALL_BYTES, cache_if_small, tune_session
 from taskyard.pipeline.sources import history as source
-from taskyard.pipeline.sources import places
+from taskyard.pipeline.sources import locations
 from taskyard.pipeline.tables import StepCallback, Tables
 from taskyard.pipeline.transforms.attempts import attempts_from_steps
 from taskyard.pipeline.transforms.campaigns import linked
@@ -54,6 +53,7 @@ from taskyard.pipeline.transforms.metrics import campaign_metrics, worker_metric
 from taskyard.pipeline.transforms.steps import steps
 from taskyard.pipeline.transforms.tasks import tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
+from taskyard.pipeline.tuning import SMALL_BYTES, cache_if_small, tune_session
 
 #: History files a batch: each has up to 4,000,000 events.
 FILES_PER_BATCH: Final = 8
@@ -136,7 +136,7 @@ class HistoryJob:
 
     def _size_bytes(self) -> int:
         """Of all history: what is new may be of a campaign that began with it."""
-        return places.size_bytes(self._state / FOLDER)
+        return locations.size_bytes(self._state / FOLDER)
 
     def outcome(self, plan: HistoryPlan, campaigns: int = 0) -> HistoryResult:
         return HistoryResult(plan.whole[-1].last if plan.whole else 0, len(plan.new), campaigns)

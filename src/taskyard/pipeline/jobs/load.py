@@ -21,20 +21,20 @@ from msgspec import Raw, Struct
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from taskyard.client.campaign.read import REJECTED_SUFFIX
-from taskyard.client.steering import lane_templates
+from taskyard.campaign.reader import REJECTED_SUFFIX
+from taskyard.client.control import lane_templates
 from taskyard.errors import Refused, TaskyardError, UserError
-from taskyard.pipeline import judging
-from taskyard.pipeline.columns import SharedTerms, pack, prepared_to_row, row_text, unpack
+from taskyard.pipeline import validate
+from taskyard.pipeline.arrow_rows import SharedTerms, pack, prepared_to_row, row_text, unpack
 from taskyard.pipeline.datasets import REJECTS
-from taskyard.pipeline.judging import Numbers, ValidationResult
 from taskyard.pipeline.sources import campaigns
-from taskyard.pipeline.submitting import SubmitCounts, Target, find_conflicts, find_unplaced, submit
+from taskyard.pipeline.submit import SubmitCounts, Target, find_conflicts, find_unplaced, submit
+from taskyard.pipeline.validate import Numbers, ValidationResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from taskyard.client.campaign.formats import FileOptions
+    from taskyard.campaign.formats import FileOptions
     from taskyard.pipeline.sources.campaigns import CampaignFiles
 
 #: Tasks of one wave at least, where levels are smaller: a Spark job takes a tenth of a second.
@@ -82,7 +82,7 @@ class CheckedCampaign(Struct):
         if not self.validation.unknown:
             return
         where = self.campaign.where
-        self.validation = judging.validate(
+        self.validation = validate.validate(
             self.table, where, existing=existing, reject_unknown=True
         )
         self.rejects = _rejects(self.campaign, self.chunks, self.table, self.validation)
@@ -102,7 +102,7 @@ def read(spark: SparkSession, files: Sequence[str], options: FileOptions) -> Che
     chunks = campaigns.read(spark, campaign).persist(StorageLevel.MEMORY_AND_DISK)
     table = unpack(chunks.select("graph").toArrow()["graph"])
     _check_files(table)
-    validation = judging.validate(table, campaign.where)
+    validation = validate.validate(table, campaign.where)
     return CheckedCampaign(
         campaign, chunks, table, validation, _rejects(campaign, chunks, table, validation)
     )

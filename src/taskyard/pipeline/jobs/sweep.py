@@ -17,18 +17,18 @@ from msgspec import Struct, structs
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
-from taskyard.pipeline.report.words import format_duration
-from taskyard.pipeline.small import cache
-from taskyard.pipeline.sweep.measured import COLUMNS, workload_of
-from taskyard.pipeline.sweep.points import Forecast, Point
-from taskyard.pipeline.sweep.shape import CampaignBounds, campaign_bounds
-from taskyard.pipeline.sweep.simulate import replay, simulate
-from taskyard.pipeline.sweep.verdict import check_text, sentences
+from taskyard.pipeline.report.format import format_duration
+from taskyard.pipeline.sweep.bounds import CampaignBounds, campaign_bounds
+from taskyard.pipeline.sweep.conclusions import check_text, sentences
+from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
+from taskyard.pipeline.sweep.grid import Forecast, Point
+from taskyard.pipeline.sweep.simulation import replay, simulate
 from taskyard.pipeline.sweep.workload import Workload, decode_workload, encode_workload
 from taskyard.pipeline.transforms.attempts import attempts_from_steps
 from taskyard.pipeline.transforms.steps import steps
 from taskyard.pipeline.transforms.tasks import tasks_from_steps
 from taskyard.pipeline.transforms.workers import workers
+from taskyard.pipeline.tuning import cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,7 +10,7 @@ import html
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.pipeline.report.words import shorten_name
+from taskyard.pipeline.report.format import shorten_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

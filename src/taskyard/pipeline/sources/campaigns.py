@@ -2,7 +2,7 @@
 
 The driver finds the files and cuts them into splits (row groups of Parquet, whole lines of JSONL
 and comma lines, else the whole file); the executors read them with the functions of
-`client.campaign`, so that a file means here what it means to `taskyard load`. The files have to be
+`campaign`, so that a file means here what it means to `taskyard load`. The files have to be
 where every executor finds them. What is wrong with a row becomes a row of its own, with the reason;
 nothing here raises because of what stands in a file.
 
@@ -25,13 +25,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
-from taskyard.client.campaign import commas, formats, jsonl, parquet, wfcommons
-from taskyard.client.campaign.formats import FileOptions, Format
-from taskyard.client.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
-from taskyard.client.campaign.read import REJECTED_SUFFIX
+from taskyard.campaign import commas, formats, jsonl, parquet, wfcommons
+from taskyard.campaign.formats import FileOptions, Format
+from taskyard.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
+from taskyard.campaign.reader import REJECTED_SUFFIX
 from taskyard.errors import UserError
-from taskyard.pipeline.columns import RowCollector, pack, prepare
-from taskyard.pipeline.judging import COLUMNS
+from taskyard.pipeline.arrow_rows import RowCollector, pack, prepare
+from taskyard.pipeline.validate import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

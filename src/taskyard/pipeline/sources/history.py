@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from taskyard.core.apply import apply
 from taskyard.errors import JournalDamaged, UserError
-from taskyard.journal import checkup, chronicle, history, recovery, schema, witness
+from taskyard.journal import history, history_rows, recovery, schema, state_check, witness
 from taskyard.journal.history import HistoryPart, PartWriter
-from taskyard.journal.reading import JournalReader
+from taskyard.journal.reader import JournalReader
 from taskyard.pipeline import paths
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset
 
@@ -83,7 +83,7 @@ def parts(state: Path) -> list[HistoryPart]:
 
 
 def require_state(state: Path) -> None:
-    if not state.is_dir() or not checkup.has_journal(state):
+    if not state.is_dir() or not state_check.has_journal(state):
         raise UserError(
             f"{state} is no state directory, there is no journal in it: give --state DIR, the one "
             "that the broker uses"
@@ -120,7 +120,9 @@ def export_tail(state: Path, whole: list[HistoryPart], scratch: Path) -> History
                 if row.sequence <= reached:
                     apply(ledger, record)
                 else:
-                    chronicle.write_rows(ledger, row.sequence, record, writer.events, writer.edges)
+                    history_rows.write_rows(
+                        ledger, row.sequence, record, writer.events, writer.edges
+                    )
                     writer.flush_if_full()
         copied = HistoryPart(reached + 1, reader.head.sequence)
         writer.finish(copied)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.pipeline.report import page
 from taskyard.pipeline.report.figures import COLOURS, TimeUnit, axis, escape_label, figure
+from taskyard.pipeline.report.format import format_count, format_duration, format_percent
 from taskyard.pipeline.report.page import Figure, Page, Section, Table, Tile
-from taskyard.pipeline.report.words import format_count, format_duration, format_percent
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from taskyard.pipeline.jobs.sweep import SweepResult
-    from taskyard.pipeline.sweep.points import Forecast, Point
+    from taskyard.pipeline.sweep.grid import Forecast, Point
 
 #: Lines that can be told apart, and rows that somebody reads.
 SERIES_MAX: Final = 7

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from taskyard.core.events import SubmitRequested, UnknownPolicy
 from taskyard.core.limits import TASKS_PER_MESSAGE_MAX
-from taskyard.core.tasks import Submission, Terms
+from taskyard.core.model import Submission, Terms
 
 #: Who submits in a simulation.
 CLIENT: Final = b"sweep"

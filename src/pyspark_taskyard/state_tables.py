@@ -1,0 +1,212 @@
+"""What a state directory holds, read without its lock: a broker may run there.
+
+History files never change; the journal's rows after them are told anew, as an export would. Tasks
+and results are the ledger's, recovered as a broker would, and those of the index of ended tasks.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pyspark_taskyard.tables import RESULTS, TASKS
+from taskyard.core import effects
+from taskyard.core.events import ListRequested, Scope
+from taskyard.core.model import Result, shown, truncated_result_reason
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState
+from taskyard.errors import JournalDamaged, UserError
+from taskyard.journal import recovery, witness
+from taskyard.journal.archive import Archive
+from taskyard.journal.history import with_all_columns
+from taskyard.journal.reader import JournalReader
+from taskyard.pipeline.sources import history
+from taskyard.wire import views as wire_views
+
+#: The tables that history files have.
+HISTORY: Final = ("events", "edges")
+
+#: A broker that compacts takes rows away under a reader; the next look finds them in files.
+_READ_TRIES_MAX: Final = 3
+
+#: Tasks that are looked at together.
+_PAGE: Final = 1000
+
+_ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+
+#: A task as `taskyard show` has it.
+View = dict[str, Any]
+
+
+def files(state: Path, table: str) -> tuple[list[Path], int]:
+    """The history files of a table, and the journal's row up to which they go."""
+    whole = history.parts(state)
+    return [part.paths(state)[table] for part in whole], whole[-1].last if whole else 0
+
+
+def read_file(file: Path) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(file) as opened:
+        yield from map(with_all_columns, opened.iter_batches())
+
+
+def read_tail(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
+    """What the state holds after that row of the journal; of tasks and results all."""
+    if table not in HISTORY:
+        return _READERS[table](state)
+    return _read_rows(state, table, after)
+
+
+def _read_rows(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
+    """What became history files since, and the rows after those."""
+    with tempfile.TemporaryDirectory(prefix="taskyard-rows-") as scratch:
+        for file in _read_tail_files(state, table, after, Path(scratch)):
+            yield from read_file(file)
+
+
+def _read_tail_files(state: Path, table: str, after: int, scratch: Path) -> list[Path]:
+    for look in range(1, _READ_TRIES_MAX + 1):
+        try:
+            whole = history.parts(state)
+            rest = history.export_tail(state, whole, scratch)
+        except JournalDamaged:
+            if look == _READ_TRIES_MAX:
+                raise
+        else:
+            newer = [part.paths(state)[table] for part in whole if part.first > after]
+            return newer if rest is None else [*newer, rest.paths(scratch)[table]]
+    raise AssertionError  # the last look raises
+
+
+def last_record(state: Path) -> int:
+    """The number of the newest record of a state's journal."""
+    history.require_state(state)
+    witnessed = witness.read(state)
+    return 0 if witnessed is None else witnessed[1].record
+
+
+def only_campaign(
+    batches: Iterable[pa.RecordBatch], campaign: str | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one campaign, or all."""
+    for batch in batches:
+        if campaign is None:
+            yield batch
+        elif "campaign" not in batch.schema.names:
+            raise UserError("edges have no campaign: leave it out, and join them with the events")
+        else:
+            yield batch.filter(pc.equal(batch["campaign"], campaign))
+
+
+# Tasks and results.
+
+
+def _read_tasks(state: Path) -> Iterator[pa.RecordBatch]:
+    with _StateReader(state) as look:
+        for views in look.pages():
+            yield tasks_batch(views)
+
+
+def _read_results(state: Path) -> Iterator[pa.RecordBatch]:
+    with _StateReader(state) as look:
+        for views in look.pages():
+            ended = [view for view in views if TaskState[view["state"].upper()] in _ENDED]
+            yield results_batch(ended, [look.result(view) for view in ended])
+
+
+_READERS: Final[dict[str, Callable[[Path], Iterator[pa.RecordBatch]]]] = {
+    "tasks": _read_tasks,
+    "results": _read_results,
+}
+
+
+class _StateReader:
+    """A state as a broker would have it, in memory."""
+
+    def __init__(self, state: Path) -> None:
+        history.require_state(state)
+        witnessed = witness.read(state)
+        if witnessed is None:
+            raise UserError(f"{state} has no journal, only its history; read the table events")
+        self._reader = JournalReader(state, *witnessed)
+        self._index = Archive(state)
+        self._ledger = recovery.open_ledger(state, self._reader)
+        self._scheduler = Scheduler(self._ledger)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._index.close()
+        self._reader.close()
+
+    def pages(self) -> Iterator[list[View]]:
+        """All tasks: those in memory, then those that a compaction moved out of it."""
+        inside = list(self._ledger.tasks)
+        for first in range(0, len(inside), _PAGE):
+            yield self._views(inside[first : first + _PAGE])
+        known = dict.fromkeys(inside)
+        names = self._index.names(None, _PAGE)
+        while names:
+            outside = [name for name in names if name not in known]
+            recovery.recall_for(self._ledger, self._index, outside)
+            yield self._views(outside)
+            self._ledger.archive(outside)
+            names = self._index.names(names[-1], _PAGE)
+
+    def _views(self, names: list[bytes]) -> list[View]:
+        asked = ListRequested(time.monotonic_ns(), b"", Scope(names=tuple(names)), count=_PAGE)
+        (told,) = self._scheduler.handle(asked)
+        assert isinstance(told, effects.TaskPage)  # noqa: S101  # what it answers with
+        return [{"key": view.name, **_fields(wire_views.task(view))} for view in told.views]
+
+    def result(self, view: View) -> Result | None:
+        return recovery.result_of(self._reader, self._index, self._ledger, view["key"])
+
+
+def _fields(task: wire_views.Task) -> View:
+    return {name: getattr(task, name) for name in task.__struct_fields__}
+
+
+# Views as rows.
+
+
+def tasks_batch(views: Iterable[View]) -> pa.RecordBatch:
+    """Tasks as the table `tasks` has them."""
+    return _batch(list(views), TASKS)
+
+
+def results_batch(views: Iterable[View], results: Iterable[Result | None]) -> pa.RecordBatch:
+    """Ended tasks and their results as the table `results` has them."""
+    rows = [_row(view, result) for view, result in zip(views, results, strict=True)]
+    return _batch(rows, RESULTS)
+
+
+def _row(view: View, result: Result | None) -> View:
+    """A task with its result. The reason of a truncated one says so."""
+    if result is None:
+        return {**view, "result": None}
+    row = {**view, "result": result.text}
+    if result.bytes_total:
+        row["reason"] = shown(truncated_result_reason(*result))
+    return row
+
+
+def _batch(rows: list[View], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        pa.array([_cell(row[one.name], one.type) for row in rows], one.type) for one in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cell(value: object, kind: pa.DataType) -> object:
+    """Times come in seconds; what is empty is nothing, but for the campaign and the lane."""
+    if pa.types.is_timestamp(kind):
+        return None if value is None else round(float(value) * 1_000_000)  # type: ignore[arg-type]
+    return shown(value) if isinstance(value, bytes) and pa.types.is_string(kind) else value

@@ -1,0 +1,1 @@
+"""Benchmarks of the broker with real sockets and real processes."""

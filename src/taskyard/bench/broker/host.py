@@ -1,0 +1,87 @@
+"""The broker that is measured, as a process of its own: `python -m … STATE KIND [RULES [LIMITS]]`.
+
+It is the product's broker and nothing else. That it can be profiled is the benchmark's affair, so
+the variable that asks for it is known here and not there.
+
+Beside it there is an echo: it answers plain peers out of a table, and keeps nothing. What they
+reach with it is what the sockets alone allow.
+"""
+
+import cProfile
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from taskyard.broker.compaction import CompactionLimits
+from taskyard.broker.server import BrokerSettings, serve
+from taskyard.core.events import RulesSet
+from taskyard.net import endpoints, sockets
+from taskyard.net.poller import Poller
+from taskyard.net.signals import Signals
+from taskyard.net.sockets import ZmqSocket
+from taskyard.wire import dwork_pb2 as pb
+
+#: The file to write the profile to; not set: run without.
+PROFILE_VARIABLE: Final = "TASKYARD_BENCH_PROFILE"
+
+_Q: Final = pb.QueryMsg
+_TASK: Final = pb.TaskMsg(name=b"task-0-000000000", origin=b"peer-0").SerializeToString()
+#: The echo's answers, by the byte of a plain message that says its type.
+_ANSWERS: Final[dict[int, bytes]] = {
+    _Q.Create: _Q(type=_Q.OK).SerializeToString(),
+    _Q.Steal: _Q(type=_Q.Transfer, task=[_TASK]).SerializeToString(),
+    _Q.Complete: _Q(type=_Q.OK).SerializeToString(),
+}
+
+
+def encode_rules(rules: RulesSet) -> str:
+    """As a word of a command line."""
+    return msgspec.json.encode(rules).decode()
+
+
+def main(state: Path, kind: str, encoded: str = "", limits: str = "") -> None:
+    if kind == "echo":
+        echo(state)
+        return
+    rules = msgspec.json.decode(encoded, type=RulesSet) if encoded else RulesSet(0)
+    compact = msgspec.json.decode(limits, type=CompactionLimits) if limits else CompactionLimits()
+    settings = BrokerSettings(state, in_memory=kind == "in memory", rules=rules, compact=compact)
+    profile = os.environ.get(PROFILE_VARIABLE)
+    if not profile:
+        serve(settings, _say)
+        return
+    profiler = cProfile.Profile()
+    profiler.runcall(serve, settings, _say)
+    profiler.dump_stats(profile)
+
+
+def echo(state: Path) -> None:
+    """Answer until told to stop."""
+    wire, poller = sockets.listen(endpoints.native_endpoint(state)), Poller()
+    with Signals() as signals:
+        poller.add(wire)
+        poller.add(signals.fileno())
+        _say("listening")
+        while not signals.received():
+            poller.wait(None)
+            _answer_all(wire)
+    wire.close()
+
+
+def _answer_all(wire: ZmqSocket) -> None:
+    arrived = []
+    while (frames := wire.receive()) is not None:
+        arrived.append(frames)
+    for route, _, body in arrived:
+        wire.send([route, b"", _ANSWERS[body[1]]])
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

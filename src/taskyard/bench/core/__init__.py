@@ -1,0 +1,1 @@
+"""Benchmarks of the scheduler alone, without I/O."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the dialects: the same tasks through each of them."""

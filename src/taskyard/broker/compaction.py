@@ -1,0 +1,269 @@
+"""Compaction while the broker runs: when it is due, what is done beside the turns, what in between.
+
+A child process reads the rows and makes history, index and snapshot of them (`journal.compacting`).
+What is left is the broker's own and is done here, after a turn, in steps of some milliseconds with
+rests in between: rows are trimmed, older snapshots removed, ended tasks forgotten. Never two at
+once. One that failed is told to the log and tried again later; the broker goes on. It must not
+know what a turn does.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from taskyard.broker.archive import RECALLED_MAX, EndedTasks
+from taskyard.core.limits import LAG_SLOW_PERCENT, SECOND_NS
+from taskyard.core.states import CANCELLED, DONE
+from taskyard.errors import JournalDamaged
+from taskyard.journal import snapshot
+from taskyard.journal.compaction_process import CompactionChild
+from taskyard.journal.store import DISK_RESERVE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskyard.broker.turn import Clock
+    from taskyard.journal.compaction_process import CompactionReport
+    from taskyard.journal.sqlite import SqliteStore
+    from taskyard.journal.store import Head
+
+logger = logging.getLogger("taskyard.broker")
+
+#: Rows that a start has to replay: some seconds, and as much for the compaction itself.
+ROWS_MAX: Final = 200_000
+
+#: What the rows may take on disk: rows with large payloads are few. Not less than the newest
+#: snapshot has, or to write that anew would be most of the work.
+ROWS_BYTES_MAX: Final = 256 * 1024 * 1024
+
+#: Ended tasks in memory, some 240 bytes each. Not less than there are unfinished ones, for the same
+#: reason: memory at most doubles.
+ENDED_MAX: Final = 150_000
+
+#: Work that any compaction has to do in the time that its process takes to start.
+LAG_MIN: Final = 20_000
+
+#: How often to look whether one is due, and whether the child has ended.
+DUE_CHECK_NS: Final = SECOND_NS // 5
+CHILD_POLL_NS: Final = SECOND_NS // 20
+
+#: A step between two turns should take no longer than this. Then turns have four times as long, and
+#: not longer where a loaded machine makes it slow.
+STEP_NS: Final = SECOND_NS // 200
+RESTS_PER_STEP: Final = 4
+
+#: The same while producers wait for it.
+RESTS_A_STEP_LAGGING: Final = 1
+
+#: Rows trimmed in a step: as many as its time allows, not more than one transaction takes. Not
+#: fewer than this: on a loaded machine every step takes long, however little it does.
+TRIM_ROWS_MAX: Final = 256
+TRIM_ROWS_MIN: Final = 8
+
+#: After a failure: a full disk or a starved machine is not better a moment later. Twice as long
+#: after each further one.
+RETRY_NS: Final = 60 * SECOND_NS
+RETRY_NS_MAX: Final = 3600 * SECOND_NS
+
+
+class CompactionLimits(Struct, frozen=True):
+    """Beyond any of these a compaction is due."""
+
+    rows: int = ROWS_MAX
+    rows_bytes: int = ROWS_BYTES_MAX
+    ended: int = ENDED_MAX
+    #: Fewer rows and ended tasks than this are no lag, however small the limits are.
+    lag_min: int = LAG_MIN
+
+    def lenient(self) -> CompactionLimits:
+        """Return the limits by which the lag is measured."""
+        rows, ended = max(self.rows, self.lag_min), max(self.ended, self.lag_min)
+        return CompactionLimits(rows, self.rows_bytes, ended)
+
+
+class Compactor:
+    """Looked at after every turn."""
+
+    def __init__(
+        self,
+        directory: Path,
+        store: SqliteStore,
+        archive: EndedTasks,
+        clock: Clock,
+        limits: CompactionLimits,
+    ) -> None:
+        self._directory = directory
+        self._store = store
+        self._archive = archive
+        self._clock = clock
+        self._limits = limits
+        self._child: CompactionChild | None = None
+        self._began_ns = 0
+        #: What is being done in steps, and whether it is the end of a compaction.
+        self._steps: Iterator[None] | None = None
+        self._next_ns = 0
+        self._failures = 0
+        self._retry_ns = 0
+        #: How many came to their end, for whoever wants to know.
+        self.completed = 0
+        #: Work since the last one that did, in percent of the work that makes one due.
+        self.lag_percent = 0
+
+    def run_step(self) -> int | None:
+        """Do what is next, at most one step. Returns how soon to look again, None for whenever
+        there is something else to do."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._next_ns:
+            return self._next_ns - now_ns if self._is_busy else None
+        self.lag_percent = int(100 * self._count_shared(self._limits.lenient()))
+        try:
+            wait_ns = self._advance(now_ns)
+        except JournalDamaged as damage:
+            self._steps = None
+            self._failed(str(damage))
+            wait_ns = DUE_CHECK_NS
+        now_ns = self._clock.monotonic_ns()
+        self._next_ns = now_ns + wait_ns
+        return wait_ns if self._is_busy else None
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._child is not None or self._steps is not None
+
+    def _advance(self, now_ns: int) -> int:
+        """How long to rest after it."""
+        if self._steps is None and self._child is not None:
+            poll = self._child.poll()
+            if poll is None:
+                return CHILD_POLL_NS
+            self._finish_child(poll)
+        elif self._steps is None:
+            self._begin(now_ns)
+        if self._steps is None:
+            return DUE_CHECK_NS
+        self._step(self._steps)
+        lagging = self.lag_percent >= LAG_SLOW_PERCENT
+        rests = RESTS_A_STEP_LAGGING if lagging else RESTS_PER_STEP
+        return rests * min(self._clock.monotonic_ns() - now_ns, STEP_NS)
+
+    def _step(self, steps: Iterator[None]) -> None:
+        try:
+            next(steps)
+        except StopIteration:
+            self._steps = None
+
+    def _begin(self, now_ns: int) -> None:
+        """Whatever is due: a filter first, because every turn gains by it."""
+        if self._archive.needs_filter:
+            self._steps = self._archive.fill_filter()
+        elif self._archive.recalled_count > RECALLED_MAX:
+            self._steps = self._archive.forget_recalled()
+        elif now_ns >= self._retry_ns and self._count_shared(self._limits) > 1:
+            self._start(now_ns)
+
+    def _count_shared(self, limits: CompactionLimits) -> float:
+        """Return the largest of rows, ended tasks and bytes, each as a share of its limit."""
+        store, counts = self._store, self._archive.ledger.counts
+        unfinished = sum(counts) - counts[DONE] - counts[CANCELLED]
+        return max(
+            (store.head.sequence - store.anchor.sequence) / limits.rows,
+            self._archive.ended_count / max(limits.ended, unfinished),
+            store.used_bytes() / max(limits.rows_bytes, self._snapshot_bytes()),
+        )
+
+    def _snapshot_bytes(self) -> int:
+        newest = next(iter(snapshot.sequences(self._directory)), None)
+        return 0 if newest is None else snapshot.path_of(self._directory, newest).stat().st_size
+
+    def _start(self, now_ns: int) -> None:
+        # History and index hold less than the rows do, each; then there are two snapshots.
+        needed = DISK_RESERVE_BYTES + 2 * self._store.used_bytes() + self._snapshot_bytes()
+        free = self._store.disk_free_bytes()
+        if free < needed:
+            self._failed(f"it wants {needed} bytes of disk for a while, and {free} are free")
+            return
+        try:
+            self._child = CompactionChild(self._directory, self._store.identity, self._store.head)
+        except OSError as error:
+            self._failed(f"no process can be started for it ({error})")
+            return
+        self._began_ns = now_ns
+        logger.info("compacting the journal up to row %d", self._child.head.sequence)
+
+    def _finish_child(self, poll: CompactionReport) -> None:
+        child, self._child = self._child, None
+        assert child is not None  # noqa: S101 - it has just reported
+        if poll.failed:
+            self._failed(poll.failed)
+            return
+        logger.info(
+            "%d rows are in the history now, %d tasks in the snapshot, %d more in the index",
+            *(poll.rows, poll.unfinished, poll.ended),
+        )
+        self._steps = self._settle(child.head)
+
+    def _failed(self, why: str) -> None:
+        wait_ns = min(RETRY_NS << self._failures, RETRY_NS_MAX)
+        self._failures += 1
+        self._retry_ns = self._clock.monotonic_ns() + wait_ns
+        logger.warning(
+            "the journal was not compacted: %s. Nothing is lost, it only grows; trying again in "
+            "%d s",
+            *(why, wait_ns // SECOND_NS),
+        )
+
+    def _settle(self, head: Head) -> Iterator[None]:
+        """All that stands in for the rows was read back by the child; it must still be that of
+        this very row."""
+        covered = self._archive.index.covered()
+        if covered != (self._store.identity, head):
+            raise JournalDamaged(
+                f"{self._archive.index.path.name} does not cover row {head.sequence}",
+                "no row was trimmed: end what else writes there",
+            )
+        yield
+        yield from self._archive.forget(head.sequence, head.record)
+        yield from self._trim(head.sequence)
+        yield from self._drop_snapshots(head.sequence)
+        yield from self._archive.forget_recalled()
+        self._failures = 0
+        self.completed += 1
+        took_ns = self._clock.monotonic_ns() - self._began_ns
+        logger.info(
+            "compacted the journal up to row %d in %.1f s", head.sequence, took_ns / SECOND_NS
+        )
+
+    def _trim(self, through: int) -> Iterator[None]:
+        rows = TRIM_ROWS_MAX // 8
+        while self._store.anchor.sequence < through:
+            began_ns = self._clock.monotonic_ns()
+            self._store.trim(min(self._store.anchor.sequence + rows, through))
+            rows = _adapted(rows, self._clock.monotonic_ns() - began_ns)
+            yield
+
+    def _drop_snapshots(self, newest: int) -> Iterator[None]:
+        """The rows that went on from them are gone. One that can't be removed is for the next."""
+        for sequence in snapshot.sequences(self._directory):
+            if sequence < newest:
+                try:
+                    snapshot.remove(self._directory, sequence)
+                except OSError as error:
+                    logger.warning("an old snapshot can't be removed: %s", error)
+                yield
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+def _adapted(rows: int, took_ns: int) -> int:
+    """As many as fit the time of a step, by how long the last ones took."""
+    if took_ns > STEP_NS:
+        return max(rows // 2, TRIM_ROWS_MIN)
+    return min(rows * 2, TRIM_ROWS_MAX) if took_ns < STEP_NS // 3 else rows

@@ -1,0 +1,240 @@
+"""A whole campaign from a file: its tasks in an order to submit, and what was rejected and why.
+
+A task is good if its line is, its name is its own, and so is all that it waits for. Names that the
+file does not have are not judged here: the broker may know them. Nothing is submitted from here.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct, field
+
+from taskyard.campaign.bundles import expand_row
+from taskyard.campaign.formats import FileOptions, rows
+from taskyard.campaign.graph import (
+    Duplicate,
+    Graph,
+    GraphSummary,
+    cycles_of,
+    graph_of,
+    levels_of,
+    summarize_graph,
+)
+from taskyard.campaign.lines import STDIN, InvalidCampaign, InvalidRow, file_label
+from taskyard.campaign.task_spec import InvalidTask, TaskSpec, to_row
+from taskyard.campaign.values import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: Beyond this many bad lines the file is not what it was taken for; they would only fill memory.
+REJECTED_MAX: Final = 1_000_000
+
+#: Names of a cycle that a message has; a longer one is cut in the middle.
+CYCLE_NAMES_SHOWN: Final = 10
+
+REJECTED_SUFFIX: Final = ".rejected.jsonl"
+
+
+class RejectedRow(Struct, gc=False):
+    """A line that was rejected."""
+
+    file: str
+    line: int
+    reason: str
+    #: What stands there: the object of a task, or the text of a line that is none.
+    raw: object
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+class LoadedCampaign(Struct):
+    """A campaign that was read."""
+
+    #: The file's name as messages have it.
+    file: str
+    #: The good tasks; none stands before one that it waits for.
+    specs: list[TaskSpec]
+    #: The line of each.
+    lines: array[int]
+    #: What was rejected, by line.
+    rejected: list[RejectedRow]
+    #: Of all tasks whose line is good, those in cycles and behind bad ones too.
+    summary: GraphSummary
+
+
+class _CampaignReader(Struct):
+    """What has been read so far."""
+
+    file: str
+    campaign: str = ""
+    specs: list[TaskSpec] = field(default_factory=list)
+    lines: array[int] = field(default_factory=lambda: array("Q"))
+    #: Where the first task of each name stands.
+    numbers: dict[str, int] = field(default_factory=dict)
+    rejected: list[RejectedRow] = field(default_factory=list)
+    #: The line of each name that was rejected.
+    rejected_names: dict[str, int] = field(default_factory=dict)
+    duplicates: list[Duplicate] = field(default_factory=list)
+
+    def add_row(self, line: int, raw: object) -> None:
+        if isinstance(raw, InvalidRow):
+            self.reject(line, raw.reason, raw.raw, raw.name)
+            return
+        try:
+            specs = expand_row(raw, self.campaign)
+        except InvalidTask as rejected:
+            name = raw.get("name") if isinstance(raw, dict) else None
+            self.reject(line, str(rejected), raw, name if isinstance(name, str) else "")
+            return
+        for spec in specs:  # of a bundle all or none
+            if spec.name in self.numbers:
+                self._reject_duplicate(line, spec, self.lines[self.numbers[spec.name]])
+                return
+        for spec in specs:
+            self._add(line, spec)
+
+    def _add(self, line: int, spec: TaskSpec) -> None:
+        self.numbers[spec.name] = len(self.specs)
+        if spec.after:
+            # The same names, but the objects that we have already: half the memory of a graph.
+            specs, numbers = self.specs, self.numbers
+            spec.after = tuple(
+                [specs[numbers[name]].name if name in numbers else name for name in spec.after]
+            )
+        self.specs.append(spec)
+        self.lines.append(line)
+
+    def _reject_duplicate(self, line: int, spec: TaskSpec, line_first: int) -> None:
+        self.duplicates.append(Duplicate(spec.name, line_first, line))
+        self.reject(line, f"the name {shown(spec.name)} stands on line {line_first} already", spec)
+
+    def reject(self, line: int, reason: str, raw: object, name: str = "") -> None:
+        raw = to_row(raw) if isinstance(raw, TaskSpec) else raw
+        self.rejected.append(RejectedRow(self.file, line, reason, raw))
+        if name:
+            self.rejected_names.setdefault(name, line)
+        if len(self.rejected) > REJECTED_MAX:
+            first = self.rejected[0]
+            text = f"more than {REJECTED_MAX} lines are bad; is this the right format?"
+            raise InvalidCampaign(f"{self.file}:{line}: {text} The first: {first}")
+
+
+def read_campaign(path: str | Path, options: FileOptions | None = None) -> LoadedCampaign:
+    """The campaign in a file, "-" for stdin. Raises `InvalidCampaign` if it can't be read at
+    all."""
+    name = str(path)
+    options = options or FileOptions()
+    reading = _CampaignReader(file_label(name), options.campaign)
+    for line, raw in rows(name, options):
+        reading.add_row(line, raw)
+    return _check_graph(reading)
+
+
+def _check_graph(reading: _CampaignReader) -> LoadedCampaign:
+    """Look at the graph, and reject what is in a cycle or behind something rejected."""
+    specs, lines = reading.specs, reading.lines
+    graph = graph_of(specs, reading.numbers)
+    levels = levels_of(graph)
+    cycles = cycles_of(graph, levels)
+    rejected: dict[int, str] = {}
+    for group, cycle in cycles:
+        around = cycle_text([specs[number].name for number in cycle], len(group))
+        rejected |= dict.fromkeys(group, around)
+    for name, line in reading.rejected_names.items():
+        for number in graph.unknown.pop(name, ()):
+            rejected.setdefault(number, _rejected_dependency_text(name, line))
+    _reject_dependents(reading, graph, rejected)
+    summary = summarize_graph(specs, lines, graph, levels)
+    summary.duplicates = reading.duplicates
+    summary.cycles = [[specs[number].name for number in cycle] for _, cycle in cycles]
+    for number, reason in rejected.items():
+        if _is_first_of_bundle(specs[number]):
+            reading.reject(lines[number], reason, specs[number])
+    reading.rejected.sort(key=lambda rejected: rejected.line)
+    if rejected or not graph.is_topological:
+        good = [number for number in levels.order if number not in rejected]
+        specs, lines = [specs[n] for n in good], array("Q", [lines[n] for n in good])
+    return LoadedCampaign(reading.file, specs, lines, reading.rejected, summary)
+
+
+def _is_first_of_bundle(spec: TaskSpec) -> bool:
+    """Of a bundle, whose tasks are rejected together, the first does."""
+    return spec.bundle_ref is None or not spec.bundle_ref.offset
+
+
+def cycle_text(cycle: Sequence[str], tasks: int) -> str:
+    """What is wrong with tasks that wait for each other: one way around, and how many they are."""
+    names = [*map(shown, [*cycle, cycle[0]])]
+    if len(names) > CYCLE_NAMES_SHOWN:
+        left_out = len(names) - CYCLE_NAMES_SHOWN
+        half = CYCLE_NAMES_SHOWN // 2
+        names = [*names[:half], f"… {left_out} more …", *names[-half:]]
+    more = f" ({tasks} tasks wait for each other)" if tasks > len(cycle) else ""
+    return f"is in a cycle{more}: {' after '.join(names)}"
+
+
+def _rejected_dependency_text(name: str, line: int) -> str:
+    return f"waits for {shown(name)}, which was rejected (line {line})"
+
+
+def _reject_dependents(reading: _CampaignReader, graph: Graph, rejected: dict[int, str]) -> None:
+    """Whoever waits for a rejected task is rejected too."""
+    line = list(rejected)
+    for number in line:  # grows while it is walked
+        for dependent in graph.dependents_of(number):
+            if dependent not in rejected:
+                name, at_line = reading.specs[number].name, reading.lines[number]
+                rejected[dependent] = _rejected_dependency_text(name, at_line)
+                line.append(dependent)
+
+
+def reject_unknown_dependencies(loaded: LoadedCampaign, names: Iterable[str]) -> LoadedCampaign:
+    """The campaign without the tasks that wait, directly or not, for names that nobody knows, once
+    that is sure. They are rejected like those of bad lines."""
+    reasons = {
+        name: f"waits for {shown(name)}, which neither the file nor the broker has"
+        for name in names
+    }
+    good: list[int] = []
+    rejected = list(loaded.rejected)
+    for number, spec in enumerate(loaded.specs):
+        cause = next((name for name in spec.after if name in reasons), None)
+        if cause is None:
+            good.append(number)
+            continue
+        line = loaded.lines[number]
+        reasons[spec.name] = _rejected_dependency_text(spec.name, line)
+        if _is_first_of_bundle(spec):
+            rejected.append(RejectedRow(loaded.file, line, reasons[cause], to_row(spec)))
+    return LoadedCampaign(
+        file=loaded.file,
+        specs=[loaded.specs[number] for number in good],
+        lines=array("Q", [loaded.lines[number] for number in good]),
+        rejected=sorted(rejected, key=lambda one: one.line),
+        summary=loaded.summary,
+    )
+
+
+def write_rejected(path: str | Path, rejected: Iterable[RejectedRow]) -> Path:
+    """Write what was rejected beside the file, an object a line; where that is. Replaces what an
+    earlier run left there."""
+    place = Path(("stdin" if str(path) == STDIN else str(path)) + REJECTED_SUFFIX)
+    unfinished = place.with_name(place.name + ".new")
+    encoder = msgspec.json.Encoder(enc_hook=repr)
+    try:
+        with unfinished.open("wb") as file:
+            for one in rejected:
+                file.write(encoder.encode(one) + b"\n")
+        os.replace(unfinished, place)  # noqa: PTH105  # the same, said plainly
+    except OSError as wrong:
+        raise InvalidCampaign(
+            f"{place}: can't be written: {wrong.strerror}; give a place that is yours to write"
+        ) from None
+    return place

@@ -1,0 +1,97 @@
+"""A line to the broker for one verb: found by its flags, within the time that a user waits."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from taskyard.client import discovery
+from taskyard.client.client import Client
+from taskyard.core.limits import SECOND_NS
+from taskyard.errors import StateLocked
+from taskyard.process.supervisor import LOCK_FILE, lock_holder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from taskyard.cli.options import CliContext
+    from taskyard.core.events import Scope
+    from taskyard.core.model import Result
+
+#: The first answer has to be there within 5 s of the start of the command, which takes a while too.
+FIRST_ANSWER_SECONDS: Final = 4.5
+
+#: What a state directory has that a broker has written to.
+JOURNAL_FILE: Final = "journal.sqlite"
+
+
+class ReadOnlyClient(Protocol):
+    """What can be asked without changing anything: a client does it, and more."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def workers(self) -> list[dict[str, Any]]: ...
+
+    def resolve(self, names: Sequence[str]) -> list[str]: ...
+
+    def show(self, name: str) -> dict[str, Any]: ...
+
+    def explain(self, name: str) -> dict[str, Any]: ...
+
+    def tasks(self, scope: Scope | None = None, match: str = "") -> Iterator[dict[str, Any]]: ...
+
+    def lanes(
+        self, service: str | None = None, pattern: str | None = None
+    ) -> Iterator[dict[str, Any]]: ...
+
+    def result_with_size(self, name: str) -> Result: ...
+
+    def output_with_size(self, name: str) -> Result: ...
+
+
+def connect_client(cli_context: CliContext) -> Client:
+    """Connect to the broker that the options name. Raises `NoBroker`."""
+    key = cli_context.key or cli_context.settings().broker.key
+    return connect_to(cli_context, _broker_location(cli_context).endpoint(), key)
+
+
+def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) -> Client:
+    """Connect to a broker. Warn on stderr when it does not answer. Raises `NoBroker`."""
+    limit_ns = cli_context.broker_timeout
+    return Client(
+        endpoint,
+        key=key,
+        timeout=None if limit_ns is None else limit_ns / SECOND_NS,
+        connect_timeout=FIRST_ANSWER_SECONDS,
+        report=cli_context.warn,
+    )
+
+
+def _broker_location(cli_context: CliContext) -> discovery.BrokerLocation:
+    return discovery.locate(cli_context.broker, cli_context.state, settings=cli_context.settings())
+
+
+@contextmanager
+def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
+    """The same, for verbs that only look: they need no broker where one has left its state."""
+    with _offline_client(cli_context) or connect_client(cli_context) as client:
+        yield client
+
+
+def _offline_client(cli_context: CliContext) -> Client | None:
+    """The state that is meant, if nobody runs on it."""
+    broker, state = _broker_location(cli_context)
+    if broker is not None:
+        return None
+    if not (state / JOURNAL_FILE).exists() or lock_holder(state / LOCK_FILE) is not None:
+        return None
+    from taskyard.cli.offline import OfflineClient  # noqa: PLC0415  # most of the broker, rarely needed
+    from taskyard.settings import rules  # noqa: PLC0415
+
+    try:
+        offline = OfflineClient(state, rules.to_rules_set(cli_context.settings()))
+    except StateLocked:  # a broker was quicker
+        return None
+    cli_context.info(f"no broker runs on {state}; this is how it was left")
+    return offline

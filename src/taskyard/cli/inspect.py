@@ -1,0 +1,393 @@
+"""The verbs that look: `list`, `show`, `result`, `log`, `why`, `workers`, `status`.
+
+None of them changes anything. What they say of a task is what the broker says; here it is written.
+"""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskyard.cli.completion import complete_lane, complete_name, complete_service
+from taskyard.cli.format import (
+    escape_line,
+    escape_pattern,
+    format_count,
+    format_duration,
+    format_slots,
+    full_name,
+    task_name_fields,
+)
+from taskyard.cli.options import CliContext, broker_options, raw_option
+from taskyard.cli.output import (
+    DOCUMENT_VERSION,
+    ROWS_DRAWN_MAX,
+    encode_json,
+    example,
+    print_document,
+    print_table,
+    result_fields,
+    text_or_base64,
+    warn_if_truncated,
+    write_result,
+)
+from taskyard.cli.pausing import format_pauses
+from taskyard.cli.progress import format_counts
+from taskyard.cli.reaching import connect_read_only
+from taskyard.cli.scopes import campaign_option, scope_options, to_scope, with_service_of_lane
+from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
+from taskyard.core.states import TaskState
+from taskyard.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from taskyard.cli.connection import ReadOnlyClient
+
+#: Tasks that a list has unless asked otherwise: what fits a few screens.
+LIST_LIMIT: Final = 100
+
+#: What a list shows of a task, and of one that failed.
+_KEYS: Final = ("name", "state", "campaign", "service", "lane", "attempt")
+_FAILED_KEYS: Final = ("name", "campaign", "attempt", "reason")
+
+#: Campaigns and services that a status lists, the latest; --json has more.
+_STATUS_ROWS_MAX: Final = 20
+
+#: What a task in such a state has printed is at hand.
+_ACTIVE_STATES: Final = ("blocked", "delayed", "ready", "leased")
+
+#: A path that means stdout.
+_STDOUT: Final = "-"
+
+
+@click.command(
+    "list", epilog=example("list --campaign thumbs --failed", "list --match fetch --all")
+)
+@scope_options
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1),
+    default=LIST_LIMIT,
+    show_default=True,
+    help="At most so many.",
+)
+@click.option("--all", "all_tasks", is_flag=True, help="All of them, however many.")
+@broker_options
+@click.pass_obj
+def list_tasks(
+    cli_context: CliContext,
+    /,
+    limit: int,
+    *,
+    all_tasks: bool,
+    **given: Any,  # noqa: ANN401  # the options of a scope
+) -> None:
+    """List tasks, in the order of their submission.
+
+    Those that fit everything that is given.
+    """
+    with connect_read_only(cli_context) as broker:
+        scope = to_scope(given)
+        found = iter(broker.tasks(scope))
+        views = found if all_tasks else islice(found, limit)
+        if cli_context.as_json:
+            more = _write_list(views, found)
+        else:
+            failed = scope.states == (TaskState.FAILED,)
+            keys = _FAILED_KEYS if failed else _KEYS
+            columns = [key.upper() for key in keys]
+            full = ({**view, "name": full_name(view)} for view in views)
+            lines = ([view[key] for key in keys] for view in full)
+            print_table(columns, lines, wrapped=["REASON"])
+            more = next(found, None) is not None
+        if more and not cli_context.quiet:
+            click.echo(f"these are the first {limit:,}; --all or --limit N shows more", err=True)
+
+
+def _write_list(views: Iterable[dict[str, Any]], rest: Iterator[object]) -> bool:
+    """One document, written as its tasks come. Returns whether there are more."""
+    click.echo(f'{{"version":{DOCUMENT_VERSION},"document":"list","tasks":[', nl=False)
+    line = iter(views)
+    comma = b""
+    while some := list(islice(line, ROWS_DRAWN_MAX)):
+        click.echo(comma + b"\n" + b",\n".join(map(encode_json, some)), nl=False)
+        comma = b","
+    more = next(rest, None) is not None
+    click.echo(f'\n],"more":{"true" if more else "false"}}}')
+    return more
+
+
+@click.command(epilog=example("show fetch-a"))
+@click.argument("name", shell_complete=complete_name)
+@broker_options
+@click.pass_obj
+def show(cli_context: CliContext, name: str) -> None:
+    """Show all that is known of a task.
+
+    What it waits for and why it is where it is, too.
+    """
+    with connect_read_only(cli_context) as broker:
+        (name,) = broker.resolve([name])
+        view = broker.show(name)
+        why = broker.explain(name)["sentence"]
+    if cli_context.as_json:
+        print_document("show", task=view, why=why)
+        return
+    view["name"] = full_name(view)
+    view["after"] = ", ".join(map(escape_line, view["after"]))
+    view["argv"] = shlex.join(view["argv"] or [])
+    attempts = view.pop("attempts")
+    for key, value in view.items():
+        if value not in (None, "", 0) or key in ("priority", "attempt"):
+            click.echo(f"{key.replace('_', ' '):<11} {_value(key, value)}")
+    click.echo(f"{'why':<11} {escape_line(why)}")
+    for attempt in attempts:
+        click.echo(
+            f"{'attempt ' + str(attempt['attempt']):<11} {escape_line(_attempt_line(attempt))}"
+        )
+
+
+def _attempt_line(attempt: dict[str, Any]) -> str:
+    """Return an attempt in one line."""
+    where = attempt["worker"] + (f" on {attempt['host']}" if attempt["host"] else "")
+    parts = [f"{attempt['outcome'] or 'leased'}, {where}"]
+    if attempt["started"] is not None:
+        parts.append(f"ran {format_duration(attempt['ended'] - attempt['started'])}")
+        parts.append(f"started {_value('started', attempt['started'])}")
+    if attempt["exit_status"] is not None:
+        parts.append(f"exit status {attempt['exit_status']}")
+    if attempt["signal"] is not None:
+        parts.append(f"signal {attempt['signal']}")
+    if attempt["cpu_seconds"] is not None:
+        parts.append(f"CPU {attempt['cpu_seconds']:.2f} s")
+    if attempt["memory_max"] is not None:
+        parts.append(f"memory {attempt['memory_max'] / 1e6:.0f} MB")
+    return ", ".join(parts)
+
+
+def _value(key: str, value: object) -> str:
+    if isinstance(value, float) and key in ("submitted", "due", "leased", "started", "ended"):
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return escape_line(str(value))
+
+
+@click.command(epilog=example("result fetch-a --output a.bin"))
+@click.argument("name", shell_complete=complete_name)
+@click.option("--output", metavar="FILE", help="Write it there instead of to stdout.")
+@raw_option
+@broker_options
+@click.pass_obj
+def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
+    """Print the result of a task, byte for byte.
+
+    Of a command it is what it wrote to stdout, of a function what it returned, as JSON. On a
+    terminal, control characters are escaped (see --raw) and an open last line is ended. Exit 1 if
+    there is none: the task failed, was cancelled, or is not done yet. Of more than 1 MiB the end is
+    kept and printed: that is reported on stderr, and exits 1, too.
+    """
+    with connect_read_only(cli_context) as broker:
+        (name,) = broker.resolve([name])
+        value = broker.result_with_size(name)
+        names = task_name_fields(broker.show(name)) if cli_context.as_json else {}
+    if output not in (None, _STDOUT):
+        Path(str(output)).write_bytes(value.text)
+    if cli_context.as_json:
+        print_document("result", **names, **result_fields(value))
+    elif output in (None, _STDOUT):
+        write_result(value.text)
+    return warn_if_truncated(name, value)
+
+
+@click.command(epilog=example("log fetch-a"))
+@click.argument("name", shell_complete=complete_name)
+@raw_option
+@broker_options
+@click.pass_obj
+def log(cli_context: CliContext, name: str) -> None:
+    """Print the end of what a task printed.
+
+    To stdout and stderr, of its latest attempt, byte for byte. On a terminal, control characters
+    are escaped (see --raw).
+    """
+    with connect_read_only(cli_context) as broker:
+        (name,) = broker.resolve([name])
+        printed = broker.output_with_size(name)
+        view = broker.show(name)
+        if not printed.text and view["state"] == "done" and view["service"] != "call":
+            printed = broker.result_with_size(name)  # all that it printed is its result
+    is_cut = bool(printed.bytes_total)
+    if cli_context.as_json:
+        stats = text_or_base64("output", printed.text)
+        print_document("log", **task_name_fields(view), **stats, truncated=is_cut)
+        return
+    write_result(printed.text)
+    if is_cut and not cli_context.quiet:
+        warn_if_truncated(name, printed)
+    elif not printed.text and not cli_context.quiet:
+        ended = "" if view["state"] in _ACTIVE_STATES else ", or it is in the history by now"
+        click.echo(
+            f"task {escape_line(name)} ({view['state']}) has printed nothing{ended}", err=True
+        )
+
+
+@click.command(epilog=example("why join", "why fetch-a fetch-b", "why --service smtp --lane a.org"))
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+@click.option("--lane", metavar="LANE", help="Why this lane waits.", shell_complete=complete_lane)
+@click.option(
+    "--service",
+    metavar="SERVICE",
+    help="The service of the lane; without a lane, all lanes of it.",
+    shell_complete=complete_service,
+)
+@broker_options
+@click.pass_obj
+def why(
+    cli_context: CliContext, names: tuple[str, ...], lane: str | None, service: str | None
+) -> None:
+    """Say why a task is where it is, in a sentence.
+
+    What it waits for, or how it ended. With --lane, what a lane waits for.
+    """
+    if bool(names) is not (lane is None and service is None):
+        raise UserError("say of what: names of tasks, or --lane and --service of a lane")
+    with connect_read_only(cli_context) as broker:
+        stats = [broker.explain(name) for name in broker.resolve(names)] if names else []
+        found = [] if names else _find_lanes(broker, lane, service)
+    if cli_context.as_json:
+        print_document("why", tasks=stats, lanes=found)
+        return
+    for one in stats:
+        click.echo(f"{escape_line(full_name(one))}: {escape_line(one['sentence'])}")
+    for one in found:
+        click.echo(
+            f"{escape_line(one['service'])}/{escape_line(one['lane'])}: {escape_line(one['why'])}"
+        )
+
+
+def _find_lanes(
+    broker: ReadOnlyClient, lane: str | None, service: str | None
+) -> list[dict[str, Any]]:
+    """A lane, or all of a service."""
+    meant = with_service_of_lane(broker, {"lane": lane, "service": service})["service"]
+    found = [*broker.lanes(meant, None if lane is None else escape_pattern(lane))]
+    if not found:
+        what = "lanes" if lane is None else f"lane {escape_line(lane)}"
+        of = f" of service {escape_line(service)}" if service else ""
+        raise UserError(f"no tasks wait or run in {what}{of}; `taskyard lanes` lists those that do")
+    return found
+
+
+@click.command(epilog=example("workers"))
+@broker_options
+@click.pass_obj
+def workers(cli_context: CliContext) -> None:
+    """List the workers.
+
+    With what they do, when they were last heard, and where they run. A worker is idle, running (it
+    has tasks, and room for more), full, or draining (it gets no more tasks).
+    """
+    with connect_read_only(cli_context) as broker:
+        found = broker.workers()
+    if cli_context.as_json:
+        print_document("workers", workers=found)
+        return
+    if not found and not cli_context.quiet:
+        click.echo("there are no workers; start one with `taskyard worker`", err=True)
+        return
+    columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "HOST", "PID", "DIALECT")
+    print_table(columns, [_worker_row(one) for one in found])
+    for one in found:
+        if one["malformed"] and not cli_context.quiet:
+            lines = format_count(one["malformed"], "malformed line")
+            click.echo(f"agents of {escape_line(one['name'])} wrote {lines}; see its log", err=True)
+
+
+def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
+    slots = format_slots(one)
+    heard = f"{format_duration(one['heard_ago'])} ago"
+    services = ", ".join(one["services"])
+    where = (one.get("host") or "-", one.get("pid") or "-")
+    return (one["name"], one["state"], services, slots, one["tasks"], heard, *where, one["dialect"])
+
+
+@click.command(epilog=example("status", "status --campaign thumbs --json", "status --line"))
+@campaign_option
+@click.option("--line", is_flag=True, help="One line of STATE=NUMBER, for scripts.")
+@broker_options
+@click.pass_obj
+def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> ExitCode:
+    """Say how many tasks there are in each state.
+
+    And how many campaigns, services and workers. The line of --line never changes but for further
+    words at its end: blocked=0 delayed=0 ready=3 leased=2 done=95 failed=0 cancelled=0.
+    """
+    if line and cli_context.as_json:
+        raise UserError("give --line or --json, not both")
+    with connect_read_only(cli_context) as broker:
+        stats = broker.status()
+    if campaign is not None:
+        stats = _campaign_stats(stats, campaign)
+    if cli_context.as_json:
+        print_document("status", **stats)
+    elif line:
+        click.echo(" ".join(f"{state}={number}" for state, number in stats["counts"].items()))
+    else:
+        _print_status(stats)
+    return ExitCode.OK
+
+
+def _campaign_stats(stats: dict[str, Any], campaign: str) -> dict[str, Any]:
+    for one in stats["campaigns"]:
+        if one["name"] == campaign:
+            return {"campaign": campaign, "counts": one["counts"]}
+    raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
+
+
+def _lag_line(lag: float) -> str:
+    """Return what to print of a compaction that lags behind; nothing while it keeps up."""
+    if lag * 100 < LAG_SLOW_PERCENT:
+        return ""
+    effect = "refused for now" if lag * 100 >= LAG_REFUSE_PERCENT else "slowed"
+    return f"journal: compaction lags behind ({lag:.0%} of its mark), submissions are {effect}"
+
+
+def _refused_line(number: int, last: dict[str, Any]) -> str:
+    names = ", ".join(escape_line(name) for name in last["names"])
+    return (
+        f"{format_count(number, 'task')} of plain dwork peers refused since the broker started, "
+        f"the latest: {names} ({escape_line(last['text'])})"
+    )
+
+
+def _print_status(stats: dict[str, Any]) -> None:
+    click.echo(format_counts(stats["counts"], stats.get("behind_failure", 0)))
+    if "workers" not in stats:
+        return
+    click.echo(f"{format_count(stats['workers'], 'worker')}")
+    if pauses := format_pauses(stats):
+        click.echo(f"{pauses}; `taskyard resume --all` undoes that, or --service and --lane")
+    if not stats["accepting"]:
+        click.echo("no more tasks are taken: the disk is nearly full")
+    if lag := _lag_line(stats.get("compaction_lag", 0)):
+        click.echo(lag)
+    if stats.get("refused"):
+        click.echo(_refused_line(stats["refused"], stats["refused_last"]))
+    states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
+    for kind in ("campaigns", "services"):
+        named = [one for one in stats[kind] if sum(one["counts"].values())]
+        named.sort(key=lambda one: not one["name"])  # tasks of no campaign come last
+        if len(named) > _STATUS_ROWS_MAX:
+            click.echo(f"\nthe latest {_STATUS_ROWS_MAX} of {len(named):,} {kind}:")
+            named = named[-_STATUS_ROWS_MAX:]
+        elif named:
+            click.echo()
+        if named:
+            columns = (kind[:-1].upper(), *map(str.upper, states))
+            print_table(columns, [(one["name"], *one["counts"].values()) for one in named])

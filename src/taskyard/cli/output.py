@@ -1,0 +1,168 @@
+"""How answers are written: documents, tables, raw bytes.
+
+Knows terminals and pipes, not tasks. What is for people goes through `escape_line`, so that a name
+with control characters in it can't move the cursor; what is for programs is JSON.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import click
+
+from taskyard.cli.format import escape_line
+from taskyard.cli.terminal import escape_control_json, raw_stream
+from taskyard.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from taskyard.core.model import Result
+
+#: Of every document that is printed with --json. A new field is no new version.
+DOCUMENT_VERSION: Final = 1
+
+#: A longer table is written plainly also on a terminal: to draw one takes time and memory. In a
+#: pipe the widths of the columns are made of so many rows; later ones may stand out.
+ROWS_DRAWN_MAX: Final = 1000
+
+#: A terminal with fewer columns is narrow for a table of more than a handful.
+WIDE_COLUMNS: Final = 120
+
+
+def example(*lines: str) -> str:
+    """The end of a verb's help; click keeps the lines as they are."""
+    title = "Example" if len(lines) == 1 else "Examples"
+    return "\b\n" + "\n".join([f"{title}:", *(f"  taskyard {line}" for line in lines)])
+
+
+def encode_json(value: object) -> bytes:
+    """Encode a value as JSON that a terminal shows as it is."""
+    import msgspec  # noqa: PLC0415  # `taskyard --help` does without
+
+    return escape_control_json(msgspec.json.encode(value))
+
+
+def print_document(command: str, **content: Any) -> None:  # noqa: ANN401  # whatever JSON takes
+    """The one document that a verb answers with."""
+    document = {"version": DOCUMENT_VERSION, "document": command, **content}
+    click.echo(encode_json(document))
+
+
+def text_or_base64(name: str, value: bytes) -> dict[str, Any]:
+    """Bytes for JSON: text where they are, else in base64 under a name that says so."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {name: None, f"{name}_base64": value}  # as msgspec writes bytes
+
+
+def write_bytes(value: bytes) -> None:
+    """Write bytes to stdout: to a pipe as they are, to a terminal escaped."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(value)
+
+
+def write_result(value: bytes) -> None:
+    """The same, but on a terminal the prompt that follows begins a line of its own."""
+    ends_line = not value or value.endswith(b"\n")
+    write_bytes(value if ends_line or not sys.stdout.isatty() else value + b"\n")
+
+
+def result_fields(result: Result) -> dict[str, Any]:
+    """Return a result for JSON."""
+    return {**text_or_base64("result", result.text), "truncated": bool(result.bytes_total)}
+
+
+def warn_if_truncated(name: str, result: Result) -> ExitCode:
+    """Write to stderr that a result is truncated. Returns the exit code of the verb."""
+    if not result.bytes_total:
+        return ExitCode.OK
+    from taskyard.client.futures import truncation_text  # noqa: PLC0415  # not for `taskyard --help`
+
+    sys.stdout.flush()
+    click.echo(f"taskyard: {escape_line(truncation_text(name, result))}", err=True)
+    return ExitCode.TASK_FAILED
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    wrapped: Sequence[str] = (),
+    optional: Sequence[str] = (),
+) -> None:
+    """A table: drawn on a terminal, plain lines in a pipe. Numbers stand to the right.
+
+    Where a terminal is too narrow, the columns of `wrapped` go on in the next line and others end
+    in an ellipsis: a name in pieces can't be read. Where it is narrow, `optional` columns are left
+    out.
+    """
+    line = iter(rows)
+    first = list(islice(line, ROWS_DRAWN_MAX + 1))
+    if sys.stdout.isatty() and len(first) <= ROWS_DRAWN_MAX:
+        if optional and shutil.get_terminal_size().columns < WIDE_COLUMNS:
+            kept = [index for index, column in enumerate(columns) if column not in optional]
+            columns = [columns[index] for index in kept]
+            first = [[row[index] for index in kept] for row in first]
+        _draw_table(columns, first, wrapped)
+    else:
+        _write_plain_table(columns, first, line)
+
+
+def _draw_table(
+    columns: Sequence[str], rows: list[Sequence[object]], wrapped: Sequence[str]
+) -> None:
+    from rich import box  # noqa: PLC0415  # it takes a while to import, and pipes don't need it
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    # Close together: at 80 columns a status has room for a name that `map` has made up.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, column in enumerate(columns):
+        is_number = bool(rows) and all(isinstance(row[index], int) for row in rows)
+        side: Literal["left", "right"] = "right" if is_number else "left"
+        # Numbers are never cut: the other columns make room for them.
+        table.add_column(column, justify=side, min_width=len(column), no_wrap=is_number)
+    for row in rows:
+        cells = [Text(_cell(value), style=_STYLES.get(str(value), "")) for value in row]
+        for column, cell in zip(columns, cells, strict=True):
+            cell.no_wrap = column not in wrapped
+            cell.overflow = "fold" if column in wrapped else "ellipsis"
+        table.add_row(*cells)
+    Console(file=raw_stream(sys.stdout), highlight=False).print(table)
+
+
+#: States that should catch the eye.
+_STYLES: Final = {
+    "failed": "red",
+    "done": "green",
+    "leased": "cyan",
+    "cancelled": "dim",
+}
+
+
+def _write_plain_table(
+    columns: Sequence[str], first: list[Sequence[object]], rest: Iterable[Sequence[object]]
+) -> None:
+    """Row by row, in columns as wide as the first rows need."""
+    cells = [list(columns), *([_cell(value) for value in row] for row in first)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    line = iter(rest)
+    while cells:
+        click.echo("\n".join([_row(row, widths) for row in cells]))
+        cells = [[_cell(value) for value in row] for row in islice(line, ROWS_DRAWN_MAX)]
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join(padded).rstrip()
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}" if sys.stdout.isatty() else str(value)
+    return escape_line(str(value)) or "-"

@@ -1,0 +1,1 @@
+"""`taskyard pipeline`: its subcommands, a module each. They import Spark only when they run."""

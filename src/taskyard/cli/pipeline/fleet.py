@@ -1,0 +1,102 @@
+"""`taskyard pipeline fleet`: workers inside Spark's executors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from taskyard.cli.format import format_count
+from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.output import example, print_document
+from taskyard.cli.pipeline.group import SparkCommand, master_option
+from taskyard.client import discovery
+from taskyard.errors import ExitCode
+from taskyard.settings.keys import SLOTS_MAX
+
+
+@click.command(
+    cls=SparkCommand,
+    epilog=example(
+        "pipeline fleet --workers 2 --state ./.taskyard",
+        "pipeline fleet --workers 40 --slots 4 --broker tcp://head:6125 --master spark://head:7077",
+    ),
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, SLOTS_MAX),
+    required=True,
+    metavar="N",
+    help="How many; each takes one core of Spark's.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, SLOTS_MAX),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Tasks at once in each worker.",
+)
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    metavar="S",
+    help="A kind of tasks to do; exec and call if not given. Repeatable.",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="MODULE",
+    help="Offer the functions of this module, which the executors have. Repeatable.",
+)
+@master_option
+@broker_options
+@click.pass_obj
+def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  # noqa: ANN401
+    """Run workers inside Spark's executors.
+
+    They stay until the broker drains, or until this is interrupted: then they end with what
+    they run, and the broker gives it to others. An executor that is lost takes its workers with it;
+    Spark starts them anew elsewhere. On a cluster, the executors need Taskyard in their Python, and
+    a broker that they can reach: --listen dwork=tcp://… and keys.
+    """
+    from taskyard.pipeline.jobs import fleet as job  # noqa: PLC0415  # Spark takes long to import
+    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
+
+    endpoint = discovery.endpoint(
+        cli_context.broker, cli_context.state, settings=cli_context.settings()
+    )
+    job.check(workers, given["master"], endpoint)
+    cli_context.info(f"starting Spark ({given['master']})")
+    with session_scope("taskyard pipeline fleet", given["master"], conf=job.CONF) as spark:
+        cores = job.cores_of(spark)
+        slots = f"{format_count(workers, 'worker')} of {format_count(given['slots'], 'slot')}"
+        cli_context.info(
+            f"{slots} for the broker at {endpoint}; {_print_free_cores(cores - workers)}"
+        )
+        left = job.run(spark, workers, _options(cli_context, endpoint, given))
+    if cli_context.as_json:
+        print_document("pipeline fleet", workers=left)
+    else:
+        click.echo(f"{format_count(left, 'worker')} went home")
+    return ExitCode.OK
+
+
+def _print_free_cores(free: int) -> str:
+    if free < 0:
+        return f"{-free} of them wait until there are as many cores"
+    return f"{format_count(free, 'core')} of Spark's {'stays' if free == 1 else 'stay'} free"
+
+
+def _options(cli_context: CliContext, endpoint: str, given: dict[str, Any]) -> list[str]:
+    """The options of each worker."""
+    options = ["--broker", endpoint, "--slots", str(given["slots"])]
+    key = cli_context.key or cli_context.settings().broker.key
+    if key is not None:
+        options += ["--key", str(key)]
+    for service in given["services"]:
+        options += ["--service", service]
+    for module in given["allow"]:
+        options += ["--allow", module]
+    return options

@@ -1,0 +1,180 @@
+"""`taskyard rr`: the three programs of the round-robin dialect, each with a prompt.
+
+Thin: the server is the ordinary broker, the worker's and the client's loops are in their packages.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import threading
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskyard.broker.server import BrokerSettings, serve
+from taskyard.cli.daemon_options import log_to_stderr
+from taskyard.cli.format import format_count
+from taskyard.cli.options import CliContext, config_option, state_option
+from taskyard.cli.output import example
+from taskyard.cli.prompt import QUIT, Console, read_commands, run_command, run_prompt
+from taskyard.client import round_robin as client_program
+from taskyard.client.client import Client
+from taskyard.errors import TaskyardError
+from taskyard.net import endpoints, sockets
+from taskyard.net.poller import Poller
+from taskyard.net.protocols import SystemClock
+from taskyard.wire.dialect import ROUND_ROBIN
+from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT
+from taskyard.worker import round_robin as worker_program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from taskyard.cli.options import CommandFunction
+    from taskyard.net.sockets import ZmqSocket
+
+_NAME: Final = DIALECT.decode()
+
+
+def _endpoint_option(command: CommandFunction) -> CommandFunction:
+    """What all three have: where the server is, and how much is told."""
+
+    def choose(context: click.Context, _option: click.Parameter, given: str | None) -> str:
+        if given is not None or context.resilient_parsing:
+            return given or ""
+        return context.ensure_object(CliContext).settings().listen.get(_NAME, (ENDPOINT,))[0]
+
+    endpoint = click.option(
+        "--endpoint",
+        callback=choose,
+        metavar="E",
+        help=f"Where the server is; {ENDPOINT} if not given.",
+    )
+    debug = click.option(
+        "-d",
+        "debug",
+        type=click.IntRange(min=0),
+        default=1,
+        metavar="N",
+        help="How much to tell: 0 errors and answers only, 1 what happens, 5 summaries, too.",
+    )
+    return debug(endpoint(command))
+
+
+@click.group(no_args_is_help=True)
+def rr() -> None:
+    """Run a round-robin server, its workers and its clients, each with a prompt.
+
+    They speak LMQ, as docs/dialects/round-robin.md has it. Commands come from a terminal or a pipe,
+    one a line; the end of the input is `quit`.
+    """
+
+
+@rr.command(epilog=example("rr server -d 1"))
+@_endpoint_option
+@state_option
+@click.pass_obj
+def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> None:
+    """Run a broker that listens for round-robin peers.
+
+    It is the ordinary broker, with its state directory. Port 0 takes a free one.
+
+    Commands: `workers` lists the workers with their free slots, `quit` stops it.
+    """
+    cli_context.quiet, cli_context.verbose = not debug, debug >= worker_program.SUMMARIES
+    log_to_stderr(cli_context, "rr server")
+    console = Console("server", debug)
+    desk = _ServerPrompt(console, endpoints.native_endpoint(state))
+
+    def print_line(line: str) -> None:
+        console.print_line(1, line)
+        if line.startswith(f"listening {_NAME}"):
+            threading.Thread(target=desk.run, daemon=True).start()
+
+    serve(BrokerSettings(state, ((_NAME, endpoints.listen_endpoint(endpoint)),)), print_line)
+    console.end_prompt()
+
+
+class _ServerPrompt:
+    """The server's prompt, in a thread beside the broker."""
+
+    def __init__(self, console: Console, endpoint: str) -> None:
+        self._console = console
+        self._endpoint = endpoint
+        self._commands: dict[str, Callable[[], None]] = {"workers": self._list, QUIT: _stop}
+
+    def run(self) -> None:
+        self._console.prompt()
+        for line in read_commands():
+            self._console.command_read(line)
+            with suppress(BrokenPipeError):
+                run_command(line, self._commands, {}, self._console)
+            if line == QUIT:
+                return
+            self._console.prompt()
+        _stop()
+
+    def _list(self) -> None:
+        try:
+            with Client(self._endpoint) as client:
+                workers = [one for one in client.workers() if one["dialect"] == _NAME]
+        except TaskyardError as error:
+            self._console.print_line(0, f"can't list the workers: {error}")
+            return
+        for one in workers:
+            self._console.print_line(0, _row(one))
+        self._console.print_line(0, format_count(len(workers), "worker"))
+
+
+def _row(worker: dict[str, Any]) -> str:
+    address = worker["name"].removeprefix(ROUND_ROBIN.decode())
+    return f"{address}  {worker['slots'] - worker['slots_used']} of {worker['slots']} slots free"
+
+
+def _stop() -> None:
+    """As whoever runs a broker does."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@rr.command(epilog=example("rr worker -d 5"))
+@_endpoint_option
+@config_option
+def worker(endpoint: str, debug: int) -> None:
+    """Work for a round-robin server: answer PING and STREAM.
+
+    Commands: `register`, `deregister`; `bulk` starts child workers, ten in all with this one;
+    `endbulk` ends them; `quit`.
+    """
+    place, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
+    console = Console("worker", debug)
+
+    def open_socket(suffix: str) -> ZmqSocket:
+        return sockets.connect_by_name(place, suffix)
+
+    with closing(
+        worker_program.RoundRobinProgram(open_socket, poller, clock, console.print_line)
+    ) as host:
+        run_prompt(host, poller, clock, console)
+
+
+@rr.command(epilog=example("rr client -d 1"))
+@_endpoint_option
+@config_option
+def client(endpoint: str, debug: int) -> None:
+    """Send messages to a round-robin server.
+
+    Commands: `ping` wants no answer, `pingt` does, `data` asks for 1024 bytes; `bulkping N` and
+    `bulkdata N` send many, ten at a time, and count the answers; `quit`.
+    """
+    place, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
+    console = Console("client", debug)
+    suffix = f"client-{os.getpid()}-{secrets.token_hex(4)}"
+    with closing(sockets.connect_by_name(place, suffix)) as wire:
+        poller.add(wire)
+        run_prompt(
+            client_program.RoundRobinClient(wire, clock, console.print_line), poller, clock, console
+        )

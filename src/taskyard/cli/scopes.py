@@ -1,0 +1,113 @@
+"""Which tasks are meant: options that several verbs choose tasks by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskyard.cli.completion import complete_campaign, complete_lane, complete_service
+from taskyard.cli.format import escape_line, escape_pattern
+from taskyard.core.states import TaskState
+from taskyard.errors import UserError
+
+if TYPE_CHECKING:
+    from taskyard.cli.connection import ReadOnlyClient
+    from taskyard.cli.options import CommandFunction
+    from taskyard.core.events import Scope
+
+#: Services that an error names.
+_SERVICES_LISTED_MAX: Final = 5
+
+_STATES: Final = [state.name.lower() for state in TaskState]
+
+#: What tasks can be chosen by, for messages.
+STATE_FLAGS: Final = "--campaign, --service, --lane, --match, --only or --failed"
+
+service_option = click.option(
+    "--service", metavar="SERVICE", help="Only of this service.", shell_complete=complete_service
+)
+campaign_option = click.option(
+    "--campaign", metavar="NAME", help="Only of this campaign.", shell_complete=complete_campaign
+)
+
+
+def scope_options(command: CommandFunction) -> CommandFunction:
+    """Campaign, service, lane, a part of the name, and state."""
+    for option in (
+        click.option("--failed", is_flag=True, help="Only those that failed."),
+        click.option(
+            "--only",
+            type=click.Choice(_STATES, case_sensitive=False),
+            multiple=True,
+            metavar="STATE",
+            help=f"Only in this state: {', '.join(_STATES)}. Repeatable.",
+        ),
+    ):
+        command = option(command)
+    return target_options(command)
+
+
+def target_options(command: CommandFunction) -> CommandFunction:
+    """The same without the state."""
+    for option in (
+        click.option("--match", metavar="TEXT", help="Only names that contain this."),
+        click.option(
+            "--lane", metavar="LANE", help="Only of this lane.", shell_complete=complete_lane
+        ),
+        service_option,
+        campaign_option,
+    ):
+        command = option(command)
+    return command
+
+
+def to_scope(values: dict[str, Any]) -> Scope:
+    """The tasks that fit everything that was given."""
+    from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # when a verb runs
+    from taskyard.core.events import Scope  # noqa: PLC0415
+
+    def encoded(key: str) -> bytes | None:
+        return None if values[key] is None else encode_text(values[key])
+
+    return Scope(
+        campaign=encoded("campaign"),
+        service=encoded("service"),
+        lane=encoded("lane"),
+        states=_states(values),
+        match=encoded("match") or b"",
+    )
+
+
+def _states(values: dict[str, Any]) -> tuple[TaskState, ...] | None:
+    """The states that were asked for; None: any."""
+    names = [*values.get("only", ()), *(["failed"] if values.get("failed") else [])]
+    return tuple(TaskState[name.upper()] for name in dict.fromkeys(names)) or None
+
+
+def with_service_of_lane(broker: ReadOnlyClient, values: dict[str, Any]) -> dict[str, Any]:
+    """The same with a service, where a lane is given without one and a single service has it.
+    Raises `UserError` if several do: who acts on a lane means one."""
+    if values["lane"] is None or values["service"] is not None:
+        return values
+    services = services_with(broker, values["lane"])
+    if len(services) > 1:
+        some = ", ".join(map(escape_line, services[:_SERVICES_LISTED_MAX]))
+        more = " and others" if len(services) > _SERVICES_LISTED_MAX else ""
+        raise UserError(
+            f"several services have a lane {escape_line(values['lane']) or '-'}: {some}{more}; say "
+            f"which "
+            "with --service"
+        )
+    return values | {"service": services[0] if services else None}
+
+
+def services_with(broker: ReadOnlyClient, lane: str) -> list[str]:
+    """The services that have a lane of this name, or failed tasks of one."""
+    from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # when a verb runs
+    from taskyard.core.events import Scope  # noqa: PLC0415
+
+    live = (one["service"] for one in broker.lanes(pattern=escape_pattern(lane)))
+    scope = Scope(lane=encode_text(lane), states=(TaskState.FAILED,))
+    failed = (one["service"] for one in broker.tasks(scope))
+    return [*dict.fromkeys([*live, *failed])]

@@ -1,0 +1,235 @@
+"""What a caller wants done becomes tasks on their way, and futures of them.
+
+Shared by `Client` and `AsyncClient`, which differ in the futures that they make. It checks and
+encodes; what is sent when is the courier's business.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+from taskyard.campaign.batches import encode_batch, encode_text
+from taskyard.campaign.task_spec import check_task
+from taskyard.client.futures import FutureBase
+from taskyard.client.session import PendingTask
+from taskyard.core.events import UnknownPolicy
+from taskyard.core.model import Terms
+from taskyard.errors import UserError
+from taskyard.wire import payloads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from taskyard.client.futures import SettableFuture
+    from taskyard.client.session import Session
+    from taskyard.core.model import Submission
+
+_F = TypeVar("_F", bound="SettableFuture")
+
+
+class TaskRef(NamedTuple):
+    """A task that was submitted before."""
+
+    name: str
+    campaign: str
+    service: bytes
+
+
+#: Tasks that are watched together: their names fit one message.
+_NAMES_PER_WATCH: Final = 1000
+
+
+class Submitter(Generic[_F]):
+    """Hands tasks to a courier. `make_future` gives the future of a task: by name, service,
+    campaign."""
+
+    def __init__(self, courier: Session, make_future: Callable[[bytes, bytes, bytes], _F]) -> None:
+        self._session = courier
+        self._make_future = make_future
+        #: Names that nobody else will make.
+        self._prefix = secrets.token_hex(5)
+        self._count = count(1)
+        #: Terms that are used again and again: by service and campaign.
+        self._terms: dict[tuple[bytes, bytes], Terms] = {}
+
+    def submit(  # noqa: PLR0913  # one a key
+        self,
+        work: Sequence[str] | str | bytes,
+        name: str | None,
+        campaign: str,
+        arguments: tuple[Sequence[Any] | None, Mapping[str, Any] | None],
+        options: dict[str, Any],
+        *,
+        wait_for_unknown: bool = False,
+    ) -> _F:
+        """Send one task: an argv, a "module:function" with its arguments, or bytes."""
+        _check_work_type(work, arguments)
+        task = f"{campaign or 'task'}-{self._prefix}-{next(self._count)}" if name is None else name
+        if not options and not wait_for_unknown:
+            return self._submit_plain(task, work, encode_text(campaign), arguments)
+        raw = {"name": task, **_work_keys(work, *arguments), **options}
+        if "after" in options:
+            raw["after"] = after_names(options["after"], campaign)
+        unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
+        spec = check_task(raw, campaign)
+        submission = encode_batch([spec], encode_text(campaign), time.time_ns())
+        terms = submission.terms_of(0)
+        future = self._make_future(submission.names[0], terms.service, terms.campaign)
+        lane = submission.lanes[0] if submission.lanes else None
+        self._send(submission, 0, (lane, unknown), future)
+        return future
+
+    def _submit_plain(
+        self,
+        name: str,
+        work: Sequence[str] | str | bytes,
+        campaign: bytes,
+        arguments: tuple[Sequence[Any] | None, Mapping[str, Any] | None],
+    ) -> _F:
+        """A task with nothing special: the quick way for loops of many."""
+        if not name:
+            raise UserError("a task's name must not be empty")
+        service, payload = _encode_work(work, *arguments)
+        terms = self._terms.get((service, campaign))
+        if terms is None:
+            terms = Terms(campaign=campaign, service=service)
+            self._terms[(service, campaign)] = terms
+        encoded = encode_text(name)
+        future = self._make_future(encoded, service, campaign)
+        self._session.submit(
+            PendingTask(encoded, payload, terms, None, (), UnknownPolicy.REFUSE, future)
+        )
+        return future
+
+    def submit_each(
+        self,
+        work: str | Callable[[Any], Sequence[str]],
+        items: Iterable[Any],
+        campaign: str,
+        options: dict[str, Any],
+    ) -> Iterator[_F]:
+        """Send a task an item, when its future is asked for."""
+        for item in items:
+            if callable(work):
+                yield self.submit(work(item), None, campaign, (None, None), options)
+            else:
+                yield self.submit(work, None, campaign, ([item], None), options)
+
+    def submit_all(
+        self, submission: Submission, unknown: UnknownPolicy, *, watch: bool = True
+    ) -> Iterator[_F | None]:
+        """Send a task a row, when its future is asked for; without `watch` there is none."""
+        for index, name in enumerate(submission.names):
+            terms = submission.terms_of(index)
+            future = self._make_future(name, terms.service, terms.campaign) if watch else None
+            lane = submission.lanes[index] if submission.lanes else b""
+            self._send(submission, index, (lane, unknown), future)
+            yield future
+
+    def _send(
+        self,
+        submission: Submission,
+        index: int,
+        lane_and_policy: tuple[bytes | None, UnknownPolicy],
+        future: _F | None,
+    ) -> None:
+        (lane, unknown), name, payload = (
+            lane_and_policy,
+            submission.names[index],
+            submission.payload_of(index),
+        )
+        after = tuple(submission.after[index]) if submission.after else ()
+        terms = submission.terms_of(index)
+        self._session.submit(PendingTask(name, payload, terms, lane, after, unknown, future))
+
+    def submit_encoded(  # noqa: PLR0913  # one a key
+        self,
+        name: str,
+        payload: bytes,
+        terms: Terms,
+        lane: str,
+        after: Sequence[str],
+        *,
+        wait_for_unknown: bool,
+        watch: bool,
+    ) -> _F:
+        """Send a task that is encoded already."""
+        encoded = encode_text(name)
+        future = self._make_future(encoded, b"", terms.campaign)
+        before = tuple([encode_text(one) for one in after])
+        unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
+        fixed = (encoded, payload, terms, encode_text(lane), before, unknown)
+        self._session.submit(PendingTask(*fixed, future, watch))
+        return future
+
+    def watch(self, tasks: Mapping[str, TaskRef]) -> dict[str, _F]:
+        """Return futures of tasks that were submitted before, by their full names."""
+        made = {
+            full_name: self._make_future(
+                encode_text(one.name), one.service, encode_text(one.campaign)
+            )
+            for full_name, one in tasks.items()
+        }
+        names = list(made)
+        for first in range(0, len(names), _NAMES_PER_WATCH):
+            some = names[first : first + _NAMES_PER_WATCH]
+            self._session.watch({encode_text(name): made[name] for name in some})
+        return made
+
+
+def _check_work_type(work: object, arguments: tuple[object, object]) -> None:
+    """What is no work at all is best told where it was written."""
+    if any(arguments) and not isinstance(work, str):
+        raise UserError("args and kwargs are for a function: give it as 'module:function'")
+    if callable(work):
+        raise UserError(
+            f"{work!r} can't be sent: give a function by its import path, 'module:function', that "
+            "a worker allows"
+        )
+    if isinstance(work, str) and (":" not in work or " " in work):
+        raise UserError(
+            f"{work!r} names no function: write 'module:function', or a list for a command, such "
+            "as ['echo', 'hi']"
+        )
+
+
+def after_names(after: object, campaign: str) -> object:
+    """Return names for a task of this campaign. Futures may stand for the names of their tasks."""
+    if isinstance(after, list | tuple):
+        return [_name(one, campaign) for one in after]
+    return [_name(after, campaign)] if isinstance(after, FutureBase) else after
+
+
+def _name(one: object, campaign: str) -> object:
+    if not isinstance(one, FutureBase):
+        return one
+    return one.name if one.campaign == campaign else one.full_name
+
+
+def _encode_work(
+    work: Sequence[str] | str | bytes,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> tuple[bytes, bytes]:
+    """The service and the payload of a task with nothing special."""
+    if isinstance(work, str):
+        return payloads.CALL, payloads.encode_call(work, args or (), kwargs)
+    if isinstance(work, bytes):
+        return b"default", work
+    return payloads.EXEC, payloads.encode_command(work)
+
+
+def _work_keys(
+    work: Sequence[str] | str | bytes,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The same as keys of a task."""
+    if isinstance(work, str):
+        return {"call": work, "args": args, "kwargs": kwargs}
+    if isinstance(work, bytes):
+        return {"payload": work}
+    return {"argv": list(work)}

@@ -1,0 +1,287 @@
+"""Deciding on what clients wish: submit, cancel, retry, move, expire, pause, resume, drain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import structs
+
+from taskyard.core import graph, identity, membership, submission, subscriptions
+from taskyard.core.effects import Accepted, CommandAck, Refusal, Refused, RefusedTasks, Stop
+from taskyard.core.limits import (
+    AFTER_MAX,
+    LAG_REFUSE_ALL_PERCENT,
+    LAG_REFUSE_PERCENT,
+    NAME_BYTES_MAX,
+    REFUSED_NAMES_MAX,
+)
+from taskyard.core.model import shown
+from taskyard.core.records import (
+    Cancelled,
+    Moved,
+    Paused,
+    Released,
+    Resumed,
+    Retried,
+    TaskExpired,
+)
+from taskyard.core.states import BLOCKED, DELAYED, FAILED, READY, WorkerCause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskyard.core import events
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.model import Task
+    from taskyard.core.scheduler import Scheduler
+
+#: Why a task failed that somebody let expire.
+EXPIRED_TEXT: Final = b"expired on request"
+
+_WAITING = (BLOCKED, DELAYED, READY)
+_MOVABLE = (*_WAITING, FAILED)
+
+
+def submit_requested(scheduler: Scheduler, event: events.SubmitRequested) -> None:
+    if not scheduler.accepting:
+        text = "the disk is nearly full; make room, or send more when some tasks are done"
+        _refuse(scheduler, event, Refused(event.client, event.request, Refusal.FULL, text))
+        return
+    if scheduler.lag_percent >= LAG_REFUSE_PERCENT and _is_refused_for_lag(scheduler, event):
+        return
+    asked = event.submission
+    try:
+        event = submission.keyed(scheduler.ledger, event)
+        event = _expand_campaigns(scheduler.ledger, event)
+        decide = submission.decide_partial if event.partial else submission.decide
+        taken = decide(scheduler.ledger, event, scheduler.at_ns)
+    except submission.SubmissionRefused as refusing:
+        refused = Refused(event.client, event.request, refusing.refusal, refusing.text)
+        _refuse(scheduler, event, refused)
+        return
+    for record in taken.records:
+        scheduler.emit(record)
+    if taken.refused:
+        first = next(iter(taken.refused.values()))
+        _count_refused(scheduler, [*taken.refused], first.refusal, first.text)
+    counts = (taken.new, taken.existing, len(taken.refused))
+    scheduler.send(Accepted(event.client, event.request, *counts))
+    if event.watch:
+        bare = bool(scheduler.ledger.bare)
+        full_names = identity.full_names(asked) if bare else event.submission.names
+        subscriptions.watch(scheduler, (event.client, event.request), full_names)
+
+
+def _is_refused_for_lag(scheduler: Scheduler, event: events.SubmitRequested) -> bool:
+    """Refuse a submission because compaction lags behind. A client that would not repeat it is
+    refused last: until then its replies are held back."""
+    percent = scheduler.lag_percent
+    if not event.retries and percent < LAG_REFUSE_ALL_PERCENT:
+        return False
+    refusal = Refusal.RETRY_LATER if event.retries else Refusal.FULL
+    text = f"journal: compaction lags behind ({percent} % of its mark); send it again later"
+    _refuse(scheduler, event, Refused(event.client, event.request, refusal, text))
+    return True
+
+
+def _refuse(scheduler: Scheduler, event: events.SubmitRequested, refused: Refused) -> None:
+    """Refuse a submission as a whole."""
+    if event.partial:
+        _count_refused(scheduler, event.submission.names, refused.refusal, refused.text)
+    scheduler.send(refused)
+
+
+def _count_refused(scheduler: Scheduler, names: list[bytes], refusal: Refusal, text: str) -> None:
+    """Keep what `status` shows of the tasks that partial submissions lost."""
+    scheduler.refused += len(names)
+    scheduler.refused_last = RefusedTasks(refusal, names[:REFUSED_NAMES_MAX], text)
+
+
+def _expand_campaigns(ledger: Ledger, event: events.SubmitRequested) -> events.SubmitRequested:
+    """The submission with what has not ended of whole campaigns among what its tasks wait for. An
+    edge a task and predecessor: what is too much for one task is too much for a batch."""
+    if not event.after_campaigns:
+        return event
+    asked = event.submission
+    names = _unfinished(ledger, event.after_campaigns, dict.fromkeys(asked.names))
+    if len(names) * len(asked.names) > AFTER_MAX:
+        wanted = " and ".join(shown(name) for name in event.after_campaigns)
+        raise submission.SubmissionRefused(
+            Refusal.TOO_MANY,
+            f"campaign {wanted} has {len(names)} tasks that have not ended, and one submission of "
+            f"{len(asked.names)} can wait for {AFTER_MAX} in all; let one task wait for them and "
+            "others for that, or submit when some have ended",
+        )
+    after = [[*own, *names] for own in asked.after or [[] for _ in asked.names]]
+    return structs.replace(event, submission=structs.replace(asked, after=after))
+
+
+def _unfinished(
+    ledger: Ledger, campaigns: tuple[bytes, ...], without: dict[bytes, None]
+) -> list[bytes]:
+    """The tasks of campaigns that have not ended, but for these."""
+    for name in campaigns:
+        if name not in ledger.campaigns:
+            text = f"campaign {shown(name)} is not known; submit its tasks first"
+            raise submission.SubmissionRefused(Refusal.UNKNOWN, text)
+    found = [
+        task.name
+        for task in ledger.tasks.values()
+        if task.ending is None and task.terms.campaign in campaigns
+    ]
+    return [name for name in found if name not in without]
+
+
+def cancel_requested(scheduler: Scheduler, event: events.CancelRequested) -> None:
+    chosen = [task for task in _tasks_of(scheduler.ledger, event) if task.ending is None]
+    tasks, causes = graph.with_causes(chosen)
+    if tasks:
+        stops = _stops(tasks)
+        scheduler.emit(Cancelled(scheduler.at_ns, [task.name for task in tasks], causes), tasks)
+        for stop in stops:
+            scheduler.send(stop)
+            membership.on_slot_free(scheduler, scheduler.ledger.workers[stop.worker])
+        subscriptions.notify_settled(scheduler, tasks)
+    scheduler.send(CommandAck(event.client, event.request, len(tasks)))
+
+
+def _stops(tasks: Iterable[Task]) -> list[Stop]:
+    """Tell the holders of these tasks that they are not wanted any more."""
+    held: dict[bytes, Stop] = {}
+    for task in tasks:
+        if task.lease is not None:
+            name = task.lease.worker.name
+            stop = held.setdefault(name, Stop(name, [], []))
+            stop.names.append(task.name)
+            stop.attempts.append(task.attempt)
+    return list(held.values())
+
+
+def retry_requested(scheduler: Scheduler, event: events.RetryRequested) -> None:
+    states = (FAILED, DELAYED)
+    found = _tasks_of(scheduler.ledger, event)
+    tasks = [task for task in found if task.state in states]
+    if tasks:
+        scheduler.emit(Retried(scheduler.at_ns, [task.name for task in tasks]), tasks)
+    held = [task for task in found if task.state is READY and task.lane.rules.is_held]
+    if held:
+        scheduler.emit(Released(scheduler.at_ns, [task.name for task in held]), held)
+    acted = {task.name: task for task in [*tasks, *held]}
+    scheduler.send(CommandAck(event.client, event.request, len(acted)))
+
+
+def move_requested(scheduler: Scheduler, event: events.MoveRequested) -> None:
+    wrong = _lane_refusal(event)
+    if wrong:
+        scheduler.send(Refused(event.client, event.request, Refusal.MALFORMED, wrong))
+        return
+    found = _tasks_of(scheduler.ledger, event)
+    tasks = [task for task in found if task.state in _MOVABLE and _is_elsewhere(task, event)]
+    if tasks:
+        names = [task.name for task in tasks]
+        scheduler.emit(Moved(scheduler.at_ns, names, event.service, event.lane), tasks)
+    scheduler.send(CommandAck(event.client, event.request, len(tasks)))
+
+
+def _lane_refusal(event: events.MoveRequested) -> str:
+    """Why tasks can't be moved there; "" if they can."""
+    if event.service is None and event.lane is None:
+        return "nowhere to move the tasks to; name a lane, a service, or both"
+    if event.service == b"":
+        return "the service to move tasks to has no name; give it one, or leave it out"
+    if max(len(event.service or b""), len(event.lane or b"")) > NAME_BYTES_MAX:
+        return f"a service's or lane's name must have at most {NAME_BYTES_MAX} bytes"
+    return ""
+
+
+def _is_elsewhere(task: Task, event: events.MoveRequested) -> bool:
+    lane = task.lane
+    return lane.service.name != (event.service or lane.service.name) or (
+        event.lane is not None and lane.name != event.lane
+    )
+
+
+def expire_requested(scheduler: Scheduler, event: events.ExpireRequested) -> None:
+    found = _tasks_of(scheduler.ledger, event)
+    tasks = [task for task in found if task.state in _WAITING]
+    if tasks:
+        names = [task.name for task in tasks]
+        scheduler.emit(TaskExpired(scheduler.at_ns, names, EXPIRED_TEXT), tasks)
+        subscriptions.notify_settled(scheduler, tasks)
+    scheduler.send(CommandAck(event.client, event.request, len(tasks)))
+
+
+def pause_requested(scheduler: Scheduler, event: events.PauseRequested) -> None:
+    if _refuse_lane_without_service(scheduler, event):
+        return
+    scheduler.emit(Paused(scheduler.at_ns, event.service, event.lane))
+    scheduler.send(CommandAck(event.client, event.request, 1))
+
+
+def resume_requested(scheduler: Scheduler, event: events.ResumeRequested) -> None:
+    if _refuse_lane_without_service(scheduler, event):
+        return
+    scheduler.emit(Resumed(scheduler.at_ns, event.service, event.lane))
+    scheduler.send(CommandAck(event.client, event.request, 1))
+
+
+def _refuse_lane_without_service(
+    scheduler: Scheduler, event: events.PauseRequested | events.ResumeRequested
+) -> bool:
+    """Refuse a lane without its service, which would else mean everything."""
+    if event.lane is None or event.service:
+        return False
+    text = f"lane {shown(event.lane)} is of some service; say which"
+    scheduler.send(Refused(event.client, event.request, Refusal.MALFORMED, text))
+    return True
+
+
+def drain_requested(scheduler: Scheduler, event: events.DrainRequested) -> None:
+    existing = scheduler.ledger.workers
+    names = [*existing] if event.worker is None else [event.worker]
+    workers = [existing[name] for name in names if name in existing]
+    for worker in workers:
+        membership.cancel_wake(scheduler.ledger, worker)
+        scheduler.ledger.unreserve(worker)
+        worker.turn(WorkerCause.DRAINED)
+        membership.shut_down_if_drained(scheduler, worker)
+    scheduler.send(CommandAck(event.client, event.request, len(workers)))
+
+
+def _tasks_of(
+    ledger: Ledger,
+    event: events.CancelRequested
+    | events.RetryRequested
+    | events.MoveRequested
+    | events.ExpireRequested,
+) -> list[Task]:
+    return tasks_in_scope(ledger, event.scope) if event.chosen is None else event.chosen
+
+
+def fitting(scope: events.Scope, tasks: Iterable[Task]) -> list[Task]:
+    """Return those of these tasks that fit everything that is given but names."""
+    return [task for task in tasks if _is_in_scope(scope, task)]
+
+
+def tasks_in_scope(ledger: Ledger, scope: events.Scope) -> list[Task]:
+    """The tasks that a wish is about: those that fit everything that is given."""
+    if scope.names is None:
+        service = ledger.services.get(scope.service or b"")
+        lane = None if scope.lane is None or service is None else service.lanes.get(scope.lane)
+        tasks = list(ledger.tasks.values())
+        if lane is not None:  # a look at one column first: what has ended is in no lane
+            tasks = [task for task in tasks if task.lane is lane]
+        return [task for task in tasks if _is_in_scope(scope, task)]
+    found = [identity.find(ledger, name) for name in dict.fromkeys(scope.names)]
+    named = {task.name: task for task in found if task is not None}
+    return [task for task in named.values() if _is_in_scope(scope, task)]
+
+
+def _is_in_scope(scope: events.Scope, task: Task) -> bool:
+    return (
+        (scope.campaign is None or task.terms.campaign == scope.campaign)
+        and (scope.service is None or task.terms.service == scope.service)
+        and (scope.lane is None or task.lane.name == scope.lane)
+        and (scope.states is None or task.state in scope.states)
+        and (not scope.match or identity.matches(task.name, scope.match, scope.campaign))
+    )

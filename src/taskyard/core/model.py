@@ -1,0 +1,283 @@
+"""What the scheduler knows of tasks: the task itself, what tasks share, leases, endings, campaigns.
+
+Plain records of state; nothing here decides. Millions of tasks wait at once, so a task is one small
+object, and whatever the tasks of a submission have in common is one object that they all point
+to. Nothing here refers back to what refers to it for longer than a lease, so the garbage collector
+need not look (`gc=False`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from zlib import crc32
+
+from msgspec import Struct, field
+
+from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, REASON_BYTES_MAX
+from taskyard.core.states import LEASED, READY, TaskState
+
+if TYPE_CHECKING:
+    from taskyard.core.queues import Lane
+    from taskyard.core.workers import Worker
+
+_T = TypeVar("_T")
+
+#: Stands for the lost beginning of a reason.
+_CUT: Final = b"[...] "
+
+#: Payloads up to this length are their own digest.
+DIGEST_BYTES: Final = 64
+
+
+class Terms(Struct, array_like=True, gc=False):
+    """What the tasks of a submission have in common. All times are of the wall clock."""
+
+    campaign: bytes = b""
+    service: bytes = b"default"
+    #: Higher goes first.
+    priority: int = 0
+    #: Not before this time; 0 for at once.
+    due_ns: int = 0
+    #: A task that was tried ends FAILED at this time; 0 for never.
+    expires_ns: int = 0
+    #: A task ends FAILED at this time, tried or not; 0 for never.
+    expires_hard_ns: int = 0
+    #: How long to wait before each further attempt after a failure; None: as the service says.
+    retry_delays_ns: tuple[int, ...] | None = None
+    #: Silence that its worker is allowed while it holds it, if longer than the worker's own.
+    lease_ns: int = 0
+    #: How long one attempt may run; the worker ends it. 0 for no limit.
+    time_limit_ns: int = 0
+    #: Room it takes in its worker.
+    slots: int = 1
+    crashes_max: int = CRASHES_MAX
+    #: Who says that it comes from them; handed on, never looked at.
+    origin: bytes = b""
+    #: The wire language it came in by, for the history.
+    dialect: bytes = b""
+    #: When it was submitted; written when that is decided, whatever the client says.
+    submitted_ns: int = 0
+    #: When it is late, to be reported; 0 for never. Written when it is submitted, by the rules.
+    report_ns: int = 0
+
+
+class Submission(Struct, array_like=True, gc=False):
+    """A batch of tasks as columns: one object a message, not a task."""
+
+    names: list[bytes]
+    #: One for each task, or a single one that all share.
+    payloads: list[bytes] = field(default_factory=lambda: [b""])
+    terms: list[Terms] = field(default_factory=lambda: [Terms()])
+    #: Which of `terms` each task has; None: all have the first.
+    terms_at: list[int] | None = None
+    #: The lane of each task, b"" for the service's open lane; None: all in the open lane.
+    lanes: list[bytes] | None = None
+    #: The names each task waits for; None: nobody waits.
+    after: list[list[bytes]] | None = None
+    #: What each dialect wants to keep beside the payload, such as a return address.
+    envelopes: list[bytes] | None = None
+
+    def terms_of(self, index: int) -> Terms:
+        return self.terms[0 if self.terms_at is None else self.terms_at[index]]
+
+    def payload_of(self, index: int) -> bytes:
+        return self.payloads[0 if len(self.payloads) == 1 else index]
+
+    def part(self, indexes: list[int]) -> Submission:
+        """The same columns with only these tasks."""
+
+        def pick(column: list[_T] | None) -> list[_T] | None:
+            return None if column is None else [column[index] for index in indexes]
+
+        shared = len(self.payloads) == 1
+        return Submission(
+            names=[self.names[index] for index in indexes],
+            payloads=self.payloads if shared else [self.payloads[index] for index in indexes],
+            terms=self.terms,
+            terms_at=pick(self.terms_at),
+            lanes=pick(self.lanes),
+            after=pick(self.after),
+            envelopes=pick(self.envelopes),
+        )
+
+
+class Lease(Struct, gc=False, eq=False):
+    """Tasks entrusted to a worker by one record. It ends task by task."""
+
+    worker: Worker
+    #: The record that gave it.
+    number: int
+    #: When it was given, by the wall clock.
+    at_ns: int
+    #: Silence after which it ends; 0: it does not end by silence.
+    lease_ns: int
+    #: How many of its tasks are still out.
+    tasks_left: int
+    #: All its tasks; emptied when the last one is settled.
+    tasks: list[Task]
+    #: Their names and attempts, as whoever settles the whole of it reports them.
+    names: list[bytes]
+    attempts: list[int]
+    #: How many of which lane, in order.
+    counts: list[tuple[Lane, int]]
+    #: When it was given, by the monotonic clock. Volatile: after a recovery it has its full time.
+    assigned_ns: int = 0
+
+
+class Ending(Struct, gc=False, eq=False):
+    """How and where the tasks of one record ended: their results lie in that record."""
+
+    record: int
+    at_ns: int
+
+
+class Task(Struct, gc=False, eq=False):
+    """One unit of work."""
+
+    #: Its key: its full name, unless its campaign is bare (`identity`).
+    name: bytes
+    #: Bytes for the worker; of an ended task only their `digest`, to know them again.
+    payload: bytes
+    terms: Terms
+    #: Where it queues; its service is the lane's.
+    lane: Lane
+    state: TaskState = READY
+    #: How many of the tasks it waits for are not done.
+    waits: int = 0
+    #: The tasks that wait for it: none, one, or a list, because most have none or one.
+    dependents: Task | list[Task] | None = None
+    #: LEASED: to whom.
+    lease: Lease | None = None
+    #: DONE and CANCELLED: where that is written.
+    ending: Ending | None = None
+    #: Number of the latest lease, counted when it is given; the fencing token.
+    attempt: int = 0
+    #: Attempts that failed by the task's own fault: the place in its retry schedule.
+    failures: int = 0
+    #: Attempts that nobody is to blame for: refused, given back, drained.
+    losses_excused: int = 0
+    #: DELAYED: until when, by the wall clock.
+    due_ns: int = 0
+
+    @property
+    def losses(self) -> int:
+        """Workers lost with it. Counted from the lease on, so that the latest one counts too."""
+        held = 1 if self.state is LEASED else 0
+        return self.attempt - self.failures - self.losses_excused - held
+
+    @property
+    def isolation(self) -> int:
+        """Return how far it is kept apart from other tasks, by the lost workers it may still cost:
+        0 for not at all, `EXCLUSIVE` for its last attempt."""
+        losses = self.losses
+        if losses <= 0:
+            return 0
+        tasks_left = max(0, self.terms.crashes_max - 1 - losses)
+        return EXCLUSIVE - min(tasks_left, EXCLUSIVE - 1)
+
+    def dependents_list(self) -> list[Task]:
+        if self.dependents is None:
+            return []
+        return self.dependents if isinstance(self.dependents, list) else [self.dependents]
+
+
+class EndedTask(Struct, array_like=True, gc=False):
+    """What is kept of an ended task outside memory, to know it again."""
+
+    name: bytes
+    state: TaskState
+    campaign: bytes
+    service: bytes
+    attempt: int
+    digest: bytes
+    #: The record that ended it, in which its result lies.
+    record: int
+    at_ns: int
+
+
+class Result(NamedTuple):
+    """A task's result or output, as far as it is kept."""
+
+    text: bytes
+    #: Its length before it was cut; 0: it is whole.
+    bytes_total: int = 0
+
+
+class Campaign(Struct, gc=False, eq=False):
+    """Tasks submitted together, to wait for and report on as one."""
+
+    name: bytes
+    #: How many of its tasks are in each state, by `TaskState`.
+    counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
+    #: Tasks that are DONE with a truncated result.
+    truncated: int = 0
+
+
+def to_ended_task(task: Task, ending: Ending) -> EndedTask:
+    """What to keep of a task that has ended."""
+    terms = task.terms
+    same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
+    return EndedTask(task.name, task.state, *same)
+
+
+class Digests:
+    """Digests of one payload after the other. Tasks of one submission may share theirs, and end by
+    the thousand: that of a megabyte takes as long as ending a hundred tasks."""
+
+    __slots__ = ("_digest", "_payload")
+
+    def __init__(self) -> None:
+        self._payload = self._digest = b""
+
+    def of(self, payload: bytes) -> bytes:
+        if payload is not self._payload:
+            self._payload, self._digest = payload, digest(payload)
+        return self._digest
+
+
+def isolation_room(isolation: int, slots: int) -> int:
+    """Return how many tasks of one isolation a worker of so many slots may hold.
+
+    Each step takes the cube root of the slots out of the group, so that a task that kills its
+    workers is by itself after as many steps, and one lost machine costs no parallelism.
+    """
+    if isolation <= 1:
+        return slots
+    if isolation >= EXCLUSIVE:
+        return 1
+    return _cube_root_ceil(slots * slots if isolation < EXCLUSIVE - 1 else slots)
+
+
+def _cube_root_ceil(number: int) -> int:
+    """Return the smallest root whose cube is at least the number."""
+    root = round(math.pow(number, 1 / 3))
+    while root * root * root < number:
+        root += 1
+    while root and (root - 1) ** 3 >= number:
+        root -= 1
+    return root
+
+
+def digest(payload: bytes) -> bytes:
+    """Enough of a payload to tell a repeated submission from another: itself if it is short."""
+    if len(payload) <= DIGEST_BYTES:
+        return payload
+    return crc32(payload).to_bytes(4, "big") + payload[: DIGEST_BYTES - 4]
+
+
+def shown(name: bytes) -> str:
+    """Bytes as a person reads them; a byte that is no text is written as its number."""
+    return name.decode(errors="backslashreplace")
+
+
+def truncate_reason(reason: bytes) -> bytes:
+    """Return a reason as it is kept: of a long one the end, marked as such."""
+    if len(reason) <= REASON_BYTES_MAX:
+        return reason
+    return _CUT + reason[len(_CUT) - REASON_BYTES_MAX :]
+
+
+def truncated_result_reason(kept: bytes, bytes_total: int) -> bytes:
+    """Return the reason why a truncated result is refused."""
+    return b"result truncated: only the last %d of %d bytes are kept" % (len(kept), bytes_total)

@@ -1,0 +1,291 @@
+"""Ledgers from snapshots of formats 1 and 2, and the portrait of a ledger.
+
+`restore` builds a ledger from the columns that these formats hold, with its indexes. Nothing writes
+them any more (`columns`). `fingerprint` describes a ledger for comparison: two ledgers with the
+same portrait go on alike.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+
+from taskyard.core.ledger import Ledger, lane_counts
+from taskyard.core.model import Ending, Lease, Task, Terms
+from taskyard.core.runs import Attempt
+from taskyard.core.states import DELAYED, TaskState
+from taskyard.core.workers import Replaced, Worker, WorkerFacts
+
+if TYPE_CHECKING:
+    from taskyard.core.queues import Lane
+
+
+class QueueSnapshot(Struct, array_like=True, gc=False):
+    """The ready tasks of one lane and priority, by their places in the task columns."""
+
+    priority: int
+    items: list[int]
+    front: list[int]
+
+
+class LaneSnapshot(Struct, array_like=True, gc=False):
+    service: int
+    name: bytes
+    paused: bool
+    queues: list[QueueSnapshot]
+    suspects: list[int]
+    #: What waits for the next run, and how many tasks there are to go before it, at most.
+    next_run: list[int] = field(default_factory=list)
+    run_left: int = 0
+    #: Tasks that may be tried though the lane is held.
+    released: int = 0
+
+
+class ServiceSnapshot(Struct, array_like=True, gc=False):
+    name: bytes
+    paused: bool
+    has_wide_tasks: bool
+    counts: list[int]
+
+
+class WorkerSnapshot(Struct, array_like=True, gc=False):
+    name: bytes
+    facts: WorkerFacts
+    slots_kept: list[int]
+
+
+class LeaseSnapshot(Struct, array_like=True, gc=False):
+    number: int
+    worker: int
+    at_ns: int
+    lease_ns: int
+    tasks: list[int]
+
+
+class LedgerSnapshot(Struct, array_like=True, gc=False):
+    """All durable state. Tasks refer to terms and lanes, and others to tasks, by place."""
+
+    record: int
+    paused: bool
+    counts: list[int]
+    campaigns: list[tuple[bytes, list[int]]]
+    services: list[ServiceSnapshot]
+    lanes: list[LaneSnapshot]
+    workers: list[WorkerSnapshot]
+    terms: list[Terms]
+    # The columns of tasks.
+    names: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    terms_at: list[int] = field(default_factory=list)
+    lane_at: list[int] = field(default_factory=list)
+    states: list[TaskState] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    attempts: list[int] = field(default_factory=list)
+    failures: list[int] = field(default_factory=list)
+    losses_excused: list[int] = field(default_factory=list)
+    due_ns: list[int] = field(default_factory=list)
+    # What only some tasks have.
+    endings: dict[int, tuple[int, int]] = field(default_factory=dict)
+    dependents: dict[int, list[int]] = field(default_factory=dict)
+    dependents_of_unknown: dict[bytes, list[int]] = field(default_factory=dict)
+    leases: list[LeaseSnapshot] = field(default_factory=list)
+    reasons: dict[bytes, bytes] = field(default_factory=dict)
+    envelopes: dict[bytes, bytes] = field(default_factory=dict)
+    outputs: dict[bytes, int] = field(default_factory=dict)
+    #: Which of `payloads` each task has; empty: each its own. Tasks may share one of megabytes.
+    payload_at: list[int] = field(default_factory=list)
+    #: Tasks that were reported as late.
+    reported: list[bytes] = field(default_factory=list)
+    #: Campaigns with truncated results, and how many.
+    truncated: dict[bytes, int] = field(default_factory=dict)
+    #: Processes that lost their name, by worker and incarnation, oldest first.
+    replaced: list[tuple[bytes, int, Replaced]] = field(default_factory=list)
+    failed_attempts: dict[bytes, list[Attempt]] = field(default_factory=dict)
+
+
+def restore(image: LedgerSnapshot) -> Ledger:
+    """A ledger that goes on where the image was taken."""
+    ledger = Ledger()
+    ledger.record, ledger.paused, ledger.counts = image.record, image.paused, image.counts
+    for name, counts in image.campaigns:
+        campaign = ledger.campaign(name)
+        campaign.counts, campaign.truncated = counts, image.truncated.get(name, 0)
+    ledger.bare = dict.fromkeys(name for name, _ in image.campaigns if name)
+    for one in image.services:
+        service = ledger.service(one.name)
+        service.paused, service.has_wide_tasks, service.counts = (
+            one.paused,
+            one.has_wide_tasks,
+            one.counts,
+        )
+        ledger.has_wide_tasks = ledger.has_wide_tasks or one.has_wide_tasks
+    tasks = _restore_tasks(ledger, image)
+    _restore_graph(ledger, image, tasks)
+    _restore_workers(ledger, image, tasks)
+    ledger.schedule_due([task for task in tasks if task.state is DELAYED])
+    if any(terms.expires_ns or terms.expires_hard_ns for terms in image.terms):
+        ledger.schedule_expiry([task for task in tasks if task.ending is None])
+    ledger.reported = dict.fromkeys(image.reported)
+    _restore_lateness(ledger, image, tasks)
+    ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
+    ledger.outputs, ledger.failed_attempts = image.outputs, image.failed_attempts
+    ledger.replaced = {(name, number): one for name, number, one in image.replaced}
+    return ledger
+
+
+def _restore_tasks(ledger: Ledger, image: LedgerSnapshot) -> list[Task]:
+    lanes = [
+        ledger.services[image.services[one.service].name].lane(one.name) for one in image.lanes
+    ]
+    columns = zip(
+        image.names,
+        [image.payloads[place] for place in image.payload_at] or image.payloads,
+        [image.terms[place] for place in image.terms_at],
+        [lanes[place] for place in image.lane_at],
+        image.states,
+        image.waits,
+        repeat(None),  # dependents
+        repeat(None),  # lease
+        repeat(None),  # ending
+        image.attempts,
+        image.failures,
+        image.losses_excused,
+        image.due_ns,
+    )
+    tasks = [Task(*row) for row in columns]
+    ledger.tasks = dict(zip(image.names, tasks, strict=True))
+    for place, (record, at_ns) in image.endings.items():
+        tasks[place].ending = Ending(record, at_ns)
+    for task in tasks:
+        task.lane.tasks += task.ending is None
+    for lane, one in zip(lanes, image.lanes, strict=True):
+        _restore_lane(lane, one, tasks)
+    return tasks
+
+
+def _restore_lane(lane: Lane, one: LaneSnapshot, tasks: list[Task]) -> None:
+    lane.paused = lane.paused or one.paused
+    for queue_image in one.queues:
+        queue = lane.queue(queue_image.priority)
+        queue.items += [tasks[place] for place in queue_image.items]
+        queue.front += [tasks[place] for place in queue_image.front]
+        lane.ready += len(queue_image.items) + len(queue_image.front)
+    for place in one.suspects:
+        lane.add_suspect(tasks[place], front=False)
+    if one.next_run or one.released:
+        extras = lane.ensure_extras()
+        extras.next_run = {id(tasks[place]): tasks[place] for place in one.next_run}
+        extras.run_left, extras.released = one.run_left, one.released
+        lane.ready += len(one.next_run)
+    lane.ready += len(one.suspects)
+    if lane.ready:
+        lane.lane_group.add_to_rotation(lane)
+    lane.service.drop_if_empty(lane)
+
+
+def _restore_lateness(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:
+    """Tasks that are to be reported one day, and were not yet."""
+    if not any(terms.report_ns for terms in image.terms):
+        return
+    together: dict[int, list[bytes]] = {}
+    for task in tasks:
+        if task.terms.report_ns and task.ending is None and task.name not in ledger.reported:
+            together.setdefault(task.terms.report_ns, []).append(task.name)
+    for late_ns, names in together.items():
+        ledger.agenda.push_late(late_ns, names)
+
+
+def _restore_graph(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:
+    for place, dependents in image.dependents.items():
+        waiting = [tasks[one] for one in dependents]
+        tasks[place].dependents = waiting[0] if len(waiting) == 1 else waiting or None
+    for name, places in image.dependents_of_unknown.items():
+        ledger.restore_awaited(name, [tasks[place] for place in places])
+
+
+def _restore_workers(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:
+    workers = [Worker(one.name, one.facts, slots_kept=one.slots_kept) for one in image.workers]
+    for worker in workers:
+        ledger.add_worker(worker)
+    for one in image.leases:
+        out = [tasks[place] for place in one.tasks]
+        given = (workers[one.worker], one.number, one.at_ns, one.lease_ns)
+        names, attempts = [task.name for task in out], [task.attempt for task in out]
+        lease = Lease(*given, len(out), out, names, attempts, lane_counts(out))
+        for task in out:
+            task.lease = lease
+        ledger.add_lease(lease, out)
+
+
+def fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
+    """What a ledger will do depends on nothing but this, the rules, and what is volatile. Ended
+    tasks may be left out: which of them are in memory depends on what was archived."""
+    tasks = sorted(task.name for task in ledger.tasks.values() if ended or task.ending is None)
+    awaited, attempts = ledger.dependents_of_unknown, ledger.failed_attempts
+    return {
+        "record": ledger.record,
+        "paused": ledger.paused,
+        "counts": list(ledger.counts),
+        "campaigns": {one.name: list(one.counts) for one in ledger.campaigns.values()},
+        "truncated": {one.name: one.truncated for one in ledger.campaigns.values()},
+        "bare": sorted(ledger.bare),
+        "services": {
+            one.name: (one.paused, one.has_wide_tasks, list(one.counts))
+            for one in ledger.services.values()
+        },
+        "workers": {one.name: (one.facts, list(one.slots_kept)) for one in ledger.workers.values()},
+        "tasks": {name: _task_fingerprint(ledger.tasks[name]) for name in tasks},
+        "leases": {
+            lease.number: (lease.worker.name, lease.at_ns, lease.lease_ns, lease.tasks_left)
+            for worker in ledger.workers.values()
+            for lease in worker.leases.values()
+        },
+        "queues": {
+            (lane.service.name, lane.name): _names(lane.in_order())
+            for service in ledger.services.values()
+            for lane in service.lanes.values()
+            if lane.ready
+        },
+        "runs": {
+            (lane.service.name, lane.name): (len(lane.extras.next_run), lane.extras.run_left)
+            for service in ledger.services.values()
+            for lane in service.lanes.values()
+            if lane.extras is not None and lane.extras.next_run
+        },
+        "released": {
+            (lane.service.name, lane.name): lane.released
+            for service in ledger.services.values()
+            for lane in service.lanes.values()
+            if lane.released
+        },
+        "reported": sorted(ledger.reported),
+        "replaced": list(ledger.replaced.items()),
+        "awaited": {name: _names(some) for name, some in sorted(awaited.items())},
+        "reasons": dict(ledger.reasons),
+        "envelopes": dict(ledger.envelopes),
+        "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},
+        "tries": {name: list(attempts[name]) for name in tasks if name in attempts},
+    }
+
+
+def _task_fingerprint(task: Task) -> tuple[Any, ...]:
+    ending = None if task.ending is None else (task.ending.record, task.ending.at_ns)
+    return (
+        task.payload,
+        task.terms,
+        task.lane.name,
+        task.state,
+        0 if task.ending else task.waits,
+        [] if task.ending else _names(task.dependents_list()),
+        ending,
+        task.attempt,
+        task.failures,
+        task.losses_excused,
+        task.due_ns,
+    )
+
+
+def _names(tasks: list[Task]) -> list[bytes]:
+    return [task.name for task in tasks if task.ending is None]

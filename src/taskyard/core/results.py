@@ -1,0 +1,440 @@
+"""Deciding on what workers report: results, failures and when to try again, tasks given back.
+
+A report counts only if the worker holds the task by that very attempt; anything else is stale,
+is recorded as such, and changes nothing. That is what fences a worker which was thought dead.
+"""
+
+from __future__ import annotations
+
+from itertools import compress, repeat
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
+
+from taskyard.core import holders, identity, membership, runs, submission, subscriptions
+from taskyard.core.effects import Refusal, Refused, ReportAck
+from taskyard.core.events import Outcome
+from taskyard.core.limits import (
+    CRASH_DELAY_NS,
+    NUMBER_MAX,
+    OUTPUT_BYTES_MAX,
+    SECOND_NS,
+    TASKS_PER_MESSAGE_MAX,
+)
+from taskyard.core.model import truncate_reason
+from taskyard.core.records import (
+    Finished,
+    Postponed,
+    Progressed,
+    ReturnReason,
+    SlotsFreed,
+    StaleReport,
+)
+from taskyard.core.states import DELAYED
+from taskyard.core.workers import SLOTS_UNLIMITED, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence, Sized
+
+    from taskyard.core import events
+    from taskyard.core.model import Lease, Task
+    from taskyard.core.runs import RunColumns
+    from taskyard.core.scheduler import Scheduler
+
+#: A task that is put off, and would be tried again at once, waits for this long at least: an agent
+#: that never takes it shall not keep everybody busy with it.
+DEFER_NS_MIN: Final = SECOND_NS
+
+_T = TypeVar("_T")
+
+#: A task with its place in the report, when it is due again, and why.
+_Deferred: TypeAlias = "tuple[Task, int, int, bytes]"
+
+#: `random_bits` is spread over the tasks of a report by this odd number (2**32 over the golden
+#: ratio).
+_RANDOM_STEP: Final = 2654435761
+_RANDOM_MAX: Final = 1 << 32
+
+_BAD_COLUMNS: Final = f"a report's columns must be of one length, at most {TASKS_PER_MESSAGE_MAX}"
+
+
+def tasks_reported(scheduler: Scheduler, event: events.TasksReported) -> None:
+    columns = (event.attempts, event.outcomes, event.texts, event.retry_at_ns)
+    if not _columns_match(event.names, *columns, event.result_bytes_total, event.runs):
+        scheduler.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
+        return
+    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
+        attempts = event.attempts or [0] * len(event.names)
+        scheduler.emit(StaleReport(scheduler.at_ns, event.worker, event.names, attempts))
+        return
+    worker = scheduler.ledger.workers.get(event.worker)
+    if worker is not None:
+        worker.last_seen_ns = scheduler.now_ns
+    tasks, kept, stale = _split_held(scheduler, event)
+    if stale:
+        names = [event.names[index] for index in stale]
+        attempts = [0 if event.attempts is None else event.attempts[index] for index in stale]
+        scheduler.emit(StaleReport(scheduler.at_ns, event.worker, names, attempts))
+    if worker is not None and tasks:
+        if event.outcomes is None:
+            _finish(scheduler, event, tasks, kept)
+        else:
+            _settle(scheduler, worker, event, tasks, kept)
+    scheduler.send(ReportAck(event.worker, event.request, [event.names[index] for index in stale]))
+    if worker is not None:
+        membership.on_slot_free(scheduler, worker)
+
+
+def _columns_match(names: list[bytes], *columns: Sized | None) -> bool:
+    """Columns of one length, and not too long for one record."""
+    count = len(names)
+    for column in columns:
+        if column is not None and len(column) != count:
+            return False
+    return count <= TASKS_PER_MESSAGE_MAX
+
+
+def _split_held(
+    scheduler: Scheduler, event: events.TasksReported
+) -> tuple[list[Task], list[int] | None, list[int]]:
+    """The reported tasks that are the worker's; their places in the report, None for all of
+    them; and the places of the others."""
+    known, names = scheduler.ledger.tasks, event.names
+    worker = event.worker
+    if names:
+        lease = _whole_lease(known.get(names[0]), event)
+        if lease is not None:
+            return lease.tasks, None, []
+    found = list(map(known.get, names))
+    if found and all(found) and len(names) == len(dict.fromkeys(names)):  # tasks are true
+        tasks = cast("list[Task]", found)
+        if _all_held(worker, tasks, event.attempts):
+            return tasks, None, []
+    attempts: Sequence[int | None] = event.attempts or [None] * len(names)
+    held = [
+        membership.holds(worker, task, attempt)
+        for task, attempt in zip(found, attempts, strict=True)
+    ]
+    taken: dict[bytes, int] = {}
+    for index, good in enumerate(held):
+        if good:
+            taken.setdefault(names[index], index)
+    kept = list(taken.values())
+    stale = [index for index, name in enumerate(names) if taken.get(name) != index]
+    return [known[names[index]] for index in kept], kept, stale
+
+
+def _whole_lease(first: Task | None, event: events.TasksReported) -> Lease | None:
+    """The lease of this task, if the report is on all of it as it was given: whoever works in
+    batches reports so."""
+    lease = None if first is None else first.lease
+    if lease is None or lease.worker.name != event.worker or lease.names != event.names:
+        return None
+    if lease.tasks_left != len(lease.tasks):  # some of it was settled before, or given to another
+        return None
+    return lease if event.attempts in (None, lease.attempts) else None
+
+
+def _all_held(worker: bytes, tasks: list[Task], attempts: list[int] | None) -> bool:
+    """The worker holds all of these, by these attempts: nearly every report. Of one lease, as
+    most are, they are looked at as columns."""
+    if attempts is not None and attempts != [task.attempt for task in tasks]:
+        return False
+    leases = [task.lease for task in tasks]
+    if leases.count(leases[0]) == len(leases):
+        return membership.holds(worker, tasks[0], None)
+    return all(membership.holds(worker, task, None) for task in tasks)
+
+
+def _column(column: list[_T] | None, kept: list[int] | None) -> list[_T] | None:
+    if column is None or kept is None:
+        return column
+    return [column[index] for index in kept]
+
+
+def _finish(
+    scheduler: Scheduler, event: events.TasksReported, tasks: list[Task], kept: list[int] | None
+) -> None:
+    """All that the worker holds of its report is done."""
+    names = event.names if kept is None else [task.name for task in tasks]
+    attempts = event.attempts if kept is None else None
+    if attempts is None:
+        attempts = [task.attempt for task in tasks]
+    results = _column(event.texts, kept)
+    record = Finished(scheduler.at_ns, event.worker, names, attempts, results, event.keeps_slots)
+    record.runs = _runs_of(scheduler, event, tasks, range(len(tasks)) if kept is None else kept)
+    lengths = _column(event.result_bytes_total, kept)
+    truncated = None
+    if lengths is not None and any(lengths):
+        record.result_bytes_total = lengths
+        truncated = {name: length for name, length in zip(names, lengths, strict=True) if length}
+    scheduler.emit(record, tasks)
+    texts = repeat(b"") if results is None else results
+    subscriptions.notify_settled(scheduler, tasks, texts, truncated)
+
+
+def _runs_of(
+    scheduler: Scheduler, event: events.TasksReported, tasks: list[Task], places: Sequence[int]
+) -> RunColumns | None:
+    """Return how held tasks ran, by their places in the report; None if that was not measured."""
+    if event.runs is None:
+        return None
+    leased_ns = [task.lease.at_ns for task in tasks if task.lease is not None]
+    return runs.clamped_to_lease(event.runs, places, leased_ns, scheduler.at_ns)
+
+
+def _settle(
+    scheduler: Scheduler,
+    worker: Worker,
+    event: events.TasksReported,
+    tasks: list[Task],
+    kept: list[int] | None,
+) -> None:
+    """A report of different outcomes: each kind is decided on by itself."""
+    places = range(len(tasks)) if kept is None else kept
+    by_outcome: dict[Outcome, tuple[list[Task], list[int]]] = {}
+    for task, place in zip(tasks, places, strict=True):
+        group = by_outcome.setdefault(Outcome(event.outcomes[place]), ([], []))  # type: ignore[index]
+        group[0].append(task)
+        group[1].append(place)
+    for outcome, (some, where) in sorted(by_outcome.items(), key=_order_of_outcome):
+        texts = _column(event.texts, where) or [b""] * len(some)
+        if outcome is Outcome.DONE:
+            _finish(scheduler, event, some, where)
+        elif outcome is Outcome.FAILED_FINAL:
+            ran = _runs_of(scheduler, event, some, where)
+            membership.fail_tasks(scheduler, worker.name, some, texts, runs=ran)
+        elif outcome in (Outcome.FAILED, Outcome.DEFER_ALL, Outcome.CRASHED):
+            crashed = outcome is Outcome.CRASHED
+            _retry_or_fail(scheduler, event, some, where, texts, crashed=crashed)
+            if outcome is Outcome.DEFER_ALL:
+                _defer_lanes(scheduler, some)
+        elif outcome is Outcome.RETRY_AT:
+            times = event.retry_at_ns or [0] * len(event.names)
+            due_ns = [times[place] for place in where]
+            later = list(zip(some, where, due_ns, texts, strict=True))
+            _postpone(scheduler, worker.name, later, event, own_fault=False)
+        elif outcome is Outcome.DEFER_BACK:
+            _defer_to_back(scheduler, worker, event, some, where)
+        else:
+            ran = _runs_of(scheduler, event, some, where)
+            membership.return_tasks(scheduler, worker, some, ReturnReason.REFUSED, runs=ran)
+
+
+def _order_of_outcome(item: tuple[Outcome, object]) -> tuple[bool, Outcome]:
+    """What puts a lane off comes last: what is given back of it in the same breath is of it too."""
+    return item[0] is Outcome.DEFER_ALL, item[0]
+
+
+def _defer_to_back(
+    scheduler: Scheduler,
+    worker: Worker,
+    event: events.TasksReported,
+    tasks: list[Task],
+    places: Sequence[int],
+) -> None:
+    """To the end of their lanes. Where nothing is before them there that was not tried itself, the
+    end is an interval away."""
+    placed = list(zip(tasks, places, strict=True))
+    alone = [(task, place) for task, place in placed if not _is_before_others(task, worker)]
+    later = [(task, place, scheduler.at_ns + defer_ns(task), b"") for task, place in alone]
+    if later:
+        _postpone(scheduler, worker.name, later, event, own_fault=False)
+    rest = [(task, place) for task, place in placed if task.lease is not None]
+    others = [task for task, _ in rest]
+    ran = _runs_of(scheduler, event, others, [place for _, place in rest])
+    membership.return_tasks(scheduler, worker, others, ReturnReason.DEFERRED_BACK, runs=ran)
+
+
+def _is_before_others(task: Task, worker: Worker) -> bool:
+    """Return whether a lane has something untried for a worker before its end."""
+    following = task.lane.peek(1)
+    slots_total = worker.facts.slots_total or SLOTS_UNLIMITED
+    return bool(following) and not following[0].attempt and task.lane.slots_min <= slots_total
+
+
+def defer_ns(task: Task) -> int:
+    """How long a task waits that no schedule says anything of."""
+    return max(task.lane.rules.interval_ns, DEFER_NS_MIN)
+
+
+def _retry_or_fail(  # noqa: PLR0913  # columns of a report
+    scheduler: Scheduler,
+    event: events.TasksReported,
+    tasks: list[Task],
+    places: Sequence[int],
+    texts: list[bytes],
+    *,
+    crashed: bool = False,
+) -> None:
+    """By the schedule while it lasts, then FAILED. One that its program died with may have done
+    nothing wrong: without a schedule it is tried as often as one that loses its workers."""
+    later: list[_Deferred] = []
+    never: list[tuple[Task, int, bytes]] = []
+    for index, (task, place, text) in enumerate(zip(tasks, places, texts, strict=True)):
+        random_bits = (event.random_bits + index * _RANDOM_STEP) % _RANDOM_MAX
+        delay_ns = retry_delay_ns(task, random_bits)
+        if crashed and not _retry_schedule(task) and task.failures + 1 < task.terms.crashes_max:
+            delay_ns = CRASH_DELAY_NS
+        if delay_ns is None:
+            never.append((task, place, text))
+        else:
+            later.append((task, place, scheduler.at_ns + delay_ns, text))
+    if never:
+        failed, where, reasons = (list(column) for column in zip(*never, strict=True))
+        ran = _runs_of(scheduler, event, failed, where)
+        membership.fail_tasks(scheduler, event.worker, failed, reasons, runs=ran)
+    if later:
+        _postpone(scheduler, event.worker, later, event)
+
+
+def retry_delay_ns(task: Task, random_bits: int) -> int | None:
+    """How long to wait before the next attempt; None when there is none. Jitter only adds."""
+    schedule = _retry_schedule(task)
+    if task.failures >= len(schedule):
+        return None
+    delay_ns = schedule[task.failures]
+    return delay_ns + delay_ns * task.lane.rules.jitter_percent * random_bits // (100 * _RANDOM_MAX)
+
+
+def _retry_schedule(task: Task) -> tuple[int, ...]:
+    """Its own, or that of the rules it is run by."""
+    own = task.terms.retry_delays_ns
+    return task.lane.rules.retry_delays_ns if own is None else own
+
+
+def _postpone(
+    scheduler: Scheduler,
+    worker: bytes,
+    later: list[_Deferred],
+    event: events.TasksReported | None = None,
+    *,
+    own_fault: bool = True,
+) -> None:
+    """Postpone tasks that the report of `event` is on; None: tasks that no worker holds."""
+    tasks = [task for task, _, _, _ in later]
+    places = [place for _, place, _, _ in later]
+    record = Postponed(
+        scheduler.at_ns,
+        worker,
+        [task.name for task in tasks],
+        [task.attempt for task in tasks],
+        [min(max(due_ns, 0), NUMBER_MAX) for _, _, due_ns, _ in later],
+        [truncate_reason(reason) for _, _, _, reason in later],
+        own_fault,
+        None if event is None else _runs_of(scheduler, event, tasks, places),
+    )
+    scheduler.emit(record, tasks)
+
+
+def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
+    """Put off what is ready in the lanes of these tasks, as long as the task itself; if that has
+    failed, for an interval. Nobody is charged: they were not tried."""
+    for task in tasks:
+        if not task.lane.name:
+            continue
+        due_ns = task.due_ns
+        if task.state is not DELAYED:
+            due_ns = scheduler.at_ns + defer_ns(task)
+        rest = [(other, 0, due_ns, b"") for other in task.lane.in_order()]
+        for start in range(0, len(rest), TASKS_PER_MESSAGE_MAX):
+            some = rest[start : start + TASKS_PER_MESSAGE_MAX]
+            _postpone(scheduler, b"", some, own_fault=False)
+
+
+def tasks_returned(scheduler: Scheduler, event: events.TasksReturned) -> None:
+    """All of it is the worker's and comes back, or nothing does."""
+    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
+        return
+    worker = scheduler.touch_worker(event.worker, event.request)
+    if worker is None:
+        return
+    known = scheduler.ledger.tasks
+    missing = [
+        name for name in event.names if not membership.holds(event.worker, known.get(name), None)
+    ]
+    if missing:
+        scheduler.send(ReportAck(event.worker, event.request, missing))
+        return
+    try:
+        after = _resolve(scheduler, event)
+    except submission.SubmissionRefused as refusing:
+        scheduler.send(Refused(event.worker, event.request, refusing.refusal, refusing.text))
+        return
+    tasks = [known[name] for name in event.names]
+    membership.return_tasks(scheduler, worker, tasks, ReturnReason.TRANSFERRED, after)
+    scheduler.send(ReportAck(event.worker, event.request, []))
+    membership.on_slot_free(scheduler, worker)
+
+
+def _resolve(scheduler: Scheduler, event: events.TasksReturned) -> list[list[bytes]] | None:
+    """What the returned tasks are to wait for, of what is not done already."""
+    ledger = scheduler.ledger
+    if len(dict.fromkeys(event.names)) != len(event.names):
+        raise submission.SubmissionRefused(Refusal.DUPLICATE, "a name stands twice in one message")
+    if event.after is None:
+        return None
+    if not _columns_match(event.names, event.after):
+        raise submission.SubmissionRefused(
+            Refusal.MALFORMED, "the message's columns differ in length"
+        )
+    tasks = ledger.named(event.names)
+    try:
+        keys = [*map(identity.predecessors, repeat(ledger), tasks, event.after)]
+    except identity.OtherTask as other:
+        raise submission.SubmissionRefused(Refusal.CONFLICT, str(other)) from None
+    after = [
+        submission.split_predecessors(ledger, names, event.unknown, {}, task.terms.campaign)[0]
+        for task, names in zip(tasks, keys, strict=True)
+    ]
+    edges = dict(zip(event.names, after, strict=True))
+    submission.check_acyclic(ledger, edges)
+    return after if any(after) else None
+
+
+def tasks_progressed(scheduler: Scheduler, event: events.TasksProgressed) -> None:
+    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
+        return
+    scheduler.touch_worker(event.worker)
+    columns = (event.attempts, event.percents, event.texts, event.text_bytes_total)
+    if not _columns_match(event.names, *columns):
+        if event.request:
+            scheduler.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
+        return
+    known, worker = scheduler.ledger.tasks, event.worker
+    attempts: Sequence[int | None] = event.attempts or [None] * len(event.names)
+    pairs = zip(event.names, attempts, strict=True)
+    held = [membership.holds(worker, known.get(name), attempt) for name, attempt in pairs]
+    if any(held):
+        scheduler.emit(_progress(scheduler, event, held))
+    if event.request:
+        missing = [name for name, own in zip(event.names, held, strict=True) if not own]
+        scheduler.send(ReportAck(worker, event.request, missing))
+
+
+def _progress(scheduler: Scheduler, event: events.TasksProgressed, held: list[bool]) -> Progressed:
+    """What is to be kept of it, for the tasks that the worker holds."""
+    names = list(compress(event.names, held))
+    percents = compress(event.percents or [0] * len(held), held)
+    texts = [*compress(event.texts or [b""] * len(held), held)]
+    reported = compress(event.text_bytes_total or [0] * len(held), held)
+    lengths = [
+        max(length, len(text)) if length or len(text) > OUTPUT_BYTES_MAX else 0
+        for length, text in zip(reported, texts, strict=True)
+    ]
+    return Progressed(
+        scheduler.at_ns,
+        event.worker,
+        names,
+        [scheduler.ledger.tasks[name].attempt for name in names],
+        [min(max(percent, 0), 100) for percent in percents],
+        [text[-OUTPUT_BYTES_MAX:] for text in texts],
+        lengths if any(lengths) else None,
+    )
+
+
+def slot_freed(scheduler: Scheduler, event: events.SlotFreed) -> None:
+    worker = scheduler.touch_worker(event.worker)
+    if worker is None or not worker.slots_kept:
+        return
+    scheduler.emit(SlotsFreed(scheduler.at_ns, event.worker, 1))
+    worker.slots_kept_before = min(worker.slots_kept_before, len(worker.slots_kept))
+    membership.on_slot_free(scheduler, worker)

@@ -1,0 +1,401 @@
+"""The index of finished tasks: what is kept of ended tasks when the journal's rows are trimmed.
+
+One SQLite table, `finished.sqlite`: name to how it ended, enough to know a repeated submission
+again (`core.tasks.EndedTask`), and the result. A compaction adds to it, and says at last up to
+which row the index is complete: `covered`. A name that ended twice has its newest end.
+
+SQLite does not notice a flipped byte, so every row carries checksums and is verified when it is
+read; that no row is missing is known from their count, and looked at by `verify`.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Final, Self
+from zlib import crc32
+
+import msgspec
+
+from taskyard.core.model import EndedTask, Result
+from taskyard.core.states import TaskState
+from taskyard.errors import JournalDamaged
+from taskyard.journal import schema
+from taskyard.journal.chain import Head, origin, seal, unseal
+from taskyard.journal.files import (
+    RESTORE_HINT,
+    SYNC_BYTES,
+    check_regular,
+    create_private,
+    make_private_directory,
+    sync_directory,
+)
+from taskyard.journal.schema import DiskErrors
+
+FILE_NAME: Final = "finished.sqlite"
+LOG_NAME: Final = f"{FILE_NAME}-wal"
+
+#: The format's version; it changes by ritual: new number, old reader kept, a golden file.
+FORMAT: Final = b"2"
+
+#: Since format 2: the length of a result before it was cut; NULL or 0 if it is whole.
+_TOTAL: Final = "result_bytes_total INTEGER"
+
+_TABLES_1: Final = {
+    "meta": "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID",
+    "finished": "CREATE TABLE finished(name BLOB PRIMARY KEY, state INTEGER, campaign BLOB, "
+    "service BLOB, attempt INTEGER, digest BLOB, record INTEGER, at_ns INTEGER, checksum INTEGER, "
+    "result BLOB, result_checksum INTEGER) WITHOUT ROWID",
+}
+
+#: As `ALTER TABLE` leaves them, too.
+TABLES: Final = {
+    **_TABLES_1,
+    "finished": _TABLES_1["finished"].replace(") WITHOUT", f", {_TOTAL}) WITHOUT"),
+}
+
+#: The tables of every format that is read.
+_READABLE: Final = {b"1": _TABLES_1, FORMAT: TABLES}
+
+#: An older end never replaces a newer one: a compaction that runs again changes nothing.
+_UPSERT = (
+    "INSERT INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
+    "SET state = excluded.state, campaign = excluded.campaign, service = excluded.service, "
+    "attempt = excluded.attempt, digest = excluded.digest, record = excluded.record, "
+    "at_ns = excluded.at_ns, checksum = excluded.checksum, result = excluded.result, "
+    "result_checksum = excluded.result_checksum, "
+    "result_bytes_total = excluded.result_bytes_total WHERE excluded.record > record"
+)
+_INSERT_NEW = "INSERT OR IGNORE INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COUNT = "SELECT value FROM meta WHERE key = 'count'"
+_ENDED = "name, state, campaign, service, attempt, digest, record, at_ns, checksum"
+_ENDED_COLUMNS: Final = _ENDED.count(",") + 1
+
+#: Ended tasks added at once, unless their results are long: about as much as is synced at once.
+TASKS_PER_TRANSACTION = 5_000
+
+#: SQLite before 3.32 takes no more than 999 values a statement.
+_NAMES_PER_QUERY = 500
+
+#: `synchronous=FULL`: an index that lost its end must not lie below rows that are trimmed.
+_SETTINGS = ("synchronous=FULL", "fullfsync=ON", "cell_size_check=ON", "trusted_schema=OFF")
+
+#: A compaction in another process holds the file for moments only.
+_BUSY_TIMEOUT_SECONDS = 5.0
+
+#: A task that ended, and its result, or the cause of a cancelled one (`recovery.causes_in`).
+ArchiveRow = tuple[EndedTask, Result | None]
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Archive:
+    """The index, to look up. Without a file it is empty; it may appear while this is open."""
+
+    #: It may, at any time.
+    has_any = True
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE_NAME
+        self._connection: sqlite3.Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def covered(self) -> tuple[bytes, Head] | None:
+        """Of which journal, and up to which row, the ended tasks are here; None without a file."""
+        found = self._fetch("SELECT value FROM meta WHERE key = 'covered'")
+        if self._connection is None:
+            return None
+        sealed = unseal(found[0][0]) if found and isinstance(found[0][0], bytes) else None
+        if sealed is None:
+            raise JournalDamaged(f"{FILE_NAME} does not say soundly what it covers", _LOST)
+        return sealed
+
+    def count(self) -> int:
+        found = self._fetch("SELECT count(*) FROM finished")
+        return int(found[0][0]) if found else 0
+
+    def count_stored(self) -> int:
+        """The same as it was written down, which costs no walk over all of it."""
+        found = self._fetch(_COUNT)
+        return int(found[0][0]) if found and isinstance(found[0][0], int) else 0
+
+    def names(self, after: bytes | None, count: int) -> list[bytes]:
+        """The next names in their order, after one of them; None for the first."""
+        if after is None:
+            found = self._fetch("SELECT name FROM finished ORDER BY name LIMIT ?", [count])
+        else:
+            query = "SELECT name FROM finished WHERE name > ? ORDER BY name LIMIT ?"
+            found = self._fetch(query, [after, count])
+        return [name for (name,) in found]
+
+    def find(self, names: list[bytes]) -> list[EndedTask]:
+        """Those of these names that have ended, in no order."""
+        found: list[EndedTask] = []
+        for start in range(0, len(names), _NAMES_PER_QUERY):
+            some = names[start : start + _NAMES_PER_QUERY]
+            marks = ",".join("?" * len(some))
+            query = f"SELECT {_ENDED} FROM finished WHERE name IN ({marks})"  # noqa: S608 - marks
+            found += map(_ended, self._fetch(query, some))
+        return found
+
+    def result(self, name: bytes) -> Result | None:
+        """The result of a DONE task; None if this name has not ended so."""
+        return self._text(name, TaskState.DONE)
+
+    def cause(self, name: bytes) -> bytes | None:
+        """Return why a task was cancelled; None if it was not, or that is unknown."""
+        found = self._text(name, TaskState.CANCELLED)
+        return None if found is None else found.text
+
+    def _text(self, name: bytes, state: TaskState) -> Result | None:
+        # All columns: the length is not there before the next compaction has added it.
+        query = "SELECT * FROM finished WHERE name = ? AND state = ?"
+        found = self._fetch(query, [name, int(state)])
+        return _result(name, *found[0][_ENDED_COLUMNS:]) if found else None
+
+    def verify(self) -> int:
+        """Read all of it, and count. Raises JournalDamaged at the first row that is not sound."""
+        findings = self._fetch("PRAGMA quick_check(1)")
+        if findings and findings != [("ok",)]:
+            raise JournalDamaged(f"{FILE_NAME} is damaged ({findings[0][0]})", _LOST)
+        count = 0
+        for row in self._walk():
+            _result(_ended(row[:_ENDED_COLUMNS]).name, *row[_ENDED_COLUMNS:])
+            count += 1
+        written = self._fetch(_COUNT)
+        if written and written[0][0] != count:
+            wrong = f"{FILE_NAME} has {count} rows where {written[0][0]} were written"
+            raise JournalDamaged(wrong, _LOST)
+        return count
+
+    def _walk(self) -> Iterator[tuple[Any, ...]]:
+        connection = self._open()
+        if connection is not None:
+            try:
+                yield from connection.execute("SELECT * FROM finished")
+            except DiskErrors as error:
+                raise _read_error(error) from error
+
+    def _fetch(self, query: str, values: Iterable[object] = ()) -> list[tuple[Any, ...]]:
+        try:
+            connection = self._open()
+            return [] if connection is None else connection.execute(query, [*values]).fetchall()
+        except DiskErrors as error:
+            raise _read_error(error) from error
+
+    def _open(self) -> sqlite3.Connection | None:
+        """Opened when it is first needed, and there."""
+        if self._connection is None and self.path.exists():
+            connection = self._connect()
+            try:
+                _check_format(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _connect(self) -> sqlite3.Connection:
+        return connect(self.path)
+
+
+class ArchiveWriter:
+    """Adds ended tasks, some at a time, and says at last up to which row they are all there. What
+    was added before that does no harm: the rows that tell of it are still kept."""
+
+    def __init__(self, directory: Path, identity: bytes) -> None:
+        self._identity = identity
+        self._path = directory / FILE_NAME
+        try:
+            if not self._path.exists():
+                make_private_directory(directory)
+                _create(directory, identity)
+            self._connection = connect(self._path)
+            if _check_format(self._connection) != FORMAT:
+                _upgrade(self._connection)
+        except DiskErrors as error:
+            raise self._failed(error) from error
+
+    def add(self, finished: Iterable[ArchiveRow]) -> None:
+        """In the order of names, so that each page of a large index is written once; those of one
+        name in the order in which it ended."""
+        for some in _batches(sorted(finished, key=_name_of)):
+            self._write(some)
+
+    def _write(self, some: list[ArchiveRow]) -> None:
+        """One transaction, merged at once: its syncs are short, and its log is."""
+        connection, execute = self._connection, self._connection.execute
+        try:
+            rows = list(map(_columns, some))
+            execute("BEGIN IMMEDIATE")
+            before = connection.total_changes
+            connection.executemany(_INSERT_NEW, rows)
+            new = connection.total_changes - before
+            if new < len(rows):  # rare: a name that has ended before, or a run that was killed
+                connection.executemany(_UPSERT, rows)
+            execute("UPDATE meta SET value = value + ? WHERE key = 'count'", (new,))
+            execute("COMMIT")
+            execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except DiskErrors as error:
+            raise self._failed(error) from error
+
+    def commit(self, head: Head) -> None:
+        """Let the index cover the rows up to `head`. It is durable when this returns."""
+        try:
+            covered = seal(self._identity, head)
+            self._connection.execute("UPDATE meta SET value = ? WHERE key = 'covered'", (covered,))
+        except DiskErrors as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """The log is cut back. All is on disk: where that fails, whoever writes next does it."""
+        with suppress(*DiskErrors):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._connection.close()
+
+    def _failed(self, error: Exception) -> Exception:
+        return schema.write_error(error, "adding to the index of finished tasks", self._path)
+
+
+def _batches(finished: list[ArchiveRow]) -> Iterator[list[ArchiveRow]]:
+    start = size = 0
+    for place, (_, result) in enumerate(finished, 1):
+        size += 0 if result is None else len(result.text)
+        if place - start == TASKS_PER_TRANSACTION or size > SYNC_BYTES:
+            yield finished[start:place]
+            start, size = place, 0
+    if start < len(finished):
+        yield finished[start:]
+
+
+#: What follows from an index that can't be read.
+_LOST = (
+    "names and results of tasks that ended before the last compaction can't be told. Nothing was "
+    f"changed; {RESTORE_HINT}"
+)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    check_regular(path, *schema.companions(path))
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    connection = sqlite3.connect(
+        uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_SECONDS, check_same_thread=False
+    )
+    for setting in _SETTINGS:
+        connection.execute(f"PRAGMA {setting}")
+    return connection
+
+
+def _create(directory: Path, identity: bytes) -> None:
+    """Built beside its place: a file of this name always has its tables."""
+    unfinished = directory / f"{FILE_NAME}.new"
+    for leftover in directory.glob(f"{unfinished.name}-*"):
+        leftover.unlink()
+    create_private(unfinished, b"")
+    with closing(connect(unfinished)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.execute("BEGIN IMMEDIATE")
+        for table in TABLES.values():
+            connection.execute(table)
+        covered = seal(identity, Head(0, 0, origin(identity)))
+        meta = [("format", FORMAT), ("covered", covered), ("count", 0)]
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", meta)
+        connection.execute("COMMIT")
+    unfinished.rename(directory / FILE_NAME)
+    sync_directory(directory)
+
+
+def _check_format(connection: sqlite3.Connection) -> bytes:
+    """Return the format's version. Raises UnknownFormat or JournalDamaged."""
+    connection.execute("BEGIN")  # another process may be upgrading it
+    found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchall()
+    tables = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
+    connection.execute("COMMIT")
+    written = found[0][0] if found else None
+    version = written if isinstance(written, bytes) else b""
+    if version not in _READABLE:
+        schema.check_format(FILE_NAME, version, FORMAT, _LOST)
+    if tables != list(_READABLE[version].items()):
+        raise JournalDamaged(f"the list of tables in {FILE_NAME} is damaged", _LOST)
+    return version
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Bring format 1 to this one. Readers that have it open see the column with their next look."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"ALTER TABLE finished ADD COLUMN {_TOTAL}")
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'format'", (FORMAT,))
+    connection.execute("COMMIT")
+
+
+def _name_of(finishing: ArchiveRow) -> bytes:
+    return finishing[0].name
+
+
+def _columns(finishing: ArchiveRow) -> tuple[object, ...]:
+    ended, result = finishing
+    text, bytes_total = result or (None, None)
+    return (
+        ended.name,
+        int(ended.state),
+        ended.campaign,
+        ended.service,
+        ended.attempt,
+        ended.digest,
+        ended.record,
+        ended.at_ns,
+        crc32(_encode(ended)),
+        text,
+        _checksum(text, bytes_total),
+        bytes_total,
+    )
+
+
+def _ended(columns: Iterable[Any]) -> EndedTask:
+    *plain, checksum = columns
+    try:
+        name, state, *rest = plain
+        ended = EndedTask(name, TaskState(state), *rest)
+        sound = crc32(_encode(ended)) == checksum
+    except (TypeError, ValueError, OverflowError) as error:  # a flipped byte changes types, too
+        raise _damaged_row(plain[0]) from error
+    if not sound:
+        raise _damaged_row(plain[0])
+    return ended
+
+
+def _checksum(text: bytes | None, bytes_total: int | None) -> int:
+    checksum = crc32(text or b"")
+    return crc32(b"%d" % bytes_total, checksum) if bytes_total else checksum
+
+
+def _result(
+    name: bytes, text: object, checksum: object, bytes_total: object = None
+) -> Result | None:
+    if not isinstance(text, bytes | None) or not isinstance(bytes_total, int | None):
+        raise _damaged_row(name)
+    if _checksum(text, bytes_total) != checksum:
+        raise _damaged_row(name)
+    return None if text is None else Result(text, bytes_total or 0)
+
+
+def _damaged_row(name: object) -> JournalDamaged:
+    return JournalDamaged(
+        f"the row of {name!r} in {FILE_NAME} does not match its checksum",
+        "how that task ended, and its result, can't be trusted. Nothing was changed; "
+        f"{RESTORE_HINT}",
+    )
+
+
+def _read_error(error: Exception) -> Exception:
+    return schema.read_error(error, f"the index {FILE_NAME}", _LOST)

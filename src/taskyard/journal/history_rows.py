@@ -1,0 +1,375 @@
+"""What a record tells: its rows in the tables of the history.
+
+A record becomes one row of `events` for each task that it names, and one more, `ready`, for each
+task that it made READY, so that waiting times can be had without knowing the graph. Campaign,
+service, lane and priority are the task's, so the records are told while they are applied to a
+ledger: `write_rows` is `apply` with a pen. `apply` itself knows nothing of it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from taskyard.core import records
+from taskyard.core.apply import apply
+from taskyard.core.ledger import Ledger
+from taskyard.core.model import Submission, Task
+from taskyard.core.records import AnyRecord
+from taskyard.core.runs import RunColumns
+from taskyard.core.states import TaskState
+
+#: Columns of rows by name: a list has a value for each row, all else is shared by them.
+Values = dict[str, object]
+
+#: Every `kind` there is, by the record that it tells of.
+KINDS: Final[dict[type, bytes]] = {
+    records.Submitted: b"submitted",
+    records.Extended: b"extended",
+    records.Leased: b"leased",
+    records.Finished: b"finished",
+    records.Failed: b"failed",
+    records.Postponed: b"postponed",
+    records.Returned: b"returned",
+    records.LeaseExpired: b"expired",
+    records.CameDue: b"due",
+    records.TaskExpired: b"aged",
+    records.Cancelled: b"cancelled",
+    records.Retried: b"retried",
+    records.Progressed: b"progressed",
+    records.StaleReport: b"stale",
+    records.WorkerJoined: b"worker_joined",
+    records.WorkerLeft: b"worker_left",
+    records.SlotsFreed: b"slots_freed",
+    records.Paused: b"paused",
+    records.Resumed: b"resumed",
+    records.Moved: b"moved",
+    records.ReportedLate: b"reported",
+    records.Released: b"released",
+    records.WorkerReplaced: b"worker_replaced",
+    records.Refunded: b"refunded",
+}
+#: The kind that is no record's own.
+READY: Final = b"ready"
+
+#: Why tasks became ready, by the record that made them so.
+_READY_BY: Final[dict[type, bytes]] = {
+    records.Submitted: b"submitted",
+    records.Finished: b"released",
+    records.Returned: b"returned",
+    records.LeaseExpired: b"expired",
+    records.CameDue: b"due",
+    records.Retried: b"retried",
+}
+
+#: These may name tasks that are no longer known.
+_UNVERIFIED = (records.StaleReport, records.Progressed)
+
+
+class RowSink(Protocol):
+    """Where rows go."""
+
+    def add(self, count: int, values: Mapping[str, object]) -> None: ...
+
+
+def write_rows(
+    ledger: Ledger, sequence: int, record: AnyRecord, events: RowSink, edges: RowSink
+) -> None:
+    """Apply a record of the journal's row `sequence`, and write down what it tells."""
+    kind = type(record)
+    if isinstance(record, records.Submitted):
+        apply(ledger, record)
+        tell_submission(ledger.record, sequence, record, events, edges)
+        return
+    waiting = _dependents(ledger, record) if kind is records.Finished else []
+    tasks = _named(ledger, record)
+    values = {"kind": KINDS[kind], **_worker_columns(ledger, record)}
+    apply(ledger, record, tasks)
+    shared = _shared(ledger.record, sequence, record)
+    _write_record(ledger, record, tasks, shared | values, events)
+    if kind in _READY_BY:
+        among = waiting if kind is records.Finished else tasks or []
+        _write_ready(
+            [task for task in among if task.state is TaskState.READY], kind, shared, events
+        )
+    after = _EDGES.get(kind)
+    if after is not None:
+        _write_edges(*after(record), shared, edges)
+
+
+def tell_submission(
+    number: int, sequence: int, record: records.Submitted, events: RowSink, edges: RowSink
+) -> None:
+    """Write down what a submission tells, which is known from the record alone."""
+    shared = _shared(number, sequence, record)
+    submission = record.submission
+    values = _of_names(submission)
+    more = {"kind": KINDS[records.Submitted], **_submission_columns(record)}
+    events.add(len(submission.names), shared | values | more)
+    ready = _ready_at_once(submission, record.at_ns)
+    count = len(submission.names) if ready is None else len(ready)
+    if count:
+        values["attempt"] = 0 if record.attempts is None else record.attempts
+        if ready is not None:
+            for name, column in values.items():
+                if type(column) is list:
+                    values[name] = [column[index] for index in ready]
+        why = {"kind": READY, "reason": _READY_BY[records.Submitted]}
+        events.add(count, shared | why | values)
+    _write_edges(*_edges_of_submission(record), shared, edges)
+
+
+def _shared(number: int, sequence: int, record: AnyRecord) -> Values:
+    """Return what the rows of a record share."""
+    return {
+        "sequence": sequence,
+        "record": number,
+        "time": record.at_ns,
+        "time_ns": record.at_ns,
+    }
+
+
+def _of_names(submission: Submission) -> Values:
+    """Return what the tasks of a submission are."""
+    values: Values = {"task": submission.names, "lane": submission.lanes or b""}
+    if submission.terms_at is None:
+        terms = submission.terms[0]
+        own: Values = {"campaign": terms.campaign, "service": terms.service}
+        return values | own | {"priority": terms.priority}
+    each = [submission.terms[place] for place in submission.terms_at]
+    return values | {
+        "campaign": [terms.campaign for terms in each],
+        "service": [terms.service for terms in each],
+        "priority": [terms.priority for terms in each],
+    }
+
+
+def _ready_at_once(submission: Submission, at_ns: int) -> list[int] | None:
+    """Return which tasks of a submission wait for nothing; None: all of them."""
+    after, count = submission.after, len(submission.names)
+    if after is None and all(terms.due_ns <= at_ns for terms in submission.terms):
+        return None
+    return [
+        index
+        for index in range(count)
+        if not (after and after[index]) and submission.terms_of(index).due_ns <= at_ns
+    ]
+
+
+def _named(ledger: Ledger, record: AnyRecord) -> list[Task] | None:
+    """The tasks that a record is about, as they are before it; None where it is about none, or
+    about strangers."""
+    names = getattr(record, "names", None)
+    return None if not names or isinstance(record, _UNVERIFIED) else ledger.named(names)
+
+
+def _worker_columns(ledger: Ledger, record: AnyRecord) -> Values:
+    """Which worker it was, and in which dialect; before the record, which may be its last."""
+    name = getattr(record, "worker", None)
+    if not name:
+        return {}
+    worker = ledger.workers.get(name)
+    return {"worker": name, "dialect": None if worker is None else worker.facts.dialect}
+
+
+def _dependents(ledger: Ledger, record: AnyRecord) -> list[Task]:
+    """Who waits for tasks that are about to finish, each once."""
+    waiting: dict[int, Task] = {}
+    for task in ledger.named(record.names):  # type: ignore[union-attr]
+        if task.dependents is not None:
+            waiting |= {id(dependent): dependent for dependent in task.dependents_list()}
+    return list(waiting.values())
+
+
+def _write_record(
+    ledger: Ledger, record: AnyRecord, tasks: list[Task] | None, values: Values, events: RowSink
+) -> None:
+    count = 1
+    if tasks is not None:
+        count = len(tasks)
+        values |= _task_columns(tasks)
+        values["attempt"] = getattr(record, "attempts", None) or [task.attempt for task in tasks]
+    elif isinstance(record, _UNVERIFIED):
+        count = len(record.names)
+        values |= _unverified_columns(ledger, record)
+    more = _COLUMNS_BY_RECORD.get(type(record))
+    if more is not None:
+        values |= more(record)
+    events.add(count, values)
+
+
+def _write_ready(tasks: list[Task], kind: type, shared: Values, events: RowSink) -> None:
+    if tasks:
+        values = {**shared, "kind": READY, "reason": _READY_BY[kind], **_task_columns(tasks)}
+        values["attempt"] = [task.attempt for task in tasks]
+        events.add(len(tasks), values)
+
+
+def _task_columns(tasks: list[Task]) -> Values:
+    """What the tasks themselves say. Most batches share their terms and their lane."""
+    terms = [task.terms for task in tasks]
+    lanes = [task.lane for task in tasks]
+    first = terms[0]
+    values: Values = {"task": [task.name for task in tasks]}
+    if terms.count(first) == len(terms):
+        values |= {
+            "campaign": first.campaign,
+            "service": first.service,
+            "priority": first.priority,
+        }
+    else:
+        values |= {
+            "campaign": [one.campaign for one in terms],
+            "service": [one.service for one in terms],
+            "priority": [one.priority for one in terms],
+        }
+    one_lane = lanes.count(lanes[0]) == len(lanes)
+    values["lane"] = lanes[0].name if one_lane else [lane.name for lane in lanes]
+    return values
+
+
+def _unverified_columns(ledger: Ledger, record: records.StaleReport | records.Progressed) -> Values:
+    tasks = [ledger.tasks.get(name) for name in record.names]
+    return {
+        "task": record.names,
+        "attempt": record.attempts,
+        "campaign": [None if task is None else task.terms.campaign for task in tasks],
+        "service": [None if task is None else task.terms.service for task in tasks],
+        "priority": [None if task is None else task.terms.priority for task in tasks],
+        "lane": [None if task is None else task.lane.name for task in tasks],
+    }
+
+
+def _submission_columns(record: records.Submitted) -> Values:
+    submission = record.submission
+    count = len(submission.names)
+    payloads = submission.payloads
+    one_payload = len(payloads) == 1
+    values: Values = {
+        "attempt": 0 if record.attempts is None else record.attempts,
+        "payload_bytes": len(payloads[0]) if one_payload else [*map(len, payloads)],
+    }
+    if submission.terms_at is None:
+        terms = submission.terms[0]
+        own: Values = {"dialect": terms.dialect, "slots": terms.slots, "due": terms.due_ns or None}
+        return values | own
+    each = [submission.terms_of(index) for index in range(count)]
+    return values | {
+        "dialect": [terms.dialect for terms in each],
+        "slots": [terms.slots for terms in each],
+        "due": [terms.due_ns or None for terms in each],
+    }
+
+
+def _finish_columns(record: records.Finished) -> Values:
+    sizes = 0 if record.results is None else [*map(len, record.results)]
+    return {"result_bytes": sizes, **_run_columns(record.runs)}
+
+
+def _run_columns(runs: RunColumns | None) -> Values:
+    """Return what workers measured; a value of 0 means that it is not known."""
+    if runs is None:
+        return {}
+    values: Values = {
+        "host": [runs.host or None if started else None for started in runs.started_ns],
+        "started_ns": [started or None for started in runs.started_ns],
+        "run_ns": [
+            ran if started else None
+            for ran, started in zip(runs.run_ns, runs.started_ns, strict=True)
+        ],
+    }
+    if runs.statuses is not None:
+        values["exit_status"] = [_exit_status(status) for status in runs.statuses]
+        values["signal"] = [_signal(status) for status in runs.statuses]
+    if runs.cpu_ns is not None:
+        values["cpu_ns"] = [cpu_ns or None for cpu_ns in runs.cpu_ns]
+    if runs.memory_max_bytes is not None:
+        values["memory_max_bytes"] = [peak or None for peak in runs.memory_max_bytes]
+    return values
+
+
+def _exit_status(status: int | None) -> int | None:
+    return status if status is not None and status >= 0 else None
+
+
+def _signal(status: int | None) -> int | None:
+    return -status if status is not None and status < 0 else None
+
+
+def _failure_columns(record: records.Failed) -> Values:
+    own = {"reason": record.reasons, "own_fault": record.own_fault}
+    return own | _run_columns(record.runs)
+
+
+def _delay_columns(record: records.Postponed) -> Values:
+    reasons = [reason or None for reason in record.reasons]
+    own = {"reason": reasons, "own_fault": record.own_fault, "due": record.due_ns}
+    return own | _run_columns(record.runs)
+
+
+def _return_columns(record: records.Returned) -> Values:
+    return {"reason": record.reason.name.lower().encode(), **_run_columns(record.runs)}
+
+
+def _progress_columns(record: records.Progressed) -> Values:
+    return {"percent": record.percents, "reason": record.texts}
+
+
+def _join_columns(record: records.WorkerJoined) -> Values:
+    facts = record.facts
+    return {
+        "slots": facts.slots_total,
+        "incarnation": facts.incarnation,
+        "services": facts.services,
+        "dialect": facts.dialect,
+    }
+
+
+def _pause_columns(record: records.Paused | records.Resumed) -> Values:
+    return {"service": record.service or None, "lane": record.lane}
+
+
+#: What records say beside which tasks they are about.
+_COLUMNS_BY_RECORD: Final[dict[type, Callable[[Any], Values]]] = {
+    records.Finished: _finish_columns,
+    records.Failed: _failure_columns,
+    records.Postponed: _delay_columns,
+    records.Returned: _return_columns,
+    records.TaskExpired: lambda record: {"reason": record.reason},
+    records.Progressed: _progress_columns,
+    records.WorkerJoined: _join_columns,
+    records.WorkerLeft: lambda record: {"reason": record.reason},
+    records.SlotsFreed: lambda record: {"slots": record.tasks},
+    records.WorkerReplaced: lambda record: {"incarnation": record.incarnation},
+    records.Refunded: lambda record: {"incarnation": record.incarnation},
+    records.Paused: _pause_columns,
+    records.Resumed: _pause_columns,
+}
+
+#: Names of tasks, and columns of what each of them waits for.
+_Edges = tuple[list[bytes], list[list[list[bytes]] | None]]
+
+
+def _edges_of_submission(record: records.Submitted) -> _Edges:
+    return record.submission.names, [record.submission.after, record.after_done]
+
+
+def _edges_of_names(record: records.Extended | records.Returned) -> _Edges:
+    return record.names, [record.after]
+
+
+_EDGES: Final[dict[type, Callable[[Any], _Edges]]] = {
+    records.Extended: _edges_of_names,
+    records.Returned: _edges_of_names,
+}
+
+
+def _write_edges(
+    names: list[bytes], columns: list[list[list[bytes]] | None], shared: Values, edges: RowSink
+) -> None:
+    for column in columns:
+        if column is None:
+            continue
+        tasks = [name for name, after in zip(names, column, strict=True) for _ in after]
+        if tasks:
+            after = [one for names in column for one in names]
+            place: Values = {"sequence": shared["sequence"], "record": shared["record"]}
+            edges.add(len(tasks), {**place, "task": tasks, "after": after})

@@ -1,0 +1,255 @@
+"""A look at a whole state directory: journal, snapshots, history, index, and how they fit.
+
+What `taskyard journal check` runs. It changes nothing (a full or read-only disk will do), goes on
+after damage as far as it can, and says in words what is wrong and what is lost by it. A plain look
+verifies chain and witness, reads every snapshot, opens every history file and asks the index what
+it covers; a deep one also replays the kept rows, compares the newest snapshot with the replay, and
+reads every row of everything.
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from taskyard.core import old_snapshots
+from taskyard.core.ledger import Ledger
+from taskyard.errors import StateError
+from taskyard.journal import archive, history, readonly, recovery, schema, snapshot, verify, witness
+from taskyard.journal.chain import Head
+from taskyard.journal.history import HistoryPart
+from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
+from taskyard.journal.store import StoreReader
+from taskyard.journal.verify import JournalReport
+
+#: What stands in a state directory that has, or had, a journal.
+_JOURNAL_FILES = (
+    schema.FILE_NAME,
+    schema.LOG_NAME,
+    witness.FILE_NAME,
+    snapshot.FOLDER,
+    history.FOLDER,
+    archive.FILE_NAME,
+)
+
+
+#: What SQLite writes.
+_DATABASES = (*verify.FILES, archive.FILE_NAME, archive.LOG_NAME)
+
+
+class StateReport(msgspec.Struct):
+    """What there is in a state directory, and what is wrong with it."""
+
+    #: The kept rows: the first and the last, 0 if there are none.
+    row_first: int = 0
+    row_last: int = 0
+    rows: int = 0
+    #: The newest record.
+    record: int = 0
+    #: Rows up to here are trimmed.
+    trimmed: int = 0
+    #: Bytes of an unfinished, never acknowledged write at the end: not damage.
+    torn_bytes: int = 0
+    #: Rows that snapshots were taken of, newest first.
+    snapshots: list[int] = []
+    #: Tasks in the newest sound snapshot.
+    snapshot_tasks: int = 0
+    #: Pairs of history files, the rows that they hold, and their events.
+    history_parts: int = 0
+    history_first: int = 0
+    history_last: int = 0
+    events: int = 0
+    #: Tasks in the index of finished ones, and the row up to which it is complete.
+    finished_tasks: int = 0
+    finished_covers: int = 0
+    #: Everything was read and replayed, not only looked at.
+    deep: bool = False
+    #: What is wrong, a sentence each, and what is lost by it. Empty: all is sound.
+    wrong: list[str] = []
+    lost: list[str] = []
+
+    def note(self, error: StateError) -> None:
+        """Keep what an error says, once."""
+        wrong, lost = getattr(error, "wrong", str(error)), getattr(error, "lost", "")
+        if wrong not in self.wrong:
+            self.wrong.append(wrong)
+            if lost:
+                self.lost.append(lost)
+
+
+def has_journal(directory: Path) -> bool:
+    """Whether there ever was a journal here."""
+    return any((directory / name).exists() for name in _JOURNAL_FILES)
+
+
+def check(directory: Path, *, deep: bool = False) -> StateReport:
+    """Look at everything in a state directory that nothing writes to."""
+    return _check(directory, directory, deep=deep)
+
+
+def check_live(directory: Path, *, deep: bool = False) -> StateReport:
+    """Like `check`, with a copy of the databases: a broker may be writing to them."""
+    with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
+        try:
+            verify.copy_files(directory, _DATABASES, Path(copy))
+        except StateError as error:
+            findings = StateReport(deep=deep)
+            findings.note(error)
+            return findings
+        return _check(directory, Path(copy), deep=deep)
+
+
+def _check(directory: Path, databases: Path, *, deep: bool) -> StateReport:
+    findings = StateReport(deep=deep)
+    report = readonly.check(databases)
+    _add_journal_report(findings, report)
+    _check_snapshots(directory, report, findings)
+    _check_history(directory, report, findings)
+    _guarded(findings, partial(_check_archive, databases, findings))
+    if not report.wrong:
+        _guarded(findings, partial(_check_whole, directory, databases, findings))
+    return findings
+
+
+def _guarded(findings: StateReport, look: Callable[[], None]) -> None:
+    try:
+        look()
+    except StateError as error:
+        findings.note(error)
+
+
+def _add_journal_report(findings: StateReport, report: JournalReport) -> None:
+    findings.rows = report.rows
+    findings.row_first, findings.row_last = report.first or 0, report.last or 0
+    findings.record = report.head.record if report.head else 0
+    findings.trimmed = report.anchor.sequence if report.anchor else 0
+    findings.torn_bytes = report.torn_bytes
+    findings.wrong += report.wrong
+    findings.lost += report.lost
+
+
+def _check_snapshots(directory: Path, report: JournalReport, findings: StateReport) -> None:
+    findings.snapshots = snapshot.sequences(directory)
+    for sequence in reversed(findings.snapshots):
+        _guarded(findings, partial(_check_one_snapshot, directory, sequence, findings))
+    newest = max(findings.snapshots, default=0)
+    head = report.head
+    if head and not report.wrong and newest > head.sequence:
+        findings.wrong.append(f"the journal ends at row {head.sequence}, a snapshot is of {newest}")
+        findings.lost.append(f"rows {head.sequence + 1}..{newest} are lost")
+
+
+def _check_one_snapshot(directory: Path, sequence: int, findings: StateReport) -> None:
+    with snapshot.read(directory, sequence) as found:
+        found.verify()
+        findings.snapshot_tasks = found.tasks
+
+
+def _check_history(directory: Path, report: JournalReport, findings: StateReport) -> None:
+    whole, broken = history.parts(directory)
+    findings.history_parts = len(whole)
+    if whole:
+        findings.history_first, findings.history_last = whole[0].first, whole[-1].last
+    # A damaged journal can't be relied on to have the rows.
+    trimmed = None if report.wrong else findings.trimmed
+    for part in whole:
+        only_here = part.last if trimmed is None else trimmed
+        _guarded(findings, partial(_check_part, directory, part, only_here, findings))
+    _check_ranges(directory, whole, broken, trimmed, findings)
+    head = report.head
+    if head and not report.wrong and findings.history_last > head.sequence:
+        last = findings.history_last
+        findings.wrong.append(f"the journal ends at row {head.sequence}, its history at row {last}")
+        findings.lost.append(f"rows {head.sequence + 1}..{last} are lost")
+
+
+def _check_ranges(
+    directory: Path,
+    whole: list[HistoryPart],
+    broken: list[HistoryPart],
+    known: int | None,
+    findings: StateReport,
+) -> None:
+    """Whether all trimmed rows are in the history. Half a pair of kept rows is only unfinished; one
+    of trimmed rows has lost a file, and is told by that file alone."""
+    trimmed = findings.trimmed
+    halves = [part for part in broken if part.last <= trimmed]
+    for part in halves:
+        name = history.missing_file(directory, part)
+        findings.wrong.append(f"{history.FOLDER}/{name} is missing")
+        table = name.partition("-")[0]
+        findings.lost.append(
+            f"the {table} of rows {part.first}..{part.last} are lost: put the file back from a copy"
+        )
+    ranges = sorted(whole + halves)
+    wrong = history.gaps(ranges, known)
+    if wrong:
+        findings.wrong += wrong
+        only_here = ranges[-1].last if known is None else known
+        findings.lost.append(history.gap_hint(ranges, only_here))
+    first, last = (ranges[0].first, ranges[-1].last) if ranges else (trimmed + 1, trimmed)
+    _report_missing_rows(1, min(first - 1, trimmed), findings)
+    _report_missing_rows(last + 1, trimmed, findings)
+
+
+def _report_missing_rows(first: int, last: int, findings: StateReport) -> None:
+    if first <= last:
+        findings.wrong.append(f"rows {first}..{last} are trimmed and in no history file")
+        findings.lost.append(
+            "what happened in them can't be told, the state of the tasks can: put the files back "
+            "from a copy"
+        )
+
+
+def _check_part(directory: Path, part: HistoryPart, trimmed: int, findings: StateReport) -> None:
+    findings.events += history.check_part(directory, part, trimmed, deep=findings.deep)
+
+
+def _check_archive(databases: Path, findings: StateReport) -> None:
+    with ReadonlyIndex(databases) as index:
+        covered = index.covered()
+        findings.finished_tasks = index.verify() if findings.deep else index.count()
+    if covered:
+        findings.finished_covers = covered[1].sequence
+
+
+def _check_whole(directory: Path, databases: Path, findings: StateReport) -> None:
+    """Whether it fits together, as a broker would find it."""
+    with ReadonlyStore(databases) as store, ReadonlyIndex(databases) as index:
+        _check_tasks_runnable(directory, store, recovery.check_index(index, store), findings)
+
+
+def _check_tasks_runnable(
+    directory: Path, store: StoreReader, covered: int, findings: StateReport
+) -> None:
+    ledger, sequence = recovery.recovery_base(directory, store, covered)
+    if findings.deep:
+        recovery.recover(store, ledger, sequence)
+        _compare_with_replay(directory, store, covered, findings)
+
+
+def _compare_with_replay(
+    directory: Path, store: StoreReader, covered: int, findings: StateReport
+) -> None:
+    """The newest snapshot must be what the rows from the next older one on lead to. While rows are
+    being trimmed, those are there no longer."""
+    ledger, sequence = recovery.recovery_base(directory, store, covered)
+    trimmed = store.anchor.sequence
+    older = [one for one in snapshot.sequences(directory) if trimmed <= one < sequence]
+    if sequence <= trimmed or (trimmed and not older):
+        return
+    head = recovery.head_at(store, sequence)
+    replayed = _replayed(store, *recovery.recovery_base(directory, store, sequence - 1), head)
+    if old_snapshots.fingerprint(replayed) != old_snapshots.fingerprint(ledger):
+        findings.wrong.append(f"the snapshot of row {sequence} is not what its rows lead to")
+        findings.lost.append("nothing, as long as the rows are kept; please report this")
+
+
+def _replayed(store: StoreReader, ledger: Ledger, sequence: int, head: Head) -> Ledger:
+    for row in store.rows(sequence):
+        if row.sequence <= head.sequence:
+            recovery.apply_row(ledger, row)
+    ledger.archive(recovery.archivable(ledger, head.record))
+    return ledger

@@ -1,0 +1,1 @@
+"""What simulated peers send and receive, in the bytes of each dialect."""

@@ -1,0 +1,384 @@
+"""The tasks in dwork's messages, to and from the core's columns.
+
+A message holds tasks as TaskMsgs, one after the other, or as columns (`Batch`): the same tasks, of
+which columns cost a tenth. Owns what either form means and which of it is malformed. It knows
+nothing of who asks for what: that is `dwork.py` at the broker and `dwork_peer.py` at a peer.
+
+Decoders are total: they return a value or raise `Malformed`. Things are counted before they are
+decoded.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from msgspec import Struct
+
+from taskyard.core.events import Outcome
+from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, NUMBER_MAX, TASKS_PER_MESSAGE_MAX
+from taskyard.core.model import Submission, Terms
+from taskyard.errors import Malformed
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_runs
+from taskyard.wire.dwork_counts import LOGS_MAX, check_counts, check_lengths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from taskyard.core.runs import RunColumns
+
+_M = TypeVar("_M", bound=Message)
+
+#: The fields of a Batch to be. Given to the message that it is part of, they are copied once; a
+#: Batch of its own would be made and then copied, which costs twice as much.
+Columns = dict[str, "Sequence[bytes] | Sequence[int]"]
+
+#: What history calls the wire language of these tasks and workers.
+DIALECT: Final = b"dwork"
+
+PERCENT_MAX: Final = 100
+
+#: Messages say the same terms again and again: so many different ones are remembered, if they are
+#: no longer than this.
+TERMS_CACHE_SIZE: Final = 256
+TERMS_CACHE_BYTES_MAX: Final = 256
+
+_OUTCOMES: Final = tuple(Outcome)
+_PLAIN_TERMS: Final = Terms(dialect=DIALECT)
+
+
+class Report(Struct):
+    """What a Complete or Progress says of tasks, as columns."""
+
+    names: list[bytes]
+    attempts: list[int] | None = None
+    outcomes: list[Outcome] | None = None
+    texts: list[bytes] | None = None
+    retry_at_ns: list[int] | None = None
+    #: The end of what each task printed, or the log that a plain worker sent along.
+    outputs: list[bytes] | None = None
+    percents: list[int] | None = None
+    #: Lengths of results and outputs before they were cut, 0 for whole ones.
+    result_bytes_total: list[int] | None = None
+    output_bytes_total: list[int] | None = None
+    #: How the attempts ran.
+    runs: RunColumns | None = None
+
+
+def parse(kind: type[_M], raw: bytes) -> _M:
+    """A message of that kind, with all that it must have."""
+    try:
+        message = kind.FromString(raw)
+    except DecodeError:
+        raise Malformed(f"no {kind.__name__}: the bytes are cut off or garbled") from None
+    if not message.IsInitialized():
+        raise Malformed(f"a {kind.__name__} without all that it must have")
+    return message
+
+
+def parse_counted(kind: type[_M], raw: bytes) -> _M:
+    """Like `parse`, but refuse a message that has too many entries in a field."""
+    check_counts(kind, raw)
+    message = parse(kind, raw)
+    check_lengths(message, raw)
+    return message
+
+
+def check_text(values: Iterable[bytes], what: str) -> None:
+    """UTF-8, each by itself: a line end between two can't complete a letter."""
+    try:
+        b"\n".join(values).decode()
+    except UnicodeDecodeError:
+        raise Malformed(f"{what} must be UTF-8") from None
+
+
+def check_name(name: bytes, what: str) -> None:
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        raise Malformed(f"{what} must have 1 to {NAME_BYTES_MAX} bytes")
+    check_text([name], what)
+
+
+def check_count(count: int) -> None:
+    if count > TASKS_PER_MESSAGE_MAX:
+        raise Malformed(f"{count} tasks in one message; send at most {TASKS_PER_MESSAGE_MAX}")
+
+
+# What is submitted.
+
+
+def submission_of(query: pb.QueryMsg) -> tuple[Submission, bool]:
+    """The tasks of a Create, and whether any of them says more than dwork's own can."""
+    if query.HasField("batch"):
+        if query.task:
+            raise Malformed("tasks come as `task` or as `batch`, not both")
+        return _from_columns(query.batch), True
+    return _from_messages(_tasks(query))
+
+
+def _tasks(query: pb.QueryMsg) -> list[pb.TaskMsg]:
+    check_count(len(query.task))
+    tasks = [parse_counted(pb.TaskMsg, raw) for raw in query.task]
+    check_text([part for task in tasks for part in (task.name, task.origin)], "names and origins")
+    if not all(task.name for task in tasks):
+        raise Malformed("a task's name must not be empty")
+    return tasks
+
+
+def _from_columns(batch: pb.Batch) -> Submission:
+    names = batch.name[:]
+    check_count(len(names))
+    check_text(names, "names")
+    if len(batch.terms) > len(names):
+        raise Malformed("there are more terms than tasks")
+    lanes = batch.lane[:] or None
+    if lanes:
+        check_text(lanes, "lanes")
+    return Submission(
+        names=names,
+        payloads=batch.payload[:] or [b""],
+        terms=[*map(terms_of, batch.terms)] or [_PLAIN_TERMS],
+        terms_at=batch.terms_at[:] or None,
+        lanes=lanes,
+        after=after_of(batch),
+    )
+
+
+def after_of(batch: pb.Batch) -> list[list[bytes]] | None:
+    """What each task waits for, from one list after the other."""
+    if not batch.after_count:
+        if batch.after:
+            raise Malformed("`after` needs `after_count`")
+        return None
+    flat, counts = batch.after[:], batch.after_count[:]
+    ends = list(accumulate(counts))
+    if ends[-1] != len(flat) or len(ends) != len(batch.name):
+        raise Malformed("`after_count` does not fit `after` and `name`")
+    check_text(flat, "names")
+    return [flat[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _from_messages(tasks: list[pb.TaskMsg]) -> tuple[Submission, bool]:
+    terms: dict[tuple[bytes, bytes], int] = {}
+    decoded: list[Terms] = []
+    terms_at: list[int] = []
+    for task in tasks:
+        raw = task.terms.SerializeToString() if task.HasField("terms") else b""
+        key = (task.origin, raw)
+        if key not in terms:
+            terms[key] = len(decoded)
+            decoded.append(_terms_with_origin(task))
+        terms_at.append(terms[key])
+    after = [predecessors(task) for task in tasks]
+    submission = Submission(
+        names=[task.name for task in tasks],
+        payloads=[task.payload for task in tasks],
+        terms=decoded or [_PLAIN_TERMS],
+        terms_at=terms_at if len(decoded) > 1 else None,
+        lanes=[task.lane for task in tasks] if any(task.lane for task in tasks) else None,
+        after=after if any(after) else None,
+    )
+    return submission, any(map(_has_extensions, tasks))
+
+
+def _has_extensions(task: pb.TaskMsg) -> bool:
+    return task.HasField("payload") or task.HasField("terms") or task.HasField("lane")
+
+
+def _terms_with_origin(task: pb.TaskMsg) -> Terms:
+    terms = decode_terms(task.terms)
+    terms.origin = task.origin
+    return terms
+
+
+def predecessors(task: pb.TaskMsg) -> list[bytes]:
+    """What a TaskMsg waits for. All of it must be well-formed, also what is not looked at."""
+    if not (task.pred or task.succ or task.log):
+        return []
+    if max(len(task.pred), len(task.succ)) > AFTER_MAX:
+        raise Malformed(f"a task can wait for at most {AFTER_MAX} tasks")
+    before = [_dep(raw) for raw in task.pred]
+    for raw in task.succ:
+        _dep(raw)
+    check_logs(task)
+    return before
+
+
+def _dep(raw: bytes) -> bytes:
+    dep = parse(pb.TaskMsg.Dep, raw)
+    check_name(dep.name, "a task's name")
+    check_text([dep.location], "a location")
+    return dep.name
+
+
+def check_logs(task: pb.TaskMsg) -> None:
+    if len(task.log) > LOGS_MAX:
+        raise Malformed(f"a task can carry at most {LOGS_MAX} log entries")
+    for raw in task.log:
+        parse(pb.TaskMsg.LogMsg, raw)
+
+
+def terms_of(raw: bytes) -> Terms:
+    """Terms as they come; who changes them makes a copy first, because others may have them too."""
+    if len(raw) > TERMS_CACHE_BYTES_MAX:
+        return decode_terms(parse_counted(pb.Terms, raw))
+    return _cached_terms(raw)
+
+
+@lru_cache(TERMS_CACHE_SIZE)
+def _cached_terms(raw: bytes) -> Terms:
+    return decode_terms(parse(pb.Terms, raw))
+
+
+def decode_terms(message: pb.Terms) -> Terms:
+    retry = tuple(message.retry.delay_ns) if message.HasField("retry") else None
+    check_text([message.campaign, message.service, message.origin], "names in terms")
+    return Terms(
+        campaign=message.campaign,
+        service=message.service or b"default",
+        priority=message.priority,
+        due_ns=message.due_ns,
+        expires_ns=message.expires_ns,
+        expires_hard_ns=message.expires_hard_ns,
+        retry_delays_ns=retry,
+        lease_ns=message.lease_ns,
+        time_limit_ns=message.time_limit_ns,
+        slots=message.slots if message.HasField("slots") else 1,
+        crashes_max=message.crashes_max
+        if message.HasField("crashes_max")
+        else _PLAIN_TERMS.crashes_max,
+        origin=message.origin,
+        dialect=DIALECT,
+    )
+
+
+#: Fields that are the same in `Terms` here and there.
+_TERMS_FIELDS: Final = (
+    *("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns"),
+    *("lease_ns", "time_limit_ns", "slots", "crashes_max", "origin"),
+)
+_terms_values = attrgetter(*_TERMS_FIELDS)
+
+
+def encode_terms(terms: Terms) -> bytes:
+    """Only what differs from the default is on the wire."""
+    return _encoded_terms(_terms_values(terms), terms.retry_delays_ns)
+
+
+@lru_cache(TERMS_CACHE_SIZE)
+def _encoded_terms(values: tuple[Any, ...], retry_delays_ns: tuple[int, ...] | None) -> bytes:
+    message = pb.Terms()
+    for field, value, default in zip(
+        _TERMS_FIELDS, values, _terms_values(_PLAIN_TERMS), strict=True
+    ):
+        if value != default:
+            setattr(message, field, value)
+    if retry_delays_ns is not None:
+        message.retry.SetInParent()
+        message.retry.delay_ns.extend(retry_delays_ns)
+    return message.SerializeToString()
+
+
+def submission_columns(submission: Submission) -> Columns:
+    """A submission as the columns of a Batch."""
+    columns: Columns = {
+        "name": submission.names,
+        "payload": submission.payloads,
+        "terms": [*map(encode_terms, submission.terms)],
+    }
+    if submission.terms_at is not None:
+        columns["terms_at"] = submission.terms_at
+    if submission.lanes is not None:
+        columns["lane"] = submission.lanes
+    if submission.after is not None:
+        columns["after"] = [*chain.from_iterable(submission.after)]
+        columns["after_count"] = [*map(len, submission.after)]
+    return columns
+
+
+# What is reported.
+
+
+def report_of(query: pb.QueryMsg) -> Report:
+    """The tasks of a Complete, a Transfer or a Progress."""
+    if query.HasField("batch"):
+        if query.task:
+            raise Malformed("tasks come as `task` or as `batch`, not both")
+        report = _report_in_columns(query.batch)
+        report.runs = dwork_runs.decode_columns(query.batch, query.host)
+    else:
+        messages = _tasks(query)
+        report = _report_in_messages(messages)
+        report.runs = dwork_runs.decode_messages(messages, query.host)
+    check_text([query.host], "a host")
+    columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
+    lengths = (report.result_bytes_total, report.output_bytes_total)
+    for column in (*columns, report.outputs, report.percents, *lengths):
+        if column is not None and len(column) != len(report.names):
+            raise Malformed("the columns of a batch must be of one length, or absent")
+    if report.attempts is not None and max(report.attempts) > NUMBER_MAX:
+        raise Malformed(f"an attempt must be at most {NUMBER_MAX}")
+    if any(column is not None and max(column) > NUMBER_MAX for column in lengths):
+        raise Malformed(f"a length must be at most {NUMBER_MAX}")
+    if report.percents is not None and max(report.percents) > PERCENT_MAX:
+        raise Malformed(f"progress is from 0 to {PERCENT_MAX} percent")
+    return report
+
+
+def _report_in_columns(batch: pb.Batch) -> Report:
+    names = batch.name[:]
+    check_count(len(names))
+    check_text(names, "names")
+    outcomes = batch.outcome[:]
+    return Report(
+        names=names,
+        attempts=batch.attempt[:] or None,
+        outcomes=[_OUTCOMES[value] for value in outcomes] if any(outcomes) else None,
+        texts=batch.text[:] or None,
+        retry_at_ns=batch.retry_at_ns[:] or None,
+        outputs=batch.output[:] or None,
+        percents=batch.percent[:] or None,
+        result_bytes_total=batch.result_bytes_total[:] or None,
+        output_bytes_total=batch.output_bytes_total[:] or None,
+    )
+
+
+def _report_in_messages(tasks: list[pb.TaskMsg]) -> Report:
+    attempts = [task.attempt for task in tasks if task.HasField("attempt")]
+    if attempts and len(attempts) != len(tasks):
+        raise Malformed("either all tasks of a report say their attempt, or none")
+    for task in tasks:
+        predecessors(task)
+    return Report(
+        names=[task.name for task in tasks],
+        attempts=attempts or None,
+        outcomes=_present([_OUTCOMES[task.outcome] for task in tasks]),
+        texts=_present([task.text for task in tasks]),
+        retry_at_ns=_present([task.retry_at_ns for task in tasks]),
+        outputs=_present([task.output or _log(task) for task in tasks]),
+        percents=_present([task.percent for task in tasks]),
+        result_bytes_total=_present([task.result_bytes_total for task in tasks]),
+        output_bytes_total=_present([task.output_bytes_total for task in tasks]),
+    )
+
+
+def _present(column: list[Any]) -> list[Any] | None:
+    return column if any(column) else None
+
+
+def _log(task: pb.TaskMsg) -> bytes:
+    """The log entries that a plain worker sent along, in words."""
+    logs = [parse(pb.TaskMsg.LogMsg, raw) for raw in task.log]
+    names = pb.TaskMsg.State.Name
+    return "\n".join(f"{names(log.state)} {log.time}" for log in logs).encode()
+
+
+def returned_after(query: pb.QueryMsg) -> list[list[bytes]] | None:
+    """What the tasks of a Transfer are to wait for from now on."""
+    if query.HasField("batch"):
+        return after_of(query.batch)
+    after = [predecessors(task) for task in _tasks(query)]
+    return after if any(after) else None

@@ -1,0 +1,486 @@
+"""The native dialect at a peer: what a client or a worker of ours asks, and what it is answered.
+
+Pure: bytes out of values, values out of bytes. Numbering requests, sending them and asking again
+is the business of whoever has the socket (`net/channel.py`).
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from taskyard.core.events import Outcome, Scope, UnknownPolicy
+from taskyard.core.model import Result, shown
+from taskyard.core.runs import RunColumns
+from taskyard.core.states import TaskState
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_runs
+from taskyard.wire.dwork_clauses import decode_rule
+from taskyard.wire.native import frames as tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.core.events import Rule
+    from taskyard.core.model import Submission, Terms
+    from taskyard.core.workers import WorkerFacts
+
+_Q: Final = pb.QueryMsg
+
+CREATE, STEAL, COMPLETE, TRANSFER, LOOKUP = (
+    *(_Q.Create, _Q.Steal, _Q.Complete),
+    *(_Q.Transfer, _Q.Lookup),
+)
+NOT_FOUND, OK, EXIT, ERROR = _Q.NotFound, _Q.OK, _Q.Exit, _Q.Error
+CANCEL, RETRY, PROGRESS, HEARTBEAT, WATCH = (
+    *(_Q.Cancel, _Q.Retry, _Q.Progress),
+    *(_Q.Heartbeat, _Q.Watch),
+)
+LIST, STATS, EXPLAIN, DRAIN, SHOW = _Q.List, _Q.Stats, _Q.Explain, _Q.Drain, _Q.Show
+OUTPUT, WORKERS, PAUSE, RESUME, RESULTS = (
+    *(_Q.Output, _Q.Workers, _Q.Pause),
+    *(_Q.Resume, _Q.Results),
+)
+FOLLOW, LANES, MOVE, EXPIRE = _Q.Follow, _Q.Lanes, _Q.Move, _Q.Expire
+RULES = _Q.Rules
+
+#: Codes of refusals: another process has the worker's name; it was given to another for good.
+NAME_HELD, NAME_LOST = "name-held", "name-lost"
+
+_UNKNOWN: Final = {
+    UnknownPolicy.REFUSE: _Q.Refuse,
+    UnknownPolicy.WAIT: _Q.Await,
+    UnknownPolicy.DONE: _Q.TakeAsDone,
+}
+_STATES: Final = tuple(TaskState)
+
+#: What a worker says of itself; opaque to whoever carries it around.
+WorkerMessage = pb.WorkerMsg
+_MILLISECOND_NS: Final = 1_000_000
+
+
+#: A service, and a lane of it.
+LaneCursor = tuple[bytes, bytes]
+
+
+class Assigned(Struct):
+    """Tasks that a worker was given, as columns."""
+
+    names: list[bytes]
+    attempts: list[int]
+    payloads: list[bytes]
+    terms: list[Terms]
+    #: Which of `terms` each task has; None: all have the first.
+    terms_at: list[int] | None
+    lanes: list[bytes] | None
+
+    def terms_of(self, index: int) -> Terms:
+        return self.terms[0 if self.terms_at is None else self.terms_at[index]]
+
+
+#: Codes of an Error after which the same request is to be sent again in a moment.
+POSTPONED: Final = ("retry-later", "overloaded")
+
+
+class Reply:
+    """An answer. Its parts are decoded when they are asked for."""
+
+    __slots__ = ("_query",)
+
+    def __init__(self, body: bytes) -> None:
+        """Raises Malformed where the bytes are no answer."""
+        self._query = tasks.parse(_Q, body)
+
+    @property
+    def kind(self) -> int:
+        return self._query.type
+
+    @property
+    def request(self) -> int:
+        """The number of the request that it answers; 0 where it says none."""
+        return self._query.request
+
+    @property
+    def broker(self) -> int:
+        """The broker's process: another number is another process."""
+        return self._query.broker
+
+    @property
+    def reason(self) -> str:
+        return shown(self._query.reason)
+
+    @property
+    def code(self) -> str:
+        """Of an Error: which refusal it is."""
+        return shown(self._query.code)
+
+    @property
+    def count(self) -> int:
+        return self._query.n
+
+    @property
+    def seen(self) -> int:
+        """Of a Heartbeat: what the worker was given by this record and before was sent before."""
+        return self._query.seen
+
+    @property
+    def cursor(self) -> int:
+        return self._query.cursor
+
+    @property
+    def place(self) -> LaneCursor | None:
+        """Of Lanes: where to go on; None at the end."""
+        place = self._query.place
+        return (place.service, place.lane) if self._query.HasField("place") else None
+
+    @property
+    def journal(self) -> bytes:
+        """Of a Follow: which journal the cursor is of."""
+        return self._query.journal
+
+    @property
+    def names(self) -> list[bytes]:
+        """Tasks that the answer lists: not found, to be stopped, settled."""
+        return self._query.batch.name[:]
+
+    @property
+    def attempts(self) -> list[int]:
+        return self._query.batch.attempt[:]
+
+    @property
+    def states(self) -> list[TaskState]:
+        return [_STATES[value] for value in self._query.batch.standing]
+
+    @property
+    def texts(self) -> list[bytes]:
+        return self._query.batch.text[:]
+
+    @property
+    def outputs(self) -> list[bytes]:
+        return self._query.batch.output[:]
+
+    @property
+    def results(self) -> list[Result]:
+        """The texts, each with its length before it was cut."""
+        batch = self._query.batch
+        return [*map(Result, batch.text, batch.result_bytes_total or repeat(0))]
+
+    @property
+    def outputs_with_size(self) -> list[Result]:
+        """The outputs, each with its length before it was cut."""
+        batch = self._query.batch
+        return [*map(Result, batch.output, batch.output_bytes_total or repeat(0))]
+
+    def clauses(self) -> list[Rule]:
+        """Of Rules: what the broker says, the first that matches counts. Only what concerns
+        workers and clients is told, the rest has its defaults."""
+        return [decode_rule(raw) for raw in self._query.rules.clause]
+
+    def document(self) -> Any:  # noqa: ANN401  # JSON
+        return msgspec.json.decode(self._query.document)
+
+    def assigned(self) -> Assigned:
+        batch = self._query.batch
+        names, payloads = batch.name[:], batch.payload[:]
+        return Assigned(
+            names=names,
+            attempts=batch.attempt[:],
+            payloads=payloads * len(names) if len(payloads) == 1 else payloads,
+            terms=[*map(tasks.terms_of, batch.terms)],
+            terms_at=batch.terms_at[:] or None,
+            lanes=batch.lane[:] or None,
+        )
+
+
+def create(
+    request: int,
+    submission: Submission,
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE,
+    *,
+    stream: bool = False,
+    after_campaigns: Sequence[bytes] = (),
+) -> bytes:
+    """Submit tasks; with `stream` the answers go on as those of a watch."""
+    query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
+    query.batch.after_campaign.extend(after_campaigns)
+    if unknown is not UnknownPolicy.REFUSE:
+        query.unknown = _UNKNOWN[unknown]
+    if stream:
+        query.stream = True
+    return query.SerializeToString()
+
+
+def worker_message(facts: WorkerFacts, ahead: int = 0, replaces: int = 0) -> WorkerMessage:
+    """What a worker says of itself, to be made once."""
+    said = pb.WorkerMsg(
+        service=facts.services,
+        slots=facts.slots_total,
+        silence_ns=facts.lease_timeout_ns,
+        incarnation=facts.incarnation,
+        ahead=ahead,
+        host=facts.host or None,
+        pid=facts.pid or None,
+    )
+    if facts.heartbeat_ns:
+        said.heartbeat_ns = facts.heartbeat_ns
+    if replaces:
+        said.replaces = replaces
+    return said
+
+
+def steal(
+    request: int, location: bytes, worker: WorkerMessage, count: int, wait_ns: int = 0
+) -> bytes:
+    """Ask for up to `count` tasks; the answer may take up to `wait_ns`."""
+    wait_ms = wait_ns // _MILLISECOND_NS
+    query = _Q(type=STEAL, request=request, location=location, n=count, wait_ms=wait_ms)
+    query.worker.CopyFrom(worker)
+    return query.SerializeToString()
+
+
+class ReportColumns(Struct):
+    """What a worker reports of tasks, as columns."""
+
+    names: list[bytes] = []  # msgspec copies it
+    attempts: list[int] = []
+    outcomes: list[Outcome] = []
+    texts: list[bytes] = []
+    outputs: list[bytes] = []
+    #: Of RETRY_AT.
+    retry_at_ns: list[int] = []
+    #: Lengths of results and outputs before they were cut, 0 for whole ones.
+    result_bytes_total: list[int] = []
+    output_bytes_total: list[int] = []
+    #: How the attempts ran; None: not measured.
+    runs: RunColumns | None = None
+
+
+def complete(
+    request: int,
+    location: bytes,
+    reports: ReportColumns,
+    worker: WorkerMessage | None = None,
+    count: int = 0,
+) -> bytes:
+    """Report on tasks, and with a `count` ask for as many more: answered at once, with work or
+    without."""
+    given: tasks.Columns = {
+        "outcome": reports.outcomes,
+        "text": reports.texts,
+        "output": reports.outputs,
+        "retry_at_ns": reports.retry_at_ns,
+        "result_bytes_total": reports.result_bytes_total,
+        "output_bytes_total": reports.output_bytes_total,
+    }
+    columns: tasks.Columns = {"name": reports.names, "attempt": reports.attempts}
+    columns |= {field: column for field, column in given.items() if any(column)}
+    if reports.runs is not None:
+        columns |= dwork_runs.encode(reports.runs)
+    query = _Q(type=COMPLETE, request=request, location=location, batch=columns)
+    if reports.runs is not None and reports.runs.host:
+        query.host = reports.runs.host
+    if worker is not None and count:
+        query.n = count
+        query.worker.CopyFrom(worker)
+    elif worker is not None:
+        query.incarnation = worker.incarnation
+    return query.SerializeToString()
+
+
+def heartbeat(  # noqa: PLR0913  # one a field
+    request: int,
+    location: bytes,
+    worker: WorkerMessage,
+    held: Sequence[tuple[bytes, int]],
+    heartbeat_ns: int,
+    *,
+    seen: int | None = None,
+    trouble: bytes | None = None,
+    malformed: int = 0,
+) -> bytes:
+    """Show life. `trouble` says why agents can't be started, None says nothing of it."""
+    query = _Q(type=HEARTBEAT, request=request, location=location, heartbeat_ns=heartbeat_ns)
+    query.worker.CopyFrom(worker)
+    query.batch.SetInParent()
+    query.batch.name.extend(name for name, _ in held)
+    query.batch.attempt.extend(attempt for _, attempt in held)
+    if seen is not None:
+        query.seen = seen
+    if trouble is not None:
+        query.trouble = trouble
+    if malformed:
+        query.malformed = malformed
+    return query.SerializeToString()
+
+
+def progress(
+    request: int,
+    location: bytes,
+    held: Sequence[tuple[bytes, int]],
+    outputs: Sequence[Result],
+    incarnation: int | None = None,
+) -> bytes:
+    """Report what tasks have printed so far."""
+    query = _Q(type=PROGRESS, request=request, location=location)
+    if incarnation is not None:
+        query.incarnation = incarnation
+    query.batch.name.extend(name for name, _ in held)
+    query.batch.attempt.extend(attempt for _, attempt in held)
+    query.batch.output.extend(output.text for output in outputs)
+    if any(output.bytes_total for output in outputs):
+        query.batch.output_bytes_total.extend(output.bytes_total for output in outputs)
+    return query.SerializeToString()
+
+
+def transfer(request: int, location: bytes, names: Sequence[bytes]) -> bytes:
+    """Give tasks back."""
+    query = _Q(type=TRANSFER, request=request, location=location)
+    query.batch.name.extend(names)
+    return query.SerializeToString()
+
+
+def leave(request: int, location: bytes, incarnation: int | None = None) -> bytes:
+    """Say goodbye: what the worker holds goes to others."""
+    query = _Q(type=EXIT, request=request, location=location)
+    if incarnation is not None:
+        query.incarnation = incarnation
+    return query.SerializeToString()
+
+
+def watch(
+    request: int,
+    names: Sequence[bytes] | None = None,
+    campaign: bytes | None = None,
+    *,
+    stream: bool = False,
+    wait_ns: int = 0,
+) -> bytes:
+    """Ask to be told when these tasks, or all of a campaign, are settled."""
+    query = _Q(type=WATCH, request=request, wait_ms=wait_ns // _MILLISECOND_NS)
+    if stream:
+        query.stream = True
+    if names is not None:
+        query.batch.SetInParent()
+        query.batch.name.extend(names)
+    if campaign is not None:
+        query.scope.campaign = campaign
+    return query.SerializeToString()
+
+
+def results(request: int, names: Sequence[bytes]) -> bytes:
+    """Ask what has become of tasks."""
+    return command(request, RESULTS, Scope(names=tuple(names)))
+
+
+def command(request: int, kind: int, scope: Scope) -> bytes:
+    """Cancel, Retry, Expire, Pause or Resume the tasks of a scope."""
+    query = _Q(type=kind, request=request)  # type: ignore[arg-type]  # a number of Type
+    _fill_scope(query, scope)
+    return query.SerializeToString()
+
+
+def list_tasks(
+    request: int, scope: Scope, match: bytes = b"", cursor: int = 0, count: int = 0
+) -> bytes:
+    query = _Q(type=LIST, request=request, cursor=cursor)
+    _fill_scope(query, scope)
+    if match:
+        query.scope.match = match
+    if count:
+        query.n = count
+    return query.SerializeToString()
+
+
+def rules(request: int, services: Sequence[bytes]) -> bytes:
+    """Ask how the tasks of services are run."""
+    query = _Q(type=RULES, request=request)
+    query.worker.service.extend(services)
+    return query.SerializeToString()
+
+
+def lanes(
+    request: int,
+    service: bytes | None = None,
+    lane: bytes | None = None,
+    after: LaneCursor | None = None,
+    count: int = 0,
+) -> bytes:
+    """Ask for the lanes of a service, or of all, whose names fit a pattern."""
+    query = _Q(type=LANES, request=request)
+    _fill_scope(query, Scope(service=service, lane=lane))
+    if after is not None:
+        query.place.service, query.place.lane = after
+    if count:
+        query.n = count
+    return query.SerializeToString()
+
+
+def move(request: int, scope: Scope, service: bytes | None, lane: bytes | None) -> bytes:
+    """Put the tasks of a scope into another lane, or another service; None: as it is."""
+    query = _Q(type=MOVE, request=request)
+    _fill_scope(query, scope)
+    query.place.SetInParent()
+    if service is not None:
+        query.place.service = service
+    if lane is not None:
+        query.place.lane = lane
+    return query.SerializeToString()
+
+
+def follow(  # noqa: PLR0913  # one a field
+    request: int,
+    cursor: int | None = None,
+    *,
+    journal: bytes = b"",
+    scope: Scope | None = None,
+    count: int = 0,
+    wait_ns: int = 0,
+) -> bytes:
+    """Ask what was decided after a record; None: what is decided from now on."""
+    query = _Q(type=FOLLOW, request=request, wait_ms=wait_ns // _MILLISECOND_NS)
+    if cursor is not None:
+        query.cursor = cursor
+    if journal:
+        query.journal = journal
+    if scope is not None:
+        _fill_scope(query, scope)
+    if count:
+        query.n = count
+    return query.SerializeToString()
+
+
+def _fill_scope(query: pb.QueryMsg, scope: Scope) -> None:
+    if scope.names is not None:
+        query.batch.SetInParent()
+        query.batch.name.extend(scope.names)
+    for field in ("campaign", "service", "lane"):
+        value = getattr(scope, field)
+        if value is not None:
+            setattr(query.scope, field, value)
+    if scope.match:
+        query.scope.match = scope.match
+    if scope.any_campaign:
+        query.any_campaign = True
+    query.scope.standing.extend(scope.states or ())  # type: ignore[arg-type]  # the same numbers
+
+
+def drain(request: int, location: bytes | None) -> bytes:
+    """Drain one worker, or with None every worker and the broker."""
+    if location is not None:
+        return query(request, DRAIN, location=location)
+    return _Q(type=DRAIN, request=request, everything=True).SerializeToString()
+
+
+def query(
+    request: int, kind: int, name: bytes | None = None, location: bytes | None = None
+) -> bytes:
+    """Any other question: about a task by name, about a worker, or about everything."""
+    query = _Q(type=kind, request=request)  # type: ignore[arg-type]  # a number of Type
+    if name is not None:
+        query.name = name
+    if location is not None:
+        query.location = location
+    return query.SerializeToString()

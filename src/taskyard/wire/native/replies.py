@@ -1,0 +1,428 @@
+"""How the native dialect tells effects: each answers the request that it carries the number of.
+
+An effect without an open request makes no reply: its asker is gone, or never waited for one.
+
+Results that do not fit an answer are left out of it, and `n` says how many: a watch that streams
+tells them in its next answers, whoever asked otherwise asks again for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from taskyard.core import effects
+from taskyard.core.states import TaskState
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import views
+from taskyard.wire.dwork_clauses import encode_rule
+from taskyard.wire.native import frames as tasks
+from taskyard.wire.record_views import record_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.wire.native.pending import PendingRequest, PendingRequests, Reply
+
+#: Results in one answer, but for a single one that is larger; the rest is for the next.
+TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+#: A payload of this length that all assigned tasks share is sent once.
+SHARED_PAYLOAD_BYTES_MIN: Final = 256
+
+_Q: Final = pb.QueryMsg
+_MICROSECOND_NS: Final = 1000
+_OVER: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+
+
+def replies_to(pending: PendingRequests, effect: effects.Effect) -> list[Reply]:
+    """An effect in the peers' words."""
+    words = _REPLIES.get(type(effect))
+    return [] if words is None else words(pending, effect)
+
+
+# To whoever asked for something to be done.
+
+
+def _accepted(pending: PendingRequests, effect: effects.Accepted) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    if entry is not None and entry.stream:
+        entry.kind = _Q.Watch
+        return [pending.reply(entry, _Q.OK, n=effect.new)]
+    if effect.refused:
+        return pending.answer(effect.request, _Q.Error)  # a plain peer's: the others were taken
+    count = pending.fields_if_extended(effect.request, n=effect.new)
+    return pending.answer(effect.request, _Q.OK, **count)
+
+
+def _refused(pending: PendingRequests, effect: effects.Refused) -> list[Reply]:
+    """A process that does not hold its name is introduced again when it asks again."""
+    if effect.refusal in (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST):
+        pending.facts.pop(effect.client, None)
+    code = effect.refusal.value.replace(" ", "-").encode()
+    notice = pending.fields_if_extended(effect.request, reason=effect.text.encode(), code=code)
+    return pending.answer(effect.request, _Q.Error, **notice)
+
+
+def _command_ack(pending: PendingRequests, effect: effects.CommandAck) -> list[Reply]:
+    return pending.answer(effect.request, _Q.OK, n=effect.count)
+
+
+def _reply_due(pending: PendingRequests, effect: effects.ReplyDue) -> list[Reply]:
+    """A watch whose time is up, or that shows life; else somebody asked a broker that leaves."""
+    entry = pending.entries.get(effect.request)
+    if entry is None:
+        return []
+    if entry.kind == _Q.Follow:
+        return []  # whoever keeps its answer back gives it
+    if entry.kind != _Q.Watch:
+        return pending.answer(effect.request, _Q.Exit)
+    if entry.stream:
+        return [pending.reply(entry, _Q.Watch, batch=pb.Batch(), n=entry.left)]
+    return _collected_reply(pending, effect.request, entry)
+
+
+# To workers.
+
+
+def _assign(pending: PendingRequests, effect: effects.Assign) -> list[Reply]:
+    entry = pending.drop(effect.request)
+    if entry is None:
+        return []
+    if entry.columns:
+        return [pending.reply(entry, _Q.Transfer, batch=_columns(effect), **_missing(entry))]
+    messages = _messages(effect, extended=entry.extended)
+    return [pending.reply(entry, _Q.Transfer, task=messages)]
+
+
+def _no_work(pending: PendingRequests, effect: effects.NoWork) -> list[Reply]:
+    entry = pending.drop(effect.request)
+    if entry is None:
+        return []
+    kind = _Q.Exit if effect.settled and not entry.extended else _Q.NotFound
+    return [pending.reply(entry, kind, **_missing(entry))]
+
+
+def _unknown_worker(pending: PendingRequests, effect: effects.UnknownWorker) -> list[Reply]:
+    """It has left, or was silent for too long: when it asks again it is introduced again."""
+    pending.facts.pop(effect.worker, None)
+    entry = pending.entries.get(effect.request)
+    return pending.answer(effect.request, _Q.NotFound, **_missing(entry))
+
+
+def _shutdown(pending: PendingRequests, effect: effects.Shutdown) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    return pending.answer(effect.request, _Q.Exit, **_missing(entry))
+
+
+def _stop(pending: PendingRequests, effect: effects.Stop) -> list[Reply]:
+    """Told with the answer to its heartbeat, which the scheduler gives right after this; a worker
+    that is not asking now lists the task in its next one and hears of it then."""
+    if effect.worker in pending.facts:
+        pending.stops[effect.worker] = effect
+    return []
+
+
+def _heartbeat_ack(pending: PendingRequests, effect: effects.HeartbeatAck) -> list[Reply]:
+    stop = pending.stops.pop(effect.worker, None)
+    batch = pb.Batch(name=stop.names, attempt=stop.attempts) if stop else pb.Batch()
+    return pending.answer(effect.request, _Q.Heartbeat, batch=batch, seen=effect.record)
+
+
+def _report_ack(pending: PendingRequests, effect: effects.ReportAck) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    if entry is None:
+        return []
+    if entry.kind == _Q.Complete and entry.columns:
+        entry.missing = tuple(effect.missing)  # the answer is what it steals
+        return []
+    if not effect.missing:
+        return pending.answer(effect.request, _Q.OK)
+    missing: dict[str, Any] = {}
+    if entry.kind == _Q.Complete:
+        missing = {"task": [_task(name, b"") for name in effect.missing]}
+    return pending.answer(effect.request, _Q.NotFound, **missing)
+
+
+# To whoever looks.
+
+
+def _settled(pending: PendingRequests, effect: effects.Settled) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    if entry is None:
+        effect.records = []  # nobody waits for the rest of it
+        return []
+    if entry.stream:
+        return _stream(pending, effect, entry)
+    if entry.kind == _Q.Watch:
+        entry.left -= len(effect.names) or entry.left  # without names: all of it is settled
+    _collect(entry, effect)
+    return [] if entry.left else _collected_reply(pending, effect.request, entry)
+
+
+def _stream(
+    pending: PendingRequests, effect: effects.Settled, entry: PendingRequest
+) -> list[Reply]:
+    notice = _take_ready(effect)
+    if effect.names and not notice.names:
+        return []  # none of the results is there yet
+    left = entry.left
+    entry.left -= len(notice.names) or left  # without names: all of it is settled
+    replies: list[Reply] = []
+    for part in _parts(notice):
+        left -= len(part.names) or left
+        replies.append(pending.reply(entry, _Q.Watch, batch=_settled_columns(part), n=left))
+    if not entry.left:
+        pending.drop(effect.request)
+    return replies
+
+
+def _collected_reply(pending: PendingRequests, request: int, entry: PendingRequest) -> list[Reply]:
+    """The one answer to a Watch or to Results, with what was gathered for it."""
+    notice = entry.notice
+    if not isinstance(notice, _CollectedSettled):
+        return pending.answer(request, entry.kind, batch={}, n=entry.left)
+    return pending.answer(
+        request, entry.kind, batch=_settled_columns(notice), n=entry.left + notice.left_out
+    )
+
+
+def _found(pending: PendingRequests, effect: effects.TaskDetails) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    if entry is None or not effect.views:
+        return pending.answer(effect.request, _Q.NotFound)
+    (view,) = effect.views
+    if entry.kind == _Q.Show:
+        document = views.encode(views.shown_task(view))
+        return pending.answer(effect.request, _Q.Show, document=document)
+    holder = {"location": view.worker} if view.worker else {}
+    task = _task(view.name, view.origin, _task_log(view))
+    return pending.answer(effect.request, _Q.Transfer, task=[task], **holder)
+
+
+def _counted(pending: PendingRequests, effect: effects.StatsReply) -> list[Reply]:
+    entry = pending.entries.get(effect.request)
+    if entry is not None and entry.kind == _Q.Stats:
+        document = views.encode(views.stats(effect.stats, pending.connections_cut))
+        return pending.answer(effect.request, _Q.Stats, document=document)
+    counts = effect.stats.counts
+    ready = counts[TaskState.READY]
+    unfinished = sum(counts) - sum(counts[state] for state in _OVER)
+    line = f"{unfinished} tasks unfinished, {ready} ready"
+    return pending.answer(effect.request, _Q.OK, name=line.encode(), n=ready)
+
+
+def _listed(pending: PendingRequests, effect: effects.TaskPage) -> list[Reply]:
+    document = views.encode([views.task(view) for view in effect.views])
+    cursor = {"cursor": effect.cursor} if effect.cursor else {}
+    return pending.answer(effect.request, _Q.List, document=document, **cursor)
+
+
+def _lane_list(pending: PendingRequests, effect: effects.LaneList) -> list[Reply]:
+    document = views.encode([views.lane(view) for view in effect.lanes])
+    place = {}
+    if effect.more:
+        last = effect.lanes[-1]
+        place = {"place": pb.PlaceMsg(service=last.service, lane=last.lane)}
+    return pending.answer(effect.request, _Q.Lanes, document=document, **place)
+
+
+def _rule_list(pending: PendingRequests, effect: effects.RuleList) -> list[Reply]:
+    notice = {"clause": [*map(encode_rule, effect.rules)], "version": effect.version}
+    return pending.answer(effect.request, _Q.Rules, rules=notice)
+
+
+def _explained(pending: PendingRequests, effect: effects.ExplanationReply) -> list[Reply]:
+    document = views.encode(views.explanation(effect))
+    return pending.answer(effect.request, _Q.Explain, document=document)
+
+
+def _worker_list(pending: PendingRequests, effect: effects.WorkerList) -> list[Reply]:
+    document = views.encode([views.worker(view) for view in effect.workers])
+    return pending.answer(effect.request, _Q.Workers, document=document)
+
+
+def _record_page(pending: PendingRequests, effect: effects.RecordPage) -> list[Reply]:
+    where = {"cursor": effect.cursor, "journal": effect.journal}
+    if effect.text:
+        return pending.answer(effect.request, _Q.NotFound, reason=effect.text.encode(), **where)
+    notice = views.encode([record_document(*one) for one in effect.records])
+    return pending.answer(effect.request, _Q.Follow, document=notice, **where)
+
+
+def _task_output(pending: PendingRequests, effect: effects.TaskOutput) -> list[Reply]:
+    if not effect.found:
+        return pending.answer(effect.request, _Q.NotFound)
+    batch = pb.Batch(name=[effect.name], output=[effect.text])
+    if effect.text_bytes_total:
+        batch.output_bytes_total.append(effect.text_bytes_total)
+    return pending.answer(effect.request, _Q.Output, batch=batch)
+
+
+_REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[Reply]]]] = {
+    effects.Accepted: _accepted,
+    effects.Refused: _refused,
+    effects.CommandAck: _command_ack,
+    effects.ReplyDue: _reply_due,
+    effects.Assign: _assign,
+    effects.NoWork: _no_work,
+    effects.UnknownWorker: _unknown_worker,
+    effects.Shutdown: _shutdown,
+    effects.Stop: _stop,
+    effects.HeartbeatAck: _heartbeat_ack,
+    effects.ReportAck: _report_ack,
+    effects.Settled: _settled,
+    effects.TaskDetails: _found,
+    effects.StatsReply: _counted,
+    effects.TaskPage: _listed,
+    effects.LaneList: _lane_list,
+    effects.ExplanationReply: _explained,
+    effects.WorkerList: _worker_list,
+    effects.TaskOutput: _task_output,
+    effects.RecordPage: _record_page,
+    effects.RuleList: _rule_list,
+}
+
+
+# The parts of a reply.
+
+
+def _task(name: bytes, origin: bytes, log: Sequence[bytes] = ()) -> bytes:
+    return pb.TaskMsg(name=name, origin=origin, log=log).SerializeToString()
+
+
+def _log(state: pb.TaskMsg.State, at_ns: int) -> bytes:
+    return pb.TaskMsg.LogMsg(state=state, time=at_ns // _MICROSECOND_NS).SerializeToString()
+
+
+def _task_log(view: effects.TaskView) -> list[bytes]:
+    """What happened to a task, as far as it is at hand."""
+    story = [_log(pb.TaskMsg.Pending, view.submitted_ns)]
+    if view.leased_ns:
+        story.append(_log(pb.TaskMsg.Stolen, view.leased_ns))
+    if view.state is TaskState.DONE:
+        story.append(_log(pb.TaskMsg.Done, view.ended_ns))
+    return story
+
+
+def _messages(effect: effects.Assign, *, extended: bool) -> list[bytes]:
+    """Assigned tasks as TaskMsgs; a plain worker sees names alone."""
+    log = [_log(pb.TaskMsg.Stolen, effect.at_ns)]
+    messages: list[bytes] = []
+    for index, name in enumerate(effect.names):
+        terms = effect.terms[index]
+        message = pb.TaskMsg(name=name, origin=terms.origin, log=log)
+        if extended:
+            message.payload = effect.payloads[index]
+            message.attempt = effect.attempts[index]
+            message.terms.ParseFromString(tasks.encode_terms(terms))
+            message.lane = effect.lanes[index]
+        messages.append(message.SerializeToString())
+    return messages
+
+
+def _columns(effect: effects.Assign) -> tasks.Columns:
+    """Assigned tasks as columns; terms that several share are sent once."""
+    columns: tasks.Columns = {
+        "name": effect.names,
+        "payload": _payloads(effect.payloads),
+        "attempt": effect.attempts,
+    }
+    first = effect.terms[0]
+    if effect.terms.count(first) == len(effect.terms):  # of one submission, nearly always
+        columns["terms"] = [tasks.encode_terms(first)]
+    else:
+        encoded = [*map(tasks.encode_terms, effect.terms)]
+        different = {terms: place for place, terms in enumerate(dict.fromkeys(encoded))}
+        columns["terms"] = [*different]
+        columns["terms_at"] = [different[terms] for terms in encoded]
+    if any(effect.lanes):
+        columns["lane"] = effect.lanes
+    return columns
+
+
+def _payloads(payloads: list[bytes]) -> list[bytes]:
+    """One for each task, or a large one that all of them share."""
+    first = payloads[0]
+    if len(first) < SHARED_PAYLOAD_BYTES_MIN or any(payload is not first for payload in payloads):
+        return payloads
+    return [first]
+
+
+def _missing(entry: PendingRequest | None) -> dict[str, bytes]:
+    """Of a Complete with a Steal in it: what was not the worker's."""
+    if entry is None or not entry.missing:
+        return {}
+    return {"reason": b"not held: " + b", ".join(entry.missing)}
+
+
+class _CollectedSettled(effects.Settled):
+    """What is told to a request that is answered once, as far as it fits an answer."""
+
+    text_bytes: int = 0
+    left_out: int = 0
+
+
+def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
+    """Keep what is told until the answer is due; what does not fit is only counted."""
+    notice = entry.notice
+    if not isinstance(notice, _CollectedSettled):
+        notice = entry.notice = _CollectedSettled(effect.client, effect.request, [], [], [])
+    if effect.truncated:
+        notice.truncated = {**(notice.truncated or {}), **effect.truncated}
+    if effect.aliases:
+        notice.aliases = {**(notice.aliases or {}), **effect.aliases}
+    for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
+        if text is None or (notice.names and notice.text_bytes + len(text) > TEXT_BYTES_MAX):
+            notice.left_out += 1
+            continue
+        notice.text_bytes += len(text)
+        notice.names.append(name)
+        notice.states.append(state)
+        notice.texts.append(text)
+    effect.records = []  # who asked asks again for the rest
+
+
+def _take_ready(effect: effects.Settled) -> effects.Settled:
+    """Take what can be told now out of an effect; the rest of it is told later."""
+    if not effect.records:
+        return effect
+    ready = effects.Settled(effect.client, effect.request, [], [], [], truncated=effect.truncated)
+    ready.aliases = effect.aliases
+    rest = effects.Settled(effect.client, effect.request, [], [], [])
+    for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
+        part = rest if text is None else ready
+        part.names.append(name)
+        part.states.append(state)
+        part.texts.append(text)
+    effect.names, effect.states, effect.texts = rest.names, rest.states, rest.texts
+    return ready
+
+
+def _settled_columns(notice: effects.Settled) -> tasks.Columns:
+    texts = [text or b"" for text in notice.texts]
+    names = notice.names
+    if notice.aliases:
+        names = [notice.aliases.get(name, name) for name in names]
+    columns: tasks.Columns = {"name": names, "standing": notice.states, "text": texts}
+    if notice.truncated:
+        columns["result_bytes_total"] = [notice.truncated.get(name, 0) for name in notice.names]
+    return columns
+
+
+def _parts(notice: effects.Settled) -> list[effects.Settled]:
+    """Parts of which each has room for its results in a message."""
+    parts: list[effects.Settled] = []
+    start = room = 0
+    for index, text in enumerate(notice.texts):
+        room += len(text or b"")
+        if room > TEXT_BYTES_MAX and index > start:
+            parts.append(_part(notice, start, index))
+            start, room = index, len(text or b"")
+    return [*parts, _part(notice, start, len(notice.names))]
+
+
+def _part(notice: effects.Settled, start: int, end: int) -> effects.Settled:
+    columns = (notice.names[start:end], notice.states[start:end], notice.texts[start:end])
+    return effects.Settled(
+        notice.client, notice.request, *columns, truncated=notice.truncated, aliases=notice.aliases
+    )

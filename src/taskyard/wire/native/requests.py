@@ -1,0 +1,531 @@
+"""What the native dialect's requests mean: each becomes events, or is malformed.
+
+A request is looked at as a whole before anything is remembered of it: what raises `Malformed` has
+changed nothing.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from taskyard.core import events
+from taskyard.core.limits import (
+    HEARTBEATS_MISSED_MAX,
+    NUMBER_MAX,
+    SECOND_NS,
+    SERVICES_MAX,
+)
+from taskyard.core.states import TaskState
+from taskyard.core.workers import WorkerFacts
+from taskyard.errors import Malformed
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.dialect import PREFIXES
+from taskyard.wire.native import frames as tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.wire.native.pending import PendingRequests, Request
+
+#: A request may wait for its answer this long; who still wants it then asks again. So nothing is
+#: kept for ever on behalf of a peer that is gone.
+WAIT_NS_MAX: Final = 60 * SECOND_NS
+
+#: A watch that streams is answered at least this often, with nothing if need be: that shows the
+#: peer that the broker is there, and the broker whether the peer still is.
+STREAM_HEARTBEAT_NS: Final = 10 * SECOND_NS
+
+#: Silence that an extended worker is allowed if it does not say.
+LEASE_TIMEOUT_NS: Final = 15 * SECOND_NS
+
+#: Heartbeats of an extended worker in the silence that it is allowed, if it does not say.
+HEARTBEATS_PER_TIMEOUT: Final = HEARTBEATS_MISSED_MAX + 1
+
+#: Tasks in one listing if it does not say.
+LIST_COUNT: Final = 100
+
+#: Records in one answer to who follows, if it does not say.
+FOLLOW_COUNT: Final = 1000
+
+#: A worker says the same of itself with every request: so much of it is remembered, if it is no
+#: longer than this.
+FACTS_CACHE_SIZE: Final = 1024
+FACTS_CACHE_BYTES_MAX: Final = 256
+
+_Q: Final = pb.QueryMsg
+_STATES: Final = tuple(TaskState)
+_MILLISECOND_NS: Final = SECOND_NS // 1000
+
+_UNKNOWN: Final = {
+    _Q.Refuse: events.UnknownPolicy.REFUSE,
+    _Q.Await: events.UnknownPolicy.WAIT,
+    _Q.TakeAsDone: events.UnknownPolicy.DONE,
+}
+
+
+def decode_request(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    """The events of a request. Raises Malformed."""
+    understood = _DECODERS.get(incoming.query.type)
+    if understood is None:
+        raise Malformed(f"{_Q.Type.Name(incoming.query.type)} is no request")
+    return understood(pending, incoming)
+
+
+# dwork's own requests.
+
+
+def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    _refuse_fields(incoming.query, "name", "n", "location")
+    submission, says_more = tasks.submission_of(incoming.query)
+    if not submission.names:
+        raise Malformed("a Create needs tasks")
+    incoming.extended = incoming.extended or says_more
+    told = pending.replace_watch(incoming)
+    number = _issue_create(pending, incoming, len(submission.names))
+    if pending.leaving:
+        return [events.ReplyDue(0, incoming.route, number)]
+    if incoming.extended:
+        unknown, repeat = _UNKNOWN[incoming.query.unknown], events.DuplicatePolicy.IGNORE
+    else:
+        unknown, repeat = events.UnknownPolicy.DONE, events.DuplicatePolicy.EXTEND
+    watch, campaigns = pending.entries[number].stream, tuple(incoming.query.batch.after_campaign)
+    asks = events.SubmitRequested(
+        *(0, incoming.route, submission, number, unknown, repeat, watch, campaigns),
+        partial=not incoming.extended,
+        retries=incoming.extended,
+    )
+    told.append(asks)
+    return told
+
+
+def _issue_create(pending: PendingRequests, incoming: Request, count: int) -> int:
+    """A Create that streams is a Watch as soon as it is accepted. It is never refused for what
+    waits or is watched already: who is not told asks again."""
+    if (
+        not incoming.query.stream
+        or pending.is_at_limit(incoming.route)
+        or pending.exceeds_watch_limit(incoming, count)
+    ):
+        return pending.add(incoming)
+    return pending.add(
+        incoming, deadline_ns=incoming.now_ns + STREAM_HEARTBEAT_NS, left=count, stream=True
+    )
+
+
+def _steal(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    _refuse_fields(query, "name", "task", "batch")
+    worker, count = _location(query), _count(query)
+    facts = _facts(pending, incoming, worker)
+    wait_ns = _wait_ns(query)
+    if wait_ns:
+        pending.check_waiting(incoming.route)
+    told = pending.register_worker(worker, facts, query.worker)
+    deadline_ns = incoming.now_ns + wait_ns if wait_ns else 0
+    columns = query.HasField("worker")
+    number = pending.add(incoming, worker=worker, columns=columns, deadline_ns=deadline_ns)
+    asks = events.TasksRequested(0, worker, count, bool(wait_ns), number, facts.incarnation)
+    told.append(_unless_leaving(pending, incoming, asks))
+    return told
+
+
+def _unless_leaving(
+    pending: PendingRequests, incoming: Request, asks: events.TasksRequested
+) -> events.Event:
+    """A broker that leaves has no more work, also for who comes just then."""
+    return events.ReplyDue(0, incoming.route, asks.request) if pending.leaving else asks
+
+
+def _complete(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    steals = incoming.extended and query.HasField("n")
+    _refuse_fields(query, "name", *(() if steals else ("n",)))
+    worker, report = _location(query), _report(query)
+    told: list[events.Event] = []
+    if report.outputs is not None:
+        told.append(_printed(query, report))
+    if not steals:
+        return [*told, _reported(pending, query, report, pending.add(incoming))]
+    count, facts = _count(query), _facts(pending, incoming, worker)
+    told += pending.register_worker(worker, facts, query.worker)
+    number = pending.add(incoming, worker=worker, columns=True)
+    told.append(_reported(pending, query, report, number))
+    parks = False
+    asks = events.TasksRequested(0, worker, count, parks, number, facts.incarnation)
+    told.append(_unless_leaving(pending, incoming, asks))
+    return told
+
+
+def _reported(
+    pending: PendingRequests, query: pb.QueryMsg, report: tasks.Report, number: int
+) -> events.TasksReported:
+    return events.TasksReported(
+        *(0, query.location, report.names, report.attempts, report.outcomes),
+        *(report.texts, report.retry_at_ns, number),
+        random_bits=0 if report.outcomes is None else pending.random_bits(),
+        result_bytes_total=report.result_bytes_total,
+        incarnation=_incarnation(query),
+        runs=report.runs,
+    )
+
+
+def _transfer(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    _refuse_fields(query, "name", "n")
+    worker, names = _location(query), _report(query).names
+    after = tasks.returned_after(query)
+    unknown = _UNKNOWN[query.unknown] if incoming.extended else events.UnknownPolicy.DONE
+    number, incarnation = pending.add(incoming), _incarnation(query)
+    return [events.TasksReturned(0, worker, names, after, number, unknown, incarnation)]
+
+
+def _exit(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    _refuse_fields(incoming.query, "name", "n", "task", "batch")
+    worker = _location(incoming.query)
+    pending.facts.pop(worker, None)
+    return [events.WorkerExited(0, worker, pending.add(incoming), _incarnation(incoming.query))]
+
+
+def _status(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    _refuse_fields(incoming.query, "name", "n", "location", "task")
+    is_brief = incoming.query.type == _Q.OK
+    return [events.StatsRequested(0, incoming.route, pending.add(incoming), is_brief=is_brief)]
+
+
+def _lookup(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    _refuse_fields(incoming.query, "n", "location", "task")
+    names, shows_after = [_name(incoming.query)], incoming.query.type == _Q.Show
+    return [
+        events.LookupRequested(
+            0, incoming.route, names, pending.add(incoming), shows_after=shows_after
+        )
+    ]
+
+
+# Requests of ours.
+
+
+def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    worker, report = _location(query), tasks.report_of(query)
+    attempts = report.attempts or []
+    if len(attempts) != len(report.names):
+        raise Malformed("a Heartbeat lists tasks with their attempts")
+    held = list(zip(report.names, attempts, strict=True))
+    facts = _facts(pending, incoming, worker)
+    heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
+    seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
+    heard = events.WorkerHeartbeat(0, worker, held, heartbeat_ns, pending.add(incoming), seen)
+    heard.incarnation = facts.incarnation
+    if query.HasField("trouble"):
+        heard.trouble = query.trouble
+    heard.malformed = min(query.malformed, NUMBER_MAX)
+    return [pending.worker_registered(worker, facts, query.worker), heard]
+
+
+def _progress(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    _location(incoming.query)
+    event = _printed(incoming.query, _report(incoming.query))
+    event.request = pending.add(incoming)
+    return [event]
+
+
+def _watch(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    names = list(dict.fromkeys(query.batch.name)) if query.HasField("batch") else None
+    tasks.check_count(len(names or ()))
+    tasks.check_text(names or (), "names")
+    campaign = query.scope.campaign if query.scope.HasField("campaign") else None
+    if (names is None) == (campaign is None):
+        raise Malformed("a Watch needs either names or a campaign")
+    pending.check_watched(incoming, len(names or ()))
+    told = pending.replace_watch(incoming)
+    pending.check_waiting(incoming.route)
+    deadline_ns = incoming.now_ns + (STREAM_HEARTBEAT_NS if query.stream else _wait_ns(query))
+    left = 1 if names is None else len(names)
+    number = pending.add(incoming, deadline_ns=deadline_ns, left=left, stream=query.stream)
+    told.append(events.WatchRequested(0, incoming.route, names, campaign, number))
+    return told
+
+
+def _follow(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    cursor = min(query.cursor, NUMBER_MAX) if query.HasField("cursor") else None
+    count, scope, wait_ns = _count(query, FOLLOW_COUNT), _scope(query), _wait_ns(query)
+    if scope.names is not None or scope.states is not None:
+        raise Malformed("a Follow is of a campaign, a service, a lane or a part of the name")
+    pending.check_waiting(incoming.route)
+    number = pending.add(incoming, deadline_ns=incoming.now_ns + wait_ns)
+    follows = events.FollowOptions(cursor, count, scope, query.journal)
+    return [events.ReplyDue(0, incoming.route, number, follows)]
+
+
+def _cancel(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [
+        events.CancelRequested(
+            0, incoming.route, _nonempty_scope(incoming.query), pending.add(incoming)
+        )
+    ]
+
+
+def _retry(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [
+        events.RetryRequested(
+            0, incoming.route, _nonempty_scope(incoming.query), pending.add(incoming)
+        )
+    ]
+
+
+def _list(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query = incoming.query
+    scope, count = _scope(query), _count(query, LIST_COUNT)
+    cursor, match = min(query.cursor, NUMBER_MAX), query.scope.match
+    number = pending.add(incoming)
+    return [events.ListRequested(0, incoming.route, scope, match, cursor, count, number)]
+
+
+def _workers(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [events.WorkersRequested(0, incoming.route, pending.add(incoming))]
+
+
+def _explain(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [
+        events.ExplainRequested(0, incoming.route, _name(incoming.query), pending.add(incoming))
+    ]
+
+
+def _output(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [events.OutputRequested(0, incoming.route, _name(incoming.query), pending.add(incoming))]
+
+
+def _results(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    names = _nonempty_scope(incoming.query).names
+    if names is None:
+        raise Malformed("a Results needs names")
+    return [events.ResultsRequested(0, incoming.route, list(names), pending.add(incoming))]
+
+
+def _drain(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    """Drain one worker, of any dialect, or everything. Never everything for want of a name: one
+    flipped bit makes a Drain of other requests."""
+    query = incoming.query
+    _refuse_fields(query, "name", "n", "task", "batch")
+    if query.everything == query.HasField("location"):
+        raise Malformed("a Drain needs either a location or `everything`")
+    worker = None if query.everything else query.location
+    if worker is not None:
+        tasks.check_name(worker, "a location")
+    pending.leaving = pending.leaving or query.everything
+    return [events.DrainRequested(0, incoming.route, worker, pending.add(incoming))]
+
+
+def _pause(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    scope = incoming.query.scope
+    lane = scope.lane if scope.HasField("lane") else None
+    kind = events.PauseRequested if incoming.query.type == _Q.Pause else events.ResumeRequested
+    return [kind(0, incoming.route, scope.service, lane, pending.add(incoming))]
+
+
+def _lanes(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query, scope = incoming.query, _scope(incoming.query)
+    place = query.place
+    after = (place.service, place.lane) if query.HasField("place") else None
+    count = _count(query, LIST_COUNT)
+    return [
+        events.LanesRequested(
+            *(0, incoming.route, pending.add(incoming), scope.service, scope.lane, after, count)
+        )
+    ]
+
+
+def _move(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query, scope = incoming.query, _nonempty_scope(incoming.query)
+    service = query.place.service if query.place.HasField("service") else None
+    lane = query.place.lane if query.place.HasField("lane") else None
+    if service is None and lane is None:
+        raise Malformed("a Move says where to: a lane, a service, or both")
+    if service is not None:
+        tasks.check_name(service, "a service")
+    if lane:
+        tasks.check_name(lane, "a lane")
+    return [events.MoveRequested(0, incoming.route, scope, service, lane, pending.add(incoming))]
+
+
+def _expire(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    return [
+        events.ExpireRequested(
+            0, incoming.route, _nonempty_scope(incoming.query), pending.add(incoming)
+        )
+    ]
+
+
+def _rules(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    services = tuple(incoming.query.worker.service)
+    _check_services(services)
+    return [events.RulesRequested(0, incoming.route, pending.add(incoming), services)]
+
+
+_DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.Event]]]] = {
+    _Q.Create: _create,
+    _Q.Steal: _steal,
+    _Q.Complete: _complete,
+    _Q.Transfer: _transfer,
+    _Q.Lookup: _lookup,
+    _Q.OK: _status,
+    _Q.Exit: _exit,
+    _Q.Cancel: _cancel,
+    _Q.Retry: _retry,
+    _Q.Progress: _progress,
+    _Q.Heartbeat: _heartbeat,
+    _Q.Watch: _watch,
+    _Q.List: _list,
+    _Q.Stats: _status,
+    _Q.Explain: _explain,
+    _Q.Drain: _drain,
+    _Q.Show: _lookup,
+    _Q.Output: _output,
+    _Q.Workers: _workers,
+    _Q.Pause: _pause,
+    _Q.Resume: _pause,
+    _Q.Results: _results,
+    _Q.Follow: _follow,
+    _Q.Lanes: _lanes,
+    _Q.Move: _move,
+    _Q.Expire: _expire,
+    _Q.Rules: _rules,
+}
+
+
+# The parts of a request.
+
+
+def _refuse_fields(query: pb.QueryMsg, *fields: str) -> None:
+    """A request with a field that it must not have is ill-formed."""
+    for field in fields:
+        present = bool(query.task) if field == "task" else query.HasField(field)
+        if present:
+            raise Malformed(f"a {_Q.Type.Name(query.type)} must not have `{field}`")
+
+
+def _location(query: pb.QueryMsg) -> bytes:
+    location = query.location
+    tasks.check_name(location, "a location")
+    if location.startswith(PREFIXES):
+        raise Malformed("a location must not begin with the name of another dialect and a colon")
+    return location
+
+
+def _name(query: pb.QueryMsg) -> bytes:
+    tasks.check_name(query.name, "a task's name")
+    return query.name
+
+
+def _count(query: pb.QueryMsg, default: int = 1) -> int:
+    count = query.n if query.HasField("n") else default
+    if count < 1:
+        raise Malformed(f"n must be 1 or more, not {count}")
+    return count
+
+
+def _wait_ns(query: pb.QueryMsg) -> int:
+    return min(query.wait_ms * _MILLISECOND_NS, WAIT_NS_MAX)
+
+
+def _facts(pending: PendingRequests, incoming: Request, worker: bytes) -> WorkerFacts:
+    """What a worker says of itself, now or before. A plain one has no slots, no heartbeat and one
+    service."""
+    if not incoming.query.HasField("worker"):
+        if not incoming.extended:
+            return pending.plain_worker
+        known = pending.facts.get(worker)
+        return (
+            _UNREGISTERED_FACTS if known is None or known[0] == pending.plain_worker else known[0]
+        )
+    raw = incoming.query.worker.SerializeToString()
+    return _decode_facts(raw) if len(raw) > FACTS_CACHE_BYTES_MAX else _cached_facts(raw)
+
+
+_UNREGISTERED_FACTS: Final = WorkerFacts(
+    slots_total=0, lease_timeout_ns=LEASE_TIMEOUT_NS, dialect=tasks.DIALECT
+)
+
+
+@lru_cache(FACTS_CACHE_SIZE)
+def _cached_facts(raw: bytes) -> WorkerFacts:
+    return _decode_facts(raw)
+
+
+def _check_services(services: Sequence[bytes]) -> None:
+    if len(services) > SERVICES_MAX or not all(services):
+        raise Malformed(f"a worker offers 1 to {SERVICES_MAX} services, by name")
+    tasks.check_text(services, "services")
+
+
+def _decode_facts(raw: bytes) -> WorkerFacts:
+    """What a worker says of itself."""
+    worker = pb.WorkerMsg.FromString(raw)
+    _check_services(worker.service)
+    if worker.host:
+        tasks.check_name(worker.host, "a host")
+    lease_timeout_ns = worker.silence_ns if worker.HasField("silence_ns") else LEASE_TIMEOUT_NS
+    heartbeat_ns = worker.heartbeat_ns or lease_timeout_ns // HEARTBEATS_PER_TIMEOUT
+    return WorkerFacts(
+        services=tuple(worker.service) or (b"default",),
+        slots_total=worker.slots,
+        lease_timeout_ns=min(lease_timeout_ns, NUMBER_MAX),
+        incarnation=min(worker.incarnation, NUMBER_MAX),
+        dialect=tasks.DIALECT,
+        host=worker.host,
+        pid=min(worker.pid, NUMBER_MAX),
+        heartbeat_ns=min(heartbeat_ns, NUMBER_MAX),
+    )
+
+
+def _report(query: pb.QueryMsg) -> tasks.Report:
+    report = tasks.report_of(query)
+    if not report.names:
+        raise Malformed(f"a {_Q.Type.Name(query.type)} needs tasks")
+    return report
+
+
+def _printed(query: pb.QueryMsg, report: tasks.Report) -> events.TasksProgressed:
+    columns = (report.names, report.attempts, report.percents, report.outputs)
+    return events.TasksProgressed(
+        *(0, query.location, *columns),
+        text_bytes_total=report.output_bytes_total,
+        incarnation=_incarnation(query),
+    )
+
+
+def _incarnation(query: pb.QueryMsg) -> int | None:
+    """Return which process of its name asks; None where it does not say."""
+    if query.worker.HasField("incarnation"):
+        return min(query.worker.incarnation, NUMBER_MAX)
+    return min(query.incarnation, NUMBER_MAX) if query.HasField("incarnation") else None
+
+
+def _scope(query: pb.QueryMsg) -> events.Scope:
+    """Which tasks are meant."""
+    names = None
+    if query.HasField("batch"):
+        tasks.check_count(len(query.batch.name))
+        names = tuple(query.batch.name)
+    scope = query.scope
+    states = tuple(_STATES[value] for value in scope.standing)
+    return events.Scope(
+        names=names,
+        campaign=scope.campaign if scope.HasField("campaign") else None,
+        service=scope.service if scope.HasField("service") else None,
+        lane=scope.lane if scope.HasField("lane") else None,
+        states=states or None,
+        match=scope.match,
+        any_campaign=query.any_campaign,
+    )
+
+
+def _nonempty_scope(query: pb.QueryMsg) -> events.Scope:
+    """Which tasks something is done to: never all of them by leaving everything out."""
+    if not query.HasField("batch") and not query.scope.ByteSize():
+        raise Malformed("say which tasks: names, or a scope")
+    return _scope(query)

@@ -1,0 +1,1 @@
+"""The ping-pong dialect: frames, and both ends without I/O."""

@@ -1,0 +1,1 @@
+"""The round-robin dialect: frames, and both ends without I/O."""

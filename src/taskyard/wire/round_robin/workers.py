@@ -1,0 +1,537 @@
+"""Round-robin's workers at the broker: who is registered, what each holds, who is silent. No
+sockets, no clock.
+
+A RESPONSE tells its task by the id and the way back of its message. An INCREMENT tells none: it
+frees the slot of the oldest answered message, or settles the oldest EXEC. So the table remembers
+what each worker holds, oldest first, also what the scheduler has taken from it meanwhile: such a
+message keeps its slot until the worker is done with it, for nobody can tell it to stop.
+
+What is durable of all that is asked back after a restart: see `recall`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+
+from taskyard.core import effects, events
+from taskyard.core.events import Outcome
+from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
+from taskyard.core.workers import WorkerFacts
+from taskyard.wire.dialect import ROUND_ROBIN
+from taskyard.wire.round_robin import frames as lmq
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from taskyard.core.model import Terms
+    from taskyard.wire.native.pending import Reply
+    from taskyard.wire.round_robin.frames import Message, Settings
+
+#: Workers that are remembered, registered or not; with so many, REGISTER is refused.
+PEERS_MAX: Final = 10_000
+
+#: A worker that left is remembered for so long: what it answers late is recognised.
+FORGET_NS: Final = 600 * SECOND_NS
+
+#: What was sent to a worker and came back undelivered is remembered, up to so many: it may have
+#: been delivered after all.
+RETURNED_MAX: Final = 1000
+
+#: The scheduler is told of a worker's life at most so often.
+LIFE_NS: Final = SECOND_NS
+
+#: After a restart a worker is looked for this soon, then after twice as long each time: it connects
+#: again by itself, and gets nothing before it is heard.
+RECALL_NS: Final = SECOND_NS // 4
+
+#: Taken off the slots of a worker that nothing reaches: it gets nothing until it is heard.
+_UNREACHABLE: Final = 1 << 40
+
+#: How worker names begin whose identity is no text.
+_HEX: Final = b"0x"
+
+
+class Lease(Struct, eq=False):
+    """A message that a worker has."""
+
+    name: bytes
+    attempt: int
+    #: What its RESPONSE begins with: where it goes, and its id. None: EXEC, which has none.
+    key: tuple[tuple[bytes, ...], bytes] | None
+    slots: int
+    #: Silence that its worker is allowed while it has it, if longer than usual.
+    lease_ns: int
+    #: The scheduler has taken it away, or never got its result: it is the worker's alone.
+    is_void: bool = False
+    #: A former process of the server gave it.
+    is_recalled: bool = False
+    #: A recalled EXEC: what its RESPONSE begins with if that process sent it as TRACKEXEC.
+    tracked_key: tuple[tuple[bytes, ...], bytes] | None = None
+
+
+class Peer(Struct, eq=False):
+    """A worker, registered or gone."""
+
+    identity: bytes
+    #: Its name in the core.
+    name: bytes
+    last_seen_ns: int
+    #: By which socket it was heard last; empty: not since this process began.
+    route: bytes = b""
+    slots: int = 0
+    is_registered: bool = False
+    #: It was told to go, which this dialect has no word for: it gets no more.
+    is_dismissed: bool = False
+    #: It has said that it goes, and has nothing left when it registers again.
+    has_left: bool = False
+    #: The request of a WorkerExited that the scheduler has not handled yet; 0: none.
+    exit_request: int = 0
+    #: Nothing reaches it.
+    is_cut: bool = False
+    #: It has not registered since this process began.
+    is_recalled: bool = False
+    #: It had something when the server restarted: an INCREMENT may be for any of that. So it is
+    #: sent nothing that an INCREMENT settles, until it registers with none of that left.
+    is_unsure: bool = False
+    #: What it has, oldest first.
+    leases: dict[bytes, Lease] = field(default_factory=dict)
+    #: What it has answered, and not said INCREMENT for, oldest first.
+    answered: deque[Lease] = field(default_factory=deque)
+    #: INCREMENTs that came before their RESPONSE.
+    freed_early: int = 0
+    #: The last that was sent to it.
+    just_given: list[Lease] = field(default_factory=list)
+    #: What was taken from it because it could not be sent, or was lost with its silence. It may
+    #: have that all the same.
+    returned: dict[bytes, Lease] = field(default_factory=dict)
+    pinged_ns: int = 0
+    #: When the scheduler was told of its life; None: not since this process began.
+    told_ns: int | None = None
+    #: When its silence is looked at next; 0: never.
+    timeout_check_ns: int = 0
+
+    def ahead(self) -> int:
+        """What the scheduler has to add to its slots."""
+        if self.is_cut:
+            return -_UNREACHABLE
+        return -sum(lease.slots for lease in self.all() if lease.is_void)
+
+    def all(self) -> list[Lease]:
+        """Return everything that takes a slot."""
+        return [*self.leases.values(), *self.answered]
+
+    def oldest_untracked(self) -> Lease | None:
+        """Return the EXEC that an INCREMENT settles; None: there is none, or it may be of another.
+
+        A restart may have lost the assignment of any recalled lease, or its RESPONSE.
+        """
+        oldest = next((lease for lease in self.leases.values() if lease.key is None), None)
+        if oldest is not None and oldest.is_recalled and len(self.leases) > 1:
+            return None
+        return oldest
+
+    def find(self, key: tuple[tuple[bytes, ...], bytes]) -> Lease | None:
+        """The oldest message that a RESPONSE may be about."""
+        for leases in (self.leases, self.returned):
+            for lease in leases.values():
+                if key in (lease.key, lease.tracked_key):
+                    return lease
+        return None
+
+
+class WorkerTable:
+    """All workers of this dialect, on however many sockets."""
+
+    def __init__(self, settings: Settings, socket_numbers: Iterable[int]) -> None:
+        self._settings = settings
+        #: The numbers of the sockets that this dialect is spoken on: where to look for who was not
+        #: heard since this process began.
+        self.socket_numbers = [bytes([door]) for door in socket_numbers]
+        #: By identity, and by name.
+        self._peers: dict[bytes, Peer] = {}
+        self._named: dict[bytes, Peer] = {}
+        #: (when, identity): silences to look at. An entry may be early, never late.
+        self._timeouts: list[tuple[int, bytes]] = []
+        #: When slots of recalled messages are free, whatever became of them; 0: there are none.
+        self._recall_ends_ns = 0
+        #: What effects have brought about; told to the scheduler before anything else is.
+        self.overdue: list[events.Event] = []
+        self.now_ns = 0
+        #: Answers to what is no longer the worker's, and INCREMENTs for nothing.
+        self.stale = 0
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def get(self, identity: bytes) -> Peer | None:
+        return self._peers.get(identity)
+
+    def named(self, name: bytes) -> Peer | None:
+        return self._named.get(name)
+
+    # What workers say.
+
+    def touch(self, peer: Peer, route: bytes) -> list[events.Event]:
+        """It is alive."""
+        peer.route, peer.last_seen_ns = route, self.now_ns
+        peer.just_given = []
+        was_cut, peer.is_cut = peer.is_cut, False
+        if not peer.is_registered:
+            return []
+        if was_cut or peer.told_ns is None:
+            return [self._registration(peer)]
+        if self.now_ns - peer.told_ns < LIFE_NS:
+            return []
+        peer.told_ns = self.now_ns
+        return [events.WorkerHeartbeat(0, peer.name)]
+
+    def register(self, route: bytes, slots: int) -> list[events.Event]:
+        """Add a worker, or set its slots anew. Who comes back begins with empty hands."""
+        identity = route[1:]
+        peer = self._peers.get(identity)
+        if peer is None:
+            peer = self._remember(Peer(identity, name_of(identity), self.now_ns, route))
+        if not peer.is_registered:
+            lost, peer.leases = peer.leases, {}
+            peer.returned = {} if peer.has_left else lost
+            peer.answered.clear()
+            peer.freed_early = 0
+        peer.slots = slots
+        peer.is_registered, peer.is_dismissed = True, False
+        peer.is_recalled = peer.has_left = False
+        peer.is_unsure = any(lease.is_recalled for lease in peer.all())
+        self._watch(peer)
+        return [self._registration(peer)]
+
+    def has_room_for(self, identity: bytes) -> bool:
+        """Where it is full, those who left make room."""
+        if identity in self._peers or len(self._peers) < PEERS_MAX:
+            return True
+        left = next((peer for peer in self._peers.values() if not peer.is_registered), None)
+        if left is not None:
+            self._forget(left)
+        return left is not None
+
+    def deregister(self, peer: Peer | None, request: int) -> list[events.Event]:
+        if peer is None or not peer.is_registered:
+            return []
+        peer.is_registered, peer.has_left, peer.exit_request = False, True, request
+        return [events.WorkerExited(0, peer.name, request)]
+
+    def deregistered(self, worker: bytes, request: int) -> None:
+        """Note that the scheduler has handled a goodbye."""
+        peer = self._named.get(worker)
+        if peer is not None and peer.exit_request == request:
+            peer.exit_request = 0
+
+    def increment(self, peer: Peer | None) -> list[events.Event]:
+        """A slot is free: of what was answered first, or of the oldest that wants no answer."""
+        if peer is None or not peer.is_registered:
+            self.stale += 1
+            return []
+        if peer.answered:
+            lease = peer.answered.popleft()
+            return [self._registration(peer) if lease.is_void else events.SlotFreed(0, peer.name)]
+        silent = peer.oldest_untracked()
+        if silent is not None:
+            del peer.leases[silent.name]
+            if silent.is_void:
+                return [self._registration(peer)]
+            return [events.TasksReported(0, peer.name, [silent.name], [silent.attempt])]
+        if peer.freed_early < len(peer.leases):
+            peer.freed_early += 1
+        else:
+            self.stale += 1
+        return []
+
+    def respond(
+        self, peer: Peer, lease: Lease, message: Message, request: int
+    ) -> list[events.Event]:
+        """A message is answered; its slot stays taken until INCREMENT. An answer to an earlier
+        attempt takes nothing from a later one."""
+        result = lmq.pack(message.arguments)
+        report = events.TasksReported(
+            *(0, peer.name, [lease.name], [lease.attempt], None, [result]), request=request
+        )
+        if peer.leases.get(lease.name) is not lease:
+            peer.returned.pop(lease.name, None)
+        else:
+            del peer.leases[lease.name]
+            if peer.freed_early:
+                peer.freed_early -= 1
+            else:
+                peer.answered.append(lease)
+                report.keeps_slots = True
+        if len(result) <= PAYLOAD_BYTES_MAX:
+            return [report]
+        # A failure keeps no slot: that it is taken is told before, or another would have it.
+        text = b"its result has %d bytes, and can have %d" % (len(result), PAYLOAD_BYTES_MAX)
+        report.outcomes, report.texts = [Outcome.FAILED_FINAL], [text]
+        lease.is_void = True
+        return [self._registration(peer), report] if peer.is_registered else [report]
+
+    def answer_rejected(self, lease: Lease, worker: bytes) -> None:
+        """The scheduler had no use for an answer, and kept no slot for it: the worker has that
+        until it says INCREMENT."""
+        peer = self._named.get(worker)
+        if peer is None or lease.is_void or lease not in peer.answered:
+            return
+        lease.is_void = True
+        if peer.is_registered:
+            self.overdue.append(self._registration(peer))
+
+    # What workers are told.
+
+    def give(self, effect: effects.Assign) -> list[Reply]:
+        """The messages of an assignment."""
+        peer = self._named.get(effect.worker)
+        if peer is not None and peer.exit_request:
+            return []  # decided before the goodbye, which has returned it
+        if peer is None or not (peer.is_registered and peer.route):
+            # It left: the scheduler will have heard, or hears it now.
+            gone = events.WorkerLost(0, effect.worker, b"not registered", charged=False)
+            self.overdue.append(gone)
+            return []
+        envelopes = effect.envelopes or [b""] * len(effect.names)
+        peer.just_given, replies = [], []
+        columns = (effect.names, effect.attempts, effect.terms, envelopes)
+        tasks = zip(*columns, effect.payloads, strict=True)
+        for name, attempt, terms, envelope, payload in tasks:
+            kept = _kept(terms, envelope)
+            if kept is None:
+                message = _tracked(name, attempt, (payload or name,))
+            else:
+                message = lmq.unfold(payload, kept)
+            lease = _lease(name, attempt, terms, kept)
+            if name in peer.returned or (lease.key is None and peer.is_unsure):
+                message = _tracked(name, attempt, message.arguments)
+                lease.key = ((), message.id)
+            peer.leases[name] = lease
+            peer.just_given.append(lease)
+            replies.append((peer.route, message.frames()))
+        return replies
+
+    def end(self, effect: effects.LeasesEnded) -> None:
+        """Free the slots of leases from before a restart. A late RESPONSE to one is recognised."""
+        peer = self._named.get(effect.worker)
+        if peer is None:
+            return
+        peer.is_unsure = True
+        for name, attempt in zip(effect.names, effect.attempts, strict=True):
+            lease = peer.leases.get(name)
+            if lease is not None and lease.attempt == attempt:
+                self._take_back(peer, lease)
+        for lease in [one for one in peer.answered if not one.is_void][: effect.slots_kept]:
+            peer.answered.remove(lease)
+        peer.freed_early = min(peer.freed_early, len(peer.leases))
+
+    def _forget_void(self) -> list[events.Event]:
+        """Free the slots of recalled messages that were cancelled since the restart."""
+        told = []
+        for peer in self._peers.values():
+            void = [lease for lease in peer.all() if lease.is_void and lease.is_recalled]
+            for lease in void:
+                if peer.leases.pop(lease.name, None) is None:
+                    peer.answered.remove(lease)
+            if void:
+                peer.is_unsure = True
+                peer.freed_early = min(peer.freed_early, len(peer.leases))
+                told += [self._registration(peer)] if peer.is_registered else []
+        return told
+
+    def stop(self, effect: effects.Stop) -> None:
+        """Nobody wants these any more, and the worker can't be told: they keep their slots."""
+        peer = self._named.get(effect.worker)
+        if peer is None:
+            return
+        for name, attempt in zip(effect.names, effect.attempts, strict=True):
+            lease = peer.leases.get(name)
+            if lease is not None and lease.attempt == attempt:
+                lease.is_void = True
+        if peer.is_registered:
+            self.overdue.append(self._registration(peer))
+
+    def dismiss(self, effect: effects.Shutdown) -> None:
+        peer = self._named.get(effect.worker)
+        if peer is not None and peer.is_registered:
+            peer.is_registered, peer.is_dismissed = False, True
+            self.overdue.append(events.WorkerExited(0, peer.name))
+
+    def unknown(self, effect: effects.UnknownWorker) -> None:
+        """The scheduler does not know it any more."""
+        peer = self._named.get(effect.worker)
+        if effect.request:
+            self.deregistered(effect.worker, effect.request)
+        elif peer is not None:
+            peer.is_registered = False
+
+    def cut(self, peer: Peer) -> list[events.Event]:
+        """Nothing reaches it. It keeps what it has until it is silent for too long, for it may come
+        back under its name; what was to be sent goes to others."""
+        if not (peer.is_registered and peer.route):
+            return []
+        lost = [lease for lease in peer.just_given if lease.name in peer.leases]
+        peer.just_given = []
+        told: list[events.Event] = []
+        if lost or not peer.is_cut:
+            peer.is_cut = True
+            told.append(self._registration(peer))
+        for lease in lost:
+            self._take_back(peer, lease)
+        kept = [lease.name for lease in lost if not lease.is_void]
+        return [*told, events.TasksReturned(0, peer.name, kept)] if kept else told
+
+    def _take_back(self, peer: Peer, lease: Lease) -> None:
+        del peer.leases[lease.name]
+        peer.returned[lease.name] = lease
+        for name in [*peer.returned][: max(0, len(peer.returned) - RETURNED_MAX)]:
+            del peer.returned[name]
+
+    def _registration(self, peer: Peer) -> events.Event:
+        """What the scheduler is to know of it. It minds its silence, too, a little later than we
+        do: nobody else does if it never comes back after a restart."""
+        peer.told_ns = self.now_ns
+        facts = WorkerFacts(
+            services=self._settings.services,
+            slots_total=peer.slots,
+            lease_timeout_ns=self._settings.expire_ns + max(self._settings.heartbeat_ns, LIFE_NS),
+            always_ready=True,
+            dialect=lmq.DIALECT,
+            restart_lease_ns=self._settings.expire_ns,
+        )
+        return events.WorkerRegistered(0, peer.name, facts, peer.ahead())
+
+    def recall(self, holdings: Sequence[effects.WorkerTasks]) -> None:
+        """What the scheduler knows of workers of a former process."""
+        self._recall_ends_ns = self.now_ns + self._settings.expire_ns if holdings else 0
+        for holding in holdings:
+            identity = identity_of(holding.worker)
+            if identity is None:
+                continue
+            peer = Peer(identity, holding.worker, self.now_ns, slots=holding.facts.slots_total)
+            peer.is_registered = peer.is_recalled = True
+            columns = (holding.names, holding.attempts, holding.terms, holding.envelopes)
+            for name, attempt, terms, envelope in zip(*columns, strict=True):
+                lease = _lease(name, attempt, terms, _kept(terms, envelope))
+                peer.leases[name] = lease
+            peer.answered.extend(Lease(b"", 0, None, slots, 0) for slots in holding.slots_kept)
+            for lease in peer.all():
+                lease.is_recalled = peer.is_unsure = True
+                lease.tracked_key = ((), lmq.foreign_id(lease.name, lease.attempt))
+            self._watch(self._remember(peer))
+
+    def _remember(self, peer: Peer) -> Peer:
+        self._peers[peer.identity] = self._named[peer.name] = peer
+        return peer
+
+    def _forget(self, peer: Peer) -> None:
+        del self._peers[peer.identity], self._named[peer.name]
+
+    # Time.
+
+    def take_overdue(self) -> list[events.Event]:
+        """Return what effects have brought about, which is told before anything else."""
+        told, self.overdue = self.overdue, []
+        return told
+
+    def wake_at_ns(self) -> int | None:
+        if self.overdue:
+            return 0
+        times = [self._timeouts[0][0]] if self._timeouts else []
+        if self._recall_ends_ns:
+            times.append(self._recall_ends_ns)
+        return min(times, default=None)
+
+    def time_passed(self, ping: Callable[[bytes], events.Event]) -> list[events.Event]:
+        """Who says nothing is asked whether it is there, by `ping`, and is gone after a while."""
+        told: list[events.Event] = []
+        if 0 < self._recall_ends_ns <= self.now_ns:
+            self._recall_ends_ns = 0
+            told += self._forget_void()
+        while self._timeouts and self._timeouts[0][0] <= self.now_ns:
+            at_ns, identity = heappop(self._timeouts)
+            peer = self._peers.get(identity)
+            if peer is None or peer.timeout_check_ns != at_ns:
+                continue
+            peer.timeout_check_ns = 0
+            if self._due_ns(peer) <= self.now_ns:
+                told += self._check_timeout(peer, ping)
+            if identity in self._peers:
+                self._watch(peer)
+        return told
+
+    def _check_timeout(
+        self, peer: Peer, ping: Callable[[bytes], events.Event]
+    ) -> list[events.Event]:
+        if not peer.is_registered:
+            self._forget(peer)
+            return []
+        if self.now_ns - peer.last_seen_ns >= self._timeout_ns(peer):
+            peer.is_registered = False
+            return [events.WorkerLost(0, peer.name)]
+        peer.pinged_ns = self.now_ns
+        routes = (
+            [peer.route] if peer.route else [door + peer.identity for door in self.socket_numbers]
+        )
+        return [ping(route) for route in routes]
+
+    def _watch(self, peer: Peer) -> None:
+        due_ns = self._due_ns(peer)
+        if not peer.timeout_check_ns or due_ns < peer.timeout_check_ns:
+            peer.timeout_check_ns = due_ns
+            heappush(self._timeouts, (due_ns, peer.identity))
+
+    def _due_ns(self, peer: Peer) -> int:
+        if not peer.is_registered:
+            return peer.last_seen_ns + FORGET_NS
+        attended_ns = max(peer.last_seen_ns, peer.pinged_ns)
+        ping_after_ns = self._settings.heartbeat_ns
+        if not peer.route:
+            ping_after_ns = min(ping_after_ns, max(RECALL_NS, attended_ns - peer.last_seen_ns))
+        silent_ns = peer.last_seen_ns + self._timeout_ns(peer)
+        return min(attended_ns + ping_after_ns, silent_ns)
+
+    def _timeout_ns(self, peer: Peer) -> int:
+        leases = [lease for lease in peer.leases.values() if not lease.is_void]
+        asked_ns = max((lease.lease_ns for lease in leases), default=0)
+        return max(self._settings.expire_ns, asked_ns)
+
+
+def _kept(terms: Terms, envelope: bytes) -> lmq.Envelope | None:
+    """What a task keeps of its message; None: it came in by another dialect."""
+    return lmq.open_envelope(envelope) if terms.dialect == lmq.DIALECT else None
+
+
+def _lease(name: bytes, attempt: int, terms: Terms, kept: lmq.Envelope | None) -> Lease:
+    key: tuple[tuple[bytes, ...], bytes] | None = ((), lmq.foreign_id(name, attempt))
+    if kept is not None:
+        key = (kept.way_back, kept.id) if kept.command == lmq.TRACKEXEC else None
+    return Lease(name, attempt, key, terms.slots, terms.lease_ns)
+
+
+def _tracked(name: bytes, attempt: int, arguments: Sequence[bytes]) -> Message:
+    """Return a message whose RESPONSE comes to us, and tells its task."""
+    return lmq.Message(lmq.TRACKEXEC, lmq.foreign_id(name, attempt), arguments)
+
+
+def name_of(identity: bytes) -> bytes:
+    """A worker's name in the core: its identity if one can type it, else as digits."""
+    is_text = identity.isascii() and identity.decode("latin-1").isprintable()
+    if is_text and not identity.startswith(_HEX):
+        return ROUND_ROBIN + identity
+    return ROUND_ROBIN + _HEX + identity.hex().encode()
+
+
+def identity_of(name: bytes) -> bytes | None:
+    """The identity behind a name; None: there is none."""
+    identity = name.removeprefix(ROUND_ROBIN)
+    if not identity.startswith(_HEX):
+        return identity
+    try:
+        return bytes.fromhex(identity[len(_HEX) :].decode("latin-1"))
+    except ValueError:
+        return None

@@ -1,0 +1,409 @@
+r"""What is looked at as JSON: tasks, workers, statistics, explanations.
+
+Owns the names of the fields, which scripts rely on: one may be added, none renamed or removed.
+Names are text; a byte that is none is shown as \x and its number. Times are in seconds since the
+epoch, to the millisecond, and null where there is none. What was decided, record by record, is in
+`record_documents`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct
+
+from taskyard.core.identity import split
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import shown
+from taskyard.core.states import WorkerState
+from taskyard.wire.payloads import EXEC
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taskyard.core import effects, runs
+
+_MILLISECOND_NS: Final = SECOND_NS // 1000
+
+encode = msgspec.json.Encoder().encode
+
+
+class Document(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of all documents, and of what they are made of."""
+
+
+class Counts(Document):
+    """How many tasks are in each state."""
+
+    blocked: int
+    delayed: int
+    ready: int
+    leased: int
+    done: int
+    failed: int
+    cancelled: int
+
+
+class Task(Document):
+    """A task."""
+
+    #: Its name in its campaign.
+    name: str
+    #: One of the fields of `Counts`.
+    state: str
+    #: Empty: none.
+    campaign: str
+    service: str
+    #: Empty: the open lane of its service.
+    lane: str
+    priority: int
+    slots: int
+    attempt: int
+    failures: int
+    #: Workers that were lost with it.
+    losses: int
+    waits_for: int
+    dependents: int
+    #: Full names of some of those that hold it up, where it was asked for by name.
+    after: list[str]
+    worker: str | None
+    #: Of its latest failure.
+    reason: str
+    submitted: float | None
+    due: float | None
+    leased: float | None
+    ended: float | None
+
+
+class Attempt(Document):
+    """An attempt at a task. What was not measured is null."""
+
+    attempt: int
+    worker: str
+    #: `finished`, `failed`, `postponed`, `returned`, `expired` or `cancelled`; null: it is leased.
+    outcome: str | None
+    started: float | None
+    ended: float | None
+    #: When the broker got the report, or ended the lease.
+    settled: float | None
+    exit_status: int | None
+    #: The number of the signal that ended it.
+    signal: int | None
+    host: str | None
+    cpu_seconds: float | None
+    #: Peak resident memory in bytes.
+    memory_max: int | None
+
+
+class ShownTask(Task):
+    """A task that was asked for by name."""
+
+    #: The command that it runs; null: it runs none, or has ended and left the journal.
+    argv: list[str] | None
+    #: The latest ones. Those of a task that has left the journal are in its history alone.
+    attempts: list[Attempt]
+
+
+class Campaign(Document):
+    """A campaign."""
+
+    name: str
+    counts: Counts
+    #: Tasks that are done, but whose result is truncated.
+    truncated: int
+
+
+class Service(Document):
+    """A service."""
+
+    name: str
+    counts: Counts
+    #: That offer it.
+    workers: int
+
+
+class Pause(Document):
+    """A service that is paused, or a lane of it."""
+
+    service: str
+    lane: str | None
+
+
+class RefusedTasks(Document):
+    """Tasks that were refused while others of their message were accepted."""
+
+    #: One of a closed list.
+    code: str
+    #: The first few.
+    names: list[str]
+    #: Why the first of them was refused.
+    text: str
+
+
+class Stats(Document):
+    """How much of everything there is."""
+
+    counts: Counts
+    #: Blocked tasks that nothing can release any more.
+    behind_failure: int
+    workers: int
+    #: Decisions since the journal began.
+    records: int
+    accepting: bool
+    #: Everything is paused.
+    paused: bool
+    campaigns: list[Campaign]
+    services: list[Service]
+    #: Services and lanes that are paused; not the lanes of a service that has thousands of them.
+    pauses: list[Pause]
+    #: Tasks of plain dwork peers that were refused since the broker started, and the latest.
+    refused: int
+    refused_last: RefusedTasks | None
+    #: Work since the journal was last compacted, in units of the work that makes that due. Above
+    #: 1.5 submissions are slowed, above 2.5 they are refused for a while.
+    compaction_lag: float
+    #: Connections that were cut since the broker started, by reason: "connections", "memory",
+    #: "frames".
+    connections_cut: dict[str, int]
+
+
+class Worker(Document):
+    """A worker."""
+
+    name: str
+    #: "idle", "running": has tasks, and room for more; "full", "draining".
+    state: str
+    #: It asked for work and waits for it.
+    parked: bool
+    #: The machine and process that it runs in, where its dialect says so.
+    host: str | None
+    pid: int | None
+    dialect: str
+    services: list[str]
+    #: 0: no limit.
+    slots: int
+    slots_used: int
+    tasks: int
+    #: Seconds since its last sign of life, and the most that it may be silent.
+    heard_ago: float
+    silence_max: float | None
+    #: Why it can't start its agents; empty: it can, or has none.
+    trouble: str
+    #: Lines of its agents that are neither report nor comment.
+    malformed: int
+
+
+class Lane(Document):
+    """A lane that has tasks."""
+
+    service: str
+    #: Empty: the open lane of its service.
+    lane: str
+    #: The section of the settings that it is run by; empty: none, but the defaults.
+    clause: str
+    #: Lanes of that section served at once; 0: no limit.
+    clause_limit: int
+    #: That are not done or cancelled; what is in none of the following states has failed.
+    tasks: int
+    blocked: int
+    delayed: int
+    #: Due.
+    ready: int
+    leased: int
+    #: That serve it now.
+    workers: int
+    #: Tasks that may be out at once; 0: no limit.
+    limit: int
+    #: When the oldest of its tasks was submitted.
+    oldest: float | None
+    #: The most that one of its tasks has had.
+    attempts: int
+    next_due: float | None
+    #: One of a closed list; the sentence is for people.
+    reason: str
+    why: str
+
+
+class Explanation(Document):
+    """Why a task is where it is."""
+
+    #: Its name in its campaign.
+    name: str
+    #: Empty: none.
+    campaign: str
+    reason: str
+    sentence: str
+    #: Full names of the tasks that it waits for, or of the cancelled one that it waited for.
+    after: list[str]
+
+
+def seconds(ns: int) -> float | None:
+    return ns // _MILLISECOND_NS / 1000 if ns else None
+
+
+def counts(values: list[int]) -> Counts:
+    blocked, delayed, ready, leased, done, failed, cancelled = values
+    return Counts(
+        blocked=blocked,
+        delayed=delayed,
+        ready=ready,
+        leased=leased,
+        done=done,
+        failed=failed,
+        cancelled=cancelled,
+    )
+
+
+def task(view: effects.TaskView) -> Task:
+    return Task(
+        name=shown(split(view.name, view.campaign)),
+        state=view.state.name.lower(),
+        campaign=shown(view.campaign),
+        service=shown(view.service),
+        lane=shown(view.lane),
+        priority=view.priority,
+        slots=view.slots,
+        attempt=view.attempt,
+        failures=view.failures,
+        losses=view.losses,
+        waits_for=view.waits,
+        dependents=view.dependents,
+        after=[shown(name) for name in view.after],
+        worker=shown(view.worker) or None,
+        reason=shown(view.reason),
+        submitted=seconds(view.submitted_ns),
+        due=seconds(view.due_ns),
+        leased=seconds(view.leased_ns),
+        ended=seconds(view.ended_ns),
+    )
+
+
+def shown_task(view: effects.TaskView) -> ShownTask:
+    return ShownTask(
+        **msgspec.structs.asdict(task(view)),
+        argv=_argv(view),
+        attempts=[*map(attempt, view.attempts)],
+    )
+
+
+class _Command(Struct):
+    argv: list[str]
+
+
+def _argv(view: effects.TaskView) -> list[str] | None:
+    if view.payload is None or view.service != EXEC:
+        return None
+    try:
+        return msgspec.json.decode(view.payload, type=_Command).argv
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def attempt(one: runs.Attempt) -> Attempt:
+    status = one.status
+    return Attempt(
+        attempt=one.number,
+        worker=shown(one.worker),
+        outcome=shown(one.outcome) or None,
+        started=seconds(one.started_ns),
+        ended=seconds(one.started_ns + one.run_ns) if one.started_ns else None,
+        settled=seconds(one.settled_ns),
+        exit_status=status if status is not None and status >= 0 else None,
+        signal=-status if status is not None and status < 0 else None,
+        host=shown(one.host) or None,
+        cpu_seconds=one.cpu_ns / SECOND_NS if one.cpu_ns else None,
+        memory_max=one.memory_max_bytes or None,
+    )
+
+
+def stats(value: effects.Stats, connections_cut: Mapping[str, int]) -> Stats:
+    return Stats(
+        counts=counts(value.counts),
+        behind_failure=value.stuck,
+        workers=value.workers,
+        records=value.records,
+        accepting=value.accepting,
+        paused=value.paused,
+        campaigns=[
+            Campaign(name=shown(name), counts=counts(of), truncated=truncated)
+            for name, of, truncated in value.campaigns
+        ],
+        services=[
+            Service(name=shown(name), counts=counts(of), workers=workers)
+            for name, of, workers in value.services
+        ],
+        pauses=[
+            Pause(service=shown(name), lane=None if lane is None else shown(lane))
+            for name, lane in value.pauses
+        ],
+        refused=value.refused,
+        refused_last=None if value.refused_last is None else _refused(value.refused_last),
+        compaction_lag=value.lag_percent / 100,
+        connections_cut=dict(connections_cut),
+    )
+
+
+def _refused(value: effects.RefusedTasks) -> RefusedTasks:
+    names = [shown(name) for name in value.names]
+    return RefusedTasks(code=value.refusal.value, names=names, text=value.text)
+
+
+def worker(view: effects.WorkerView) -> Worker:
+    return Worker(
+        name=shown(view.name),
+        state=_worker_state(view),
+        parked=view.state in (WorkerState.PARKED, WorkerState.WOKEN),
+        host=shown(view.host) or None,
+        pid=view.pid or None,
+        dialect=shown(view.dialect),
+        services=[shown(name) for name in view.services],
+        slots=view.slots_total,
+        slots_used=view.slots_used,
+        tasks=view.held,
+        heard_ago=seconds(view.last_seen_ns_ago) or 0.0,
+        silence_max=seconds(view.lease_timeout_ns),
+        trouble=shown(view.trouble),
+        malformed=view.malformed,
+    )
+
+
+def _worker_state(view: effects.WorkerView) -> str:
+    """Name the state of a worker, from what it holds."""
+    if view.state is WorkerState.DRAINING:
+        return "draining"
+    if not view.slots_used:
+        return "idle"
+    return "full" if 0 < view.slots_total <= view.slots_used else "running"
+
+
+def lane(view: effects.LaneView) -> Lane:
+    return Lane(
+        service=shown(view.service),
+        lane=shown(view.lane),
+        clause=shown(view.rule),
+        clause_limit=view.rule_limit,
+        tasks=view.tasks,
+        blocked=view.blocked,
+        delayed=view.delayed,
+        ready=view.ready,
+        leased=view.leased,
+        workers=view.workers,
+        limit=view.limit,
+        oldest=seconds(view.oldest_ns),
+        attempts=view.attempts,
+        next_due=seconds(view.next_due_ns),
+        reason=view.reason.value,
+        why=view.sentence,
+    )
+
+
+def explanation(effect: effects.ExplanationReply) -> Explanation:
+    value = effect.explanation
+    return Explanation(
+        name=shown(split(effect.name, effect.campaign)),
+        campaign=shown(effect.campaign),
+        reason=value.reason.value,
+        sentence=value.sentence,
+        after=[shown(one) for one in value.after],
+    )

@@ -1,0 +1,1 @@
+"""The Worker-Manager Protocol: frames, and both ends without I/O."""

@@ -1,0 +1,154 @@
+"""What flows to an agent, and what it says on the side: a pipe to its stdin, and lines for the log.
+
+Neither waits for anybody, and neither keeps more than is named. Knows nothing of tasks but their
+keys.
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from selectors import EVENT_WRITE, BaseSelector
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.wire.hungry.frames import Key
+from taskyard.worker.limits import AGENT_LOG_LINES_MAX, LAST_LINE_BYTES_MAX
+from taskyard.worker.output import last_line
+
+logger = logging.getLogger("taskyard.worker")
+
+
+class StdinPipe:
+    """A pipe from us to a process: never blocks, keeps what the process does not take yet."""
+
+    def __init__(self, selector: BaseSelector) -> None:
+        self._selector = selector
+        self._reading, writing = os.pipe()
+        #: None when it is closed, by us or by the process.
+        self._writing: int | None = writing
+        os.set_blocking(writing, False)
+        #: Lines that are not wholly written. Views: nothing is copied.
+        self._unsent: deque[tuple[Key | None, memoryview]] = deque()
+        #: The first of them was begun.
+        self._is_begun = False
+        self._is_polled = False
+        self._is_ending = False
+
+    @contextmanager
+    def reading_end(self) -> Iterator[int]:
+        """The reading end, for as long as it takes to start the process that gets it. If that
+        fails the pipe is gone."""
+        try:
+            yield self._reading
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(self._reading)
+
+    def is_open(self) -> bool:
+        return self._writing is not None and not self._is_ending
+
+    def send(self, line: bytes, key: Key | None = None) -> None:
+        """A line, and the task that it gives."""
+        if line:
+            self._unsent.append((key, memoryview(line)))
+            self._write()
+
+    def end(self) -> None:
+        """Close it when all is written."""
+        self._is_ending = True
+        self._write()
+
+    def close(self) -> None:
+        if self._writing is not None:
+            self._poll(wanted=False)
+            os.close(self._writing)
+            self._writing = None
+
+    def unsent_keys(self) -> list[Key]:
+        """Tasks of which the process has not got a byte."""
+        unsent = list(self._unsent)[1 if self._is_begun else 0 :]
+        return [key for key, _ in unsent if key is not None]
+
+    def _write(self) -> None:
+        if self._writing is None:
+            return
+        try:
+            while self._unsent:
+                key, line = self._unsent[0]
+                written = os.write(self._writing, line)
+                self._is_begun = written < len(line)
+                if self._is_begun:
+                    self._unsent[0] = (key, line[written:])
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:  # it does not read any more, or it has died, which its pidfd will tell
+            self.close()
+            return
+        if self._is_ending and not self._unsent:
+            self.close()
+        else:
+            self._poll(wanted=bool(self._unsent))
+
+    def _poll(self, *, wanted: bool) -> None:
+        if self._writing is None or wanted == self._is_polled:
+            return
+        self._is_polled = wanted
+        if wanted:
+            self._selector.register(self._writing, EVENT_WRITE, self._on_writable)
+        else:
+            self._selector.unregister(self._writing)
+
+    def _on_writable(self, _events: int) -> None:
+        self._write()
+
+
+class LineLogger:
+    """What a process says to people, line by line into the log: long lines cut, and not more of
+    them in a second than one can read."""
+
+    def __init__(self, source: str, now_ns: Callable[[], int]) -> None:
+        self._who = source
+        self._now_ns = now_ns
+        self._pending = b""
+        self._second = 0
+        self._lines = 0
+        self._suppressed = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Bytes of any length, with and without ends of lines."""
+        *lines, rest = (self._pending + chunk).split(b"\n")
+        self._pending = rest[: LAST_LINE_BYTES_MAX + 1]
+        for line in lines:
+            self.log(line)
+
+    def log(self, line: bytes, level: int = logging.WARNING) -> None:
+        text = last_line(line[:LAST_LINE_BYTES_MAX]).decode()
+        if text and len(line) > LAST_LINE_BYTES_MAX:
+            text += " [...]"
+        if not text or not logger.isEnabledFor(level):
+            return
+        second = self._now_ns() // SECOND_NS
+        if second != self._second:
+            self._second, self._lines = second, 0
+        self._lines += 1
+        if self._lines > AGENT_LOG_LINES_MAX:
+            self._suppressed += 1
+            return
+        self._log_suppressed()
+        logger.log(level, "%s: %s", self._who, text)
+
+    def end(self) -> None:
+        """The last line may have no end."""
+        self.log(self._pending)
+        self._pending = b""
+        self._log_suppressed()
+
+    def _log_suppressed(self) -> None:
+        if self._suppressed:
+            logger.warning("%s: %d more lines were not logged", self._who, self._suppressed)
+            self._suppressed = 0

@@ -1,0 +1,231 @@
+"""The program of a child process: calls functions for its worker, one after the other.
+
+Started as `python -P -m taskyard.worker.call_child DESCRIPTOR MODULE...` with a socket to the
+worker and the modules that are allowed. It ends when the worker closes the socket. The outcome of a
+call goes over the socket; what is printed, and the traceback of an exception, go where stdout and
+stderr go.
+"""
+
+import faulthandler
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from typing import Any, NoReturn
+
+from taskyard.core.events import Outcome
+from taskyard.errors import UserError
+from taskyard.wire import pickled
+from taskyard.wire.payloads import Call, decode_call, encode_value
+from taskyard.wire.pickled import Pickled
+from taskyard.worker import allow_list, call_frames
+from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
+from taskyard.worker.meter import UsageMeter
+from taskyard.worker.origins import MainScripts
+from taskyard.worker.output import cut_reason
+from taskyard.worker.processes import task_env
+
+#: The outcome, the result or the reason, and what belongs at the end of the output.
+CallResult = tuple[Outcome, bytes, bytes]
+
+#: Their frames say nothing to a user.
+_OWN_FILES = (__file__, allow_list.__file__, pickled.__file__)
+
+
+class _CallRefused(Exception):
+    """What can't be done, now or at another attempt."""
+
+
+class CallRunner:
+    """Does calls; keeps the functions that it has found."""
+
+    def __init__(self, allow: Sequence[str]) -> None:
+        self._allow = allow
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._main_scripts = MainScripts()
+        self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+
+    def run(self, name: bytes, attempt: int, payload: bytes, campaign: bytes) -> CallResult:
+        """Whatever the function does becomes an answer, unless it ends the process."""
+        work = decode_call(payload)
+        os.environ.update(task_env(name, attempt, campaign))
+        try:
+            if isinstance(work, Pickled):
+                return self._run_pickled(work)
+            with _extra_environment(work.env or {}):
+                return self._run_call(work)
+        finally:
+            # Wherever a function went, the next one begins where the worker is.
+            os.fchdir(self._directory)
+            _flush()
+
+    def _run_call(self, call: Call) -> CallResult:
+        try:
+            return Outcome.DONE, self._result(call), b""
+        except SystemExit as error:
+            _exit_process(error)
+        except _CallRefused as error:
+            return _refusal(error)
+        except BaseException as error:  # noqa: BLE001 - none of them may end the process
+            _print_traceback(error)
+            return _failure(error)
+
+    def _run_pickled(self, call: Pickled) -> CallResult:
+        """As Python's own executors do it: an exception of any kind goes back to the caller."""
+        try:
+            return Outcome.DONE, self._pickled_result(call), b""
+        except _CallRefused as error:
+            return _refusal(error)
+        except BaseException as error:  # noqa: BLE001 - none of them may end the process
+            printed = _print_traceback(error)
+            return _failure(error, pickled.encode_exception(error, printed, call.origin.token))
+
+    def _result(self, call: Call) -> bytes:
+        if call.cwd is not None:
+            os.chdir(call.cwd)
+        value = self._function(call.call)(*call.args, **call.kwargs)
+        try:
+            return _check_size(encode_value(value, "result"), RESULT_BYTES_MAX)
+        except UserError as error:
+            raise _CallRefused(str(error)) from error
+
+    def _pickled_result(self, call: Pickled) -> bytes:
+        try:
+            self._main_scripts.activate(call.origin)
+            function, args, kwargs = pickled.unpickle(call.call)
+        except UserError as error:
+            raise _CallRefused(str(error)) from error
+        except Exception as error:
+            raise _CallRefused(_unpickle_error(call, error)) from error
+        value = function(*args, **kwargs)
+        try:
+            return _check_size(pickled.pickle_result(value), PICKLED_BYTES_MAX)
+        except UserError as error:
+            raise _CallRefused(str(error)) from error
+
+    def _function(self, call: str) -> Callable[..., Any]:
+        function = self._functions.get(call)
+        if function is None:
+            try:
+                function = allow_list.find_function(call, self._allow)
+            except UserError as error:
+                raise _CallRefused(str(error)) from error
+            self._functions[call] = function
+        return function
+
+
+@contextmanager
+def _extra_environment(added: Mapping[str, str]) -> Iterator[None]:
+    """For one call only."""
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _check_size(result: bytes, bytes_max: int) -> bytes:
+    if len(result) > bytes_max:
+        raise _CallRefused(
+            f"the result has {len(result)} bytes, and {bytes_max} is the limit; "
+            "write it to a file and return the file's name"
+        )
+    return result
+
+
+def _refusal(error: _CallRefused) -> CallResult:
+    return Outcome.FAILED_FINAL, cut_reason(str(error).encode(errors="replace")), b""
+
+
+def _failure(error: BaseException, line: bytes = b"") -> CallResult:
+    return Outcome.FAILED, cut_reason(_exception_text(error).encode(errors="replace")), line
+
+
+def _unpickle_error(call: Pickled, error: Exception) -> str:
+    text = f"the call can't be unpickled by the worker: {_exception_text(error)}"
+    if call.origin.main is None and call.origin.main_module is None and b"_main__" in call.call:
+        text += "; what is defined in an interactive session has to be put in a file"
+    return text
+
+
+def _flush() -> None:
+    """So that all that was printed is in the pipe before the answer is sent."""
+    for stream in (sys.stdout, sys.stderr):
+        # A function may have closed them, or put something else in their place.
+        with suppress(Exception):
+            stream.flush()
+
+
+def _exit_process(error: SystemExit) -> NoReturn:
+    """What `sys.exit` asks for, at once: threads that a function left behind are not waited for."""
+    status = error.code
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)  # noqa: T201 - as Python itself does
+        status = 1
+    _flush()
+    os._exit((status or 0) & 0xFF)
+
+
+def _print_traceback(error: BaseException) -> str:
+    """From the function on. Returns what was printed."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename in _OWN_FILES:
+        frame = frame.tb_next
+    _flush()
+    text = "".join(traceback.format_exception(type(error), error, frame))
+    _write(2, text.encode(errors="backslashreplace"))
+    return text
+
+
+def _exception_text(error: BaseException) -> str:
+    """As the last line of a traceback says it."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - it is a user's own class
+        text = "an exception that can't be shown"
+    return f"{name}: {text}" if text else name
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def serve(descriptor: int, allow: Sequence[str]) -> None:
+    """Until the worker closes the socket."""
+    caller = CallRunner(allow)
+    inbox, meter = call_frames.FrameBuffer(), UsageMeter()
+    _write(descriptor, call_frames.READY)
+    while received := os.read(descriptor, READ_BYTES_MAX):
+        for frame in inbox.add(received):
+            meter.start()
+            run = caller.run(*call_frames.unpack_call(frame))
+            _write(descriptor, call_frames.pack_result(*run, meter.stop()))
+
+
+def main() -> None:
+    descriptor = int(sys.argv[1])
+    # What a function starts must not hold the socket.
+    os.set_inheritable(descriptor, False)  # noqa: FBT003 - its only way to be told
+    # A crash shows its Python frames, and what was printed before it is not lost.
+    faulthandler.enable()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    # In front only now: our own imports are done, and a user's modules are found.
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a text is wanted
+    serve(descriptor, sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

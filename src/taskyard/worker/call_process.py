@@ -1,0 +1,189 @@
+"""Tasks of `call` and `pickle`: functions, in Python processes that are kept for the next call.
+
+A child does one call at a time; what it prints between an order and its answer is that call's
+output. One that dies, or has to be ended, takes its call with it and is replaced for the next one.
+What a call left running in its process, or changed there, stays until the process ends.
+"""
+
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from selectors import EVENT_READ, EVENT_WRITE
+from typing import Final
+
+from taskyard.core.events import Outcome
+from taskyard.core.runs import Run
+from taskyard.worker import call_frames
+from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.limits import (
+    CHILD_START_NS_MAX,
+    OUTPUT_TAIL_BYTES,
+    PICKLED_BYTES_MAX,
+    READ_BYTES_MAX,
+)
+from taskyard.worker.output import Tail
+from taskyard.worker.processes import STATUS_UNKNOWN, Process, Streams, start, status_text
+from taskyard.worker.supervised import Pipe, RunnerContext, SupervisedProcess
+
+#: Not with the current directory in front (-P): a user's `json.py` must not become the child's.
+_PROGRAM: Final = ("-P", "-m", "taskyard.worker.call_child")
+
+#: No answer of ours is longer; more is something else that writes to our socket.
+_REPLY_BYTES_MAX: Final = PICKLED_BYTES_MAX + READ_BYTES_MAX
+
+
+class CallProcess(SupervisedProcess):
+    """One Python process, the socket to it, and the call that it is at."""
+
+    def __init__(
+        self,
+        process: Process,
+        connection: socket.socket,
+        output: Tail,
+        pipe: Pipe,
+        runner_context: RunnerContext,
+    ) -> None:
+        super().__init__(process, runner_context)
+        self._socket = connection
+        self._output = output
+        self._pipe = pipe
+        self._inbox = call_frames.FrameBuffer()
+        #: Of an order that is larger than the socket's room. A view: nothing is copied.
+        self._unsent = memoryview(b"")
+        self._is_ready = False
+        self._is_connected = True
+        runner_context.selector.register(connection, EVENT_READ, self._on_socket)
+
+    def is_free(self) -> bool:
+        return self.job is None and self._is_connected and not self.is_ending()
+
+    def call(self, job: Job) -> None:
+        """Begin with a job; only for one that is free."""
+        self._assign(job)
+        if not self._is_ready:
+            # Python's own start is not the task's time.
+            self.due_ns = self._context.now_ns() + CHILD_START_NS_MAX
+        # What a former call's threads printed since is not this one's.
+        self._output.clear()
+        order = call_frames.pack_call(job.name, job.attempt, job.payload, job.campaign)
+        self._send(memoryview(order))
+
+    def _limit_text(self) -> bytes:
+        if self._is_ready:
+            return super()._limit_text()
+        return b"the worker's Python process was not ready for a call within a minute"
+
+    def _send(self, order: memoryview) -> None:
+        try:
+            sent = self._socket.send(order)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            sent = len(order)  # It has died, which its pidfd will tell.
+        was_waiting, self._unsent = bool(self._unsent), order[sent:]
+        if bool(self._unsent) != was_waiting:
+            events = EVENT_READ | EVENT_WRITE if self._unsent else EVENT_READ
+            self._context.selector.modify(self._socket, events, self._on_socket)
+
+    def _on_socket(self, events: int) -> None:
+        if self._is_connected and events & EVENT_WRITE:
+            self._send(self._unsent)
+        if self._is_connected and events & EVENT_READ:
+            self._receive()
+
+    def _receive(self) -> bool:
+        """Whether there may be more."""
+        try:
+            received = self._socket.recv(READ_BYTES_MAX)
+        except BlockingIOError:
+            return False
+        except OSError:
+            received = b""
+        if not received:
+            self._close_socket()
+            return False
+        for frame in self._inbox.add(received):
+            self._on_frame(frame)
+        if self._inbox.bytes_pending() > _REPLY_BYTES_MAX:
+            self._on_malformed()
+        return self._is_connected
+
+    def _close_socket(self) -> None:
+        if self._is_connected:
+            self._is_connected = False
+            self._context.selector.unregister(self._socket)
+            self._socket.close()
+
+    def _on_frame(self, frame: bytes) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self._began_ns = self._context.now_ns()
+            if not self.is_ending():
+                self._start_limit()
+            return
+        try:
+            answer = call_frames.unpack_result(frame)
+        except ValueError:
+            self._on_malformed()
+        else:
+            self._on_answer(*answer)
+
+    def _on_answer(self, outcome: Outcome, text: bytes, output_end: bytes, run: Run | None) -> None:
+        if self.job is None:
+            self._on_malformed()
+        elif self.is_ending():
+            # Too late, and there is nothing left to put in order.
+            self.process.signal(signal.SIGKILL)
+        else:
+            # All that the call printed was in the pipe before its answer was sent.
+            self._pipe.drain()
+            done = self._done(self.job, outcome, text)
+            done.output += output_end
+            done.output_bytes_total += len(output_end) if done.output_bytes_total else 0
+            done.run = run
+            self._clear_job()
+            self._context.report(done)
+
+    def _on_malformed(self) -> None:
+        """It can't be believed any more, whatever it says next."""
+        self._close_socket()
+        self.end(b"something in the called process wrote to the worker's own connection")
+
+    def _on_ended(self, status: int) -> JobResult | None:
+        # It may have died after its answer.
+        while self._is_connected and self._receive():
+            pass
+        self._close_socket()
+        self._pipe.drain()
+        self._pipe.close()
+        if self.job is None:
+            return None
+        died = f"the process died: {status_text(status)}".encode()
+        done = self._done(self.job, Outcome.FAILED, self._ending or died)
+        # What the process used is not that of its last call alone.
+        done.run = self._run_record(None if status == STATUS_UNKNOWN else status)
+        return done
+
+    def _done(self, job: Job, outcome: Outcome, text: bytes) -> JobResult:
+        output, bytes_total = self._output.with_size()
+        return JobResult(job, outcome, text, output, output_bytes_total=bytes_total)
+
+
+def start_child(allow: Sequence[str], runner_context: RunnerContext) -> CallProcess:
+    """Raises OSError if there is no room for one more process."""
+    output = Tail(OUTPUT_TAIL_BYTES)
+    pipe = Pipe(runner_context.selector, output.add)
+    with pipe.writing_end() as writing:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptor = theirs.fileno()
+            argv = [sys.executable, *_PROGRAM, str(descriptor), *allow]
+            streams = Streams(runner_context.dev_null, writing, writing, [descriptor])
+            try:
+                process = start(argv, streams, runner_context.env)
+            except BaseException:
+                ours.close()
+                raise
+    ours.settimeout(0)
+    return CallProcess(process, ours, output, pipe, runner_context)

@@ -1,0 +1,502 @@
+"""The worker's loop: asks for tasks, has them run, reports, shows life.
+
+Owns what the worker holds, from the assignment to the broker's word that the report is durable. The
+lease belongs to this loop: as long as it turns, its heartbeats list what it holds, whatever the
+children do; if it hangs they stop, and the tasks go to others. Gets its line, runner and clock as
+arguments. Where its hands follow the broker's rules it takes no task before it knows these, and
+asks for them again now and then.
+
+One report and one wish for more tasks are under way at a time: what is done meanwhile is gathered
+and leaves together, with the next wish in the same message. What the broker does not acknowledge is
+sent again by the line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from msgspec import Struct
+
+from taskyard.core import runs
+from taskyard.core.events import Outcome
+from taskyard.core.identity import split
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Result
+from taskyard.core.workers import WorkerFacts
+from taskyard.wire.native import peer
+from taskyard.worker.jobs import Job, JobResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.core.events import Rule
+    from taskyard.core.runs import Run
+    from taskyard.net.channel import Channel
+    from taskyard.wire.native.peer import Reply
+
+#: How long a wish for tasks may wait at the broker.
+STEAL_WAIT_NS: Final = 30 * SECOND_NS
+
+#: A worker that has to refuse a task, because the machine gives it no process, asks for no more for
+#: so long: it would be given the same one at once. Likewise one that is refused by the broker.
+REFUSED_RETRY_NS: Final = SECOND_NS
+
+#: How often to ask whether the rules have changed.
+RULES_REFRESH_NS: Final = 2 * SECOND_NS
+
+#: Signs of life that may be unanswered at once.
+HEARTBEATS_OPEN_MAX: Final = 16
+
+#: How often to tell how tasks go, at most: each time is a record in the journal.
+PROGRESS_NS: Final = SECOND_NS
+
+#: Results and output in one report; the rest follows in the next.
+REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+#: Tasks asked for beyond the free slots, for workers that finish at least so many a second: about
+#: a tenth of a second of work, so that a quick task does not wait for a message. Those of slow
+#: tasks ask for none: what they hold and don't run would be missing elsewhere.
+PREFETCH_STEPS: Final = ((2560, 256), (640, 64), (80, 8), (4, 1), (0, 0))
+
+
+class WorkerSettings(Struct, frozen=True):
+    """Who works, and how much at once."""
+
+    name: bytes
+    services: tuple[bytes, ...]
+    slots: int
+    #: Tells this process from an earlier one of the same name.
+    incarnation: int
+    heartbeat_ns: int = SECOND_NS
+    #: Silence after which the broker gives its tasks to others.
+    lease_timeout_ns: int = 15 * SECOND_NS
+    #: The machine and process, for whoever looks for it.
+    host: bytes = b""
+    pid: int = 0
+    #: Its supervisor saw the processes of its name end, from this incarnation on; 0: no supervisor.
+    replaces: int = 0
+
+
+class Runner(Protocol):
+    """Who does the work: the runner."""
+
+    def start(self, job: Job) -> None: ...
+
+    def stop(self, name: bytes, attempt: int) -> None: ...
+
+    def run_so_far(self, name: bytes, attempt: int) -> Run | None: ...
+
+    def turn(self) -> list[JobResult]: ...
+
+    def unstarted(self) -> list[Job]: ...
+
+    def wake_at_ns(self) -> int | None: ...
+
+
+class RuleAwareRunner(Runner, Protocol):
+    """Hands that follow the broker's rules."""
+
+    @property
+    def agent_error(self) -> bytes: ...
+
+    @property
+    def malformed(self) -> int: ...
+
+    @property
+    def overfeed_max(self) -> int: ...
+
+    def overfeed(self, lane: tuple[bytes, bytes]) -> int: ...
+
+    def set_rules(self, clauses: Sequence[Rule]) -> None: ...
+
+
+class Clock(Protocol):
+    def monotonic_ns(self) -> int: ...
+
+
+class NativeWorkerLoop:
+    """One worker, one broker."""
+
+    #: Another live process has the name: no tasks until the broker gives it to this one.
+    waits_for_name = False
+    #: Why the broker gave the name to another process for good; empty while it did not.
+    name_lost = ""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        channel: Channel,
+        runner: Runner,
+        clock: Clock,
+        host: RuleAwareRunner | None = None,
+    ) -> None:
+        """`host` is the hands again, where they follow the broker's rules."""
+        self._settings = settings
+        self._channel = channel
+        self._runner = runner
+        self._rule_runner = host
+        self._clock = clock
+        #: Tasks and attempts that the broker has us down for, each with its service and lane.
+        self._held: dict[tuple[bytes, int], tuple[bytes, bytes]] = {}
+        #: Done, and not on their way yet.
+        self._reports: list[JobResult] = []
+        #: The report under way, and what it is about.
+        self._report_request = 0
+        self._reported_keys: list[tuple[bytes, int]] = []
+        #: The wish for more under way; it may be the report too.
+        self._steal_request = 0
+        self._steal_sent_ns = 0
+        #: Wishes in a row that the broker did not let wait.
+        self._not_found_count = 0
+        #: Signs of life that are not answered yet; a slow broker may have several.
+        self._heartbeats: dict[int, None] = {}
+        #: What the broker's last answer to a heartbeat was about: see there.
+        self._seen = 0
+        self._heartbeat_due_ns = clock.monotonic_ns()
+        #: What the last heartbeat said of the host's trouble; None: nothing.
+        self._sent_agent_error: bytes | None = None
+        #: The question for the rules under way, when to ask again, and whether they are known.
+        self._rules_request = 0
+        self._rules_due_ns = self._heartbeat_due_ns
+        self._has_rules = host is None
+        #: What tasks have printed that the broker was not told yet.
+        self._printed: dict[tuple[bytes, int], Result] = {}
+        #: The message of that under way, and when the next one may leave.
+        self._progress_request = self._progress_due_ns = 0
+        self._exit_request = self._backoff_until_ns = 0
+        self._prefetch = self._overfeed_max = self._finished = 0
+        self._worker_message = self._make_worker_message()
+        #: Why the broker refuses what it is asked; empty while it does not.
+        self.refusal = ""
+        #: No more tasks: it ends when it holds none.
+        self.stopping = False
+        #: It has said goodbye, and was heard.
+        self.has_exited = False
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def shut_down(self) -> None:
+        """Take no more tasks, give back what is not begun, and go when the rest is done."""
+        if not self.stopping:
+            self.stopping = True
+            self._return_tasks(self._runner.unstarted())
+
+    def stop_running(self, jobs: Sequence[Job]) -> None:
+        """End what runs, and give it back."""
+        runs_so_far = [self._runner.run_so_far(*job.key) for job in jobs]
+        for job in jobs:
+            self._runner.stop(*job.key)
+        self._return_tasks(jobs, runs_so_far)
+
+    def turn(self) -> None:
+        """Once around: never waits."""
+        for reply in self._channel.receive():
+            self._on_reply(reply)
+        self._collect_done(self._runner.turn())
+        self._request_rules()
+        self._send_reports()
+        self._request_tasks()
+        self._send_heartbeat()
+        self._send_progress()
+        if self.stopping and not self._held and not self._exit_request:
+            name, incarnation = self._settings.name, self._settings.incarnation
+            self._exit_request = self._channel.request(
+                lambda number: peer.leave(number, name, incarnation)
+            )
+        self._channel.turn()
+
+    def set_progress(self, job: Job, printed: Result) -> None:
+        """Let the broker know what a task has printed so far: the newest, and not too often."""
+        if job.key in self._held:
+            self._printed[job.key] = printed
+
+    def _collect_done(self, done: list[JobResult]) -> None:
+        self._reports += done
+        for one in done:  # the report tells it all
+            self._printed.pop(one.job.key, None)
+        if any(one.outcome is Outcome.REFUSED and not one.healthy for one in done):
+            self._back_off()
+
+    def wake_at_ns(self) -> int:
+        """When the next turn is due though nothing arrives."""
+        times = [self._channel.wake_at_ns(), self._runner.wake_at_ns()]
+        if not self._exit_request:
+            times.append(self._heartbeat_due_ns)
+            if self._rule_runner is not None and not self._rules_request:
+                times.append(self._rules_due_ns)
+        if self._printed and not self._progress_request:
+            times.append(self._progress_due_ns)
+        due_ns = min((time for time in times if time is not None), default=None)
+        return self._clock.monotonic_ns() + SECOND_NS if due_ns is None else due_ns
+
+    # What the broker says.
+
+    def _on_reply(self, reply: Reply) -> None:
+        number = reply.request
+        if reply.kind == peer.ERROR and reply.code in (peer.NAME_HELD, peer.NAME_LOST):
+            self._on_name_refused(reply)
+        if number == self._exit_request:
+            self.has_exited = True
+        elif number in self._heartbeats:
+            del self._heartbeats[number]
+            if reply.kind == peer.ERROR:
+                self._on_refused(reply.reason, 0)
+                return
+            if self.waits_for_name:
+                self.waits_for_name, self.refusal = False, ""
+            self._seen = reply.seen
+            self._stop(zip(reply.names, reply.attempts, strict=True))
+        elif number == self._progress_request:
+            self._progress_request = 0
+        elif number == self._rules_request:
+            self._on_rules(reply)
+        elif number in (self._report_request, self._steal_request):
+            self._on_tasks(number, reply)
+
+    def _on_name_refused(self, reply: Reply) -> None:
+        """Stop what runs: it belongs to another process, or to nobody any more."""
+        if reply.code == peer.NAME_LOST:
+            self.name_lost = reply.reason
+        self.waits_for_name = True
+        held = [*self._held]
+        self._stop(zip([name for name, _ in held], [number for _, number in held], strict=True))
+
+    def _on_rules(self, reply: Reply) -> None:
+        """A broker that does not tell them has none: then everything is as without."""
+        self._rules_request, self._has_rules = 0, True
+        self._rules_due_ns = self._clock.monotonic_ns() + RULES_REFRESH_NS
+        if self._rule_runner is None or reply.kind != peer.RULES:
+            return
+        self._rule_runner.set_rules(reply.clauses())
+        if self._rule_runner.overfeed_max != self._overfeed_max:
+            self._overfeed_max = self._rule_runner.overfeed_max
+            self._worker_message = self._make_worker_message()
+
+    def _on_tasks(self, number: int, reply: Reply) -> None:
+        is_report, is_steal = number == self._report_request, number == self._steal_request
+        if is_report:
+            self._report_request = 0
+            for key in self._reported_keys:  # durable, or not ours any more: either way it is over
+                self._held.pop(key, None)
+        if is_steal:
+            self._steal_request = 0
+        if reply.kind == peer.ERROR:
+            self._on_refused(reply.reason, len(self._reported_keys) if is_report else 0)
+        elif is_steal and reply.kind == peer.NOT_FOUND and not is_report:
+            self._on_not_found()
+        else:
+            self.refusal, self._not_found_count = "", 0
+        if is_steal and reply.kind == peer.TRANSFER:
+            self._start_assigned(reply.assigned())
+        elif is_steal and reply.kind == peer.EXIT:
+            self.shut_down()
+
+    def _on_refused(self, reason: str, reports: int) -> None:
+        """The broker will say the same of the next message: don't ask at once."""
+        what = f"its report on {reports} task(s), to be done again" if reports else "it"
+        self.refusal = f"the broker refuses {what}: {reason}"
+        self._back_off()
+
+    def _on_not_found(self) -> None:
+        """Nothing to do. A broker that says so at once, again and again, does not know us."""
+        waited_ns = self._clock.monotonic_ns() - self._steal_sent_ns
+        self._not_found_count = self._not_found_count + 1 if waited_ns < STEAL_WAIT_NS // 2 else 0
+        if self._not_found_count > 1:
+            self.refusal = "the broker does not take it on; see what the broker logs"
+            self._back_off()
+
+    def _back_off(self) -> None:
+        self._backoff_until_ns = self._clock.monotonic_ns() + REFUSED_RETRY_NS
+
+    def _start_assigned(self, assigned: peer.Assigned) -> None:
+        jobs: list[Job] = []
+        for index, name in enumerate(assigned.names):
+            terms = assigned.terms_of(index)
+            # A plain peer creates tasks without a payload: their name is what there is to do.
+            payload = assigned.payloads[index] or split(name, terms.campaign)
+            jobs.append(
+                Job(
+                    *(name, assigned.attempts[index], terms.service, payload),
+                    time_limit_ns=terms.time_limit_ns,
+                    slots=terms.slots,
+                    lane=assigned.lanes[index] if assigned.lanes else b"",
+                    campaign=terms.campaign,
+                )
+            )
+        fresh = [job for job in jobs if job.key not in self._held]
+        for job in fresh:
+            self._held[job.key] = (job.service, job.lane)
+        if self.stopping:
+            self._return_tasks(fresh)
+        else:
+            for job in fresh:
+                self._runner.start(job)
+
+    def _stop(self, keys: zip[tuple[bytes, int]]) -> None:
+        """The broker has these down for somebody else, or wants them no more."""
+        unwanted = dict.fromkeys(keys)
+        for name, attempt in unwanted:
+            self._runner.stop(name, attempt)
+            self._held.pop((name, attempt), None)
+            self._printed.pop((name, attempt), None)
+        if unwanted:
+            self._reports = [done for done in self._reports if done.job.key not in unwanted]
+
+    def _return_tasks(self, jobs: Sequence[Job], ran: Sequence[Run | None] = ()) -> None:
+        self._reports += [
+            JobResult(job, Outcome.REFUSED, b"the worker leaves", run=run)
+            for job, run in zip_longest(jobs, ran)
+        ]
+
+    # What the broker is told.
+
+    def _make_worker_message(self) -> peer.WorkerMessage:
+        settings = self._settings
+        facts = WorkerFacts(
+            services=settings.services,
+            slots_total=settings.slots,
+            lease_timeout_ns=settings.lease_timeout_ns,
+            incarnation=settings.incarnation,
+            host=settings.host,
+            pid=settings.pid,
+            heartbeat_ns=settings.heartbeat_ns,
+        )
+        # What a lane has here beyond the task in hand takes no slot.
+        overfed = settings.slots * self._overfeed_max
+        return peer.worker_message(facts, self._prefetch + overfed, settings.replaces)
+
+    def _request_rules(self) -> None:
+        is_due = self._rules_due_ns <= self._clock.monotonic_ns()
+        if self._rule_runner is None or self._rules_request or not is_due or self._exit_request:
+            return
+        services = self._settings.services
+        self._rules_request = self._channel.request(lambda number: peer.rules(number, services))
+
+    def _tasks_wanted(self) -> int:
+        """How many tasks to ask for. An overfed lane is as one: its tasks are done one after the
+        other, and the broker adds them by itself."""
+        if (
+            self.stopping
+            or not self._has_rules
+            or self._clock.monotonic_ns() < self._backoff_until_ns
+        ):
+            return 0
+        return max(0, self._settings.slots + self._prefetch - self._unfinished_count())
+
+    def _unfinished_count(self) -> int:
+        """What is not done yet."""
+        if self._rule_runner is None or not self._overfeed_max:
+            over = len(self._reports) + (len(self._reported_keys) if self._report_request else 0)
+            return len(self._held) - over
+        over_keys = {done.job.key for done in self._reports}
+        if self._report_request:
+            over_keys.update(self._reported_keys)
+        lanes = Counter(lane for key, lane in self._held.items() if key not in over_keys)
+        return sum(
+            -(-count // (1 + self._rule_runner.overfeed(one))) for one, count in lanes.items()
+        )
+
+    def _send_reports(self) -> None:
+        """With the next wish in the same message, if none is under way."""
+        if not self._reports or self._report_request:
+            return
+        done = self._next_reports()
+        self._finished += len(done)
+        self._reported_keys = [one.job.key for one in done]
+        reports = peer.ReportColumns(
+            names=[one.job.name for one in done],
+            attempts=[one.job.attempt for one in done],
+            outcomes=[one.outcome for one in done],
+            texts=[one.text for one in done],
+            outputs=[one.output for one in done],
+            retry_at_ns=[one.retry_at_ns for one in done],
+            result_bytes_total=[one.result_bytes_total for one in done],
+            output_bytes_total=[one.output_bytes_total for one in done],
+            runs=runs.run_columns([one.run for one in done], self._settings.host),
+        )
+        self._report_request = -1  # under way, so that its tasks are not counted twice
+        count = 0 if self._steal_request else self._tasks_wanted()
+        name, worker = self._settings.name, self._worker_message
+        self._report_request = self._channel.request(
+            lambda number: peer.complete(number, name, reports, worker, count)
+        )
+        if count:
+            self._steal_request = self._report_request
+
+    def _next_reports(self) -> list[JobResult]:
+        """All that is done, or as much of it as fits a message."""
+        count = room = 0
+        for done in self._reports:
+            room += len(done.text) + len(done.output)
+            if room > REPORT_BYTES_MAX and count:
+                break
+            count += 1
+        first, self._reports = self._reports[:count], self._reports[count:]
+        return first
+
+    def _request_tasks(self) -> None:
+        """Wait for them at the broker: a wish that came with a report was answered at once."""
+        count = self._tasks_wanted()
+        if self._steal_request or not count:
+            return
+        name, worker = self._settings.name, self._worker_message
+        self._steal_sent_ns = self._clock.monotonic_ns()
+        self._steal_request = self._channel.request(
+            lambda number: peer.steal(number, name, worker, count, STEAL_WAIT_NS), STEAL_WAIT_NS
+        )
+
+    def _send_heartbeat(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        agent_error = self._agent_error_to_send()
+        is_due = self._heartbeat_due_ns <= now_ns or agent_error != self._sent_agent_error
+        if not is_due or self._exit_request:
+            return
+        self._sent_agent_error = agent_error
+        self._adjust_prefetch()
+        self._heartbeat_due_ns = now_ns + self._settings.heartbeat_ns
+        if len(self._heartbeats) == HEARTBEATS_OPEN_MAX:
+            oldest = next(iter(self._heartbeats))
+            del self._heartbeats[oldest]
+            self._channel.drop(oldest)
+        name, worker, held = self._settings.name, self._worker_message, [*self._held]
+        heartbeat_ns, seen = self._settings.heartbeat_ns, self._seen
+        malformed = 0 if self._rule_runner is None else self._rule_runner.malformed
+        more: dict[str, Any] = {"seen": seen, "trouble": agent_error, "malformed": malformed}
+        number = self._channel.request(
+            lambda number: peer.heartbeat(number, name, worker, held, heartbeat_ns, **more)
+        )
+        self._heartbeats[number] = None
+
+    def _agent_error_to_send(self) -> bytes | None:
+        """Why agents can't be started, told for as long as that is so; and that they can, from
+        then on: a broker may come back and not know it. None: there never was any."""
+        agent_error = b"" if self._rule_runner is None else self._rule_runner.agent_error
+        return agent_error if agent_error or self._sent_agent_error is not None else None
+
+    def _send_progress(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if not self._printed or self._progress_request or now_ns < self._progress_due_ns:
+            return
+        self._progress_due_ns = now_ns + PROGRESS_NS
+        name, incarnation = self._settings.name, self._settings.incarnation
+        held, printed = [*self._printed], [*self._printed.values()]
+        self._printed.clear()
+        self._progress_request = self._channel.request(
+            lambda number: peer.progress(number, name, held, printed, incarnation)
+        )
+
+    def _adjust_prefetch(self) -> None:
+        """Ask for more at once if tasks are quick, for less if they are half as quick as that."""
+        rate = self._finished * SECOND_NS // self._settings.heartbeat_ns
+        self._finished = 0
+        for lowest, prefetch in PREFETCH_STEPS:
+            easier = prefetch <= self._prefetch
+            if rate >= (lowest // 2 if easier else lowest):
+                if prefetch != self._prefetch:
+                    self._prefetch = prefetch
+                    self._worker_message = self._make_worker_message()
+                return
