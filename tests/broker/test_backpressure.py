@@ -15,7 +15,7 @@ from taskyard.core.events import LagChanged, SubmitRequested, TasksReported, Tas
 from taskyard.core.limits import LAG_REFUSE_ALL_PERCENT, LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.model import Submission
 from tests.broker.compacting_kit import NEVER, Desk
-from tests.broker.test_compacting import Beside
+from tests.broker.test_compaction import Beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

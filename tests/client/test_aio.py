@@ -33,7 +33,7 @@ from taskyard.errors import (
     UserError,
 )
 from tests.cli.yard import Yard, running
-from tests.client.test_courier import Q, Stage
+from tests.client.test_session import Q, Stage
 from tests.kit.processes import PATIENCE_SECONDS, until
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from taskyard.client.executor import CallFuture
 from taskyard.errors import UserError
 from taskyard.wire import pickled
 from taskyard.wire.pickled import RemoteTraceback
-from tests.client import calls
+from tests.client import executor_calls as calls
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Worker, is_alive, until
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def test_exception_of_any_kind_comes_back(executor: Executor, kind: type[BaseExc
 def test_exception_that_can_not_be_unpickled_is_told_with_its_traceback(executor: Executor) -> None:
     error = error_of(executor.submit(calls.raise_one_way))
     assert isinstance(error, TaskFailed)
-    assert "tests.client.calls.OneWay: one way" in str(error)
+    assert "tests.client.executor_calls.OneWay: one way" in str(error)
     assert "raise OneWay(1, 2)" in str(error.__cause__)
 
 

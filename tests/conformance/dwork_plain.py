@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from tests.conformance.bare import Bare, Until, unique
+from tests.conformance.raw_sockets import Bare, Until, unique
 from tests.conformance.skills import Answer, Asked, Client, Job, Worker
 
 CREATE, STEAL, COMPLETE, TRANSFER, LOOKUP, NOT_FOUND, OK, EXIT, ERROR = range(9)

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tests.conformance import dwork_plain
-from tests.conformance.bare import Until, unique
+from tests.conformance.raw_sockets import Until, unique
 from tests.conformance.skills import Job, Worker
 from tests.kit import processes
 

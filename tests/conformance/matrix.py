@@ -28,7 +28,7 @@ from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.lock import StateLock
 from taskyard.journal.recovery import records_of
 from taskyard.journal.sqlite import SqliteStore
-from tests.conformance.bare import Until
+from tests.conformance.raw_sockets import Until
 from tests.conformance.skills import Asked, Client, Worker
 from tests.conformance.yard import CLIENTS, WORKERS, Yard
 from tests.kit.processes import until

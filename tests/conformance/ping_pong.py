@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from tests.conformance.bare import Bare, Until
+from tests.conformance.raw_sockets import Bare, Until
 from tests.conformance.skills import Answer, Asked, Client, Job, Worker
 
 #: A PONG that takes longer does not come.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
-from tests.conformance.bare import Until
+from tests.conformance.raw_sockets import Until
 
 #: An idle worker shows life so often.
 NUDGE_SECONDS: Final = 0.4

@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from tests.conformance.bare import Bare, Until, unique
+from tests.conformance.raw_sockets import Bare, Until, unique
 from tests.conformance.skills import Job, Worker
 
 READY, WAKE, GIVE, TAKE, NO, DONE, STATUS, CANCEL, PING, PONG, BYE = (

@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskyard.wire import dwork_pb2 as pb
-from tests.conformance import (
-    dwork_extended,
-    dwork_plain,
-    hungry,
-    ping_pong,
-    round_robin,
-    wmp,
-)
+from tests.conformance import dwork_plain, hungry, native_extended, ping_pong, round_robin, wmp
 from tests.kit import processes
 
 if TYPE_CHECKING:
@@ -31,7 +24,7 @@ CLIENTS: Final[dict[str, type[Client]]] = {
     one.kind: one
     for one in (
         dwork_plain.PlainClient,
-        dwork_extended.ExtendedClient,
+        native_extended.ExtendedClient,
         round_robin.TrackingClient,
         ping_pong.FrontendClient,
     )
@@ -40,7 +33,7 @@ WORKERS: Final[dict[str, type[Worker]]] = {
     one.kind: one
     for one in (
         dwork_plain.PlainWorker,
-        dwork_extended.ExtendedWorker,
+        native_extended.ExtendedWorker,
         round_robin.RegisteredWorker,
         ping_pong.BackendWorker,
         wmp.WmpWorker,
@@ -61,7 +54,7 @@ class Ruler:
     """Looks at the broker by its native socket, and orders."""
 
     def __init__(self, endpoint: str) -> None:
-        self.line = dwork_extended.Line(endpoint)
+        self.line = native_extended.Line(endpoint)
 
     def document(self, kind: int, **fields: Any) -> Any:
         return json.loads(self.line.must(kind, type=kind, **fields).document)

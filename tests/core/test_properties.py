@@ -20,7 +20,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Postponed
 from taskyard.core.scheduler import Scheduler
 from tests.core.kit import Yard
-from tests.core.model import READY, Model, ModelWorker
+from tests.core.reference_model import READY, Model, ModelWorker
 from tests.kit.snapshots import reopened
 
 TASKS = [b"a", b"b", b"c", b"d", b"e", b"f"]

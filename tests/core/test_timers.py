@@ -13,7 +13,7 @@ from taskyard.core.records import CameDue, TaskExpired
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
-from tests.core.worlds import Step, steps, take_step
+from tests.core.strategies import Step, steps, take_step
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 

@@ -54,7 +54,7 @@ from taskyard.journal.archive import ArchiveRow, ArchiveWriter
 from taskyard.journal.encoding import JOURNAL_FORMAT, encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head
-from tests.journal.stories import go_on, rich_story
+from tests.journal.scenarios import go_on, rich_story
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_SNAPSHOTS = Path(__file__).parent / "golden_snapshots"

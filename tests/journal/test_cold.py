@@ -36,7 +36,7 @@ from taskyard.core.states import (
 from taskyard.journal import compaction, recovery, snapshot
 from taskyard.journal.snapshot import SnapshotReader, SnapshotWriter
 from taskyard.journal.store import MemoryStore, Row
-from tests.journal.stories import BEGIN_NS, WritingYard, rich_story, unfinished
+from tests.journal.scenarios import BEGIN_NS, WritingYard, rich_story, unfinished
 
 IDENTITY = b"sixteen bytes .."
 

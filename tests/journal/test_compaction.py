@@ -20,7 +20,7 @@ from taskyard.journal.history import HistoryPart
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from tests.journal import killed_compaction
-from tests.journal.stories import WritingYard, copied, go_on, rich_story, told, unfinished
+from tests.journal.scenarios import WritingYard, copied, go_on, rich_story, told, unfinished
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from taskyard.journal import (
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
-from tests.journal.stories import go_on, rich_story
+from tests.journal.scenarios import go_on, rich_story
 
 PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
 

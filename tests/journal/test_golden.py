@@ -28,7 +28,7 @@ from tests.journal.make_golden import (
     described,
     record_lines,
 )
-from tests.journal.stories import unfinished
+from tests.journal.scenarios import unfinished
 
 VERSIONS = sorted(GOLDEN.iterdir())
 

@@ -23,7 +23,7 @@ from taskyard.journal import compaction, history, history_rows
 from taskyard.journal.encoding import decode
 from taskyard.journal.history import EDGES, EVENTS, ColumnBuilder, HistoryPart
 from taskyard.journal.store import MemoryStore, Row
-from tests.journal.stories import BEGIN_NS, LONG_PAYLOAD, WritingYard, rich_story
+from tests.journal.scenarios import BEGIN_NS, LONG_PAYLOAD, WritingYard, rich_story
 
 Rows = list[dict[str, Any]]
 

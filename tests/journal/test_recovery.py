@@ -48,7 +48,7 @@ from taskyard.journal.archive import Archive
 from taskyard.journal.encoding import encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head, MemoryStore
-from tests.journal.stories import (
+from tests.journal.scenarios import (
     LONG_PAYLOAD,
     WritingYard,
     copied,

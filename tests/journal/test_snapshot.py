@@ -14,7 +14,7 @@ from taskyard.core.records import Submitted
 from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal import snapshot
 from taskyard.journal.store import Head, MemoryStore
-from tests.journal.stories import WritingYard, rich_story
+from tests.journal.scenarios import WritingYard, rich_story
 
 IDENTITY = b"sixteen bytes .."
 

@@ -27,7 +27,7 @@ from taskyard.net.pressure import (
 )
 from taskyard.net.sockets import ZmqSocket, listen
 from tests.net.kit import PATIENCE_S, arrived, peers, raw_connection, read_to_end
-from tests.system import attackers
+from tests.system import socket_attackers as attackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

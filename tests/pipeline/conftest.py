@@ -28,7 +28,7 @@ def pytest_report_header() -> list[str]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # not without Spark
-    from tests.pipeline.stories import SMALL  # noqa: PLC0415
+    from tests.pipeline.scenarios import SMALL  # noqa: PLC0415
 
     with session_scope("tests", "local[2]", conf=SMALL) as session:
         yield session

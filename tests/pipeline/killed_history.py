@@ -7,7 +7,7 @@ from pathlib import Path
 
 from taskyard.pipeline.jobs.history import HistoryJob
 from taskyard.pipeline.session import session
-from tests.pipeline.stories import SMALL
+from tests.pipeline.scenarios import SMALL
 
 
 class Bomb:

@@ -14,7 +14,7 @@ from pyspark_taskyard.source import OPTIONS
 from taskyard import testing
 from taskyard.journal import compaction, history
 from taskyard.journal.sqlite import SqliteStore
-from tests.journal.stories import WritingYard
+from tests.journal.scenarios import WritingYard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

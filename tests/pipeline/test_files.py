@@ -13,7 +13,7 @@ from taskyard.pipeline.datasets import TASKS, TASKS_WITHOUT_GRAPH
 from taskyard.pipeline.files.placement import GraphPlacement
 from taskyard.pipeline.files.split import PartSplit
 from taskyard.pipeline.layout import campaign_key, folder
-from tests.pipeline.stories import START, Story, write_part
+from tests.pipeline.scenarios import START, Story, write_part
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 from taskyard.pipeline.layout import campaign_key
 from taskyard.pipeline.sources import history as source
 from tests.pipeline.killed_history import Bomb
-from tests.pipeline.stories import Story, at, write_part
+from tests.pipeline.scenarios import Story, at, write_part
 
 if TYPE_CHECKING:
     from pathlib import Path

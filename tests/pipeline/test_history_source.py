@@ -20,7 +20,7 @@ from taskyard.pipeline.datasets import EDGES, EVENTS
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees
 from taskyard.pipeline.transforms.tasks import tasks
-from tests.journal.stories import WritingYard, rich_story
+from tests.journal.scenarios import WritingYard, rich_story
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -32,8 +32,8 @@ from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.attempts import attempts
 from taskyard.pipeline.transforms.campaigns import linked
 from taskyard.pipeline.transforms.workers import workers
-from tests.journal.stories import WritingYard
-from tests.pipeline.stories import Story
+from tests.journal.scenarios import WritingYard
+from tests.pipeline.scenarios import Story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from taskyard.pipeline.datasets import METRICS
 from taskyard.pipeline.transforms.attempts import attempts
 from taskyard.pipeline.transforms.metrics import BUCKETS_MAX, metrics
 from taskyard.pipeline.transforms.workers import workers
-from tests.pipeline.stories import SECOND_NS, Story, at
+from tests.pipeline.scenarios import SECOND_NS, Story, at
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -35,9 +35,9 @@ from taskyard.pipeline.report.page import Page, Section, Table
 from taskyard.pipeline.report.summary import ReportSummary
 from taskyard.pipeline.sources import locations
 from taskyard.pipeline.transforms.guarantees import Guarantees
-from tests.journal.stories import BEGIN_NS, WritingYard
+from tests.journal.scenarios import BEGIN_NS, WritingYard
 from tests.pipeline.browser import opened
-from tests.pipeline.stories import Story
+from tests.pipeline.scenarios import Story
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

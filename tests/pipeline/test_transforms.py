@@ -14,7 +14,7 @@ from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.tasks import tasks
 from taskyard.pipeline.transforms.workers import workers
-from tests.pipeline.stories import SECOND_NS, START_NS, Story, at, measured
+from tests.pipeline.scenarios import SECOND_NS, START_NS, Story, at, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable

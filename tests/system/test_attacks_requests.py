@@ -20,14 +20,14 @@ import pytest
 from taskyard.client.client import Client
 from taskyard.core.model import Submission, Terms
 from tests.kit.processes import environment, until
-from tests.system import limited
-from tests.system.attackers_requests import MESSAGES
+from tests.system import memory_limited
 from tests.system.kit import Broker, count
+from tests.system.request_attackers import MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIMITED = (sys.executable, str(Path(limited.__file__)))
+LIMITED = (sys.executable, str(Path(memory_limited.__file__)))
 ATTACKERS = str(Path(__file__).with_name("attackers_requests.py"))
 MEGABYTE = 1 << 20
 
@@ -139,7 +139,7 @@ def check(directory: Path, name: str, broker: Broker, watcher: Watcher, memory_m
     """Compare with the limits, and print."""
     until(lambda: memory(broker.pid, "VmRSS") < watcher.before + memory_max, "memory given back")
     after = memory(broker.pid, "VmRSS")
-    longest = float((directory / limited.LONGEST).read_text())
+    longest = float((directory / memory_limited.LONGEST).read_text())
     sizes = [size // MEGABYTE for size in (watcher.before, watcher.peak, after)]
     print(  # noqa: T201 - for who asks for the figures
         f"\n{name}: RSS {sizes[0]}, {sizes[1]}, {sizes[2]} MiB (before, peak, after); longest turn "

@@ -355,6 +355,6 @@ OWN_NETWORK = own_network()
 
 @pytest.mark.skipif(not OWN_NETWORK, reason="no network namespaces here")
 def test_beyond_this_machine_keys_open_and_nothing_else_does(tmp_path: Path) -> None:
-    words = [*OWN_NETWORK, sys.executable, "-m", "tests.system.beyond", str(tmp_path)]
+    words = [*OWN_NETWORK, sys.executable, "-m", "tests.system.remote_broker", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout.split()) == (0, ["refused", "done", "nobody"]), done.stderr

@@ -16,7 +16,7 @@ from taskyard.client.client import Client
 from taskyard.core.model import Submission, Terms
 from tests.kit.processes import Running, marks, until
 from tests.system.kit import count
-from tests.wire.wmp_kit import Said, frames, read
+from tests.wire.wmp.kit import Said, frames, read
 
 HERE = Path(__file__).parent
 ANY = "tcp://127.0.0.1:0"

@@ -18,7 +18,7 @@ from tests.kit.processes import Running, until
 from tests.system.kit import Broker
 from tests.system.kit import count as count_journal
 from tests.system.peers import Peer, PlainPeer, Q
-from tests.wire.round_robin_kit import LMQ, lmq
+from tests.wire.round_robin.kit import LMQ, lmq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

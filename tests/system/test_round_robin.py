@@ -18,8 +18,8 @@ import pytest
 
 from tests.kit.processes import PATIENCE_SECONDS, TASKYARD, environment, run, until
 from tests.system.kit import Broker
-from tests.wire.round_robin_kit import LMQ, lmq
-from tests.wire.test_round_robin_sockets import bare, registered
+from tests.wire.round_robin.kit import LMQ, lmq
+from tests.wire.round_robin.test_sockets import bare, registered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

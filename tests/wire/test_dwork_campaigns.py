@@ -8,7 +8,7 @@ from taskyard.core.records import Submitted
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
-from tests.wire.test_dwork_extended import Extended
+from tests.wire.native.test_extended import Extended
 
 Q = pb.QueryMsg
 

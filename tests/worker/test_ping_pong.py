@@ -25,8 +25,8 @@ from taskyard.worker.ping_pong import (
     PingPongWorkerLoop,
 )
 from tests.kit.processes import PATIENCE_SECONDS, environment, until
-from tests.wire.ping_pong_host import Host, a_host
-from tests.wire.ping_pong_kit import BACKEND, W2, Hall
+from tests.wire.ping_pong.broker_thread import Host, a_host
+from tests.wire.ping_pong.kit import BACKEND, W2, Hall
 from tests.worker.running_kit import RealClock, turn_until_quiet, turns
 
 if TYPE_CHECKING:

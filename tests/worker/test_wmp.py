@@ -14,7 +14,7 @@ import zmq
 
 from taskyard.wire.payloads import encode_command
 from tests.kit.processes import Running, is_alive, until
-from tests.wire.wmp_kit import Said, frames, read
+from tests.wire.wmp.kit import Said, frames, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,547 @@
+"""What answers owe is put in from the journal or the index, after the commit and before it is sent.
+
+The broker under test is the real one, over a port that is a list, and a store that counts what is
+read of it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from taskyard.broker import results as broker_results
+from taskyard.broker.results import ResultLoader
+from taskyard.broker.turn import Broker
+from taskyard.core.apply import apply
+from taskyard.core.effects import (
+    Effect,
+    ExplanationReply,
+    ReportAck,
+    Settled,
+    TaskDetails,
+    TaskOutput,
+    TaskView,
+)
+from taskyard.core.events import (
+    CancelRequested,
+    DuplicatePolicy,
+    Event,
+    ExplainRequested,
+    LookupRequested,
+    OutputRequested,
+    ResultsRequested,
+    Scope,
+    SubmitRequested,
+    TasksProgressed,
+    TasksReported,
+    TasksRequested,
+    WatchRequested,
+    WorkerRegistered,
+)
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Submission
+from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
+from taskyard.core.runs import RunColumns
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import TaskState
+from taskyard.core.workers import WorkerFacts
+from taskyard.errors import JournalDamaged
+from taskyard.journal import compaction, recovery
+from taskyard.journal.archive import Archive
+from taskyard.journal.encoding import encode
+from taskyard.journal.store import MemoryStore, Row
+from tests.journal.scenarios import BEGIN_NS, WritingYard
+
+DONE = TaskState.DONE
+
+
+class CountingStore(MemoryStore):
+    """Says which records it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    def row_of(self, record: int) -> Row | None:
+        self.read.append(record)
+        return super().row_of(record)
+
+
+class Desk:
+    """A port, a clock, and a broker behind them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.store = CountingStore()
+        self.index = Archive(directory)
+        self.arrived: Sequence[Event] = ()
+        self.sent: list[Effect] = []
+        self.waits: list[int | None] = []
+        self.broker = Broker(Scheduler(), self, self.store, self, self.index)
+
+    def monotonic_ns(self) -> int:
+        return 0
+
+    wall_ns = monotonic_ns
+
+    def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        self.waits.append(wait_ns)
+        return self.arrived
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        self.sent = [
+            effect
+            for effect in effects
+            if isinstance(effect, Settled | TaskOutput | ExplanationReply)
+        ]
+        return ()
+
+    def turn(self, *events: Event) -> list[Effect]:
+        """What is told of results and output in a turn with these events."""
+        self.arrived = events
+        self.broker.turn()
+        return self.sent
+
+    def lease(self, *names: bytes) -> None:
+        joined = WorkerRegistered(0, b"w", WorkerFacts(slots_total=0))
+        submitted = SubmitRequested(0, b"client", Submission(list(names)))
+        self.turn(joined, submitted, TasksRequested(0, b"w", len(names)))
+
+    def restart(self) -> None:
+        """With a journal that is compacted: nothing that has ended is in memory or in a row."""
+        compaction.compact(self.directory, self.store)
+        ledger = recovery.open_ledger(self.directory, self.store)
+        self.broker = Broker(Scheduler(ledger), self, self.store, self, self.index)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """A worker w holds a, b and c."""
+    desk = Desk(tmp_path)
+    desk.lease(b"a", b"b", b"c")
+    return desk
+
+
+def finish(*names: bytes) -> TasksReported:
+    return TasksReported(0, b"w", list(names), texts=[b"of " + name for name in names])
+
+
+def results(*names: bytes, request: int = 0) -> ResultsRequested:
+    return ResultsRequested(0, b"client", list(names), request)
+
+
+def told(*names: bytes, request: int = 0) -> Settled:
+    texts: list[bytes | None] = [b"of " + name for name in names]
+    return Settled(b"client", request, list(names), [DONE] * len(names), texts)
+
+
+def test_result_is_put_in_from_its_row(desk: Desk) -> None:
+    desk.turn(finish(b"a", b"b"))
+    desk.turn(finish(b"c"))
+    assert desk.turn(results(b"c", b"a")) == [told(b"c", b"a")]
+    assert desk.turn(results(b"b")) == [told(b"b")]
+
+
+def test_who_watches_what_is_done_is_told_its_result(desk: Desk) -> None:
+    desk.turn(finish(b"a"))
+    assert desk.turn(WatchRequested(0, b"client", [b"a"])) == [told(b"a")]
+
+
+def test_result_of_a_task_that_was_done_in_the_same_turn_is_put_in(desk: Desk) -> None:
+    assert desk.turn(finish(b"a"), results(b"a")) == [told(b"a")]
+
+
+def test_truncated_result_is_put_in_with_its_length_also_from_the_index(desk: Desk) -> None:
+    texts, lengths = [b"end", b"whole"], [9, 0]
+    desk.turn(TasksReported(0, b"w", [b"a", b"b"], texts=texts, result_bytes_total=lengths))
+    expected = Settled(
+        b"client", 0, [b"a", b"b"], [DONE] * 2, [b"end", b"whole"], truncated={b"a": 9}
+    )
+    assert desk.turn(results(b"a", b"b")) == [expected]
+    desk.restart()
+    assert desk.turn(results(b"a", b"b")) == [expected]
+
+
+def test_result_without_text_is_empty(desk: Desk) -> None:
+    desk.turn(TasksReported(0, b"w", [b"a", b"b"]))
+    assert desk.turn(results(b"b")) == [Settled(b"client", 0, [b"b"], [DONE], [b""])]
+
+
+def test_result_of_the_generation_that_was_asked_for_is_put_in(desk: Desk) -> None:
+    desk.turn(finish(b"a"))
+    anew = SubmitRequested(0, b"client", Submission([b"a"]), repeat=DuplicatePolicy.EXTEND)
+    assert desk.turn(results(b"a"), anew) == [told(b"a")]
+
+
+def test_unfinished_tasks_owe_nothing(desk: Desk) -> None:
+    desk.turn(finish(b"a"))
+    (effect,) = desk.turn(results(b"b", b"a"))
+    states = [TaskState.LEASED, DONE]
+    assert effect == Settled(b"client", 0, [b"b", b"a"], states, [b"", b"of a"])
+
+
+def test_result_comes_from_the_index_when_its_row_is_trimmed(desk: Desk) -> None:
+    desk.turn(finish(b"a", b"b"))
+    desk.restart()
+    desk.turn(finish(b"c"))
+    assert desk.turn(results(b"a", b"c")) == [told(b"a", b"c")]
+
+
+def test_result_comes_from_the_index_though_its_task_is_in_memory(desk: Desk) -> None:
+    desk.turn(finish(b"a"))
+    compaction.compact(desk.directory, desk.store)
+    assert b"a" in desk.broker.scheduler.ledger.tasks
+    assert desk.turn(results(b"a")) == [told(b"a")]
+
+
+def test_each_row_is_read_once_in_a_turn_and_not_again_in_the_next(desk: Desk) -> None:
+    desk.turn(finish(b"a", b"b"), finish(b"c"))
+    questions = [results(b"c", b"a", request=1), results(b"b", request=2)]
+    for _ in range(2):
+        assert desk.turn(*questions) == [told(b"c", b"a", request=1), told(b"b", request=2)]
+        assert len(desk.store.read) == 1
+
+
+def test_only_a_few_rows_are_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (b"a", b"b", b"c"):
+        desk.turn(finish(name))
+    newest = len(desk.store.row_of(desk.store.head.record).body)  # type: ignore[union-attr]
+    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 2 * newest)
+    desk.store.read = []
+    assert desk.turn(results(b"a", b"b", b"c")) == [told(b"a", b"b", b"c")]
+    desk.turn(results(b"c"))
+    assert len(desk.store.read) == 3
+    desk.turn(results(b"a"))
+    assert len(desk.store.read) == 4
+
+
+def test_answers_that_go_back_and_forth_read_each_row_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 10)
+    desk.turn(finish(b"a", b"c"))
+    desk.turn(finish(b"b"))
+    assert desk.turn(results(b"a", b"b", b"c")) == [told(b"a", b"b", b"c")]
+    assert len(desk.store.read) == 2
+
+
+def test_row_that_is_too_large_is_not_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 10)
+    desk.turn(finish(b"a", b"b"), finish(b"c"))
+    for count in (1, 2):
+        assert desk.turn(results(b"c", b"a")) == [told(b"c", b"a")]
+        assert len(desk.store.read) == count
+
+
+def test_turn_in_which_nothing_is_owed_reads_nothing(desk: Desk) -> None:
+    desk.turn(
+        WatchRequested(0, b"client", [b"a"]), finish(b"a"), OutputRequested(0, b"client", b"a")
+    )
+    assert desk.sent == [told(b"a"), TaskOutput(b"client", 0, b"a", found=True, record=0)]
+    assert desk.store.read == []
+
+
+# More than fits.
+
+
+def commit(*records: AnyRecord) -> MemoryStore:
+    store = MemoryStore()
+    store.commit(encode(list(records)), len(records))
+    return store
+
+
+SUBMITTED = Submitted(0, Submission([b"a"]))
+
+
+class Stream:
+    """Stands for a dialect that tells what is there and keeps the rest in the effect."""
+
+    def __init__(self, store: MemoryStore, *effects: Settled) -> None:
+        self.answers = ResultLoader(store, None)
+        self.asked: list[Effect] = list(effects)
+
+    def turn(self) -> list[tuple[int, list[bytes]]]:
+        """Requests and the names that they are told in a turn."""
+        effects, self.asked = self.asked, []
+        self.answers.fill(effects)
+        heard: list[tuple[int, list[bytes]]] = []
+        for effect in effects:
+            assert isinstance(effect, Settled)
+            there = [place for place, text in enumerate(effect.texts) if text is not None]
+            heard.append((effect.request, [effect.names[place] for place in there]))
+            for place in reversed(there):
+                del effect.names[place], effect.states[place], effect.texts[place]
+        return heard
+
+
+def letters(*names: bytes, request: int = 0) -> Settled:
+    """Asks for results, each in a record of its own."""
+    records = [b"abcdef".index(name) + 2 for name in names]
+    return Settled(b"client", request, [*names], [DONE] * len(names), [None] * len(names), records)
+
+
+@pytest.fixture
+def ended() -> MemoryStore:
+    """Tasks a to f are done, each with a result of ten bytes in a row of its own."""
+    store = commit(SUBMITTED)
+    for letter in b"abcdef":
+        done = Finished(0, b"w", [bytes([letter])], [1], [bytes([letter]) * 10])
+        store.commit(encode([done]), 1)
+    return store
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_results, "REPLY_BYTES_MAX", 25)
+    monkeypatch.setattr(broker_results, "TURN_BYTES_MAX", 40)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_large_answer_is_put_in_part_by_part(ended: MemoryStore) -> None:
+    stream = Stream(ended, letters(b"a", b"c", b"b", b"e", b"d"))
+    assert stream.turn() == [(0, [b"a", b"b"])]
+    assert stream.answers.has_pending()
+    assert stream.turn() == [(0, [b"c", b"d"])]
+    assert stream.turn() == [(0, [b"e"])]
+    assert not stream.answers.has_pending()
+    assert stream.turn() == []
+
+
+@pytest.mark.usefixtures("narrow")
+def test_result_that_is_larger_than_an_answer_is_put_in_alone(
+    ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_results, "REPLY_BYTES_MAX", 3)
+    stream = Stream(ended, letters(b"a", b"b"))
+    assert [stream.turn(), stream.turn()] == [[(0, [b"a"])], [(0, [b"b"])]]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_answers_of_a_turn_share_its_room_and_those_not_reached_come_first_in_the_next(
+    ended: MemoryStore,
+) -> None:
+    every = (b"a", b"b", b"c", b"d")
+    stream = Stream(ended, *(letters(*every, request=number) for number in (1, 2, 3)))
+    assert stream.turn() == [(1, [b"a", b"b"]), (2, [b"a", b"b"])]
+    assert stream.turn() == [(3, [b"a", b"b"]), (1, [b"c", b"d"])]
+    assert stream.turn() == [(2, [b"c", b"d"]), (3, [b"c", b"d"])]
+    assert stream.turn() == []
+
+
+def test_rows_that_a_turn_reads_are_bounded(
+    ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_results, "TURN_READS_MAX", 2)
+    stream = Stream(ended, letters(b"a", b"b", b"c", request=1), letters(b"d", request=2))
+    assert stream.turn() == [(1, [b"a", b"b"])]
+    assert stream.answers.has_pending()
+    assert stream.turn() == [(2, [b"d"]), (1, [b"c"])]
+    assert not stream.answers.has_pending()
+
+
+def test_bytes_of_the_rows_that_a_turn_reads_are_bounded(
+    ended: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_results, "TURN_READ_BYTES_MAX", 1)
+    stream = Stream(ended, letters(b"a", b"b"), letters(b"c", request=1))
+    assert [stream.turn() for _ in range(3)] == [[(0, [b"a"])], [(1, [b"c"])], [(0, [b"b"])]]
+
+
+def test_results_that_a_turn_reads_from_the_index_are_bounded(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.turn(finish(b"a", b"b", b"c"))
+    desk.restart()
+    monkeypatch.setattr(broker_results, "TURN_READS_MAX", 2)
+    (effect,) = desk.turn(results(b"a", b"b", b"c"))
+    assert isinstance(effect, Settled)
+    assert effect.texts == [b"of a", b"of b", None]
+    (effect,) = desk.turn()
+    assert effect == told(b"a", b"b", b"c")
+
+
+@pytest.mark.usefixtures("narrow")
+def test_rest_that_nobody_wants_is_not_read(ended: MemoryStore) -> None:
+    stream = Stream(ended)
+    told = letters(b"a", b"b", b"c", b"d")
+    stream.answers.fill([told])
+    told.records = []
+    assert not stream.answers.has_pending()
+    assert stream.turn() == []
+
+
+@pytest.mark.usefixtures("narrow")
+def test_broker_does_not_wait_while_results_are_owed(desk: Desk) -> None:
+    desk.turn(*(TasksReported(0, b"w", [name], texts=[bytes(20)]) for name in (b"a", b"b")))
+    desk.turn(results(b"a"))
+    assert desk.waits == [None] * len(desk.waits)
+    desk.turn(results(b"a", b"b"))
+    desk.turn()
+    assert desk.waits[-1] == 0
+
+
+# Output.
+
+
+def test_output_is_put_in(desk: Desk) -> None:
+    desk.turn(TasksProgressed(0, b"w", [b"a", b"b"], texts=[b"1", b"2"]))
+    record = desk.broker.scheduler.ledger.record
+    (effect,) = desk.turn(OutputRequested(0, b"client", b"b", 3))
+    assert effect == TaskOutput(b"client", 3, b"b", found=True, record=record, text=b"2")
+
+
+def test_output_of_the_same_turn_is_put_in(desk: Desk) -> None:
+    progressed = TasksProgressed(0, b"w", [b"a"], texts=[b"1"])
+    (effect,) = desk.turn(progressed, OutputRequested(0, b"client", b"a"))
+    assert isinstance(effect, TaskOutput)
+    assert effect.text == b"1"
+
+
+def test_output_whose_row_is_trimmed_is_empty(desk: Desk) -> None:
+    desk.turn(TasksProgressed(0, b"w", [b"a"], texts=[b"1"]))
+    record = desk.broker.scheduler.ledger.record
+    desk.restart()
+    assert desk.turn(OutputRequested(0, b"client", b"a")) == [
+        TaskOutput(b"client", 0, b"a", found=True, record=record)
+    ]
+
+
+# Damage.
+
+
+def owing(name: bytes, record: int) -> Settled:
+    return Settled(b"client", 0, [name], [DONE], [None], [record])
+
+
+def test_record_that_does_not_end_the_task_is_damage(tmp_path: Path) -> None:
+    store = commit(SUBMITTED, Finished(0, b"w", [b"a"], [1]))
+    for owed in (owing(b"a", 1), owing(b"b", 2)):
+        with pytest.raises(JournalDamaged, match="does not say how"):
+            ResultLoader(store, Archive(tmp_path)).fill([owed])
+
+
+def test_result_that_is_nowhere_is_damage(tmp_path: Path) -> None:
+    store = commit(SUBMITTED)
+    for index in (None, Archive(tmp_path)):
+        with pytest.raises(JournalDamaged, match="record 9, which says how b'a' ended"):
+            ResultLoader(store, index).fill([owing(b"a", 9)])
+
+
+def test_other_effects_are_left_alone(desk: Desk) -> None:
+    effects: list[Effect] = [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
+    ResultLoader(desk.store, None).fill(effects)
+    assert effects == [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
+    desk.turn(LookupRequested(0, b"client", [b"a"]))
+    assert desk.store.read == []
+
+
+def cancel(*names: bytes) -> CancelRequested:
+    return CancelRequested(0, b"client", Scope(names=names))
+
+
+def why(desk: Desk, name: bytes) -> str:
+    """The sentence about a task."""
+    (effect,) = desk.turn(ExplainRequested(0, b"client", name))
+    assert isinstance(effect, ExplanationReply)
+    return effect.explanation.sentence
+
+
+@pytest.fixture
+def cancelled(desk: Desk) -> Desk:
+    """`a` was cancelled, with `behind` and what is behind that."""
+    waiting = Submission([b"behind", b"far"], after=[[b"a"], [b"behind"]])
+    desk.turn(SubmitRequested(0, b"client", waiting))
+    desk.turn(cancel(b"a"))
+    return desk
+
+
+def check_causes(desk: Desk) -> None:
+    assert why(desk, b"a") == "it was cancelled on request"
+    assert why(desk, b"behind") == "it waited for a, which was cancelled on request"
+    assert why(desk, b"far") == "it waited for a, which was cancelled on request"
+
+
+def test_cause_of_a_cancelled_task_comes_from_its_row(cancelled: Desk) -> None:
+    check_causes(cancelled)
+
+
+def test_cause_of_a_cancelled_task_survives_a_compaction_and_a_restart(cancelled: Desk) -> None:
+    cancelled.restart()
+    assert b"far" not in cancelled.broker.scheduler.ledger.tasks
+    check_causes(cancelled)
+    assert cancelled.index.result(b"far") is None
+
+
+def test_cause_is_unknown_where_the_record_does_not_say(desk: Desk) -> None:
+    record = Cancelled(0, [b"a"])
+    apply(desk.broker.scheduler.ledger, record)
+    desk.store.commit(encode([record]), 1)
+    assert "its record does not say which" in why(desk, b"a")
+    desk.restart()
+    assert "its record does not say which" in why(desk, b"a")
+
+
+# What a task is shown with.
+
+
+def shown(yard: WritingYard, name: bytes) -> TaskView:
+    found = yard.handle(LookupRequested(0, b"client", [name]))
+    ResultLoader(yard.store, None).fill(found)
+    (effect,) = found
+    assert isinstance(effect, TaskDetails)
+    return effect.views[0]
+
+
+def test_done_task_is_shown_with_the_payload_and_the_attempt_that_lie_in_its_rows() -> None:
+    yard = WritingYard(MemoryStore())
+    for number in range(40):
+        yard.later(1)
+        names = [b"%d-%d" % (number, place) for place in range(2)]
+        yard.submit(*names, payloads=[name * 50 for name in names])
+    yard.join(b"w")
+    yard.take(b"w", 80)
+    yard.later(5)
+    measured = RunColumns(b"host", [BEGIN_NS + 42 * SECOND_NS] * 2, [SECOND_NS] * 2, [0, 0])
+    yard.finish(b"w", b"17-1", b"0-0", runs=measured)
+    for name in (b"17-1", b"0-0"):
+        view = shown(yard, name)
+        assert view.payload == name * 50
+        (attempt,) = view.attempts
+        assert (attempt.outcome, attempt.host, attempt.run_ns) == (b"finished", b"host", SECOND_NS)
+    assert shown(yard, b"39-1").payload == b"39-1" * 50
+
+
+def test_task_whose_rows_are_trimmed_is_shown_without_them(tmp_path: Path) -> None:
+    yard = WritingYard(MemoryStore())
+    yard.submit(b"a", payloads=[b"x" * 100])
+    yard.join(b"w")
+    yard.take(b"w")
+    yard.finish(b"w", b"a")
+    compaction.compact(tmp_path, yard.store)
+    view = shown(yard, b"a")
+    assert (view.payload, view.attempts) == (None, [])
+
+
+def test_results_are_read_for_a_client_when_it_reads(desk: Desk) -> None:
+    desk.turn(finish(b"a", b"b"))
+    deaf = [b"client"]
+    answers = ResultLoader(desk.store, desk.index, lambda client: client not in deaf)
+    (owed,) = desk.broker.scheduler.handle(results(b"a", b"b"))
+    effects = [owed]
+    answers.fill(effects)
+    assert (effects, desk.store.read, answers.has_pending()) == ([], [], False)
+    deaf.clear()
+    assert answers.has_pending()
+    answers.fill(effects)
+    assert effects == [told(b"a", b"b")]
+
+
+def test_request_of_a_client_that_does_not_read_is_answered_when_it_does(desk: Desk) -> None:
+    desk.turn(finish(b"a"))
+    deaf = [b"client"]
+    desk.broker.is_reading = lambda client: client not in deaf
+    assert desk.turn(results(b"a")) == []
+    assert desk.turn() == []
+    deaf.clear()
+    assert desk.turn() == [told(b"a")]
+    assert desk.waits[-1] == 0

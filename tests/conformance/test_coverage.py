@@ -1,0 +1,64 @@
+"""The suite itself: no combination is silently missing, and every skip has its reason."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from tests.conformance import (
+    test_assignment,
+    test_failures,
+    test_lost_workers,
+    test_malformed,
+    test_round_trips,
+)
+from tests.conformance.scenario import SCENARIOS
+from tests.conformance.skills import CLIENT_SKILLS, WORKER_SKILLS
+from tests.conformance.yard import CLIENTS, WORKERS
+
+FILES = (test_round_trips, test_failures, test_assignment, test_lost_workers, test_malformed)
+
+#: How many combinations there can be: pairs, workers, clients, workers of two dialects.
+COUNTS = {
+    len(CLIENTS) * len(WORKERS),
+    len(WORKERS),
+    len(CLIENTS),
+    len(WORKERS) * (len(WORKERS) - 1) // 2,
+}
+
+#: About things that one dialect alone has.
+EXCLUSIVE = {
+    "test_round_robin_slot_is_taken_until_its_increment",
+    "test_untracked_message_is_done_by_whoever_takes_it",
+    "test_word_of_ping_pong_is_refused_as_a_job_and_holds_up_nobody_else",
+    "test_job_of_a_ping_pong_worker_runs_again_after_a_restart",
+    "test_lease_of_before_a_restart_ends_though_its_round_robin_worker_shows_life",
+    "test_broker_that_leaves_says_goodbye_in_every_dialect",
+}
+
+
+def test_every_test_is_a_scenario_or_about_one_dialect_alone() -> None:
+    tests = {name for file in FILES for name, _ in inspect.getmembers(file, inspect.isfunction)}
+    assert {name for name in tests if name.startswith("test_")} == SCENARIOS.keys() | EXCLUSIVE
+    assert len(SCENARIOS) >= 30
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_combination_of_a_scenario_is_missing(name: str) -> None:
+    scenario = SCENARIOS[name]
+    assert len(scenario.run) + len(scenario.skipped) in COUNTS
+    assert not set(scenario.run) & scenario.skipped.keys()
+    assert scenario.run, "nobody can do it"
+
+
+@pytest.mark.parametrize("peer", [*CLIENTS.values(), *WORKERS.values()])
+def test_what_a_dialect_cant_is_a_known_skill_with_a_reason(peer: type) -> None:
+    known = CLIENT_SKILLS if peer in CLIENTS.values() else WORKER_SKILLS
+    cannot: dict[str, str] = peer.cannot  # type: ignore[attr-defined]
+    assert cannot.keys() <= set(known)
+    assert all(len(reason.split()) > 3 for reason in cannot.values())
+
+
+def test_native_peers_can_do_everything() -> None:
+    assert CLIENTS["dwork-extended"].cannot == WORKERS["dwork-extended"].cannot == {}

@@ -1,0 +1,523 @@
+"""`taskyard journal check|export|compact`, as a user runs them: in processes of their own."""
+
+import json
+import logging
+import os
+import pty
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from taskyard.cli.entry import run, taskyard
+from taskyard.errors import JournalDamaged
+from taskyard.journal import archive, compaction, history, recovery, snapshot, state_check, witness
+from taskyard.journal.history import HistoryPart
+from taskyard.journal.lock import StateLock
+from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.state_check import StateReport
+from tests.journal.scenarios import copied, told
+
+#: The rows of the story.
+ROWS = 71
+
+
+def command(state: Path, *arguments: str) -> list[str]:
+    program = "from taskyard.cli import main; main()"
+    return [sys.executable, "-c", program, "journal", *arguments, "--state", str(state)]
+
+
+def process(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(state, *arguments), capture_output=True, text=True, check=False)
+
+
+class Shell:
+    """The verbs in this process, which is quicker."""
+
+    def __init__(self, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.state = state
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: str) -> int:
+        code = run(taskyard, ["journal", *arguments, "--state", str(self.state)])
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    def document(self, *arguments: str) -> dict[str, Any]:
+        self(*arguments, "--json")
+        document: dict[str, Any] = json.loads(self.out)
+        return document
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("story") / "state"
+    yard = told(directory)
+    yard.store.close()
+    assert yard.store.head.sequence == ROWS
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def _level() -> Iterator[None]:
+    """`check` silences the journal's log, for the process that it is alone in."""
+    logger = logging.getLogger("taskyard.journal")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def shell(story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(Path(shutil.copytree(story, tmp_path / "state")), capsys)
+
+
+@pytest.mark.slow
+class TestAsProcesses:
+    def test_a_life_of_care(self, shell: Shell) -> None:
+        checked = process(shell.state, "check")
+        assert (checked.returncode, checked.stderr) == (0, "")
+        assert checked.stdout == (
+            f"state directory {shell.state}\n"
+            f"  journal    rows 1..{ROWS}, up to record 79\n"
+            "  snapshots  none\n"
+            "  history    none\n"
+            "  finished   0 tasks, up to row 0\n"
+            "sound (--deep reads everything)\n"
+        )
+        exported = process(shell.state, "export")
+        assert (exported.returncode, exported.stderr) == (
+            0,
+            f"exporting rows: {ROWS} of {ROWS}\n",
+        )
+        assert re.fullmatch(
+            rf"exported {ROWS} rows: \d+ events and \d+ edges in 2 new files\n"
+            rf"all is covered up to row {ROWS}: \d+ tasks in the snapshot, \d+ more in the index "
+            r"of finished ones\n",
+            exported.stdout,
+        )
+        compacted = process(shell.state, "compact")
+        assert compacted.returncode == 0
+        assert compacted.stdout == (
+            f"nothing to export: all is covered up to row {ROWS}\n"
+            f"trimmed {ROWS} rows, removed 0 older snapshots\n"
+        )
+        again = process(shell.state, "check", "--deep")
+        assert again.returncode == 0
+        assert f"no rows are kept; rows 1..{ROWS} are trimmed" in again.stdout
+        assert again.stdout.endswith("sound (everything was read)\n")
+
+    def test_damage_exits_6_and_says_what_is_lost(self, shell: Shell) -> None:
+        flip(shell.state / "journal.sqlite", b"result of a")
+        checked = process(shell.state, "check")
+        assert checked.returncode == 6
+        assert re.search(
+            r"DAMAGED\n  wrong: in journal.sqlite row \d+ does not match", checked.stdout
+        )
+        assert re.search(rf"  lost: rows \d+\.\.{ROWS} can't be trusted\n", checked.stdout)
+        for verb in ("export", "compact"):
+            refused = process(shell.state, verb)
+            assert refused.returncode == 6
+            assert "does not match its chain" in refused.stderr
+
+    def test_running_broker_refuses_the_verbs(self, shell: Shell) -> None:
+        with StateLock(shell.state):
+            for verb in ("check", "export", "compact"):
+                refused = process(shell.state, verb)
+                assert refused.returncode == 2
+                assert f"is in use by process {os.getpid()}; stop it" in refused.stderr
+            assert process(shell.state, "check", "--live").returncode == 0
+
+    def test_bar_is_shown_on_a_terminal(self, shell: Shell) -> None:
+        leader, follower = pty.openpty()
+        with os.fdopen(leader, "rb", buffering=0) as terminal:
+            done = subprocess.run(
+                command(shell.state, "compact"),
+                stdout=subprocess.PIPE,
+                stderr=follower,
+                env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+                check=False,
+            )
+            os.close(follower)
+            shown = terminal.read(100_000)
+        assert done.returncode == 0
+        assert b"trimmed %d rows" % ROWS in done.stdout
+        assert b"rows" in shown
+        assert b"\x1b[" in shown
+
+
+def flip(path: Path, content: bytes) -> None:
+    """Flip a byte in the middle of the last place where this is found."""
+    whole = bytearray(path.read_bytes())
+    whole[whole.rindex(content) + 2] ^= 1  # an earlier one may lie in what SQLite left unused
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("verb", ["check", "export", "compact"])
+class TestEveryVerb:
+    def test_missing_state_directory_is_a_usage_error(
+        self, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        shell = Shell(tmp_path / "nowhere", capsys)
+        assert shell(verb) == 2
+        assert f"there is no state directory {shell.state}: give --state DIR" in shell.err
+        assert not shell.state.exists()
+
+    def test_directory_without_a_journal_is_a_usage_error(
+        self, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        shell = Shell(tmp_path, capsys)
+        assert shell(verb) == 2
+        assert "is no state directory" in shell.err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_state_that_lost_its_journal_is_damaged_and_no_new_one_is_made(
+        self, verb: str, shell: Shell
+    ) -> None:
+        shell("compact")
+        for name in ("journal.sqlite", witness.FILE_NAME):
+            (shell.state / name).unlink()
+        assert shell(verb) == 6
+        assert "journal.sqlite is missing" in shell.out + shell.err
+        assert not (shell.state / "journal.sqlite").exists()
+
+    def test_directory_in_place_of_the_journal_is_damage(self, verb: str, shell: Shell) -> None:
+        (shell.state / "journal.sqlite").unlink()
+        (shell.state / "journal.sqlite").mkdir()
+        assert shell(verb) == 6
+        words = shell.out + shell.err
+        assert "journal.sqlite is a directory where a file should be" in words
+        assert "Traceback" not in words
+
+    def test_full_disk_under_the_answer_is_one_line_and_exit_2(
+        self, verb: str, shell: Shell
+    ) -> None:
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                command(shell.state, verb, "-q"), stdout=full, stderr=subprocess.PIPE, check=False
+            )
+        words = "can't read or write on: No space left on device; see that stdout can be written"
+        assert (done.returncode, done.stderr.decode()) == (2, f"taskyard: {words}\n")
+
+    def test_help_has_an_example(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(taskyard, ["journal", verb, "--help"]) == 0
+        assert f"Example:\n    taskyard journal {verb} --state" in capsys.readouterr().out
+
+    def test_quiet_shows_no_progress(self, verb: str, shell: Shell) -> None:
+        assert shell(verb, "-q") == 0
+        assert shell.err == ""
+        assert shell.out
+
+    def test_document_is_versioned(self, verb: str, shell: Shell) -> None:
+        document = shell.document(verb)
+        opening = {"version": 1, "document": f"journal {verb}", "state": str(shell.state)}
+        assert opening.items() <= document.items()
+
+
+class TestDocuments:
+    def test_fields_stay(self, shell: Shell) -> None:
+        """Programs rely on these; more may be added."""
+        assert list(shell.document("check")) == [
+            "version",
+            "document",
+            "state",
+            "sound",
+            "row_first",
+            "row_last",
+            "rows",
+            "record",
+            "trimmed",
+            "torn_bytes",
+            "snapshots",
+            "snapshot_tasks",
+            "history_parts",
+            "history_first",
+            "history_last",
+            "events",
+            "finished_tasks",
+            "finished_covers",
+            "deep",
+            "wrong",
+            "lost",
+        ]
+        assert list(shell.document("compact")) == [
+            "version",
+            "document",
+            "state",
+            "sequence",
+            "record",
+            "rows",
+            "events",
+            "edges",
+            "files",
+            "ended",
+            "unfinished",
+            "rows_trimmed",
+            "snapshots_removed",
+        ]
+
+    def test_damage_is_in_the_document(self, shell: Shell) -> None:
+        flip(shell.state / "journal.sqlite", b"result of a")
+        document = shell.document("check")
+        assert document["sound"] is False
+        assert document["wrong"]
+        assert document["lost"]
+
+
+class TestCheck:
+    """Every kind of damage is told, in words and by the exit code."""
+
+    def damaged(self, shell: Shell, *options: str) -> str:
+        assert shell("check", *options) == 6
+        return shell.out
+
+    def test_check_changes_no_file(self, shell: Shell) -> None:
+        shell("export")
+        before = contents(shell.state)
+        assert shell("check", "--deep") == 0
+        assert contents(shell.state) == before
+
+    def test_check_leaves_the_log_of_the_index_as_it_is(self, shell: Shell, tmp_path: Path) -> None:
+        shell("export")
+        with closing(sqlite3.connect(shell.state / archive.FILE_NAME)) as writer:
+            for change in ("value + 1", "value - 1"):
+                writer.execute(f"UPDATE meta SET value = {change} WHERE key = 'count'")  # noqa: S608
+                writer.commit()
+            killed = Path(shutil.copytree(shell.state, tmp_path / "killed"))
+        shell.state = killed
+        before = contents(killed)
+        assert before[str(killed / archive.LOG_NAME)]
+        assert shell("check", "--deep") == 0
+        assert contents(killed) == before
+
+    def test_check_reads_the_log_of_the_index(self, shell: Shell, tmp_path: Path) -> None:
+        shell("export")
+        with closing(sqlite3.connect(shell.state / archive.FILE_NAME)) as writer:
+            writer.execute("UPDATE meta SET value = 99 WHERE key = 'count'")
+            writer.commit()
+            shell.state = Path(shutil.copytree(shell.state, tmp_path / "killed"))
+        assert "rows where 99 were written" in self.damaged(shell, "--deep")
+
+    def test_torn_tail_is_told_and_no_damage(
+        self, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sound = StateReport(rows=1, row_first=1, row_last=1, torn_bytes=99)
+        monkeypatch.setattr(state_check, "check", lambda *_, **__: sound)
+        assert shell("check") == 0
+        assert "99 bytes of an unfinished write at its end, never acknowledged" in shell.out
+
+    def test_damaged_snapshot(self, shell: Shell) -> None:
+        shell("compact")
+        flip(snapshot.path_of(shell.state, ROWS), b"hopeful")
+        words = self.damaged(shell)
+        assert f"wrong: snapshot {ROWS:012}.snapshot has a block" in words
+        assert f"the state up to row {ROWS} is lost" in words
+
+    def test_snapshot_of_an_unknown_format(self, shell: Shell) -> None:
+        shell("compact")
+        path = snapshot.path_of(shell.state, ROWS)
+        content = bytearray(path.read_bytes())
+        content[len(snapshot.MAGIC) + 3] = 9
+        path.write_bytes(content)
+        assert "has format 9" in self.damaged(shell)
+
+    def test_snapshot_of_a_row_that_is_lost(self, shell: Shell) -> None:
+        shell("export")
+        path = snapshot.path_of(shell.state, ROWS)
+        path.rename(snapshot.path_of(shell.state, 99))
+        words = self.damaged(shell)
+        assert f"the journal ends at row {ROWS}, a snapshot is of 99" in words
+        assert f"lost: rows {ROWS + 1}..99 are lost" in words
+
+    def test_snapshot_that_is_not_what_its_rows_lead_to(self, shell: Shell) -> None:
+        shell("export")
+        store = SqliteStore(shell.state)
+        ledger = recovery.recover(store)
+        ledger.archive(recovery.archivable(ledger, store.head.record))
+        ledger.reasons[b"doomed"] = b"something else"
+        snapshot.write(shell.state, store.identity, store.head, ledger)
+        store.close()
+        assert shell("check") == 0  # a plain look can't know
+        words = self.damaged(shell, "--deep")
+        assert f"the snapshot of row {ROWS} is not what its rows lead to" in words
+
+    def test_rows_that_are_half_trimmed_are_no_damage(self, shell: Shell) -> None:
+        """A broker that is stopped while it compacts leaves the older snapshot without its rows."""
+        with closing(SqliteStore(shell.state)) as store:
+            last = store.head.sequence
+            ledger = recovery.recover(copied(store, 10))
+            ledger.archive(recovery.archivable(ledger, ledger.record))
+            snapshot.write(shell.state, store.identity, recovery.head_at(store, 10), ledger)
+            compaction.export(shell.state, store)
+            store.trim(15)
+        assert snapshot.sequences(shell.state) == [last, 10]
+        assert shell("check", "--deep") == 0
+
+    def test_missing_index(self, shell: Shell) -> None:
+        shell("compact")
+        (shell.state / archive.FILE_NAME).unlink()
+        words = self.damaged(shell)
+        assert f"rows 1..{ROWS} are trimmed, and finished.sqlite is missing" in words
+
+    def test_damaged_index(self, shell: Shell) -> None:
+        shell("compact")
+        flip(shell.state / archive.FILE_NAME, b"kept second/k1")
+        assert shell("check") == 0  # found when it is read
+        assert "the row of b'second/k1' in finished.sqlite does not match" in self.damaged(
+            shell, "--deep"
+        )
+
+    def test_damaged_history(self, shell: Shell) -> None:
+        shell("compact")
+        path = HistoryPart(1, ROWS).paths(shell.state)["events"]
+        path.write_bytes(path.read_bytes()[:-1])
+        words = self.damaged(shell)
+        assert f"wrong: history/{path.name} can't be read" in words
+        assert f"lost: the events of rows 1..{ROWS} are lost: put the file back" in words
+
+    def test_damaged_history_of_kept_rows_can_be_made_again(self, shell: Shell) -> None:
+        shell("export")
+        path = HistoryPart(1, ROWS).paths(shell.state)["events"]
+        path.write_bytes(path.read_bytes()[:-1])
+        assert (
+            f"lost: nothing is lost, rows 1..{ROWS} are still in the journal: remove this file and "
+            "its partner, then export again\n"
+        ) in self.damaged(shell)
+        for file in HistoryPart(1, ROWS).paths(shell.state).values():
+            file.unlink()
+        assert shell("export") == 0
+        assert shell("check", "--deep") == 0
+
+    def test_damaged_journal_is_not_said_to_have_the_rows_of_a_damaged_history(
+        self, shell: Shell
+    ) -> None:
+        shell("export")
+        path = HistoryPart(1, ROWS).paths(shell.state)["events"]
+        path.write_bytes(path.read_bytes()[:-1])
+        flip(shell.state / "journal.sqlite", b"result of a")
+        words = self.damaged(shell)
+        assert f"lost: the events of rows 1..{ROWS} are lost: put the file back" in words
+
+    def test_history_that_begins_after_trimmed_rows(self, shell: Shell) -> None:
+        shell("compact")
+        rename_part(shell.state, HistoryPart(1, ROWS), HistoryPart(11, ROWS))
+        words = self.damaged(shell)
+        assert "wrong: rows 1..10 are trimmed and in no history file\n" in words
+        assert words.count("in no history file") == 1
+
+    def test_history_that_begins_after_kept_rows(self, shell: Shell) -> None:
+        shell("export")
+        rename_part(shell.state, HistoryPart(1, ROWS), HistoryPart(11, ROWS))
+        words = self.damaged(shell)
+        assert "wrong: rows 1..10 are in no history file\n" in words
+        assert "remove the files that reach beyond row 0, then export again" in words
+
+    def test_missing_history_of_trimmed_rows(self, shell: Shell) -> None:
+        shell("compact")
+        for path in (shell.state / history.FOLDER).iterdir():
+            path.unlink()
+        words = self.damaged(shell)
+        assert f"rows 1..{ROWS} are trimmed and in no history file" in words
+        assert "lost: what happened in them can't be told" in words
+
+    def test_half_a_pair_of_history_files(self, shell: Shell) -> None:
+        shell("compact")
+        HistoryPart(1, ROWS).paths(shell.state)["edges"].unlink()
+        words = self.damaged(shell)
+        name = HistoryPart(1, ROWS).paths(shell.state)["edges"].name
+        assert f"wrong: history/{name} is missing\n" in words
+        assert f"lost: the edges of rows 1..{ROWS} are lost: put the file back" in words
+        assert (words.count("wrong:"), words.count("  lost:")) == (1, 1)
+
+    def test_damage_ends_with_what_to_do(self, shell: Shell) -> None:
+        flip(shell.state / "journal.sqlite", b"result of a")
+        words = self.damaged(shell)
+        assert words.endswith("\nNothing was changed. Put the directory back from a copy.\n")
+        assert words.count("Nothing was changed") == 1
+
+    def test_half_a_pair_of_kept_rows_is_only_unfinished(self, shell: Shell) -> None:
+        shell("export")
+        HistoryPart(1, ROWS).paths(shell.state)["edges"].unlink()
+        assert shell("check") == 0
+
+    def test_gap_and_surplus_in_the_history(self, shell: Shell) -> None:
+        shell("export")
+        for table, path in HistoryPart(1, ROWS).paths(shell.state).items():
+            shutil.copy(path, HistoryPart(80, 90).paths(shell.state)[table])
+        words = self.damaged(shell)
+        assert f"rows {ROWS + 1}..79 are in no history file" in words
+        assert f"the journal ends at row {ROWS}, its history at row 90" in words
+
+    def test_same_damage_is_told_once(self) -> None:
+        findings = StateReport()
+        for _ in range(2):
+            findings.note(JournalDamaged("it is wrong"))
+        assert (findings.wrong, findings.lost) == (["it is wrong"], [])
+
+    def test_live_look_is_taken_again_when_it_looks_bad(
+        self, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks = [StateReport(wrong=["torn"]), StateReport(), StateReport(wrong=["not looked at"])]
+        monkeypatch.setattr(state_check, "check_live", lambda *_, **__: looks.pop(0))
+        assert shell("check", "--live") == 0
+        assert len(looks) == 1
+
+    def test_live_look_ends(self, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+        looks = [StateReport(wrong=[f"look {number}"]) for number in range(9)]
+        monkeypatch.setattr(state_check, "check_live", lambda *_, **__: looks.pop(0))
+        assert shell("check", "--live") == 6
+        assert len(looks) == 6
+
+
+def rename_part(directory: Path, old: HistoryPart, new: HistoryPart) -> None:
+    """A part is believed by its name."""
+    for table, path in old.paths(directory).items():
+        path.rename(new.paths(directory)[table])
+
+
+class TestCompact:
+    def test_flipped_byte_in_a_history_file_keeps_the_rows(self, shell: Shell) -> None:
+        shell("export")
+        path = HistoryPart(1, ROWS).paths(shell.state)["events"]
+        flip_page(path)
+        assert shell("compact") == 6
+        assert f"history/{path.name} can't be read" in shell.err
+        assert f"nothing is lost, rows 1..{ROWS} are still in the journal" in shell.err
+        assert shell.err.count("\n") == 1
+        assert shell.document("check")["trimmed"] == 0
+
+    def test_history_that_begins_after_kept_rows_keeps_them(self, shell: Shell) -> None:
+        shell("export")
+        rename_part(shell.state, HistoryPart(1, ROWS), HistoryPart(11, ROWS))
+        assert shell("compact") == 6
+        assert "rows 1..10 are in no history file" in shell.err
+        assert shell.document("check")["trimmed"] == 0
+
+    def test_help_does_not_promise_a_smaller_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+        run(taskyard, ["journal", "compact", "--help"])
+        assert (
+            "Frees the rows' space inside journal.sqlite for the next ones (the file does not "
+            "shrink) and makes the next start quick."
+        ) in " ".join(capsys.readouterr().out.split())
+
+
+def flip_page(path: Path) -> None:
+    """Flip bits in a page of a Parquet file, which only reading that page can notice."""
+    content = bytearray(path.read_bytes())
+    column = pq.read_metadata(path).row_group(0).column(4)
+    content[column.dictionary_page_offset + column.total_compressed_size - 3] ^= 0xFF
+    path.write_bytes(content)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    paths = [path for path in directory.rglob("*") if path.is_file() and path.name != "lock"]
+    return {str(path): path.read_bytes() for path in paths}

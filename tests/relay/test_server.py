@@ -1,0 +1,169 @@
+"""A relay as a process, between plain ZeroMQ sockets."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zmq
+
+from taskyard.cli.entry import run, taskyard
+from tests.kit.processes import Running
+from tests.wire.wmp.kit import Said, frames, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ANY = "tcp://127.0.0.1:0"
+PATIENCE_MS = 30_000
+
+
+class Ends:
+    """Managers above, a worker below."""
+
+    def __init__(self, stack: ExitStack, managers: int) -> None:
+        self._stack = stack
+        self._context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
+        self.managers = [self._open(zmq.ROUTER) for _ in range(managers)]
+        self.endpoints = [
+            f"tcp://127.0.0.1:{one.bind_to_random_port('tcp://127.0.0.1')}" for one in self.managers
+        ]
+        self.worker = self._open(zmq.DEALER)
+
+    def _open(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        self._stack.callback(socket.close)
+        return socket
+
+    def heard(self, manager: int) -> tuple[list[bytes], Said]:
+        """The path and the message that a manager gets next."""
+        message = received(self.managers[manager])
+        at = message.index(b"")
+        return message[:at], read(message[at:])
+
+    def say(self, manager: int, path: list[bytes], command: str, headers: dict[str, Any]) -> None:
+        self.managers[manager].send_multipart([*path, *frames(command, headers, b"payload")])
+
+
+def received(socket: zmq.Socket[bytes]) -> list[bytes]:
+    assert socket.poll(PATIENCE_MS)
+    return socket.recv_multipart()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def relay(stack: ExitStack, directory: Path, *upstreams: str, endpoint: str = ANY) -> Running:
+    options = [word for one in upstreams for word in ("--to", one)]
+    running = Running(directory, "relay", "--listen", endpoint, *options)
+    return stack.enter_context(running)
+
+
+def place(running: Running) -> str:
+    word, dialect, endpoint = running.line().split()
+    assert (word, dialect) == ("listening", "wmp")
+    return endpoint
+
+
+def test_messages_go_through_two_relays_and_back(stack: ExitStack, tmp_path: Path) -> None:
+    ends = Ends(stack, 2)
+    upper = relay(stack, tmp_path, *ends.endpoints)
+    lower = relay(stack, tmp_path, place(upper))
+    ends.worker.connect(place(lower))
+    ends.worker.send_multipart(frames("READY", {"worker": "w"}))
+    paths = []
+    for manager in range(2):
+        path, said = ends.heard(manager)
+        assert len(path) == 3  # the upper relay, the lower one, the worker
+        assert said == Said("READY", {"worker": "w"})
+        paths.append(path)
+    ends.say(1, paths[1], "WAKE", {"service": "default"})
+    assert read(received(ends.worker)) == Said(
+        "WAKE", {"service": "default", "back": [1, 0]}, b"payload"
+    )
+    give = {"worker": "w", "request": 1, "back": [1, 0]}
+    ends.worker.send_multipart(frames("GIVE", give))
+    path, said = ends.heard(1)
+    assert (path, said) == (paths[1], Said("GIVE", {"worker": "w", "request": 1}))
+    assert not ends.managers[0].poll(0)
+    for running in (upper, lower):
+        assert running.terminate() == (0, "", "")
+
+
+def test_relay_that_is_killed_and_restarted_goes_on(stack: ExitStack, tmp_path: Path) -> None:
+    ends = Ends(stack, 1)
+    running = relay(stack, tmp_path, *ends.endpoints)
+    endpoint = place(running)
+    ends.worker.connect(endpoint)
+    ends.worker.send_multipart(frames("READY", {"worker": "w"}))
+    ends.heard(0)
+    running.kill()
+    ends.worker.send_multipart(frames("READY", {"worker": "w", "slots": 2}))
+    place(relay(stack, tmp_path, *ends.endpoints, endpoint=endpoint))
+    path, said = ends.heard(0)
+    assert said.headers["slots"] == 2
+    ends.say(0, path, "WAKE", {"service": "default"})
+    assert read(received(ends.worker)).headers["back"] == [0]
+
+
+def test_it_waits_for_managers_that_are_not_there_yet(stack: ExitStack, tmp_path: Path) -> None:
+    ends = Ends(stack, 1)
+    address = ends.endpoints[0]
+    ends.managers[0].unbind(address)
+    ends.worker.connect(place(relay(stack, tmp_path, address)))
+    ends.worker.send_multipart(frames("READY", {"worker": "w"}))
+    ends.managers[0].bind(address)
+    assert ends.heard(0)[1].command == "READY"
+
+
+def test_what_can_not_be_delivered_is_dropped_and_said_at_the_end(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    ends = Ends(stack, 1)
+    running = relay(stack, tmp_path, *ends.endpoints)
+    ends.worker.connect(place(running))
+    ends.worker.send_multipart([b"", b"nonsense"])
+    ends.worker.send_multipart(frames("READY", {"worker": "w"}))
+    path, _ = ends.heard(0)
+    ends.say(0, [path[0], b"nobody"], "WAKE", {"service": "default"})
+    ends.say(0, path, "WAKE", {"service": "default"})
+    received(ends.worker)
+    code, out, err = running.terminate()
+    assert (code, out) == (0, "")
+    assert "made no sense or came too far" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_it_cleanly(stack: ExitStack, tmp_path: Path, number: signal.Signals) -> None:
+    running = relay(stack, tmp_path, "tcp://127.0.0.1:1")
+    place(running)
+    assert running.send(number).end() == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--to", "tcp://127.0.0.1:1"], "Missing option '--listen'"),
+        (["--listen", ANY], "Missing option '--to'"),
+        (["--listen", ANY, "--to", ANY], "has no port to connect to"),
+        (["--listen", "nowhere", "--to", "tcp://127.0.0.1:1"], "'nowhere' is of no form"),
+        (
+            ["--listen", "tcp://127.0.0.1:65000", "--to", "tcp://127.0.0.1:65000"],
+            "where the relay itself listens",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(
+    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(taskyard, ["relay", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert reason in err

@@ -1,0 +1,76 @@
+"""Noise on a broker's sockets: it answers what can be answered, and goes on."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import zmq
+
+from taskyard.client.client import Client
+from taskyard.core.model import Submission, Terms
+from tests.system.kit import Broker
+from tests.wire.native.test_malformed import spoilt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MESSAGES = 5_000
+
+#: A page on the web can make a browser send this. ZMTP 1.0 would take "P" for the length of 80.
+POST = (
+    b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Pad: ".ljust(79, b"x") + b"\r\n\r\n\x00\x00\x08\x06"
+)
+
+
+def frames_of_noise() -> Iterator[list[bytes]]:
+    luck = random.Random(11)
+    for body in spoilt(MESSAGES, seed=99):
+        shape = luck.randrange(10)
+        if shape == 0:
+            yield [body]  # no delimiter
+        elif shape == 1:
+            yield [b"", body, body]
+        elif shape == 2:
+            yield [b""] * luck.randrange(1, 100)
+        else:
+            yield [b"", body]
+    yield [b""] * 10_000
+    yield [b"", b"\x08\x00" + b"\x12\x00" * 2_000_000]
+    yield [b"", b""]
+
+
+def memory_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def test_noise_costs_its_sender_and_not_the_broker(tmp_path: Path) -> None:
+    options = ("--listen", "dwork=tcp://127.0.0.1:0")
+    with Broker(tmp_path, *options) as broker, Client(broker.endpoint) as client:
+        before = memory_bytes(broker.pid)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        for endpoint in broker.endpoints:
+            with context.socket(zmq.DEALER) as noise:
+                noise.linger = 0
+                noise.connect(endpoint)
+                sent = [noise.send_multipart(frames) for frames in frames_of_noise()]
+                # It answers in order: the last answer says that all was taken in.
+                noise.send_multipart([b"", b"\x08\x06\x90\x01\x07"])  # a status, request 7
+                while b"\x90\x01\x07" not in noise.recv_multipart()[-1]:
+                    assert noise.poll(30_000)
+                assert len(sent) > MESSAGES
+        context.term()
+        host, port = urlsplit(broker.endpoints[1]).netloc.split(":")
+        for _ in range(20):
+            with socket.create_connection((host, int(port))) as raw:
+                raw.sendall(POST)
+        # Of a service of its own: some noise is a worker that waits for the default one.
+        quiet = [Terms(service=b"quiet")]
+        assert client.create(Submission([b"after the noise"], terms=quiet)) == 1
+        assert client.show("after the noise")["state"] == "ready"
+        assert memory_bytes(broker.pid) - before < 300 * 1024 * 1024
+        assert broker.terminate()[0] == 0

@@ -1,0 +1,153 @@
+"""Pickled calls: what goes in comes out, what can't be pickled is named, nonsense is told."""
+
+import contextlib
+import threading
+import traceback
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskyard.core.limits import OUTPUT_BYTES_MAX
+from taskyard.errors import PeerError, UserError
+from taskyard.wire import pickled
+from taskyard.wire.payloads import CALL, EXEC, Call, decode_call, decode_payload, encode_call
+from taskyard.wire.pickled import PICKLE, Origin, Pickled
+from taskyard.worker.limits import OUTPUT_TAIL_BYTES
+from tests.client.executor_calls import OneWay, raise_this
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+origins = st.builds(Origin, st.none() | text, st.none() | text, st.lists(text).map(tuple))
+
+
+@given(st.binary(), origins)
+def test_call_comes_out_as_it_went_in(call: bytes, origin: Origin) -> None:
+    payload = pickled.encode_pickled_call(call, origin)
+    for service in (PICKLE, b"cpu"):
+        assert decode_payload(payload, service) == Pickled(call, origin)
+    assert decode_call(payload) == Pickled(call, origin)
+
+
+def test_payload_is_a_line_of_json_and_a_pickle() -> None:
+    payload = pickled.encode_pickled_call(b"\x80\x05", Origin(main="/script.py", path=("/there",)))
+    assert payload == b'{"pickle":1,"main":"/script.py","path":["/there"]}\n\x80\x05'
+    assert pickled.encode_pickled_call(b"", Origin()) == b'{"pickle":1}\n'
+
+
+def test_call_by_its_path_is_told_from_a_pickled_one() -> None:
+    payload = encode_call("m:f")
+    assert decode_payload(payload, b"cpu") == decode_call(payload) == Call("m:f")
+
+
+@pytest.mark.parametrize("service", [EXEC, CALL])
+def test_services_that_need_no_trust_take_no_pickle(service: bytes) -> None:
+    with pytest.raises(PeerError):
+        decode_payload(pickled.encode_pickled_call(b"", Origin()), service)
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (b"", "the payload is no pickled call, which is all that this service takes"),
+        (b'{"argv":["a"]}', "the payload is no pickled call, which is all"),
+        (b'{"pickle":', "no pickled call of this version: Input data was truncated"),
+        (b'{"pickle":2}\n', "Invalid value 2"),
+        (b'{"pickle":1,"mian":"x"}\n', "unknown field `mian`"),
+        (b'{"pickle":1,"path":"x"}\n', "Expected `array`"),
+        (b'{"pickle":1,"main":"\xff"}\n', "the payload is no pickled call"),
+    ],
+)
+def test_nonsense_is_told_as_such(payload: bytes, said: str) -> None:
+    with pytest.raises(PeerError, match=said):
+        decode_payload(payload, PICKLE)
+
+
+@given(st.binary())
+def test_any_bytes_are_a_call_or_a_peers_error(payload: bytes) -> None:
+    for begun in (payload, b'{"pickle":' + payload):
+        with contextlib.suppress(PeerError):
+            assert isinstance(decode_payload(begun, PICKLE), Pickled)
+
+
+def test_path_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(UserError, match="the path of a script can't be sent as JSON"):
+        pickled.encode_pickled_call(b"", Origin(main="\udce4"))
+
+
+def test_function_and_arguments_come_out_as_they_went_in() -> None:
+    call = pickled.pickle_call(pow, [2], {"exp": 3})
+    assert pickled.unpickle(call) == (pow, (2,), {"exp": 3})
+
+
+class Refusing:
+    """Raises what a user's class may raise."""
+
+    def __reduce__(self) -> str:
+        raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ((lambda: None, [], {}), "function <function .* can't be pickled: .*; give one that is"),
+        ((pow, [1, threading.Lock()], {}), "argument 2, of type lock, can't be pickled: cannot"),
+        ((pow, [], {"exp": Refusing()}), "argument 'exp', of type Refusing, can't be pickled"),
+    ],
+)
+def test_what_can_not_be_pickled_is_named(call: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        pickled.pickle_call(*call)
+
+
+def test_result_that_can_not_be_pickled_is_named() -> None:
+    with pytest.raises(UserError, match="the result, of type lock, can't be pickled"):
+        pickled.pickle_result(threading.Lock())
+
+
+def raised(error: BaseException) -> bytes:
+    """As it comes at the end of a task's output."""
+    try:
+        raise_this(error)
+    except BaseException as again:  # noqa: BLE001
+        line = pickled.encode_exception(again, traceback.format_exc())
+    assert OUTPUT_TAIL_BYTES + len(line) <= OUTPUT_BYTES_MAX
+    return b"printed\n[pickled exception] by the task\n" + line
+
+
+def test_exception_comes_out_with_its_traceback() -> None:
+    error, told = pickled.decode_exception(raised(KeyError("a", 1)))
+    assert isinstance(error, KeyError)
+    assert error.args == ("a", 1)
+    assert "raise error" in told
+    assert str(error.__cause__) == f'\n"""\n{told}"""'
+
+
+@pytest.mark.parametrize(
+    "error", [OneWay(1, 2), ValueError("x" * 100_000), ValueError(threading.Lock())]
+)
+def test_exception_that_can_not_travel_leaves_its_traceback(error: Exception) -> None:
+    came, told = pickled.decode_exception(raised(error))
+    assert came is None
+    assert told
+
+
+def test_traceback_without_an_end_is_cut() -> None:
+    line = pickled.encode_exception(ValueError("ä"), "ä" * 1_000_000)
+    assert OUTPUT_TAIL_BYTES + len(line) <= OUTPUT_BYTES_MAX
+    assert len(pickled.decode_exception(line)[1]) == pickled.TRACEBACK_CHARACTERS_MAX
+
+
+@pytest.mark.parametrize(
+    "output", [b"", b"printed\n", b"[pickled exception] ???\n", b"[pickled exception] gASV\n"]
+)
+def test_output_without_an_exception_has_none(output: bytes) -> None:
+    assert pickled.decode_exception(output) == (None, "")
+
+
+def test_exception_counts_only_behind_the_token_of_its_call() -> None:
+    line = pickled.encode_exception(ValueError("a"), "where", "0123")
+    error, told = pickled.decode_exception(line, "0123")
+    assert (repr(error), told) == ("ValueError('a')", "where")
+    assert pickled.decode_exception(line, "4567") == (None, "")
+    assert pickled.decode_exception(line) == (None, "")

@@ -1,0 +1,627 @@
+"""WMP at the worker: READY and its back-off, locks, what is held, and many managers at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taskyard.core.limits import SECOND_NS
+from taskyard.wire.wmp import managers as wmp_managers
+from taskyard.wire.wmp import peer
+from taskyard.wire.wmp.peer import Send, Settings, Start, Stop
+from tests.wire.wmp.kit import Said, frames, read
+
+READY = Said("READY", {"worker": "w", "services": ["default"]})
+HELLO = Said("PING", {"worker": "w"})
+
+
+class Bench:
+    """A worker whose managers are played by the test."""
+
+    def __init__(self, wires: int = 1, slots: int = 1, **settings: Any) -> None:
+        self.now_ns = 100 * SECOND_NS
+        self.worker = peer.Worker(Settings(b"w", slots=slots, **settings), wires, self.now_ns)
+        self.started: list[Start] = []
+        self.stopped: list[Stop] = []
+
+    def _sort(self, orders: list[peer.Action]) -> list[tuple[int, Said]]:
+        self.started = [one for one in orders if isinstance(one, Start)]
+        self.stopped = [one for one in orders if isinstance(one, Stop)]
+        return [(one.wire, read(one.frames)) for one in orders if isinstance(one, Send)]
+
+    def start(self) -> list[tuple[int, Said]]:
+        return self._sort(self.worker.time_passed(self.now_ns))
+
+    def hear(
+        self, command: str, wire: int = 0, payload: bytes | None = None, **headers: Any
+    ) -> list[tuple[int, Said]]:
+        """What it says to this."""
+        orders = self.worker.take(wire, frames(command, headers, payload), self.now_ns)
+        return self._sort(orders)
+
+    def done(
+        self, name: bytes, status: str = "ok", text: bytes = b"", attempt: int = 1
+    ) -> list[tuple[int, Said]]:
+        return self._sort(self.worker.done((name, attempt), status, text, self.now_ns))
+
+    def later(self, ns: int) -> list[tuple[int, Said]]:
+        self.now_ns += ns
+        return self._sort(self.worker.time_passed(self.now_ns))
+
+    def leave(self) -> list[tuple[int, Said]]:
+        return self._sort(self.worker.leave(self.now_ns))
+
+    def wake(self, wire: int = 0, **more: Any) -> list[tuple[int, Said]]:
+        return self.hear("WAKE", wire, service="default", **more)
+
+    def give(self, task: str, request: str = "1", wire: int = 0, **more: Any) -> list[Any]:
+        headers = {"request": request, "task": task, "attempt": 1, "service": "default"}
+        headers |= {"lease_ms": 15_000, **more}
+        return self.hear("TAKE", wire, b"payload", **headers)
+
+    def quiet(self) -> None:
+        """Let a first READY be said."""
+        self.start()
+
+
+def give(request: str = "1", **more: Any) -> Said:
+    return Said("GIVE", {"worker": "w", "request": request, "services": ["default"], **more})
+
+
+def reported(task: str, status: str = "ok", payload: bytes = b"", **more: Any) -> Said:
+    headers = {"worker": "w", "task": task, "attempt": 1, "status": status, **more}
+    return Said("DONE", headers, payload)
+
+
+def commands(said: list[tuple[int, Said]]) -> list[str]:
+    return [one.command for _, one in said]
+
+
+# READY.
+
+
+def test_ready_goes_to_all_when_it_starts_with_a_question_who_is_there() -> None:
+    assert Bench(wires=2).start() == [(0, READY), (0, HELLO), (1, READY), (1, HELLO)]
+
+
+def test_ready_says_what_the_worker_is() -> None:
+    bench = Bench(slots=3, services=(b"x", b"\xff"), incarnation=7)
+    (_, said), _ = bench.start()
+    services = ["x", "\0ÿ"]
+    headers = {"worker": "w", "slots": 3, "services": services, "incarnation": 7}
+    headers |= {"heartbeat_ms": 1000}
+    assert said == Said("READY", headers)
+
+
+def test_ready_is_said_again_with_a_back_off() -> None:
+    bench = Bench()
+    bench.start()
+    gaps: list[int] = []
+    last_ns = bench.now_ns
+    while len(gaps) < 8:
+        at_ns = bench.worker.wake_at_ns()
+        assert at_ns is not None
+        said = bench.later(at_ns - bench.now_ns)
+        if (0, READY) in said:
+            gaps.append((bench.now_ns - last_ns) // SECOND_NS)
+            last_ns = bench.now_ns
+    assert gaps == [1, 2, 4, 8, 16, 32, 32, 32]
+
+
+def test_ready_is_said_after_a_take_while_slots_are_left_and_when_one_comes_free() -> None:
+    bench = Bench(slots=2)
+    bench.quiet()
+    bench.wake()
+    assert commands(bench.give("a", "1")) == ["READY"]
+    bench.wake()
+    assert bench.give("b", "2") == []
+    assert bench.later(64 * SECOND_NS) == [
+        (0, Said("PING", {"worker": "w", "held": [["a", 1], ["b", 1]], "heartbeat_ms": 1000}))
+    ]
+    assert commands(bench.done(b"a")) == ["DONE", "READY"]
+
+
+def test_ready_is_said_at_once_to_a_manager_that_has_forgotten_it() -> None:
+    bench = Bench()
+    bench.quiet()
+    assert bench.hear("PONG", worker="w") == []
+    assert bench.hear("PONG", worker="w", ready=False) == [(0, READY)]
+    assert commands(bench.hear("PING", worker="w", ready=False)) == ["PONG", "READY"]
+
+
+# Locks.
+
+
+def test_wake_give_take() -> None:
+    bench = Bench()
+    bench.quiet()
+    assert bench.wake() == [(0, give())]
+    assert bench.give("a") == []
+    assert bench.started == [Start(b"a", 1, b"default", b"payload")]
+
+
+def test_time_limit_and_slots_are_handed_on() -> None:
+    bench = Bench(slots=4)
+    bench.quiet()
+    bench.wake()
+    assert bench.give("a", time_limit_ms=1500, slots=4) == []
+    assert bench.started == [Start(b"a", 1, b"default", b"payload", 1_500_000_000, 4)]
+    assert bench.worker.slots_free == 0
+
+
+def test_one_lock_for_each_free_slot_and_no_more() -> None:
+    bench = Bench(wires=3, slots=2)
+    bench.quiet()
+    assert bench.wake(0) == [(0, give("1"))]
+    assert bench.wake(1) == [(1, give("2"))]
+    assert bench.wake(2) == []
+
+
+def test_wake_that_found_no_slot_is_answered_in_order_when_one_is_unlocked() -> None:
+    bench = Bench(wires=3)
+    bench.quiet()
+    bench.wake(0)
+    bench.wake(2)
+    bench.wake(1)
+    assert bench.hear("NO", 0, request="1") == [(2, give("2"))]
+    assert bench.hear("NO", 2, request="2") == [(1, give("3"))]
+
+
+def test_wake_that_has_waited_too_long_is_not_answered() -> None:
+    bench = Bench(wires=2)
+    bench.quiet()
+    bench.wake(0)
+    bench.wake(1)
+    bench.now_ns += peer.WAKE_NS
+    assert bench.hear("NO", 0, request="1") == []
+
+
+def test_wake_of_a_full_worker_is_answered_when_its_slot_comes_free_in_time() -> None:
+    bench = Bench(wires=2)
+    bench.quiet()
+    bench.wake(0)
+    bench.give("a")
+    assert bench.wake(1) == []
+    assert commands(bench.done(b"a")) == ["DONE", "GIVE"]
+
+
+def test_ready_is_said_when_the_give_that_took_a_freed_slot_is_answered_by_no() -> None:
+    """TAKE has used the READY up, and the manager would not wake it again."""
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    bench.wake()
+    assert commands(bench.done(b"a")) == ["DONE", "GIVE"]
+    bench.hear("NO", request="2")
+    assert bench.worker.wake_at_ns() == bench.now_ns
+    assert bench.later(0) == [(0, READY)]
+
+
+def test_lock_ends_by_take_by_no_and_by_time() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    assert bench.worker.slots_free == 0
+    bench.hear("NO", request="1")
+    assert bench.worker.slots_free == 1
+    bench.wake()
+    assert "READY" not in commands(bench.later(peer.LOCK_NS - 1))
+    assert bench.worker.slots_free == 0
+    assert "READY" in commands(bench.later(1))
+    assert bench.worker.slots_free == 1
+
+
+def test_late_take_is_taken_if_a_slot_is_free() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.later(peer.LOCK_NS)
+    assert bench.give("a") == []
+    assert [one.name for one in bench.started] == [b"a"]
+
+
+def test_late_take_is_refused_if_none_is() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.later(peer.LOCK_NS)
+    bench.wake()
+    bench.give("b", "2")
+    assert bench.give("a", "1", manager="m") == [(0, reported("a", "refused", manager="m"))]
+    assert bench.started == []
+
+
+def test_take_that_is_said_twice_is_taken_once() -> None:
+    bench = Bench(slots=2)
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    assert bench.give("a") == []
+    assert bench.started == []
+
+
+def test_refused_work_lets_its_slot_rest() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    assert bench.done(b"a", "refused", b"no room") == [(0, reported("a", "refused", b"no room"))]
+    assert bench.wake() == []
+    assert "READY" in commands(bench.later(peer.REST_NS))
+
+
+# Reports, and what is held.
+
+
+def test_report_is_listed_until_its_manager_is_known_to_have_it() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a", manager="m")
+    assert bench.done(b"a", "ok", b"result")[0] == (0, reported("a", "ok", b"result", manager="m"))
+    assert (0, _ping([["a", 1]])) in bench.later(SECOND_NS)
+    assert bench.hear("CANCEL", task="a", attempt=1) == []
+    assert bench.worker.unconfirmed == 0
+    assert not any(said.headers.get("held") for _, said in bench.later(SECOND_NS))
+
+
+def _ping(held: list[Any]) -> Said:
+    return Said("PING", {"worker": "w", "held": held, "heartbeat_ms": 1000})
+
+
+def test_report_is_sent_again_when_its_manager_was_heard_and_said_nothing_of_it() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    bench.done(b"a", "ok", b"result")
+    assert "DONE" not in commands(bench.later(60 * SECOND_NS))  # nobody is there to have it
+    bench.hear("PONG", worker="w")
+    assert (0, reported("a", "ok", b"result")) in bench.later(1)
+    assert "DONE" not in commands(bench.later(peer.REPORT_NS))
+    assert bench.worker.unconfirmed == 1
+
+
+def test_report_is_given_up_after_a_few_times() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    bench.done(b"a")
+    sent = 1
+    for _ in range(20):
+        bench.now_ns += SECOND_NS
+        bench.hear("PONG", worker="w")
+        sent += commands(bench.later(peer.REPORT_NS)).count("DONE")
+    assert sent == peer.REPORTS_MAX + 1
+    assert bench.worker.unconfirmed == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("REPORTS_KEPT_MAX", 2), ("REPORTS_KEPT_BYTES_MAX", 25)]
+)
+def test_reports_are_kept_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch, name: str, limit: int
+) -> None:
+    monkeypatch.setattr(peer, name, limit)
+    bench = Bench()
+    bench.quiet()
+    for number in range(5):
+        bench.wake()
+        bench.give(f"t{number}", str(number + 1))
+        bench.done(b"t%d" % number, "ok", b"0123456789")
+    assert bench.worker.unconfirmed == 2
+    assert bench.worker.slots_free == 1
+
+
+def test_cancelled_task_is_stopped_and_still_answered() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a", manager="m")
+    said = bench.hear("CANCEL", task="a", attempt=1)
+    assert said == [(0, reported("a", "cancelled", manager="m")), (0, READY)]
+    assert bench.stopped == [Stop(b"a", 1)]
+    assert bench.done(b"a") == []
+
+
+def test_cancel_of_an_unknown_task_is_ignored() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    assert bench.hear("CANCEL", task="b", attempt=1) == []
+    assert bench.hear("CANCEL", task="a", attempt=2) == []
+    assert (bench.stopped, bench.worker.working) == ([], 1)
+
+
+def test_progress_is_told_with_whose_task_it_is() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a", manager="m", back=[3])
+    orders = bench.worker.progressed((b"a", 1), 50, "half")
+    headers = {"worker": "w", "task": "a", "attempt": 1, "percent": 50, "text": "half"}
+    (order,) = orders
+    assert isinstance(order, Send)
+    assert read(order.frames) == Said("STATUS", {**headers, "manager": "m", "back": [3]})
+    assert bench.worker.progressed((b"b", 1), 50) == []
+
+
+def test_short_lease_is_shown_life_often_enough() -> None:
+    bench = Bench(heartbeat_ns=10 * SECOND_NS)
+    bench.quiet()
+    bench.wake()
+    bench.give("a", lease_ms=3000)
+    assert commands(bench.later(SECOND_NS)) == ["PING"]
+
+
+def test_manager_that_does_not_answer_is_shown_life_less_often() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    times: list[int] = []
+    while len(times) < 6:
+        at_ns = bench.worker.wake_at_ns()
+        assert at_ns is not None
+        times.append((at_ns - bench.now_ns) // SECOND_NS)
+        assert commands(bench.later(at_ns - bench.now_ns)) == ["PING"]
+    assert times == [1, 1, 2, 4, 8, 8]
+    bench.hear("PONG", worker="w")
+    bench.later(8 * SECOND_NS)
+    assert commands(bench.later(SECOND_NS)) == ["PING"]
+
+
+# Several managers.
+
+
+def test_managers_that_share_names_are_kept_apart() -> None:
+    bench = Bench(wires=2, slots=3)
+    bench.quiet()
+    bench.wake(0, manager="m0")
+    bench.wake(1, manager="m1")
+    bench.give("a", "1", 0, manager="m0")
+    refused = bench.give("a", "2", 1, manager="m1")
+    assert refused[0] == (1, reported("a", "refused", manager="m1"))
+    bench.hear("CANCEL", 1, task="a", attempt=1, manager="m1")
+    assert bench.stopped == []
+    held = {
+        wire: said.headers["held"]
+        for wire, said in bench.later(SECOND_NS)
+        if said.command == "PING"
+    }
+    assert held == {0: [["a", 1]], 1: []}
+
+
+def test_one_wire_leads_to_many_managers_and_each_is_answered_by_its_way() -> None:
+    bench = Bench(slots=2)
+    bench.quiet()
+    assert bench.wake(back=[0, 1], manager="m1") == [(0, give("1", back=[0, 1]))]
+    assert bench.wake(back=[2], manager="m2") == [(0, give("2", back=[2]))]
+    bench.give("a", "1", back=[0, 1], manager="m1")
+    bench.give("b", "2", back=[2], manager="m2")
+    assert bench.done(b"b")[0] == (0, reported("b", manager="m2", back=[2]))
+    pings = [said.headers for _, said in bench.later(SECOND_NS) if said.command == "PING"]
+    assert [(one["manager"], one["held"], one["back"]) for one in pings] == [
+        ("m1", [["a", 1]], [0, 1]),
+        ("m2", [["b", 1]], [2]),
+    ]
+
+
+def test_manager_that_is_known_by_two_ways_is_told_of_all_by_the_last() -> None:
+    bench = Bench(wires=2, slots=2)
+    bench.quiet()
+    bench.wake(0, manager="m")
+    bench.wake(1, manager="m")
+    bench.give("a", "1", 0)
+    bench.give("b", "2", 1)
+    bench.hear("PONG", 0, worker="w", manager="m")
+    pings = [(wire, said) for wire, said in bench.later(SECOND_NS) if said.command == "PING"]
+    assert [(wire, said.headers["held"]) for wire, said in pings] == [(0, [["a", 1], ["b", 1]])]
+
+
+def test_manager_that_says_its_name_late_or_another_one_is_the_same() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    bench.hear("PONG", worker="w", manager="m")
+    assert bench.hear("CANCEL", task="a", attempt=1, manager="renamed") != []
+    assert bench.stopped == [Stop(b"a", 1)]
+
+
+def test_two_ways_that_turn_out_to_lead_to_one_manager_are_one() -> None:
+    bench = Bench(wires=2, slots=2)
+    bench.quiet()
+    bench.wake(0, manager="m")
+    bench.wake(1)
+    bench.give("b", "2", 1)
+    bench.hear("PING", 1, worker="w", manager="m")
+    (pong,) = [said for _, said in bench.hear("PING", 0, worker="w", manager="m")][:1]
+    assert pong.headers["held"] == [["b", 1]]
+    assert bench.done(b"b")[0][1].command == "DONE"
+
+
+def test_whose_task_it_is_does_not_say_who_gave_it() -> None:
+    bench = Bench(slots=2)
+    bench.quiet()
+    bench.wake(manager="front")
+    bench.give("a", manager="somebody behind it")
+    (pong,) = bench.hear("PING", worker="w", manager="front")
+    assert pong[1].headers["held"] == [["a", 1]]
+    assert bench.done(b"a")[0][1].headers["manager"] == "somebody behind it"
+
+
+def test_unnamed_way_without_tasks_says_nothing_of_what_is_held() -> None:
+    bench = Bench(wires=2, slots=2)
+    bench.quiet()
+    bench.wake(0)
+    bench.give("a")
+    (pong,) = bench.hear("PING", 1, worker="w")
+    assert "held" not in pong[1].headers
+
+
+def test_managers_that_are_not_heard_any_more_are_forgotten_unless_something_is_theirs() -> None:
+    bench = Bench(wires=2)
+    bench.quiet()
+    bench.hear("PONG", 1, worker="w")
+    bench.wake(0)
+    bench.give("a")
+    bench.later(peer.FORGOTTEN_NS)
+    bench.now_ns += peer.PING_NS_MAX
+    assert [wire for wire, _ in bench.later(1)] == [0]
+
+
+def test_managers_and_ways_are_known_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wmp_managers, "MANAGERS_MAX", 5)
+    monkeypatch.setattr(wmp_managers, "ROUTES_MAX", 3)
+    bench = Bench()
+    bench.quiet()
+    for number in range(20):
+        bench.hear("PONG", worker="w", manager=f"m{number}", back=[number])
+    assert commands(bench.later(SECOND_NS)).count("PING") == 5
+    for number in range(20):
+        bench.hear("PONG", worker="w", manager="m", back=[100 + number])
+    manager = [*bench.worker._managers][-1]  # noqa: SLF001
+    assert len(manager.routes) == 3
+
+
+# Goodbye.
+
+
+def test_it_leaves_when_what_it_holds_is_reported_and_known() -> None:
+    bench = Bench(wires=2)
+    bench.quiet()
+    bench.wake(0)
+    bench.give("a")
+    assert bench.leave() == []
+    assert bench.wake(1) == []
+    assert commands(bench.done(b"a")) == ["DONE"]
+    assert commands(bench.later(1)) == ["PING"]
+    assert not bench.worker.gone
+    bench.hear("CANCEL", task="a", attempt=1)
+    bye = Said("BYE", {"worker": "w", "reason": "leaves"})
+    assert bench.later(1) == [(0, bye), (1, bye)]
+    assert bench.worker.gone
+
+
+def test_it_does_not_wait_for_ever_to_leave() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.wake()
+    bench.give("a")
+    bench.leave()
+    bench.done(b"a")
+    bench.later(1)
+    assert commands(bench.later(peer.BYE_NS_MAX)) == ["PING", "BYE"]
+
+
+def test_task_that_comes_while_it_leaves_is_refused() -> None:
+    bench = Bench(slots=2)
+    bench.quiet()
+    bench.wake()
+    bench.wake()
+    bench.give("a", "1")
+    bench.leave()
+    assert bench.give("b", "2") == [(0, reported("b", "refused"))]
+    assert "READY" not in commands(bench.later(60 * SECOND_NS))
+
+
+def test_sent_home_by_all_it_is_dismissed() -> None:
+    bench = Bench(wires=2)
+    bench.quiet()
+    bye = Said("BYE", {"worker": "w"})
+    assert bench.hear("BYE", 0, worker="w", manager="m0") == [(0, bye)]
+    assert not bench.worker.is_dismissed
+    assert bench.hear("BYE", 1, worker="w", manager="m1", back=[0]) == [(1, bye)]
+    assert bench.worker.is_dismissed
+
+
+def test_sent_home_by_one_of_two_behind_a_relay_it_says_goodbye_to_neither() -> None:
+    bench = Bench()
+    bench.quiet()
+    bench.hear("PONG", worker="w", manager="m0", back=[0])
+    bench.hear("PONG", worker="w", manager="m1", back=[1])
+    assert bench.hear("BYE", worker="w", manager="m0", back=[0]) == []
+    assert not bench.worker.is_dismissed
+
+
+def test_manager_that_sent_it_home_is_left_alone_for_a_while_and_may_come_back() -> None:
+    bench = Bench(wires=2)
+    bench.quiet()
+    bench.hear("PONG", 1, worker="w", manager="m1")
+    bench.hear("BYE", 0, worker="w", manager="m0")
+    ready = [wire for wire, said in bench.later(SECOND_NS) if said.command == "READY"]
+    assert ready == [1]
+    bench.later(peer.READY_NS_MAX)
+    ready = [wire for wire, said in bench.later(peer.READY_NS_MAX) if said.command == "READY"]
+    assert ready == [0, 1]
+    assert bench.wake(0, manager="m0") == [(0, give())]
+
+
+# Noise.
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [],
+        [b""],
+        frames("READY", {"worker": "w"}),
+        frames("DONE", {"worker": "w", "task": "a", "attempt": 1, "status": "ok"}),
+        [b"hop", *frames("WAKE", {"service": "default"})],
+        frames("WAKE", {}),
+        frames("TAKE", {"request": 1, "task": "a", "attempt": 1, "service": "x"}),
+        frames("TAKE", {"request": [], "task": "a", "attempt": 1, "service": "x", "lease_ms": 1}),
+        frames("WAKE", {"service": "default", "back": [0] * 9}),
+        frames("WAKE", {"service": "default", "back": [-1]}),
+        frames("CANCEL", {"task": "\0€", "attempt": 1}),
+    ],
+)
+def test_what_makes_no_sense_is_counted_and_changes_nothing(message: list[bytes]) -> None:
+    bench = Bench()
+    bench.quiet()
+    assert bench.worker.take(0, message, bench.now_ns) == []
+    assert bench.worker.malformed == 1
+
+
+# Its id.
+
+
+def test_worker_whose_id_is_held_stops_what_it_holds_and_asks_every_second() -> None:
+    bench = Bench(slots=2, incarnation=7)
+    bench.quiet()
+    bench.wake(manager="m")
+    bench.give("a", manager="m")
+    bench.hear("BYE", worker="w", manager="m", reason="held", code="name-held")
+    assert bench.stopped == [Stop(b"a", 1)]
+    assert (bench.worker.name_held, bench.worker.is_dismissed) == ("held", False)
+    for _ in range(5):
+        assert "READY" in commands(bench.later(SECOND_NS))
+        bench.hear("BYE", worker="w", manager="m", reason="held", code="name-held")
+    bench.hear("PONG", worker="w", manager="m")
+    assert bench.worker.name_held == ""
+
+
+def test_worker_whose_id_is_lost_says_why() -> None:
+    bench = Bench(incarnation=7)
+    bench.quiet()
+    bench.hear("BYE", worker="w", manager="m", reason="lost", code="name-lost")
+    assert bench.worker.name_lost == "lost"
+
+
+def test_all_that_a_worker_sends_says_which_process_it_is() -> None:
+    bench = Bench(incarnation=7)
+    said = bench.start()
+    said += bench.wake(manager="m")
+    said += bench.give("a", manager="m")
+    said += bench.hear("PING", worker="w", manager="m")
+    said += bench.done(b"a")
+    said += bench.hear("CANCEL", task="a", attempt=1, manager="m")
+    said += bench.leave()
+    kinds = {"READY", "PING", "GIVE", "PONG", "DONE", "BYE"}
+    assert {one.command for _, one in said} == kinds
+    assert {one.headers["incarnation"] for _, one in said} == {7}
