@@ -864,7 +864,7 @@ def test_record_of_a_lost_route_is_a_return_for_which_nobody_is_to_blame() -> No
 
 
 def test_page_has_the_figures_of_the_code() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "dialects" / "ping-pong.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "dialects" / "ping-pong.md").read_text()
     settings = Settings()
     for said in (
         f"| WORKER_EXPIRE_SECONDS | {settings.expire_ns // SECOND_NS} s |",

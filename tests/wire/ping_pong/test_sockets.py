@@ -19,7 +19,7 @@ from tests.wire.ping_pong.broker_thread import Host, a_host
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ping_pong_worker.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "ping_pong_worker.py"
 
 PATIENCE_MS = PATIENCE_SECONDS * 1000
 
