@@ -136,7 +136,7 @@ def test_tests_that_prove_a_guarantee_exist() -> None:
         f"the journal alone, {of('journal/test_crash.py', 'KILLS')} times",
         f"Workers killed {of('system/test_workers.py', 'KILLS')} times under load",
         f"under load: {of('system/test_workers.py', 'TASKS')} tasks",
-        f"{of('system/test_waiting.py', 'WORKERS'):,} requests that wait",
+        f"{of('system/test_open_requests.py', 'WORKERS'):,} requests that wait",
         f"after {limits.CRASHES_MAX} lost workers",
         f"{WORKER.lease_timeout_ns // limits.SECOND_NS} s after its last sign of life",
         f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
