@@ -1,6 +1,6 @@
 """The story of each of the five published designs, told to the one scheduler.
 
-Each test is what one of them says of itself, in its own order; `docs/architecture.md` has the table
+Each test is what one of them says of itself, in its own order; `docs/scheduling.md` has the table
 of how their words map to events and effects.
 """
 
