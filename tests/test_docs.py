@@ -140,7 +140,7 @@ def test_tests_that_prove_a_guarantee_exist() -> None:
         f"after {limits.CRASHES_MAX} lost workers",
         f"{WORKER.lease_timeout_ns // limits.SECOND_NS} s after its last sign of life",
         f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
-        f"{of('system/test_noise.py', 'MESSAGES'):,} spoilt messages",
+        f"{of('system/test_malformed.py', 'MESSAGES'):,} spoilt messages",
         f"| schedules | {of('sim/test_schedules.py', 'SCHEDULES'):,}, with",
         f"| {len(MUTATIONS)}, all caught |",
         f"more than {compaction.ROWS_MAX:,} rows",
