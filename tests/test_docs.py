@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from simulator.mutations import MUTATIONS
 from taskyard.broker import compaction
 from taskyard.cli import connection
 from taskyard.cli.verbs import COMMANDS
@@ -21,7 +22,6 @@ from taskyard.journal.store import DISK_RESERVE_BYTES
 from taskyard.net.endpoints import IPC_PATH_BYTES_MAX
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.process import supervisor
-from taskyard.sim.mutations import MUTATIONS
 from taskyard.worker import limits as worker_limits
 from taskyard.worker.native import WorkerSettings
 

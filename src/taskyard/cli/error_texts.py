@@ -17,7 +17,7 @@ from taskyard import errors
 SOURCE: Final = Path(taskyard.__file__).parent
 
 #: Not of this world: what is simulated, and what is measured.
-_APART: Final = ("sim", "bench")
+_APART: Final = ("bench",)
 
 #: No user sees them: what decoders and machines tell us of a peer's mistake, or of our own.
 _OURS: Final = ("Malformed", "IllegalTransition", "InvariantViolated")

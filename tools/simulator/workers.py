@@ -22,23 +22,23 @@ from zlib import crc32
 
 from msgspec import Struct, structs
 
-from taskyard.core import effects, events
-from taskyard.core.events import Outcome
-from taskyard.core.model import Result
-from taskyard.core.workers import WorkerFacts
-from taskyard.sim.codecs.dialects import PingPongWorkerCodec, RoundRobinWorkerCodec, WmpWorkerCodec
-from taskyard.sim.codecs.native import NativeCodec
-from taskyard.sim.listeners import DEFAULT, Listener
-from taskyard.sim.measurements import measured
-from taskyard.sim.peers import Peer, RequestReplyPeer
-from taskyard.sim.plan import (
+from simulator.codecs.dialects import PingPongWorkerCodec, RoundRobinWorkerCodec, WmpWorkerCodec
+from simulator.codecs.native import NativeCodec
+from simulator.listeners import DEFAULT, Listener
+from simulator.measurements import measured
+from simulator.peers import Peer, RequestReplyPeer
+from simulator.plan import (
     MILLISECOND_NS,
     NAMED_BY_BROKER,
     RESULT_BYTES,
     SECOND_NS,
     TRUNCATED,
 )
-from taskyard.sim.reference_model import Violation
+from simulator.reference_model import Violation
+from taskyard.core import effects, events
+from taskyard.core.events import Outcome
+from taskyard.core.model import Result
+from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dialect as wire_dialect
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.round_robin import workers as round_robin_workers
@@ -46,9 +46,9 @@ from taskyard.wire.round_robin import workers as round_robin_workers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from simulator.world import World
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
-    from taskyard.sim.world import World
 
 #: How long a worker waits for an answer before it repeats itself.
 REPLY_TIMEOUT_NS: Final = 1500 * MILLISECOND_NS

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from simulator import plan
+from simulator.clients import PingPongModelClient
+from simulator.mutations.registry import INVARIANT_MUTATIONS, WORKER_KINDS_OF
+from simulator.plan import SECOND_NS
+from simulator.reference_model import Violation
+from simulator.scenario import Scenario
+from simulator.world import World
 from taskyard.core.events import SubmitRequested, WatchRequested
-from taskyard.sim import plan
-from taskyard.sim.clients import PingPongModelClient
-from taskyard.sim.mutations.registry import INVARIANT_MUTATIONS, WORKER_KINDS_OF
-from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.reference_model import Violation
-from taskyard.sim.scenario import Scenario
-from taskyard.sim.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.sim.clients import RequestMaker
-    from taskyard.sim.mutations import Mutation
+    from simulator.clients import RequestMaker
+    from simulator.mutations import Mutation
 
 #: After the faults, beyond a late copy that is delayed: what is under way arrives.
 SETTLE_NS: Final = SECOND_NS // 2

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from simulator.reference_model import Violation
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
-from taskyard.sim.reference_model import Violation
 from taskyard.wire import dwork_pb2 as pb
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from simulator.mutations.registry import mutation, patched, patched_item
 from taskyard.core import effects, events, submission
 from taskyard.core.events import Outcome
 from taskyard.core.model import Submission
-from taskyard.sim.mutations.registry import mutation, patched, patched_item
 from taskyard.wire.native import frames as native_frames
 from taskyard.wire.native import requests as native_requests
 from taskyard.wire.native.pending import PendingRequests

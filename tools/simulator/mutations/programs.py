@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from simulator.mutations.registry import mutation, mutation_for_kinds, patched
 from taskyard.client.session import Session
 from taskyard.core.events import Outcome
 from taskyard.net.channel import Channel
 from taskyard.relay.forwarder import Forwarder
-from taskyard.sim.mutations.registry import mutation, mutation_for_kinds, patched
 from taskyard.wire.ping_pong import frames as ping_pong_frames
 from taskyard.wire.round_robin.frames import EXEC, INCREMENT, PING, Message
 from taskyard.wire.wmp import frames as wmp_frames

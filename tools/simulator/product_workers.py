@@ -15,17 +15,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+from simulator.codecs.dialects import DO
+from simulator.decoders import BY, decode
+from simulator.listeners import DEFAULT, Listener
+from simulator.network import Network
+from simulator.processes import ProductWorker, SimProcess, SimRunner
+from simulator.sockets import ENDPOINT, Socket
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.errors import NameLost
 from taskyard.net.channel import Channel
 from taskyard.relay.server import Relay
-from taskyard.sim.codecs.dialects import DO
-from taskyard.sim.decoders import BY, decode
-from taskyard.sim.listeners import DEFAULT, Listener
-from taskyard.sim.network import Network
-from taskyard.sim.processes import ProductWorker, SimProcess, SimRunner
-from taskyard.sim.sockets import ENDPOINT, Socket
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.round_robin import workers as round_robin_workers
@@ -35,9 +35,9 @@ from taskyard.worker import native, ping_pong, round_robin, wmp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from simulator.network import Message
+    from simulator.world import World
     from taskyard.core.events import Event
-    from taskyard.sim.network import Message
-    from taskyard.sim.world import World
     from taskyard.worker.jobs import Job
 
 _Q: Final = pb.QueryMsg

@@ -14,20 +14,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from simulator.codecs.dialects import JOB, JobCodec, PingPongClientCodec, RoundRobinClientCodec
+from simulator.codecs.native import NativeCodec, streams
+from simulator.listeners import Listener
+from simulator.peers import Peer, RequestReplyPeer
+from simulator.plan import SECOND_NS
+from simulator.reference_model import Violation
 from taskyard.core import effects, events
 from taskyard.core.effects import Effect, Refusal
 from taskyard.core.model import Submission
-from taskyard.sim.codecs.dialects import JOB, JobCodec, PingPongClientCodec, RoundRobinClientCodec
-from taskyard.sim.codecs.native import NativeCodec, streams
-from taskyard.sim.listeners import Listener
-from taskyard.sim.peers import Peer, RequestReplyPeer
-from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.reference_model import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.sim.world import World
+    from simulator.world import World
 
 #: What a client may say; each is answered.
 RequestMaker: TypeAlias = (

@@ -22,8 +22,8 @@ from taskyard.core.events import Event
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.sim.clock import Timeline
-    from taskyard.sim.plan import Faults
+    from simulator.clock import Timeline
+    from simulator.plan import Faults
 
 
 class Message(Struct, frozen=True):

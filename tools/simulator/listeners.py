@@ -9,8 +9,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from simulator.plan import SECOND_NS
 from taskyard.broker.switchboard import DialectRouter
-from taskyard.sim.plan import SECOND_NS
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.ping_pong import server as ping_pong
 from taskyard.wire.round_robin import server as round_robin
@@ -19,7 +19,7 @@ from taskyard.wire.wmp import server as wmp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.sim.plan import Plan
+    from simulator.plan import Plan
 
 #: What plain dwork and ping-pong know as the only service there is.
 DEFAULT: Final = b"default"

@@ -11,30 +11,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from taskyard.core import effects, events
-from taskyard.core.events import Outcome
-from taskyard.core.model import Result
-from taskyard.core.runs import Run
-from taskyard.sim.clock import WALL_START_NS
-from taskyard.sim.decoders import BY, decode
-from taskyard.sim.measurements import measured
-from taskyard.sim.plan import (
+from simulator.clock import WALL_START_NS
+from simulator.decoders import BY, decode
+from simulator.measurements import measured
+from simulator.plan import (
     MILLISECOND_NS,
     NAMED_BY_BROKER,
     RESULT_BYTES,
     SECOND_NS,
     TRUNCATED,
 )
-from taskyard.sim.reference_model import Violation
+from simulator.reference_model import Violation
+from taskyard.core import effects, events
+from taskyard.core.events import Outcome
+from taskyard.core.model import Result
+from taskyard.core.runs import Run
 from taskyard.worker.agents.rules import AgentRules
 from taskyard.worker.jobs import Job, JobResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from simulator.clock import Timeline
+    from simulator.world import World
     from taskyard.core.events import Event, Rule
-    from taskyard.sim.clock import Timeline
-    from taskyard.sim.world import World
 
 #: Turns in a row that a loop may ask for at once and without a message. More is a busy loop.
 TURNS_AT_ONCE_MAX: Final = 20

@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import structs
 
-from taskyard.core import effects, events, identity
-from taskyard.core import records as r
-from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
-from taskyard.core.records import ReturnReason
-from taskyard.journal.encoding import decode
-from taskyard.sim.codecs.dialects import DO, argument_of
-from taskyard.sim.listeners import Listener
-from taskyard.sim.measurements import status_of
-from taskyard.sim.network import Message
-from taskyard.sim.plan import NAMED_BY_BROKER, SECOND_NS, TRUNCATED
-from taskyard.sim.reference_model import (
+from simulator.codecs.dialects import DO, argument_of
+from simulator.listeners import Listener
+from simulator.measurements import status_of
+from simulator.network import Message
+from simulator.plan import NAMED_BY_BROKER, SECOND_NS, TRUNCATED
+from simulator.reference_model import (
     BLOCKED,
     CANCELLED,
     DELAYED,
@@ -36,6 +31,11 @@ from taskyard.sim.reference_model import (
     ReferenceModel,
     Violation,
 )
+from taskyard.core import effects, events, identity
+from taskyard.core import records as r
+from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
+from taskyard.core.records import ReturnReason
+from taskyard.journal.encoding import decode
 from taskyard.wire import dialect
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.round_robin import workers as round_robin_workers
@@ -43,6 +43,9 @@ from taskyard.wire.round_robin import workers as round_robin_workers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from simulator.clock import SimClock, Timeline
+    from simulator.plan import Plan
+    from simulator.reference_model import TaskModel, WorkerModel
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
@@ -50,9 +53,6 @@ if TYPE_CHECKING:
     from taskyard.core.states import TaskState
     from taskyard.core.workers import WorkerFacts
     from taskyard.journal.chain import Row
-    from taskyard.sim.clock import SimClock, Timeline
-    from taskyard.sim.plan import Plan
-    from taskyard.sim.reference_model import TaskModel, WorkerModel
 
 __all__ = ["Checker", "Violation"]
 

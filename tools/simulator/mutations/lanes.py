@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
+from simulator.mutations.registry import mutation, mutation_for_invariants, patched, patched_item
 from taskyard.core import aging, apply, queues, records, scheduler, selection, timers
 from taskyard.core.columns import Restorer
 from taskyard.core.events import RulesSet
@@ -18,7 +19,6 @@ from taskyard.core.model import Submission, Task
 from taskyard.core.queues import Lane, Service
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import READY
-from taskyard.sim.mutations.registry import mutation, mutation_for_invariants, patched, patched_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

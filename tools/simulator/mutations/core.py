@@ -16,6 +16,8 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from simulator.clock import SimClock
+from simulator.mutations.registry import mutation, patched, patched_item
 from taskyard.broker import results as result_loader
 from taskyard.broker.turn import Broker
 from taskyard.core import (
@@ -44,8 +46,6 @@ from taskyard.core.workers import Worker
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
 from taskyard.journal.encoding import encode
-from taskyard.sim.clock import SimClock
-from taskyard.sim.mutations.registry import mutation, patched, patched_item
 
 _DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS  # noqa: SLF001 - a bug is planted inside
 

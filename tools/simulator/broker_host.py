@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from simulator import listeners
+from simulator.checkers import Violation
+from simulator.disk import Crashed, SimIndex, SimStore
+from simulator.network import Message
 from taskyard.broker.turn import Broker
 from taskyard.core import invariants, old_snapshots
 from taskyard.core.effects import Effect
@@ -20,15 +24,11 @@ from taskyard.core.events import Event, RulesSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import recovery, snapshot
-from taskyard.sim import listeners
-from taskyard.sim.checkers import Violation
-from taskyard.sim.disk import Crashed, SimIndex, SimStore
-from taskyard.sim.network import Message
 
 if TYPE_CHECKING:
+    from simulator.world import World
     from taskyard.broker.switchboard import DialectRouter
     from taskyard.core.ledger import Ledger
-    from taskyard.sim.world import World
 
 
 #: A broker that turns more often than this without time passing is spinning.

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from taskyard.sim.broker_host import BrokerHost
-from taskyard.sim.checkers import Checker
-from taskyard.sim.clock import SimClock, Timeline
-from taskyard.sim.format import short_text
-from taskyard.sim.network import Network
-from taskyard.sim.plan import SECOND_NS
+from simulator.broker_host import BrokerHost
+from simulator.checkers import Checker
+from simulator.clock import SimClock, Timeline
+from simulator.format import short_text
+from simulator.network import Network
+from simulator.plan import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.sim.peers import Peer
-    from taskyard.sim.plan import Plan
-    from taskyard.sim.product_workers import RelayProgram
+    from simulator.peers import Peer
+    from simulator.plan import Plan
+    from simulator.product_workers import RelayProgram
 
 _encode = msgspec.msgpack.Encoder().encode
 

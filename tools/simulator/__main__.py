@@ -1,4 +1,4 @@
-"""`python -m taskyard.sim`: run schedules, and say what they found."""
+"""`python -m simulator`: run schedules, and say what they found."""
 
 import argparse
 import os
@@ -6,8 +6,8 @@ import sys
 import time
 from typing import Final
 
-from taskyard.sim.mutations import MUTATIONS
-from taskyard.sim.schedule import ScheduleResult, find_killing_seed, run
+from simulator.mutations import MUTATIONS
+from simulator.schedule import ScheduleResult, find_killing_seed, run
 
 #: A planted bug must show within so many schedules.
 HUNT_SCHEDULES_MAX: Final = 1_000
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m taskyard.sim", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
     parser.add_argument("seed", nargs="?", type=int, default=0, help="the schedule to run")
     parser.add_argument("--schedules", type=_count, help="run so many schedules, from --start on")
     parser.add_argument(

@@ -12,14 +12,14 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from simulator.plan import MILLISECOND_NS
 from taskyard.net.options import MESSAGES_WAITING_MAX, RECONNECT_MS_MAX, RECONNECT_MS_MIN
-from taskyard.sim.plan import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from simulator.network import Link, Network
     from taskyard.core.events import Event
-    from taskyard.sim.network import Link, Network
 
 #: The endpoint of every simulated listener.
 ENDPOINT: Final = "tcp://sim:1"

@@ -11,18 +11,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskyard.sim.codecs.dialects import PlainCodec
-from taskyard.sim.listeners import Listener
-from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.reference_model import Violation
+from simulator.codecs.dialects import PlainCodec
+from simulator.listeners import Listener
+from simulator.plan import SECOND_NS
+from simulator.reference_model import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from simulator.network import Link
+    from simulator.world import World
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
-    from taskyard.sim.network import Link
-    from taskyard.sim.world import World
 
 #: How long somebody waits for the answer to its only request.
 REPLY_TIMEOUT_NS: Final = 6 * SECOND_NS

@@ -12,25 +12,25 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from simulator.codecs.dialects import DO, JOB
+from simulator.listeners import Listener
+from simulator.plan import SECOND_NS
+from simulator.processes import SimProcess
+from simulator.reference_model import BLOCKED
+from simulator.sockets import ENDPOINT, Socket
 from taskyard.client import round_robin, session
 from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
-from taskyard.sim.codecs.dialects import DO, JOB
-from taskyard.sim.listeners import Listener
-from taskyard.sim.plan import SECOND_NS
-from taskyard.sim.processes import SimProcess
-from taskyard.sim.reference_model import BLOCKED
-from taskyard.sim.sockets import ENDPOINT, Socket
 from taskyard.wire import dwork_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from simulator.world import World
     from taskyard.core.events import Event
     from taskyard.core.model import Result
     from taskyard.core.states import TaskState
-    from taskyard.sim.world import World
 
 _Q: Final = pb.QueryMsg
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec import Struct, field, structs
 
+from simulator.lane_model import WAITS, LaneModels, goes_before
 from taskyard.core import identity
 from taskyard.core import records as r
 from taskyard.core.events import LaneOptions
@@ -18,12 +19,11 @@ from taskyard.core.model import Terms
 from taskyard.core.records import ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.core.workers import WorkerFacts
-from taskyard.sim.lane_model import WAITS, LaneModels, goes_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.sim.plan import Plan
+    from simulator.plan import Plan
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 ENDED: Final = (DONE, CANCELLED)

@@ -10,6 +10,7 @@ from random import Random
 
 import msgspec
 
+from simulator.plan import Faults, chance
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask, Result, to_ended_task
 from taskyard.core.records import Cancelled, Finished
@@ -19,7 +20,6 @@ from taskyard.journal.chain import Head, Row
 from taskyard.journal.encoding import decode
 from taskyard.journal.recovery import archivable, causes_in, results_in
 from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
-from taskyard.sim.plan import Faults, chance
 
 
 class Crashed(Exception):

@@ -11,24 +11,24 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from simulator import processes, product_workers
+from simulator.clients import CLIENTS, Client, JobClient, RequestMaker
+from simulator.codecs.dialects import DO
+from simulator.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_rules_of_services
+from simulator.product_clients import NativeProductClient, RoundRobinProductClient
+from simulator.reference_model import ENDED, LEASED, READY
+from simulator.workers import KINDS as FOREIGN_KINDS
+from simulator.workers import Worker
 from taskyard.core import events, identity
 from taskyard.core.events import DuplicatePolicy, Scope, UnknownPolicy
 from taskyard.core.model import Submission, Terms
-from taskyard.sim import processes, product_workers
-from taskyard.sim.clients import CLIENTS, Client, JobClient, RequestMaker
-from taskyard.sim.codecs.dialects import DO
-from taskyard.sim.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_rules_of_services
-from taskyard.sim.product_clients import NativeProductClient, RoundRobinProductClient
-from taskyard.sim.reference_model import ENDED, LEASED, READY
-from taskyard.sim.workers import KINDS as FOREIGN_KINDS
-from taskyard.sim.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.sim.network import Network
-    from taskyard.sim.reference_model import TaskModel
-    from taskyard.sim.world import World
+    from simulator.network import Network
+    from simulator.reference_model import TaskModel
+    from simulator.world import World
 
 
 AnyWorker: TypeAlias = Worker | processes.ProductWorker

@@ -15,7 +15,7 @@ from taskyard.core.events import LaneOptions, Rule
 from taskyard.core.states import TaskState
 
 if TYPE_CHECKING:
-    from taskyard.sim.reference_model import TaskModel
+    from simulator.reference_model import TaskModel
 
 READY, LEASED = TaskState.READY, TaskState.LEASED
 

@@ -3,9 +3,9 @@
 Owns luck: everything is drawn from the seed, and the same seed gives the same digest. It runs the
 very loops and machines that the product runs; its checkers share no code with what they check.
 
-    python -m taskyard.sim 7                  one schedule, a line an event, the digest last
-    python -m taskyard.sim --schedules 2000   many, counted; seeds that broke a promise are named
-    python -m taskyard.sim --bugs             plant each bug and say which schedule caught it
+    python -m simulator 7                  one schedule, a line an event, the digest last
+    python -m simulator --schedules 2000   many, counted; seeds that broke a promise are named
+    python -m simulator --bugs             plant each bug and say which schedule caught it
 
 A schedule is a broker (`broker.turn.Broker` itself, on a simulated port, disk and clock, behind the
 adapters of `wire/`), a few clients that submit and wish, and workers of every kind of dialect. The

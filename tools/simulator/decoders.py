@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from simulator.listeners import Listener
 from taskyard.core import events
 from taskyard.core.events import Outcome
 from taskyard.core.workers import WorkerFacts
-from taskyard.sim.listeners import Listener
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.ping_pong import backend as ping_pong_backend

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from msgspec import structs
 
+from simulator.reference_model import Violation
 from taskyard.core import effects, events, identity
 from taskyard.core.effects import Refusal
 from taskyard.core.states import TaskState
-from taskyard.sim.reference_model import Violation
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import dwork_runs
 from taskyard.wire.native import peer
