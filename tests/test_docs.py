@@ -83,15 +83,6 @@ def test_verbs_that_are_named_exist(page: Path) -> None:
     assert [verb for verb in named if verb not in known] == []
 
 
-def test_readme_names_every_verb_that_there_is_and_none_as_missing() -> None:
-    rows = re.findall(
-        r"^\| (`run`.*?) \| (.*?) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
-    ((today, later),) = rows
-    assert sorted(re.findall(r"`(\w+)`", today)) == sorted(COMMANDS)
-    assert [verb for verb in re.findall(r"`(\w+)`", later) if verb in COMMANDS] == []
-
-
 def test_files_that_the_architecture_names_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     core, around = page.partition("Around it,")[::2]
@@ -136,11 +127,11 @@ def test_tests_that_prove_a_guarantee_exist() -> None:
         f"the journal alone, {of('journal/test_crash.py', 'KILLS')} times",
         f"Workers killed {of('system/test_workers.py', 'KILLS')} times under load",
         f"under load: {of('system/test_workers.py', 'TASKS')} tasks",
-        f"{of('system/test_waiting.py', 'WORKERS'):,} requests that wait",
+        f"{of('system/test_open_requests.py', 'WORKERS'):,} requests that wait",
         f"after {limits.CRASHES_MAX} lost workers",
         f"{WORKER.lease_timeout_ns // limits.SECOND_NS} s after its last sign of life",
         f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
-        f"{of('system/test_noise.py', 'MESSAGES'):,} spoilt messages",
+        f"{of('system/test_malformed.py', 'MESSAGES'):,} spoilt messages",
         f"| schedules | {of('sim/test_schedules.py', 'SCHEDULES'):,}, with",
         f"| {len(MUTATIONS)}, all caught |",
         f"more than {compaction.ROWS_MAX:,} rows",

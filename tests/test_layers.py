@@ -20,7 +20,7 @@ LAYERS = "A package may import what is below it, never sideways or up"
 PURE = "core is pure: no clock, socket, thread, dice or disk"
 ONE_PACKAGE = "msgspec is core's one third-party package"
 SOCKETS = "zmq is net's alone"
-SPARK = "Spark is the pipeline's alone, and the benchmark's that measures it"
+SPARK = "Spark is the pipeline's alone"
 
 
 @pytest.fixture

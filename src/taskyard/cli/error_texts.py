@@ -16,9 +16,6 @@ from taskyard import errors
 
 SOURCE: Final = Path(taskyard.__file__).parent
 
-#: Not of this world: what is simulated, and what is measured.
-_APART: Final = ("bench",)
-
 #: No user sees them: what decoders and machines tell us of a peer's mistake, or of our own.
 _OURS: Final = ("Malformed", "IllegalTransition", "InvariantViolated")
 
@@ -46,7 +43,6 @@ def collect() -> list[Text]:
     sources = {
         str(path.relative_to(SOURCE)): ast.parse(path.read_text())
         for path in sorted(SOURCE.rglob("*.py"))
-        if path.relative_to(SOURCE).parts[0] not in _APART
     }
     codes = exit_codes([*sources.values()])
     return [found for place, tree in sources.items() for found in _of(place, tree, codes)]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from taskyard.bench.targets import Target
+from bench.targets import Target
 
 
 class TableLine(msgspec.Struct):

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from taskyard.bench.core.case import CoreCase
-from taskyard.bench.table import TableLine, table_line
-from taskyard.bench.targets import CORE_TASK_US, GROWTH, QUEUED_TASK_BYTES, RECOVERY_S
-from taskyard.bench.workloads import SHAPES
+from bench.core.case import CoreCase
+from bench.table import TableLine, table_line
+from bench.targets import CORE_TASK_US, GROWTH, QUEUED_TASK_BYTES, RECOVERY_S
+from bench.workloads import SHAPES
 
 BATCH = 100
 COUNT_SMALL = 10_000
@@ -47,7 +47,7 @@ def run(*, repeats: int, huge: bool, say: Callable[[str], None]) -> list[TableLi
 
 def measure(shape: str, count: int, store: str, repeats: int) -> list[CoreCase]:
     """The same case several times, each in a process of its own."""
-    command = [sys.executable, "-m", "taskyard.bench.core.case"]
+    command = [sys.executable, "-m", "bench.core.case"]
     command += [shape, str(count), str(BATCH), store]
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(repeats)]
     return [msgspec.json.decode(done.stdout, type=CoreCase) for done in runs]

@@ -1,4 +1,4 @@
-"""The peers of a measured broker, each a process of its own: `python -m taskyard.bench.peers PART`.
+"""The peers of a measured broker, each a process of its own: `python -m bench.peers PART`.
 
 Minimal loops on the wire, so that the broker's cost is not hidden behind a runner's. A part is a
 generator: what it yields goes to standard output, and it goes on when standard input says so. It
@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from taskyard.bench.workloads import Shape, submissions
+from bench.workloads import Shape, submissions
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.workers import WorkerFacts

@@ -6,12 +6,12 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskyard.bench.peers import PeerTask
-from taskyard.bench.processes import BrokerBench
-from taskyard.bench.settings import Kind, Settings
-from taskyard.bench.table import TableLine, table_line
-from taskyard.bench.targets import BROKER_TASK_US, GROWTH, SHAPE_COST, Target
-from taskyard.bench.workloads import SHAPES, Shape
+from bench.peers import PeerTask
+from bench.processes import BrokerBench
+from bench.settings import Kind, Settings
+from bench.table import TableLine, table_line
+from bench.targets import BROKER_TASK_US, GROWTH, SHAPE_COST, Target
+from bench.workloads import SHAPES, Shape
 from taskyard.core.events import RulesSet
 
 WORKERS: Final = 2

@@ -1,6 +1,6 @@
 """One measurement of the scheduler, in a process of its own so that memory and caches are its own.
 
-`python -m taskyard.bench.core.case SHAPE COUNT BATCH STORE` prints one JSON document. Times are CPU
+`python -m bench.core.case SHAPE COUNT BATCH STORE` prints one JSON document. Times are CPU
 time of this process around the calls that are measured; making events is not counted.
 """
 
@@ -14,7 +14,7 @@ from time import perf_counter_ns, process_time_ns
 
 import msgspec
 
-from taskyard.bench.workloads import Shape, submissions
+from bench.workloads import Shape, submissions
 from taskyard.core.effects import Assign
 from taskyard.core.events import Event, TasksReported, TasksRequested, WorkerRegistered
 from taskyard.core.scheduler import Scheduler

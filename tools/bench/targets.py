@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from taskyard.bench.settings import Kind
+from bench.settings import Kind
 
 
 class Target(Struct, frozen=True):

@@ -11,13 +11,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from taskyard.bench import lanes, steady
-from taskyard.bench.broker import suite as broker_suite
-from taskyard.bench.core import suite as core_suite
-from taskyard.bench.dialects import suite as dialects
-from taskyard.bench.pipeline import suite as pipeline_suite
-from taskyard.bench.settings import Settings
-from taskyard.bench.table import TableLine
+from bench import lanes, steady
+from bench.broker import suite as broker_suite
+from bench.core import suite as core_suite
+from bench.dialects import suite as dialects
+from bench.pipeline import suite as pipeline_suite
+from bench.settings import Settings
+from bench.table import TableLine
 
 #: A file has no width of its own; the table fits this.
 _FILE_WIDTH: Final = 110

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from taskyard.bench.workloads import TASKS_PER_CHAIN
+from bench.workloads import TASKS_PER_CHAIN
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.sweep.workload import Workload
 
@@ -92,7 +92,7 @@ def _some_before(number: int, rng: random.Random) -> list[int]:
 
 
 def _rng() -> random.Random:
-    return random.Random(1)  # noqa: S311  # the same in every run is what it is for
+    return random.Random(1)  # the same in every run is what it is for
 
 
 # To run.

@@ -9,10 +9,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from taskyard.bench.broker.campaigns import Campaign, CampaignRun, measure
-from taskyard.bench.settings import Settings
-from taskyard.bench.table import TableLine, table_line
-from taskyard.bench.targets import SHAPE_COST
+from bench.broker.campaigns import Campaign, CampaignRun, measure
+from bench.settings import Settings
+from bench.table import TableLine, table_line
+from bench.targets import SHAPE_COST
 from taskyard.core.events import LaneOptions, Rule, RulesSet
 
 COUNT: Final = 1_000_000

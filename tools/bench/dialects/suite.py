@@ -15,12 +15,12 @@ from typing import Final, Self
 
 import msgspec
 
-from taskyard.bench.dialects.peers import WINDOW, PeerTask
-from taskyard.bench.peers import PeerProgress
-from taskyard.bench.processes import Process
-from taskyard.bench.settings import Settings
-from taskyard.bench.table import TableLine, table_line
-from taskyard.bench.targets import Target
+from bench.dialects.peers import WINDOW, PeerTask
+from bench.peers import PeerProgress
+from bench.processes import Process
+from bench.settings import Settings
+from bench.table import TableLine, table_line
+from bench.targets import Target
 
 #: Each case: who asks, and who works.
 CASES: Final = {
@@ -57,7 +57,7 @@ class MeasuredPeer(Process):
 
     def __init__(self, peer_task: PeerTask) -> None:
         encoded = msgspec.json.encode(peer_task).decode()
-        super().__init__("taskyard.bench.dialects.peers", encoded, environment={})
+        super().__init__("bench.dialects.peers", encoded, environment={})
 
     def done(self) -> PeerProgress:
         return msgspec.json.decode(self.line(), type=PeerProgress)

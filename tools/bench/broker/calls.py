@@ -3,11 +3,11 @@
 from statistics import median, quantiles
 from typing import Final
 
-from taskyard.bench.peers import PeerProgress, PeerTask
-from taskyard.bench.processes import BrokerBench
-from taskyard.bench.settings import Kind, Settings
-from taskyard.bench.table import TableLine, table_line
-from taskyard.bench.targets import (
+from bench.peers import PeerProgress, PeerTask
+from bench.processes import BrokerBench
+from bench.settings import Kind, Settings
+from bench.table import TableLine, table_line
+from bench.targets import (
     CALLS_PER_SECOND,
     DWORK_TASKS_PER_SECOND,
     LATENCY_MS,

@@ -18,9 +18,9 @@ from typing import IO, Final, Self
 
 import msgspec
 
-from taskyard.bench.broker.host import PROFILE_VARIABLE, encode_rules
-from taskyard.bench.peers import PeerProgress, PeerTask
-from taskyard.bench.settings import Kind
+from bench.broker.host import PROFILE_VARIABLE, encode_rules
+from bench.peers import PeerProgress, PeerTask
+from bench.settings import Kind
 from taskyard.broker.compaction import CompactionLimits
 from taskyard.core.events import RulesSet
 from taskyard.net import endpoints
@@ -96,9 +96,7 @@ class Process:
 
 class Peer(Process):
     def __init__(self, peer_task: PeerTask) -> None:
-        super().__init__(
-            "taskyard.bench.peers", msgspec.json.encode(peer_task).decode(), environment={}
-        )
+        super().__init__("bench.peers", msgspec.json.encode(peer_task).decode(), environment={})
         self.peer_task = peer_task
 
     def done(self) -> PeerProgress:
@@ -122,7 +120,7 @@ class Broker(Process):
         if limits is not None:
             words.append(msgspec.json.encode(limits).decode())
         start_ns = time.monotonic_ns()
-        super().__init__("taskyard.bench.broker.host", *words, environment=environment)
+        super().__init__("bench.broker.host", *words, environment=environment)
         self.line()
         #: From its start to where it listens.
         self.started_ns = time.monotonic_ns() - start_ns

@@ -15,14 +15,14 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from taskyard.bench.pipeline import campaigns as pipeline_campaigns
-from taskyard.bench.pipeline import case as pipeline_case
-from taskyard.bench.pipeline import cost as pipeline_cost
-from taskyard.bench.pipeline.case import Speed, SubmitCosts
-from taskyard.bench.pipeline.cost import Cost
-from taskyard.bench.settings import Settings
-from taskyard.bench.table import TableLine, table_line
-from taskyard.bench.targets import (
+from bench.pipeline import campaigns as pipeline_campaigns
+from bench.pipeline import case as pipeline_case
+from bench.pipeline import cost as pipeline_cost
+from bench.pipeline.case import Speed, SubmitCosts
+from bench.pipeline.cost import Cost
+from bench.settings import Settings
+from bench.table import TableLine, table_line
+from bench.targets import (
     ATTEMPTS_OVER_DUCKDB,
     HISTORY_CPU_S,
     REPORT_CPU_S,
@@ -56,7 +56,7 @@ def run(settings: Settings, only: tuple[str, ...] = ()) -> list[TableLine]:
 
 
 def attempts(settings: Settings, directory: Path) -> list[TableLine]:
-    from taskyard.bench.pipeline import data as pipeline_data  # noqa: PLC0415  # it needs numpy, of an extra
+    from bench.pipeline import data as pipeline_data  # noqa: PLC0415  # it needs numpy, of an extra
 
     events = settings.count(EVENTS)
     settings.say(f"{events:,} events to attempts, by Spark and by DuckDB")
@@ -77,7 +77,7 @@ def attempts(settings: Settings, directory: Path) -> list[TableLine]:
 
 
 def history(settings: Settings, directory: Path) -> list[TableLine]:
-    from taskyard.bench.pipeline import data as pipeline_data  # noqa: PLC0415  # as above
+    from bench.pipeline import data as pipeline_data  # noqa: PLC0415  # as above
 
     tasks = settings.count(TASKS)
     settings.say(f"the history of {tasks:,} tasks to all datasets")

@@ -3,11 +3,11 @@
 import time
 from typing import Final
 
-from taskyard.bench.peers import BrokerLink, PeerTask
-from taskyard.bench.processes import BrokerBench
-from taskyard.bench.settings import Settings
-from taskyard.bench.table import TableLine, table_line
-from taskyard.bench.targets import LISTING_MS, QUEUED_TASK_BYTES, RECOVERY_S
+from bench.peers import BrokerLink, PeerTask
+from bench.processes import BrokerBench
+from bench.settings import Settings
+from bench.table import TableLine, table_line
+from bench.targets import LISTING_MS, QUEUED_TASK_BYTES, RECOVERY_S
 from taskyard.core.events import Scope
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply

@@ -12,10 +12,10 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from taskyard.bench.peers import BrokerLink, PeerTask
-from taskyard.bench.processes import BrokerBench, memory_bytes
-from taskyard.bench.table import TableLine, table_line
-from taskyard.bench.targets import COMPACTION_MEMORY, STEADY_GROWTH
+from bench.peers import BrokerLink, PeerTask
+from bench.processes import BrokerBench, memory_bytes
+from bench.table import TableLine, table_line
+from bench.targets import COMPACTION_MEMORY, STEADY_GROWTH
 from taskyard.broker.compaction import ENDED_MAX, LAG_MIN, CompactionLimits
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply

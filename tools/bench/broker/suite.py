@@ -8,11 +8,11 @@ because wall times on a shared machine swing threefold; tasks a second are shown
 from collections.abc import Callable
 from typing import Final
 
-from taskyard.bench.broker import calls as broker_calls
-from taskyard.bench.broker import campaigns as broker_campaigns
-from taskyard.bench.broker import sizes as broker_sizes
-from taskyard.bench.settings import Settings
-from taskyard.bench.table import TableLine
+from bench.broker import calls as broker_calls
+from bench.broker import campaigns as broker_campaigns
+from bench.broker import sizes as broker_sizes
+from bench.settings import Settings
+from bench.table import TableLine
 
 #: Every case by its name, in the order of the table.
 CASES: Final[dict[str, Callable[[Settings], list[TableLine]]]] = {

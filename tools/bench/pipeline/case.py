@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from taskyard.bench.pipeline import campaigns as pipeline_campaigns
-from taskyard.bench.pipeline import cost as pipeline_cost
-from taskyard.bench.pipeline.cost import Cost, CostMeter
-from taskyard.bench.processes import BrokerBench
+from bench.pipeline import campaigns as pipeline_campaigns
+from bench.pipeline import cost as pipeline_cost
+from bench.pipeline.cost import Cost, CostMeter
+from bench.processes import BrokerBench
 from taskyard.client.client import Client
 from taskyard.journal.history import FOLDER
 

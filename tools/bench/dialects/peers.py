@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from taskyard.bench.peers import PeerProgress, print_progress
+from bench.peers import PeerProgress, print_progress
 from taskyard.net import sockets
 from taskyard.net.poller import Poller
 from taskyard.net.sockets import ZmqSocket
