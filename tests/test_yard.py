@@ -226,7 +226,7 @@ def test_index_set_for_uv_is_left_alone(yard: ModuleType, monkeypatch: pytest.Mo
     [
         (["test", "-k", "lease"], ["pytest", "-k", "lease"]),
         (["bench", "core"], ["python", "-m", "bench", "core"]),
-        (["docs"], ["python", "-m", "taskyard.cli.pages", "ROOT/docs"]),
+        (["docs"], ["python", "-m", "docs.pages", "ROOT/docs"]),
         (["sim", "7", "-q"], ["python", "-m", "simulator", "7", "-q"]),
         (["journal", "check"], ["taskyard", "journal", "check"]),
         (["--version"], ["taskyard", "--version"]),

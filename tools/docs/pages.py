@@ -1,6 +1,6 @@
 """All pages that are made from the code, in one go: `./yard docs`.
 
-    python -m taskyard.cli.pages DOCS
+    python -m docs.pages DOCS
 
 Knows which page is made by whom. Only for a checkout: an installed Taskyard has no pages.
 """
@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from taskyard.cli import documents, error_texts, reference
+from docs import error_texts, reference
+from taskyard.cli import documents
 from taskyard.settings import reference as settings_reference
 
 #: The tables of settings stand in a page that somebody wrote.

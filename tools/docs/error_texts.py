@@ -8,6 +8,7 @@ the code that it reads.
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -38,6 +39,7 @@ class Text(NamedTuple):
     text: str
 
 
+@cache
 def collect() -> list[Text]:
     """All texts, file by file, in the order of their lines."""
     sources = {

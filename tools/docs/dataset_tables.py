@@ -1,6 +1,6 @@
 """The tables of `docs/pipeline.md`: every dataset, column by column.
 
-    python -m taskyard.pipeline.datasets.page
+    python -m docs.dataset_tables
 
 prints them; a test looks for them in the page.
 """
