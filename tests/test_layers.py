@@ -67,7 +67,7 @@ def test_package_as_it_is_keeps_every_contract(copied_root: Path) -> None:
         ("journal/planted.py", "from taskyard import wire", LAYERS),
         ("broker/planted.py", "import taskyard.worker", LAYERS),
         ("relay/planted.py", "import taskyard.client", LAYERS),
-        ("web/planted.py", "import taskyard.pipeline", LAYERS),
+        ("process/planted.py", "import taskyard.pipeline", LAYERS),
         ("net/planted.py", "import taskyard.broker", LAYERS),
         ("stowaway/__init__.py", "PLACE = None", LAYERS),
         ("core/planted.py", "import time", PURE),
