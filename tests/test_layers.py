@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import style
+
 ROOT = Path(__file__).parent.parent
 LINT_IMPORTS = Path(sys.executable).parent / "lint-imports"
 
@@ -94,6 +96,25 @@ def test_sockets_may_be_had_through_net(copied_root: Path) -> None:
     plant(copied_root, "net/planted.py", "import zmq")
     plant(copied_root, "broker/planted.py", "import taskyard.net.planted")
     assert broken_contracts(copied_root) == []
+
+
+@pytest.mark.parametrize(
+    ("importers", "packages"),
+    [
+        ("src", ("bench", "docs", "simulator", "soak_kit", "style", "tests")),
+        ("tools/simulator", ("zmq", "pyspark")),
+        ("tools/bench", ("zmq",)),
+    ],
+)
+def test_product_and_tools_import_nothing_above_them(
+    importers: str, packages: tuple[str, ...]
+) -> None:
+    assert [
+        f"{path}: {name}"
+        for path in sorted((ROOT / importers).rglob("*.py"))
+        for name in style.imported_names(path)
+        if name.partition(".")[0] in packages
+    ] == []
 
 
 def test_every_dependency_but_msgspec_is_forbidden_to_core() -> None:
