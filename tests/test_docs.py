@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from simulator.mutations import MUTATIONS
 from taskyard.broker import compaction
 from taskyard.cli import connection
 from taskyard.cli.verbs import COMMANDS
@@ -21,7 +22,6 @@ from taskyard.journal.store import DISK_RESERVE_BYTES
 from taskyard.net.endpoints import IPC_PATH_BYTES_MAX
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.process import supervisor
-from taskyard.sim.mutations import MUTATIONS
 from taskyard.worker import limits as worker_limits
 from taskyard.worker.native import WorkerSettings
 
@@ -81,15 +81,6 @@ def test_verbs_that_are_named_exist(page: Path) -> None:
     named = [verb for part in code if part != label for verb in form.findall(part)]
     known = (*COMMANDS, *OWN_VERBS)
     assert [verb for verb in named if verb not in known] == []
-
-
-def test_readme_names_every_verb_that_there_is_and_none_as_missing() -> None:
-    rows = re.findall(
-        r"^\| (`run`.*?) \| (.*?) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
-    ((today, later),) = rows
-    assert sorted(re.findall(r"`(\w+)`", today)) == sorted(COMMANDS)
-    assert [verb for verb in re.findall(r"`(\w+)`", later) if verb in COMMANDS] == []
 
 
 def test_files_that_the_architecture_names_exist() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import style
+
 ROOT = Path(__file__).parent.parent
 LINT_IMPORTS = Path(sys.executable).parent / "lint-imports"
 
@@ -20,7 +22,7 @@ LAYERS = "A package may import what is below it, never sideways or up"
 PURE = "core is pure: no clock, socket, thread, dice or disk"
 ONE_PACKAGE = "msgspec is core's one third-party package"
 SOCKETS = "zmq is net's alone"
-SPARK = "Spark is the pipeline's alone, and the benchmark's that measures it"
+SPARK = "Spark is the pipeline's alone"
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_package_as_it_is_keeps_every_contract(copied_root: Path) -> None:
         ("journal/planted.py", "from taskyard import wire", LAYERS),
         ("broker/planted.py", "import taskyard.worker", LAYERS),
         ("relay/planted.py", "import taskyard.client", LAYERS),
-        ("web/planted.py", "import taskyard.pipeline", LAYERS),
+        ("process/planted.py", "import taskyard.pipeline", LAYERS),
         ("net/planted.py", "import taskyard.broker", LAYERS),
         ("stowaway/__init__.py", "PLACE = None", LAYERS),
         ("core/planted.py", "import time", PURE),
@@ -94,6 +96,25 @@ def test_sockets_may_be_had_through_net(copied_root: Path) -> None:
     plant(copied_root, "net/planted.py", "import zmq")
     plant(copied_root, "broker/planted.py", "import taskyard.net.planted")
     assert broken_contracts(copied_root) == []
+
+
+@pytest.mark.parametrize(
+    ("importers", "packages"),
+    [
+        ("src", ("bench", "docs", "simulator", "soak_kit", "style", "tests")),
+        ("tools/simulator", ("zmq", "pyspark")),
+        ("tools/bench", ("zmq",)),
+    ],
+)
+def test_product_and_tools_import_nothing_above_them(
+    importers: str, packages: tuple[str, ...]
+) -> None:
+    assert [
+        f"{path}: {name}"
+        for path in sorted((ROOT / importers).rglob("*.py"))
+        for name in style.imported_names(path)
+        if name.partition(".")[0] in packages
+    ] == []
 
 
 def test_every_dependency_but_msgspec_is_forbidden_to_core() -> None:

@@ -225,9 +225,9 @@ def test_index_set_for_uv_is_left_alone(yard: ModuleType, monkeypatch: pytest.Mo
     ("arguments", "command"),
     [
         (["test", "-k", "lease"], ["pytest", "-k", "lease"]),
-        (["bench", "core"], ["python", "-m", "taskyard.bench", "core"]),
-        (["docs"], ["python", "-m", "taskyard.cli.pages", "ROOT/docs"]),
-        (["sim", "7", "-q"], ["python", "-m", "taskyard.sim", "7", "-q"]),
+        (["bench", "core"], ["python", "-m", "bench", "core"]),
+        (["docs"], ["python", "-m", "docs.pages", "ROOT/docs"]),
+        (["sim", "7", "-q"], ["python", "-m", "simulator", "7", "-q"]),
         (["journal", "check"], ["taskyard", "journal", "check"]),
         (["--version"], ["taskyard", "--version"]),
     ],
@@ -443,9 +443,9 @@ def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
     assert yard.check(["--long", "--schedules", "5", "--seed", "7", "--minutes", "1"]) == 0
     assert list(noted) == [*yard.CHECKS, *yard.LONG]
     assert noted["schedules"] == [
-        *("python", "-m", "taskyard.sim", "7", "--schedules", "5", "--hours", "0"),
+        *("python", "-m", "simulator", "7", "--schedules", "5", "--hours", "0"),
     ]
-    assert noted["bugs"] == ["python", "-m", "taskyard.sim", "--bugs"]
+    assert noted["bugs"] == ["python", "-m", "simulator", "--bugs"]
     assert noted["sweeps"][-2:] == ["tests/journal", "--whole"]
     assert noted["soak"] == ["python", "tools/soak.py", "--minutes", "1"]
 

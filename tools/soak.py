@@ -25,12 +25,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import taskyard
 from soak_kit import audit
 from soak_kit.audit import Line, Sampler, ask
 from soak_kit.fleet import SPARED, Fleet, Layout
 from soak_kit.load import CLIENTS, Client, Promises
-
-import taskyard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from taskyard.bench.broker import calls as broker_calls
-from taskyard.bench.broker import campaigns as broker_campaigns
-from taskyard.bench.broker import suite as broker_suite
-from taskyard.bench.cli import main
-from taskyard.bench.peers import PeerTask
-from taskyard.bench.processes import BrokerBench
+from bench.broker import calls as broker_calls
+from bench.broker import campaigns as broker_campaigns
+from bench.broker import suite as broker_suite
+from bench.cli import main
+from bench.peers import PeerTask
+from bench.processes import BrokerBench
 
 
 @pytest.fixture(autouse=True)

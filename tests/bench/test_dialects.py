@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from taskyard.bench.cli import main
-from taskyard.bench.dialects import suite as dialects
+from bench.cli import main
+from bench.dialects import suite as dialects
 
 LINES = {"round-robin": ["INCREMENT to next message, p50", "INCREMENT to next message, p99"]}
 

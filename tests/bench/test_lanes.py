@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from taskyard.bench import lanes
-from taskyard.bench.cli import main
-from taskyard.bench.processes import BrokerBench
+from bench import lanes
+from bench.cli import main
+from bench.processes import BrokerBench
 from taskyard.client.client import Client
 from taskyard.core.events import LaneOptions, Rule, RulesSet
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from taskyard.bench.cli import main
-from taskyard.bench.pipeline import campaigns as pipeline_campaigns
-from taskyard.bench.pipeline import cost as pipeline_cost
-from taskyard.bench.pipeline import suite as pipeline_suite
-from taskyard.bench.pipeline.case import SubmitCosts
-from taskyard.bench.pipeline.cost import Cost
+from bench.cli import main
+from bench.pipeline import campaigns as pipeline_campaigns
+from bench.pipeline import cost as pipeline_cost
+from bench.pipeline import suite as pipeline_suite
+from bench.pipeline.case import SubmitCosts
+from bench.pipeline.cost import Cost
 from taskyard.campaign.reader import read_campaign
 from taskyard.pipeline.sweep.from_file import workload_of_file
 
@@ -158,7 +158,7 @@ sys.stdin.read()
 def cost_of(*command: str) -> float:
     """CPU seconds, measured in a process of its own, as it has to be."""
     measure = (
-        "import sys; from taskyard.bench.pipeline.cost import command_cost\n"
+        "import sys; from bench.pipeline.cost import command_cost\n"
         "print(command_cost(sys.argv[1:]).cpu_s)"
     )
     words = [sys.executable, "-c", measure, *command]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from taskyard.bench import steady
-from taskyard.bench.cli import main
+from bench import steady
+from bench.cli import main
 
 
 def lines(tmp_path: Path, *arguments: str) -> dict[str, dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from taskyard.bench.table import TableLine, table_line
-from taskyard.bench.targets import Target
+from bench.table import TableLine, table_line
+from bench.targets import Target
 
 COST = Target(10.0, 6.5)
 RATE = Target(25_000, 60_000, at_least=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskyard.cli import error_texts
+from docs import error_texts
 from tests.cli.yard import Caller, Yard, running
 
 if TYPE_CHECKING:

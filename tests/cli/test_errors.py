@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 import click
 import pytest
 
-from taskyard.cli import error_texts
+from docs import error_texts
+from docs.error_texts import exit_codes, page, template
 from taskyard.cli.entry import run
-from taskyard.cli.error_texts import exit_codes, page, template
 from taskyard.errors import ExitCode, JournalDamaged, NoBroker, TaskyardError, UserError
 
 if TYPE_CHECKING:

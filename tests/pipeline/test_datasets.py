@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from docs.dataset_tables import dataset_tables
 from taskyard.errors import UserError
 from taskyard.pipeline.datasets import DATASETS, EDGES
-from taskyard.pipeline.datasets.page import dataset_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

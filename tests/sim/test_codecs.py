@@ -2,11 +2,7 @@
 
 import pytest
 
-from taskyard.core import effects, events
-from taskyard.core.events import Outcome
-from taskyard.core.model import Submission
-from taskyard.core.workers import WorkerFacts
-from taskyard.sim.codecs.dialects import (
+from simulator.codecs.dialects import (
     PingPongClientCodec,
     PingPongWorkerCodec,
     PlainCodec,
@@ -14,10 +10,14 @@ from taskyard.sim.codecs.dialects import (
     RoundRobinWorkerCodec,
     WmpWorkerCodec,
 )
-from taskyard.sim.codecs.native import NativeCodec
-from taskyard.sim.listeners import Listener, open_all
-from taskyard.sim.plan import draw
-from taskyard.sim.reference_model import Violation
+from simulator.codecs.native import NativeCodec
+from simulator.listeners import Listener, open_all
+from simulator.plan import draw
+from simulator.reference_model import Violation
+from taskyard.core import effects, events
+from taskyard.core.events import Outcome
+from taskyard.core.model import Submission
+from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 
 FACTS = WorkerFacts((b"default",), 2, 5, 7)

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
+from simulator.disk import Crashed, SimStore
+from simulator.plan import Faults
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal.chain import Row
-from taskyard.sim.disk import Crashed, SimStore
-from taskyard.sim.plan import Faults
 
 
 def disk(seed: int = 0, **faults: float) -> tuple[SimStore, list[Row]]:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from taskyard.sim.__main__ import HUNT_SCHEDULES_MAX, main
-from taskyard.sim.mutations import MUTATIONS
-from taskyard.sim.schedule import find_killing_seed, run
+from simulator.__main__ import HUNT_SCHEDULES_MAX, main
+from simulator.mutations import MUTATIONS
+from simulator.schedule import find_killing_seed, run
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

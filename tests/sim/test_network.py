@@ -2,9 +2,9 @@
 
 from random import Random
 
-from taskyard.sim.clock import Timeline
-from taskyard.sim.network import Link, Message, Network
-from taskyard.sim.plan import Faults
+from simulator.clock import Timeline
+from simulator.network import Link, Message, Network
+from simulator.plan import Faults
 
 
 class End:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from simulator import plan, product_workers
+from simulator.decoders import decode
+from simulator.listeners import Listener
+from simulator.plan import SECOND_NS, Faults
+from simulator.processes import ProductWorker
+from simulator.reference_model import Violation
+from simulator.scenario import Scenario
+from simulator.world import World
 from taskyard.core import events
-from taskyard.sim import plan, product_workers
-from taskyard.sim.decoders import decode
-from taskyard.sim.listeners import Listener
-from taskyard.sim.plan import SECOND_NS, Faults
-from taskyard.sim.processes import ProductWorker
-from taskyard.sim.reference_model import Violation
-from taskyard.sim.scenario import Scenario
-from taskyard.sim.world import World
 
 
 def quiet_world(kind: str) -> tuple[World, ProductWorker]:

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from taskyard.sim.regressions import REGRESSIONS
-from taskyard.sim.schedule import run
+from simulator.regressions import REGRESSIONS
+from simulator.schedule import run
 
+TOOLS = Path(__file__).parents[2] / "tools"
 SCHEDULES = 1_200
 SHARDS = 20
 
@@ -54,8 +56,10 @@ def test_other_seeds_give_other_digests() -> None:
 
 def simulated(seed: int, hash_seed: str, *options: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    command = [sys.executable, "-m", "taskyard.sim", str(seed), *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "simulator", str(seed), *options]
+    done = subprocess.run(
+        command, cwd=TOOLS, env=environment, capture_output=True, text=True, check=True
+    )
     return done.stdout
 
 

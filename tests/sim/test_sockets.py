@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from simulator.clock import Timeline
+from simulator.network import Message, Network
+from simulator.plan import SECOND_NS, Faults
+from simulator.sockets import Socket
 from taskyard.net import sockets as real
 from taskyard.net.options import MESSAGES_WAITING_MAX
-from taskyard.sim.clock import Timeline
-from taskyard.sim.network import Message, Network
-from taskyard.sim.plan import SECOND_NS, Faults
-from taskyard.sim.sockets import Socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from soak_kit.audit import History, free_pairs, history_lines, read_history, read_ledger, unrun
 from soak_kit.load import Promises
 from soak_kit.peers import protobuf

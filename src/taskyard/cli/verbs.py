@@ -95,7 +95,4 @@ COMMANDS: dict[str, LazyCommand] = {
     "completion": LazyCommand(
         "taskyard.cli.completion:completion", "Print what lets a shell complete what is typed."
     ),
-    "bench": LazyCommand(
-        "taskyard.bench.cli:main", "Measure Taskyard, side by side with what it should reach."
-    ),
 }

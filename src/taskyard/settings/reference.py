@@ -1,5 +1,6 @@
-"""The tables of settings for the pages, made from the table of keys: what nothing asks for yet is
-left out. `./yard docs` puts them into docs/settings.md.
+"""The tables of settings for the pages, made from the table of keys.
+
+`./yard docs` puts them into docs/settings.md.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ _HEAD = "| setting | is | if not set | variable | |\n|---|---|---|---|---|\n"
 
 def table() -> str:
     """As Markdown, a row a setting."""
-    return _HEAD + "".join(_row(key) for key in KEYS if key.is_used)
+    return _HEAD + "".join(_row(key) for key in KEYS)
 
 
 def _row(key: Key) -> str:

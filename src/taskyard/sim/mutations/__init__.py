@@ -1,6 +1,0 @@
-"""Deliberate bugs, one sentence each. The simulator must find every one of them."""
-
-from taskyard.sim.mutations import core, dialects, lanes, programs
-from taskyard.sim.mutations.registry import MUTATIONS, Mutation
-
-__all__ = ["MUTATIONS", "Mutation", "core", "dialects", "lanes", "programs"]

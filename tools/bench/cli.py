@@ -1,0 +1,205 @@
+"""The benchmarks' command: runs a suite, prints its table, writes its JSON."""
+
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from bench import lanes, steady
+from bench.broker import suite as broker_suite
+from bench.core import suite as core_suite
+from bench.dialects import suite as dialects
+from bench.pipeline import suite as pipeline_suite
+from bench.settings import Settings
+from bench.table import TableLine
+
+#: A file has no width of its own; the table fits this.
+_FILE_WIDTH: Final = 110
+
+#: From here on two decimals tell nothing.
+_NO_DECIMALS: Final = 1000
+
+
+class Report(msgspec.Struct):
+    """The JSON document of a run."""
+
+    suite: str
+    python: str
+    machine: str
+    lines: list[TableLine]
+    version: int = 1
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Measure Taskyard, side by side with what it should reach."""
+
+
+repeats_option = click.option(
+    "--repeats",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Run each case so many times.",
+)
+json_option = click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the figures here."
+)
+
+
+@main.command("core")
+@repeats_option
+@click.option("--huge", is_flag=True, help="Also ten million tasks; takes minutes and 6 GB.")
+@json_option
+def core_command(repeats: int, json_file: Path | None, *, huge: bool) -> None:
+    """The scheduler alone, and with the journal.
+
+    Example: ./yard bench core --repeats 5 --json core.json
+    """
+    _finish(
+        "core", core_suite.run(repeats=repeats, huge=huge, say=_progress_to_stderr()), json_file
+    )
+
+
+@main.command("broker")
+@repeats_option
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(list(broker_suite.CASES)),
+    help="This case alone; may be given several times.",
+)
+@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@click.option("--huge", is_flag=True, help="Also ten million tasks; takes minutes and 6 GB.")
+@click.option("--profile", is_flag=True, help="Print where the broker spends its time.")
+@json_option
+def broker_command(  # noqa: PLR0913  # an option each
+    repeats: int,
+    only: tuple[str, ...],
+    json_file: Path | None,
+    *,
+    quick: bool,
+    huge: bool,
+    profile: bool,
+) -> None:
+    """The whole broker: processes, sockets, journal.
+
+    State directories are made where TMPDIR says: it should be on the disk that is meant.
+
+    Example: ./yard bench broker --only batches --only plain --json broker.json
+    """
+    settings = Settings(_progress_to_stderr(), repeats, quick, huge, profile)
+    suite = "broker --quick" if quick else "broker"
+    _finish(suite, broker_suite.run(settings, only), json_file)
+
+
+@main.command("dialects")
+@repeats_option
+@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@json_option
+def dialects_command(repeats: int, json_file: Path | None, *, quick: bool) -> None:
+    """A task at a time in every dialect, beside our own.
+
+    Example: ./yard bench dialects --json dialects.json
+    """
+    settings = Settings(_progress_to_stderr(), repeats, quick)
+    suite = "dialects --quick" if quick else "dialects"
+    _finish(suite, dialects.run(settings), json_file)
+
+
+@main.command("lanes")
+@repeats_option
+@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@click.option("--profile", is_flag=True, help="Print where the broker spends its time.")
+@json_option
+def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile: bool) -> None:
+    """100,000 lanes beside one, with and without limits.
+
+    Example: ./yard bench lanes --json lanes.json
+    """
+    settings = Settings(_progress_to_stderr(), repeats, quick, profile=profile)
+    suite = "lanes --quick" if quick else "lanes"
+    _finish(suite, lanes.run(settings), json_file)
+
+
+@main.command("steady")
+@click.option(
+    "--tasks",
+    default=5_000_000,
+    show_default=True,
+    type=click.IntRange(min=1000),
+    help="Let so many tasks through. Fewer make compactions smaller, too.",
+)
+@click.option("--queued", is_flag=True, help="Compact a queue of so many tasks instead.")
+@json_option
+def steady_command(tasks: int, json_file: Path | None, *, queued: bool) -> None:
+    """A steady flow of tasks: memory at a tenth, at half and at the end, and what compactions cost.
+
+    Example: ./yard bench steady --tasks 1000000 --json steady.json
+    """
+    run = steady.run_queued if queued else steady.run
+    _finish(f"steady --tasks {tasks}", run(tasks, _progress_to_stderr()), json_file)
+
+
+@main.command("pipeline")
+@repeats_option
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(list(pipeline_suite.CASES)),
+    help="This case alone; may be given several times.",
+)
+@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@json_option
+def pipeline_command(
+    repeats: int, only: tuple[str, ...], json_file: Path | None, *, quick: bool
+) -> None:
+    """The data pipeline on Spark: tables, report, data source, sweep.
+
+    Events to attempts are measured beside DuckDB on the same files. Files are made where TMPDIR
+    says.
+
+    Example: ./yard bench pipeline --only report --only submit --json pipeline.json
+    """
+    settings = Settings(_progress_to_stderr(), repeats, quick)
+    suite = "pipeline --quick" if quick else "pipeline"
+    _finish(suite, pipeline_suite.run(settings, only), json_file)
+
+
+def _progress_to_stderr() -> Callable[[str], None]:
+    """How it goes is nobody's output."""
+    console = Console(file=getattr(sys.stderr, "stream", sys.stderr))  # past the escapes
+    return lambda text: console.print(text, style="dim")
+
+
+def _finish(suite: str, lines: list[TableLine], json_file: Path | None) -> None:
+    show(suite, lines)
+    if json_file is not None:
+        report = Report(suite, platform.python_version(), platform.machine(), lines)
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+
+
+def show(suite: str, lines: Sequence[TableLine]) -> None:
+    """The table: best of several, spread, floor, goal, verdict."""
+    table = Table(title=f"bench {suite}: best of several", title_justify="left")
+    table.add_column("what", no_wrap=True)
+    for column in ("best", "worst", "unit", "floor", "goal", "reached"):
+        table.add_column(column, justify="left" if column in {"unit", "reached"} else "right")
+    for one in lines:
+        bounds = ["" if mark is None else f"{mark:g}" for mark in (one.floor, one.goal)]
+        figures = (_shown(one.best), _shown(one.worst))
+        table.add_row(one.what, *figures, one.unit, *bounds, one.verdict)
+    console = Console(file=getattr(sys.stdout, "stream", sys.stdout))  # past the escapes
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print(table)
+
+
+def _shown(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= _NO_DECIMALS else f"{figure:.2f}"

@@ -1,0 +1,332 @@
+"""The peers of a measured broker, each a process of its own: `python -m bench.peers PART`.
+
+Minimal loops on the wire, so that the broker's cost is not hidden behind a runner's. A part is a
+generator: what it yields goes to standard output, and it goes on when standard input says so. It
+yields once when it is ready and once when it is done, so that starting up is never measured.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from typing import Final, Literal
+
+import msgspec
+
+from bench.workloads import Shape, submissions
+from taskyard.client.client import Client
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.workers import WorkerFacts
+from taskyard.net import sockets
+from taskyard.net.channel import Channel
+from taskyard.net.poller import Poller
+from taskyard.net.protocols import SystemClock
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.native import peer
+from taskyard.wire.native.peer import Assigned, Reply, ReportColumns
+
+#: Requests under way at once: a producer gathers the next ones while some travel, and a worker has
+#: a little more than it works on.
+CREATES_MAX: Final = 4
+STEALS_MAX: Final = 2
+
+#: How long a worker waits for tasks before it says how many it has done.
+IDLE_NS: Final = SECOND_NS // 50
+
+#: Longer than any phase in which a worker is not asked for anything.
+_LONG_NS: Final = 60 * SECOND_NS
+
+#: It sends no heartbeat, and may wait long for tasks that are held back.
+_LEASE_TIMEOUT_NS: Final = 60 * _LONG_NS
+
+_STDIN: Final = 0
+_PAYLOAD: Final = b"payload-of-000000000"  # 20 bytes
+_Q: Final = pb.QueryMsg
+
+
+class PeerTask(msgspec.Struct):
+    """What a peer is to do."""
+
+    what: Literal["produce", "flow", "work", "plain", "call", "wait"]
+    endpoint: str
+    #: Tells peers of the same part from each other.
+    number: int = 0
+    count: int = 0
+    batch: int = 1
+    shape: Shape = "flat"
+    #: The number of the first task.
+    first: int = 0
+    #: flow: submit no more while so many tasks are unfinished.
+    unfinished_max: int = 0
+
+
+class PeerProgress(msgspec.Struct):
+    """What a peer has done so far. Times are of the monotonic clock that all processes share."""
+
+    count: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    #: call: when the broker had all tasks.
+    taken_ns: int = 0
+    #: wait: how long each task took.
+    waits_ns: list[int] = []
+
+
+class BrokerLink:
+    """A wire to the broker that waits for answers, and for the word to end."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._wire = sockets.connect(endpoint)
+        self._poller = Poller()
+        self._poller.add(self._wire)
+        #: Hears the word to end as well; of use to who is idle, a cost to who is busy.
+        self._idle_poller = Poller()
+        self._idle_poller.add(self._wire)
+        self._idle_poller.add(_STDIN)
+
+    def send(self, body: bytes) -> None:
+        if not self._wire.send([b"", body]):
+            raise RuntimeError("the queue to the broker is full: too many requests under way")
+
+    def receive(self) -> bytes:
+        """The next answer."""
+        while True:
+            # Waited for first: to find nothing costs twice as much as to ask whether it is there.
+            self._poller.wait(None)
+            if (frames := self._wire.receive()) is not None:
+                return frames[-1]
+
+    def receive_or_end(self, idle: Callable[[], None]) -> bytes | None:
+        """The next answer, or None if it is time to end; `idle` is called when neither comes."""
+        while True:
+            if not self._poller.wait(IDLE_NS):
+                idle()
+                if _STDIN in self._idle_poller.wait(None):
+                    return None
+            if (frames := self._wire.receive()) is not None:
+                return frames[-1]
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+def produce(peer_task: PeerTask) -> Iterator[PeerProgress]:
+    """Submit tasks; done when all of them are acknowledged."""
+    link, numbers = BrokerLink(peer_task.endpoint), count(1)
+    events = [*submissions(peer_task.shape, peer_task.count, peer_task.batch, peer_task.first)]
+    yield PeerProgress()
+    start_ns = time.monotonic_ns()
+    for under_way, event in enumerate(events):
+        if under_way >= CREATES_MAX:
+            _expect_ok(link)
+        link.send(peer.create(next(numbers), event.submission))
+    for _ in range(min(len(events), CREATES_MAX)):
+        _expect_ok(link)
+    yield PeerProgress(peer_task.count, start_ns, time.monotonic_ns())
+
+
+def _expect_ok(link: BrokerLink) -> None:
+    reply = Reply(link.receive())
+    if reply.kind != peer.OK:
+        raise RuntimeError(f"a submission was refused: {reply.reason}")
+
+
+def flow(peer_task: PeerTask) -> Iterator[PeerProgress]:
+    """Submit tasks as long as not too many are unfinished."""
+    producer = _Producer(peer_task)
+    yield PeerProgress()
+    start_ns = time.monotonic_ns()
+    while not producer.is_done:
+        producer.turn()
+    producer.close()
+    yield PeerProgress(producer.taken, start_ns, time.monotonic_ns())
+
+
+class _Producer:
+    """Submits through the product's own line, which repeats what is refused for now."""
+
+    def __init__(self, peer_task: PeerTask) -> None:
+        self._part = peer_task
+        self._poller = Poller()
+        self._wire = sockets.connect(peer_task.endpoint)
+        self._poller.add(self._wire)
+        self._line = Channel(self._wire, SystemClock())
+        self._left = submissions(peer_task.shape, peer_task.count, peer_task.batch, peer_task.first)
+        self._next = next(self._left, None)
+        #: Tasks by the request that submits them.
+        self._under_way: dict[int, int] = {}
+        self.taken = self._finished = 0
+        #: The request for the counts; 0: none is under way.
+        self._counting = self._counted_ns = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._next is None and not self._under_way
+
+    def turn(self) -> None:
+        """Submit what there is room for, and hear what is answered."""
+        while self._next is not None and self._has_room():
+            submission = self._next.submission
+            number = self._line.request(partial(peer.create, submission=submission))
+            self._under_way[number] = len(submission.names)
+            self._next = next(self._left, None)
+        if not self._counting and time.monotonic_ns() - self._counted_ns > IDLE_NS:
+            self._counting = self._line.request(partial(peer.query, kind=peer.STATS))
+            self._counted_ns = time.monotonic_ns()
+        self._poller.wait(IDLE_NS)
+        for reply in self._line.receive():
+            self._on_reply(reply)
+        self._line.turn()
+
+    def _has_room(self) -> bool:
+        submitted = self.taken + sum(self._under_way.values())
+        unfinished = submitted - self._finished + self._part.batch
+        return len(self._under_way) < CREATES_MAX and unfinished <= self._part.unfinished_max
+
+    def _on_reply(self, reply: Reply) -> None:
+        if reply.request == self._counting:
+            self._counting, self._finished = 0, reply.document()["counts"]["done"]
+            return
+        self.taken += self._under_way.pop(reply.request)
+        if reply.kind != peer.OK:
+            raise RuntimeError(f"a submission was refused: {reply.reason}")
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+def work(peer_task: PeerTask) -> Iterator[PeerProgress]:
+    """Do tasks until told to end."""
+    link = BrokerLink(peer_task.endpoint)
+    worker = _Worker(link, peer_task)
+    yield PeerProgress()
+    worker.ask(_LONG_NS)
+    while (body := link.receive_or_end(lambda: print_progress(worker.done))) is not None:
+        worker.on_reply(Reply(body))
+    yield worker.done
+
+
+class _Worker:
+    """Reports and asks for more in one message, and has a second request under way meanwhile.
+    Where there is nothing, one request waits."""
+
+    def __init__(self, link: BrokerLink, peer_task: PeerTask) -> None:
+        self._link = link
+        self._batch = peer_task.batch
+        self._location = b"worker-%d" % peer_task.number
+        facts = WorkerFacts(slots_total=0, lease_timeout_ns=_LEASE_TIMEOUT_NS)
+        self._worker_message = peer.worker_message(facts)
+        self._number = 0
+        #: How many tasks each request under way reports.
+        self._reported: dict[int, int] = {}
+        self.done = PeerProgress()
+
+    def ask(self, wait_ns: int = 0) -> None:
+        number = self._count(0)
+        worker, batch = self._worker_message, self._batch
+        self._link.send(peer.steal(number, self._location, worker, batch, wait_ns))
+
+    def on_reply(self, reply: Reply) -> None:
+        reported = self._reported.pop(reply.request)
+        if reported:
+            self.done.count += reported
+            self.done.end_ns = time.monotonic_ns()
+        if reply.kind == peer.TRANSFER:
+            self._report(reply.assigned())
+            if len(self._reported) < STEALS_MAX:
+                self.ask()
+        elif not self._reported:
+            self.ask(_LONG_NS)
+
+    def _report(self, assigned: Assigned) -> None:
+        number = self._count(len(assigned.names))
+        reports = ReportColumns(assigned.names, assigned.attempts)
+        worker, batch = self._worker_message, self._batch
+        self._link.send(peer.complete(number, self._location, reports, worker, batch))
+
+    def _count(self, reported: int) -> int:
+        self._number += 1
+        self._reported[self._number] = reported
+        return self._number
+
+
+def plain(peer_task: PeerTask) -> Iterator[PeerProgress]:
+    """Create, steal and complete one task after the other, as a REQ socket would: dwork's own
+    bytes, an empty frame before them, and nothing sent before the answer is here."""
+    link, location = BrokerLink(peer_task.endpoint), b"peer-%d" % peer_task.number
+    steal = _Q(type=_Q.Steal, location=location).SerializeToString()
+    yield PeerProgress()
+    start_ns = time.monotonic_ns()
+    for number in range(peer_task.count):
+        name = b"task-%d-%09d" % (peer_task.number, number)
+        task = pb.TaskMsg(name=name, origin=location).SerializeToString()
+        _plain_request(link, _Q(type=_Q.Create, task=[task]).SerializeToString(), _Q.OK)
+        (given,) = _plain_request(link, steal, _Q.Transfer).task
+        name = pb.TaskMsg.FromString(given).name
+        task = pb.TaskMsg(name=name, origin=location).SerializeToString()
+        complete = _Q(type=_Q.Complete, location=location, task=[task])
+        _plain_request(link, complete.SerializeToString(), _Q.OK)
+    yield PeerProgress(peer_task.count, start_ns, time.monotonic_ns())
+
+
+def _plain_request(link: BrokerLink, body: bytes, expected: int) -> pb.QueryMsg:
+    link.send(body)
+    answer = _Q.FromString(link.receive())
+    if answer.type != expected:
+        raise RuntimeError(f"the broker answered with {_Q.Type.Name(answer.type)}")
+    return answer
+
+
+def call(peer_task: PeerTask) -> Iterator[PeerProgress]:
+    """One-task calls in a loop, then wait for all results."""
+    with Client(peer_task.endpoint) as client:
+        yield PeerProgress()
+        done = PeerProgress(peer_task.count, time.monotonic_ns())
+        futures = [client.submit(_PAYLOAD) for _ in range(peer_task.count)]
+        while sum(client.status()["counts"].values()) < peer_task.count:
+            pass  # every look takes a turn of the broker
+        done.taken_ns = time.monotonic_ns()
+        for future in futures:
+            future.result()
+        done.end_ns = time.monotonic_ns()
+        yield done
+
+
+def wait(peer_task: PeerTask) -> Iterator[PeerProgress]:
+    """Submit a task and wait for its result, again and again."""
+    with Client(peer_task.endpoint) as client:
+        yield PeerProgress()
+        done = PeerProgress(peer_task.count, time.monotonic_ns())
+        for _ in range(peer_task.count):
+            start_ns = time.monotonic_ns()
+            client.submit(_PAYLOAD).result()
+            done.waits_ns.append(time.monotonic_ns() - start_ns)
+        done.end_ns = time.monotonic_ns()
+        yield done
+
+
+_PARTS: Final = {
+    "produce": produce,
+    "flow": flow,
+    "work": work,
+    "plain": plain,
+    "call": call,
+    "wait": wait,
+}
+
+
+def print_progress(done: PeerProgress) -> None:
+    os.write(1, msgspec.json.encode(done) + b"\n")
+
+
+def main(encoded: str) -> None:
+    peer_task = msgspec.json.decode(encoded, type=PeerTask)
+    for done in _PARTS[peer_task.what](peer_task):
+        print_progress(done)
+        os.read(_STDIN, 1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

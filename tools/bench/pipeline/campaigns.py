@@ -1,0 +1,143 @@
+"""The campaigns of the pipeline's benchmark: some to simulate, and one like the demo's to run."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from bench.workloads import TASKS_PER_CHAIN
+from taskyard.core.limits import SECOND_NS
+from taskyard.pipeline.sweep.workload import Workload
+
+#: The campaign of the demo has so many tasks; of a hundred so many are of its graph, and so many go
+#: to lanes.
+DEMO_TASKS: Final = 2800
+_GRAPH_PERCENT: Final = 32
+_LANES_PERCENT: Final = 33
+
+#: Parts of a sample in the demo's graph, and lanes.
+_PARTS: Final = 20
+_DEMO_LANES: Final = 20
+
+#: Of the tasks in lanes every so many fails for good, and every so many is waited for.
+_FAILS_EVERY: Final = 80
+_AWAITED_EVERY: Final = 10
+
+#: How long the demo's tasks take.
+_SECONDS_MIN, _SECONDS_MAX = 0.004, 0.024
+
+_LANES: Final = 1000
+
+#: What a broker costs a task, in a simulation.
+_GAP_NS: Final = SECOND_NS // 1000
+
+#: A task of the random graph waits for up to two of so many before it.
+_WAITS_MAX: Final = 2
+_REACH: Final = 1000
+
+
+# To simulate.
+
+
+def flat(tasks: int) -> Workload:
+    rng = _rng()
+    run_ns = [int(rng.expovariate(1) * SECOND_NS) + 1 for _ in range(tasks)]
+    return Workload([b"task-%08d" % number for number in range(tasks)], run_ns, gap_ns=_GAP_NS)
+
+
+def chains(tasks: int) -> Workload:
+    made = flat(tasks)
+    made.after = [[number - 1] if number % TASKS_PER_CHAIN else [] for number in range(tasks)]
+    return made
+
+
+def random_graph(tasks: int) -> Workload:
+    made, rng = flat(tasks), _rng()
+    made.after = [_some_before(number, rng) for number in range(tasks)]
+    return made
+
+
+def lanes(tasks: int) -> Workload:
+    made = flat(tasks)
+    made.lanes = [b"lane-%d" % (number % _LANES) for number in range(tasks)]
+    return made
+
+
+SHAPES: Final[dict[str, Callable[[int], Workload]]] = {
+    "flat": flat,
+    "chains of 10": chains,
+    "random graph": random_graph,
+    "1,000 lanes": lanes,
+}
+
+
+def write_slept(workload: Workload, path: Path) -> None:
+    """As a file whose tasks sleep for as long as they run."""
+    names = [name.decode() for name in workload.names]
+    with path.open("w") as file:
+        for number, name in enumerate(names):
+            after = workload.after[number] if workload.after else []
+            seconds = f"{workload.run_ns[number] / SECOND_NS:.9f}"
+            task = {"name": name, "argv": ["sleep", seconds], "after": [names[at] for at in after]}
+            file.write(json.dumps(task) + "\n")
+
+
+def _some_before(number: int, rng: random.Random) -> list[int]:
+    if not number:
+        return []
+    first = max(0, number - _REACH)
+    waits = rng.randrange(_WAITS_MAX + 1)
+    return sorted({rng.randrange(first, number) for _ in range(waits)})
+
+
+def _rng() -> random.Random:
+    return random.Random(1)  # the same in every run is what it is for
+
+
+# To run.
+
+
+def write_like_the_demo(path: Path, tasks: int) -> None:
+    """As a file: a graph of samples, tasks in lanes of which some fail, and some that nobody waits
+    for, of four services. The tasks are functions that sleep: `--allow time`."""
+    rng = _rng()
+    with path.open("w") as file:
+        for task in _like_the_demo(tasks):
+            seconds = rng.uniform(_SECONDS_MIN, _SECONDS_MAX)
+            whole = {"call": "time:sleep", "args": [seconds]} | task
+            file.write(json.dumps(whole) + "\n")
+
+
+def _like_the_demo(tasks: int) -> Iterator[dict[str, Any]]:
+    in_lanes = tasks * _LANES_PERCENT // 100
+    made = [*_graph(max(1, tasks * _GRAPH_PERCENT // 100 // (_PARTS + 2))), *_in_lanes(in_lanes)]
+    yield from made
+    for number in range(tasks - len(made)):
+        yield {"name": f"text-{number:05}", "service": "text" if number % 2 else "letters"}
+
+
+def _graph(samples: int) -> Iterator[dict[str, Any]]:
+    """Each sample is fetched, counted in parts and merged; then there is a summary."""
+    for sample in range(samples):
+        first = f"sample-{sample:03}/fetch"
+        parts = [f"sample-{sample:03}/count-{part:02}" for part in range(_PARTS)]
+        yield {"name": first}
+        for part in parts:
+            yield {"name": part, "after": [first]}
+        yield {"name": f"sample-{sample:03}/merge", "after": parts}
+    yield {"name": "summary", "after": [f"sample-{one:03}/merge" for one in range(samples)]}
+
+
+def _in_lanes(tasks: int) -> Iterator[dict[str, Any]]:
+    receipts = []
+    for number in range(tasks):
+        name = f"mail-{number:05}"
+        # Nobody can sleep less than not at all.
+        fails = {"args": [-1], "retries": 2, "backoff": "500ms"}
+        mail = {"name": name, "service": "mail", "lane": f"host-{number % _DEMO_LANES}"}
+        yield mail if number % _FAILS_EVERY else mail | fails
+        if number % _AWAITED_EVERY == 0:
+            receipts.append(f"receipt-{number:05}")
+            yield {"name": receipts[-1], "after": [name]}
+    yield {"name": "digest", "after": receipts}

@@ -1,0 +1,195 @@
+"""One measurement of the pipeline, in a process of its own: `python -m ... CASE WORDS...`.
+
+Prints what it took in JSON. What is measured, each case says; how often, and what the
+figures should be, is the suite's business.
+"""
+
+import gc
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bench.pipeline import campaigns as pipeline_campaigns
+from bench.pipeline import cost as pipeline_cost
+from bench.pipeline.cost import Cost, CostMeter
+from bench.processes import BrokerBench
+from taskyard.client.client import Client
+from taskyard.journal.history import FOLDER
+
+#: Where Spark runs: what is measured on more cores would have no floor.
+MASTER: Final = "local[2]"
+
+#: Another `taskyard` of the same install.
+TASKYARD: Final = (sys.executable, "-P", "-m", "taskyard.cli")
+
+#: How many workers a simulated campaign is given, one after the other.
+WORKERS: Final = tuple(1 << power for power in range(10))
+
+_CAMPAIGN: Final = "bench"
+
+#: A task of a number, with a payload of 20 bytes.
+_TASK_COLUMNS: Final = (
+    "format_string('task-%09d', id) AS name",
+    "format_string('payload-of-%09d', id) AS payload",
+)
+
+#: What attempts are, in DuckDB's words: the quickest of several ways that were tried.
+DUCKDB_ATTEMPTS: Final = """
+COPY (
+    WITH
+    leases AS (FROM read_parquet($files) WHERE kind = 'leased'),
+    ends AS (
+        SELECT campaign, task, attempt, arg_min(kind, record) AS outcome,
+            arg_min(time, record) AS settled, arg_min(time_ns, record) AS settled_ns,
+            arg_min(reason, record) AS reason, arg_min(own_fault, record) AS own_fault,
+            arg_min(result_bytes, record) AS result_bytes,
+            arg_min(started_ns, record) AS started_ns, arg_min(run_ns, record) AS run_ns,
+            arg_min(exit_status, record) AS exit_status, arg_min(signal, record) AS signal,
+            arg_min(host, record) AS host, arg_min(cpu_ns, record) AS cpu_ns,
+            arg_min(memory_max_bytes, record) AS memory_max_bytes
+        FROM read_parquet($files)
+        WHERE kind IN ('finished', 'failed', 'postponed', 'returned', 'expired', 'cancelled')
+        GROUP BY ALL
+    ),
+    readies AS (
+        SELECT campaign, task, attempt + 1 AS attempt, arg_max(time, record) AS ready,
+            arg_max(time_ns, record) AS ready_ns
+        FROM read_parquet($files) WHERE kind = 'ready' GROUP BY ALL
+    ),
+    submissions AS (
+        SELECT campaign, task, attempt AS attempt_before, time AS submitted,
+            row_number() OVER (PARTITION BY campaign, task ORDER BY record) AS generation
+        FROM read_parquet($files) WHERE kind = 'submitted'
+    )
+    SELECT l.campaign, l.task, generation, l.attempt, l.service, l.lane, l.priority, l.worker,
+        l.dialect, submitted, ready, l.time AS leased, settled, l.record AS leased_record, outcome,
+        e.reason, e.own_fault, greatest(0, l.time_ns - ready_ns) AS wait_ns,
+        coalesce(e.run_ns, CASE WHEN outcome IN ('finished', 'postponed')
+            OR (outcome = 'failed' AND e.own_fault) THEN greatest(0, settled_ns - l.time_ns) END
+        ) AS run_ns, e.result_bytes, make_timestamp(e.started_ns // 1000) AS started,
+        make_timestamp((e.started_ns + e.run_ns) // 1000) AS ended,
+        greatest(0, e.started_ns - l.time_ns) AS queued_ns, e.exit_status, e.signal, e.host,
+        e.cpu_ns, e.memory_max_bytes
+    FROM leases l
+    LEFT JOIN ends e USING (campaign, task, attempt)
+    LEFT JOIN readies r USING (campaign, task, attempt)
+    ASOF LEFT JOIN submissions s
+        ON l.campaign = s.campaign AND l.task = s.task AND l.attempt > s.attempt_before
+) TO $out (FORMAT parquet, COMPRESSION zstd)
+"""
+
+
+class SubmitCosts(msgspec.Struct):
+    """What it took to write rows in a new session, and then as many again."""
+
+    first: Cost
+    again: Cost
+
+
+class Speed(msgspec.Struct):
+    """Simulated tasks a second of CPU, over all points, and at the slowest of them."""
+
+    mean: float
+    slowest: float
+
+
+def duckdb_attempts(state: str) -> Cost:
+    names = {"files": f"{state}/{FOLDER}/events-*.parquet", "out": f"{state}/duckdb.parquet"}
+    with CostMeter() as took:
+        import duckdb  # noqa: PLC0415  # a peer: the other cases do without
+
+        with duckdb.connect() as connection:
+            connection.execute("SET threads = 2")
+            connection.execute(DUCKDB_ATTEMPTS, names)
+    return took.cost
+
+
+def spark_attempts(state: str) -> Cost:
+    """With the start of the session, and without its end."""
+    out = Path(state) / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    with CostMeter() as took:
+        from taskyard.pipeline import paths  # noqa: PLC0415  # Spark is not for the peer's process
+        from taskyard.pipeline.session import session  # noqa: PLC0415
+        from taskyard.pipeline.sources import history  # noqa: PLC0415
+        from taskyard.pipeline.transforms.attempts import attempts  # noqa: PLC0415
+
+        spark = session("bench", MASTER, short_job=False)
+        attempts(history.read(spark, Path(state)).events).write.parquet(paths.for_writing(out))
+    return took.cost
+
+
+def command(directory: str, *words: str) -> Cost:
+    """`taskyard` with these words, as a user has it: with the start and the end of the session. It
+    writes to `out` in the directory, which is not there before."""
+    shutil.rmtree(Path(directory) / "out", ignore_errors=True)
+    return pipeline_cost.command_cost([*TASKYARD, *words, "--quiet"], Path(directory))
+
+
+def submit(rows: str) -> SubmitCosts:
+    """Rows to tasks in a durable broker, from a session that is there, as docs/pipeline.md has it.
+    The first writing starts Spark's Python workers; so the same again, with other names."""
+    from taskyard.pipeline.session import session  # noqa: PLC0415  # as above
+
+    spark = session("bench", MASTER)
+    costs = []
+    with BrokerBench("durable") as stage:
+        for first in (0, int(rows)):
+            frame = spark.range(first, first + int(rows)).selectExpr(*_TASK_COLUMNS)
+            options = {"broker": stage.endpoint, "campaign": _CAMPAIGN}
+            with CostMeter() as took:
+                frame.write.format("taskyard").options(**options).mode("append").save()
+            costs.append(took.cost)
+            _check_arrived(stage.endpoint, first + int(rows))
+    return SubmitCosts(*costs)
+
+
+def _check_arrived(endpoint: str, rows: int) -> None:
+    with Client(broker=endpoint) as client:
+        arrived = sum(client.counts(_CAMPAIGN).values())
+    if arrived != rows:
+        raise RuntimeError(f"{rows} rows were written, and the broker has {arrived} tasks")
+
+
+def sweep(shape: str, tasks: str) -> Speed:
+    """A campaign at some points, without Spark, in a process set up as an executor's is."""
+    from taskyard.pipeline.jobs.sweep import GC_THRESHOLD  # noqa: PLC0415  # as above
+    from taskyard.pipeline.sweep.bounds import campaign_bounds  # noqa: PLC0415
+    from taskyard.pipeline.sweep.grid import Point  # noqa: PLC0415
+    from taskyard.pipeline.sweep.simulation import simulate  # noqa: PLC0415
+
+    workload = pipeline_campaigns.SHAPES[shape](int(tasks))
+    bounds = campaign_bounds(workload)
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    times_s = []
+    for workers in WORKERS:
+        began = time.process_time()
+        forecast = simulate(workload, bounds, Point(workers, slots=1))
+        times_s.append(time.process_time() - began)
+        if forecast.done != int(tasks):
+            raise RuntimeError(f"{shape}, {workers} workers: {forecast.done} of {tasks} tasks done")
+    return Speed(int(tasks) * len(times_s) / sum(times_s), int(tasks) / max(times_s))
+
+
+CASES: Final[dict[str, Callable[..., Cost | SubmitCosts | Speed]]] = {
+    "duckdb attempts": duckdb_attempts,
+    "spark attempts": spark_attempts,
+    "command": command,
+    "submit": submit,
+    "sweep": sweep,
+}
+
+
+def main(case: str, *words: str) -> None:
+    found = CASES[case](*words)
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

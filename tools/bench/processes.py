@@ -1,0 +1,222 @@
+"""A broker and its peers as processes, and what they cost: CPU of each, memory of the broker.
+
+Owns starting and ending them, and reading the kernel's clocks. What is measured, and what it is
+compared with, is the suites' business.
+"""
+
+import os
+import pstats
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Final, Self
+
+import msgspec
+
+from bench.broker.host import PROFILE_VARIABLE, encode_rules
+from bench.peers import PeerProgress, PeerTask
+from bench.settings import Kind
+from taskyard.broker.compaction import CompactionLimits
+from taskyard.core.events import RulesSet
+from taskyard.net import endpoints
+
+#: How often to see whether everybody is still there while nobody says anything.
+POLL_S: Final = 1.0
+
+#: Functions in a profile.
+PROFILE_LINES: Final = 30
+
+
+class Process:
+    """A child with a pipe at either end. Nothing of it is buffered, so that it can be polled."""
+
+    def __init__(self, module: str, *arguments: str, environment: dict[str, str]) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | environment,
+        )
+        self.what = f"{module} {' '.join(arguments)}"
+
+    @property
+    def output(self) -> IO[bytes]:
+        assert self._child.stdout is not None  # noqa: S101 - it is a pipe
+        return self._child.stdout
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def line(self) -> bytes:
+        """The next line that it says."""
+        line = self.output.readline()
+        if not line:
+            raise RuntimeError(f"{self.what} ended early, with {self._child.wait()}")
+        return line
+
+    @property
+    def has_ended(self) -> bool:
+        return self._child.poll() is not None
+
+    def check(self) -> None:
+        if self.has_ended:
+            raise RuntimeError(f"{self.what} ended early, with {self._child.returncode}")
+
+    def send_go(self) -> None:
+        """Let it go on."""
+        assert self._child.stdin is not None  # noqa: S101 - it is a pipe
+        self._child.stdin.write(b"\n")
+
+    def cpu_ns(self) -> int:
+        """CPU time of all its threads so far, user and system, to the nanosecond."""
+        return time.clock_gettime_ns(~self.pid << 3 | 2)  # Linux's number for a process's clock
+
+    def end(self) -> None:
+        """Close its input, which tells a peer to end, and wait until it is gone."""
+        if not self.output.closed:
+            self._child.communicate()
+
+    def terminate(self) -> None:
+        """Ask it to end, and wait until it is gone."""
+        self._child.terminate()
+        self.end()
+
+    def kill(self) -> None:
+        """End it without warning."""
+        self._child.kill()
+        self.end()
+
+
+class Peer(Process):
+    def __init__(self, peer_task: PeerTask) -> None:
+        super().__init__("bench.peers", msgspec.json.encode(peer_task).decode(), environment={})
+        self.peer_task = peer_task
+
+    def done(self) -> PeerProgress:
+        """What it says next."""
+        return msgspec.json.decode(self.line(), type=PeerProgress)
+
+
+class Broker(Process):
+    """Ready when made."""
+
+    def __init__(
+        self,
+        state: Path,
+        kind: Kind,
+        profile: Path | None = None,
+        rules: RulesSet | None = None,
+        limits: CompactionLimits | None = None,
+    ) -> None:
+        environment = {} if profile is None else {PROFILE_VARIABLE: str(profile)}
+        words = [str(state), kind, "" if rules is None else encode_rules(rules)]
+        if limits is not None:
+            words.append(msgspec.json.encode(limits).decode())
+        start_ns = time.monotonic_ns()
+        super().__init__("bench.broker.host", *words, environment=environment)
+        self.line()
+        #: From its start to where it listens.
+        self.started_ns = time.monotonic_ns() - start_ns
+
+    def resident_bytes(self) -> int:
+        return memory_bytes(self.pid, "VmRSS")
+
+
+def memory_bytes(pid: int, measure: str) -> int:
+    """Return a measure of a process from its status: `VmRSS`, or `VmHWM` for the peak."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith(f"{measure}:"))
+    return int(line.split()[1]) * 1024
+
+
+class BrokerBench:
+    """One broker with a state of its own, and its peers; all of them end with it."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        profile: bool = False,
+        rules: RulesSet | None = None,
+        limits: CompactionLimits | None = None,
+    ) -> None:
+        self._kind = kind
+        self._limits = limits
+        self._rules = rules
+        self._profiled = profile and kind != "echo"
+        self._stack = ExitStack()
+        self.peers: list[Peer] = []
+
+    def __enter__(self) -> Self:
+        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        self.state = directory / "state"
+        self._profile = directory / "profile" if self._profiled else None
+        self.endpoint = endpoints.native_endpoint(self.state)
+        self.broker = self._start_broker()
+        return self
+
+    def _start_broker(self) -> Broker:
+        return Broker(self.state, self._kind, self._profile, self._rules, self._limits)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._stack:
+            for peer in self.peers:
+                peer.end()
+            self.broker.terminate()
+            if self._profile is not None and kind is None:
+                _print_profile(self._profile)
+
+    def restart_broker(self, limits: CompactionLimits | None = None) -> None:
+        """Kill it without warning, and start it again, with other limits if they are given."""
+        self._limits = limits or self._limits
+        self.broker.kill()
+        self.broker = self._start_broker()
+
+    def start_peers(self, *parts: PeerTask) -> list[Peer]:
+        """Start peers. Returns them when all are ready."""
+        started = [Peer(peer_task) for peer_task in parts]
+        self.peers += started
+        for peer in started:
+            peer.done()
+        return started
+
+    def cpu_ns(self) -> int:
+        """CPU time of everybody on the stage."""
+        return self.broker.cpu_ns() + sum(peer.cpu_ns() for peer in self.peers)
+
+    def read_progress(self, workers: Sequence[Peer], seconds: float) -> None:
+        """Hear what workers say for so long: one whose words are not heard stops in the end."""
+        ends = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            for worker in workers:
+                selector.register(worker.output, selectors.EVENT_READ, worker)
+            while (left := ends - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    key.data.done()
+        for process in (self.broker, *self.peers):
+            process.check()
+
+    def wait_for(self, workers: Sequence[Peer], count: int) -> int:
+        """Wait until workers have done so many tasks in all. Returns when the last one was."""
+        done = {worker: PeerProgress() for worker in workers}
+        with selectors.DefaultSelector() as selector:
+            for worker in workers:
+                selector.register(worker.output, selectors.EVENT_READ, worker)
+            while sum(one.count for one in done.values()) < count:
+                for key, _ in selector.select(POLL_S):
+                    done[key.data] = key.data.done()
+                for process in (self.broker, *workers):
+                    process.check()
+        return max(one.end_ns for one in done.values())
+
+
+def _print_profile(file: Path) -> None:
+    print("the broker's profile; times are inflated by taking it")
+    pstats.Stats(str(file)).sort_stats("tottime").print_stats(PROFILE_LINES)

@@ -1,0 +1,78 @@
+"""What must be reached, and what we would like to reach, by name. The tables print them beside."""
+
+from typing import Final
+
+from msgspec import Struct
+
+from bench.settings import Kind
+
+
+class Target(Struct, frozen=True):
+    """A measured figure should be at most this; with `at_least`, at least."""
+
+    floor: float
+    goal: float
+    at_least: bool = False
+
+    def verdict(self, figure: float) -> str:
+        if self._is_reached(figure, self.goal):
+            return "goal"
+        if self._is_reached(figure, self.floor):
+            return "floor"
+        return f"missed, {figure / self.floor:.2f} × floor"
+
+    def _is_reached(self, figure: float, mark: float) -> bool:
+        return figure >= mark if self.at_least else figure <= mark
+
+
+#: CPU microseconds of submit, lease and finish a task, scheduler alone, batch 100, a million tasks.
+CORE_TASK_US: Final = {
+    "flat": Target(3.0, 2.0),
+    "chains": Target(4.0, 3.0),
+    "lanes": Target(4.5, 3.5),
+}
+#: Bytes a queued task with a payload of 20 bytes takes.
+QUEUED_TASK_BYTES: Final = Target(400, 260)
+#: Cost a task at the largest size over that at 10,000.
+GROWTH: Final = Target(1.5, 1.15)
+#: Memory of a broker when all tasks of a steady flow are done, over that when a tenth is.
+STEADY_GROWTH: Final = Target(1.3, 1.1)
+#: Peak memory of a compaction over that of its broker, ten million tasks queued.
+COMPACTION_MEMORY: Final = Target(0.5, 0.2)
+#: Seconds to recover a million unfinished tasks.
+RECOVERY_S: Final = Target(5.0, 2.0)
+
+#: CPU microseconds a task of broker, producer and two workers together, batch 100: durable, or with
+#: the journal in memory.
+BROKER_TASK_US: Final[dict[Kind, Target]] = {
+    "durable": Target(10.0, 6.5),
+    "in memory": Target(8.0, 5.5),
+}
+#: Cost a task in chains, or in lanes, over that of flat tasks, the whole broker.
+SHAPE_COST: Final = Target(1.6, 1.3)
+#: Tasks a second through the broker that dwork is known for, batch 1, as its own server does it.
+DWORK_TASKS_PER_SECOND: Final = 5_500
+#: Tasks a second, eight plain peers that do one task at a time: 1.5 and 3 times dwork's own server.
+PLAIN_TASKS_PER_SECOND: Final = Target(
+    1.5 * DWORK_TASKS_PER_SECOND, 3.0 * DWORK_TASKS_PER_SECOND, at_least=True
+)
+#: Tasks a second by one-task calls in a loop.
+CALLS_PER_SECOND: Final = Target(25_000, 60_000, at_least=True)
+#: Milliseconds from submit to result of one task, idle broker, the median.
+LATENCY_MS: Final[dict[Kind, Target]] = {
+    "durable": Target(1.0, 0.65),
+    "in memory": Target(0.5, 0.35),
+}
+#: Milliseconds for a page of a listing of a million tasks.
+LISTING_MS: Final = Target(200, 50)
+
+#: CPU of ten million events to attempts, Parquet to Parquet, over DuckDB's on the same files.
+ATTEMPTS_OVER_DUCKDB: Final = Target(10, 5)
+#: CPU seconds for the history of a million tasks, all datasets, on two cores: the whole command.
+HISTORY_CPU_S: Final = Target(90, 40)
+#: CPU seconds for the report of the demo, likewise.
+REPORT_CPU_S: Final = Target(25, 12)
+#: Rows a second, by the clock, through the data source into a durable broker.
+SUBMITTED_ROWS_PER_SECOND: Final = Target(40_000, 100_000, at_least=True)
+#: Simulated tasks a second of CPU.
+SWEPT_TASKS_PER_SECOND: Final = Target(50_000, 150_000, at_least=True)

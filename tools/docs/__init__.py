@@ -1,0 +1,1 @@
+"""Write the pages and tables of docs/ that are generated from the code."""

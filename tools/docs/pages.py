@@ -1,0 +1,61 @@
+"""All pages that are made from the code, in one go: `./yard docs`.
+
+    python -m docs.pages DOCS
+
+Knows which page is made by whom. Only for a checkout: an installed Taskyard has no pages.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+from docs import error_texts, reference
+from taskyard.cli import documents
+from taskyard.settings import reference as settings_reference
+
+#: The tables of settings stand in a page that somebody wrote.
+_TABLE: Final = re.compile(r"^\| setting \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
+_SERVICE_TABLE: Final = re.compile(r"^\| of a service \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
+
+
+def pages(docs: Path) -> dict[str, str]:
+    """Every page by its name, as the code wants it; `docs` has the parts that people write."""
+    made = {"reference.md": reference.page(), "errors.md": error_texts.page()}
+    settings = (docs / "settings.md").read_text()
+    settings = _TABLE.sub(lambda _: settings_reference.table(), settings, count=1)
+    made["settings.md"] = _SERVICE_TABLE.sub(
+        lambda _: settings_reference.service_table(), settings, count=1
+    )
+    return made | {f"schemas/{name}": text for name, text in documents.schemas().items()}
+
+
+def write(docs: Path) -> list[str]:
+    """Write what is not so already, take away schemas of documents that are gone; tell which."""
+    made = pages(docs)
+    old = [f"schemas/{path.name}" for path in (docs / "schemas").glob("*.json")]
+    gone = [name for name in old if name not in made]
+    for name in gone:
+        (docs / name).unlink()
+    changed = [name for name, text in made.items() if _differs(docs / name, text)]
+    for name in changed:
+        (docs / name).parent.mkdir(parents=True, exist_ok=True)
+        (docs / name).write_text(made[name])
+    return sorted(changed + gone)
+
+
+def _differs(path: Path, text: str) -> bool:
+    return not path.exists() or path.read_text() != text
+
+
+def main(directory: str) -> None:
+    changed = write(Path(directory))
+    sys.stdout.write(
+        "".join(f"docs: {name} is new\n" for name in changed) or "docs: all as it was\n"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

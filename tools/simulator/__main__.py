@@ -1,0 +1,132 @@
+"""`python -m simulator`: run schedules, and say what they found."""
+
+import argparse
+import os
+import sys
+import time
+from typing import Final
+
+from simulator.mutations import MUTATIONS
+from simulator.schedule import ScheduleResult, find_killing_seed, run
+
+#: A planted bug must show within so many schedules.
+HUNT_SCHEDULES_MAX: Final = 1_000
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is asked for. Returns 1 if a promise was broken."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if (
+        options.start is not None
+        and options.schedules is None
+        and not (options.bug or options.bugs)
+    ):
+        parser.error("--start goes with --schedules, --bug or --bugs; one schedule is just SEED")
+    if options.bugs or options.bug:
+        names = [*MUTATIONS] if options.bugs else [options.bug]
+        return _hunt_all(names, options.start or 0, options.schedules or HUNT_SCHEDULES_MAX)
+    if options.schedules is None:
+        return _run_one(options.seed, quiet=options.quiet)
+    start = options.seed if options.start is None else options.start
+    invariants = not options.no_invariants
+    return _run_many(start, options.schedules, hours=options.hours, invariants=invariants)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
+    parser.add_argument("seed", nargs="?", type=int, default=0, help="the schedule to run")
+    parser.add_argument("--schedules", type=_count, help="run so many schedules, from --start on")
+    parser.add_argument(
+        "--hours", type=float, default=0.0, help="stop after so many hours; 0: no limit"
+    )
+    parser.add_argument("--start", type=int, help="the first of many")
+    parser.add_argument(
+        "--bug",
+        choices=[*MUTATIONS],
+        metavar="NAME",
+        help="plant one of these: " + ", ".join(MUTATIONS),
+    )
+    parser.add_argument("--bugs", action="store_true", help="plant every bug, one after the other")
+    parser.add_argument("--no-invariants", action="store_true", help="the checkers alone")
+    parser.add_argument("-q", "--quiet", action="store_true", help="only the digest")
+    return parser
+
+
+def _count(text: str) -> int:
+    """A number of schedules: none at all would prove nothing."""
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count} is less than 1")
+    return count
+
+
+def _print_line(line: str) -> None:
+    """Whoever reads only the beginning (`| head`) has seen enough: that is no finding."""
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say
+        raise SystemExit(0) from None
+
+
+def _run_one(seed: int, *, quiet: bool) -> int:
+    result = run(seed, say=None if quiet else _print_line)
+    if result.good and not quiet:
+        counts = f"{result.events} events, {result.records} records, {result.restarts} restarts"
+        _print_line(f"seed {seed}: good, {counts}, no promise broken")
+    else:
+        _print_result(result)
+    _print_line(f"digest {result.digest}")
+    return 0 if result.good else 1
+
+
+def _run_many(start: int, most: int, *, hours: float, invariants: bool) -> int:
+    """Run schedules, at most so many and for at most so long."""
+    began = time.process_time()
+    ends = time.monotonic() + hours * 3600 if hours else float("inf")
+    bad = events = restarts = count = 0
+    for seed in range(start, start + most):
+        if time.monotonic() > ends:
+            break
+        count += 1
+        result = run(seed, invariants=invariants)
+        events += result.events
+        restarts += result.restarts
+        if not result.good:
+            bad += 1
+            _print_result(result)
+    took = time.process_time() - began
+    _print_line(
+        f"{count} schedules from seed {start}, {events} events, {restarts} restarts, {bad} bad, "
+        f"{count / took:.0f} schedules a second and core"
+    )
+    return 1 if bad else 0
+
+
+def _hunt_all(names: list[str], start: int, count: int) -> int:
+    """Plant bugs one by one. Returns 1 if one was not caught."""
+    missed = 0
+    for name in names:
+        result = find_killing_seed(MUTATIONS[name], range(start, start + count))
+        if result is None:
+            missed += 1
+            _print_line(f"{name}: not caught in {count} schedules")
+        else:
+            first_line = result.text.strip().splitlines()[-1 if "Traceback" in result.text else 0]
+            tried = result.seed - start + 1
+            _print_line(
+                f"{name}: caught by {result.checker} after {tried} schedules: {first_line[:100]}"
+            )
+    _print_line(f"planted bugs: {len(names)}, caught: {len(names) - missed}")
+    return 1 if missed else 0
+
+
+def _print_result(result: ScheduleResult) -> None:
+    if not result.good:
+        _print_line(f"seed {result.seed}: {result.text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

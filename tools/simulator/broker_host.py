@@ -1,0 +1,272 @@
+"""The machine that the broker runs on: it starts it, turns it, crashes it and starts it again.
+
+What runs here is `broker.turn.Broker` itself, over a port, a store and a clock of the simulator. A
+turn begins when something has arrived, or when it would have waited long enough.
+
+Between the network's bytes and the broker's events stand the adapters of `wire/`, behind the
+broker's own switchboard: see `doors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from simulator import listeners
+from simulator.checkers import Violation
+from simulator.disk import Crashed, SimIndex, SimStore
+from simulator.network import Message
+from taskyard.broker.turn import Broker
+from taskyard.core import invariants, old_snapshots
+from taskyard.core.effects import Effect
+from taskyard.core.events import Event, RulesSet
+from taskyard.core.scheduler import Scheduler
+from taskyard.errors import JournalDamaged, JournalFailed
+from taskyard.journal import recovery, snapshot
+
+if TYPE_CHECKING:
+    from simulator.world import World
+    from taskyard.broker.switchboard import DialectRouter
+    from taskyard.core.ledger import Ledger
+
+
+#: A broker that turns more often than this without time passing is spinning.
+TURNS_AT_ONCE_MAX: Final = 200
+
+#: The core's own invariants are looked at every so many turns: they cost more than the turn.
+INVARIANTS_TURNS: Final = 32
+
+#: What one turn receives at most.
+RECEIVED_MAX: Final = 50
+
+
+class BrokerHost:
+    """The broker's machine. Keeps `broker.turn.EventTransport` and `network.Inbox`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._inbox: list[Message | RulesSet] = []
+        self._broker: Broker | None = None
+        #: The dialects of the running broker.
+        self._listeners: DialectRouter = listeners.open_all(world.plan, self._random_bits)
+        self._idle = False
+        #: Only the newest planned run counts.
+        self._run_number = 0
+        self._turns_at_once = 0
+        self._turned_ns = -1
+        self._turns = 0
+        self.store = SimStore(world.rng, world.faults, world.checker.row_durable)
+        self.restarts = 0
+        #: The settings; a broker is told them first of all.
+        self._rules = RulesSet(0, world.plan.clauses, workers_max=world.plan.broker_workers_max)
+        #: The newest snapshot, and the row that it was taken after.
+        self._snapshot: tuple[int, bytes] | None = None
+        #: Ended tasks that a compaction moved out of the broker's memory.
+        self._index = SimIndex()
+        #: What the latest broker knew when it crashed.
+        self._fingerprint: dict[str, Any] | None = None
+
+    @property
+    def up(self) -> bool:
+        return self._broker is not None
+
+    @property
+    def ledger(self) -> Ledger:
+        if self._broker is None:
+            raise Violation("stuck", "the broker is not running")
+        return self._broker.scheduler.ledger
+
+    # The port.
+
+    def on_message(self, incoming: Message) -> None:
+        """Something arrives."""
+        self._inbox.append(incoming)
+        if self._idle:
+            self._schedule_run(0)
+
+    def receive(self, wait_ns: int | None) -> Sequence[Event]:
+        del wait_ns  # it has passed
+        alone = bool(self._inbox) and isinstance(self._inbox[0], RulesSet)
+        count = 1 if alone else RECEIVED_MAX  # else the checkers could not tell which rules hold
+        arrived, self._inbox = self._inbox[:count], self._inbox[count:]
+        self._world.checker.on_received(arrived)
+        now_ns = self._world.clock.monotonic_ns()
+        events: list[Event] = []
+        for one in arrived:
+            if isinstance(one, Message):
+                events += self._listeners.receive(one.route, one.frames, now_ns)
+            else:
+                events.append(one)
+        wake_at_ns = self._listeners.wake_at_ns()
+        if wake_at_ns is not None and wake_at_ns <= now_ns:
+            events += self._listeners.time_passed(now_ns)
+        return events
+
+    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
+        world = self._world
+        leaves_ns = world.timeline.now_ns + self.store.commit_ns
+        undelivered: list[Event] = []
+        for effect in effects:
+            if world.rng.random() < world.faults.crash_between_sends:
+                raise Crashed("between the commit and a reply")
+            for route, frames in self._listeners.reply(effect):
+                world.trace("sends", effect, frames)
+                world.checker.on_sent(route, frames)
+                if not world.network.to_peer(route, frames, leaves_ns):
+                    world.checker.on_disconnected(route)
+                    undelivered += self._listeners.disconnected(route)
+        return undelivered
+
+    def _random_bits(self) -> int:
+        return self._world.rng.randrange(1 << 32)
+
+    def _shortened(self, wait_ns: int | None) -> int | None:
+        """How long to wait, if a dialect wants to be woken earlier than the broker."""
+        wake_at_ns = self._listeners.wake_at_ns()
+        if wake_at_ns is None:
+            return wait_ns
+        waits_ns = max(0, wake_at_ns - self._world.clock.monotonic_ns())
+        return waits_ns if wait_ns is None else min(waits_ns, wait_ns)
+
+    # The machine.
+
+    def set_rules(self, rules: RulesSet) -> None:
+        """Somebody changes the settings."""
+        self._world.trace("rules", rules)
+        self._rules = rules
+        if self.up:
+            self._inbox.insert(0, rules)
+            if self._idle:
+                self._schedule_run(0)
+
+    def start(self) -> None:
+        """Recover and begin to turn."""
+        world = self._world
+        if self._broker is not None:
+            return
+        self.store.reopen(power_cut=world.rng.random() < world.faults.power_cut)
+        self._check_damage_refused()
+        world.clock.restart(world.rng.randrange(1 << 40))
+        ledger = self._recover(self.store)
+        world.checker.on_recovered(ledger)
+        self._compare(ledger)
+        self._listeners = listeners.open_all(world.plan, self._random_bits)
+        self._broker = Broker(Scheduler(ledger), self, self.store, world.clock, self._index)
+        self._inbox = [self._rules]
+        world.trace("broker starts", self.store.head.sequence)
+        world.network.broker_came_up()
+        self._schedule_run(0)
+
+    def _recover(self, store: SimStore) -> Ledger:
+        """From the snapshot, if there is one, and the rows after it."""
+        if self._snapshot is None:
+            return recovery.recover(store)
+        sequence, encoded = self._snapshot
+        ledger = snapshot.decode(encoded, "simulated")
+        return recovery.recover(store, ledger, sequence)
+
+    def _compare(self, ledger: Ledger) -> None:
+        """A recovered ledger is the one that crashed, where that had decided nothing more."""
+        if (
+            self._fingerprint is not None
+            and old_snapshots.fingerprint(ledger, ended=False) != self._fingerprint
+        ):
+            raise Violation("recovery", "the recovered ledger is not the one that crashed")
+
+    def _take_snapshot(self, broker: Broker) -> None:
+        """As the broker would do now and then; sometimes what it covers is archived or trimmed."""
+        world = self._world
+        sequence = self.store.head.sequence
+        if world.rng.random() < world.faults.archive:
+            self._index.archive(broker.scheduler.ledger)
+        ledger = broker.scheduler.ledger
+        encoded = snapshot.encode(self.store.identity, self.store.head, ledger)
+        self._snapshot = (sequence, encoded)
+        world.trace("snapshot", sequence)
+        if world.rng.random() < world.faults.trim:
+            self._index.keep_results(self.store.rows())
+            self.store.trim(sequence)
+
+    def _check_damage_refused(self) -> None:
+        """What if the disk came back damaged? Then it must be refused."""
+        world = self._world
+        while world.rng.random() < world.faults.damage / 2:
+            damaged = self.store.damaged(self._snapshot[0] if self._snapshot else 0)
+            if damaged is None:
+                return
+            try:
+                self._recover(damaged)
+            except JournalDamaged as refused:
+                world.trace("damage refused", str(refused))
+            else:
+                raise Violation("damage", "a journal that lost what its witness saw was believed")
+
+    def crash(self, why: str) -> None:
+        world = self._world
+        if self._broker is None:
+            return
+        world.trace("broker crashes", why)
+        ledger = self._broker.scheduler.ledger
+        durable = ledger.record == world.checker.model.records
+        self._fingerprint = old_snapshots.fingerprint(ledger, ended=False) if durable else None
+        self._broker = None
+        self._inbox = []
+        self._idle = False
+        self.restarts += 1
+        world.checker.broker_down()
+        world.network.broker_went_down()
+        world.timeline.after(1 + world.rng.randrange(world.faults.restart_ns_max), self.start)
+
+    def _schedule_run(self, delay_ns: int) -> None:
+        self._run_number += 1
+        self._world.timeline.after(delay_ns, partial(self._run, self._run_number))
+
+    def _run(self, number: int) -> None:
+        if number != self._run_number:
+            return
+        self._idle = False
+        while self._broker is not None:
+            self._turn(self._broker)
+            if not self.up:
+                return
+            if self.store.commit_ns:
+                commit_ns, self.store.commit_ns = self.store.commit_ns, 0
+                self._schedule_run(commit_ns)
+                return
+            if self._schedule_next_turn(self._broker):
+                return
+
+    def _schedule_next_turn(self, broker: Broker) -> bool:
+        """Let time pass before the next turn, as long as that would wait for something."""
+        wait_ns = None if self._inbox else self._shortened(broker._wait_ns())  # noqa: SLF001
+        if self._inbox or wait_ns == 0:
+            return False
+        self._idle = True
+        if wait_ns is not None:
+            self._schedule_run(wait_ns)
+        return True
+
+    def _turn(self, broker: Broker) -> None:
+        self._check_busy_loop()
+        try:
+            broker.turn()
+        except Crashed as crash:
+            self.crash(str(crash))
+        except JournalFailed as failed:
+            self.crash(f"journal failed: {failed}")
+        else:
+            self._world.checker.on_turn_end()
+            self._turns += 1
+            if self._world.rng.random() < self._world.faults.snapshot:
+                self._take_snapshot(broker)
+            if self._world.invariants and self._turns % INVARIANTS_TURNS == 0:
+                invariants.check(broker.scheduler)
+
+    def _check_busy_loop(self) -> None:
+        now_ns = self._world.timeline.now_ns
+        if now_ns != self._turned_ns or self._inbox:
+            self._turned_ns, self._turns_at_once = now_ns, 0
+        self._turns_at_once += 1
+        if self._turns_at_once > TURNS_AT_ONCE_MAX:
+            raise Violation("spinning", "the broker turns again and again and nothing happens")

@@ -1,0 +1,385 @@
+"""How a peer speaks our native dialect: what it means in frames, and what it is answered.
+
+A request has a number and its answer the same one, so answers may come late, twice or not at all.
+What is answered more often than it was asked, where the network doubles nothing, is a finding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from msgspec import structs
+
+from simulator.reference_model import Violation
+from taskyard.core import effects, events, identity
+from taskyard.core.effects import Refusal
+from taskyard.core.states import TaskState
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import dwork_runs
+from taskyard.wire.native import peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taskyard.core.effects import Effect
+    from taskyard.core.events import Event
+    from taskyard.core.model import Submission
+
+_Q: Final = pb.QueryMsg
+
+_ACTS: Final[dict[type, int]] = {
+    events.CancelRequested: peer.CANCEL,
+    events.RetryRequested: peer.RETRY,
+    events.ExpireRequested: peer.EXPIRE,
+}
+
+_UNKNOWN: Final = {
+    events.UnknownPolicy.REFUSE: _Q.Refuse,
+    events.UnknownPolicy.WAIT: _Q.Await,
+    events.UnknownPolicy.DONE: _Q.TakeAsDone,
+}
+
+_NAME_REFUSALS: Final = {peer.NAME_HELD: Refusal.NAME_HELD, peer.NAME_LOST: Refusal.NAME_LOST}
+
+#: What the broker says when it takes no more tasks for now.
+_FULL: Final = "send more when"
+
+#: A Watch of which the answers stream, or one that is answered once, by its number.
+STREAMS_OF: Final = 3
+WATCH_NS: Final = 5_000_000_000
+
+
+def streams(request: int) -> bool:
+    return request % STREAMS_OF != 0
+
+
+class NativeCodec:
+    """One process of a client or a worker."""
+
+    def __init__(self, *, may_duplicate: bool) -> None:
+        #: What was asked by each number.
+        self._asked: dict[int, Event] = {}
+        #: The network may double messages.
+        self._doubles = may_duplicate
+        self._open: Counter[int] = Counter()
+        #: Of heartbeats: the latest record that the broker has said.
+        self.seen: int | None = None
+        self.sends_seen = False
+        #: How long a Steal may wait.
+        self.wait_ns = 0
+        #: Completes with a Steal in them, by number: repeated, they are the same again.
+        self._complete_with_steal: dict[int, bytes] = {}
+
+    def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
+        """The message that says this; the last event is what it is about."""
+        event: Any = sent_events[-1]
+        if event.request not in self._complete_with_steal:
+            self._asked[event.request] = event
+        self._open[event.request] += 1
+        return [b"", self._ENCODERS[type(event)](self, event, sent_events)]
+
+    # What clients say.
+
+    def _submit(self, event: events.SubmitRequested, _said: Sequence[Event]) -> bytes:
+        return peer.create(event.request, _in_campaigns(event.submission), event.unknown)
+
+    def _act(
+        self,
+        event: events.CancelRequested | events.RetryRequested | events.ExpireRequested,
+        _said: Sequence[Event],
+    ) -> bytes:
+        return peer.command(event.request, _ACTS[type(event)], event.scope)
+
+    def _move(self, event: events.MoveRequested, _said: Sequence[Event]) -> bytes:
+        return peer.move(event.request, event.scope, event.service, event.lane)
+
+    def _pause(
+        self, event: events.PauseRequested | events.ResumeRequested, _: Sequence[Event]
+    ) -> bytes:
+        kind = peer.PAUSE if isinstance(event, events.PauseRequested) else peer.RESUME
+        scope = events.Scope(service=event.service, lane=event.lane)
+        return peer.command(event.request, kind, scope)
+
+    def _watch(self, event: events.WatchRequested, _said: Sequence[Event]) -> bytes:
+        return peer.watch(
+            *(event.request, event.names, event.campaign),
+            stream=streams(event.request),
+            wait_ns=WATCH_NS,
+        )
+
+    def _drain(self, event: events.DrainRequested, _said: Sequence[Event]) -> bytes:
+        return peer.drain(event.request, event.worker)
+
+    def _lookup(self, event: events.LookupRequested, _said: Sequence[Event]) -> bytes:
+        kind = peer.SHOW if event.request % 2 else peer.LOOKUP
+        return peer.query(event.request, kind, name=event.names[0])
+
+    def _list(self, event: events.ListRequested, _said: Sequence[Event]) -> bytes:
+        return peer.list_tasks(event.request, event.scope, event.match, event.cursor, event.count)
+
+    def _results(self, event: events.ResultsRequested, _said: Sequence[Event]) -> bytes:
+        return peer.results(event.request, event.names)
+
+    def _ask_of_one(
+        self, event: events.ExplainRequested | events.OutputRequested, _said: Sequence[Event]
+    ) -> bytes:
+        kind = peer.EXPLAIN if isinstance(event, events.ExplainRequested) else peer.OUTPUT
+        return peer.query(event.request, kind, name=event.name)
+
+    def _stats(self, event: events.StatsRequested, _said: Sequence[Event]) -> bytes:
+        return peer.query(event.request, peer.STATS)
+
+    def _workers(self, event: events.WorkersRequested, _said: Sequence[Event]) -> bytes:
+        return peer.query(event.request, peer.WORKERS)
+
+    def _malformed(self, event: events.RequestRejected, _said: Sequence[Event]) -> bytes:
+        return peer.query(event.request, peer.NOT_FOUND)
+
+    # What workers say.
+
+    def _steal(self, event: events.TasksRequested, sent_events: Sequence[Event]) -> bytes:
+        wait_ns = self.wait_ns if event.parks else 0
+        who = _introduction(sent_events)
+        if isinstance(sent_events[0], events.TasksReported):
+            query = _report(sent_events[0], event.request)
+            query.n = event.count
+            query.worker.CopyFrom(who)
+            along = self._complete_with_steal[event.request] = query.SerializeToString()
+            return along
+        return peer.steal(event.request, event.worker, who, event.count, wait_ns)
+
+    def _heartbeat(self, event: events.WorkerHeartbeat, sent_events: Sequence[Event]) -> bytes:
+        seen = self.seen if self.sends_seen else None
+        return peer.heartbeat(
+            *(event.request, event.worker, _introduction(sent_events)),
+            *(event.held or [], event.heartbeat_ns),
+            seen=seen,
+        )
+
+    def _complete(self, event: events.TasksReported, _said: Sequence[Event]) -> bytes:
+        along = self._complete_with_steal.get(event.request)
+        return along or _report(event, event.request).SerializeToString()
+
+    def _transfer(self, event: events.TasksReturned, _said: Sequence[Event]) -> bytes:
+        query = _Q(type=peer.TRANSFER, request=event.request, location=event.worker)
+        _add_incarnation(query, event)
+        query.batch.name.extend(event.names)
+        query.unknown = _UNKNOWN[event.unknown]
+        for after in event.after or ():
+            query.batch.after.extend(after)
+            query.batch.after_count.append(len(after))
+        return query.SerializeToString()
+
+    def _progress(self, event: events.TasksProgressed, _said: Sequence[Event]) -> bytes:
+        query = _Q(type=peer.PROGRESS, request=event.request, location=event.worker)
+        _add_incarnation(query, event)
+        query.batch.name.extend(event.names)
+        query.batch.attempt.extend(event.attempts or ())
+        query.batch.percent.extend(event.percents or ())
+        query.batch.output.extend(event.texts or ())
+        return query.SerializeToString()
+
+    def _leave(self, event: events.WorkerExited, _said: Sequence[Event]) -> bytes:
+        return peer.leave(event.request, event.worker, event.incarnation)
+
+    _ENCODERS: ClassVar[dict[type, Callable[..., bytes]]] = {
+        events.SubmitRequested: _submit,
+        events.CancelRequested: _act,
+        events.RetryRequested: _act,
+        events.ExpireRequested: _act,
+        events.MoveRequested: _move,
+        events.PauseRequested: _pause,
+        events.ResumeRequested: _pause,
+        events.WatchRequested: _watch,
+        events.DrainRequested: _drain,
+        events.LookupRequested: _lookup,
+        events.ListRequested: _list,
+        events.ResultsRequested: _results,
+        events.OutputRequested: _ask_of_one,
+        events.ExplainRequested: _ask_of_one,
+        events.StatsRequested: _stats,
+        events.WorkersRequested: _workers,
+        events.RequestRejected: _malformed,
+        events.TasksRequested: _steal,
+        events.WorkerHeartbeat: _heartbeat,
+        events.TasksReported: _complete,
+        events.TasksReturned: _transfer,
+        events.TasksProgressed: _progress,
+        events.WorkerExited: _leave,
+    }
+
+    # What they hear.
+
+    def decode(self, frames: Sequence[bytes]) -> list[Effect]:
+        """What an answer means to whoever asked."""
+        answer = _Q.FromString(frames[1])
+        request = answer.request
+        event = self._asked.get(request)
+        if event is None:
+            raise Violation("answers", f"{answer} answers what was never asked")
+        self._count(event, request)
+        if answer.type == peer.ERROR:
+            text = answer.reason.decode()
+            refusal = Refusal.FULL if _FULL in text else Refusal.MALFORMED
+            refusal = _NAME_REFUSALS.get(answer.code.decode(), refusal)
+            return [effects.Refused(b"", request, refusal, text)]
+        if isinstance(event, events.TasksRequested):
+            return _work(event, answer, is_noted=request in self._complete_with_steal)
+        if hasattr(event, "worker") and not isinstance(event, events.DrainRequested):
+            return self._of_worker(event, answer)
+        return self._of_client(event, answer)
+
+    def _count(self, event: Event, request: int) -> None:
+        if isinstance(event, events.WatchRequested):
+            return  # it is answered again and again, or not at all if it is asked anew
+        self._open[request] -= 1
+        if self._open[request] < 0 and not self._doubles:
+            raise Violation("answers", f"{event} was answered more often than it was asked")
+
+    def _of_client(self, event: Any, answer: pb.QueryMsg) -> list[Effect]:  # noqa: ANN401
+        request = answer.request
+        if answer.type in (peer.WATCH, peer.RESULTS):
+            return _settled_of(answer)
+        if isinstance(event, events.SubmitRequested) and answer.type == peer.OK:
+            return [effects.Accepted(b"", request, answer.n)]
+        if isinstance(event, events.OutputRequested):
+            text = answer.batch.output[0] if answer.type == peer.OUTPUT else b""
+            return [effects.TaskOutput(b"", request, event.name, bool(text), 0, text)]
+        if answer.HasField("document"):
+            return [_shown(event, answer)]
+        return [effects.ReplyDue(b"", request)]
+
+    def _of_worker(self, event: Any, answer: pb.QueryMsg) -> list[Effect]:  # noqa: ANN401
+        worker, request = event.worker, answer.request
+        if answer.type == peer.HEARTBEAT:
+            self.seen = answer.seen
+            names, attempts = answer.batch.name[:], answer.batch.attempt[:]
+            heard = effects.HeartbeatAck(worker, request, answer.seen)
+            return [effects.Stop(worker, names, attempts), heard] if names else [heard]
+        if answer.type == peer.NOT_FOUND:
+            missing = [pb.TaskMsg.FromString(raw).name for raw in answer.task]
+            return [effects.ReportAck(worker, request, missing or _names(event))]
+        if answer.type == peer.OK:
+            return [effects.ReportAck(worker, request, [])]
+        raise Violation("answers", f"{answer} is no answer to {event}")
+
+
+def _names(event: Event) -> list[bytes]:
+    """Nothing of it was done."""
+    return [*getattr(event, "names", [])]
+
+
+def _introduction(sent_events: Sequence[Event]) -> peer.WorkerMessage:
+    who = next(one for one in sent_events if isinstance(one, events.WorkerRegistered))
+    return peer.worker_message(who.facts, replaces=who.replaces)
+
+
+def _add_incarnation(query: pb.QueryMsg, event: Any) -> None:  # noqa: ANN401  # any of a worker
+    if event.incarnation is not None:
+        query.incarnation = event.incarnation
+
+
+def _report(event: events.TasksReported, request: int) -> pb.QueryMsg:
+    query = _Q(type=peer.COMPLETE, request=request, location=event.worker)
+    _add_incarnation(query, event)
+    batch = query.batch
+    batch.name.extend(event.names)
+    batch.attempt.extend(event.attempts or ())
+    batch.outcome.extend(event.outcomes or ())  # type: ignore[arg-type]  # the same numbers
+    batch.text.extend(event.texts or ())
+    batch.retry_at_ns.extend(event.retry_at_ns or ())
+    batch.result_bytes_total.extend(event.result_bytes_total or ())
+    if event.runs is not None:
+        query.host = event.runs.host
+        for field, column in dwork_runs.encode(event.runs).items():
+            getattr(batch, field).extend(column)
+    return query
+
+
+def _work(event: events.TasksRequested, answer: pb.QueryMsg, *, is_noted: bool) -> list[Effect]:
+    """The answer to a Steal; of one inside a Complete the reason says what was not held."""
+    worker, request = event.worker, event.request
+    told: list[Effect] = []
+    if is_noted:
+        missing = answer.reason.removeprefix(b"not held: ").split(b", ") if answer.reason else []
+        told.append(effects.ReportAck(worker, request, missing))
+    if answer.type == peer.TRANSFER:
+        batch = answer.batch
+        columns = (batch.name[:], batch.attempt[:], batch.payload[:])
+        told.append(effects.Assign(worker, *columns, [], batch.lane[:], 0, request=request))
+    elif answer.type == peer.EXIT:
+        told.append(effects.Shutdown(worker, request))
+    elif answer.type == peer.NOT_FOUND:
+        told.append(effects.NoWork(worker, settled=False, request=request))
+    else:
+        raise Violation("answers", f"{answer} is no answer to a Steal")
+    return told
+
+
+def _settled_of(answer: pb.QueryMsg) -> list[Effect]:
+    """Of a Watch: what is settled; nothing, if it only shows that the broker is there."""
+    batch = answer.batch
+    states = [TaskState(value) for value in batch.standing]
+    told = effects.Settled(b"", answer.request, batch.name[:], states, [*batch.text])
+    lengths = zip(batch.name, batch.result_bytes_total, strict=False)
+    told.truncated = {name: length for name, length in lengths if length}
+    if answer.type == peer.WATCH and answer.n and not told.names:
+        return [] if streams(answer.request) else [effects.ReplyDue(b"", answer.request)]
+    return [told]
+
+
+def _in_campaigns(submission: Submission) -> Submission:
+    """Return a submission with names in campaigns in place of full names."""
+    campaigns = [submission.terms_of(index).campaign for index in range(len(submission.names))]
+    names = [*map(identity.split, submission.names, campaigns)]
+    after = submission.after
+    if after is not None:
+        pairs = zip(campaigns, after, strict=True)
+        after = [[identity.split(one, campaign) for one in some] for campaign, some in pairs]
+    return structs.replace(submission, names=names, after=after)
+
+
+def _document(answer: pb.QueryMsg) -> Any:  # noqa: ANN401 - JSON
+    return peer.Reply(answer.SerializeToString()).document()
+
+
+def _shown(event: Event, answer: pb.QueryMsg) -> Effect:
+    request, document = answer.request, _document(answer)
+    if isinstance(event, events.LookupRequested):
+        return effects.TaskDetails(b"", request, [_view(document)])
+    if isinstance(event, events.ListRequested):
+        return effects.TaskPage(b"", request, [*map(_view, document)], answer.cursor)
+    if isinstance(event, events.StatsRequested):
+        return effects.StatsReply(b"", request, _stats(document))
+    return effects.ReplyDue(b"", request)
+
+
+def _view(document: dict[str, Any]) -> effects.TaskView:
+    return effects.TaskView(
+        name=identity.spelling(document["campaign"], document["name"]).encode(),
+        state=TaskState[document["state"].upper()],
+        campaign=document["campaign"].encode(),
+        service=document["service"].encode(),
+        lane=document["lane"].encode(),
+        priority=document["priority"],
+        attempt=document["attempt"],
+        failures=document["failures"],
+        losses=document["losses"],
+        slots=document["slots"],
+        submitted_ns=0,
+        worker=(document["worker"] or "").encode(),
+    )
+
+
+def _stats(document: dict[str, Any]) -> effects.Stats:
+    return effects.Stats(
+        counts=[*document["counts"].values()],
+        stuck=document["behind_failure"],
+        workers=document["workers"],
+        records=document["records"],
+        accepting=document["accepting"],
+        paused=document["paused"],
+        campaigns=[],
+        services=[],
+    )

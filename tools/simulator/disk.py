@@ -1,0 +1,156 @@
+"""The simulated disk: a journal that keeps `Store` and fails in the ways of a real one.
+
+It hashes and verifies with `journal.chain`, as every store does. What is durable is told to the
+checkers the moment it is; what was written and not synced is lost with a crash, or torn. The
+witness is written after the commit and not synced, so a power cut may leave an older one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+
+import msgspec
+
+from simulator.plan import Faults, chance
+from taskyard.core.ledger import Ledger
+from taskyard.core.model import EndedTask, Result, to_ended_task
+from taskyard.core.records import Cancelled, Finished
+from taskyard.errors import JournalFailed
+from taskyard.journal import chain
+from taskyard.journal.chain import Head, Row
+from taskyard.journal.encoding import decode
+from taskyard.journal.recovery import archivable, causes_in, results_in
+from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
+
+
+class Crashed(Exception):
+    """The broker's process ends here and now."""
+
+
+class SimStore(MemoryStore):
+    """The journal of one simulated broker. It outlives the broker's crashes: see `reopen`."""
+
+    def __init__(self, rng: Random, faults: Faults, durable: Callable[[Row], None]) -> None:
+        super().__init__(rng.randbytes(chain.IDENTITY_BYTES))
+        self._rng = rng
+        self._faults = faults
+        #: Told each row at the moment from which no crash can take it back.
+        self._durable = durable
+        self._witness = self._anchor
+        self._witness_synced = self._anchor
+        self._broken = False
+        #: How long the latest commit took; the host lets that time pass.
+        self.commit_ns = 0
+        #: The disk is nearly full: nothing but completions may be written.
+        self.full = False
+
+    def commit(self, body: bytes, records: int) -> Head:
+        check_row(body, records)
+        if self._broken:
+            raise JournalFailed("the simulated disk failed before: nothing more is taken")
+        row = chain.next_row(self.head, body, records)
+        rng, faults = self._rng, self._faults
+        if rng.random() < faults.crash_before_commit:
+            raise Crashed("before the commit: the row was not synced and is lost, or torn")
+        if rng.random() < faults.commit_fails:
+            self._broken = True
+            if chance(rng, 0.5):  # a failed sync may have synced all the same
+                self._keep(row)
+            raise JournalFailed("the simulated sync failed")
+        self._keep(row)
+        if rng.random() < faults.crash_in_commit:
+            raise Crashed("in the commit: the row is durable, its witness is not")
+        self._witness = row.head
+        if rng.random() < faults.witness_synced:
+            self._witness_synced = row.head
+        self.commit_ns = 0
+        if rng.random() < faults.disk_slow:
+            self.commit_ns = rng.randrange(faults.disk_slow_ns_max)
+        return row.head
+
+    def _keep(self, row: Row) -> None:
+        self._rows.append(row)
+        self._durable(row)
+
+    def rows(self, after: int = 0) -> Iterator[Row]:
+        start = self._head_at(after)
+        kept = self._rows[start.sequence - self._anchor.sequence :]
+        return chain.verify(kept, start, self._witness)
+
+    def disk_free_bytes(self) -> int:
+        return DISK_RESERVE_BYTES // 2 if self.full else 2 * DISK_RESERVE_BYTES
+
+    def close(self) -> None:
+        self._broken = True
+
+    # What happens to the disk while the broker is down.
+
+    def reopen(self, *, power_cut: bool) -> None:
+        """As the next broker finds it. After a power cut the witness may be an older one."""
+        self._broken = False
+        self.commit_ns = 0
+        if power_cut:
+            self._witness = self._witness_synced
+
+    def damaged(self, covered: int) -> "SimStore | None":
+        """A copy of this disk with its end lost or a byte flipped, below what its witness saw and
+        above what a snapshot covers. It must be refused. None if there is nothing to damage."""
+        seen = self._witness.sequence - self._anchor.sequence
+        if seen < 1:
+            return None
+        copy = SimStore(self._rng, self._faults, self._durable)
+        copy._anchor, copy._witness = self._anchor, self._witness
+        copy._rows = [*self._rows]
+        if chance(self._rng, 0.5):  # one of two ways
+            del copy._rows[self._rng.randrange(seen) :]
+        else:
+            first = max(0, covered - self._anchor.sequence)
+            if first >= len(self._rows):
+                return None
+            place = self._rng.randrange(first, len(self._rows))
+            copy._rows[place] = _flipped(copy._rows[place], self._rng)
+        return copy
+
+
+class SimIndex:
+    """The index of ended tasks, on the same disk. Keeps `journal.recovery.EndedTaskIndex`."""
+
+    has_any = True
+
+    def __init__(self) -> None:
+        self._ended: dict[bytes, EndedTask] = {}
+        #: Of rows that are trimmed.
+        self._results: dict[bytes, Result] = {}
+        self._causes: dict[bytes, bytes | None] = {}
+
+    def find(self, names: list[bytes]) -> list[EndedTask]:
+        return [self._ended[name] for name in names if name in self._ended]
+
+    def result(self, name: bytes) -> Result | None:
+        return self._results.get(name)
+
+    def cause(self, name: bytes) -> bytes | None:
+        return self._causes.get(name)
+
+    def keep_results(self, rows: Iterable[Row]) -> None:
+        """Keep the results that lie in rows which are about to be trimmed."""
+        for row in rows:
+            for record in decode(row.body):
+                if isinstance(record, Finished):
+                    results = results_in(record, 0, record.names)
+                    self._results.update(zip(record.names, results, strict=True))
+                elif isinstance(record, Cancelled):
+                    self._causes.update(zip(record.names, causes_in(record), strict=True))
+
+    def archive(self, ledger: Ledger) -> None:
+        """Keep what is needed of all ended tasks here, and let the broker forget them."""
+        names = archivable(ledger, ledger.record)
+        for task in ledger.named(names):
+            if task.ending is not None:
+                self._ended[task.name] = to_ended_task(task, task.ending)
+        ledger.archive(names)
+
+
+def _flipped(row: Row, rng: Random) -> Row:
+    body = bytearray(row.body)
+    body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
+    return msgspec.structs.replace(row, body=bytes(body))

@@ -1,0 +1,150 @@
+"""What a journal tells of lanes: runs, what is put off, what was let go, who gathers tasks.
+
+A part of the story, and as slow and simple: it counts the tasks of a lane one by one whenever it
+wants to know how many there are. It shares no code with the scheduler's agenda.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+
+from taskyard.core.events import LaneOptions, Rule
+from taskyard.core.states import TaskState
+
+if TYPE_CHECKING:
+    from simulator.reference_model import TaskModel
+
+READY, LEASED = TaskState.READY, TaskState.LEASED
+
+#: The place of a task that waits for the next run of its lane.
+WAITS: Final = -1
+
+_Key = tuple[bytes, bytes]
+
+
+class LaneModel(Struct):
+    """One lane, as told so far."""
+
+    #: Tasks that may be tried though it is held; what is out counts.
+    released: int = 0
+    #: Tasks that were put off, and how many have their turn before them at most.
+    next_run: dict[bytes, TaskModel] = field(default_factory=dict)
+    run_left: int = 0
+    #: When it has gathered tasks for long enough, by the wall clock; 0: it does not gather.
+    debounce_until_ns: int = 0
+
+
+class LaneModels:
+    """All lanes, and the clauses that they are run by."""
+
+    def __init__(self, tasks: dict[bytes, TaskModel]) -> None:
+        self._tasks = tasks
+        self.rule_list: tuple[Rule, ...] = ()
+        self.defaults = LaneOptions()
+        self.lanes: dict[_Key, LaneModel] = {}
+        #: The rules were told in this turn: what came before them in it is not known.
+        self.fresh = True
+        self._places = 0
+
+    def set_rules(self, rule_list: tuple[Rule, ...], defaults: LaneOptions) -> None:
+        """Other settings, or another process of the broker, which remembers no gathering."""
+        self.rule_list, self.defaults, self.fresh = rule_list, defaults, True
+        for lane in self.lanes.values():
+            lane.debounce_until_ns = 0
+
+    def rule(self, key: _Key) -> Rule:
+        """The first that fits."""
+        path = b"/".join(key).decode("latin-1")
+        for rule in self.rule_list:
+            if fnmatchcase(path, rule.match.decode("latin-1")):
+                return rule
+        return Rule(b"", b"*", self.defaults)
+
+    def rules(self, task_model: TaskModel) -> LaneOptions:
+        return self.rule(task_model.lane_key).rules
+
+    def of(self, key: _Key) -> LaneModel:
+        return self.lanes.setdefault(key, LaneModel())
+
+    def count(self, key: _Key, state: TaskState) -> int:
+        return sum(one.state is state and one.lane_key == key for one in self._tasks.values())
+
+    def next_place(self) -> int:
+        self._places += 1
+        return self._places
+
+    def add_ready(self, task_model: TaskModel, at_ns: int, *, front: bool, deferred: bool) -> None:
+        """A task is about to be ready: where it stands in its lane."""
+        key = task_model.lane_key
+        lane, others = self.of(key), self.count(key, READY)
+        if not others and not self.count(key, LEASED):
+            debounce_ns = 0 if self.fresh else self.rules(task_model).debounce_ns
+            lane.debounce_until_ns = at_ns + debounce_ns if debounce_ns else 0
+        attempt_ended = task_model.attempt > 0 and not task_model.losses
+        if deferred and task_model.lane and attempt_ended and others > len(lane.next_run):
+            lane.run_left = lane.run_left if lane.next_run else others
+            lane.next_run[task_model.name] = task_model
+            task_model.place = WAITS
+        else:
+            task_model.place = 0 if front else self.next_place()
+
+    def count_removed(self, task_models: list[TaskModel]) -> None:
+        """Tasks were ready and are no more: runs may be over."""
+        for key in dict.fromkeys(task_model.lane_key for task_model in task_models):
+            lane = self.of(key)
+            some = [task_model for task_model in task_models if task_model.lane_key == key]
+            for task_model in some:
+                lane.next_run.pop(task_model.name, None)
+            lane.run_left -= len(some)
+            if lane.next_run and (
+                lane.run_left <= 0 or self.count(key, READY) <= len(lane.next_run)
+            ):
+                waiting, lane.next_run = lane.next_run, {}
+                for task_model in waiting.values():
+                    task_model.place = self.next_place()
+
+    def attempt_ended(self, task_model: TaskModel) -> None:
+        """A task of a lane is out no more."""
+        lane = self.of(task_model.lane_key)
+        lane.released = max(0, lane.released - 1)
+
+    def release(self, task_models: list[TaskModel]) -> None:
+        """Ready tasks of held lanes may go."""
+        for key in dict.fromkeys(task_model.lane_key for task_model in task_models):
+            some = [task_model for task_model in task_models if task_model.lane_key == key]
+            lane = self.of(key)
+            if len(some) < self.count(key, READY):
+                for task_model in some:
+                    task_model.state = LEASED  # not among those that are left
+                self.count_removed(some)
+                for task_model in some:
+                    task_model.state, task_model.place = READY, 0
+            lane.released += len(some)
+            self.cap_released([key])
+
+    def cap_released(self, keys: list[_Key]) -> None:
+        """No more may go than there is."""
+        for key in keys:
+            lane = self.of(key)
+            there = self.count(key, READY) + self.count(key, LEASED)
+            lane.released = min(lane.released, there)
+
+    def snapshot(self) -> dict[_Key, tuple[int, list[bytes]]]:
+        """What a broker must know of lanes after a restart."""
+        return {
+            key: (lane.released, [*lane.next_run])
+            for key, lane in sorted(self.lanes.items())
+            if lane.released or lane.next_run
+        }
+
+
+def goes_before(one: TaskModel, other: TaskModel, *, is_random: bool) -> bool:
+    """Higher priority first, then what came back, then by arrival unless the lane is random."""
+    if one.terms.priority != other.terms.priority:
+        return one.terms.priority > other.terms.priority
+    if one.place and other.place:
+        return one.place < other.place and not is_random
+    return not one.place and bool(other.place)

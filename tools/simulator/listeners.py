@@ -1,0 +1,54 @@
+"""The broker's sockets in the simulated world: which dialect is spoken at which door.
+
+What stands behind them are the adapters of `wire/` and the broker's own switchboard, made anew for
+every process of the broker: a restart forgets all that they knew of their peers.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from simulator.plan import SECOND_NS
+from taskyard.broker.switchboard import DialectRouter
+from taskyard.wire.native.server import NativeServer
+from taskyard.wire.ping_pong import server as ping_pong
+from taskyard.wire.round_robin import server as round_robin
+from taskyard.wire.wmp import server as wmp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulator.plan import Plan
+
+#: What plain dwork and ping-pong know as the only service there is.
+DEFAULT: Final = b"default"
+
+#: The same for all processes of a broker, as its journal is.
+MANAGER: Final = bytes(16)
+
+
+class Listener(IntEnum):
+    """A socket; its dialect has the same number."""
+
+    NATIVE = 0
+    PING_BACKEND = 1
+    PING_FRONTEND = 2
+    WMP = 3
+    ROUND_ROBIN = 4
+
+
+def open_all(plan: Plan, random_bits: Callable[[], int]) -> DialectRouter:
+    """All dialects of one process of the broker."""
+    silence_ns = plan.size.silence_ns
+    patience = ping_pong.Settings(expire_ns=silence_ns, lease_ns=2 * silence_ns)
+    backend, frontend = ping_pong.make_server(Listener.PING_BACKEND, random_bits, patience)
+    manager = wmp.make_server(
+        Listener.WMP, MANAGER, random_bits=random_bits, lease_timeout_ns=silence_ns
+    )
+    table = round_robin.Settings(heartbeat_ns=SECOND_NS, expire_ns=silence_ns)
+    server = round_robin.make_server(
+        Listener.ROUND_ROBIN, random_bits, table, [Listener.ROUND_ROBIN]
+    )
+    native = NativeServer(random_bits() | 1, random_bits, plain_lease_ns=silence_ns)
+    return DialectRouter([native, backend, frontend, manager, server], [*Listener])

@@ -1,0 +1,6 @@
+"""Deliberate bugs, one sentence each. The simulator must find every one of them."""
+
+from simulator.mutations import core, dialects, lanes, programs
+from simulator.mutations.registry import MUTATIONS, Mutation
+
+__all__ = ["MUTATIONS", "Mutation", "core", "dialects", "lanes", "programs"]

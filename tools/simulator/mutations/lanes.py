@@ -1,0 +1,258 @@
+"""Planted bugs of lanes and their rules: what a scheduler may make of a clause, and must be caught.
+
+Beside `bugs`, whose rules hold here too.
+"""
+# ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import structs
+
+from simulator.mutations.registry import mutation, mutation_for_invariants, patched, patched_item
+from taskyard.core import aging, apply, queues, records, scheduler, selection, timers
+from taskyard.core.columns import Restorer
+from taskyard.core.events import RulesSet
+from taskyard.core.ledger import Ledger
+from taskyard.core.model import Submission, Task
+from taskyard.core.queues import Lane, Service
+from taskyard.core.scheduler import Scheduler
+from taskyard.core.states import READY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+_DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS
+
+
+def _no_op(*_arguments: Any, **_named: Any) -> None:
+    """Do nothing."""
+
+
+def _with_rules(**changed: Any) -> AbstractContextManager[None]:
+    """The settings are read, but for these."""
+    sound = timers.rules_set
+
+    def rules_set(self: Scheduler, event: RulesSet) -> None:
+        rules = tuple(
+            structs.replace(one, rules=structs.replace(one.rules, **changed)) for one in event.rules
+        )
+        sound(self, structs.replace(event, rules=rules))
+
+    return patched_item(_DECIDERS, RulesSet, rules_set)
+
+
+@mutation
+def hold_ignored() -> Iterator[None]:
+    """A held lane is served like any other."""
+    with _with_rules(is_held=False):
+        yield
+
+
+@mutation
+def debounce_ignored() -> Iterator[None]:
+    """A lane begins with the first task that it gets."""
+    with _with_rules(debounce_ns=0):
+        yield
+
+
+@mutation
+def last_rule_wins() -> Iterator[None]:
+    """Clauses are tried from the end of the file."""
+    sound = timers.rules_set
+
+    def rules_set(self: Scheduler, event: RulesSet) -> None:
+        sound(self, structs.replace(event, rules=event.rules[::-1]))
+
+    with patched_item(_DECIDERS, RulesSet, rules_set):
+        yield
+
+
+@mutation
+def release_is_permanent() -> Iterator[None]:
+    """A held lane that was let go once stays so."""
+    with patched(Lane, "released", property(lambda lane: 1000 if lane.extras is not None else 0)):
+        yield
+
+
+@mutation
+def release_not_restored() -> Iterator[None]:
+    """After a restart nobody knows that a held lane was let go."""
+    sound = Restorer.finish
+
+    def finish(self: Restorer) -> Ledger:
+        ledger = sound(self)
+        for service in ledger.services.values():
+            for lane in service.lanes.values():
+                if lane.extras is not None:
+                    lane.extras.released = 0
+        return ledger
+
+    with patched(Restorer, "finish", finish):
+        yield
+
+
+@mutation
+def deferred_task_queued_at_once() -> Iterator[None]:
+    """What a lane puts off stands in its queue at once."""
+    sound = Lane.add
+
+    def add(self: Lane, task: Task, *, front: bool, **_named: bool) -> None:
+        sound(self, task, front=front)
+
+    with patched(Lane, "add", add):
+        yield
+
+
+@mutation
+def deferred_forever() -> Iterator[None]:
+    """What a lane puts off waits, though its run is over."""
+    with patched(Lane, "count_removed", _no_op):
+        yield
+
+
+@mutation
+def fifo_order_ignored() -> Iterator[None]:
+    """All lanes are random."""
+    with _with_rules(is_random=True):
+        yield
+
+
+@mutation
+def random_before_priority() -> Iterator[None]:
+    """In a random lane the lowest priority goes first."""
+
+    def draw(self: Lane, count: int, random_bits: int) -> list[Task]:
+        drawn = [queue.sample(count, random_bits) for queue in reversed(self.queues)]
+        return [task for some in drawn for task in some][:count]
+
+    with patched(Lane, "sample", draw):
+        yield
+
+
+@mutation
+def removed_tasks_sampled() -> Iterator[None]:
+    """A task that was taken out of the middle of a queue is still found there."""
+
+    def valid(_self: queues.Queue, entries: list[Task], _gone: Any) -> list[Task]:
+        return [task for task in entries if task.state is READY]
+
+    with patched(queues.Queue, "_valid", valid):
+        yield
+
+
+@mutation
+def reload_forgets_lanes() -> Iterator[None]:
+    """When the settings are read again, lanes that wait for a worker are not offered."""
+    sound = Service.apply_rules
+
+    def run_by(self: Service, choices: Any) -> None:
+        sound(self, choices)
+        for lane in self.lanes.values():
+            lane.in_rotation = False
+        for lane_group in self.lane_groups:
+            lane_group.rotation.clear()
+
+    with patched(Service, "apply_rules", run_by):
+        yield
+
+
+@mutation
+def reload_forgets_lane_workers() -> Iterator[None]:
+    """When the settings are read again, those who serve lanes then count for no limit."""
+    with patched(Ledger, "_count_pairs", _no_op):
+        yield
+
+
+@mutation
+def late_not_reported() -> Iterator[None]:
+    """Nobody says that a task is late."""
+    sound = queues.DueHeap.pop_late
+
+    def pop_late(*arguments: Any) -> list[bytes]:
+        return sound(*arguments)[:0]
+
+    with patched(queues.DueHeap, "pop_late", pop_late):
+        yield
+
+
+@mutation
+def late_reported_again() -> Iterator[None]:
+    """After a restart late tasks are reported again."""
+    with patched_item(apply._APPLY, records.ReportedLate, _no_op):
+        yield
+
+
+@mutation
+def move_forgotten() -> Iterator[None]:
+    """A task that is moved stays where it is."""
+    with patched_item(apply._APPLY_TO_TASKS, records.Moved, _no_op):
+        yield
+
+
+@mutation
+def expiry_of_rule_ignored() -> Iterator[None]:
+    """The ages that a clause sets are not looked at."""
+
+    def with_expiry(_regimes: Any, submission: Submission, _at_ns: int) -> Submission:
+        return submission
+
+    with patched(aging, "with_expiry", with_expiry):
+        yield
+
+
+@mutation_for_invariants
+def suspect_blocks_its_lane() -> Iterator[None]:
+    """A busy worker takes nothing of a lane with a task that lost a worker, nor of other lanes."""
+    sound = selection.Selection._take
+
+    def take(self: selection.Selection, lane: Lane) -> None:
+        if lane.suspects and (self.worker.leases or self.tasks):
+            self.closed = True
+        else:
+            sound(self, lane)
+
+    with patched(selection.Selection, "_take", take):
+        yield
+
+
+@mutation_for_invariants
+def wide_task_blocks_its_lane() -> Iterator[None]:
+    """A task that takes more slots than a worker has free keeps those behind it from the worker."""
+
+    def first_match(
+        _self: selection.Selection, tasks: list[Task], slots: int, count: int
+    ) -> tuple[list[Task], list[Task]]:
+        chosen: list[Task] = []
+        for task in tasks[:count]:
+            slots -= task.terms.slots
+            if slots < 0:
+                break
+            chosen.append(task)
+        return chosen, []
+
+    with patched(selection.Selection, "_first_fit", first_match):
+        yield
+
+
+@mutation_for_invariants
+def reservation_not_released() -> Iterator[None]:
+    """A worker stays reserved for a task that another has taken."""
+    with patched(selection, "review_reservations", _no_op):
+        yield
+
+
+@mutation_for_invariants
+def rate_opens_unnoticed() -> Iterator[None]:
+    """Tasks that waited for a rate go on waiting when it allows them."""
+    with patched(timers, "reopen_rates", _no_op):
+        yield
+
+
+@mutation
+def isolation_ignored() -> Iterator[None]:
+    """Tasks that lost workers share the next one with any number of their kind."""
+    with patched(selection, "isolation_room", lambda _isolation, slots: slots):
+        yield

@@ -1,0 +1,329 @@
+"""Planted bugs of the loops that we ship: workers of every dialect, the relay, and clients.
+
+Beside `bugs`, whose rules hold here too. Several of them were in the product until the simulator
+ran these loops.
+"""
+# ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from simulator.mutations.registry import mutation, mutation_for_kinds, patched
+from taskyard.client.session import Session
+from taskyard.core.events import Outcome
+from taskyard.net.channel import Channel
+from taskyard.relay.forwarder import Forwarder
+from taskyard.wire.ping_pong import frames as ping_pong_frames
+from taskyard.wire.round_robin.frames import EXEC, INCREMENT, PING, Message
+from taskyard.wire.wmp import frames as wmp_frames
+from taskyard.wire.wmp import peer as wmp_peer
+from taskyard.worker import native, ping_pong, round_robin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _no_op(*_arguments: Any, **_named: Any) -> None:
+    """Do nothing."""
+
+
+# The native worker.
+
+
+@mutation_for_kinds("native")
+def native_reconnect_not_noticed() -> Iterator[None]:
+    """A request that was lost with its connection is not asked again until it is overdue."""
+    with patched(Channel, "_check_reconnected", _no_op):
+        yield
+
+
+@mutation_for_kinds("native")
+def native_exit_busy_loop() -> Iterator[None]:
+    """The worker turns without rest until its goodbye is answered."""
+
+    def wake_at_ns(self: native.NativeWorkerLoop) -> int:
+        return self._heartbeat_due_ns
+
+    with patched(native.NativeWorkerLoop, "wake_at_ns", wake_at_ns):
+        yield
+
+
+@mutation_for_kinds("native")
+def native_reports_lost() -> Iterator[None]:
+    """Every third report never leaves."""
+    sound, counts = native.NativeWorkerLoop._next_reports, [0]
+
+    def next_reports(self: native.NativeWorkerLoop) -> Any:
+        counts[0] += 1
+        done = sound(self)
+        if counts[0] % 3 == 0 and len(done) > 1:
+            self._held.pop(done[0].job.key)
+            return done[1:]
+        return done
+
+    def note(self: native.NativeWorkerLoop, done: Any) -> None:
+        self._reports += [one for one in done if len(one.job.name) % 3]
+
+    with (
+        patched(native.NativeWorkerLoop, "_next_reports", next_reports),
+        patched(native.NativeWorkerLoop, "_collect_done", note),
+    ):
+        yield
+
+
+@mutation_for_kinds("native")
+def native_refusal_forgets_tasks() -> Iterator[None]:
+    """A task that has to be refused is forgotten, and goes on being listed."""
+
+    def note(self: native.NativeWorkerLoop, done: Any) -> None:
+        self._reports += [one for one in done if one.outcome is not Outcome.REFUSED]
+
+    with patched(native.NativeWorkerLoop, "_collect_done", note):
+        yield
+
+
+@mutation_for_kinds("native")
+def native_asks_only_once() -> Iterator[None]:
+    """A worker that was answered once does not ask again."""
+    sound = native.NativeWorkerLoop._request_tasks
+
+    def ask_for_tasks(self: native.NativeWorkerLoop) -> None:
+        if not self._steal_sent_ns:
+            sound(self)
+
+    with patched(native.NativeWorkerLoop, "_request_tasks", ask_for_tasks):
+        yield
+
+
+# Ping-pong's worker.
+
+
+@mutation_for_kinds("ping-pong")
+def ping_pong_old_count_ends_job() -> Iterator[None]:
+    """A count of before a rest makes the next one look like another connection's."""
+    sound = ping_pong.PingPongWorkerLoop._on_frames
+
+    def hear(self: ping_pong.PingPongWorkerLoop, frames: list[bytes]) -> None:
+        counted = self._count_received
+        sound(self, frames)
+        if frames[1] == ping_pong_frames.PONG and len(frames) == ping_pong_frames.FRAMES:
+            self._count_received = counted
+
+    with patched(ping_pong.PingPongWorkerLoop, "_on_frames", hear):
+        yield
+
+
+@mutation_for_kinds("ping-pong")
+def ping_pong_silent_broker_kept() -> Iterator[None]:
+    """The worker never opens another socket."""
+    with patched(ping_pong.PingPongWorkerLoop, "_reconnect_if_silent", _no_op):
+        yield
+
+
+@mutation_for_kinds("ping-pong")
+def ping_pong_exit_busy_loop() -> Iterator[None]:
+    """The worker turns without rest until its goodbye is answered."""
+
+    def wake_at_ns(self: ping_pong.PingPongWorkerLoop) -> int:
+        return min(self._ping_due_ns, self._waiting_since_ns + self._settings.lease_timeout_ns)
+
+    with patched(ping_pong.PingPongWorkerLoop, "wake_at_ns", wake_at_ns):
+        yield
+
+
+@mutation_for_kinds("ping-pong")
+def ping_pong_result_sent_twice() -> Iterator[None]:
+    """The second copy of a result is taken for the next job's."""
+    sound = ping_pong.PingPongWorkerLoop._report
+
+    def report(self: ping_pong.PingPongWorkerLoop, done: Any) -> None:
+        sound(self, done)
+        sound(self, done)
+
+    with patched(ping_pong.PingPongWorkerLoop, "_report", report):
+        yield
+
+
+@mutation_for_kinds("ping-pong")
+def ping_pong_new_socket_not_ready() -> Iterator[None]:
+    """READY is said on the first socket alone."""
+    sound = ping_pong.PingPongWorkerLoop._send_ready
+
+    def say_ready(self: ping_pong.PingPongWorkerLoop) -> None:
+        if not self.was_connected:
+            sound(self)
+        self._ping_due_ns = self._clock.monotonic_ns() + self._settings.ping_ns
+        self._is_registered = True
+
+    with patched(ping_pong.PingPongWorkerLoop, "_send_ready", say_ready):
+        yield
+
+
+# Round-robin's worker.
+
+
+@mutation_for_kinds("round-robin")
+def round_robin_reconnect_not_noticed() -> Iterator[None]:
+    """A message that was lost with its connection stays the worker's for ever."""
+    sound = round_robin.RoundRobinWorkerLoop._check_reconnected
+
+    def notice(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
+        self._connections = 1 << 30
+        sound(self, now_ns)
+
+    with patched(round_robin.RoundRobinWorkerLoop, "_check_reconnected", notice):
+        yield
+
+
+@mutation_for_kinds("round-robin")
+def round_robin_register_sent_once() -> Iterator[None]:
+    """A REGISTER that is not answered is not repeated."""
+
+    def not_answered(self: round_robin.RoundRobinWorkerLoop, number: bytes, _key: bytes) -> None:
+        del self._open_registers[number]
+
+    def notice(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
+        self._connection_due_ns = now_ns + round_robin.CONNECTION_NS
+
+    with (
+        patched(round_robin.RoundRobinWorkerLoop, "_on_no_reply", not_answered),
+        patched(round_robin.RoundRobinWorkerLoop, "_check_reconnected", notice),
+    ):
+        yield
+
+
+@mutation_for_kinds("round-robin")
+def round_robin_slot_never_freed() -> Iterator[None]:
+    """The worker does not say INCREMENT."""
+    sound = round_robin.RoundRobinWorkerLoop._send
+
+    def send(self: round_robin.RoundRobinWorkerLoop, message: Message) -> None:
+        if message.command != EXEC or message.arguments[0] != INCREMENT:
+            sound(self, message)
+
+    with patched(round_robin.RoundRobinWorkerLoop, "_send", send):
+        yield
+
+
+@mutation_for_kinds("round-robin")
+def round_robin_restart_ignored() -> Iterator[None]:
+    """A worker goes on after a restart as if nothing had been, and does not answer PING."""
+    sound = round_robin.RoundRobinWorkerLoop._on_message
+
+    def hear(self: round_robin.RoundRobinWorkerLoop, message: Message) -> None:
+        if message.command != PING:
+            sound(self, message)
+
+    with (
+        patched(round_robin.RoundRobinWorkerLoop, "_on_message", hear),
+        patched(
+            round_robin.RoundRobinWorkerLoop, "_check_reconnected", round_robin_ignore_reconnect
+        ),
+    ):
+        yield
+
+
+def round_robin_ignore_reconnect(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
+    """Look away."""
+    self._connection_due_ns = now_ns + round_robin.CONNECTION_NS
+
+
+# WMP's worker, and the relay.
+
+
+@mutation_for_kinds("wmp")
+def wmp_report_sent_once() -> Iterator[None]:
+    """A report that is lost is not repeated, and its task is listed for ever."""
+    with patched(wmp_peer.Worker, "_report_again", _no_op):
+        yield
+
+
+@mutation_for_kinds("wmp")
+def wmp_lock_never_ends() -> Iterator[None]:
+    """A slot that is locked for a manager's word stays locked without one."""
+    with patched(wmp_peer.Worker, "_end_locks", _no_op):
+        yield
+
+
+@mutation_for_kinds("wmp")
+def wmp_slot_of_done_task_taken() -> Iterator[None]:
+    """A task that is done keeps its slot."""
+    sound = wmp_peer.Worker._keep
+
+    def keep(self: wmp_peer.Worker, held: Any) -> None:
+        self._slots_used += held.slots
+        sound(self, held)
+
+    with patched(wmp_peer.Worker, "_keep", keep):
+        yield
+
+
+@mutation_for_kinds("wmp")
+def wmp_wake_ignored() -> Iterator[None]:
+    """The worker does not come when it is woken."""
+    meanings = {**wmp_peer.Worker._HANDLERS, wmp_frames.Wake: _no_op}
+    with patched(wmp_peer.Worker, "_HANDLERS", meanings):
+        yield
+
+
+@mutation_for_kinds("wmp")
+def wmp_ready_sent_once() -> Iterator[None]:
+    """READY is not repeated: a manager that has restarted does not know the worker."""
+
+    def is_ready_due(self: wmp_peer.Worker, now_ns: int) -> bool:
+        return not self._managers.on(0) and self._ready_due_ns <= now_ns
+
+    def have_room(self: wmp_peer.Worker, now_ns: int) -> None:
+        self._answer_wakes(now_ns)
+
+    with (
+        patched(wmp_peer.Worker, "_is_ready_due", is_ready_due),
+        patched(wmp_peer.Worker, "_on_slot_free", have_room),
+        patched(wmp_peer.Worker, "_on_pong", _no_op),
+        patched(
+            wmp_peer.Worker,
+            "_HANDLERS",
+            {**wmp_peer.Worker._HANDLERS, wmp_frames.ManagerPong: _no_op},
+        ),
+    ):
+        yield
+
+
+@mutation_for_kinds("wmp")
+def relay_answers_lost() -> Iterator[None]:
+    """A relay hands nothing on to those below it."""
+    with patched(Forwarder, "_down", _no_op):
+        yield
+
+
+# Clients.
+
+
+@mutation
+def client_does_not_watch() -> Iterator[None]:
+    """A task that was taken is not watched."""
+    sound = Session._on_accepted
+
+    def taken(self: Session, number: int, parcels: Any) -> None:
+        sound(self, number, parcels)
+        self._watches.pop(number, None)
+        self._channel.drop(number)
+
+    with patched(Session, "_on_accepted", taken):
+        yield
+
+
+@mutation
+def client_stops_after_first_reply() -> Iterator[None]:
+    """A client that is told of some tasks waits no more for the others."""
+    sound = Session._on_settled
+
+    def told(self: Session, number: int, reply: Any) -> None:
+        sound(self, number, reply)
+        if self._watches.pop(number, None) is not None:
+            self._watched_count.pop(number, None)
+            self._channel.drop(number)
+
+    with patched(Session, "_on_settled", told):
+        yield

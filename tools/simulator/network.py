@@ -1,0 +1,201 @@
+"""The simulated network: links that drop, double, reorder, delay, part, and break.
+
+A link joins one connection of a peer to a socket of the broker; frames pass over it, bytes and
+nothing else. A loose link is a network with relays in between: each message fares by itself. A
+tight link is one TCP connection: in order, nothing doubled, and what a loose link would drop breaks
+a tight one, which loses what is under way and tells the peer.
+
+Beside the frames a message to the broker carries what its peer meant by it. That is for the
+checkers alone: whoever decodes the frames never sees it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from taskyard.core.events import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from simulator.clock import Timeline
+    from simulator.plan import Faults
+
+
+class Message(Struct, frozen=True):
+    """A message to the broker."""
+
+    route: bytes
+    frames: tuple[bytes, ...]
+    #: What the peer meant, for the checkers.
+    sent_events: tuple[Event, ...] = ()
+
+
+class Receiver(Protocol):
+    """A peer, as the network sees it."""
+
+    def on_message(self, frames: tuple[bytes, ...]) -> None: ...
+
+    def link_broke(self, link: Link) -> None: ...
+
+
+class BrokerInbox(Protocol):
+    """The broker, as the network sees it."""
+
+    def on_message(self, incoming: Message) -> None: ...
+
+    @property
+    def up(self) -> bool: ...
+
+
+class Link:
+    """The way between a socket of the broker and one connection of a peer."""
+
+    def __init__(self, peer: Receiver, route: bytes, *, reports_breaks: bool) -> None:
+        self.peer = peer
+        #: The socket's number, and the id that the socket gave to this connection.
+        self.route = route
+        self.reports_breaks = reports_breaks
+        self.open = True
+        self.cut_to_broker = False
+        self.cut_to_peer = False
+        self.last_ns = [0, 0]
+        #: It broke because the broker went down.
+        self.lost_broker = False
+
+
+class Network:
+    """All links, by their routes."""
+
+    def __init__(
+        self, timeline: Timeline, rng: Random, faults: Faults, broker: BrokerInbox
+    ) -> None:
+        self._timeline = timeline
+        self._rng = rng
+        self._faults = faults
+        self._broker = broker
+        self._waiting: list[tuple[Link, Message]] = []
+        self._connections = 0
+        self.links: dict[bytes, Link] = {}
+
+    @property
+    def is_up(self) -> bool:
+        """Whether connections are accepted."""
+        return self._broker.up
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        self._timeline.after(delay_ns, action)
+
+    def connect(
+        self, peer: Receiver, listener: int, identity: bytes = b"", *, reports_breaks: bool
+    ) -> Link:
+        """A new connection. Who chooses no id gets one as ZeroMQ gives them: a zero byte, and never
+        the same."""
+        self._connections += 1
+        given = b"\0" + self._connections.to_bytes(4, "big")
+        route = bytes([listener]) + (identity or given)
+        link = self.links[route] = Link(peer, route, reports_breaks=reports_breaks)
+        return link
+
+    def disconnect(self, link: Link) -> None:
+        """Nobody is there any more. What is under way to the broker still arrives."""
+        if self.links.get(link.route) is link:
+            del self.links[link.route]
+
+    def to_broker(
+        self, link: Link, frames: Sequence[bytes], sent_events: tuple[Event, ...] = ()
+    ) -> None:
+        if link.open and not link.cut_to_broker:
+            self._carry(link, Message(link.route, tuple(frames), sent_events), 0)
+
+    def to_peer(self, route: bytes, frames: Sequence[bytes], leaves_ns: int) -> bool:
+        """Send a message. False: there is nobody, and that was noticed."""
+        link = self.links.get(route)
+        if link is None:
+            return self._rng.random() >= self._faults.undeliverable_reported
+        if not link.cut_to_peer:
+            self._carry(link, tuple(frames), leaves_ns)
+        return True
+
+    def broker_went_down(self) -> None:
+        """Every connection breaks; loose links are mended by themselves, tight ones tell."""
+        for link in [*self.links.values()]:
+            if link.reports_breaks:
+                link.lost_broker = True
+                self._break(link)
+
+    def reset_all(self) -> None:
+        """Break every connection while both of its ends go on."""
+        for link in [*self.links.values()]:
+            if link.reports_breaks:
+                self._break(link)
+
+    def broker_came_up(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for link, incoming in waiting:
+            if link.open:
+                self._broker.on_message(incoming)
+
+    def cut(self, route: bytes, *, to_broker: bool, to_peer: bool) -> None:
+        """Let nothing pass, one way or both."""
+        link = self.links[route]
+        link.cut_to_broker = link.cut_to_broker or to_broker
+        link.cut_to_peer = link.cut_to_peer or to_peer
+
+    def reconnect(self, route: bytes) -> None:
+        """End a cut. A tight link that was cut is broken: something may be lost in between."""
+        link = self.links.get(route)
+        if link is None or not (link.cut_to_broker or link.cut_to_peer):
+            return
+        link.cut_to_broker = link.cut_to_peer = False
+        if link.reports_breaks:
+            self._break(link)
+
+    def heal(self) -> None:
+        for route in [*self.links]:
+            self.reconnect(route)
+
+    def _carry(self, link: Link, message: Message | tuple[bytes, ...], leaves_ns: int) -> None:
+        rng, faults = self._rng, self._faults
+        if rng.random() < faults.drop:
+            if link.reports_breaks:
+                self._break(link)
+            return
+        self._send_one(link, message, leaves_ns)
+        if not link.reports_breaks and rng.random() < faults.duplicate:
+            late_ns = rng.randrange(faults.delay_ns_max)
+            self._send_one(link, message, self._timeline.now_ns + late_ns)
+
+    def _send_one(self, link: Link, message: Message | tuple[bytes, ...], leaves_ns: int) -> None:
+        rng, faults = self._rng, self._faults
+        delay_ns = rng.randrange(faults.latency_ns_max) + 1
+        if rng.random() < faults.delay:
+            delay_ns += rng.randrange(faults.delay_ns_max)
+        arrives_ns = max(self._timeline.now_ns, leaves_ns) + delay_ns
+        way = isinstance(message, Message)
+        if link.reports_breaks or not faults.reorder:
+            arrives_ns = link.last_ns[way] = max(arrives_ns, link.last_ns[way])
+        self._timeline.at(arrives_ns, partial(self._arrive, link, message))
+
+    def _arrive(self, link: Link, message: Message | tuple[bytes, ...]) -> None:
+        if not link.open:
+            return
+        if not isinstance(message, Message):
+            if not link.cut_to_peer:
+                link.peer.on_message(message)
+        elif link.cut_to_broker:
+            return
+        elif self._broker.up:
+            self._broker.on_message(message)
+        elif link.reports_breaks or self._faults.queued_while_down:
+            self._waiting.append((link, message))
+
+    def _break(self, link: Link) -> None:
+        link.open = False
+        self.disconnect(link)
+        broke = partial(link.peer.link_broke, link)
+        self._timeline.after(self._rng.randrange(100_000_000), broke)

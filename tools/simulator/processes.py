@@ -1,0 +1,373 @@
+"""Simulated processes that run the loops we ship.
+
+Owns when a process turns: when something arrives, when its loop wants to be woken, and never while
+it is stopped. A loop gets sockets of `sockets`, hands that only pretend to work, and a clock. What
+runs is the product's own code, so its bugs are findings.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from simulator.clock import WALL_START_NS
+from simulator.decoders import BY, decode
+from simulator.measurements import measured
+from simulator.plan import (
+    MILLISECOND_NS,
+    NAMED_BY_BROKER,
+    RESULT_BYTES,
+    SECOND_NS,
+    TRUNCATED,
+)
+from simulator.reference_model import Violation
+from taskyard.core import effects, events
+from taskyard.core.events import Outcome
+from taskyard.core.model import Result
+from taskyard.core.runs import Run
+from taskyard.worker.agents.rules import AgentRules
+from taskyard.worker.jobs import Job, JobResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from simulator.clock import Timeline
+    from simulator.world import World
+    from taskyard.core.events import Event, Rule
+
+#: Turns in a row that a loop may ask for at once and without a message. More is a busy loop.
+TURNS_AT_ONCE_MAX: Final = 20
+
+#: What the real poller counts in.
+TICK_NS: Final = MILLISECOND_NS
+
+
+class ProcessClock:
+    """The clocks of a peer's machine. It booted at another time than the broker's."""
+
+    def __init__(self, timeline: Timeline, epoch_ns: int) -> None:
+        self._timeline = timeline
+        self._epoch_ns = epoch_ns
+
+    def monotonic_ns(self) -> int:
+        return self._timeline.now_ns + self._epoch_ns
+
+    def wall_ns(self) -> int:
+        return self._timeline.now_ns + WALL_START_NS
+
+
+class SimProcess:
+    """A process that runs one loop. `build`, `turn` and `wake_at_ns` are each program's own."""
+
+    def __init__(self, world: World, name: bytes) -> None:
+        self.world = world
+        self.name = name
+        self.rng = world.rng
+        self.clock = ProcessClock(world.timeline, world.rng.randrange(1 << 40))
+        self.alive = self.hung = False
+        #: Rises with each process.
+        self.process = 0
+        #: Only the newest planned turn counts.
+        self._planned = 0
+        self._planned_ns: int | None = None
+        self._turns_at_once = 0
+        self._has_arrived = False
+
+    # Life.
+
+    def start(self) -> None:
+        """Start a new process."""
+        if self.alive:
+            return
+        self.alive, self.hung = True, False
+        self.process += 1
+        self._turns_at_once = 0
+        self.world.trace("starts", self.name)
+        self.build()
+        self.wake()
+
+    def end(self) -> None:
+        """End the process. What it has sent may still arrive."""
+        self.alive = self.hung = False
+        self._planned += 1
+        self._planned_ns = None
+        self.close()
+
+    def die(self) -> None:
+        """Crash, and come back as another process."""
+        if self.alive:
+            self.world.trace("crashes", self.name)
+            self.end()
+        self.start_later()
+
+    def start_later(self) -> None:
+        delay_ns = 1 + self.rng.randrange(self.world.faults.restart_ns_max)
+        self.world.timeline.after(delay_ns, self.start)
+
+    def hang(self, for_ns: int) -> None:
+        """Stop the process, as SIGSTOP does, and let it go on later."""
+        if self.alive and not self.hung:
+            self.world.trace("is stopped", self.name)
+            self.hung = True
+            self.world.timeline.after(for_ns, partial(self._resume, self.process))
+
+    def _resume(self, process: int) -> None:
+        if process == self.process and self.hung:
+            self.world.trace("goes on", self.name)
+            self.hung = False
+            self.wake()
+
+    def wake(self) -> None:
+        """Turn as soon as possible: something arrived."""
+        self._has_arrived = True
+        if self.alive and not self.hung:
+            self._plan(self.world.timeline.now_ns)
+
+    # Turns.
+
+    def _plan(self, at_ns: int) -> None:
+        if self._planned_ns is not None and self._planned_ns <= at_ns:
+            return
+        self._planned += 1
+        self._planned_ns = at_ns
+        self.world.timeline.at(at_ns, partial(self._turn, self._planned))
+
+    def _turn(self, number: int) -> None:
+        if number != self._planned or not self.alive:
+            return
+        self._planned_ns = None
+        if self.hung:
+            return
+        self.turn()
+        if number != self._planned:
+            return  # it has ended
+        wake_at_ns = self.wake_at_ns()
+        if wake_at_ns is not None:
+            wait_ns = max(0, wake_at_ns - self.clock.monotonic_ns())
+            self._check_busy_loop(wait_ns)
+            # A real poller rounds up; one that waits for nothing takes a while all the same.
+            self._plan(self.world.timeline.now_ns + max(-(-wait_ns // TICK_NS), 1) * TICK_NS)
+        self._has_arrived = False
+
+    def _check_busy_loop(self, wait_ns: int) -> None:
+        self._turns_at_once = 0 if wait_ns or self._has_arrived else self._turns_at_once + 1
+        if self._turns_at_once > TURNS_AT_ONCE_MAX:
+            raise Violation("spinning", f"{self.name!r} turns again and again, and nothing happens")
+
+    # For each program.
+
+    def build(self) -> None:
+        """Make the loop, its sockets and its hands, as a new process does."""
+        raise NotImplementedError
+
+    def turn(self) -> None:
+        raise NotImplementedError
+
+    def wake_at_ns(self) -> int | None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the sockets."""
+        raise NotImplementedError
+
+
+class SimRunner:
+    """Hands that pretend to work. Keep the `Hands` of every loop, and the native one's `Host`."""
+
+    agent_error = b""
+    malformed = 0
+
+    def __init__(
+        self,
+        program: ProductWorker,
+        slots: int,
+        outcomes: Sequence[Outcome],
+        *,
+        sends_attempts: bool = True,
+    ) -> None:
+        self._program = program
+        self._world = program.world
+        self._slots = slots
+        #: What may come of a task beside DONE and FAILED.
+        self._outcomes = outcomes
+        self._sends_attempts = sends_attempts
+        #: Waiting for a slot, and running until a time, by their keys.
+        self._waiting: dict[tuple[bytes, int], Job] = {}
+        self._running: dict[tuple[bytes, int], tuple[Job, int]] = {}
+        #: Attempts that this process ever started.
+        self._seen: dict[tuple[bytes, int], None] = {}
+        self._rules = AgentRules()
+        #: Told what a task prints.
+        self.on_output: Callable[[Job, Result], None] | None = None
+
+    def start(self, job: Job) -> None:
+        if job.key in self._seen:
+            raise Violation("hands", f"{self._program.name!r} begins {job.key} a second time")
+        self._seen[job.key] = None
+        self._program.served_ns = self._world.timeline.now_ns
+        if self._sends_attempts:
+            names, attempts = [job.name], [job.attempt]
+            worker = self._program.core_name()
+            self._world.checker.on_assigned(effects.Assign(worker, names, attempts, [], [], [], 0))
+        self._waiting[job.key] = job
+        self._fill()
+
+    def _fill(self) -> None:
+        now_ns = self._program.clock.monotonic_ns()
+        while self._waiting and len(self._running) < self._slots:
+            key = next(iter(self._waiting))
+            job = self._waiting.pop(key)
+            self._running[key] = job, now_ns + self._work_ns()
+            if self.on_output is not None and self._chance(self._world.faults.progress):
+                self.on_output(job, Result(b"half of " + job.name))
+
+    def _work_ns(self) -> int:
+        world = self._world
+        most_ns = 20 * MILLISECOND_NS if world.healed else world.plan.size.work_ns_max
+        if world.is_last_round:
+            most_ns = SECOND_NS // 4
+        return world.rng.randrange(most_ns) + 1
+
+    def stop(self, name: bytes, attempt: int) -> None:
+        self._waiting.pop((name, attempt), None)
+        self._running.pop((name, attempt), None)
+
+    def run_so_far(self, name: bytes, attempt: int) -> Run | None:
+        del name, attempt
+        return None
+
+    def turn(self) -> list[JobResult]:
+        now_ns = self._program.clock.monotonic_ns()
+        done: list[JobResult] = []
+        for key, (job, ends_ns) in [*self._running.items()]:
+            if ends_ns > now_ns:
+                continue
+            del self._running[key]
+            task = self._program.task_of(job)
+            if task in self._world.poisoned:
+                self._world.trace("dies of", task)
+                self._program.die()
+                return []
+            done.append(self._done(job, task))
+        self._fill()
+        return done
+
+    def _done(self, job: Job, task: bytes) -> JobResult:
+        outcome = self._outcome()
+        text = task + BY + self._program.name
+        done = JobResult(job, outcome, text)
+        if outcome is Outcome.RETRY_AT:
+            done.retry_at_ns = self._world.clock.wall_ns() + self._world.rng.randrange(SECOND_NS)
+        if outcome is Outcome.REFUSED:
+            done.healthy = self._chance(0.5)
+        if self._sends_attempts:
+            runs = measured([job.name], [job.attempt], self._world.clock.wall_ns())
+            done.run = None if runs is None else runs.at(0)
+        # A job's client would be answered with an error.
+        is_cut = crc32(task) % 4 == 0 and not task.startswith(NAMED_BY_BROKER)
+        if outcome is Outcome.DONE and is_cut and self._program.truncates_results:
+            done.text, done.result_bytes_total = TRUNCATED + text, RESULT_BYTES
+        return done
+
+    def _outcome(self) -> Outcome:
+        faults = self._world.faults
+        if self._chance(faults.fails):
+            return Outcome.FAILED
+        if self._outcomes and self._chance(faults.unusual_outcome):
+            return self._world.rng.choice(self._outcomes)
+        return Outcome.DONE
+
+    def _chance(self, probability: float) -> bool:
+        return probability > 0 and self._world.rng.random() < probability
+
+    def unstarted(self) -> list[Job]:
+        taken, self._waiting = [*self._waiting.values()], {}
+        return taken
+
+    def running(self) -> list[Job]:
+        return [job for job, _ in self._running.values()]
+
+    def wake_at_ns(self) -> int | None:
+        return min((ends_ns for _, ends_ns in self._running.values()), default=None)
+
+    # The broker's rules.
+
+    @property
+    def overfeed_max(self) -> int:
+        return self._rules.overfeed_max
+
+    def overfeed(self, lane: tuple[bytes, bytes]) -> int:
+        return self._rules.rules_for(lane).overfeed
+
+    def set_rules(self, clauses: Sequence[Rule]) -> None:
+        self._rules = self._rules.updated(clauses) or self._rules
+
+
+class ProductWorker(SimProcess):
+    """Base of the shipped workers."""
+
+    kind = ""
+    #: It says which process of its name it is.
+    sends_incarnation = False
+    #: Tells it from other workers of the same name.
+    twin = 0
+    #: It is started again by a supervisor that has seen the process before end, and says so.
+    is_supervised = True
+    #: Some results are too long and cut.
+    truncates_results = False
+
+    def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
+        super().__init__(world, name)
+        self.services = services
+        self.slots = max(1, slots)
+        #: It was dismissed and comes back no more.
+        self.retired = False
+        #: It was told to stop, and is started again when it has ended.
+        self._comes_back = False
+        #: When it was last given a task.
+        self.served_ns = 0
+
+    def core_name(self) -> bytes:
+        """Return the name that the broker knows it by."""
+        return self.name
+
+    def task_of(self, job: Job) -> bytes:
+        """Return the task that a job is about."""
+        return job.name
+
+    def shut_down(self) -> None:
+        """Be told by a signal to leave."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Be told to stop by its owner, who starts it again."""
+        if self.alive and not self.hung:
+            self._comes_back = True
+            self.shut_down()
+            self.wake()
+
+    def over(self) -> None:
+        """End: the loop has come to its end."""
+        self.world.trace("is gone", self.name)
+        self.end()
+        if self._comes_back:
+            self._comes_back = False
+            self.start_later()
+        else:
+            self.retired = True
+
+    def on_free(self) -> None:
+        """Like every worker that was revived, turn once."""
+        self.wake()
+
+    def decode_sent(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
+        """Decode a message that leaves, and note the reports in it."""
+        said = decode(route, frames)
+        checker = self.world.checker
+        for one in said:
+            if isinstance(one, events.TasksReported):
+                checker.on_reporting(one.worker, one.names, one.attempts, one.outcomes or [])
+        if said:
+            self.world.trace("says", said[-1], frames)
+        return said

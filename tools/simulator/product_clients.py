@@ -1,0 +1,212 @@
+"""The clients that we ship, as simulated processes.
+
+    native       `client.session`, the loop of every Python client
+    round-robin  `client.round_robin`, the loop of `taskyard rr client`
+
+A native client that crashes is started again and submits the same tasks once more, as a script does
+that is run again. Every task that it submitted must be settled for it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from simulator.codecs.dialects import DO, JOB
+from simulator.listeners import Listener
+from simulator.plan import SECOND_NS
+from simulator.processes import SimProcess
+from simulator.reference_model import BLOCKED
+from simulator.sockets import ENDPOINT, Socket
+from taskyard.client import round_robin, session
+from taskyard.core import effects, events, identity
+from taskyard.core.events import UnknownPolicy
+from taskyard.core.model import Submission, Terms
+from taskyard.wire import dwork_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simulator.world import World
+    from taskyard.core.events import Event
+    from taskyard.core.model import Result
+    from taskyard.core.states import TaskState
+
+_Q: Final = pb.QueryMsg
+
+#: It waits for a broker for ever.
+_LIMITS: Final = session.ReplyTimeouts(3600 * SECOND_NS, None)
+
+
+class SettableFuture:
+    """One task that a client waits for. Keeps `client.futures.SettableFuture`."""
+
+    def __init__(self, client: NativeProductClient, name: bytes) -> None:
+        self._client = client
+        self._name = name
+        self._is_done = False
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def settle(self, state: TaskState, result: Result) -> None:
+        told = effects.Settled(b"", 0, [self._name], [state], [result.text])
+        told.truncated = {self._name: result.bytes_total} if result.bytes_total else None
+        self._client.world.checker.on_client_reply(None, told)
+        self._end()
+
+    def set_result(self, result: object, /) -> None:
+        del result
+        self._end()
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        self._client.world.trace("is refused", str(exception))
+        self._end()
+
+    def _end(self) -> None:
+        self._is_done = True
+        self._client.open.pop(self._name, None)
+
+
+class NativeProductClient(SimProcess):
+    """A Python client, without its thread."""
+
+    def __init__(self, world: World, name: bytes) -> None:
+        super().__init__(world, name)
+        #: What it submits, and when.
+        self.pending: list[tuple[int, session.PendingTask]] = []
+        #: Tasks that it submitted and that are not settled for it.
+        self.open: dict[bytes, session.PendingTask] = {}
+
+    def plan(self, when_ns: int, campaign: bytes, name: bytes, service: bytes) -> None:
+        """Submit a task at a time, or as soon as it runs then."""
+        terms = Terms(campaign=campaign, service=service)
+        payload = DO + identity.spelling(campaign, name)
+        parcel = session.PendingTask(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
+        self.pending.append((when_ns, parcel))
+
+    def build(self) -> None:
+        self._session = session.Session(ENDPOINT, _LIMITS, report=_ignore, clock=self.clock)
+        self._socket = Socket(
+            self.world.network, self, Listener.NATIVE, decode_sent=self._decode_sent
+        )
+        self._session.use(self._socket)
+        self.open = {}
+        now_ns = self.world.timeline.now_ns
+        for when_ns, parcel in self.pending:
+            submit = partial(self._submit, self.process, parcel)
+            self.world.timeline.at(max(when_ns, now_ns), submit)
+
+    def _submit(self, process: int, parcel: session.PendingTask) -> None:
+        if process != self.process or not self.alive:
+            return
+        full_name = _full_name(parcel)
+        if full_name not in self.world.names:
+            self.world.names.append(full_name)
+        self.open[full_name] = parcel
+        self._session.submit(parcel._replace(future=SettableFuture(self, full_name)))
+        self.wake()
+
+    def turn(self) -> None:
+        self._session.turn()
+
+    def wake_at_ns(self) -> int | None:
+        return self._session.wake_at_ns()
+
+    def close(self) -> None:
+        self._socket.close()
+        self._session.close()
+
+    def _decode_sent(self, _route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
+        query = _Q.FromString(frames[1])
+        if query.type != _Q.Create:
+            return ()
+        names = query.batch.name[:]
+        parcels = [parcel for _, parcel in self.pending if parcel.name in names]
+        asked = Submission(
+            [*map(_full_name, parcels)],
+            [one.payload for one in parcels],
+            [one.terms for one in parcels],
+            terms_at=[*range(len(parcels))],
+        )
+        said = events.SubmitRequested(0, b"", asked, query.request)
+        self.world.trace("says", said, frames)
+        return (said,)
+
+    def unsettled(self) -> list[bytes]:
+        """Return the tasks that it must still be told of: those that wait for nothing else."""
+        tasks = self.world.checker.model.tasks
+        return [name for name in self.open if name not in tasks or tasks[name].state is not BLOCKED]
+
+
+class RoundRobinProductClient(SimProcess):
+    """The prompt of round-robin's client, with jobs that have names."""
+
+    def __init__(self, world: World, name: bytes) -> None:
+        super().__init__(world, name)
+        self.pending: list[int] = []
+        self._jobs = 0
+        #: Jobs by the ids of their messages.
+        self._asked: dict[bytes, bytes] = {}
+
+    def build(self) -> None:
+        self._asked = {}
+        identity = b"%s:%s-%d" % (ENDPOINT.encode(), self.name, self.process)
+        self._socket = Socket(
+            *(self.world.network, self, Listener.ROUND_ROBIN),
+            name=identity,
+            decode_sent=self._decode_sent,
+            on_received=self._on_received,
+        )
+        self._program = round_robin.RoundRobinClient(self._socket, self.clock, _ignore_level)
+        for when_ns in self.pending:
+            if when_ns >= self.world.timeline.now_ns:
+                self.world.timeline.at(when_ns, partial(self._ask, self.process))
+
+    def _ask(self, process: int) -> None:
+        if process != self.process or not self.alive:
+            return
+        if self._program.is_busy:
+            self.world.timeline.after(SECOND_NS // 2, partial(self._ask, process))
+            return
+        self._jobs += 1
+        job = b"%s%s-%d" % (JOB, self.name, self._jobs)
+        self._program._start(round_robin.MessageBatch("job", (b"work", job), 1))  # noqa: SLF001  # as `data` does
+        self.wake()
+
+    def _decode_sent(self, _route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
+        _, _, command, number, *arguments = frames
+        if command != b"\x04":
+            return ()
+        job = self._asked[number] = arguments[1]
+        said = events.SubmitRequested(0, b"", Submission([job], [job]))
+        self.world.trace("says", said, frames)
+        return (said,)
+
+    def _on_received(self, frames: Sequence[bytes]) -> None:
+        _, _, command, number, *rest = frames
+        job = self._asked.pop(number, None) if command == b"\x06" else None
+        if job is not None:
+            failed = rest[0].startswith(b"ERROR ")
+            self.world.checker.on_job_result(job, rest[0], failed=failed)
+
+    def turn(self) -> None:
+        self._program.turn()
+
+    def wake_at_ns(self) -> int | None:
+        return self._program.wake_at_ns()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _full_name(parcel: session.PendingTask) -> bytes:
+    return identity.spelling(parcel.terms.campaign, parcel.name)
+
+
+def _ignore(_text: str) -> None:
+    """Print nothing: nobody reads it."""
+
+
+def _ignore_level(_level: int, _text: str) -> None:
+    """Print nothing: nobody reads it."""

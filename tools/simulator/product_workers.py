@@ -1,0 +1,379 @@
+"""The workers that we ship, as simulated processes: what each of their `serve` functions does,
+over simulated sockets, hands and clocks.
+
+    native       `worker.native` over a `Channel`, with `worker.serve.WorkerMonitor`
+    ping-pong    `worker.ping_pong`
+    round-robin  `worker.round_robin`
+    wmp          `worker.wmp`, behind relays or not
+
+The relay is a process of its own: `relay.serve.Relay` over a simulated listener.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from simulator.codecs.dialects import DO
+from simulator.decoders import BY, decode
+from simulator.listeners import DEFAULT, Listener
+from simulator.network import Network
+from simulator.processes import ProductWorker, SimProcess, SimRunner
+from simulator.sockets import ENDPOINT, Socket
+from taskyard.core import effects, events
+from taskyard.core.events import Outcome
+from taskyard.errors import NameLost
+from taskyard.net.channel import Channel
+from taskyard.relay.server import Relay
+from taskyard.wire import dialect
+from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.round_robin import workers as round_robin_workers
+from taskyard.worker import host as worker_host
+from taskyard.worker import native, ping_pong, round_robin, wmp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simulator.network import Message
+    from simulator.world import World
+    from taskyard.core.events import Event
+    from taskyard.worker.jobs import Job
+
+_Q: Final = pb.QueryMsg
+
+#: What WMP answers a GIVE.
+_TAKE_OR_NO: Final = (b"\x04", b"\x05")
+
+#: Incarnations of one worker; those of another with the same name begin after them.
+INCARNATIONS_MAX: Final = 1_000_000
+
+
+def _say_nothing(_text: str) -> None:
+    """Print nothing: nobody reads it."""
+
+
+def _print_nothing(_level: int, _text: str) -> None:
+    """Print nothing: nobody reads it."""
+
+
+class NativeWorker(ProductWorker):
+    """Our own dialect."""
+
+    kind = "native"
+    sends_incarnation = True
+    truncates_results = True
+
+    def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
+        super().__init__(world, name, services, slots)
+        #: Reports under way, by the numbers of their requests.
+        self._reports: dict[int, events.TasksReported] = {}
+
+    def build(self) -> None:
+        self._reports = {}
+        first = self.twin * INCARNATIONS_MAX + 1
+        settings = native.WorkerSettings(
+            *(self.name, self.services, self.slots),
+            incarnation=first - 1 + self.process,
+            heartbeat_ns=self.world.plan.size.heartbeat_ns,
+            lease_timeout_ns=self.world.plan.size.silence_ns,
+            host=b"host",
+            replaces=first if self.is_supervised else 0,
+        )
+        strange = (*UNUSUAL_OUTCOMES, Outcome.REFUSED)
+        runner = SimRunner(self, self.slots, strange)
+        self._socket = Socket(
+            self.world.network,
+            self,
+            Listener.NATIVE,
+            decode_sent=self.decode_sent,
+            on_received=self._on_received,
+        )
+        channel = Channel(self._socket, self.clock)
+        self._loop = native.NativeWorkerLoop(settings, channel, runner, self.clock, runner)
+        runner.on_output = self._loop.set_progress
+        self._monitor = worker_host.WorkerMonitor(
+            self._loop,
+            channel,
+            runner,  # type: ignore[arg-type]  # it only asks what runs
+            settings,
+            _say_nothing,
+        )
+
+    def turn(self) -> None:
+        self._loop.turn()
+        if not self.alive:
+            return
+        try:
+            self._monitor.watch_broker(self._socket.endpoint)
+            self._monitor.log_refusal()
+        except NameLost:
+            self.world.trace("lost its name", self.name)
+            self.die()
+            return
+        if self._loop.has_exited or self._monitor.should_give_up():
+            self.over()
+
+    def wake_at_ns(self) -> int:
+        return self._loop.wake_at_ns()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def shut_down(self) -> None:
+        self._monitor.shut_down()
+
+    def decode_sent(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
+        said = super().decode_sent(route, frames)
+        for one in said:
+            if isinstance(one, events.TasksReported):
+                self._reports[one.request] = one
+        return said
+
+    def _on_received(self, frames: Sequence[bytes]) -> None:
+        """Check that what is acknowledged is in the journal."""
+        answer = _Q.FromString(frames[1])
+        report = self._reports.pop(answer.request, None)
+        if report is None or answer.type == _Q.Error:
+            return
+        missing = [pb.TaskMsg.FromString(raw).name for raw in answer.task]
+        if answer.type == _Q.NotFound and not missing and not answer.reason:
+            missing = report.names
+        if answer.reason.startswith(b"not held: "):
+            missing += answer.reason.removeprefix(b"not held: ").split(b", ")
+        noted = effects.ReportAck(report.worker, answer.request, missing)
+        self.world.checker.on_report_ack(report, noted)
+
+
+class PingPongWorker(ProductWorker):
+    """Ping-pong: one job at a time, and a new socket when the broker is silent."""
+
+    kind = "ping-pong"
+
+    def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
+        super().__init__(world, name, (DEFAULT,), 1)
+        self._sockets: list[Socket] = []
+        del services, slots
+
+    def build(self) -> None:
+        settings = ping_pong.PingPongSettings(ping_ns=self.world.plan.size.heartbeat_ns)
+        runner = SimRunner(self, 1, (Outcome.REFUSED,), sends_attempts=False)
+        self._loop = ping_pong.PingPongWorkerLoop(settings, self, runner, self.clock)
+
+    def task_of(self, job: Job) -> bytes:
+        return job.payload.removeprefix(DO)
+
+    # The loop's `SocketFactory`.
+
+    def open(self) -> Socket:
+        socket = Socket(
+            self.world.network, self, Listener.PING_BACKEND, decode_sent=self.decode_sent
+        )
+        self._sockets.append(socket)
+        return socket
+
+    def close(self, carrier: ping_pong.Transport | None = None) -> None:
+        """Close one socket, or all of them."""
+        for socket in [one for one in self._sockets if carrier is None or one is carrier]:
+            self._sockets.remove(socket)
+            socket.close()
+
+    def turn(self) -> None:
+        self._loop.turn()
+        if self.alive and self._loop.has_exited:
+            self.over()
+
+    def wake_at_ns(self) -> int:
+        return self._loop.wake_at_ns()
+
+    def shut_down(self) -> None:
+        self._loop.shut_down()
+
+
+class RoundRobinWorker(ProductWorker):
+    """Round-robin: registers, and answers messages one after the other."""
+
+    kind = "round-robin"
+
+    def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
+        super().__init__(world, name, (DEFAULT,), round_robin.SLOTS)
+        self._is_leaving = False
+        self._identity = name
+        del services, slots
+
+    def build(self) -> None:
+        self._is_leaving = False
+        suffix = b"%s-%d" % (self.name, self.process)
+        self._identity = ENDPOINT.encode() + b":" + suffix
+        self._socket = Socket(
+            *(self.world.network, self, Listener.ROUND_ROBIN),
+            name=self._identity,
+            decode_sent=self.decode_sent,
+        )
+        name = suffix.decode()
+        self._loop = round_robin.RoundRobinWorkerLoop(
+            self._socket, self.clock, name, _print_nothing, self._perform
+        )
+        self._loop.register()
+
+    def core_name(self) -> bytes:
+        return round_robin_workers.name_of(self._identity)
+
+    def _perform(self, arguments: Sequence[bytes]) -> list[bytes]:
+        """Answer a message."""
+        task = arguments[-1].removeprefix(DO)
+        if task in self.world.poisoned:
+            raise _Died(task)
+        self.served_ns = self.world.timeline.now_ns
+        assign = effects.Assign(self.core_name(), [task], [0], [], [], [], 0)
+        self.world.checker.on_assigned(assign)
+        return [task + BY + self.name]
+
+    def turn(self) -> None:
+        try:
+            self._loop.turn()
+        except _Died as death:
+            self.world.trace("dies of", death.args[0])
+            self.die()
+            return
+        if self._is_leaving and not self._loop.is_waiting:
+            self.over()
+
+    def wake_at_ns(self) -> int | None:
+        return self._loop.wake_at_ns()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def shut_down(self) -> None:
+        self._is_leaving = True
+        self._loop.deregister()
+
+
+class RelayProgram(SimProcess):
+    """A relay, as `relay.server` runs it. Keeps `network.Inbox` for those below it."""
+
+    def __init__(self, world: World, name: bytes) -> None:
+        super().__init__(world, name)
+        #: The network between it and those below it.
+        self.network = Network(world.timeline, world.rng, world.faults, self)
+        self._arrived: deque[Message] = deque()
+
+    @property
+    def up(self) -> bool:
+        return self.alive
+
+    def build(self) -> None:
+        self._above = Socket(self.world.network, self, Listener.WMP, decode_sent=decode)
+        self._relay = Relay(self, [self._above])
+
+    def turn(self) -> None:
+        if self._relay.turn():
+            self.wake()
+
+    def wake_at_ns(self) -> None:
+        """Wait for messages alone."""
+
+    def close(self) -> None:
+        self._above.close()
+        self._arrived.clear()
+        self.network.broker_went_down()
+
+    # The listener.
+
+    def on_message(self, incoming: Message) -> None:
+        self._arrived.append(incoming)
+        self.wake()
+
+    def receive(self) -> list[bytes] | None:
+        if not self._arrived:
+            return None
+        incoming = self._arrived.popleft()
+        return [incoming.route[1:], *incoming.frames]
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        route = bytes([Listener.WMP]) + frames[0]
+        return self.network.to_peer(route, frames[1:], self.world.timeline.now_ns)
+
+
+class _Died(Exception):
+    """The process dies of a task."""
+
+
+class WmpWorker(ProductWorker):
+    """WMP: woken by managers, behind relays or not."""
+
+    kind = "wmp"
+    sends_incarnation = True
+
+    def build(self) -> None:
+        first = self.twin * INCARNATIONS_MAX + 1
+        settings = native.WorkerSettings(
+            *(self.name, self.services, self.slots),
+            incarnation=first - 1 + self.process,
+            heartbeat_ns=self.world.plan.size.heartbeat_ns,
+            replaces=first if self.is_supervised else 0,
+        )
+        runner = SimRunner(self, self.slots, (Outcome.REFUSED, Outcome.FAILED_FINAL))
+        self._sockets = [
+            Socket(
+                network,
+                self,
+                Listener.WMP,
+                decode_sent=self.decode_sent,
+                on_received=self._on_received,
+            )
+            for network in self._networks()
+        ]
+        self._loop = wmp.WmpWorkerLoop(settings, self._sockets, runner, self.clock)
+
+    def _on_received(self, frames: Sequence[bytes]) -> None:
+        """Count an answered GIVE as work: quicker workers may have taken all there was."""
+        if frames[[*frames].index(b"") + 2] in _TAKE_OR_NO:
+            self.served_ns = self.world.timeline.now_ns
+
+    def _networks(self) -> list[Network]:
+        """Return the ways to the manager: itself, relays, or both."""
+        relays = [relay.network for relay in self.world.relays]
+        choice = crc32(b"%d ways of %s" % (self.world.plan.seed, self.name)) % 3
+        if not relays or choice == 0:
+            return [self.world.network]
+        return relays if choice == 1 else [self.world.network, relays[0]]
+
+    def core_name(self) -> bytes:
+        return dialect.WMP + self.name
+
+    def turn(self) -> None:
+        if self._loop.turn():
+            self.wake()
+        if not self.alive:
+            return
+        if self._loop.worker.name_lost:
+            self.world.trace("lost its name", self.name)
+            self.die()
+        elif self._loop.has_exited:
+            self.over()
+
+    def wake_at_ns(self) -> int | None:
+        return self._loop.wake_at_ns()
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.close()
+
+    def shut_down(self) -> None:
+        self._loop.shut_down()
+
+
+#: What may come of a task beside DONE, FAILED and REFUSED.
+UNUSUAL_OUTCOMES: Final = (
+    Outcome.FAILED_FINAL,
+    Outcome.RETRY_AT,
+    Outcome.DEFER_ALL,
+    Outcome.DEFER_BACK,
+    Outcome.CRASHED,
+)
+
+KINDS: Final[dict[str, type[ProductWorker]]] = {
+    one.kind: one for one in (NativeWorker, PingPongWorker, RoundRobinWorker, WmpWorker)
+}

@@ -1,0 +1,198 @@
+"""One schedule from its seed to its verdict: faults, then healing, then everything must drain."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from simulator import plan
+from simulator.clients import PingPongModelClient
+from simulator.mutations.registry import INVARIANT_MUTATIONS, WORKER_KINDS_OF
+from simulator.plan import SECOND_NS
+from simulator.reference_model import Violation
+from simulator.scenario import Scenario
+from simulator.world import World
+from taskyard.core.events import SubmitRequested, WatchRequested
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from simulator.clients import RequestMaker
+    from simulator.mutations import Mutation
+
+#: After the faults, beyond a late copy that is delayed: what is under way arrives.
+SETTLE_NS: Final = SECOND_NS // 2
+
+#: Everything must have drained by then, whatever was drawn.
+DRAIN_NS_MAX: Final = 400 * SECOND_NS
+
+
+#: When all is well, every worker is given something to do within this.
+SERVED_NS_MAX: Final = 15 * SECOND_NS
+
+_SILENT: Final = logging.NullHandler()
+
+
+class ScheduleResult(Struct):
+    """How a schedule ended."""
+
+    seed: int
+    digest: str
+    events: int
+    records: int
+    restarts: int
+    virtual_ns: int
+    #: The promise that was broken, and how; empty if all were kept.
+    checker: str = ""
+    text: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.checker
+
+
+def run(
+    seed: int,
+    *,
+    invariants: bool = True,
+    say: Callable[[str], None] | None = None,
+    kinds: Sequence[str] = plan.WORKER_KINDS,
+) -> ScheduleResult:
+    """Run the schedule of a seed, with workers of these kinds."""
+    drawn = plan.draw(seed, kinds)
+    if say is not None:
+        for line in drawn.lines():
+            say(line)
+    # The loops log what a person should know: without a handler Python would print it.
+    logging.getLogger("taskyard").addHandler(_SILENT)
+    world = World(drawn, invariants=invariants, say=say)
+    checker, text = "", ""
+    try:
+        _run_faulty_phase(world)
+    except Violation as violation:
+        checker, text = violation.checker, str(violation)
+    except Exception as error:  # noqa: BLE001 - whatever the broker raises is a finding
+        checker, text = type(error).__name__, traceback.format_exc()
+    return ScheduleResult(
+        seed=seed,
+        digest=world.digest(),
+        events=world.events,
+        records=world.checker.model.records,
+        restarts=world.host.restarts,
+        virtual_ns=world.timeline.now_ns,
+        checker=checker,
+        text=text,
+    )
+
+
+def find_killing_seed(mutation: Mutation, seeds: Iterable[int]) -> ScheduleResult | None:
+    """Return the first of these schedules in which a planted bug is caught: by the checkers, or by
+    the invariants where it breaks no promise in the journal. Bugs of the loops that we ship are
+    hunted with these alone, the others with foreign workers: so each is met often."""
+    kinds = WORKER_KINDS_OF.get(mutation, plan.FOREIGN_KINDS)
+    with mutation():
+        for seed in seeds:
+            result = run(seed, invariants=mutation in INVARIANT_MUTATIONS, kinds=kinds)
+            if not result.good:
+                return result
+    return None
+
+
+def _run_faulty_phase(world: World) -> None:
+    scenario = Scenario(world)
+    try:
+        _play(world, scenario)
+    finally:
+        scenario.close()
+
+
+def _play(world: World, scenario: Scenario) -> None:
+    timeline = world.timeline
+    scenario.begin()
+    timeline.run_until(world.plan.size.faulty_ns)
+    delay_ns = world.faults.longest_delay_ns
+    scenario.heal()
+    timeline.run_until(timeline.now_ns + delay_ns + SETTLE_NS)
+    scenario.revive()
+    revived_ns = timeline.now_ns
+    ends_ns = timeline.now_ns + DRAIN_NS_MAX
+    while not _drained(world, scenario):
+        timeline.run_until(timeline.now_ns + SECOND_NS // 2)
+        world.checker.check_timeouts()
+        world.checker.check_due()
+        if any(task_model.name in world.poisoned for task_model in world.checker.model.unsettled()):
+            revived_ns = timeline.now_ns  # it kills worker after worker, and others wait
+        world.checker.check_ready(revived_ns)
+        if timeline.now_ns > ends_ns:
+            raise _stuck(world, scenario)
+    _check_all_served(world, scenario)
+    world.checker.check_end(world.host.ledger, world.poisoned)
+
+
+def _check_all_served(world: World, scenario: Scenario) -> None:
+    """Give every worker of ours something to do once more, within a bounded time."""
+    timeline = world.timeline
+    if not scenario.unserved():
+        return
+    scenario.begin_last_round()
+    timeline.run_until(timeline.now_ns + SECOND_NS)
+    scenario.begin_work()
+    ends_ns = timeline.now_ns + SERVED_NS_MAX
+    while unserved := scenario.unserved():
+        if timeline.now_ns > ends_ns:
+            raise Violation("unserved", f"{unserved} get nothing to do")
+        timeline.run_until(timeline.now_ns + SECOND_NS // 2)
+    ends_ns = timeline.now_ns + DRAIN_NS_MAX
+    while not _drained(world, scenario):
+        timeline.run_until(timeline.now_ns + SECOND_NS // 2)
+        world.checker.check_timeouts()
+        if timeline.now_ns > ends_ns:
+            raise _stuck(world, scenario)
+
+
+def _drained(world: World, scenario: Scenario) -> bool:
+    if not scenario.probed or scenario.unsettled() or _open_requests(world, scenario):
+        return False
+    return world.checker.model.settled()
+
+
+def _open_requests(world: World, scenario: Scenario) -> list[RequestMaker]:
+    """Return the requests that must still be answered."""
+    found: list[RequestMaker] = []
+    for client in scenario.clients:
+        for event in client.open.values():
+            if _waits_for(world, event):
+                found.append(event)
+            elif isinstance(client, PingPongModelClient):
+                break  # it is answered in order, so those behind wait for this one
+    return found
+
+
+def _waits_for(world: World, event: RequestMaker) -> bool:
+    """An answer must still come; but nobody is told of what was never submitted."""
+    if isinstance(event, SubmitRequested):
+        return not any(map(world.checker.awaits_unknown, event.submission.names))
+    if not isinstance(event, WatchRequested):
+        return True
+    model = world.checker.model
+    if event.names is not None:
+        tales = [model.tasks[name] for name in event.names if name in model.tasks]
+        return any(not model.awaits_unknown(task_model) for task_model in tales)
+    tales = [
+        task_model
+        for task_model in model.tasks.values()
+        if task_model.terms.campaign == event.campaign
+    ]
+    return bool(tales) and not any(model.awaits_unknown(task_model) for task_model in tales)
+
+
+def _stuck(world: World, scenario: Scenario) -> Violation:
+    lines = [
+        f"{task_model.name!r} {task_model.lines}" for task_model in world.checker.model.unsettled()
+    ]
+    lines += [f"waits for {event}" for event in _open_requests(world, scenario)]
+    lines += [f"{name!r} was not told" for name in scenario.unsettled()]
+    return Violation("stuck", "after healing\n  " + "\n  ".join(lines))

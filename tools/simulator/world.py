@@ -1,0 +1,90 @@
+"""The world of one run: its time, luck, network, broker, peers and checkers, tied together."""
+
+from __future__ import annotations
+
+import hashlib
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from simulator.broker_host import BrokerHost
+from simulator.checkers import Checker
+from simulator.clock import SimClock, Timeline
+from simulator.format import short_text
+from simulator.network import Network
+from simulator.plan import SECOND_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from simulator.peers import Peer
+    from simulator.plan import Plan
+    from simulator.product_workers import RelayProgram
+
+_encode = msgspec.msgpack.Encoder().encode
+
+#: Keeps the luck of what happens apart from the luck of the plan.
+_RNG_SEED_OFFSET: Final = 1 << 40
+
+
+#: Longer than any peer waits for an answer.
+CALM_NS: Final = 10 * SECOND_NS
+
+
+class World:
+    """Everything that peers and the broker's host can reach."""
+
+    def __init__(
+        self, plan: Plan, *, invariants: bool = True, say: Callable[[str], None] | None = None
+    ) -> None:
+        self.plan = plan
+        self.faults = plan.faults
+        self.rng = Random(plan.seed + _RNG_SEED_OFFSET)
+        self.invariants = invariants
+        self.timeline = Timeline()
+        self.clock = SimClock(self.timeline)
+        self.checker = Checker(plan, self.timeline, self.clock)
+        self.host = BrokerHost(self)
+        self.network = Network(self.timeline, self.rng, self.faults, self.host)
+        #: Relays between workers and the broker.
+        self.relays: list[RelayProgram] = []
+        self.peers: dict[bytes, Peer] = {}
+        #: Every name that was ever given to a task.
+        self.names: list[bytes] = []
+        #: Tasks that kill their worker.
+        self.poisoned: dict[bytes, None] = {}
+        self.healed = False
+        #: It is well for long enough that nothing of before is under way: all is answered.
+        self.revived = False
+        #: All tasks are settled, and every worker is to be served once more.
+        self.is_last_round = False
+        #: When the last round began with a mishap.
+        self.mishap_ns = -CALM_NS
+        #: Messages may be doubled, now or by what is still under way.
+        self.may_duplicate = plan.faults.duplicate > 0
+        self.events = 0
+        self._say = say
+        self._hash = hashlib.sha256()
+
+    @property
+    def is_calm(self) -> bool:
+        """The last mishap is long over: nobody waits for what was lost in it."""
+        return self.timeline.now_ns > self.mishap_ns + CALM_NS
+
+    def networks(self) -> list[Network]:
+        """Return the broker's network and those below relays."""
+        return [self.network, *(relay.network for relay in self.relays)]
+
+    def trace(self, what: str, thing: object = "", frames: Sequence[bytes] = ()) -> None:
+        """Something happened: part of the digest, and a line for whoever listens. The bytes that
+        went over the network are not shown."""
+        self.events += 1
+        now_ns = self.timeline.now_ns
+        self._hash.update(_encode((now_ns, what, thing, frames)))
+        if self._say is not None:
+            self._say(f"{now_ns / SECOND_NS:.6f} {what} {short_text(thing)}")
+
+    def digest(self) -> str:
+        self._hash.update(self.host.store.head.chain)
+        return self._hash.hexdigest()

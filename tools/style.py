@@ -1,0 +1,350 @@
+"""Check the rules of style that ruff does not have, and count their finds per file.
+
+    python tools/style.py            print every find
+    python tools/style.py --update   rewrite the list of allowed finds
+
+Owns the rules and `tests/style_allowed.txt`, which lists `path: rule: count`. The list may only
+shrink. The words that are not used come from docs/glossary.md, so this file has none of its own.
+"""
+
+import argparse
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+ALLOWED: Final = ROOT / "tests" / "style_allowed.txt"
+GLOSSARY: Final = ROOT / "docs" / "glossary.md"
+
+#: Longer files are not read in one sitting.
+FILE_LINES_MAX: Final = 600
+
+#: Longer functions do not fit a screen.
+FUNCTION_LINES_MAX: Final = 50
+
+#: A shorter file that one file imports belongs in that file.
+FILE_LINES_MIN: Final = 40
+
+#: Modules that end in -ing and are named for a thing.
+THINGS: Final = ("encoding", "keyring", "pending", "testing", "tuning")
+
+#: Names of dialects, as words or inside identifiers. "native" is an ordinary word and not checked.
+DIALECTS: Final = re.compile(r"dwork|ping[-_ ]?pong|round[-_ ]?robin|wmp|lmq|hungry", re.IGNORECASE)
+
+#: The start of a sentence without a subject that has a name. Questions are allowed.
+NO_SUBJECT: Final = re.compile(
+    r"(?:^|[.!?:]\s+)((?:Who|Whoever|Whose|What|Somebody|Someone|Nobody)\b[^.!?]*(?:[.!?]|$))"
+)
+
+
+class Find(NamedTuple):
+    """A place that breaks a rule."""
+
+    path: Path
+    line: int
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.path)}:{self.line}: {self.rule}: {self.text}"
+
+
+# -- The files
+
+
+def shown(path: Path) -> str:
+    """Return a path relative to the checkout, if it is inside."""
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+
+
+def source_files() -> list[Path]:
+    """Return the Python files of the product and its tools, without generated ones."""
+    found = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tools").rglob("*.py"), ROOT / "yard"]
+    return sorted(path for path in found if not path.stem.endswith("_pb2"))
+
+
+def pages() -> list[Path]:
+    """Return the pages of the documentation but the glossary, which lists the unused words."""
+    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sorted(path for path in found if path != GLOSSARY)
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return all nodes of a file's syntax tree. Every rule reads them."""
+    return list(ast.walk(tree_of(path)))
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file with their numbers."""
+    return enumerate(path.read_text().splitlines(), start=1)
+
+
+# -- Words
+
+
+@cache
+def unused_words(heading: str) -> tuple[str, ...]:
+    """Return the words in backticks in the first column of the table under a glossary heading."""
+    _, _, section = GLOSSARY.read_text().partition(f"## {heading}\n")
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    return tuple(word for row in rows for word in re.findall(r"`(\w+)`", row.split("|")[1]))
+
+
+@cache
+def word_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
+    """Match words, singular or plural, in prose and inside identifiers of any spelling."""
+    small, capitalised, capitals = (
+        "|".join(spell(word) for word in words) for spell in (str.lower, str.title, str.upper)
+    )
+    return re.compile(
+        rf"(?:(?<![A-Za-z])(?:{small})|(?:{capitalised}))(?:s|es)?(?![a-z])"
+        rf"|(?<![A-Za-z])(?:{capitals})(?:S|ES)?(?![A-Za-z])"
+    )
+
+
+def invented_words(path: Path) -> Iterator[Find]:
+    """Find invented words anywhere in a file."""
+    pattern = word_pattern(unused_words("Invented words"))
+    for number, line in lines_of(path):
+        for found in pattern.finditer(line):
+            yield Find(path, number, "invented word", found[0])
+
+
+def words_of_other_systems(path: Path) -> Iterator[Find]:
+    """Find names that contain another system's word for a term of the glossary."""
+    pattern = word_pattern(words_not_in_core())
+    for node in nodes_of(path):
+        for name in names_of(node):
+            for found in pattern.finditer(name):
+                yield Find(path, getattr(node, "lineno", 1), "other word in core", found[0])
+
+
+@cache
+def words_not_in_core() -> tuple[str, ...]:
+    """Return the words in backticks in the third column of the glossary's terms."""
+    terms = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("| **")]
+    words = [word for line in terms for word in re.findall(r"`(\w+)`", line.split("|")[3])]
+    return (*words, "vertices", "proxies")
+
+
+def names_of(node: ast.AST) -> list[str]:
+    """Return the names in a node: of variables, attributes, arguments, functions, modules."""
+    fields = ("id", "attr", "arg", "name", "asname")
+    names = [getattr(node, field, None) for field in fields]
+    return [name for name in names if isinstance(name, str)]
+
+
+def old_names(path: Path) -> Iterator[Find]:
+    """Find modules and classes with names that the glossary replaces."""
+    replaced = unused_words("Names of modules and classes")
+    if path.stem in replaced:
+        yield Find(path, 1, "replaced name", path.stem)
+    for node in nodes_of(path):
+        if isinstance(node, ast.ClassDef) and node.name.lstrip("_").lower() in replaced:
+            yield Find(path, node.lineno, "replaced name", node.name)
+
+
+def sentences_without_subject(path: Path) -> Iterator[Find]:
+    """Find docstrings with a sentence that starts with who, what, somebody or nobody."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in nodes_of(path):
+        if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
+            line = node.body[0].lineno
+            for found in NO_SUBJECT.finditer(re.sub(r"\s+", " ", docstring)):
+                if not found[1].endswith("?"):
+                    yield Find(path, line, "sentence without subject", found[1])
+
+
+def comment_semicolons(path: Path) -> Iterator[Find]:
+    """Find comments with a semicolon: they are two sentences."""
+    code = path.read_text()
+    if not re.search(r"#.*;", code):  # to tokenize every file takes seconds
+        return
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.COMMENT and ";" in token.string:
+            yield Find(path, token.start[0], "semicolon in comment", token.string)
+
+
+def sets(path: Path) -> Iterator[Find]:
+    """Find sets. The core has none, because their order is not deterministic."""
+    for node in nodes_of(path):
+        named = isinstance(node, ast.Name) and node.id in ("set", "frozenset")
+        if named or isinstance(node, ast.Set | ast.SetComp):
+            yield Find(path, getattr(node, "lineno", 1), "set in core", ast.unparse(node))
+
+
+def dialect_names(path: Path) -> Iterator[Find]:
+    """Find names of dialects. The core has none."""
+    for number, line in lines_of(path):
+        for found in DIALECTS.finditer(line):
+            yield Find(path, number, "dialect in core", found[0])
+
+
+# -- Modules
+
+
+def activity_modules(path: Path) -> Iterator[Find]:
+    """Find a module that is named for an activity."""
+    if path.stem.endswith("ing") and path.stem not in THINGS:
+        yield Find(path, 1, "named for an activity", path.stem)
+
+
+def missing_docstrings(path: Path) -> Iterator[Find]:
+    """Find a file that does not open with a docstring."""
+    if not ast.get_docstring(tree_of(path)):
+        yield Find(path, 1, "no docstring", path.name)
+
+
+def long_functions(path: Path) -> Iterator[Find]:
+    """Find functions that do not fit a screen."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield Find(path, node.lineno, "long function", f"{node.name}: {lines} lines")
+
+
+def long_files(path: Path) -> Iterator[Find]:
+    """Find a file that is too long."""
+    if (lines := path.read_text().count("\n")) > FILE_LINES_MAX:
+        yield Find(path, 1, "long file", f"{lines} lines")
+
+
+def small_files(sources: Iterable[Path]) -> Iterator[Find]:
+    """Find short files that only one other file imports."""
+    modules = {module_name(path): path for path in sources}
+    importers = Counter(name for path in modules.values() for name in imports_of(path, modules))
+    for name, path in modules.items():
+        lines = path.read_text().count("\n")
+        if lines < FILE_LINES_MIN and not path.stem.startswith("__") and importers[name] == 1:
+            yield Find(path, 1, "small file", f"{lines} lines, one importer")
+
+
+def import_cycles(sources: Iterable[Path]) -> Iterator[Find]:
+    """Find modules that import each other. Imports for types and inside functions count too."""
+    modules = {module_name(path): path for path in sources}
+    graph = {name: imports_of(path, modules) for name, path in modules.items()}
+    for name, path in modules.items():
+        reached = reachable(graph, name)
+        if name in reached:
+            others = [one for one in sorted(reached - {name}) if name in reachable(graph, one)]
+            yield Find(path, 1, "import cycle", f"with {', '.join(others)}")
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name by which a file is imported."""
+    for root in (ROOT / "src", ROOT / "tools"):
+        if path.is_relative_to(root):
+            parts = path.relative_to(root).with_suffix("").parts
+            return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return path.stem
+
+
+@cache
+def imported_names(path: Path) -> frozenset[str]:
+    """Return every dotted name that a file imports. They are absolute: ruff sees to that."""
+    names: set[str] = set()
+    for node in nodes_of(path):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(names)
+
+
+def imports_of(path: Path, modules: Iterable[str]) -> set[str]:
+    """Return the modules that a file imports, out of these."""
+    found = set()
+    for name in imported_names(path):
+        module = name if name in modules else name.rpartition(".")[0]
+        if module in modules and module != module_name(path):
+            found.add(module)
+    return found
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Return the modules that one reaches by imports, itself only through a cycle."""
+    reached: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += graph[name]
+    return reached
+
+
+# -- All rules, and the list of allowed finds
+
+FileRule = Callable[[Path], Iterator[Find]]
+
+SOURCE_RULES: Final[tuple[FileRule, ...]] = (
+    invented_words,
+    old_names,
+    sentences_without_subject,
+    comment_semicolons,
+    activity_modules,
+    missing_docstrings,
+    long_functions,
+    long_files,
+)
+CORE_RULES: Final[tuple[FileRule, ...]] = (words_of_other_systems, sets, dialect_names)
+
+
+def finds() -> list[Find]:
+    """Return every find in the checkout."""
+    sources = source_files()
+    core = [path for path in sources if ROOT / "src" / "taskyard" / "core" in path.parents]
+    found = [find for path in sources for rule in SOURCE_RULES for find in rule(path)]
+    found += [find for path in core for rule in CORE_RULES for find in rule(path)]
+    found += [find for path in pages() for find in invented_words(path)]
+    return [*found, *small_files(sources), *import_cycles(sources)]
+
+
+def counts(found: Iterable[Find]) -> Counter[tuple[str, str]]:
+    """Count finds by path and rule."""
+    return Counter((shown(find.path), find.rule) for find in found)
+
+
+def allowed_counts() -> Counter[tuple[str, str]]:
+    """Return the counts in the list of allowed finds."""
+    rows = [line.rsplit(": ", 2) for line in ALLOWED.read_text().splitlines()]
+    return Counter({(path, rule): int(count) for path, rule, count in rows})
+
+
+def write_allowed(found: Iterable[Find]) -> None:
+    """Rewrite the list of allowed finds."""
+    rows = [f"{path}: {rule}: {count}\n" for (path, rule), count in sorted(counts(found).items())]
+    ALLOWED.write_text("".join(rows))
+
+
+def main(arguments: list[str]) -> int:
+    """Print every find, or rewrite the list of allowed finds."""
+    parser = argparse.ArgumentParser(prog="style.py", description="Check the rules of style.")
+    parser.add_argument("--update", action="store_true", help="rewrite the list of allowed finds")
+    options = parser.parse_args(arguments)
+    found = finds()
+    for find in found if not options.update else ():
+        print(find)
+    for rule, count in sorted(Counter(find.rule for find in found).items()):
+        print(f"{rule}: {count}")
+    if options.update:
+        write_allowed(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
