@@ -14,10 +14,8 @@ from taskyard.core.events import (
     CancelRequested,
     ClockSet,
     Event,
-    LaneOptions,
     Outcome,
     RetryRequested,
-    Rule,
     RulesSet,
     Scope,
     SubmitRequested,
@@ -35,6 +33,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Task, Terms
 from taskyard.core.queues import Lane
 from taskyard.core.records import AnyRecord
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.core.workers import WorkerFacts

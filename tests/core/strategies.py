@@ -16,7 +16,6 @@ from taskyard.core.events import (
     Event,
     ExpireRequested,
     ExplainRequested,
-    LaneOptions,
     LanesRequested,
     ListRequested,
     LookupRequested,
@@ -28,7 +27,6 @@ from taskyard.core.events import (
     ResultsRequested,
     ResumeRequested,
     RetryRequested,
-    Rule,
     RulesRequested,
     RulesSet,
     Scope,
@@ -51,6 +49,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard

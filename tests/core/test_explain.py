@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from taskyard.core.events import (
-    LaneOptions,
     Outcome,
     PauseRequested,
     ResumeRequested,
@@ -17,6 +16,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.explain import Explanation, Reason, cancelled, explain
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.rules import LaneOptions
 from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard
 

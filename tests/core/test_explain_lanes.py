@@ -6,18 +6,17 @@ import pytest
 
 from taskyard.core.effects import LaneList, LaneView
 from taskyard.core.events import (
-    LaneOptions,
     LanesRequested,
     Outcome,
     PauseRequested,
     RetryRequested,
-    Rule,
     RulesSet,
     Scope,
     WorkerHeartbeat,
 )
 from taskyard.core.explain import LANE_REASONS, LANE_SENTENCES, Reason, explain
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.selection import HoldReason
 from tests.core.kit import Yard
 

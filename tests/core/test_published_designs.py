@@ -22,9 +22,7 @@ from taskyard.core.events import (
     CancelRequested,
     DrainRequested,
     DuplicatePolicy,
-    LaneOptions,
     Outcome,
-    Rule,
     RulesSet,
     Scope,
     SlotFreed,
@@ -35,6 +33,7 @@ from taskyard.core.events import (
     WorkerHeartbeat,
 )
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from taskyard.core import old_snapshots, results
 from taskyard.core.effects import Effect, Refusal, Refused, ReportAck, Settled, UnknownWorker
 from taskyard.core.events import (
-    LaneOptions,
     Outcome,
     RulesSet,
     SlotFreed,
@@ -29,6 +28,7 @@ from taskyard.core.records import (
     StaleReport,
 )
 from taskyard.core.results import DEFER_NS_MIN, retry_delay_ns
+from taskyard.core.rules import LaneOptions
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned, missing
 from tests.kit.snapshots import reopened

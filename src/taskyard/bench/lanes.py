@@ -13,7 +13,8 @@ from taskyard.bench.broker.campaigns import Campaign, CampaignRun, measure
 from taskyard.bench.settings import Settings
 from taskyard.bench.table import TableLine, table_line
 from taskyard.bench.targets import SHAPE_COST
-from taskyard.core.events import LaneOptions, Rule, RulesSet
+from taskyard.core.events import RulesSet
+from taskyard.core.rules import LaneOptions, Rule
 
 COUNT: Final = 1_000_000
 

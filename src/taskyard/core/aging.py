@@ -15,9 +15,8 @@ from taskyard.core.queues import OPEN_LANE
 from taskyard.core.rules import first_match
 
 if TYPE_CHECKING:
-    from taskyard.core.events import LaneOptions
     from taskyard.core.model import Submission, Terms
-    from taskyard.core.rules import ActiveRule, RuleTable
+    from taskyard.core.rules import ActiveRule, LaneOptions, RuleTable
 
 
 def with_expiry(regimes: RuleTable, submission: Submission, at_ns: int) -> Submission:

@@ -32,7 +32,8 @@ from taskyard.errors import IllegalTransition
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskyard.core.queues import Reservation
+    from taskyard.core.queues import LaneGroup, Reservation
+    from taskyard.core.rules import ActiveRule
     from taskyard.core.runs import Attempt
 
 
@@ -91,7 +92,9 @@ class Ledger:
         self.debouncing: list[Lane] = []
         #: How lanes are run. Settings, not history: volatile.
         self.rules = RulesSet(0)
-        self.regimes = RuleTable(self.rules)
+        self.regimes = RuleTable()
+        #: The lane groups of each rule, over all services. Volatile.
+        self.lane_groups: dict[ActiveRule, list[LaneGroup]] = {rule: [] for rule in self.regimes}
         #: Some regime has a limit of workers, or the broker; some regime's lanes gather tasks.
         self.has_worker_limits = False
         self.has_debounce = False
@@ -101,22 +104,30 @@ class Ledger:
         service = self.services.get(name)
         if service is None:
             service = self.services[name] = Service(name)
-            service.apply_rules(self.regimes.for_service(name))
+            self._apply_rules(service)
         return service
 
     def set_rules(self, rules: RulesSet) -> None:
         """Run all lanes by these rules from now on."""
         self.rules = rules
-        self.regimes = RuleTable(rules, self.regimes)
+        former = self.regimes
+        self.regimes = RuleTable(rules.rules, rules.defaults, rules.workers_max)
+        self.regimes.carry_rates_over(former, rules.now_ns)
         self.has_worker_limits, self.has_debounce = (
             self.regimes.has_worker_limits,
             self.regimes.has_debounce,
         )
+        self.lane_groups = {active_rule: [] for active_rule in self.regimes}
         for service in self.services.values():
-            service.apply_rules(self.regimes.for_service(service.name))
+            self._apply_rules(service)
         if self.has_worker_limits:
             self._count_pairs()
         self.dirty.update(self.services)
+
+    def _apply_rules(self, service: Service) -> None:
+        service.apply_rules(self.regimes.for_service(service.name))
+        for lane_group in service.lane_groups:
+            self.lane_groups[lane_group.active_rule].append(lane_group)
 
     def campaign(self, name: bytes) -> Campaign:
         """A campaign by name, made when it is first needed."""
@@ -373,7 +384,7 @@ class Ledger:
             return
         if self.has_worker_limits:
             for lane, _ in counts:
-                for lane_group in lane.lane_group.active_rule.lane_groups:
+                for lane_group in self.lane_groups[lane.lane_group.active_rule]:
                     self.dirty[lane_group.service.name] = lane_group.service
         last = None
         for lane, _ in counts:

@@ -22,9 +22,8 @@ from taskyard.core.states import DELAYED, READY, TaskState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskyard.core.events import LaneOptions
     from taskyard.core.model import Task
-    from taskyard.core.rules import ActiveRule, Matcher, RuleMatchers
+    from taskyard.core.rules import ActiveRule, LaneOptions, Matcher, RuleMatchers
     from taskyard.core.workers import Worker
 
 #: The name of a service's open lane, which any number of workers serve.
@@ -582,8 +581,6 @@ class Service(Struct, eq=False):
         self.lane_groups = [
             LaneGroup(self, active_rule, matches) for active_rule, matches in matchers
         ]
-        for lane_group in self.lane_groups:
-            lane_group.active_rule.lane_groups.append(lane_group)
         self.turn = 0
         for lane in self.lanes.values():
             lane.lane_group = self.lane_group_of(lane.name)

@@ -12,16 +12,12 @@ from fnmatch import translate
 from typing import TYPE_CHECKING, Final, TypeAlias
 from zlib import crc32
 
-from msgspec import Struct, field, msgpack
+from msgspec import Struct, msgpack
 
-from taskyard.core.events import Rule
-from taskyard.core.limits import TASKS_MAX
+from taskyard.core.limits import SECOND_NS, TASKS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from taskyard.core.events import LaneOptions, RulesSet
-    from taskyard.core.queues import LaneGroup
+    from collections.abc import Callable, Iterator, Sequence
 
     #: Whether a lane is one of those that a pattern is for.
     Matcher: TypeAlias = Callable[[bytes], object]
@@ -30,6 +26,55 @@ if TYPE_CHECKING:
 
 #: What a pattern says of any text before it names none in particular.
 _PLAIN: Final = re.compile(rb"[^*?\[]*")
+
+
+class LaneOptions(Struct, frozen=True):
+    """How lanes are run. Settings, not history: never journalled."""
+
+    #: Workers that may serve lanes of the clause at once; 0 for no limit.
+    workers_max: int = 0
+    #: Workers that may serve one lane at once; 0 for no limit. The open lane has none.
+    lane_workers_max: int = 1
+    #: Tasks handed over beyond the one in hand, in a named lane.
+    overfeed: int = 0
+    #: Time from one leased task to the next, on average; 0 for no limit.
+    rate_interval_ns: int = 0
+    retry_delays_ns: tuple[int, ...] = ()
+    jitter_percent: int = 0
+    #: What the steps of a schedule are multiples of; a task that is put back alone waits for it.
+    interval_ns: int = SECOND_NS
+    #: Age at which a task ends that was tried, and tried or not, if it sets none; 0 for never.
+    expiry_ns: int = 0
+    expiry_hard_ns: int = 0
+    #: Age at which a task that has not ended is reported as late; 0 for never.
+    report_after_ns: int = 0
+    #: Ready tasks of a lane go in no particular order, else by age.
+    is_random: bool = False
+    #: Its lanes lease nothing until somebody asks for them.
+    is_held: bool = False
+    #: A lane that gets work begins this long after the first of it.
+    debounce_ns: int = 0
+    # For worker hosts and clients, handed on and never looked at; 0 and empty where not set.
+    #: What starts an agent, in one line.
+    command: bytes = b""
+    idle_ns_max: int = 0
+    hunger_ns_max: int = 0
+    #: The lane of tasks that name none, made from their fields.
+    lane_template: bytes = b""
+
+
+class Rule(Struct, frozen=True):
+    """Rules for lanes: for those that `match` fits, as `service/lane`, and no clause before it.
+    The open lane of a service has an empty name."""
+
+    name: bytes
+    #: `*` stands for anything, also `/`.
+    match: bytes = b"*"
+    rules: LaneOptions = LaneOptions()
+
+
+#: Options of lanes that no rule matches, where the settings have no defaults.
+NO_OPTIONS: Final = LaneOptions()
 
 
 class ActiveRule(Struct, eq=False):
@@ -46,23 +91,21 @@ class ActiveRule(Struct, eq=False):
     lane_worker_pairs: int = 0
     #: When the rate allows the next lease.
     rate_next_ns: int = 0
-    #: Its lanes, by service.
-    lane_groups: list[LaneGroup] = field(default_factory=list)
 
 
 class RuleTable:
     """All clauses, in the order in which they are tried, and what is for the rest."""
 
-    def __init__(self, rules: RulesSet, former: RuleTable | None = None) -> None:
-        self._all = [_activate(rule) for rule in rules.rules]
-        self._all.append(_activate(Rule(b"", b"*", rules.defaults)))
+    def __init__(
+        self, rules: Sequence[Rule] = (), defaults: LaneOptions = NO_OPTIONS, workers_max: int = 0
+    ) -> None:
+        self._all = [_activate(rule) for rule in rules]
+        self._all.append(_activate(Rule(b"", b"*", defaults)))
         self._globs = [compile_glob(active_rule.rule.match) for active_rule in self._all]
-        if former is not None:
-            self._carry_rates_over(former, rules.now_ns)
         each = [active_rule.rules for active_rule in self._all]
         #: Some regime has a rate; the broker or some regime has a limit of workers.
         self.has_rates = any(one.rate_interval_ns for one in each)
-        self.has_worker_limits = bool(rules.workers_max) or any(one.workers_max for one in each)
+        self.has_worker_limits = bool(workers_max) or any(one.workers_max for one in each)
         #: Lanes of some regime gather tasks before they begin.
         self.has_debounce = any(one.debounce_ns for one in each)
         #: Some regime sets ages that tasks may not reach, or are reported at.
@@ -70,7 +113,7 @@ class RuleTable:
             one.expiry_ns or one.expiry_hard_ns or one.report_after_ns for one in each
         )
         #: Another number when the rules are others.
-        self.version = crc32(msgpack.encode((rules.rules, rules.defaults, rules.workers_max)))
+        self.version = crc32(msgpack.encode((tuple(rules), defaults, workers_max)))
 
     def __iter__(self) -> Iterator[ActiveRule]:
         return iter(self._all)
@@ -87,7 +130,7 @@ class RuleTable:
                 found.append((active_rule, fits))
         return found
 
-    def _carry_rates_over(self, former: RuleTable, now_ns: int) -> None:
+    def carry_rates_over(self, former: RuleTable, now_ns: int) -> None:
         """A rate that is used up stays used up, but for no longer than its interval says now."""
         used_ns = {active_rule.rule.name: active_rule.rate_next_ns for active_rule in former}
         for active_rule in self._all:

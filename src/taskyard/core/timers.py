@@ -48,7 +48,7 @@ def _rates_ns(scheduler: Scheduler) -> list[int]:
         if active_rule.rate_next_ns > scheduler.now_ns
         and any(
             lane_group.rotation and lane_group.service.parked
-            for lane_group in active_rule.lane_groups
+            for lane_group in scheduler.ledger.lane_groups[active_rule]
         )
     ]
 
@@ -79,7 +79,7 @@ def reopen_rates(scheduler: Scheduler, since_ns: int) -> None:
     """Look again at services whose rate has allowed a task since the event before."""
     for active_rule in scheduler.ledger.regimes:
         if since_ns < active_rule.rate_next_ns <= scheduler.now_ns:
-            for lane_group in active_rule.lane_groups:
+            for lane_group in scheduler.ledger.lane_groups[active_rule]:
                 scheduler.ledger.dirty[lane_group.service.name] = lane_group.service
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from taskyard.core.events import LaneOptions, Rule
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 
 if TYPE_CHECKING:

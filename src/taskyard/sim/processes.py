@@ -32,7 +32,8 @@ from taskyard.worker.jobs import Job, JobResult
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.core.events import Event, Rule
+    from taskyard.core.events import Event
+    from taskyard.core.rules import Rule
     from taskyard.sim.clock import Timeline
     from taskyard.sim.world import World
 

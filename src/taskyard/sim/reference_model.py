@@ -13,9 +13,9 @@ from msgspec import Struct, field, structs
 
 from taskyard.core import identity
 from taskyard.core import records as r
-from taskyard.core.events import LaneOptions
 from taskyard.core.model import Terms
 from taskyard.core.records import ReturnReason
+from taskyard.core.rules import LaneOptions
 from taskyard.core.states import TaskState
 from taskyard.core.workers import WorkerFacts
 from taskyard.sim.lane_model import WAITS, LaneModels, goes_before

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from taskyard.core.events import LaneOptions, Rule
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native.frames import parse
 

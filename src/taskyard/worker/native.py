@@ -31,7 +31,7 @@ from taskyard.worker.jobs import Job, JobResult
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.core.events import Rule
+    from taskyard.core.rules import Rule
     from taskyard.core.runs import Run
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct, structs
 
-from taskyard.core.events import LaneOptions
-from taskyard.core.rules import compile_glob
+from taskyard.core.rules import LaneOptions, compile_glob
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.core.events import Rule
+    from taskyard.core.rules import Rule
 #: A service, and the name of a lane of it.
 LaneKey: TypeAlias = tuple[bytes, bytes]
 
