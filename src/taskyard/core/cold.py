@@ -19,7 +19,7 @@ from taskyard.core.columns import CHUNK_EDGES, CHUNK_TASKS, ChunkBuilder, Edges,
 from taskyard.core.graph import link
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Task, Terms
-from taskyard.core.queues import OPEN_LANE
+from taskyard.core.rules import OPEN_LANE
 from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
 
 if TYPE_CHECKING:

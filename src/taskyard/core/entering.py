@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.core.ledger import lane_counts, one_lane
 from taskyard.core.model import Task
-from taskyard.core.queues import OPEN_LANE
+from taskyard.core.rules import OPEN_LANE
 from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from taskyard.core.model import (
     Task,
     Terms,
 )
-from taskyard.core.queues import OPEN_LANE, DueHeap, Lane, Queue, Service
-from taskyard.core.rules import RuleTable
+from taskyard.core.queues import DueHeap, Lane, Queue, Service
+from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
 from taskyard.core.workers import Replaced, Worker
 from taskyard.errors import IllegalTransition

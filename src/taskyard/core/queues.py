@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from taskyard.core.rules import ActiveRule, LaneOptions, Matcher, RuleMatchers
     from taskyard.core.workers import Worker
 
-#: The name of a service's open lane, which any number of workers serve.
-OPEN_LANE: Final = b""
-
 #: The passed part of a queue is given back when it is this long and longer than what is left.
 CURSOR_MAX: Final = 64
 

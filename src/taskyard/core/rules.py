@@ -12,17 +12,22 @@ from fnmatch import translate
 from typing import TYPE_CHECKING, Final, TypeAlias
 from zlib import crc32
 
-from msgspec import Struct, msgpack
+from msgspec import Struct, msgpack, structs
 
-from taskyard.core.limits import SECOND_NS, TASKS_MAX
+from taskyard.core.limits import NUMBER_MAX, SECOND_NS, TASKS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from taskyard.core.model import Submission, Terms
 
     #: Whether a lane is one of those that a pattern is for.
     Matcher: TypeAlias = Callable[[bytes], object]
     #: Regimes in the order in which they are tried; None: it fits all that is left.
     RuleMatchers: TypeAlias = list[tuple["ActiveRule", Matcher | None]]
+
+#: The name of a service's open lane, which any number of workers serve.
+OPEN_LANE: Final = b""
 
 #: What a pattern says of any text before it names none in particular.
 _PLAIN: Final = re.compile(rb"[^*?\[]*")
@@ -169,3 +174,46 @@ def may_match(pattern: bytes, start: bytes) -> bool:
     plain = _PLAIN.match(pattern)
     known = b"" if plain is None else plain[0]
     return known.startswith(start) or start.startswith(known)
+
+
+def with_expiry(regimes: RuleTable, submission: Submission, at_ns: int) -> Submission:
+    """The submission, with the ages that the rules of each task's lane set."""
+    terms: list[Terms] = []
+    places: dict[tuple[int, int], int] = {}
+    terms_at = []
+    for place, active_rule in _rules_of_tasks(regimes, submission):
+        key = (place, id(active_rule))
+        if key not in places:
+            places[key] = len(terms)
+            terms.append(_with_defaults(submission.terms[place], active_rule.rules, at_ns))
+        terms_at.append(places[key])
+    alike = len(terms) == 1
+    return structs.replace(submission, terms=terms, terms_at=None if alike else terms_at)
+
+
+def _rules_of_tasks(regimes: RuleTable, submission: Submission) -> list[tuple[int, ActiveRule]]:
+    """Of each task which terms it has, and which regime its lane."""
+    count = len(submission.names)
+    services = [terms.service for terms in submission.terms]
+    choices = [regimes.for_service(name) for name in services]
+    places = submission.terms_at or [0] * count
+    lanes = submission.lanes or [OPEN_LANE] * count
+    return [
+        (place, first_match(choices[place], services[place], lane))
+        for place, lane in zip(places, lanes, strict=True)
+    ]
+
+
+def _with_defaults(terms: Terms, rules: LaneOptions, at_ns: int) -> Terms:
+    """Terms with what they leave to the rules. An age is counted from when the task is due."""
+    since_ns = max(at_ns, terms.due_ns)
+
+    def after_ns(age_ns: int) -> int:
+        return min(since_ns + age_ns, NUMBER_MAX) if age_ns else 0
+
+    return structs.replace(
+        terms,
+        expires_ns=terms.expires_ns or after_ns(rules.expiry_ns),
+        expires_hard_ns=terms.expires_hard_ns or after_ns(rules.expiry_hard_ns),
+        report_ns=after_ns(rules.report_after_ns),
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core import aging, graph, identity
+from taskyard.core import graph, identity, rules
 from taskyard.core.effects import Refusal
 from taskyard.core.events import DuplicatePolicy, UnknownPolicy
 from taskyard.core.limits import (
@@ -100,7 +100,7 @@ def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDeci
     own = [structs.replace(terms, submitted_ns=at_ns) for terms in event.submission.terms]
     submission = structs.replace(event.submission, terms=own)
     if ledger.regimes.has_expiry:
-        submission = aging.with_expiry(ledger.regimes, submission, at_ns)
+        submission = rules.with_expiry(ledger.regimes, submission, at_ns)
     event = structs.replace(event, submission=submission)
     _check_room(ledger, len(submission.names))
     batch = _index_batch(submission)

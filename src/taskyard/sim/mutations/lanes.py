@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
-from taskyard.core import aging, apply, queues, records, scheduler, selection, timers
+from taskyard.core import apply, queues, records, rules, scheduler, selection, timers
 from taskyard.core.columns import Restorer
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
@@ -199,7 +199,7 @@ def expiry_of_rule_ignored() -> Iterator[None]:
     def with_expiry(_regimes: Any, submission: Submission, _at_ns: int) -> Submission:
         return submission
 
-    with patched(aging, "with_expiry", with_expiry):
+    with patched(rules, "with_expiry", with_expiry):
         yield
 
 
