@@ -48,10 +48,9 @@ from taskyard.core.events import (
     WorkerUnreachable,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard
 
 #: What to do, and with what.

@@ -16,8 +16,8 @@ from taskyard.core.events import (
 )
 from taskyard.core.explain import Explanation, Reason, cancelled, explain
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import WorkerFacts
 from taskyard.core.rules import LaneOptions
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard
 
 

@@ -5,16 +5,24 @@ from collections.abc import Callable
 import pytest
 
 from taskyard.core import invariants
+from taskyard.core.entities import (
+    Ending,
+    Lane,
+    LaneGroup,
+    Lease,
+    Reservation,
+    Service,
+    Task,
+    Worker,
+)
 from taskyard.core.events import Outcome, RulesSet, UnknownPolicy, WorkerLost
 from taskyard.core.invariants import InvariantViolated
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
-from taskyard.core.model import Ending, Lease
-from taskyard.core.queues import Lane, LaneGroup, Queue, Reservation, Service
+from taskyard.core.queues import Queue
 from taskyard.core.rules import ActiveRule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState, WorkerState
-from taskyard.core.workers import Worker
 from tests.core.kit import Yard, a_lane
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
@@ -94,7 +102,7 @@ def regime_of(yard: Yard) -> ActiveRule:
     return service_of(yard).lane_groups[0].active_rule
 
 
-def queue_of(yard: Yard, name: bytes = b"ready") -> Queue:
+def queue_of(yard: Yard, name: bytes = b"ready") -> Queue[Task]:
     return lane_of(yard, name).queue(0)
 
 

@@ -26,12 +26,11 @@ from taskyard.core.events import (
 )
 from taskyard.core.explain import Reason
 from taskyard.core.limits import LIST_LANES_MAX, SECOND_NS
-from taskyard.core.model import Submission
+from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.records import Moved, Postponed, Released, ReportedLate, Returned, TaskExpired
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
 from tests.kit.snapshots import reopened
 

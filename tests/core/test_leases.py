@@ -24,7 +24,7 @@ from taskyard.core.events import (
     WorkerLost,
 )
 from taskyard.core.limits import CRASHES_MAX, SECOND_NS
-from taskyard.core.model import Terms
+from taskyard.core.model import Terms, WorkerFacts
 from taskyard.core.records import (
     Failed,
     Finished,
@@ -40,7 +40,6 @@ from taskyard.core.records import (
 )
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import PLAIN, Yard, assigned, missing
 from tests.kit.snapshots import reopened
 

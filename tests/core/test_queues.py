@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskyard.core.entities import Task
 from taskyard.core.events import PauseRequested, ResumeRequested
-from taskyard.core.model import Task, Terms
+from taskyard.core.model import Terms
 from taskyard.core.queues import CURSOR_MAX, DueHeap, Queue
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, a_lane
@@ -105,7 +106,7 @@ def test_planted_void_entry_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug that was there: the first entry of a task was taken for its live one."""
     sound = Queue.discard
 
-    def discard(queue: Queue, task: Task) -> None:
+    def discard(queue: Queue[Task], task: Task) -> None:
         if queue.cursor < len(queue.items) and queue.items[queue.cursor] is task:
             queue.cursor += 1
         else:
@@ -151,7 +152,7 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_queue_behaves_as_two_plain_lists(operations: list[tuple[str, int]]) -> None:
-    queue, front, back, number = Queue(0), list[Task](), list[Task](), 0
+    queue, front, back, number = Queue[Task](0), list[Task](), list[Task](), 0
     for operation, random_bits in operations:
         line = front + back
         if operation == "add":
@@ -264,7 +265,7 @@ def test_cancelled_tasks_in_a_queue_are_never_leased() -> None:
 
 
 def test_agenda_gives_what_is_due_in_order_of_time_then_arrival() -> None:
-    agenda, some = DueHeap(), tasks(4)
+    agenda, some = DueHeap[Task](), tasks(4)
     for one, due_ns in zip(some, [30, 10, 20, 10], strict=True):
         one.state, one.due_ns = TaskState.DELAYED, due_ns
         agenda.push_due(due_ns, [one])
@@ -275,7 +276,7 @@ def test_agenda_gives_what_is_due_in_order_of_time_then_arrival() -> None:
 
 
 def test_agenda_gives_no_more_than_was_asked_for() -> None:
-    agenda, some = DueHeap(), tasks(3)
+    agenda, some = DueHeap[Task](), tasks(3)
     for one in some:
         one.state = TaskState.DELAYED
         agenda.push_due(0, [one])
@@ -288,7 +289,7 @@ def test_agenda_gives_no_more_than_was_asked_for() -> None:
 
 
 def test_stale_entries_of_the_agenda_are_passed_over() -> None:
-    agenda, some = DueHeap(), tasks(3)
+    agenda, some = DueHeap[Task](), tasks(3)
     for one in some:
         one.state, one.due_ns = TaskState.DELAYED, 10
         agenda.push_due(10, [one])
@@ -299,7 +300,7 @@ def test_stale_entries_of_the_agenda_are_passed_over() -> None:
 
 
 def test_agenda_looks_at_whatever_comes_first() -> None:
-    agenda = DueHeap()
+    agenda = DueHeap[Task]()
     assert agenda.next_ns() is None
     agenda.push_expiry(7, [b"a"])
     assert agenda.next_ns() == 7

@@ -21,10 +21,10 @@ from taskyard.core.limits import (
     SECOND_NS,
     WIDE_LOOKAHEAD,
 )
+from taskyard.core.model import WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.selection import HoldReason
 from taskyard.core.states import TaskState, WorkerState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
 
 READY, LEASED = TaskState.READY, TaskState.LEASED

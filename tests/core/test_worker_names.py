@@ -12,6 +12,7 @@ from taskyard.core.events import (
     WorkerRegistered,
 )
 from taskyard.core.limits import CRASHES_MAX, REPLACED_MAX, REPLACED_TASKS_MAX, SECOND_NS
+from taskyard.core.model import WorkerFacts
 from taskyard.core.records import (
     Failed,
     LeaseExpired,
@@ -25,7 +26,6 @@ from taskyard.core.records import (
 )
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
 from tests.kit.snapshots import reopened
 

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from taskyard.core import columns, model, old_snapshots, records, runs, workers
+from taskyard.core import columns, model, old_snapshots, records, runs
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.errors import StateError
@@ -36,7 +36,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
 ARRAYS = [
     model.Submission,
     model.Terms,
-    workers.WorkerFacts,
+    model.WorkerFacts,
     runs.RunColumns,
     runs.Attempt,
     columns.TaskColumns,

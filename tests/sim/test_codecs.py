@@ -4,8 +4,7 @@ import pytest
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
-from taskyard.core.model import Submission
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import Submission, WorkerFacts
 from taskyard.sim.codecs.dialects import (
     PingPongClientCodec,
     PingPongWorkerCodec,

@@ -4,10 +4,9 @@ import msgspec
 import pytest
 
 from taskyard.core import records as r
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import ReturnReason
 from taskyard.core.rules import LaneOptions, Rule
-from taskyard.core.workers import WorkerFacts
 from taskyard.sim import plan
 from taskyard.sim.reference_model import ReferenceModel, Violation
 

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from taskyard.core import graph, records
+from taskyard.core.entities import Ending, Lease, Task, Worker
 from taskyard.core.ledger import lane_counts, one_lane
 from taskyard.core.limits import ATTEMPTS_SHOWN_MAX, REPLACED_MAX, REPLACED_TASKS_MAX
-from taskyard.core.model import Ending, Lease, Task, Terms
+from taskyard.core.model import Replaced, Terms
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
 from taskyard.core.rules import OPEN_LANE
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, DELAYED, FAILED, READY, Cause, TaskState
-from taskyard.core.workers import Replaced, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from taskyard.core.entities import Lane, Service
     from taskyard.core.ledger import Counts, Ledger, Tasks
     from taskyard.core.model import Submission
-    from taskyard.core.queues import Lane, Service
     from taskyard.core.records import AnyRecord
     from taskyard.core.runs import RunColumns
 

@@ -15,10 +15,8 @@ from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
     from taskyard.core import events
-    from taskyard.core.model import Task
-    from taskyard.core.queues import Service
+    from taskyard.core.entities import Service, Task, Worker
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
 
 
 def tasks_requested(scheduler: Scheduler, event: events.TasksRequested) -> None:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from taskyard.core import columns as forms
 from taskyard.core.columns import CHUNK_EDGES, CHUNK_TASKS, ChunkBuilder, Edges, Rest, TaskColumns
+from taskyard.core.entities import Task
 from taskyard.core.graph import link
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Task, Terms
+from taskyard.core.model import Terms
 from taskyard.core.rules import OPEN_LANE
 from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
 
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
+    from taskyard.core.entities import Lane
     from taskyard.core.model import Submission
-    from taskyard.core.queues import Lane, Queue
+    from taskyard.core.queues import Queue
     from taskyard.core.records import Submitted
 
 _STATES = tuple(TaskState)
@@ -183,7 +185,7 @@ class ColdLedger:
         if number in chunk.cuts:
             self._ends[place] = task
 
-    def _end_run(self, queue: Queue, place: int) -> None:
+    def _end_run(self, queue: Queue[Task], place: int) -> None:
         """Let a moved task queue behind the cold tasks so far."""
         run = queue.items[-1]
         assert isinstance(run, ColdRun)  # noqa: S101 - it has just been put there
@@ -221,7 +223,7 @@ class ColdLedger:
     def _queue_moved(self) -> None:
         """Queue moved tasks where they belong."""
         behind: dict[int, list[Task]] = defaultdict(list)
-        queues: dict[int, Queue] = {}
+        queues: dict[int, Queue[Task]] = {}
         for place, other in self._rest.moved:
             task = self._at(place)
             queue = task.lane.queue(task.terms.priority)
@@ -409,7 +411,7 @@ def _cold_number(number: int, hot: list[int], base: int) -> int:
     return -1 if is_hot else base + number - before
 
 
-def _stand_in(queue: Queue, last: int) -> None:
+def _stand_in(queue: Queue[Task], last: int) -> None:
     """Let a run stand at the end of a queue for cold tasks up to the place `last`."""
     run = queue.items[-1] if len(queue.items) > queue.cursor else None
     if isinstance(run, ColdRun) and not run.closed:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskyard.core import events
+    from taskyard.core.entities import Task
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Task
     from taskyard.core.scheduler import Scheduler
 
 #: Why a task failed that somebody let expire.

@@ -12,12 +12,11 @@ from msgspec import Struct, field
 
 from taskyard.core.events import Scope
 from taskyard.core.explain import Explanation, Reason
-from taskyard.core.model import Terms
+from taskyard.core.model import Terms, WorkerFacts
 from taskyard.core.records import AnyRecord
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Attempt
 from taskyard.core.states import TaskState, WorkerState
-from taskyard.core.workers import WorkerFacts
 
 
 class Refusal(Enum):

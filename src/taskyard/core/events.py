@@ -11,11 +11,11 @@ from enum import Enum, IntEnum
 
 from msgspec import Struct, field
 
-from taskyard.core.model import Submission, Task
+from taskyard.core.entities import Task
+from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 
 
 class UnknownPolicy(Enum):

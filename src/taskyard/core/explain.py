@@ -18,10 +18,8 @@ from taskyard.core.states import FAILED, TaskState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from taskyard.core.model import Lease, Task
-    from taskyard.core.queues import Lane
+    from taskyard.core.entities import Lane, Lease, Task, Worker
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
 
 #: A sentence names this many tasks and counts the rest.
 NAMED_MAX: Final = 5

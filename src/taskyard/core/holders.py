@@ -20,9 +20,8 @@ from taskyard.core.states import FAILED
 
 if TYPE_CHECKING:
     from taskyard.core import events
-    from taskyard.core.model import Task
+    from taskyard.core.entities import Task, Worker
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
 
 
 def refuses_newcomer(scheduler: Scheduler, event: events.WorkerRegistered) -> bool:

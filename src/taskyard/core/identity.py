@@ -20,8 +20,9 @@ from taskyard.errors import PeerError
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
+    from taskyard.core.entities import Task
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Submission, Task
+    from taskyard.core.model import Submission
 
 SEPARATOR: Final = b"/"
 

@@ -19,10 +19,8 @@ from taskyard.errors import TaskyardError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskyard.core.model import Task
-    from taskyard.core.queues import Lane, Service
+    from taskyard.core.entities import Lane, Service, Task, Worker
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
 
 
 class InvariantViolated(TaskyardError):

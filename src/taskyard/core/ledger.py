@@ -11,28 +11,19 @@ from itertools import groupby, repeat
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from taskyard.core import graph
+from taskyard.core.entities import Campaign, Ending, Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
 from taskyard.core.identity import prefix, spelling
-from taskyard.core.model import (
-    DIGEST_BYTES,
-    Campaign,
-    Digests,
-    EndedTask,
-    Ending,
-    Lease,
-    Task,
-    Terms,
-)
-from taskyard.core.queues import DueHeap, Lane, Queue, Service
+from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Terms
+from taskyard.core.queues import DueHeap, Queue
 from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
-from taskyard.core.workers import Replaced, Worker
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskyard.core.queues import LaneGroup, Reservation
+    from taskyard.core.entities import LaneGroup, Reservation
     from taskyard.core.rules import ActiveRule
     from taskyard.core.runs import Attempt
 
@@ -82,7 +73,7 @@ class Ledger:
         #: What `stuck` found, as of a record.
         self._stuck: tuple[int, dict[bytes, Task]] = (-1, {})
         self._digests = Digests()
-        self.agenda = DueHeap()
+        self.agenda: DueHeap[Task] = DueHeap()
         #: Services where something changed that may allow a lease. Volatile.
         self.dirty: dict[bytes, Service] = {}
         #: Workers that are kept free for one task each: of a service at most one for a task of many
@@ -581,7 +572,7 @@ def one_lane(tasks: Tasks) -> Lane | None:
     return lane
 
 
-def one_queue(tasks: Tasks) -> Queue | None:
+def one_queue(tasks: Tasks) -> Queue[Task] | None:
     """The queue for these ready tasks if they all belong in one and none can be a suspect."""
     lane = one_lane(tasks)
     if lane is None:

@@ -37,11 +37,11 @@ from taskyard.core.states import BUSY, DRAINING, PARKED, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
     from taskyard.core import events
+    from taskyard.core.entities import Lease, Task, Worker
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Lease, Task
+    from taskyard.core.model import WorkerFacts
     from taskyard.core.runs import RunColumns
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker, WorkerFacts
 
 
 def worker_registered(scheduler: Scheduler, event: events.WorkerRegistered) -> None:

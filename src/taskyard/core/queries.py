@@ -57,12 +57,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from taskyard.core import events
+    from taskyard.core.entities import Lane, Service, Task, Worker
     from taskyard.core.events import Scope
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Task
-    from taskyard.core.queues import Lane, Service
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
 
 #: Lanes of one service that are looked at, to say which are paused: some 50 µs. Who has more
 #: of them asks why a task waits.

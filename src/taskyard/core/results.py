@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from taskyard.core import holders, identity, membership, runs, submission, subscriptions
 from taskyard.core.effects import Refusal, Refused, ReportAck
+from taskyard.core.entities import SLOTS_UNLIMITED, Worker
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
     CRASH_DELAY_NS,
@@ -29,13 +30,12 @@ from taskyard.core.records import (
     StaleReport,
 )
 from taskyard.core.states import DELAYED
-from taskyard.core.workers import SLOTS_UNLIMITED, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
     from taskyard.core import events
-    from taskyard.core.model import Lease, Task
+    from taskyard.core.entities import Lease, Task
     from taskyard.core.runs import RunColumns
     from taskyard.core.scheduler import Scheduler
 

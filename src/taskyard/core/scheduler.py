@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.core.effects import Effect
-    from taskyard.core.model import Lease, Task
-    from taskyard.core.queues import Lane
+    from taskyard.core.entities import Lane, Lease, Task, Worker
     from taskyard.core.records import AnyRecord
-    from taskyard.core.workers import Worker
 
 
 class Scheduler:

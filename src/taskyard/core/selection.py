@@ -19,6 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+from taskyard.core.entities import SLOTS_UNLIMITED, Reservation
 from taskyard.core.limits import (
     EXCLUSIVE,
     LANE_RUN_TASKS_MAX,
@@ -29,18 +30,14 @@ from taskyard.core.limits import (
     WIDE_LOOKAHEAD,
 )
 from taskyard.core.model import isolation_room
-from taskyard.core.queues import Reservation
 from taskyard.core.states import DRAINING, PARKED, READY
-from taskyard.core.workers import SLOTS_UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from taskyard.core.entities import Lane, LaneGroup, Service, Task, Worker
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Task
-    from taskyard.core.queues import Lane, LaneGroup, Service
     from taskyard.core.rules import ActiveRule
-    from taskyard.core.workers import Worker
 
 
 #: What workers of a dialect can't be told, because it means something else there: a task with such

@@ -33,9 +33,10 @@ from taskyard.errors import PeerError
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
+    from taskyard.core.entities import Task
     from taskyard.core.events import SubmitRequested
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Submission, Task, Terms
+    from taskyard.core.model import Submission, Terms
 
 
 class SubmissionRefused(PeerError):

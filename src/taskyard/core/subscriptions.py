@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.core import events
+    from taskyard.core.entities import Ending, Task, Worker
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Ending, Task
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
 
 #: A client, and the request by which it asked to be told.
 _Subscription: TypeAlias = "tuple[bytes, int]"

@@ -12,9 +12,8 @@ from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerC
 
 if TYPE_CHECKING:
     from taskyard.core import events
+    from taskyard.core.entities import Lane, Task
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Task
-    from taskyard.core.queues import Lane
     from taskyard.core.scheduler import Scheduler
 
 _WAITING = (BLOCKED, DELAYED, READY)

@@ -46,9 +46,8 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Submission, Terms
+    from taskyard.core.model import Submission, Terms, WorkerFacts
     from taskyard.core.states import TaskState
-    from taskyard.core.workers import WorkerFacts
     from taskyard.journal.chain import Row
     from taskyard.sim.clock import SimClock, Timeline
     from taskyard.sim.plan import Plan

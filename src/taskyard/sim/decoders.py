@@ -12,7 +12,7 @@ import msgspec
 
 from taskyard.core import events
 from taskyard.core.events import Outcome
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import WorkerFacts
 from taskyard.sim.listeners import Listener
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb

@@ -13,11 +13,10 @@ from msgspec import Struct, field, structs
 
 from taskyard.core import identity
 from taskyard.core import records as r
-from taskyard.core.model import Terms
+from taskyard.core.model import Terms, WorkerFacts
 from taskyard.core.records import ReturnReason
 from taskyard.core.rules import LaneOptions
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.sim.lane_model import WAITS, LaneModels, goes_before
 
 if TYPE_CHECKING:

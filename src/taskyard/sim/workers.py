@@ -24,8 +24,7 @@ from msgspec import Struct, structs
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
-from taskyard.core.model import Result
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import Result, WorkerFacts
 from taskyard.sim.codecs.dialects import PingPongWorkerCodec, RoundRobinWorkerCodec, WmpWorkerCodec
 from taskyard.sim.codecs.native import NativeCodec
 from taskyard.sim.listeners import DEFAULT, Listener

@@ -23,8 +23,7 @@ from taskyard.core import runs
 from taskyard.core.events import Outcome
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import Result, WorkerFacts
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
 

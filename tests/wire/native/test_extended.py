@@ -10,10 +10,9 @@ from msgspec import structs
 from taskyard.core import effects, old_snapshots
 from taskyard.core.events import Outcome, Scope, UnknownPolicy, WorkerLost, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result, Submission, Terms
+from taskyard.core.model import Result, Submission, Terms, WorkerFacts
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import request_numbers
 from taskyard.wire.native import peer

@@ -9,8 +9,7 @@ import pytest
 
 from taskyard.core import invariants, old_snapshots
 from taskyard.core.events import DrainRequested, Scope
-from taskyard.core.model import Submission, Terms
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native import requests as native_requests

@@ -7,8 +7,8 @@ from msgspec import structs
 
 from taskyard.core.events import RulesSet
 from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS, SERVICES_MAX
+from taskyard.core.model import WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
-from taskyard.core.workers import WorkerFacts
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 from tests.wire.kit import Counter

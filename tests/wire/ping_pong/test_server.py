@@ -12,10 +12,9 @@ from taskyard.core import events, old_snapshots
 from taskyard.core.effects import Accepted, Assign
 from taskyard.core.events import CancelRequested, DrainRequested, ReplyDue, Scope, WorkerHeartbeat
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Finished, Leased, LeaseExpired, Returned, StaleReport, WorkerLeft
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.ping_pong import frontend as ping_pong_frontend
 from taskyard.wire.ping_pong.backend import FORGET_NS

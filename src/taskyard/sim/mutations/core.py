@@ -36,11 +36,11 @@ from taskyard.core import (
     timers,
 )
 from taskyard.core.columns import Restorer
+from taskyard.core.entities import Lane, Lease, Task, Worker
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Lease, Result, Task
+from taskyard.core.model import Result
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import Worker
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
 from taskyard.journal.encoding import encode
@@ -359,7 +359,7 @@ def due_time_ignored() -> Iterator[None]:
     """What waits for a time comes due at once."""
     sound = queues.DueHeap.pop_due
 
-    def pop_due(self: queues.DueHeap, wall_ns: int, count_max: int) -> list[Task]:
+    def pop_due(self: queues.DueHeap[Task], wall_ns: int, count_max: int) -> list[Task]:
         return sound(self, 2 * wall_ns, count_max)
 
     with patched(queues.DueHeap, "pop_due", pop_due):
@@ -659,12 +659,12 @@ def pause_ignored() -> Iterator[None]:
 @mutation
 def priority_inverted() -> Iterator[None]:
     """The lowest priority goes first."""
-    sound = queues.Lane.queue
+    sound = Lane.queue
 
-    def queue(self: queues.Lane, priority: int) -> queues.Queue:
+    def queue(self: Lane, priority: int) -> queues.Queue[Task]:
         return sound(self, -priority)
 
-    with patched(queues.Lane, "queue", queue):
+    with patched(Lane, "queue", queue):
         yield
 
 
@@ -672,7 +672,7 @@ def priority_inverted() -> Iterator[None]:
 def last_in_first_out() -> Iterator[None]:
     """The newest task of a lane goes first."""
 
-    def peek(self: queues.Queue, count: int) -> list[Task]:
+    def peek(self: queues.Queue[Task], count: int) -> list[Task]:
         line = [*self.front[::-1], *self.items[self.cursor :]]
         return [task for task in reversed(line) if task.state is TaskState.READY][:count]
 

@@ -12,10 +12,10 @@ from msgspec import structs
 
 from taskyard.core import apply, queues, records, rules, scheduler, selection, timers
 from taskyard.core.columns import Restorer
+from taskyard.core.entities import Lane, Service, Task
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Submission, Task
-from taskyard.core.queues import Lane, Service
+from taskyard.core.model import Submission
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import READY
 from taskyard.sim.mutations.registry import mutation, mutation_for_invariants, patched, patched_item
@@ -136,7 +136,7 @@ def random_before_priority() -> Iterator[None]:
 def removed_tasks_sampled() -> Iterator[None]:
     """A task that was taken out of the middle of a queue is still found there."""
 
-    def valid(_self: queues.Queue, entries: list[Task], _gone: Any) -> list[Task]:
+    def valid(_self: queues.Queue[Task], entries: list[Task], _gone: Any) -> list[Task]:
         return [task for task in entries if task.state is READY]
 
     with patched(queues.Queue, "_valid", valid):

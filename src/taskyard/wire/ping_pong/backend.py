@@ -23,7 +23,7 @@ from msgspec import Struct
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import WorkerFacts
 from taskyard.wire.dialect import PING_PONG, request_numbers
 from taskyard.wire.ping_pong.frames import (
     DIALECT,
