@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from taskyard.core.effects import Explanation, Reason
 from taskyard.core.events import (
     Outcome,
     PauseRequested,
@@ -14,7 +15,7 @@ from taskyard.core.events import (
     WorkerLost,
     WorkerRegistered,
 )
-from taskyard.core.explain import Explanation, Reason, cancelled, explain
+from taskyard.core.explain import cancelled, explain
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.core.rules import LaneOptions

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from taskyard.core.effects import LaneList, LaneView
+from taskyard.core.effects import LaneList, LaneView, Reason
 from taskyard.core.events import (
     LanesRequested,
     Outcome,
@@ -14,7 +14,7 @@ from taskyard.core.events import (
     Scope,
     WorkerHeartbeat,
 )
-from taskyard.core.explain import LANE_REASONS, LANE_SENTENCES, Reason, explain
+from taskyard.core.explain import LANE_REASONS, LANE_SENTENCES, explain
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.selection import HoldReason

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.core.effects import CommandAck, Effect, LaneList, LaneView, Refused
+from taskyard.core.effects import CommandAck, Effect, LaneList, LaneView, Reason, Refused
 from taskyard.core.events import (
     ExpireRequested,
     LanesRequested,
@@ -24,7 +24,6 @@ from taskyard.core.events import (
     TimePassed,
     WorkerRegistered,
 )
-from taskyard.core.explain import Reason
 from taskyard.core.limits import LIST_LANES_MAX, SECOND_NS
 from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.records import Moved, Postponed, Released, ReportedLate, Returned, TaskExpired

@@ -10,10 +10,12 @@ from msgspec import structs
 from taskyard.core import effects, events, old_snapshots, queries
 from taskyard.core.effects import (
     Assign,
+    Explanation,
     ExplanationReply,
     HeartbeatAck,
     HeldTasks,
     NoWork,
+    Reason,
     Refusal,
     Refused,
     ReportAck,
@@ -52,7 +54,6 @@ from taskyard.core.events import (
     WorkerHeartbeat,
     WorkersRequested,
 )
-from taskyard.core.explain import Explanation, Reason
 from taskyard.core.limits import (
     AFTER_SHOWN_MAX,
     LIST_TASKS_MAX,

@@ -3,13 +3,11 @@ anything."""
 
 from __future__ import annotations
 
-from enum import Enum
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, cast
 
-from msgspec import Struct
-
 from taskyard.core import graph, selection
+from taskyard.core.effects import Explanation, Reason
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
 from taskyard.core.model import isolation_room, shown
 from taskyard.core.selection import HoldReason
@@ -26,36 +24,6 @@ NAMED_MAX: Final = 5
 
 #: A worker is worth a word when one part in so many of the silence that it is allowed has passed.
 HEARTBEAT_LATE_SHARE: Final = 3
-
-
-class Reason(Enum):
-    """What a task or a lane waits for, or why it does not."""
-
-    UNKNOWN = "unknown"
-    DONE = "done"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-    LEASED = "leased"
-    TASKS = "waits for tasks"
-    FAILURE = "behind a failure"
-    TIME = "waits for its time"
-    PAUSED = "paused"
-    HELD = "held"
-    DEBOUNCED = "gathering"
-    LIMIT_BROKER = "broker limit"
-    LIMIT_SERVICE = "service limit"
-    LIMIT_LANE = "lane limit"
-    RATE = "rate"
-    NO_WORKER = "no worker"
-    TROUBLE = "agent failing to start"
-    NO_HEARTBEAT = "worker silent"
-    NO_ROOM = "no worker is large enough"
-    WORKERS_BUSY = "workers busy"
-    ISOLATED = "kept apart"
-    EXCLUSIVE = "must run alone"
-    RESERVED = "a worker is reserved"
-    SERVED = "being served"
-    IDLE = "idle"
 
 
 #: What a lane can wait for, or why it does not, the first that holds: never anything else.
@@ -77,15 +45,6 @@ LANE_REASONS: Final = (
     Reason.FAILED,
     Reason.IDLE,
 )
-
-
-class Explanation(Struct, frozen=True):
-    """An answer to `why`."""
-
-    reason: Reason
-    sentence: str
-    #: The tasks that it waits for, where it waits for tasks, or was cancelled with one.
-    after: tuple[bytes, ...] = ()
 
 
 def explain(scheduler: Scheduler, name: bytes) -> Explanation:
