@@ -5,9 +5,9 @@ from __future__ import annotations
 from heapq import heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import holders, membership, subscriptions
+from taskyard.core import holders, subscriptions
 from taskyard.core import selection as core_selection
-from taskyard.core.effects import Assign, NoWork, Wake
+from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
 from taskyard.core.ledger import one_lane
 from taskyard.core.limits import WAKE_NS_MAX
 from taskyard.core.records import Leased
@@ -16,6 +16,7 @@ from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
 if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.entities import Service, Task, Worker
+    from taskyard.core.ledger import Ledger
     from taskyard.core.scheduler import Scheduler
 
 
@@ -30,7 +31,7 @@ def tasks_requested(scheduler: Scheduler, event: events.TasksRequested) -> None:
     if worker.state is DRAINING:
         if worker.leases and not event.parks:
             _reply_no_work_yet(scheduler, worker)
-        membership.shut_down_if_drained(scheduler, worker)
+        shut_down_if_drained(scheduler, worker)
     elif event.parks and worker.facts.wants_wake:
         park(scheduler, worker, event.count)  # it is told of work, and asks for it then
     elif lease(scheduler, worker, event.count):
@@ -40,7 +41,7 @@ def tasks_requested(scheduler: Scheduler, event: events.TasksRequested) -> None:
     else:
         _reply_no_work(scheduler, worker)
         if worker.state is WOKEN:
-            membership.cancel_wake(scheduler.ledger, worker)
+            cancel_wake(scheduler.ledger, worker)
             park(scheduler, worker, worker.tasks_wanted)  # it still waits, but not for this call
         elif worker.state is PARKED and not (worker.facts.wants_wake or worker.facts.always_ready):
             _unpark(worker)  # what it asks now replaces what it waited for
@@ -158,7 +159,7 @@ def _update_worker(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> N
         for task in tasks:
             core_selection.spend_rate(task.lane.lane_group.active_rule, 1, scheduler.now_ns)
     waited = worker.state in (PARKED, WOKEN)
-    membership.cancel_wake(scheduler.ledger, worker)  # it may have taken a task of another service
+    cancel_wake(scheduler.ledger, worker)  # it may have taken a task of another service
     worker.turn(WorkerCause.ASSIGNED)
     if worker.facts.always_ready:
         park(scheduler, worker, worker.slots_free)
@@ -232,3 +233,15 @@ def _count_woken(scheduler: Scheduler, service: Service) -> int:
         worker is not None and worker.state is WOKEN and worker.woken_for == service.name
         for worker in wants_wake
     )
+
+
+def cancel_wake(ledger: Ledger, worker: Worker) -> None:
+    """A worker that was called won't come, or came for nothing: call another."""
+    if worker.state is WOKEN:
+        ledger.dirty[worker.woken_for] = ledger.service(worker.woken_for)
+
+
+def shut_down_if_drained(scheduler: Scheduler, worker: Worker) -> None:
+    if worker.state is DRAINING and not worker.leases:
+        scheduler.send(Shutdown(worker.name, worker.open_request))
+        worker.open_request = 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from taskyard.core import graph, identity, membership, submission, subscriptions
+from taskyard.core import assignment, graph, identity, membership, submission, subscriptions
 from taskyard.core.effects import Accepted, CommandAck, Refusal, Refused, RefusedTasks, Stop
 from taskyard.core.limits import (
     AFTER_MAX,
@@ -241,10 +241,10 @@ def drain_requested(scheduler: Scheduler, event: events.DrainRequested) -> None:
     names = [*existing] if event.worker is None else [event.worker]
     workers = [existing[name] for name in names if name in existing]
     for worker in workers:
-        membership.cancel_wake(scheduler.ledger, worker)
+        assignment.cancel_wake(scheduler.ledger, worker)
         scheduler.ledger.unreserve(worker)
         worker.turn(WorkerCause.DRAINED)
-        membership.shut_down_if_drained(scheduler, worker)
+        assignment.shut_down_if_drained(scheduler, worker)
     scheduler.send(CommandAck(event.client, event.request, len(workers)))
 
 

@@ -13,7 +13,6 @@ from taskyard.core.effects import (
     Refusal,
     Refused,
     ReportAck,
-    Shutdown,
     Stop,
     UnknownWorker,
 )
@@ -33,12 +32,11 @@ from taskyard.core.records import (
     WorkerJoined,
     WorkerLeft,
 )
-from taskyard.core.states import BUSY, DRAINING, PARKED, WOKEN, WorkerCause
+from taskyard.core.states import BUSY, PARKED, WorkerCause
 
 if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.entities import Lease, Task, Worker
-    from taskyard.core.ledger import Ledger
     from taskyard.core.model import WorkerFacts
     from taskyard.core.runs import RunColumns
     from taskyard.core.scheduler import Scheduler
@@ -55,7 +53,7 @@ def worker_registered(scheduler: Scheduler, event: events.WorkerRegistered) -> N
         return
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is not None and worker.facts.incarnation != facts.incarnation:
-        cancel_wake(scheduler.ledger, worker)
+        assignment.cancel_wake(scheduler.ledger, worker)
         assignment.close_request(scheduler, worker)
         end_restart_leases(scheduler, worker)
         _lose_worker(scheduler, worker, ReturnReason.RESTARTED)
@@ -90,7 +88,7 @@ def _facts_valid(facts: WorkerFacts) -> bool:
 def on_slot_free(scheduler: Scheduler, worker: Worker) -> None:
     """A worker may have room again: the queue is drained at once, or the worker let go."""
     scheduler.schedule_timeout(worker)  # it may hold less that allows it to be silent for long
-    shut_down_if_drained(scheduler, worker)
+    assignment.shut_down_if_drained(scheduler, worker)
     if worker.facts.always_ready:
         assignment.park(scheduler, worker, worker.slots_free)
     elif worker.state is PARKED:
@@ -168,7 +166,7 @@ def worker_exited(scheduler: Scheduler, event: events.WorkerExited) -> None:
     if worker is None:
         scheduler.send(UnknownWorker(event.worker, event.request))
         return
-    cancel_wake(scheduler.ledger, worker)
+    assignment.cancel_wake(scheduler.ledger, worker)
     assignment.close_request(scheduler, worker)
     return_tasks(scheduler, worker, worker.held(), ReturnReason.LEFT)
     scheduler.emit(WorkerLeft(scheduler.at_ns, event.worker, b"left"))
@@ -188,22 +186,16 @@ def worker_unreachable(scheduler: Scheduler, event: events.WorkerUnreachable) ->
     worker = scheduler.ledger.workers.get(event.worker)
     if worker is None:
         return
-    cancel_wake(scheduler.ledger, worker)
+    assignment.cancel_wake(scheduler.ledger, worker)
     worker.turn(WorkerCause.UNREACHABLE)
     worker.listed_as = -1
     worker.open_request = 0
     scheduler.ledger.unreserve(worker)
 
 
-def cancel_wake(ledger: Ledger, worker: Worker) -> None:
-    """A worker that was called won't come, or came for nothing: call another."""
-    if worker.state is WOKEN:
-        ledger.dirty[worker.woken_for] = ledger.service(worker.woken_for)
-
-
 def expire_worker(scheduler: Scheduler, worker: Worker, reason: bytes = b"silent") -> None:
     """A worker was not heard for too long: what it held goes to others, and it is gone."""
-    cancel_wake(scheduler.ledger, worker)
+    assignment.cancel_wake(scheduler.ledger, worker)
     assignment.close_request(scheduler, worker)
     end_restart_leases(scheduler, worker)
     held = worker.held()
@@ -234,12 +226,6 @@ def end_restart_leases(scheduler: Scheduler, worker: Worker) -> None:
 
 def _columns(tasks: list[Task]) -> tuple[list[bytes], list[int]]:
     return [task.name for task in tasks], [task.attempt for task in tasks]
-
-
-def shut_down_if_drained(scheduler: Scheduler, worker: Worker) -> None:
-    if worker.state is DRAINING and not worker.leases:
-        scheduler.send(Shutdown(worker.name, worker.open_request))
-        worker.open_request = 0
 
 
 def return_tasks(  # noqa: PLR0913  # the last one is named
