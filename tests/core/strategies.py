@@ -205,7 +205,7 @@ def take_step(yard: Yard, step: Step) -> list[Any]:
 
 
 def _submit(yard: Yard, terms: dict[str, Any], **given: Any) -> list[Any]:
-    at_ns = yard.scheduler.at_ns
+    at_ns = yard.scheduler.context.at_ns
     own = dict(terms)
     for key in ("due", "expires", "expires_hard"):
         after_seconds = own.pop(key)

@@ -23,7 +23,7 @@ from tests.core.kit import Yard
 
 
 def why(yard: Yard, name: bytes) -> Explanation:
-    return explain(yard.scheduler, name)
+    return explain(yard.scheduler.context, name)
 
 
 def sentence(yard: Yard, name: bytes, reason: Reason) -> str:

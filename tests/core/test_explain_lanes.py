@@ -259,7 +259,7 @@ def test_task_says_why_its_lane_waits(
 ) -> None:
     yard = Yard()
     story(yard)
-    found = explain(yard.scheduler, b"a")
+    found = explain(yard.scheduler.context, b"a")
     assert (found.reason, found.sentence.split(", ", 1)[1]) == (reason, sentence)
 
 
@@ -273,7 +273,7 @@ def test_malformed_lines_of_its_workers_agents_are_told_of_a_lane_and_its_task()
     yard.handle(WorkerHeartbeat(0, b"w", held, malformed=1))
     told = "; its agents wrote 1 malformed line (see its log)"
     assert view(yard).sentence == before + told
-    assert explain(yard.scheduler, b"a").sentence.endswith(told)
+    assert explain(yard.scheduler.context, b"a").sentence.endswith(told)
     yard.handle(WorkerHeartbeat(0, b"w", held))  # another process of that name
     assert view(yard).sentence == before
 

@@ -264,13 +264,13 @@ def suspect_among_others(yard: Yard) -> None:
 
 
 def forget_silence(yard: Yard) -> None:
-    yard.scheduler.timeouts.clear()
+    yard.scheduler.context.timeouts.clear()
 
 
 def mind_silence_late(yard: Yard) -> None:
     worker = worker_of(yard)
     worker.timeout_check_ns = worker.timeout_at_ns + 1
-    yard.scheduler.timeouts[:] = [(worker.timeout_check_ns, worker.name)]
+    yard.scheduler.context.timeouts[:] = [(worker.timeout_check_ns, worker.name)]
 
 
 def forget_parked(yard: Yard) -> None:

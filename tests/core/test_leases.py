@@ -211,7 +211,7 @@ def test_watch_over_silence_does_not_grow_with_the_work_done() -> None:
         yard.take(b"w")
         yard.finish(b"w", b"%d" % number)
         yard.join(b"w", lease_timeout_ns=1000 * SECOND_NS)
-    assert len(yard.scheduler.timeouts) < 50
+    assert len(yard.scheduler.context.timeouts) < 50
 
 
 def test_clock_jumps_end_no_lease() -> None:

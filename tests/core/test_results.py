@@ -117,7 +117,7 @@ def test_task_that_its_program_died_with_is_tried_as_often_as_one_that_loses_wor
     yard = holding(b"a")
     for crash in range(1, CRASHES_MAX):
         yard.report(b"w", b"a", Outcome.CRASHED, texts=[b"died"])
-        due_ns = yard.scheduler.at_ns + CRASH_DELAY_NS
+        due_ns = yard.scheduler.context.at_ns + CRASH_DELAY_NS
         assert yard.records[-1] == Postponed(
             due_ns - SECOND_NS, b"w", [b"a"], [crash], [due_ns], [b"died"]
         )

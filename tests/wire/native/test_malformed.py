@@ -69,9 +69,9 @@ def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> No
     for body in spoilt(1_000, seed):
         before = old_snapshots.fingerprint(counter.scheduler.ledger)
         records = counter.scheduler.ledger.record
-        refused = counter.scheduler.refused
+        refused = counter.scheduler.context.refused
         answers = [Q.FromString(one) for one in counter.frames([b"", body])]
-        if counter.scheduler.refused > refused:
+        if counter.scheduler.context.refused > refused:
             continue  # a plain Create, of which the sound tasks are accepted
         if any(one.type == Q.Error for one in answers):
             errors += 1

@@ -708,7 +708,7 @@ def test_queue_of_all_clients_has_a_limit() -> None:
 
 def test_client_is_told_that_the_broker_takes_no_more() -> None:
     hall = Hall()
-    hall.scheduler.accepting = False
+    hall.scheduler.context.accepting = False
     assert hall.client(b"c", b"job") == [[FULL]]
 
 
@@ -727,7 +727,7 @@ def test_client_that_is_gone_is_forgotten_and_its_job_done_all_the_same() -> Non
     assert [*hall.states().values()] == [DONE, DONE]
     assert hall.sent == []
     assert hall.frontend.waiting == 0
-    assert not hall.scheduler.watchers
+    assert not hall.scheduler.context.watchers
 
 
 def test_names_of_jobs_are_of_this_process_alone() -> None:

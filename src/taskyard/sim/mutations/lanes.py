@@ -12,11 +12,11 @@ from msgspec import structs
 
 from taskyard.core import apply, queues, records, rules, scheduler, selection, timers
 from taskyard.core.columns import Restorer
+from taskyard.core.context import Context
 from taskyard.core.entities import Lane, Service, Task
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Submission
-from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import READY
 from taskyard.sim.mutations.registry import mutation, mutation_for_invariants, patched, patched_item
 
@@ -35,7 +35,7 @@ def _with_rules(**changed: Any) -> AbstractContextManager[None]:
     """The settings are read, but for these."""
     sound = timers.rules_set
 
-    def rules_set(self: Scheduler, event: RulesSet) -> None:
+    def rules_set(self: Context, event: RulesSet) -> None:
         rules = tuple(
             structs.replace(one, rules=structs.replace(one.rules, **changed)) for one in event.rules
         )
@@ -63,7 +63,7 @@ def last_rule_wins() -> Iterator[None]:
     """Clauses are tried from the end of the file."""
     sound = timers.rules_set
 
-    def rules_set(self: Scheduler, event: RulesSet) -> None:
+    def rules_set(self: Context, event: RulesSet) -> None:
         sound(self, structs.replace(event, rules=event.rules[::-1]))
 
     with patched_item(_DECIDERS, RulesSet, rules_set):
