@@ -11,7 +11,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from taskyard.core import columns, model, old_snapshots, records, runs
+from taskyard.core import model, old_snapshots, records, runs
+from taskyard.core import snapshot as core_snapshot
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.errors import StateError
@@ -39,10 +40,10 @@ ARRAYS = [
     model.WorkerFacts,
     runs.RunColumns,
     runs.Attempt,
-    columns.TaskColumns,
-    columns.Rest,
-    columns.CampaignRest,
-    columns.LaneRest,
+    core_snapshot.TaskColumns,
+    core_snapshot.Rest,
+    core_snapshot.CampaignRest,
+    core_snapshot.LaneRest,
     old_snapshots.LedgerSnapshot,
     old_snapshots.ServiceSnapshot,
     old_snapshots.LaneSnapshot,

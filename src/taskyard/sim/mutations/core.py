@@ -35,12 +35,12 @@ from taskyard.core import (
     subscriptions,
     timers,
 )
-from taskyard.core.columns import Restorer
 from taskyard.core.context import Context
 from taskyard.core.entities import Lane, Lease, Task, Worker
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Result
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.snapshot import Restorer
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from taskyard.core import apply, queues, records, rules, scheduler, selection, timers
-from taskyard.core.columns import Restorer
 from taskyard.core.context import Context
 from taskyard.core.entities import Lane, Service, Task
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Submission
+from taskyard.core.snapshot import Restorer
 from taskyard.core.states import READY
 from taskyard.sim.mutations.registry import mutation, mutation_for_invariants, patched, patched_item
 
