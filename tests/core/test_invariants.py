@@ -283,7 +283,7 @@ def await_known(yard: Yard) -> None:
 
 
 def forget_agenda(yard: Yard) -> None:
-    ledger_of(yard).agenda.due.clear()
+    ledger_of(yard).due_heap.due.clear()
 
 
 def plan_at_another_time(yard: Yard) -> None:

@@ -173,7 +173,7 @@ def test_lane_comes_under_another_clause_with_what_it_has_out() -> None:
         Rule(b"smtp", b"smtp/*", LaneOptions(workers_max=1)),
         Rule(b"uucp", b"uucp/*", LaneOptions(workers_max=1)),
     )
-    held = [active_rule.lane_worker_pairs for active_rule in yard.scheduler.ledger.regimes]
+    held = [active_rule.lane_worker_pairs for active_rule in yard.scheduler.ledger.rule_table]
     assert held == [1, 0, 0]
 
 

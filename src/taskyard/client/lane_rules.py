@@ -30,7 +30,7 @@ def template_of(service: bytes, clauses: Iterable[Rule]) -> str:
     lane = service + b"/"
     for clause in clauses:
         if not clause.name or compile_glob(clause.match)(lane):
-            return shown(clause.rules.lane_template)
+            return shown(clause.options.lane_template)
     return ""
 
 

@@ -69,7 +69,7 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
             task.attempt = task.losses_excused = attempt
             ledger.outputs.pop(task.name, None)  # what the generation before has printed
             ledger.failed_attempts.pop(task.name, None)
-    agenda = ledger.agenda
+    agenda = ledger.due_heap
     _schedule_times(
         submission, [terms.expires_hard_ns for terms in submission.terms], agenda.push_expiry
     )
@@ -344,7 +344,7 @@ def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
             task.terms = renewed.setdefault(id(task.terms), _unexpired(task.terms, record.at_ns))
             ledger.reasons.pop(task.name, None)
             if 0 < task.terms.report_ns <= record.at_ns:
-                ledger.agenda.push_late(task.terms.report_ns, [task.name])  # it was no use before
+                ledger.due_heap.push_late(task.terms.report_ns, [task.name])  # it was no use before
     ledger.requeue(tasks, Cause.RETRIED, front=False)
     ledger.schedule_expiry(tasks)
 

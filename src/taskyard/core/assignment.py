@@ -155,7 +155,7 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     lane = tasks[-1].lane
     worker.lane_run = worker.lane_run + len(tasks) if lane is worker.lane else len(tasks)
     worker.lane = lane
-    if context.ledger.regimes.has_rates:
+    if context.ledger.rule_table.has_rates:
         for task in tasks:
             core_selection.spend_rate(task.lane.lane_group.active_rule, 1, context.now_ns)
     waited = worker.state in (PARKED, WOKEN)

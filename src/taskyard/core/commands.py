@@ -163,7 +163,7 @@ def retry_requested(context: Context, event: events.RetryRequested) -> None:
     tasks = [task for task in found if task.state in states]
     if tasks:
         context.emit(Retried(context.at_ns, [task.name for task in tasks]), tasks)
-    held = [task for task in found if task.state is READY and task.lane.rules.is_held]
+    held = [task for task in found if task.state is READY and task.lane.options.is_held]
     if held:
         context.emit(Released(context.at_ns, [task.name for task in held]), held)
     acted = {task.name: task for task in [*tasks, *held]}

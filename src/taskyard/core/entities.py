@@ -278,8 +278,8 @@ class Lane(Struct, gc=False, eq=False):
         return f"Lane({self.service.name!r}, {self.name!r}: {counts})"
 
     @property
-    def rules(self) -> LaneOptions:
-        return self.lane_group.active_rule.rules
+    def options(self) -> LaneOptions:
+        return self.lane_group.active_rule.options
 
     @property
     def suspects(self) -> list[Task]:
@@ -524,7 +524,7 @@ class Service(Struct, eq=False):
     """A kind of work; any worker of a service can serve any of its lanes."""
 
     name: bytes
-    #: By the regimes that its lanes may have, in the order in which they are tried.
+    #: By the rule_table that its lanes may have, in the order in which they are tried.
     lane_groups: list[LaneGroup] = field(default_factory=list)
     lanes: dict[bytes, Lane] = field(default_factory=dict)
     paused: bool = False
@@ -567,7 +567,7 @@ class Service(Struct, eq=False):
         return lane_groups[-1]
 
     def apply_rules(self, matchers: RuleMatchers) -> None:
-        """Have other regimes. Lanes in rotation keep their order, and none is left out that has
+        """Have other rule_table. Lanes in rotation keep their order, and none is left out that has
         something to lease."""
         in_rotation = list(self.in_rotation())
         self.lane_groups = [

@@ -152,11 +152,11 @@ def _check_service(ledger: Ledger, service: Service) -> None:
 
 
 def _is_held(ledger: Ledger, lane: Lane) -> bool:
-    workers_max = lane.rules.lane_workers_max
+    workers_max = lane.options.lane_workers_max
     full = (
         lane.leased >= lane.lane_group.active_rule.lane_tasks_max or 0 < workers_max <= lane.workers
     )
-    held = lane.rules.is_held and lane.released <= lane.leased
+    held = lane.options.is_held and lane.released <= lane.leased
     paused = lane.paused or lane.service.paused or ledger.paused
     return paused or held or lane.debounce_until_ns > 0 or (bool(lane.name) and full)
 
@@ -167,7 +167,7 @@ def _check_pairs(ledger: Ledger) -> None:
     _equal(
         ledger.lane_worker_pairs, sum(lane.workers for lane in lanes), "pairs of lanes and workers"
     )
-    for active_rule in ledger.regimes:
+    for active_rule in ledger.rule_table:
         pairs = sum(lane.workers for lane in lanes if lane.lane_group.active_rule is active_rule)
         _equal(active_rule.lane_worker_pairs, pairs, f"serving of clause {active_rule.rule.name!r}")
 
@@ -268,7 +268,7 @@ def _check_isolation(worker: Worker, held: list[Task]) -> None:
 def _check_due_heap(ledger: Ledger) -> None:
     """Every delayed task comes due one day."""
     planned = {
-        (task.name, due_ns): True for due_ns, _, tasks in ledger.agenda.due for task in tasks
+        (task.name, due_ns): True for due_ns, _, tasks in ledger.due_heap.due for task in tasks
     }
     for task in ledger.tasks.values():
         if task.state is TaskState.DELAYED:
@@ -392,7 +392,7 @@ def _could_go(context: Context, worker: Worker, task: Task) -> bool:
 
 def _is_open(context: Context, lane: Lane, *, begins: bool) -> bool:
     """Return whether a lane gives tasks at all, and its section and the broker allow one more."""
-    ledger, rules, active_rule = context.ledger, lane.rules, lane.lane_group.active_rule
+    ledger, rules, active_rule = context.ledger, lane.options, lane.lane_group.active_rule
     held = rules.is_held and lane.released <= lane.leased
     if ledger.paused or lane.service.paused or lane.paused or held:
         return False
@@ -412,7 +412,7 @@ def _lane_has_room(ledger: Ledger, worker: Worker, task: Task, *, begins: bool) 
     kept = [one.task for one in ledger.reservations if one.task.lane is lane and not one.exclusive]
     kept = [one for one in kept if one is not task and one.terms.slots > worker.slots_free]
     room = lane.lane_group.active_rule.lane_tasks_max - lane.leased - len(kept)
-    full = begins and 0 < lane.rules.lane_workers_max <= lane.workers
+    full = begins and 0 < lane.options.lane_workers_max <= lane.workers
     return room > 0 and not full
 
 

@@ -194,7 +194,7 @@ def _restore_lateness(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) 
         if task.terms.report_ns and task.ending is None and task.name not in ledger.reported:
             together.setdefault(task.terms.report_ns, []).append(task.name)
     for late_ns, names in together.items():
-        ledger.agenda.push_late(late_ns, names)
+        ledger.due_heap.push_late(late_ns, names)
 
 
 def _restore_graph(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:

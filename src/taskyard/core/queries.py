@@ -446,7 +446,7 @@ def _leased_tasks(ledger: Ledger) -> Iterator[Task]:
 
 
 def _scan_delayed(ledger: Ledger, wanted: dict[Lane, LaneScan]) -> None:
-    for due_ns, _, entry in ledger.agenda.due:
+    for due_ns, _, entry in ledger.due_heap.due:
         for task in [task for task in entry if task.lane in wanted]:
             if task.state is DELAYED and task.due_ns == due_ns:
                 scan = wanted[task.lane]
@@ -474,7 +474,7 @@ def _lane_view(context: Context, scan: LaneScan) -> LaneView:
         service=lane.service.name,
         lane=lane.name,
         rule=active_rule.rule.name,
-        rule_limit=active_rule.rules.workers_max,
+        rule_limit=active_rule.options.workers_max,
         tasks=lane.tasks,
         ready=lane.ready,
         blocked=blocked,
@@ -491,13 +491,13 @@ def _lane_view(context: Context, scan: LaneScan) -> LaneView:
 
 
 def rules_requested(context: Context, event: events.RulesRequested) -> None:
-    regimes = context.ledger.regimes
+    rule_table = context.ledger.rule_table
     wanted = {
         id(active_rule): None
         for name in event.services
-        for active_rule, _ in regimes.for_service(name)
+        for active_rule, _ in rule_table.for_service(name)
     }
-    clauses = [active_rule.rule for active_rule in regimes if id(active_rule) in wanted]
-    rest = [*regimes][-1].rule
+    clauses = [active_rule.rule for active_rule in rule_table if id(active_rule) in wanted]
+    rest = [*rule_table][-1].rule
     told = [*clauses, rest] if rest not in clauses else clauses
-    context.send(RuleList(event.client, event.request, regimes.version, tuple(told)))
+    context.send(RuleList(event.client, event.request, rule_table.version, tuple(told)))

@@ -253,7 +253,7 @@ def _is_before_others(task: Task, worker: Worker) -> bool:
 
 def defer_ns(task: Task) -> int:
     """How long a task waits that no schedule says anything of."""
-    return max(task.lane.rules.interval_ns, DEFER_NS_MIN)
+    return max(task.lane.options.interval_ns, DEFER_NS_MIN)
 
 
 def _retry_or_fail(  # noqa: PLR0913  # columns of a report
@@ -292,13 +292,15 @@ def retry_delay_ns(task: Task, random_bits: int) -> int | None:
     if task.failures >= len(schedule):
         return None
     delay_ns = schedule[task.failures]
-    return delay_ns + delay_ns * task.lane.rules.jitter_percent * random_bits // (100 * _RANDOM_MAX)
+    return delay_ns + delay_ns * task.lane.options.jitter_percent * random_bits // (
+        100 * _RANDOM_MAX
+    )
 
 
 def _retry_schedule(task: Task) -> tuple[int, ...]:
     """Its own, or that of the rules it is run by."""
     own = task.terms.retry_delays_ns
-    return task.lane.rules.retry_delays_ns if own is None else own
+    return task.lane.options.retry_delays_ns if own is None else own
 
 
 def _postpone(

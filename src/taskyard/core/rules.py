@@ -75,7 +75,7 @@ class Rule(Struct, frozen=True):
     name: bytes
     #: `*` stands for anything, also `/`.
     match: bytes = b"*"
-    rules: LaneOptions = LaneOptions()
+    options: LaneOptions = LaneOptions()
 
 
 #: Options of lanes that no rule matches, where the settings have no defaults.
@@ -86,7 +86,7 @@ class ActiveRule(Struct, eq=False):
     """A clause at work."""
 
     rule: Rule
-    rules: LaneOptions
+    options: LaneOptions
     #: Tasks of one named lane that may be out at once.
     lane_tasks_max: int
     #: Its lanes wait for nothing but workers and their own limits: no rate, no limit of all of
@@ -107,7 +107,7 @@ class RuleTable:
         self._all = [_activate(rule) for rule in rules]
         self._all.append(_activate(Rule(b"", b"*", defaults)))
         self._globs = [compile_glob(active_rule.rule.match) for active_rule in self._all]
-        each = [active_rule.rules for active_rule in self._all]
+        each = [active_rule.options for active_rule in self._all]
         #: Some regime has a rate; the broker or some regime has a limit of workers.
         self.has_rates = any(one.rate_interval_ns for one in each)
         self.has_worker_limits = bool(workers_max) or any(one.workers_max for one in each)
@@ -124,7 +124,7 @@ class RuleTable:
         return iter(self._all)
 
     def for_service(self, name: bytes) -> RuleMatchers:
-        """The regimes that a lane of a service may have; the first that fits holds."""
+        """The rule_table that a lane of a service may have; the first that fits holds."""
         start = name + b"/"
         found: RuleMatchers = []
         for active_rule, fits in zip(self._all, self._globs, strict=True):
@@ -139,7 +139,7 @@ class RuleTable:
         """A rate that is used up stays used up, but for no longer than its interval says now."""
         used_ns = {active_rule.rule.name: active_rule.rate_next_ns for active_rule in former}
         for active_rule in self._all:
-            soonest_ns = now_ns + active_rule.rules.rate_interval_ns
+            soonest_ns = now_ns + active_rule.options.rate_interval_ns
             active_rule.rate_next_ns = min(used_ns.get(active_rule.rule.name, 0), soonest_ns)
 
 
@@ -154,13 +154,13 @@ def first_match(matchers: RuleMatchers, service: bytes, lane: bytes) -> ActiveRu
 
 
 def _activate(rule: Rule) -> ActiveRule:
-    rules = rule.rules
-    special = rules.workers_max or rules.rate_interval_ns or rules.debounce_ns
+    options = rule.options
+    special = options.workers_max or options.rate_interval_ns or options.debounce_ns
     return ActiveRule(
         rule,
-        rules,
-        lane_tasks_max=rules.lane_workers_max * (1 + rules.overfeed) or TASKS_MAX,
-        is_simple=not (special or rules.is_random or rules.is_held),
+        options,
+        lane_tasks_max=options.lane_workers_max * (1 + options.overfeed) or TASKS_MAX,
+        is_simple=not (special or options.is_random or options.is_held),
     )
 
 
@@ -176,26 +176,26 @@ def may_match(pattern: bytes, start: bytes) -> bool:
     return known.startswith(start) or start.startswith(known)
 
 
-def with_expiry(regimes: RuleTable, submission: Submission, at_ns: int) -> Submission:
+def with_expiry(rule_table: RuleTable, submission: Submission, at_ns: int) -> Submission:
     """The submission, with the ages that the rules of each task's lane set."""
     terms: list[Terms] = []
     places: dict[tuple[int, int], int] = {}
     terms_at = []
-    for place, active_rule in _rules_of_tasks(regimes, submission):
+    for place, active_rule in _rules_of_tasks(rule_table, submission):
         key = (place, id(active_rule))
         if key not in places:
             places[key] = len(terms)
-            terms.append(_with_defaults(submission.terms[place], active_rule.rules, at_ns))
+            terms.append(_with_defaults(submission.terms[place], active_rule.options, at_ns))
         terms_at.append(places[key])
     alike = len(terms) == 1
     return structs.replace(submission, terms=terms, terms_at=None if alike else terms_at)
 
 
-def _rules_of_tasks(regimes: RuleTable, submission: Submission) -> list[tuple[int, ActiveRule]]:
+def _rules_of_tasks(rule_table: RuleTable, submission: Submission) -> list[tuple[int, ActiveRule]]:
     """Of each task which terms it has, and which regime its lane."""
     count = len(submission.names)
     services = [terms.service for terms in submission.terms]
-    choices = [regimes.for_service(name) for name in services]
+    choices = [rule_table.for_service(name) for name in services]
     places = submission.terms_at or [0] * count
     lanes = submission.lanes or [OPEN_LANE] * count
     return [
@@ -204,7 +204,7 @@ def _rules_of_tasks(regimes: RuleTable, submission: Submission) -> list[tuple[in
     ]
 
 
-def _with_defaults(terms: Terms, rules: LaneOptions, at_ns: int) -> Terms:
+def _with_defaults(terms: Terms, options: LaneOptions, at_ns: int) -> Terms:
     """Terms with what they leave to the rules. An age is counted from when the task is due."""
     since_ns = max(at_ns, terms.due_ns)
 
@@ -213,7 +213,7 @@ def _with_defaults(terms: Terms, rules: LaneOptions, at_ns: int) -> Terms:
 
     return structs.replace(
         terms,
-        expires_ns=terms.expires_ns or after_ns(rules.expiry_ns),
-        expires_hard_ns=terms.expires_hard_ns or after_ns(rules.expiry_hard_ns),
-        report_ns=after_ns(rules.report_after_ns),
+        expires_ns=terms.expires_ns or after_ns(options.expiry_ns),
+        expires_hard_ns=terms.expires_hard_ns or after_ns(options.expiry_hard_ns),
+        report_ns=after_ns(options.report_after_ns),
     )

@@ -44,7 +44,7 @@ class Scheduler:
         since_ns, context.now_ns = context.now_ns, event.now_ns
         context.effects = []
         decided = len(context.records)
-        if ledger.regimes.has_rates:
+        if ledger.rule_table.has_rates:
             timers.reopen_rates(context, since_ns)
         _DECIDERS[type(event)](context, event)
         if ledger.debouncing:

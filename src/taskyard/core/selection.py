@@ -78,7 +78,7 @@ def pause_reason(ledger: Ledger, lane: Lane) -> HoldReason | None:
 
 def hold_reason(lane: Lane, now_ns: int) -> HoldReason | None:
     """What the rules of a lane let it wait for, beside limits."""
-    if lane.rules.is_held and lane.released <= lane.leased:
+    if lane.options.is_held and lane.released <= lane.leased:
         return HoldReason.HELD
     return HoldReason.DEBOUNCED if lane.debounce_until_ns > now_ns else None
 
@@ -88,9 +88,9 @@ def limit_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
     active_rule = lane.lane_group.active_rule
     if _remaining(ledger.rules.workers_max, ledger.lane_worker_pairs) <= 0:
         return HoldReason.LIMIT_BROKER
-    if _remaining(active_rule.rules.workers_max, active_rule.lane_worker_pairs) <= 0:
+    if _remaining(active_rule.options.workers_max, active_rule.lane_worker_pairs) <= 0:
         return HoldReason.LIMIT_SERVICE
-    if lane.name and _remaining(active_rule.rules.lane_workers_max, lane.workers) <= 0:
+    if lane.name and _remaining(active_rule.options.lane_workers_max, lane.workers) <= 0:
         return HoldReason.LIMIT_LANE
     if lane.name and lane.leased >= active_rule.lane_tasks_max:
         return HoldReason.LIMIT_LANE
@@ -99,7 +99,7 @@ def limit_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
 
 def rate_allowance(active_rule: ActiveRule, now_ns: int) -> int:
     """How many tasks the regime's rate allows now."""
-    interval_ns = active_rule.rules.rate_interval_ns
+    interval_ns = active_rule.options.rate_interval_ns
     if not interval_ns:
         return TASKS_MAX
     since_ns = max(active_rule.rate_next_ns, now_ns - RATE_BURST_NS_MAX)
@@ -108,7 +108,7 @@ def rate_allowance(active_rule: ActiveRule, now_ns: int) -> int:
 
 def spend_rate(active_rule: ActiveRule, count: int, now_ns: int) -> None:
     """Count leased tasks against the regime's rate."""
-    interval_ns = active_rule.rules.rate_interval_ns
+    interval_ns = active_rule.options.rate_interval_ns
     if interval_ns:
         since_ns = max(active_rule.rate_next_ns, now_ns - RATE_BURST_NS_MAX)
         active_rule.rate_next_ns = since_ns + count * interval_ns
@@ -215,7 +215,7 @@ class Selection:
             lane_group.active_rule.lane_tasks_max,
             lane_group.service,
         )
-        overfed = lane_group.active_rule.rules.overfeed and self.extra
+        overfed = lane_group.active_rule.options.overfeed and self.extra
         plain = not (
             service.has_wide_tasks or service.suspects or self.reserved_payloads or overfed
         )
@@ -266,13 +266,13 @@ class Selection:
 
     def _is_open(self, active_rule: ActiveRule) -> bool:
         """Its limits, over all its lanes, let a worker begin with one more."""
-        if active_rule.rules.rate_interval_ns and self._rate_left(active_rule) <= 0:
+        if active_rule.options.rate_interval_ns and self._rate_left(active_rule) <= 0:
             return False
         return self._may_begin(active_rule)
 
     def _serve_current_lanes(self, active_rule: ActiveRule) -> None:
         """No lane may be begun, but those that the worker serves already have room perhaps."""
-        if active_rule.rules.rate_interval_ns and self._rate_left(active_rule) <= 0:
+        if active_rule.options.rate_interval_ns and self._rate_left(active_rule) <= 0:
             return
         leases = self.worker.leases.values()
         own = {id(lane): lane for lease in leases for lane, _ in lease.counts}
@@ -327,13 +327,13 @@ class Selection:
         self.taken[id(lane)] = lane
         if count and begins:
             self.begun[active_rule] = self.begun.get(active_rule, 0) + 1
-        if active_rule.rules.rate_interval_ns:
+        if active_rule.options.rate_interval_ns:
             self.spent[active_rule] = self.spent.get(active_rule, 0) + count
 
     def _extra_of(self, lane: Lane, count: int, *, begins: bool) -> int:
         """How many of so many tasks of a lane are beyond the one in hand: a worker that takes tasks
         ahead asks for tasks in hand, and gets these with them."""
-        overfeed = lane.rules.overfeed
+        overfeed = lane.options.overfeed
         if not self.extra or not overfeed or not lane.name:
             return 0
         in_hand = -(-count // (1 + overfeed))
@@ -356,7 +356,7 @@ class Selection:
             return False
         return (
             _remaining(
-                active_rule.rules.workers_max,
+                active_rule.options.workers_max,
                 active_rule.lane_worker_pairs + begun.get(active_rule, 0),
             )
             > 0
@@ -367,17 +367,17 @@ class Selection:
         worker is reserved for keeps its place in the lane."""
         room, active_rule = self.count, lane.lane_group.active_rule
         if lane.name:
-            if begins and _remaining(active_rule.rules.lane_workers_max, lane.workers) <= 0:
+            if begins and _remaining(active_rule.options.lane_workers_max, lane.workers) <= 0:
                 return 0
-            if active_rule.rules.overfeed:
+            if active_rule.options.overfeed:
                 room = min(room + self.extra, self._slots_left())
             kept = 0 if is_reserved else self._reserved_places(lane)
             room = min(room, active_rule.lane_tasks_max - lane.leased - kept)
         if active_rule.is_simple:
             return room
-        if active_rule.rules.rate_interval_ns:
+        if active_rule.options.rate_interval_ns:
             room = min(room, self._rate_left(active_rule))
-        if active_rule.rules.is_held:
+        if active_rule.options.is_held:
             room = min(room, lane.released - lane.leased)
         return room
 
@@ -447,7 +447,7 @@ class Selection:
 
     def _peek(self, lane: Lane, count: int) -> list[Task]:
         """The next tasks, in the order of the lane's rules. Luck is where the journal stands."""
-        if not lane.rules.is_random:
+        if not lane.options.is_random:
             return lane.peek(count)
         return lane.sample(count, crc32(lane.name, self.ledger.record))
 

@@ -452,7 +452,7 @@ class Restorer:
             if task.terms.report_ns and task.ending is None and task.name not in ledger.reported:
                 together[task.terms.report_ns].append(task.name)
         for late_ns, names in together.items():
-            ledger.agenda.push_late(late_ns, names)
+            ledger.due_heap.push_late(late_ns, names)
 
     def link(self, edges: Edges) -> None:
         """Let tasks wait for each other."""

@@ -100,8 +100,8 @@ def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDeci
     # A copy of our own: whoever asks may go on using its terms, and does not say when it is.
     own = [structs.replace(terms, submitted_ns=at_ns) for terms in event.submission.terms]
     submission = structs.replace(event.submission, terms=own)
-    if ledger.regimes.has_expiry:
-        submission = rules.with_expiry(ledger.regimes, submission, at_ns)
+    if ledger.rule_table.has_expiry:
+        submission = rules.with_expiry(ledger.rule_table, submission, at_ns)
     event = structs.replace(event, submission=submission)
     _check_room(ledger, len(submission.names))
     batch = _index_batch(submission)

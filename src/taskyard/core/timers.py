@@ -23,14 +23,14 @@ _UNSETTLED = (*_WAITING, LEASED)
 def next_ns(context: Context) -> int | None:
     """When there is something to do next, by the monotonic clock; None for never."""
     times = [heap[0][0] for heap in _heaps(context) if heap]
-    agenda_ns = context.ledger.agenda.next_ns()
+    agenda_ns = context.ledger.due_heap.next_ns()
     if agenda_ns is not None:
         times.append(agenda_ns - context.wall_offset_ns)
     if context.stuck_check_ns:
         times.append(context.stuck_check_ns)
     if context.debounce_heap:
         times.append(context.debounce_heap[0][0])
-    if context.ledger.regimes.has_rates:
+    if context.ledger.rule_table.has_rates:
         times += _rates_ns(context)
     return min(times) if times else None
 
@@ -43,7 +43,7 @@ def _rates_ns(context: Context) -> list[int]:
     """When the rates of lanes that have work and workers allow a lease again."""
     return [
         active_rule.rate_next_ns
-        for active_rule in context.ledger.regimes
+        for active_rule in context.ledger.rule_table
         if active_rule.rate_next_ns > context.now_ns
         and any(
             lane_group.rotation and lane_group.service.parked
@@ -76,21 +76,21 @@ def time_passed(context: Context, _event: events.Event) -> None:
 
 def reopen_rates(context: Context, since_ns: int) -> None:
     """Look again at services whose rate has allowed a task since the event before."""
-    for active_rule in context.ledger.regimes:
+    for active_rule in context.ledger.rule_table:
         if since_ns < active_rule.rate_next_ns <= context.now_ns:
             for lane_group in context.ledger.lane_groups[active_rule]:
                 context.ledger.dirty[lane_group.service.name] = lane_group.service
 
 
 def _come_due(context: Context) -> None:
-    tasks = context.ledger.agenda.pop_due(context.at_ns, TIMER_TASKS_MAX)
+    tasks = context.ledger.due_heap.pop_due(context.at_ns, TIMER_TASKS_MAX)
     if tasks:
         context.emit(CameDue(context.at_ns, [task.name for task in tasks]), tasks)
 
 
 def _expire_tasks(context: Context) -> None:
     known = context.ledger.tasks
-    names = context.ledger.agenda.pop_expired(context.at_ns, TIMER_TASKS_MAX)
+    names = context.ledger.due_heap.pop_expired(context.at_ns, TIMER_TASKS_MAX)
     found = [known[name] for name in dict.fromkeys(names) if name in known]
     tasks = [task for task in found if _is_expired(task, context.at_ns)]
     if tasks:
@@ -101,7 +101,7 @@ def _expire_tasks(context: Context) -> None:
 def _report_late(context: Context) -> None:
     """Say once of a task that it should have ended by now."""
     ledger = context.ledger
-    names = ledger.agenda.pop_late(context.at_ns, TIMER_TASKS_MAX)
+    names = ledger.due_heap.pop_late(context.at_ns, TIMER_TASKS_MAX)
     found = [name for name in dict.fromkeys(names) if _is_late(ledger, name, context.at_ns)]
     if found:
         context.emit(ReportedLate(context.at_ns, found))
@@ -118,7 +118,7 @@ def start_debounce(context: Context) -> None:
     """Lanes that got work begin a while after the first of it, so that more may join it."""
     lanes, context.ledger.debouncing = context.ledger.debouncing, []
     for lane in lanes:
-        debounce_ns = lane.rules.debounce_ns
+        debounce_ns = lane.options.debounce_ns
         if debounce_ns and lane.ready:
             debounce_until_ns = context.now_ns + debounce_ns
             lane.ensure_extras().debounce_until_ns = debounce_until_ns
@@ -203,8 +203,10 @@ def _end_wakes(context: Context) -> None:
 
 def rules_set(context: Context, event: events.RulesSet) -> None:
     context.ledger.set_rules(event)
-    over = [entry for entry in context.debounce_heap if not entry[2].rules.debounce_ns]
-    context.debounce_heap = [entry for entry in context.debounce_heap if entry[2].rules.debounce_ns]
+    over = [entry for entry in context.debounce_heap if not entry[2].options.debounce_ns]
+    context.debounce_heap = [
+        entry for entry in context.debounce_heap if entry[2].options.debounce_ns
+    ]
     heapify(context.debounce_heap)
     for debounce_until_ns, _, lane in over:
         if lane.debounce_until_ns == debounce_until_ns:

@@ -495,7 +495,7 @@ class Checker:
         ]
         payloads = kept.payload_of(index), sent_events.payload_of(place)
         wanted = structs.replace(sent_events.terms_of(place))
-        rules = self.model.lanes.rule((wanted.service, lanes[0])).rules
+        rules = self.model.lanes.rule((wanted.service, lanes[0])).options
         debounce_until_ns = max(record.at_ns, wanted.due_ns)
         if rules.expiry_ns and not wanted.expires_ns:
             wanted.expires_ns = debounce_until_ns + rules.expiry_ns

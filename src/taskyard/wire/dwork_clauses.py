@@ -23,7 +23,7 @@ SENT_OPTIONS: Final = (
 
 
 def encode_rule(clause: Rule) -> bytes:
-    told = {field: getattr(clause.rules, field) for field in SENT_OPTIONS}
+    told = {field: getattr(clause.options, field) for field in SENT_OPTIONS}
     return pb.ClauseMsg(name=clause.name, match=clause.match, **told).SerializeToString()
 
 

@@ -610,7 +610,8 @@ def _with_rules(**changed: int) -> AbstractContextManager[None]:
 
     def rules_set(self: Context, event: events.RulesSet) -> None:
         rules = tuple(
-            structs.replace(one, rules=structs.replace(one.rules, **changed)) for one in event.rules
+            structs.replace(one, options=structs.replace(one.options, **changed))
+            for one in event.rules
         )
         sound(self, structs.replace(event, rules=rules))
 
@@ -722,7 +723,7 @@ def snapshot_forgets_delays() -> Iterator[None]:
 
     def finish(self: Restorer) -> Ledger:
         ledger = sound(self)
-        ledger.agenda.due.clear()
+        ledger.due_heap.due.clear()
         return ledger
 
     with patched(Restorer, "finish", finish):

@@ -37,7 +37,8 @@ def _with_rules(**changed: Any) -> AbstractContextManager[None]:
 
     def rules_set(self: Context, event: RulesSet) -> None:
         rules = tuple(
-            structs.replace(one, rules=structs.replace(one.rules, **changed)) for one in event.rules
+            structs.replace(one, options=structs.replace(one.options, **changed))
+            for one in event.rules
         )
         sound(self, structs.replace(event, rules=rules))
 
