@@ -12,12 +12,12 @@ from taskyard.core.identity import prefix
 from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.limits import EXCLUSIVE
 from taskyard.core.model import isolation_room
-from taskyard.core.selection import RESERVED_PAYLOADS, rate_allowance
+from taskyard.core.selection import rate_allowance
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
 from taskyard.errors import TaskyardError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from taskyard.core.context import Context
     from taskyard.core.entities import Lane, Service, Task, Worker
@@ -320,8 +320,10 @@ def _check_work_conservation(context: Context) -> None:
     """No parked worker with a free slot coexists with a due, fitting task within limits."""
     ledger = context.ledger
     ready = [task for task in ledger.tasks.values() if task.state is TaskState.READY]
+    facts = [worker.facts for worker in ledger.workers.values()]
+    reserved = [payload for one in facts for payload in one.reserved_payloads]
     kinds = {
-        (id(task.lane), task.terms.slots, task.isolation, _reserved_payload(task)): task
+        (id(task.lane), task.terms.slots, task.isolation, _payload_if(task, reserved)): task
         for task in ready
     }
     for worker in ledger.workers.values():
@@ -351,10 +353,10 @@ def _check_reservation_needed(context: Context, worker: Worker, task: Task) -> N
     _require(open_to and placed, f"{worker.name!r} is kept for {task.name!r}, which a limit holds")
 
 
-def _reserved_payload(task: Task) -> bytes:
-    """Return what a worker is given of a task, where that could be a word of its dialect."""
-    said = task.payload or task.name
-    return said if any(said in words for words in RESERVED_PAYLOADS.values()) else b""
+def _payload_if(task: Task, reserved: Container[bytes]) -> bytes:
+    """Return the payload that a worker gets if it is one of these, else b""."""
+    payload = task.payload or task.name
+    return payload if payload in reserved else b""
 
 
 def _enough_woken(context: Context, idle: list[Task], ready: list[Task]) -> bool:
@@ -378,7 +380,7 @@ def _could_go(context: Context, worker: Worker, task: Task) -> bool:
         task.lane.service.name in worker.facts.services
         and task.terms.slots <= worker.slots_free
         and task.terms.slots <= (worker.facts.slots_total or task.terms.slots)
-        and (task.payload or task.name) not in RESERVED_PAYLOADS.get(worker.facts.dialect, ())
+        and (task.payload or task.name) not in worker.facts.reserved_payloads
         and not any(one.isolation == EXCLUSIVE for one in held)
         and _isolation_allows(worker, held, task)
     )

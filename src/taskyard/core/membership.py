@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from taskyard.core import assignment, holders, selection, subscriptions
+from taskyard.core import assignment, holders, subscriptions
 from taskyard.core.effects import (
     HeartbeatAck,
     LeasesEnded,
@@ -22,7 +22,7 @@ from taskyard.core.limits import (
     NUMBER_MAX,
     SERVICES_MAX,
 )
-from taskyard.core.model import truncate_reason
+from taskyard.core.model import QueueOrder, truncate_reason
 from taskyard.core.records import (
     Failed,
     LeaseExpired,
@@ -63,7 +63,7 @@ def worker_registered(context: Context, event: events.WorkerRegistered) -> None:
         context.emit(WorkerJoined(context.at_ns, event.worker, facts))
         context.schedule_restart_deadline(context.ledger.workers[event.worker])
     joined = context.ledger.workers[event.worker]
-    if worker is None and facts.dialect in selection.LIFO_DIALECTS:
+    if worker is None and facts.queue_order is QueueOrder.LIFO:
         context.top_count -= 1
         joined.last_used = context.top_count
     joined.last_seen_ns = context.now_ns

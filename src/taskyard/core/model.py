@@ -9,6 +9,7 @@ need not look (`gc=False`).
 from __future__ import annotations
 
 import math
+from enum import IntEnum
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -98,6 +99,14 @@ class Submission(Struct, array_like=True, gc=False):
         )
 
 
+class QueueOrder(IntEnum):
+    """The order in which idle workers get the next task."""
+
+    LEAST_RECENTLY_USED = 0
+    FIFO = 1  #: the worker that has waited longest goes first
+    LIFO = 2  #: a worker that registers goes ahead of all others, once
+
+
 class WorkerFacts(Struct, array_like=True, frozen=True):
     """What a worker says of itself when it joins."""
 
@@ -121,6 +130,10 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     restart_lease_ns: int = 0
     #: How often it is heard at least; 0: another process gets its name at once.
     heartbeat_ns: int = 0
+    #: Payloads that mean something else on the worker's wire. A task with such a payload, or
+    #: with such a name and no payload, goes to other workers.
+    reserved_payloads: tuple[bytes, ...] = ()
+    queue_order: QueueOrder = QueueOrder.LEAST_RECENTLY_USED
 
 
 class Replaced(Struct, array_like=True):

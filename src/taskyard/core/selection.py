@@ -16,7 +16,7 @@ from __future__ import annotations
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from taskyard.core.entities import SLOTS_UNLIMITED, Reservation
@@ -29,7 +29,7 @@ from taskyard.core.limits import (
     TASKS_MAX,
     WIDE_LOOKAHEAD,
 )
-from taskyard.core.model import isolation_room
+from taskyard.core.model import QueueOrder, isolation_room
 from taskyard.core.states import DRAINING, PARKED, READY
 
 if TYPE_CHECKING:
@@ -38,17 +38,6 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Lane, LaneGroup, Service, Task, Worker
     from taskyard.core.ledger import Ledger
     from taskyard.core.rules import ActiveRule
-
-
-#: What workers of a dialect can't be told, because it means something else there: a task with such
-#: a payload, or such a name and no payload, is left to other workers.
-RESERVED_PAYLOADS: Final[dict[bytes, tuple[bytes, ...]]] = {b"ping-pong": (b"PONG", b"EXIT")}
-
-#: Workers of these dialects stand in line: who has waited longest is served first.
-FIFO_DIALECTS: Final = (b"ping-pong",)
-
-#: Workers of these dialects come in at the top: who came last is served first, once.
-LIFO_DIALECTS: Final = (b"round-robin",)
 
 
 class HoldReason(Enum):
@@ -141,7 +130,7 @@ class Selection:
         self.spent: dict[ActiveRule, int] = {}
         #: Lanes that have had their turn, by id; kept where a lane could be met again.
         self.taken: dict[int, Lane] = {}
-        self.reserved_payloads = RESERVED_PAYLOADS.get(worker.facts.dialect, ())
+        self.reserved_payloads = worker.facts.reserved_payloads
         #: Slots that isolation is measured by; a worker without a limit has as many as it wants.
         self.slots_measure = worker.facts.slots_total or self.count
         #: Tasks of each isolation that it holds or was chosen here; None: not counted yet.
@@ -567,8 +556,8 @@ def _by_priority(tasks: Iterable[Task]) -> list[Task]:
 
 def queues_fifo(worker: Worker) -> bool:
     """Its place is behind those that wait already, whenever it was used last."""
-    in_line = worker.facts.dialect in FIFO_DIALECTS
-    return in_line and worker.listed_as != worker.last_used and worker.slots_free > 0
+    is_fifo = worker.facts.queue_order is QueueOrder.FIFO
+    return is_fifo and worker.listed_as != worker.last_used and worker.slots_free > 0
 
 
 def holds_last_attempt(worker: Worker) -> bool:
@@ -679,8 +668,7 @@ def could_hold(worker: Worker, task: Task) -> bool:
     slots_total = worker.facts.slots_total
     if worker.state is DRAINING or (slots_total and task.terms.slots > slots_total):
         return False
-    reserved_payloads = RESERVED_PAYLOADS.get(worker.facts.dialect, ())
-    return (task.payload or task.name) not in reserved_payloads
+    return (task.payload or task.name) not in worker.facts.reserved_payloads
 
 
 def is_open_to(ledger: Ledger, lane: Lane, worker: Worker, now_ns: int) -> bool:

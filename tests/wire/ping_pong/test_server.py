@@ -12,7 +12,7 @@ from taskyard.core import events, old_snapshots
 from taskyard.core.effects import Accepted, Assign
 from taskyard.core.events import CancelRequested, DrainRequested, ReplyDue, Scope, WorkerHeartbeat
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
-from taskyard.core.model import Submission, Terms, WorkerFacts
+from taskyard.core.model import QueueOrder, Submission, Terms, WorkerFacts
 from taskyard.core.records import Finished, Leased, LeaseExpired, Returned, StaleReport, WorkerLeft
 from taskyard.core.states import TaskState
 from taskyard.wire.ping_pong import backend as ping_pong_backend
@@ -213,6 +213,8 @@ def test_words_become_events_and_a_result_names_its_task_and_attempt() -> None:
         always_ready=True,
         dialect=b"ping-pong",
         restart_lease_ns=3 * SECOND_NS,
+        reserved_payloads=(b"PONG", b"EXIT"),
+        queue_order=QueueOrder.FIFO,
     )
     assert backend.receive(route, [b"", PING], 6) == [
         WorkerHeartbeat(0, b"ping-pong:01-0000000001", request=33)
