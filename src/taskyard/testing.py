@@ -35,9 +35,8 @@ from taskyard.client.client import Client
 from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import shown
+from taskyard.core.model import WorkerFacts, shown
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.workers import WorkerFacts
 from taskyard.errors import ClientClosed, TaskFailed
 from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets

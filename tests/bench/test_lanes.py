@@ -10,7 +10,8 @@ from bench import lanes
 from bench.cli import main
 from bench.processes import BrokerBench
 from taskyard.client.client import Client
-from taskyard.core.events import LaneOptions, Rule, RulesSet
+from taskyard.core.events import RulesSet
+from taskyard.core.rules import LaneOptions, Rule
 
 
 def test_cases_fill_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from taskyard.core.events import (
     WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Submission
+from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.workers import WorkerFacts
 from taskyard.journal import recovery
 from taskyard.journal.archive import Archive
 from taskyard.journal.sqlite import SqliteStore

@@ -140,7 +140,7 @@ class TestLag:
             look(desk)
         look(desk)
         assert desk.compactor.lag_percent == 0
-        assert desk.broker.scheduler.lag_percent == 0
+        assert desk.broker.scheduler.context.lag_percent == 0
 
     def test_next_one_begins_at_once_where_the_mark_is_passed_again(self, desk: Desk) -> None:
         finish(desk, 11)

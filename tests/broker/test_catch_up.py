@@ -8,8 +8,8 @@ from taskyard.broker.catch_up import CATCH_UP_NS, CatchUp
 from taskyard.broker.turn import Broker
 from taskyard.core.events import WorkerHeartbeat, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.workers import WorkerFacts
 from taskyard.journal.store import MemoryStore
 
 if TYPE_CHECKING:

@@ -26,10 +26,9 @@ from taskyard.core.events import (
     TasksRequested,
     WorkerRegistered,
 )
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import AnyRecord, Finished, Leased, Paused, Submitted, WorkerLeft
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalFailed
 from taskyard.journal import recovery
 from taskyard.journal.encoding import encode

@@ -180,7 +180,7 @@ def test_queries_of_a_client_that_is_gone_are_refused() -> None:
     assert not turns.requests
     turns.deaf = []
     assert turns.until_idle() == ([], 1)
-    assert not turns.scheduler.watched
+    assert not turns.scheduler.context.watched
 
 
 # Commands.
@@ -330,7 +330,7 @@ def test_watch_of_many_names_is_begun_in_portions_and_told_whole() -> None:
     told += turns.handle(events.CancelRequested(0, b"c", Scope(campaign=b"c")))
     settled = [name for one in told if isinstance(one, effects.Settled) for name in one.names]
     assert sorted(settled) == names
-    assert not turns.scheduler.watched
+    assert not turns.scheduler.context.watched
 
 
 def test_watch_that_ends_while_it_waits_is_looked_at_first() -> None:
@@ -345,7 +345,7 @@ def test_watch_that_ends_while_it_waits_is_looked_at_first() -> None:
     told, _ = turns.until_idle(*arrived)
     kinds = [type(one) for one in told]
     assert kinds == [effects.Settled, effects.ReplyDue]
-    assert not turns.scheduler.watched
+    assert not turns.scheduler.context.watched
 
 
 # Any mixture.

@@ -39,12 +39,11 @@ from taskyard.core.events import (
     WorkerRegistered,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Submission
+from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.runs import RunColumns
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalDamaged
 from taskyard.journal import compaction, recovery
 from taskyard.journal.archive import Archive

@@ -17,9 +17,9 @@ import pytest
 from taskyard.client import lane_rules, session
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
-from taskyard.core.events import LaneOptions, Rule
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import Submission, Terms
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, NoBroker, TimedOut, UserError
 from taskyard.net import sockets

@@ -10,14 +10,13 @@ from typing import Any
 from taskyard.core import invariants, old_snapshots
 from taskyard.core.apply import apply
 from taskyard.core.effects import Assign, Effect, ReportAck
+from taskyard.core.entities import Lane, Task
 from taskyard.core.events import (
     CancelRequested,
     ClockSet,
     Event,
-    LaneOptions,
     Outcome,
     RetryRequested,
-    Rule,
     RulesSet,
     Scope,
     SubmitRequested,
@@ -32,12 +31,11 @@ from taskyard.core.events import (
 )
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Submission, Task, Terms
-from taskyard.core.queues import Lane
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import AnyRecord
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.journal.encoding import decode, encode
 
 #: A worker without limits: it holds as many tasks as it asks for, and its silence means nothing.

@@ -16,7 +16,6 @@ from taskyard.core.events import (
     Event,
     ExpireRequested,
     ExplainRequested,
-    LaneOptions,
     LanesRequested,
     ListRequested,
     LookupRequested,
@@ -28,7 +27,6 @@ from taskyard.core.events import (
     ResultsRequested,
     ResumeRequested,
     RetryRequested,
-    Rule,
     RulesRequested,
     RulesSet,
     Scope,
@@ -50,9 +48,9 @@ from taskyard.core.events import (
     WorkerUnreachable,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Submission, Terms, WorkerFacts
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard
 
 #: What to do, and with what.
@@ -207,7 +205,7 @@ def take_step(yard: Yard, step: Step) -> list[Any]:
 
 
 def _submit(yard: Yard, terms: dict[str, Any], **given: Any) -> list[Any]:
-    at_ns = yard.scheduler.at_ns
+    at_ns = yard.scheduler.context.at_ns
     own = dict(terms)
     for key in ("due", "expires", "expires_hard"):
         after_seconds = own.pop(key)

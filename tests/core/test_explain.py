@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from taskyard.core.effects import Explanation, Reason
 from taskyard.core.events import (
-    LaneOptions,
     Outcome,
     PauseRequested,
     ResumeRequested,
@@ -15,14 +15,15 @@ from taskyard.core.events import (
     WorkerLost,
     WorkerRegistered,
 )
-from taskyard.core.explain import Explanation, Reason, cancelled, explain
+from taskyard.core.explain import cancelled, explain
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import WorkerFacts
+from taskyard.core.rules import LaneOptions
 from tests.core.kit import Yard
 
 
 def why(yard: Yard, name: bytes) -> Explanation:
-    return explain(yard.scheduler, name)
+    return explain(yard.scheduler.context, name)
 
 
 def sentence(yard: Yard, name: bytes, reason: Reason) -> str:

@@ -4,20 +4,19 @@ from collections.abc import Callable
 
 import pytest
 
-from taskyard.core.effects import LaneList, LaneView
+from taskyard.core.effects import LaneList, LaneView, Reason
 from taskyard.core.events import (
-    LaneOptions,
     LanesRequested,
     Outcome,
     PauseRequested,
     RetryRequested,
-    Rule,
     RulesSet,
     Scope,
     WorkerHeartbeat,
 )
-from taskyard.core.explain import LANE_REASONS, LANE_SENTENCES, Reason, explain
+from taskyard.core.explain import LANE_REASONS, LANE_SENTENCES, explain
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.selection import HoldReason
 from tests.core.kit import Yard
 
@@ -260,7 +259,7 @@ def test_task_says_why_its_lane_waits(
 ) -> None:
     yard = Yard()
     story(yard)
-    found = explain(yard.scheduler, b"a")
+    found = explain(yard.scheduler.context, b"a")
     assert (found.reason, found.sentence.split(", ", 1)[1]) == (reason, sentence)
 
 
@@ -274,7 +273,7 @@ def test_malformed_lines_of_its_workers_agents_are_told_of_a_lane_and_its_task()
     yard.handle(WorkerHeartbeat(0, b"w", held, malformed=1))
     told = "; its agents wrote 1 malformed line (see its log)"
     assert view(yard).sentence == before + told
-    assert explain(yard.scheduler, b"a").sentence.endswith(told)
+    assert explain(yard.scheduler.context, b"a").sentence.endswith(told)
     yard.handle(WorkerHeartbeat(0, b"w", held))  # another process of that name
     assert view(yard).sentence == before
 

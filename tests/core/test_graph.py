@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import graph
+from taskyard.core.entities import Task
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
-from taskyard.core.model import Task, Terms
+from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, a_lane
 

@@ -248,7 +248,7 @@ def test_bare_task_is_watched_by_its_full_name(old: Yard) -> None:
     (told, _) = old.cancel(b"x")
     assert isinstance(told, Settled)
     assert (told.names, told.aliases) == ([b"x"], {b"y": b"old/y", b"x": b"old/x"})
-    assert old.scheduler.aliases == {}
+    assert old.scheduler.context.aliases == {}
 
 
 def test_new_campaign_beside_a_bare_one_has_names_of_its_own(old: Yard) -> None:

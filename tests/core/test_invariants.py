@@ -5,16 +5,24 @@ from collections.abc import Callable
 import pytest
 
 from taskyard.core import invariants
+from taskyard.core.entities import (
+    Ending,
+    Lane,
+    LaneGroup,
+    Lease,
+    Reservation,
+    Service,
+    Task,
+    Worker,
+)
 from taskyard.core.events import Outcome, RulesSet, UnknownPolicy, WorkerLost
 from taskyard.core.invariants import InvariantViolated
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
-from taskyard.core.model import Ending, Lease
-from taskyard.core.queues import Lane, LaneGroup, Queue, Reservation, Service
+from taskyard.core.queues import Queue
 from taskyard.core.rules import ActiveRule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState, WorkerState
-from taskyard.core.workers import Worker
 from tests.core.kit import Yard, a_lane
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
@@ -94,7 +102,7 @@ def regime_of(yard: Yard) -> ActiveRule:
     return service_of(yard).lane_groups[0].active_rule
 
 
-def queue_of(yard: Yard, name: bytes = b"ready") -> Queue:
+def queue_of(yard: Yard, name: bytes = b"ready") -> Queue[Task]:
     return lane_of(yard, name).queue(0)
 
 
@@ -256,13 +264,13 @@ def suspect_among_others(yard: Yard) -> None:
 
 
 def forget_silence(yard: Yard) -> None:
-    yard.scheduler.timeouts.clear()
+    yard.scheduler.context.timeouts.clear()
 
 
 def mind_silence_late(yard: Yard) -> None:
     worker = worker_of(yard)
     worker.timeout_check_ns = worker.timeout_at_ns + 1
-    yard.scheduler.timeouts[:] = [(worker.timeout_check_ns, worker.name)]
+    yard.scheduler.context.timeouts[:] = [(worker.timeout_check_ns, worker.name)]
 
 
 def forget_parked(yard: Yard) -> None:
@@ -275,7 +283,7 @@ def await_known(yard: Yard) -> None:
 
 
 def forget_agenda(yard: Yard) -> None:
-    ledger_of(yard).agenda.due.clear()
+    ledger_of(yard).due_heap.due.clear()
 
 
 def plan_at_another_time(yard: Yard) -> None:

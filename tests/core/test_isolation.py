@@ -13,11 +13,9 @@ from taskyard.core.effects import Assign, Effect
 from taskyard.core.events import (
     DrainRequested,
     Event,
-    LaneOptions,
     Outcome,
     PauseRequested,
     ResumeRequested,
-    Rule,
     RulesSet,
     SubmitRequested,
     TasksReported,
@@ -27,10 +25,10 @@ from taskyard.core.events import (
     WorkerUnreachable,
 )
 from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, SECOND_NS
-from taskyard.core.model import Submission, isolation_room
+from taskyard.core.model import Submission, WorkerFacts, isolation_room
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
 
 READY, LEASED, DONE, FAILED = TaskState.READY, TaskState.LEASED, TaskState.DONE, TaskState.FAILED

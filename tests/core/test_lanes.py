@@ -7,16 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.core.effects import CommandAck, Effect, LaneList, LaneView, Refused
+from taskyard.core.effects import CommandAck, Effect, LaneList, LaneView, Reason, Refused
 from taskyard.core.events import (
     ExpireRequested,
-    LaneOptions,
     LanesRequested,
     MoveRequested,
     Outcome,
     PauseRequested,
     RetryRequested,
-    Rule,
     RulesSet,
     Scope,
     SubmitRequested,
@@ -26,13 +24,12 @@ from taskyard.core.events import (
     TimePassed,
     WorkerRegistered,
 )
-from taskyard.core.explain import Reason
 from taskyard.core.limits import LIST_LANES_MAX, SECOND_NS
-from taskyard.core.model import Submission
+from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.records import Moved, Postponed, Released, ReportedLate, Returned, TaskExpired
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
 from tests.kit.snapshots import reopened
 

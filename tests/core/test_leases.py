@@ -24,7 +24,7 @@ from taskyard.core.events import (
     WorkerLost,
 )
 from taskyard.core.limits import CRASHES_MAX, SECOND_NS
-from taskyard.core.model import Terms
+from taskyard.core.model import Terms, WorkerFacts
 from taskyard.core.records import (
     Failed,
     Finished,
@@ -40,7 +40,6 @@ from taskyard.core.records import (
 )
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import PLAIN, Yard, assigned, missing
 from tests.kit.snapshots import reopened
 
@@ -212,7 +211,7 @@ def test_watch_over_silence_does_not_grow_with_the_work_done() -> None:
         yard.take(b"w")
         yard.finish(b"w", b"%d" % number)
         yard.join(b"w", lease_timeout_ns=1000 * SECOND_NS)
-    assert len(yard.scheduler.timeouts) < 50
+    assert len(yard.scheduler.context.timeouts) < 50
 
 
 def test_clock_jumps_end_no_lease() -> None:

@@ -221,7 +221,7 @@ class Story(RuleBasedStateMachine):
         """Recovered from its journal, it goes on; nobody is parked any more."""
         again = Scheduler(self.yard.mirror)
         again.resume(self.yard.now_ns)
-        again.wall_offset_ns = self.yard.scheduler.wall_offset_ns
+        again.context.wall_offset_ns = self.yard.scheduler.context.wall_offset_ns
         self.yard.scheduler = again
         self.yard.mirror = reopened(self.yard.mirror)
         for worker in self.model.workers.values():

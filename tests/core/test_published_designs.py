@@ -22,9 +22,7 @@ from taskyard.core.events import (
     CancelRequested,
     DrainRequested,
     DuplicatePolicy,
-    LaneOptions,
     Outcome,
-    Rule,
     RulesSet,
     Scope,
     SlotFreed,
@@ -35,6 +33,8 @@ from taskyard.core.events import (
     WorkerHeartbeat,
 )
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import QueueOrder
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
 
@@ -58,16 +58,16 @@ def test_round_robin_gives_each_message_to_the_worker_used_least_recently() -> N
 def test_round_robin_newcomer_stands_at_the_top_of_the_table() -> None:
     yard = Yard()
     for worker in (b"a", b"c", b"b"):
-        yard.join(worker, slots_total=2, always_ready=True, dialect=b"round-robin")
+        yard.join(worker, slots_total=2, always_ready=True, queue_order=QueueOrder.LIFO)
 
     def send(name: bytes) -> list[bytes]:
         return [one.worker for one in yard.submit(name) if isinstance(one, Assign)]
 
     assert [send(b"m%d" % number) for number in range(4)] == [[b"b"], [b"c"], [b"a"], [b"b"]]
-    yard.join(b"d", slots_total=2, always_ready=True, dialect=b"round-robin")
+    yard.join(b"d", slots_total=2, always_ready=True, queue_order=QueueOrder.LIFO)
     assert send(b"new") == [b"d"]
     yard.join(
-        b"a", slots_total=3, always_ready=True, dialect=b"round-robin"
+        b"a", slots_total=3, always_ready=True, queue_order=QueueOrder.LIFO
     )  # it stays where it is
     assert send(b"next") == [b"c"]
 

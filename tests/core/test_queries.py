@@ -10,10 +10,12 @@ from msgspec import structs
 from taskyard.core import effects, events, old_snapshots, queries
 from taskyard.core.effects import (
     Assign,
+    Explanation,
     ExplanationReply,
     HeartbeatAck,
     HeldTasks,
     NoWork,
+    Reason,
     Refusal,
     Refused,
     ReportAck,
@@ -52,7 +54,6 @@ from taskyard.core.events import (
     WorkerHeartbeat,
     WorkersRequested,
 )
-from taskyard.core.explain import Explanation, Reason
 from taskyard.core.limits import (
     AFTER_SHOWN_MAX,
     LIST_TASKS_MAX,
@@ -499,7 +500,7 @@ def test_results_of_known_tasks_are_told_at_once_and_nobody_is_watched(yard: Yar
     assert yard.handle(ResultsRequested(0, b"client", [*names, b"nobody"], 2)) == [
         Settled(b"client", 2, names, states, texts, [done.record])
     ]
-    assert yard.scheduler.watchers == {}
+    assert yard.scheduler.context.watchers == {}
 
 
 def test_results_of_nobody_are_told_as_none(yard: Yard) -> None:
@@ -685,8 +686,8 @@ def test_watch_that_is_over_is_told_nothing_and_others_are(yard: Yard) -> None:
     yard.handle(WatchRequested(0, b"other", [b"a"], request=1))
     yard.handle(WatchRequested(0, b"watcher", campaign=b"c", request=1))
     assert yard.handle(WatchEnded(0, b"watcher", 1)) == []
-    assert yard.scheduler.watchers == {b"a": [(b"watcher", 2), (b"other", 1)]}
-    assert yard.scheduler.campaign_watchers == {}
+    assert yard.scheduler.context.watchers == {b"a": [(b"watcher", 2), (b"other", 1)]}
+    assert yard.scheduler.context.campaign_watchers == {}
 
 
 def test_parked_worker_that_waits_no_longer_is_told_and_gets_nothing(yard: Yard) -> None:

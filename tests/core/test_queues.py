@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskyard.core.entities import Task
 from taskyard.core.events import PauseRequested, ResumeRequested
-from taskyard.core.model import Task, Terms
+from taskyard.core.model import Terms
 from taskyard.core.queues import CURSOR_MAX, DueHeap, Queue
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, a_lane
@@ -105,7 +106,7 @@ def test_planted_void_entry_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug that was there: the first entry of a task was taken for its live one."""
     sound = Queue.discard
 
-    def discard(queue: Queue, task: Task) -> None:
+    def discard(queue: Queue[Task], task: Task) -> None:
         if queue.cursor < len(queue.items) and queue.items[queue.cursor] is task:
             queue.cursor += 1
         else:
@@ -151,7 +152,7 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_queue_behaves_as_two_plain_lists(operations: list[tuple[str, int]]) -> None:
-    queue, front, back, number = Queue(0), list[Task](), list[Task](), 0
+    queue, front, back, number = Queue[Task](0), list[Task](), list[Task](), 0
     for operation, random_bits in operations:
         line = front + back
         if operation == "add":
@@ -264,46 +265,46 @@ def test_cancelled_tasks_in_a_queue_are_never_leased() -> None:
 
 
 def test_agenda_gives_what_is_due_in_order_of_time_then_arrival() -> None:
-    agenda, some = DueHeap(), tasks(4)
+    heap, some = DueHeap[Task](), tasks(4)
     for one, due_ns in zip(some, [30, 10, 20, 10], strict=True):
         one.state, one.due_ns = TaskState.DELAYED, due_ns
-        agenda.push_due(due_ns, [one])
-    assert agenda.next_ns() == 10
-    assert numbers(agenda.pop_due(9, 99)) == []
-    assert numbers(agenda.pop_due(20, 99)) == [1, 3, 2]
-    assert agenda.next_ns() == 30
+        heap.push_due(due_ns, [one])
+    assert heap.next_ns() == 10
+    assert numbers(heap.pop_due(9, 99)) == []
+    assert numbers(heap.pop_due(20, 99)) == [1, 3, 2]
+    assert heap.next_ns() == 30
 
 
 def test_agenda_gives_no_more_than_was_asked_for() -> None:
-    agenda, some = DueHeap(), tasks(3)
+    heap, some = DueHeap[Task](), tasks(3)
     for one in some:
         one.state = TaskState.DELAYED
-        agenda.push_due(0, [one])
-        agenda.push_expiry(0, [one.name])
-    assert numbers(agenda.pop_due(0, 2)) == [0, 1]
-    assert numbers(agenda.pop_due(0, 2)) == [2]
-    assert agenda.pop_expired(0, 2) == [b"0", b"1"]
-    assert agenda.pop_expired(0, 2) == [b"2"]
-    assert agenda.next_ns() is None
+        heap.push_due(0, [one])
+        heap.push_expiry(0, [one.name])
+    assert numbers(heap.pop_due(0, 2)) == [0, 1]
+    assert numbers(heap.pop_due(0, 2)) == [2]
+    assert heap.pop_expired(0, 2) == [b"0", b"1"]
+    assert heap.pop_expired(0, 2) == [b"2"]
+    assert heap.next_ns() is None
 
 
 def test_stale_entries_of_the_agenda_are_passed_over() -> None:
-    agenda, some = DueHeap(), tasks(3)
+    heap, some = DueHeap[Task](), tasks(3)
     for one in some:
         one.state, one.due_ns = TaskState.DELAYED, 10
-        agenda.push_due(10, [one])
-    agenda.push_due(10, [some[0]])  # put off twice to the same time
+        heap.push_due(10, [one])
+    heap.push_due(10, [some[0]])  # put off twice to the same time
     some[1].due_ns = 20  # put off to another time
     some[2].state = TaskState.CANCELLED
-    assert numbers(agenda.pop_due(10, 99)) == [0]
+    assert numbers(heap.pop_due(10, 99)) == [0]
 
 
 def test_agenda_looks_at_whatever_comes_first() -> None:
-    agenda = DueHeap()
-    assert agenda.next_ns() is None
-    agenda.push_expiry(7, [b"a"])
-    assert agenda.next_ns() == 7
-    agenda.push_due(9, [])
-    assert agenda.next_ns() == 7
-    agenda.push_due(5, [])
-    assert agenda.next_ns() == 5
+    heap = DueHeap[Task]()
+    assert heap.next_ns() is None
+    heap.push_expiry(7, [b"a"])
+    assert heap.next_ns() == 7
+    heap.push_due(9, [])
+    assert heap.next_ns() == 7
+    heap.push_due(5, [])
+    assert heap.next_ns() == 5

@@ -8,7 +8,6 @@ from taskyard.core.effects import Assign, Refused, ReportAck, Wake
 from taskyard.core.events import (
     DrainRequested,
     DuplicatePolicy,
-    LaneOptions,
     Outcome,
     RulesSet,
     SubmitRequested,
@@ -17,11 +16,11 @@ from taskyard.core.events import (
     WorkerUnreachable,
 )
 from taskyard.core.limits import NUMBER_MAX, RETRIES_MAX, SECOND_NS
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Postponed
+from taskyard.core.rules import LaneOptions
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
 
 

@@ -10,7 +10,7 @@ from taskyard.core.events import (
     WorkerRegistered,
     WorkerUnreachable,
 )
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import WorkerFacts
 from tests.core.kit import Yard
 
 TEN_NS = 10_000_000_000

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from taskyard.core import old_snapshots, results
 from taskyard.core.effects import Effect, Refusal, Refused, ReportAck, Settled, UnknownWorker
 from taskyard.core.events import (
-    LaneOptions,
     Outcome,
     RulesSet,
     SlotFreed,
@@ -29,6 +28,7 @@ from taskyard.core.records import (
     StaleReport,
 )
 from taskyard.core.results import DEFER_NS_MIN, retry_delay_ns
+from taskyard.core.rules import LaneOptions
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned, missing
 from tests.kit.snapshots import reopened
@@ -117,7 +117,7 @@ def test_task_that_its_program_died_with_is_tried_as_often_as_one_that_loses_wor
     yard = holding(b"a")
     for crash in range(1, CRASHES_MAX):
         yard.report(b"w", b"a", Outcome.CRASHED, texts=[b"died"])
-        due_ns = yard.scheduler.at_ns + CRASH_DELAY_NS
+        due_ns = yard.scheduler.context.at_ns + CRASH_DELAY_NS
         assert yard.records[-1] == Postponed(
             due_ns - SECOND_NS, b"w", [b"a"], [crash], [due_ns], [b"died"]
         )

@@ -3,9 +3,9 @@
 import pytest
 
 from taskyard.core.effects import Effect, RuleList
-from taskyard.core.events import LaneOptions, Rule, RulesRequested, RulesSet, TimePassed
+from taskyard.core.events import RulesRequested, TimePassed
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.rules import RuleTable, first_match
+from taskyard.core.rules import LaneOptions, Rule, RuleTable, first_match
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
 
@@ -13,7 +13,7 @@ from tests.core.kit import Yard, assigned
 def clause_of(clauses: list[tuple[bytes, bytes]], service: bytes, lane: bytes) -> bytes:
     """The name of the clause that a lane is run by."""
     made = tuple(Rule(name, match) for name, match in clauses)
-    choices = RuleTable(RulesSet(0, made)).for_service(service)
+    choices = RuleTable(made).for_service(service)
     return first_match(choices, service, lane).rule.name
 
 
@@ -173,7 +173,7 @@ def test_lane_comes_under_another_clause_with_what_it_has_out() -> None:
         Rule(b"smtp", b"smtp/*", LaneOptions(workers_max=1)),
         Rule(b"uucp", b"uucp/*", LaneOptions(workers_max=1)),
     )
-    held = [active_rule.lane_worker_pairs for active_rule in yard.scheduler.ledger.regimes]
+    held = [active_rule.lane_worker_pairs for active_rule in yard.scheduler.ledger.rule_table]
     assert held == [1, 0, 0]
 
 

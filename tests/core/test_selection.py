@@ -8,11 +8,9 @@ from taskyard.core import selection
 from taskyard.core.effects import Accepted, CommandAck, Effect, NoWork, Wake
 from taskyard.core.events import (
     DrainRequested,
-    LaneOptions,
     Outcome,
     PauseRequested,
     ResumeRequested,
-    Rule,
     RulesSet,
     WorkerRegistered,
     WorkerUnreachable,
@@ -23,9 +21,10 @@ from taskyard.core.limits import (
     SECOND_NS,
     WIDE_LOOKAHEAD,
 )
+from taskyard.core.model import WorkerFacts
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.selection import HoldReason
 from taskyard.core.states import TaskState, WorkerState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
 
 READY, LEASED = TaskState.READY, TaskState.LEASED

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 
 from taskyard.core import invariants, old_snapshots
 from taskyard.core.effects import Accepted
+from taskyard.core.entities import to_ended_task
 from taskyard.core.events import (
     Outcome,
     PauseRequested,
@@ -14,7 +15,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import EndedTask, digest, to_ended_task
+from taskyard.core.model import EndedTask, digest
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard

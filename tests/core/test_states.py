@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from taskyard.core.apply import apply
+from taskyard.core.entities import Task, Worker
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Submission, Task, Terms
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Submitted
 from taskyard.core.states import (
     TASK_STATES_ENDED,
@@ -20,7 +21,6 @@ from taskyard.core.states import (
     WorkerCause,
     WorkerState,
 )
-from taskyard.core.workers import Worker, WorkerFacts
 from taskyard.errors import IllegalTransition
 from tests.core.kit import Yard
 

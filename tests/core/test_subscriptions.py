@@ -50,7 +50,7 @@ def test_watcher_is_told_the_result(yard: Yard) -> None:
     yard.take(b"w")
     effects = yard.finish(b"w", b"a", texts=[b"42"])
     assert told_in(effects) == [told(b"a", DONE, b"42", request=5)]
-    assert yard.scheduler.watchers == {}
+    assert yard.scheduler.context.watchers == {}
 
 
 def test_watcher_is_told_the_reason_of_a_failure(yard: Yard) -> None:
@@ -95,7 +95,7 @@ def test_who_watches_what_is_settled_is_told_at_once(yard: Yard) -> None:
     assert done is not None
     states, texts = [DONE, FAILED, CANCELLED], [None, b"oh", b""]
     assert effects == [Settled(b"watcher", 0, names, states, texts, [done.record])]
-    assert list(yard.scheduler.watchers) == [b"ready", b"unknown"]
+    assert list(yard.scheduler.context.watchers) == [b"ready", b"unknown"]
 
 
 def test_unknown_task_can_be_watched_until_it_is_submitted_and_settled(yard: Yard) -> None:
@@ -131,8 +131,8 @@ def test_client_that_is_gone_is_told_nothing(yard: Yard) -> None:
     watch_campaign(yard, b"c")
     yard.handle(WatchRequested(0, b"other", [b"c/b"]))
     assert yard.handle(ClientDisconnected(0, b"watcher")) == []
-    assert yard.scheduler.watchers == {b"c/b": [(b"other", 0)]}
-    assert yard.scheduler.campaign_watchers == {}
+    assert yard.scheduler.context.watchers == {b"c/b": [(b"other", 0)]}
+    assert yard.scheduler.context.campaign_watchers == {}
     yard.take(b"w", 2)
     assert told_in(yard.finish(b"w", b"c/a", b"c/b")) == [
         Settled(b"other", 0, [b"c/b"], [DONE], [b""])

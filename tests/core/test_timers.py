@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from taskyard.core import timers
 from taskyard.core.effects import Wake
-from taskyard.core.events import LaneOptions, Outcome, RulesSet, SubmitRequested, TimePassed
+from taskyard.core.events import Outcome, RulesSet, SubmitRequested, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.records import CameDue, TaskExpired
+from taskyard.core.rules import LaneOptions
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned

@@ -3,8 +3,11 @@ what their dialect knows."""
 
 from __future__ import annotations
 
+from msgspec import msgpack
+
 from taskyard.core.events import WorkerLost
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import QueueOrder, WorkerFacts
 from taskyard.core.records import LeaseExpired, Returned, ReturnReason, WorkerLeft
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
@@ -12,7 +15,11 @@ from tests.core.kit import Yard, assigned
 READY, LEASED = TaskState.READY, TaskState.LEASED
 
 #: The dialect in which PONG and EXIT are the broker's own words.
-PING_PONG = {"dialect": b"ping-pong", "always_ready": True}
+PING_PONG = {
+    "always_ready": True,
+    "reserved_payloads": (b"PONG", b"EXIT"),
+    "queue_order": QueueOrder.FIFO,
+}
 
 
 def test_task_whose_payload_means_something_else_is_passed_over() -> None:
@@ -77,7 +84,7 @@ def test_suspect_that_can_t_be_told_is_left_to_others_and_the_next_one_goes() ->
 def test_other_dialects_are_told_everything() -> None:
     yard = Yard()
     yard.submit(b"a", payloads=[b"EXIT"])
-    assert assigned(yard.join(b"w", always_ready=True, dialect=b"round-robin")) == [b"a"]
+    assert assigned(yard.join(b"w", always_ready=True, queue_order=QueueOrder.LIFO)) == [b"a"]
 
 
 def test_workers_in_line_are_served_by_how_long_they_have_waited() -> None:
@@ -124,3 +131,10 @@ def test_stranger_that_is_lost_is_nothing() -> None:
     yard = Yard()
     assert yard.handle(WorkerLost(0, b"w")) == []
     assert yard.records == []
+
+
+def test_facts_of_an_older_journal_reserve_nothing() -> None:
+    facts = WorkerFacts(dialect=b"ping-pong", heartbeat_ns=7)
+    older = msgpack.encode(msgpack.decode(msgpack.encode(facts))[:-2])
+    assert msgpack.decode(older, type=WorkerFacts) == facts
+    assert facts.queue_order is QueueOrder.LEAST_RECENTLY_USED

@@ -12,6 +12,7 @@ from taskyard.core.events import (
     WorkerRegistered,
 )
 from taskyard.core.limits import CRASHES_MAX, REPLACED_MAX, REPLACED_TASKS_MAX, SECOND_NS
+from taskyard.core.model import WorkerFacts
 from taskyard.core.records import (
     Failed,
     LeaseExpired,
@@ -25,7 +26,6 @@ from taskyard.core.records import (
 )
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from tests.core.kit import Yard, assigned
 from tests.kit.snapshots import reopened
 
@@ -336,10 +336,10 @@ def test_replaced_process_is_refused_after_recovery_from_a_snapshot() -> None:
 def test_replaced_processes_are_forgotten_oldest_first_beyond_a_limit() -> None:
     yard = Yard()
     for number in range(1, REPLACED_MAX + 3):
-        yard.scheduler.emit(WorkerReplaced(0, b"w", number, [], []))
+        yard.scheduler.context.emit(WorkerReplaced(0, b"w", number, [], []))
     kept = yard.scheduler.ledger.replaced
     assert (len(kept), next(iter(kept))) == (REPLACED_MAX, (b"w", 3))
     names = [b"%d" % number for number in range(REPLACED_TASKS_MAX)]
-    yard.scheduler.emit(WorkerReplaced(0, b"w", 5000, names, [1] * len(names)))
-    yard.scheduler.emit(WorkerReplaced(0, b"w", 5001, names[:1], [1]))
+    yard.scheduler.context.emit(WorkerReplaced(0, b"w", 5000, names, [1] * len(names)))
+    yard.scheduler.context.emit(WorkerReplaced(0, b"w", 5001, names[:1], [1]))
     assert [*kept] == [(b"w", 5001)]

@@ -17,7 +17,7 @@ from typing import Any
 from taskyard.core import old_snapshots
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import EndedTask, Result, Submission, Terms
+from taskyard.core.model import EndedTask, Result, Submission, Terms, WorkerFacts
 from taskyard.core.records import (
     AnyRecord,
     CameDue,
@@ -48,7 +48,6 @@ from taskyard.core.records import (
 )
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.journal import archive, compaction, snapshot
 from taskyard.journal.archive import ArchiveRow, ArchiveWriter
 from taskyard.journal.encoding import JOURNAL_FORMAT, encode

@@ -13,12 +13,10 @@ from taskyard.core.events import (
     DuplicatePolicy,
     Event,
     ExpireRequested,
-    LaneOptions,
     MoveRequested,
     Outcome,
     PauseRequested,
     ResumeRequested,
-    Rule,
     Scope,
     SlotFreed,
     SubmitRequested,
@@ -29,6 +27,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from taskyard.journal.encoding import encode
 from taskyard.journal.sqlite import SqliteStore

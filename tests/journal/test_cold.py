@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import cold, columns, invariants, old_snapshots
+from taskyard.core import cold, invariants, old_snapshots
+from taskyard.core import snapshot as core_snapshot
 from taskyard.core.apply import apply
 from taskyard.core.cold import ColdLedger
 from taskyard.core.events import (
@@ -49,7 +50,7 @@ def yard() -> WritingYard:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few tasks, so that a short story has many, whole ones and others."""
-    monkeypatch.setattr(columns, "CHUNK_TASKS", 4)
+    monkeypatch.setattr(core_snapshot, "CHUNK_TASKS", 4)
     monkeypatch.setattr(cold, "CHUNK_TASKS", 4)
     monkeypatch.setattr(cold, "CHUNK_EDGES", 3)
 

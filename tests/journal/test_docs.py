@@ -11,7 +11,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from taskyard.core import columns, model, old_snapshots, records, runs, workers
+from taskyard.core import model, old_snapshots, records, runs
+from taskyard.core import snapshot as core_snapshot
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.errors import StateError
@@ -36,13 +37,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
 ARRAYS = [
     model.Submission,
     model.Terms,
-    workers.WorkerFacts,
+    model.WorkerFacts,
     runs.RunColumns,
     runs.Attempt,
-    columns.TaskColumns,
-    columns.Rest,
-    columns.CampaignRest,
-    columns.LaneRest,
+    core_snapshot.TaskColumns,
+    core_snapshot.Rest,
+    core_snapshot.CampaignRest,
+    core_snapshot.LaneRest,
     old_snapshots.LedgerSnapshot,
     old_snapshots.ServiceSnapshot,
     old_snapshots.LaneSnapshot,

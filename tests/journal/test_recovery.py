@@ -29,7 +29,7 @@ from taskyard.core.events import (
     WatchRequested,
 )
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Result, Submission, Terms
+from taskyard.core.model import Result, Submission, Terms, WorkerFacts
 from taskyard.core.records import (
     AnyRecord,
     Cancelled,
@@ -41,7 +41,6 @@ from taskyard.core.records import (
 )
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalDamaged
 from taskyard.journal import archive, compaction, recovery, snapshot
 from taskyard.journal.archive import Archive

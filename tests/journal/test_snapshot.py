@@ -7,10 +7,10 @@ import pytest
 
 from taskyard.core import old_snapshots
 from taskyard.core.apply import apply
-from taskyard.core.columns import CHUNK_TASKS
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Submission
 from taskyard.core.records import Submitted
+from taskyard.core.snapshot import CHUNK_TASKS
 from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal import snapshot
 from taskyard.journal.store import Head, MemoryStore

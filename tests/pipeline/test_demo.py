@@ -16,9 +16,8 @@ import pytest
 
 from taskyard.cli.documents import check
 from taskyard.cli.entry import run, taskyard
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Failed, Finished, Submitted, WorkerJoined
-from taskyard.core.workers import WorkerFacts
 from taskyard.demo import agent, audit, campaign, directory
 from taskyard.demo.audit import BrokerKill, DemoCounts, RecordFold
 from taskyard.demo.yard import DemoCluster, ProcessEnded

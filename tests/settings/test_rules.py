@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.core.events import LaneOptions, Rule, RulesSet
+from taskyard.core.events import RulesSet
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.settings.rules import to_rules_set
 from tests.settings.kit import loaded, written
 
@@ -57,7 +58,7 @@ report_after = "4h"
             Rule(
                 name=b"smtp",
                 match=b"smtp/*.org",
-                rules=LaneOptions(
+                options=LaneOptions(
                     workers_max=20,
                     lane_workers_max=2,
                     overfeed=10,
@@ -85,7 +86,7 @@ def test_what_a_service_does_not_set_is_as_the_defaults_say(tmp_path: Path) -> N
     text = '[defaults]\ninterval = "1m"\noverfeed = 3\nhold = true\n'
     rules = made(tmp_path, f"{text}[service.a]\nretries = 2\nhold = false\noverfeed = 0\n")
     (clause,) = rules.rules
-    assert clause.rules == LaneOptions(
+    assert clause.options == LaneOptions(
         interval_ns=MINUTE_NS, retry_delays_ns=(MINUTE_NS, MINUTE_NS)
     )
     assert rules.defaults == LaneOptions(interval_ns=MINUTE_NS, overfeed=3, is_held=True)
@@ -95,8 +96,8 @@ def test_variables_set_what_sections_of_the_file_do_not(tmp_path: Path) -> None:
     variables = {"TASKYARD_SERVICE_A_RATE": "2/m", "TASKYARD_DEFAULTS_RETRIES": "1,2"}
     rules = made(tmp_path, "[service.a]\n", TASKYARD_BROKER_WORKERS_MAX="7", **variables)
     (clause,) = rules.rules
-    assert clause.rules.rate_interval_ns == MINUTE_NS // 2
-    assert clause.rules.retry_delays_ns == (SECOND_NS, 2 * SECOND_NS)
+    assert clause.options.rate_interval_ns == MINUTE_NS // 2
+    assert clause.options.retry_delays_ns == (SECOND_NS, 2 * SECOND_NS)
     assert rules.workers_max == 7
 
 

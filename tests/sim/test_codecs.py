@@ -16,8 +16,7 @@ from simulator.plan import draw
 from simulator.reference_model import Violation
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
-from taskyard.core.model import Submission
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import Submission, WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 
 FACTS = WorkerFacts((b"default",), 2, 5, 7)

@@ -6,10 +6,9 @@ import pytest
 from simulator import plan
 from simulator.reference_model import ReferenceModel, Violation
 from taskyard.core import records as r
-from taskyard.core.events import LaneOptions, Rule
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import ReturnReason
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.rules import LaneOptions, Rule
 
 NOW_NS = 1_000_000_000_000
 

@@ -17,7 +17,7 @@ import zmq
 
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import WorkerFacts
 from taskyard.errors import NoBroker, Refused, TaskyardError
 from taskyard.net import sockets
 from taskyard.net.channel import Channel

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.core.events import LaneOptions, Outcome, Rule, RulesSet
+from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from taskyard.net.channel import Channel
 from taskyard.wire import dwork_pb2 as pb

@@ -13,7 +13,8 @@ from bench.broker.campaigns import Campaign, CampaignRun, measure
 from bench.settings import Settings
 from bench.table import TableLine, table_line
 from bench.targets import SHAPE_COST
-from taskyard.core.events import LaneOptions, Rule, RulesSet
+from taskyard.core.events import RulesSet
+from taskyard.core.rules import LaneOptions, Rule
 
 COUNT: Final = 1_000_000
 

@@ -18,7 +18,7 @@ import msgspec
 from bench.workloads import Shape, submissions
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import WorkerFacts
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller

@@ -49,9 +49,8 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Submission, Terms
+    from taskyard.core.model import Submission, Terms, WorkerFacts
     from taskyard.core.states import TaskState
-    from taskyard.core.workers import WorkerFacts
     from taskyard.journal.chain import Row
 
 __all__ = ["Checker", "Violation"]
@@ -496,7 +495,7 @@ class Checker:
         ]
         payloads = kept.payload_of(index), sent_events.payload_of(place)
         wanted = structs.replace(sent_events.terms_of(place))
-        rules = self.model.lanes.rule((wanted.service, lanes[0])).rules
+        rules = self.model.lanes.rule((wanted.service, lanes[0])).options
         debounce_until_ns = max(record.at_ns, wanted.due_ns)
         if rules.expiry_ns and not wanted.expires_ns:
             wanted.expires_ns = debounce_until_ns + rules.expiry_ns

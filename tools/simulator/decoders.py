@@ -13,7 +13,7 @@ import msgspec
 from simulator.listeners import Listener
 from taskyard.core import events
 from taskyard.core.events import Outcome
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import WorkerFacts
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.ping_pong import backend as ping_pong_backend

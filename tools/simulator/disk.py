@@ -11,8 +11,9 @@ from random import Random
 import msgspec
 
 from simulator.plan import Faults, chance
+from taskyard.core.entities import to_ended_task
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import EndedTask, Result, to_ended_task
+from taskyard.core.model import EndedTask, Result
 from taskyard.core.records import Cancelled, Finished
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from taskyard.core.events import LaneOptions, Rule
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class LaneModels:
         return Rule(b"", b"*", self.defaults)
 
     def rules(self, task_model: TaskModel) -> LaneOptions:
-        return self.rule(task_model.lane_key).rules
+        return self.rule(task_model.lane_key).options
 
     def of(self, key: _Key) -> LaneModel:
         return self.lanes.setdefault(key, LaneModel())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
-from taskyard.core.events import LaneOptions, Rule
+from taskyard.core.rules import LaneOptions, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

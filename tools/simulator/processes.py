@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from simulator.clock import Timeline
     from simulator.world import World
-    from taskyard.core.events import Event, Rule
+    from taskyard.core.events import Event
+    from taskyard.core.rules import Rule
 
 #: Turns in a row that a loop may ask for at once and without a message. More is a busy loop.
 TURNS_AT_ONCE_MAX: Final = 20

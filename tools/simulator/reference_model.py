@@ -14,11 +14,10 @@ from msgspec import Struct, field, structs
 from simulator.lane_model import WAITS, LaneModels, goes_before
 from taskyard.core import identity
 from taskyard.core import records as r
-from taskyard.core.events import LaneOptions
-from taskyard.core.model import Terms
+from taskyard.core.model import Terms, WorkerFacts
 from taskyard.core.records import ReturnReason
+from taskyard.core.rules import LaneOptions
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -414,7 +413,7 @@ class ReferenceModel:
             alone = task_model.place != WAITS or not self._is_fitting_before(task_model)
             self.require(alone, "run", "leased again in the same run", task_model)
         for key in dict.fromkeys(task_model.lane_key for task_model in task_models):
-            lane, rules = self.lanes.of(key), self.lanes.rule(key).rules
+            lane, rules = self.lanes.of(key), self.lanes.rule(key).options
             out = self.lanes.count(key, LEASED)
             if rules.is_held and out > lane.released and not self.lanes.fresh:
                 raise Violation("held", f"{key} is held, and {out} of {lane.released} are out")
@@ -502,7 +501,7 @@ class ReferenceModel:
             )
         for service, lane, _ in begun:
             rule = self.lanes.rule((service, lane))
-            rules = rule.rules
+            rules = rule.options
             serving = sum(self.lanes.rule(key[:2]).name == rule.name for key in now)
             if rules.workers_max and serving > rules.workers_max:
                 raise Violation("limit", f"clause {rule.name!r} has {serving} workers")
@@ -510,7 +509,7 @@ class ReferenceModel:
             if lane and in_lane > rules.lane_workers_max:
                 raise Violation("limit", f"lane {lane!r} has {in_lane} workers")
         for service, lane in dict.fromkeys(task_model.lane_key for task_model in task_models):
-            rules = self.lanes.rule((service, lane)).rules
+            rules = self.lanes.rule((service, lane)).options
             out = sum(count for key, count in now.items() if key[:2] == (service, lane))
             if lane and out > rules.lane_workers_max * (1 + rules.overfeed):
                 raise Violation("limit", f"lane {lane!r} has {out} tasks out, latest to {worker!r}")
@@ -542,7 +541,7 @@ class ReferenceModel:
     def _check_rate(self, task_models: list[TaskModel]) -> None:
         for task_model in task_models:
             rule = self.lanes.rule(task_model.lane_key)
-            interval_ns = rule.rules.rate_interval_ns
+            interval_ns = rule.options.rate_interval_ns
             if not interval_ns:
                 continue
             times_ns = self.lease_times_ns.setdefault(rule.name, [])

@@ -37,8 +37,7 @@ from simulator.plan import (
 from simulator.reference_model import Violation
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
-from taskyard.core.model import Result
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import Result, WorkerFacts
 from taskyard.wire import dialect as wire_dialect
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.round_robin import workers as round_robin_workers

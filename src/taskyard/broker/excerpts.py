@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 from msgspec import structs
 
 from taskyard.core import identity
+from taskyard.core.entities import Task
 from taskyard.core.events import Scope
-from taskyard.core.model import Task
 from taskyard.core.records import AnyRecord, Paused, Resumed, Submitted
 
 _T = TypeVar("_T")

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskyard.core.effects import Effect
+    from taskyard.core.entities import Task
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Task
 
     Handle = Callable[[Event], list[Effect]]
 

@@ -120,7 +120,7 @@ def serve(
         rejection_logs = (
             RejectionLog(doors.malformed, clock),
             RejectionLog(lambda: doors.dwork.refused, clock, FORBIDDEN_TEXT),
-            RejectionLog(lambda: broker.scheduler.refused, clock, REFUSED_TASKS_TEXT),
+            RejectionLog(lambda: broker.scheduler.context.refused, clock, REFUSED_TASKS_TEXT),
         )
         housekeeping = _Housekeeping(rejection_logs, opened.compactor, broker.note_lag)
         _run_until_stopped(broker, port, doors, housekeeping, lambda: orders.should_stop(broker))

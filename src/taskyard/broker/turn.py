@@ -148,11 +148,11 @@ class Broker:
         """What the machine has to tell: its clock was set, its disk fills up."""
         told: list[Event] = []
         wall_ns = self.clock.wall_ns()
-        if abs(wall_ns - now_ns - self.scheduler.wall_offset_ns) > CLOCK_DRIFT_NS_MAX:
+        if abs(wall_ns - now_ns - self.scheduler.context.wall_offset_ns) > CLOCK_DRIFT_NS_MAX:
             told.append(ClockSet(now_ns, wall_ns))
         if self._is_disk_check_due(now_ns):
             self._disk_checked_ns, self._bytes_since_check = now_ns, 0
             accepting = self.store.disk_free_bytes() > DISK_RESERVE_BYTES
-            if accepting is not self.scheduler.accepting:
+            if accepting is not self.scheduler.context.accepting:
                 told.append(DiskSpaceChanged(now_ns, accepting))
         return told

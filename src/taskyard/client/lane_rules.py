@@ -17,8 +17,8 @@ from taskyard.core.rules import compile_glob
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from taskyard.core.events import Rule
     from taskyard.core.model import Terms
+    from taskyard.core.rules import Rule
 
 #: What was told is asked for again when it is older and somebody submits: settings change rarely,
 #: and a program that runs for weeks sees it when they do.
@@ -30,7 +30,7 @@ def template_of(service: bytes, clauses: Iterable[Rule]) -> str:
     lane = service + b"/"
     for clause in clauses:
         if not clause.name or compile_glob(clause.match)(lane):
-            return shown(clause.rules.lane_template)
+            return shown(clause.options.lane_template)
     return ""
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from heapq import heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import holders, membership, subscriptions
+from taskyard.core import holders, subscriptions
 from taskyard.core import selection as core_selection
-from taskyard.core.effects import Assign, NoWork, Wake
+from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
 from taskyard.core.ledger import one_lane
 from taskyard.core.limits import WAKE_NS_MAX
 from taskyard.core.records import Leased
@@ -15,65 +15,64 @@ from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
     from taskyard.core import events
-    from taskyard.core.model import Task
-    from taskyard.core.queues import Service
-    from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
+    from taskyard.core.context import Context
+    from taskyard.core.entities import Service, Task, Worker
+    from taskyard.core.ledger import Ledger
 
 
-def tasks_requested(scheduler: Scheduler, event: events.TasksRequested) -> None:
-    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
+def tasks_requested(context: Context, event: events.TasksRequested) -> None:
+    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
-    worker = scheduler.touch_worker(event.worker, event.request)
+    worker = context.touch_worker(event.worker, event.request)
     if worker is None:
         return
-    close_request(scheduler, worker)
+    close_request(context, worker)
     worker.open_request = event.request
     if worker.state is DRAINING:
         if worker.leases and not event.parks:
-            _reply_no_work_yet(scheduler, worker)
-        membership.shut_down_if_drained(scheduler, worker)
+            _reply_no_work_yet(context, worker)
+        shut_down_if_drained(context, worker)
     elif event.parks and worker.facts.wants_wake:
-        park(scheduler, worker, event.count)  # it is told of work, and asks for it then
-    elif lease(scheduler, worker, event.count):
+        park(context, worker, event.count)  # it is told of work, and asks for it then
+    elif lease(context, worker, event.count):
         return
     elif event.parks:
-        park(scheduler, worker, event.count)
+        park(context, worker, event.count)
     else:
-        _reply_no_work(scheduler, worker)
+        _reply_no_work(context, worker)
         if worker.state is WOKEN:
-            membership.cancel_wake(scheduler.ledger, worker)
-            park(scheduler, worker, worker.tasks_wanted)  # it still waits, but not for this call
+            cancel_wake(context.ledger, worker)
+            park(context, worker, worker.tasks_wanted)  # it still waits, but not for this call
         elif worker.state is PARKED and not (worker.facts.wants_wake or worker.facts.always_ready):
             _unpark(worker)  # what it asks now replaces what it waited for
 
 
-def wait_ended(scheduler: Scheduler, event: events.WaitEnded) -> None:
-    worker = scheduler.ledger.workers.get(event.worker)
+def wait_ended(context: Context, event: events.WaitEnded) -> None:
+    worker = context.ledger.workers.get(event.worker)
     if worker is None or worker.open_request != event.request:
         if event.request:  # it has left, or asked for something else since: answer it all the same
-            scheduler.send(NoWork(event.worker, settled=False, request=event.request))
+            context.send(NoWork(event.worker, settled=False, request=event.request))
     elif worker.state is PARKED:
         _unpark(worker)
-        _reply_no_work(scheduler, worker)
+        _reply_no_work(context, worker)
     else:
-        close_request(scheduler, worker)
+        close_request(context, worker)
 
 
-def _reply_no_work(scheduler: Scheduler, worker: Worker) -> None:
-    settled = subscriptions.no_work_left(scheduler.ledger, worker)
-    scheduler.send(NoWork(worker.name, settled, worker.open_request))
+def _reply_no_work(context: Context, worker: Worker) -> None:
+    settled = subscriptions.no_work_left(context.ledger, worker)
+    context.send(NoWork(worker.name, settled, worker.open_request))
     worker.open_request = 0
 
 
-def close_request(scheduler: Scheduler, worker: Worker) -> None:
+def close_request(context: Context, worker: Worker) -> None:
     """What a worker asked for is not to be had any more: it went away, or asks anew."""
     if worker.open_request:
-        _reply_no_work_yet(scheduler, worker)
+        _reply_no_work_yet(context, worker)
 
 
-def _reply_no_work_yet(scheduler: Scheduler, worker: Worker) -> None:
-    scheduler.send(NoWork(worker.name, settled=False, request=worker.open_request))
+def _reply_no_work_yet(context: Context, worker: Worker) -> None:
+    context.send(NoWork(worker.name, settled=False, request=worker.open_request))
     worker.open_request = 0
 
 
@@ -82,56 +81,56 @@ def _unpark(worker: Worker) -> None:
     worker.listed_as = -1
 
 
-def park(scheduler: Scheduler, worker: Worker, count: int) -> None:
+def park(context: Context, worker: Worker, count: int) -> None:
     """Let a worker wait for work."""
     if worker.state is not DRAINING:
         worker.turn(WorkerCause.REQUESTED)
         if (
             count > worker.tasks_wanted
         ):  # one that waits already may be given what it was not before
-            ledger = scheduler.ledger
+            ledger = context.ledger
             ledger.dirty.update((name, ledger.service(name)) for name in worker.facts.services)
         worker.tasks_wanted = count
         if core_selection.queues_fifo(worker):
-            scheduler.use_count += 1
-            worker.last_used = scheduler.use_count
-        core_selection.park(scheduler.ledger, worker)
+            context.use_count += 1
+            worker.last_used = context.use_count
+        core_selection.park(context.ledger, worker)
 
 
-def lease(scheduler: Scheduler, worker: Worker, count: int) -> bool:
+def lease(context: Context, worker: Worker, count: int) -> bool:
     """Lease a worker up to `count` tasks, if policy finds any for it."""
-    tasks = _choose(scheduler, worker, count)
+    tasks = _choose(context, worker, count)
     if not tasks:
         return False
     names = [task.name for task in tasks]
     attempts = [task.attempt + 1 for task in tasks]
     lease_ns = _lease_ns(worker, tasks)
-    scheduler.emit(Leased(scheduler.at_ns, worker.name, names, attempts, lease_ns), tasks)
+    context.emit(Leased(context.at_ns, worker.name, names, attempts, lease_ns), tasks)
     payloads = [task.payload for task in tasks]
     terms = [task.terms for task in tasks]
     lane = one_lane(tasks)
     lanes = [task.lane.name for task in tasks] if lane is None else [lane.name] * len(tasks)
     columns = (names, attempts, payloads, terms, lanes, lease_ns)
-    kept = scheduler.ledger.envelopes
+    kept = context.ledger.envelopes
     envelopes = [kept.get(name, b"") for name in names] if kept else None
-    scheduler.send(Assign(worker.name, *columns, scheduler.at_ns, worker.open_request, envelopes))
+    context.send(Assign(worker.name, *columns, context.at_ns, worker.open_request, envelopes))
     worker.open_request = 0
-    _update_worker(scheduler, worker, tasks)
+    _update_worker(context, worker, tasks)
     return True
 
 
-def _choose(scheduler: Scheduler, worker: Worker, count: int) -> list[Task]:
+def _choose(context: Context, worker: Worker, count: int) -> list[Task]:
     """Choose tasks for a worker, and reserve workers for those that it has no room for."""
-    selection = core_selection.Selection(scheduler.ledger, worker, count, scheduler.now_ns)
+    selection = core_selection.Selection(context.ledger, worker, count, context.now_ns)
     tasks = selection.select()
     if selection.unfit:
-        core_selection.reserve(scheduler.ledger, selection.unfit.values(), scheduler.now_ns)
+        core_selection.reserve(context.ledger, selection.unfit.values(), context.now_ns)
     return tasks
 
 
-def lease_to_parked(scheduler: Scheduler, worker: Worker, _service: Service) -> bool:
+def lease_to_parked(context: Context, worker: Worker, _service: Service) -> bool:
     """Lease a parked worker what it waits for."""
-    return lease(scheduler, worker, worker.tasks_wanted)
+    return lease(context, worker, worker.tasks_wanted)
 
 
 def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
@@ -147,90 +146,102 @@ def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
     return lease_ns
 
 
-def _update_worker(scheduler: Scheduler, worker: Worker, tasks: list[Task]) -> None:
+def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     """What a lease changes in what is volatile."""
-    worker.leases[scheduler.ledger.record].assigned_ns = scheduler.now_ns
-    scheduler.use_count += 1
-    worker.last_used = scheduler.use_count
+    worker.leases[context.ledger.record].assigned_ns = context.now_ns
+    context.use_count += 1
+    worker.last_used = context.use_count
     worker.service_next = (worker.service_next + 1) % len(worker.facts.services)
     lane = tasks[-1].lane
     worker.lane_run = worker.lane_run + len(tasks) if lane is worker.lane else len(tasks)
     worker.lane = lane
-    if scheduler.ledger.regimes.has_rates:
+    if context.ledger.rule_table.has_rates:
         for task in tasks:
-            core_selection.spend_rate(task.lane.lane_group.active_rule, 1, scheduler.now_ns)
+            core_selection.spend_rate(task.lane.lane_group.active_rule, 1, context.now_ns)
     waited = worker.state in (PARKED, WOKEN)
-    membership.cancel_wake(scheduler.ledger, worker)  # it may have taken a task of another service
+    cancel_wake(context.ledger, worker)  # it may have taken a task of another service
     worker.turn(WorkerCause.ASSIGNED)
     if worker.facts.always_ready:
-        park(scheduler, worker, worker.slots_free)
+        park(context, worker, worker.slots_free)
     elif worker.facts.wants_wake and waited and worker.slots_free > 0:
-        park(scheduler, worker, worker.tasks_wanted)  # it waits for as long as it has room
+        park(context, worker, worker.tasks_wanted)  # it waits for as long as it has room
 
 
-def assign_parked(scheduler: Scheduler) -> None:
+def assign_parked(context: Context) -> None:
     """Bring ready tasks and parked workers together, until nothing more fits."""
-    ledger = scheduler.ledger
+    ledger = context.ledger
     dirty = ledger.dirty
     while dirty:
         name = next(iter(dirty))
         service = dirty.pop(name)
         if service.parked and service.has_work:
-            _serve_parked(scheduler, service)
+            _serve_parked(context, service)
         dirty.pop(name, None)  # what serving it stirred in itself has been served
         if ledger.reservations:
-            core_selection.review_reservations(ledger, scheduler.now_ns)
+            core_selection.review_reservations(ledger, context.now_ns)
 
 
-def _serve_parked(scheduler: Scheduler, service: Service) -> None:
+def _serve_parked(context: Context, service: Service) -> None:
     passed_over: list[Worker] = []
-    while _is_open(scheduler, service):
-        worker = core_selection.next_parked(scheduler.ledger, service)
+    while _is_open(context, service):
+        worker = core_selection.next_parked(context.ledger, service)
         if worker is None:
             break
         served = _wake if worker.facts.wants_wake else lease_to_parked
-        if not served(scheduler, worker, service):
+        if not served(context, worker, service):
             passed_over.append(worker)
     for worker in passed_over:
-        core_selection.relist(scheduler.ledger, service, worker)
+        core_selection.relist(context.ledger, service, worker)
 
 
-def _is_open(scheduler: Scheduler, service: Service) -> bool:
+def _is_open(context: Context, service: Service) -> bool:
     """There may be something to lease, and nothing refuses all workers of a service at once."""
-    if scheduler.ledger.paused or service.paused:
+    if context.ledger.paused or service.paused:
         return False
     for lane_group in service.lane_groups:
         if (
             lane_group.rotation
-            and core_selection.rate_allowance(lane_group.active_rule, scheduler.now_ns) > 0
+            and core_selection.rate_allowance(lane_group.active_rule, context.now_ns) > 0
         ):
             return True
     return False
 
 
-def _wake(scheduler: Scheduler, worker: Worker, service: Service) -> bool:
+def _wake(context: Context, worker: Worker, service: Service) -> bool:
     """Tell a worker to come and ask, if there is something for it; but call no more workers
     than there are ready tasks."""
     ready = sum(lane.ready for lane in service.in_rotation() if not lane.paused)
-    if _count_woken(scheduler, service) >= ready:
+    if _count_woken(context, service) >= ready:
         return False
-    if not _choose(scheduler, worker, worker.tasks_wanted):
+    if not _choose(context, worker, worker.tasks_wanted):
         return False
     worker.turn(WorkerCause.WOKEN)
     worker.listed_as = -1
     worker.woken_for = service.name
-    worker.wake_ends_ns = scheduler.now_ns + WAKE_NS_MAX
-    heappush(scheduler.wakes, (worker.wake_ends_ns, worker.name))
-    scheduler.send(Wake(worker.name, service.name))
+    worker.wake_ends_ns = context.now_ns + WAKE_NS_MAX
+    heappush(context.wakes, (worker.wake_ends_ns, worker.name))
+    context.send(Wake(worker.name, service.name))
     return True
 
 
-def _count_woken(scheduler: Scheduler, service: Service) -> int:
+def _count_woken(context: Context, service: Service) -> int:
     """Count the workers that were called for a service and have not asked yet. One that was called
     again at the same time has several entries."""
-    known = scheduler.ledger.workers
-    wants_wake = (known.get(name) for name in dict.fromkeys(name for _, name in scheduler.wakes))
+    known = context.ledger.workers
+    wants_wake = (known.get(name) for name in dict.fromkeys(name for _, name in context.wakes))
     return sum(
         worker is not None and worker.state is WOKEN and worker.woken_for == service.name
         for worker in wants_wake
     )
+
+
+def cancel_wake(ledger: Ledger, worker: Worker) -> None:
+    """A worker that was called won't come, or came for nothing: call another."""
+    if worker.state is WOKEN:
+        ledger.dirty[worker.woken_for] = ledger.service(worker.woken_for)
+
+
+def shut_down_if_drained(context: Context, worker: Worker) -> None:
+    if worker.state is DRAINING and not worker.leases:
+        context.send(Shutdown(worker.name, worker.open_request))
+        worker.open_request = 0

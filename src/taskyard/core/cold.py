@@ -14,20 +14,22 @@ from bisect import bisect_left
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from taskyard.core import columns as forms
-from taskyard.core.columns import CHUNK_EDGES, CHUNK_TASKS, ChunkBuilder, Edges, Rest, TaskColumns
+from taskyard.core import snapshot
+from taskyard.core.entities import Task
 from taskyard.core.graph import link
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Task, Terms
-from taskyard.core.queues import OPEN_LANE
+from taskyard.core.model import Terms
+from taskyard.core.rules import OPEN_LANE
+from taskyard.core.snapshot import CHUNK_EDGES, CHUNK_TASKS, ChunkBuilder, Edges, Rest, TaskColumns
 from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
+    from taskyard.core.entities import Lane
     from taskyard.core.model import Submission
-    from taskyard.core.queues import Lane, Queue
+    from taskyard.core.queues import Queue
     from taskyard.core.records import Submitted
 
 _STATES = tuple(TaskState)
@@ -58,7 +60,7 @@ class ColdLedger:
         rest: Rest | None = None,
     ) -> None:
         """`touched` are all names that the records speak of, but for those they submit."""
-        self.ledger = Ledger() if rest is None else forms.restore_frame(rest)
+        self.ledger = Ledger() if rest is None else snapshot.restore_frame(rest)
         self._rest = rest or Rest(0, 0, 0, paused=False, counts=[])
         self._touched = touched
         self._builder = ChunkBuilder(write)
@@ -125,7 +127,7 @@ class ColdLedger:
         if hot or cuts or len(columns.names) < CHUNK_TASKS // 2:
             chunk.payloads = columns.each_payload()
         place, base = self._builder.place, len(self._builder)
-        lanes = forms.lanes_of_runs(self.ledger, columns, columns.terms)
+        lanes = snapshot.lanes_of_runs(self.ledger, columns, columns.terms)
         begin = 0
         for run, lane in zip(columns.runs, lanes, strict=True):
             number = begin - bisect_left(hot, begin)
@@ -172,7 +174,7 @@ class ColdLedger:
         assert chunk.payloads is not None  # noqa: S101 - they are read where a task is hot
         waits = 0 if columns.waits is None else columns.waits[number]
         task = Task(columns.names[number], chunk.payloads[number], terms, lane, state, waits)
-        forms.set_details(columns, number, task)
+        snapshot.set_details(columns, number, task)
         self.ledger.tasks[task.name] = task
         place = chunk.first + number
         self._hot[place] = task
@@ -183,7 +185,7 @@ class ColdLedger:
         if number in chunk.cuts:
             self._ends[place] = task
 
-    def _end_run(self, queue: Queue, place: int) -> None:
+    def _end_run(self, queue: Queue[Task], place: int) -> None:
         """Let a moved task queue behind the cold tasks so far."""
         run = queue.items[-1]
         assert isinstance(run, ColdRun)  # noqa: S101 - it has just been put there
@@ -206,8 +208,8 @@ class ColdLedger:
                 if before in touched:
                     link(self._at(before), self._at(after))
         self._queue_moved()
-        forms.restore_lanes(self.ledger, self._rest, self._at)
-        forms.restore_workers(self.ledger, self._rest, self._at)
+        snapshot.restore_lanes(self.ledger, self._rest, self._at)
+        snapshot.restore_workers(self.ledger, self._rest, self._at)
         for name, places in self._rest.dependents_of_unknown.items():
             self.ledger.restore_awaited(name, [self._at(place) for place in places])
 
@@ -221,7 +223,7 @@ class ColdLedger:
     def _queue_moved(self) -> None:
         """Queue moved tasks where they belong."""
         behind: dict[int, list[Task]] = defaultdict(list)
-        queues: dict[int, Queue] = {}
+        queues: dict[int, Queue[Task]] = {}
         for place, other in self._rest.moved:
             task = self._at(place)
             queue = task.lane.queue(task.terms.priority)
@@ -312,7 +314,7 @@ class ColdLedger:
                 some = Edges()
         if some:
             write_edges(some)
-        rest = forms.rest_of(self.ledger, places, (self._builder.place, count))
+        rest = snapshot.rest_of(self.ledger, places, (self._builder.place, count))
         rest.moved = [(places[id(task)], behind) for task, behind in moved]
         return rest
 
@@ -409,7 +411,7 @@ def _cold_number(number: int, hot: list[int], base: int) -> int:
     return -1 if is_hot else base + number - before
 
 
-def _stand_in(queue: Queue, last: int) -> None:
+def _stand_in(queue: Queue[Task], last: int) -> None:
     """Let a run stand at the end of a queue for cold tasks up to the place `last`."""
     run = queue.items[-1] if len(queue.items) > queue.cursor else None
     if isinstance(run, ColdRun) and not run.closed:

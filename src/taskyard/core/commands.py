@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from taskyard.core import graph, identity, membership, submission, subscriptions
+from taskyard.core import assignment, graph, identity, membership, submission, subscriptions
 from taskyard.core.effects import Accepted, CommandAck, Refusal, Refused, RefusedTasks, Stop
 from taskyard.core.limits import (
     AFTER_MAX,
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskyard.core import events
+    from taskyard.core.context import Context
+    from taskyard.core.entities import Task
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Task
-    from taskyard.core.scheduler import Scheduler
 
 #: Why a task failed that somebody let expire.
 EXPIRED_TEXT: Final = b"expired on request"
@@ -42,59 +42,59 @@ _WAITING = (BLOCKED, DELAYED, READY)
 _MOVABLE = (*_WAITING, FAILED)
 
 
-def submit_requested(scheduler: Scheduler, event: events.SubmitRequested) -> None:
-    if not scheduler.accepting:
+def submit_requested(context: Context, event: events.SubmitRequested) -> None:
+    if not context.accepting:
         text = "the disk is nearly full; make room, or send more when some tasks are done"
-        _refuse(scheduler, event, Refused(event.client, event.request, Refusal.FULL, text))
+        _refuse(context, event, Refused(event.client, event.request, Refusal.FULL, text))
         return
-    if scheduler.lag_percent >= LAG_REFUSE_PERCENT and _is_refused_for_lag(scheduler, event):
+    if context.lag_percent >= LAG_REFUSE_PERCENT and _is_refused_for_lag(context, event):
         return
     asked = event.submission
     try:
-        event = submission.keyed(scheduler.ledger, event)
-        event = _expand_campaigns(scheduler.ledger, event)
+        event = submission.keyed(context.ledger, event)
+        event = _expand_campaigns(context.ledger, event)
         decide = submission.decide_partial if event.partial else submission.decide
-        taken = decide(scheduler.ledger, event, scheduler.at_ns)
+        taken = decide(context.ledger, event, context.at_ns)
     except submission.SubmissionRefused as refusing:
         refused = Refused(event.client, event.request, refusing.refusal, refusing.text)
-        _refuse(scheduler, event, refused)
+        _refuse(context, event, refused)
         return
     for record in taken.records:
-        scheduler.emit(record)
+        context.emit(record)
     if taken.refused:
         first = next(iter(taken.refused.values()))
-        _count_refused(scheduler, [*taken.refused], first.refusal, first.text)
+        _count_refused(context, [*taken.refused], first.refusal, first.text)
     counts = (taken.new, taken.existing, len(taken.refused))
-    scheduler.send(Accepted(event.client, event.request, *counts))
+    context.send(Accepted(event.client, event.request, *counts))
     if event.watch:
-        bare = bool(scheduler.ledger.bare)
+        bare = bool(context.ledger.bare)
         full_names = identity.full_names(asked) if bare else event.submission.names
-        subscriptions.watch(scheduler, (event.client, event.request), full_names)
+        subscriptions.watch(context, (event.client, event.request), full_names)
 
 
-def _is_refused_for_lag(scheduler: Scheduler, event: events.SubmitRequested) -> bool:
+def _is_refused_for_lag(context: Context, event: events.SubmitRequested) -> bool:
     """Refuse a submission because compaction lags behind. A client that would not repeat it is
     refused last: until then its replies are held back."""
-    percent = scheduler.lag_percent
+    percent = context.lag_percent
     if not event.retries and percent < LAG_REFUSE_ALL_PERCENT:
         return False
     refusal = Refusal.RETRY_LATER if event.retries else Refusal.FULL
     text = f"journal: compaction lags behind ({percent} % of its mark); send it again later"
-    _refuse(scheduler, event, Refused(event.client, event.request, refusal, text))
+    _refuse(context, event, Refused(event.client, event.request, refusal, text))
     return True
 
 
-def _refuse(scheduler: Scheduler, event: events.SubmitRequested, refused: Refused) -> None:
+def _refuse(context: Context, event: events.SubmitRequested, refused: Refused) -> None:
     """Refuse a submission as a whole."""
     if event.partial:
-        _count_refused(scheduler, event.submission.names, refused.refusal, refused.text)
-    scheduler.send(refused)
+        _count_refused(context, event.submission.names, refused.refusal, refused.text)
+    context.send(refused)
 
 
-def _count_refused(scheduler: Scheduler, names: list[bytes], refusal: Refusal, text: str) -> None:
+def _count_refused(context: Context, names: list[bytes], refusal: Refusal, text: str) -> None:
     """Keep what `status` shows of the tasks that partial submissions lost."""
-    scheduler.refused += len(names)
-    scheduler.refused_last = RefusedTasks(refusal, names[:REFUSED_NAMES_MAX], text)
+    context.refused += len(names)
+    context.refused_last = RefusedTasks(refusal, names[:REFUSED_NAMES_MAX], text)
 
 
 def _expand_campaigns(ledger: Ledger, event: events.SubmitRequested) -> events.SubmitRequested:
@@ -132,17 +132,17 @@ def _unfinished(
     return [name for name in found if name not in without]
 
 
-def cancel_requested(scheduler: Scheduler, event: events.CancelRequested) -> None:
-    chosen = [task for task in _tasks_of(scheduler.ledger, event) if task.ending is None]
+def cancel_requested(context: Context, event: events.CancelRequested) -> None:
+    chosen = [task for task in _tasks_of(context.ledger, event) if task.ending is None]
     tasks, causes = graph.with_causes(chosen)
     if tasks:
         stops = _stops(tasks)
-        scheduler.emit(Cancelled(scheduler.at_ns, [task.name for task in tasks], causes), tasks)
+        context.emit(Cancelled(context.at_ns, [task.name for task in tasks], causes), tasks)
         for stop in stops:
-            scheduler.send(stop)
-            membership.on_slot_free(scheduler, scheduler.ledger.workers[stop.worker])
-        subscriptions.notify_settled(scheduler, tasks)
-    scheduler.send(CommandAck(event.client, event.request, len(tasks)))
+            context.send(stop)
+            membership.on_slot_free(context, context.ledger.workers[stop.worker])
+        subscriptions.notify_settled(context, tasks)
+    context.send(CommandAck(event.client, event.request, len(tasks)))
 
 
 def _stops(tasks: Iterable[Task]) -> list[Stop]:
@@ -157,30 +157,30 @@ def _stops(tasks: Iterable[Task]) -> list[Stop]:
     return list(held.values())
 
 
-def retry_requested(scheduler: Scheduler, event: events.RetryRequested) -> None:
+def retry_requested(context: Context, event: events.RetryRequested) -> None:
     states = (FAILED, DELAYED)
-    found = _tasks_of(scheduler.ledger, event)
+    found = _tasks_of(context.ledger, event)
     tasks = [task for task in found if task.state in states]
     if tasks:
-        scheduler.emit(Retried(scheduler.at_ns, [task.name for task in tasks]), tasks)
-    held = [task for task in found if task.state is READY and task.lane.rules.is_held]
+        context.emit(Retried(context.at_ns, [task.name for task in tasks]), tasks)
+    held = [task for task in found if task.state is READY and task.lane.options.is_held]
     if held:
-        scheduler.emit(Released(scheduler.at_ns, [task.name for task in held]), held)
+        context.emit(Released(context.at_ns, [task.name for task in held]), held)
     acted = {task.name: task for task in [*tasks, *held]}
-    scheduler.send(CommandAck(event.client, event.request, len(acted)))
+    context.send(CommandAck(event.client, event.request, len(acted)))
 
 
-def move_requested(scheduler: Scheduler, event: events.MoveRequested) -> None:
+def move_requested(context: Context, event: events.MoveRequested) -> None:
     wrong = _lane_refusal(event)
     if wrong:
-        scheduler.send(Refused(event.client, event.request, Refusal.MALFORMED, wrong))
+        context.send(Refused(event.client, event.request, Refusal.MALFORMED, wrong))
         return
-    found = _tasks_of(scheduler.ledger, event)
+    found = _tasks_of(context.ledger, event)
     tasks = [task for task in found if task.state in _MOVABLE and _is_elsewhere(task, event)]
     if tasks:
         names = [task.name for task in tasks]
-        scheduler.emit(Moved(scheduler.at_ns, names, event.service, event.lane), tasks)
-    scheduler.send(CommandAck(event.client, event.request, len(tasks)))
+        context.emit(Moved(context.at_ns, names, event.service, event.lane), tasks)
+    context.send(CommandAck(event.client, event.request, len(tasks)))
 
 
 def _lane_refusal(event: events.MoveRequested) -> str:
@@ -201,51 +201,51 @@ def _is_elsewhere(task: Task, event: events.MoveRequested) -> bool:
     )
 
 
-def expire_requested(scheduler: Scheduler, event: events.ExpireRequested) -> None:
-    found = _tasks_of(scheduler.ledger, event)
+def expire_requested(context: Context, event: events.ExpireRequested) -> None:
+    found = _tasks_of(context.ledger, event)
     tasks = [task for task in found if task.state in _WAITING]
     if tasks:
         names = [task.name for task in tasks]
-        scheduler.emit(TaskExpired(scheduler.at_ns, names, EXPIRED_TEXT), tasks)
-        subscriptions.notify_settled(scheduler, tasks)
-    scheduler.send(CommandAck(event.client, event.request, len(tasks)))
+        context.emit(TaskExpired(context.at_ns, names, EXPIRED_TEXT), tasks)
+        subscriptions.notify_settled(context, tasks)
+    context.send(CommandAck(event.client, event.request, len(tasks)))
 
 
-def pause_requested(scheduler: Scheduler, event: events.PauseRequested) -> None:
-    if _refuse_lane_without_service(scheduler, event):
+def pause_requested(context: Context, event: events.PauseRequested) -> None:
+    if _refuse_lane_without_service(context, event):
         return
-    scheduler.emit(Paused(scheduler.at_ns, event.service, event.lane))
-    scheduler.send(CommandAck(event.client, event.request, 1))
+    context.emit(Paused(context.at_ns, event.service, event.lane))
+    context.send(CommandAck(event.client, event.request, 1))
 
 
-def resume_requested(scheduler: Scheduler, event: events.ResumeRequested) -> None:
-    if _refuse_lane_without_service(scheduler, event):
+def resume_requested(context: Context, event: events.ResumeRequested) -> None:
+    if _refuse_lane_without_service(context, event):
         return
-    scheduler.emit(Resumed(scheduler.at_ns, event.service, event.lane))
-    scheduler.send(CommandAck(event.client, event.request, 1))
+    context.emit(Resumed(context.at_ns, event.service, event.lane))
+    context.send(CommandAck(event.client, event.request, 1))
 
 
 def _refuse_lane_without_service(
-    scheduler: Scheduler, event: events.PauseRequested | events.ResumeRequested
+    context: Context, event: events.PauseRequested | events.ResumeRequested
 ) -> bool:
     """Refuse a lane without its service, which would else mean everything."""
     if event.lane is None or event.service:
         return False
     text = f"lane {shown(event.lane)} is of some service; say which"
-    scheduler.send(Refused(event.client, event.request, Refusal.MALFORMED, text))
+    context.send(Refused(event.client, event.request, Refusal.MALFORMED, text))
     return True
 
 
-def drain_requested(scheduler: Scheduler, event: events.DrainRequested) -> None:
-    existing = scheduler.ledger.workers
+def drain_requested(context: Context, event: events.DrainRequested) -> None:
+    existing = context.ledger.workers
     names = [*existing] if event.worker is None else [event.worker]
     workers = [existing[name] for name in names if name in existing]
     for worker in workers:
-        membership.cancel_wake(scheduler.ledger, worker)
-        scheduler.ledger.unreserve(worker)
+        assignment.cancel_wake(context.ledger, worker)
+        context.ledger.unreserve(worker)
         worker.turn(WorkerCause.DRAINED)
-        membership.shut_down_if_drained(scheduler, worker)
-    scheduler.send(CommandAck(event.client, event.request, len(workers)))
+        assignment.shut_down_if_drained(context, worker)
+    context.send(CommandAck(event.client, event.request, len(workers)))
 
 
 def _tasks_of(

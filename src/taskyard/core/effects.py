@@ -10,13 +10,12 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from taskyard.core.events import Rule, Scope
-from taskyard.core.explain import Explanation, Reason
-from taskyard.core.model import Terms
+from taskyard.core.events import Scope
+from taskyard.core.model import Terms, WorkerFacts
 from taskyard.core.records import AnyRecord
+from taskyard.core.rules import Rule
 from taskyard.core.runs import Attempt
 from taskyard.core.states import TaskState, WorkerState
-from taskyard.core.workers import WorkerFacts
 
 
 class Refusal(Enum):
@@ -37,6 +36,45 @@ class Refusal(Enum):
     NAME_LOST = "name lost"  #: another process took the worker's name over, for good
     OVERLOADED = "overloaded"  #: too many requests of the client wait already
     MALFORMED = "malformed"  #: it makes no sense, or its columns do not fit together
+
+
+class Reason(Enum):
+    """What a task or a lane waits for, or why it does not."""
+
+    UNKNOWN = "unknown"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    LEASED = "leased"
+    TASKS = "waits for tasks"
+    FAILURE = "behind a failure"
+    TIME = "waits for its time"
+    PAUSED = "paused"
+    HELD = "held"
+    DEBOUNCED = "gathering"
+    LIMIT_BROKER = "broker limit"
+    LIMIT_SERVICE = "service limit"
+    LIMIT_LANE = "lane limit"
+    RATE = "rate"
+    NO_WORKER = "no worker"
+    TROUBLE = "agent failing to start"
+    NO_HEARTBEAT = "worker silent"
+    NO_ROOM = "no worker is large enough"
+    WORKERS_BUSY = "workers busy"
+    ISOLATED = "kept apart"
+    EXCLUSIVE = "must run alone"
+    RESERVED = "a worker is reserved"
+    SERVED = "being served"
+    IDLE = "idle"
+
+
+class Explanation(Struct, frozen=True):
+    """An answer to `why`."""
+
+    reason: Reason
+    sentence: str
+    #: The tasks that it waits for, where it waits for tasks, or was cancelled with one.
+    after: tuple[bytes, ...] = ()
 
 
 class Effect(Struct, gc=False):

@@ -11,11 +11,11 @@ from enum import Enum, IntEnum
 
 from msgspec import Struct, field
 
-from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Submission, Task
+from taskyard.core.entities import Task
+from taskyard.core.model import Submission, WorkerFacts
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 
 
 class UnknownPolicy(Enum):
@@ -442,51 +442,6 @@ class ReplyDue(Event):
     request: int
     #: The answer is what was decided, when there is something: the journal's to tell.
     follow_options: FollowOptions | None = None
-
-
-class LaneOptions(Struct, frozen=True):
-    """How lanes are run. Settings, not history: never journalled."""
-
-    #: Workers that may serve lanes of the clause at once; 0 for no limit.
-    workers_max: int = 0
-    #: Workers that may serve one lane at once; 0 for no limit. The open lane has none.
-    lane_workers_max: int = 1
-    #: Tasks handed over beyond the one in hand, in a named lane.
-    overfeed: int = 0
-    #: Time from one leased task to the next, on average; 0 for no limit.
-    rate_interval_ns: int = 0
-    retry_delays_ns: tuple[int, ...] = ()
-    jitter_percent: int = 0
-    #: What the steps of a schedule are multiples of; a task that is put back alone waits for it.
-    interval_ns: int = SECOND_NS
-    #: Age at which a task ends that was tried, and tried or not, if it sets none; 0 for never.
-    expiry_ns: int = 0
-    expiry_hard_ns: int = 0
-    #: Age at which a task that has not ended is reported as late; 0 for never.
-    report_after_ns: int = 0
-    #: Ready tasks of a lane go in no particular order, else by age.
-    is_random: bool = False
-    #: Its lanes lease nothing until somebody asks for them.
-    is_held: bool = False
-    #: A lane that gets work begins this long after the first of it.
-    debounce_ns: int = 0
-    # For worker hosts and clients, handed on and never looked at; 0 and empty where not set.
-    #: What starts an agent, in one line.
-    command: bytes = b""
-    idle_ns_max: int = 0
-    hunger_ns_max: int = 0
-    #: The lane of tasks that name none, made from their fields.
-    lane_template: bytes = b""
-
-
-class Rule(Struct, frozen=True):
-    """Rules for lanes: for those that `match` fits, as `service/lane`, and no clause before it.
-    The open lane of a service has an empty name."""
-
-    name: bytes
-    #: `*` stands for anything, also `/`.
-    match: bytes = b"*"
-    rules: LaneOptions = LaneOptions()
 
 
 class RulesSet(Event):

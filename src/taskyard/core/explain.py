@@ -3,13 +3,11 @@ anything."""
 
 from __future__ import annotations
 
-from enum import Enum
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, cast
 
-from msgspec import Struct
-
 from taskyard.core import graph, selection
+from taskyard.core.effects import Explanation, Reason
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
 from taskyard.core.model import isolation_room, shown
 from taskyard.core.selection import HoldReason
@@ -18,46 +16,14 @@ from taskyard.core.states import FAILED, TaskState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from taskyard.core.model import Lease, Task
-    from taskyard.core.queues import Lane
-    from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
+    from taskyard.core.context import Context
+    from taskyard.core.entities import Lane, Lease, Task, Worker
 
 #: A sentence names this many tasks and counts the rest.
 NAMED_MAX: Final = 5
 
 #: A worker is worth a word when one part in so many of the silence that it is allowed has passed.
 HEARTBEAT_LATE_SHARE: Final = 3
-
-
-class Reason(Enum):
-    """What a task or a lane waits for, or why it does not."""
-
-    UNKNOWN = "unknown"
-    DONE = "done"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-    LEASED = "leased"
-    TASKS = "waits for tasks"
-    FAILURE = "behind a failure"
-    TIME = "waits for its time"
-    PAUSED = "paused"
-    HELD = "held"
-    DEBOUNCED = "gathering"
-    LIMIT_BROKER = "broker limit"
-    LIMIT_SERVICE = "service limit"
-    LIMIT_LANE = "lane limit"
-    RATE = "rate"
-    NO_WORKER = "no worker"
-    TROUBLE = "agent failing to start"
-    NO_HEARTBEAT = "worker silent"
-    NO_ROOM = "no worker is large enough"
-    WORKERS_BUSY = "workers busy"
-    ISOLATED = "kept apart"
-    EXCLUSIVE = "must run alone"
-    RESERVED = "a worker is reserved"
-    SERVED = "being served"
-    IDLE = "idle"
 
 
 #: What a lane can wait for, or why it does not, the first that holds: never anything else.
@@ -81,34 +47,25 @@ LANE_REASONS: Final = (
 )
 
 
-class Explanation(Struct, frozen=True):
-    """An answer to `why`."""
-
-    reason: Reason
-    sentence: str
-    #: The tasks that it waits for, where it waits for tasks, or was cancelled with one.
-    after: tuple[bytes, ...] = ()
-
-
-def explain(scheduler: Scheduler, name: bytes) -> Explanation:
+def explain(context: Context, name: bytes) -> Explanation:
     """Why a task is where it is."""
-    task = scheduler.ledger.tasks.get(name)
+    task = context.ledger.tasks.get(name)
     if task is None:
         return Explanation(Reason.UNKNOWN, f"no task is called {shown(name)}")
-    return _BY_STATE[task.state](scheduler, task)
+    return _BY_STATE[task.state](context, task)
 
 
-def _done(_scheduler: Scheduler, task: Task) -> Explanation:
+def _done(_context: Context, task: Task) -> Explanation:
     return Explanation(Reason.DONE, f"it is done, by attempt {task.attempt}")
 
 
-def _cancelled(_scheduler: Scheduler, _task: Task) -> Explanation:
+def _cancelled(_context: Context, _task: Task) -> Explanation:
     return cancelled(None)
 
 
 def cancelled(cause: bytes | None) -> Explanation:
     """Explain a cancelled task by its cause: the task asked for that it waited for, b"" if it was
-    asked for itself, None if that is unknown. The journal has it, not the scheduler."""
+    asked for itself, None if that is unknown. The journal has it, not the context."""
     if cause is None:
         sentence = "it was cancelled, on request or with a task that it waited for"
         return Explanation(Reason.CANCELLED, f"{sentence} (its record does not say which)")
@@ -118,8 +75,8 @@ def cancelled(cause: bytes | None) -> Explanation:
     return Explanation(Reason.CANCELLED, sentence, (cause,))
 
 
-def _failed(scheduler: Scheduler, task: Task) -> Explanation:
-    reason = shown(scheduler.ledger.reasons.get(task.name, b"")) or "no reason given"
+def _failed(context: Context, task: Task) -> Explanation:
+    reason = shown(context.ledger.reasons.get(task.name, b"")) or "no reason given"
     waiting = len(graph.with_dependents([task])) - 1
     wait = "waits" if waiting == 1 else "wait"
     behind = f"; {_count(waiting, 'task')} {wait} behind it" if waiting else ""
@@ -127,12 +84,12 @@ def _failed(scheduler: Scheduler, task: Task) -> Explanation:
     return Explanation(Reason.FAILED, sentence)
 
 
-def _leased(scheduler: Scheduler, task: Task) -> Explanation:
+def _leased(context: Context, task: Task) -> Explanation:
     lease = cast("Lease", task.lease)
-    seconds = max(0, scheduler.at_ns - lease.at_ns) // SECOND_NS
+    seconds = max(0, context.at_ns - lease.at_ns) // SECOND_NS
     worker = shown(lease.worker.name)
     sentence = f"worker {worker} has had it for {seconds} s (attempt {task.attempt})"
-    silent = _late_heartbeat_text(scheduler, lease.worker)
+    silent = _late_heartbeat_text(context, lease.worker)
     if silent:
         return Explanation(Reason.NO_HEARTBEAT, f"{sentence}, and {silent}")
     return Explanation(Reason.LEASED, sentence + _malformed(lease.worker.malformed))
@@ -143,62 +100,62 @@ def _malformed(lines: int) -> str:
     return f"; its agents wrote {_count(lines, 'malformed line')} (see its log)" if lines else ""
 
 
-def _late_heartbeat_text(scheduler: Scheduler, worker: Worker) -> str:
+def _late_heartbeat_text(context: Context, worker: Worker) -> str:
     """That a worker was not heard for suspiciously long, and what follows; "" if it was."""
     lease_timeout_ns = worker.lease_timeout_ns
-    quiet_ns = scheduler.now_ns - worker.last_seen_ns
+    quiet_ns = context.now_ns - worker.last_seen_ns
     if not lease_timeout_ns or quiet_ns * HEARTBEAT_LATE_SHARE <= lease_timeout_ns:
         return ""
     left = max(0, lease_timeout_ns - quiet_ns) // SECOND_NS
     return f"has not been heard for {quiet_ns // SECOND_NS} s; in {left} s its tasks go to others"
 
 
-def _delayed(scheduler: Scheduler, task: Task) -> Explanation:
-    seconds = max(0, task.due_ns - scheduler.at_ns) // SECOND_NS
+def _delayed(context: Context, task: Task) -> Explanation:
+    seconds = max(0, task.due_ns - context.at_ns) // SECOND_NS
     sentence = f"it is due in {seconds} s"
-    last = scheduler.ledger.reasons.get(task.name)
+    last = context.ledger.reasons.get(task.name)
     if last:
         sentence += f", after {_count(task.failures, 'failure')}, the last: {shown(last)}"
     return Explanation(Reason.TIME, sentence)
 
 
-def _blocked(scheduler: Scheduler, task: Task) -> Explanation:
-    ledger = scheduler.ledger
+def _blocked(context: Context, task: Task) -> Explanation:
+    ledger = context.ledger
     before = graph.predecessors(ledger.tasks, task)
     unknown = [name for name, waiting in ledger.dependents_of_unknown.items() if task in waiting]
     after = tuple(other.name for other in before) + tuple(unknown)
     if task.name in ledger.stuck():
-        return Explanation(Reason.FAILURE, _failures_text(scheduler, task, before), after)
-    known = (_describe(scheduler, other) for other in before)
+        return Explanation(Reason.FAILURE, _failures_text(context, task, before), after)
+    known = (_describe(context, other) for other in before)
     named = _first_few(
         chain(known, (f"{shown(name)} (not submitted)" for name in unknown)), len(after)
     )
     return Explanation(Reason.TASKS, f"it waits for {_count(len(after), 'task')}: {named}", after)
 
 
-def _failures_text(scheduler: Scheduler, task: Task, before: list[Task]) -> str:
+def _failures_text(context: Context, task: Task, before: list[Task]) -> str:
     """Which failures hold a task back, and through which tasks if not directly."""
-    ledger = scheduler.ledger
+    ledger = context.ledger
     tried = (ledger.tasks[name] for name in ledger.reasons)
     failed = (one for one in tried if one.state is FAILED)
     found = graph.failures_before(task, chain(failed, ledger.stuck().values()))
-    failures = _first_few((_failure(scheduler, one) for one in found), len(found))
+    failures = _first_few((_failure(context, one) for one in found), len(found))
     sentence = f"it is behind {'a failure' if len(found) == 1 else f'{len(found)} failures'}"
     blocked = [one for one in before if one.state is not FAILED]
     if not blocked:
         return f"{sentence}: {failures}"
-    waits = _first_few((_describe(scheduler, one) for one in blocked), len(blocked))
+    waits = _first_few((_describe(context, one) for one in blocked), len(blocked))
     return f"{sentence}: {failures}; it waits for {waits}"
 
 
-def _failure(scheduler: Scheduler, task: Task) -> str:
-    reason = shown(scheduler.ledger.reasons[task.name])
+def _failure(context: Context, task: Task) -> str:
+    reason = shown(context.ledger.reasons[task.name])
     return f"{shown(task.name)} failed{f' ({reason})' if reason else ''}"
 
 
-def _describe(scheduler: Scheduler, task: Task) -> str:
+def _describe(context: Context, task: Task) -> str:
     if task.state is FAILED:
-        reason = shown(scheduler.ledger.reasons.get(task.name, b""))
+        reason = shown(context.ledger.reasons.get(task.name, b""))
         return f"{shown(task.name)} (FAILED{': ' if reason else ''}{reason})"
     return f"{shown(task.name)} ({task.state.name})"
 
@@ -210,25 +167,25 @@ def _first_few(words: Iterable[str], total: int) -> str:
     return ", ".join(named) + more
 
 
-def _ready(scheduler: Scheduler, task: Task) -> Explanation:
-    hold = lane_hold_reason(scheduler, task.lane)
+def _ready(context: Context, task: Task) -> Explanation:
+    hold = lane_hold_reason(context, task.lane)
     service = shown(task.terms.service)
     if hold is not None:
-        why = _hold_text(scheduler, task.lane, hold)
+        why = _hold_text(context, task.lane, hold)
         return Explanation(_BY_HOLD[hold], f"it is ready, but {why} (service {service})")
-    if _too_wide(scheduler, task):
+    if _too_wide(context, task):
         sentence = f"it is ready, but takes {task.terms.slots} slots, and no worker has so many"
         return Explanation(Reason.NO_ROOM, sentence)
-    kept_back = _reserved(scheduler, task) or _isolated(scheduler, task)
+    kept_back = _reserved(context, task) or _isolated(context, task)
     if kept_back is not None:
         return kept_back
-    full = _no_room_text(scheduler, task) or _unused_slot_text(scheduler, task)
+    full = _no_room_text(context, task) or _unused_slot_text(context, task)
     return Explanation(Reason.WORKERS_BUSY, f"it is ready, but {full}")
 
 
-def _reserved(scheduler: Scheduler, task: Task) -> Explanation | None:
+def _reserved(context: Context, task: Task) -> Explanation | None:
     """Explain a task that a worker is kept free for."""
-    reservation = selection.reservation_of(scheduler.ledger, task)
+    reservation = selection.reservation_of(context.ledger, task)
     if reservation is None:
         return None
     worker = reservation.worker
@@ -247,9 +204,9 @@ def _last_attempt(task: Task) -> str:
     return f"it is ready, but lost {lost}, so its last attempt must be alone in its worker"
 
 
-def _isolated(scheduler: Scheduler, task: Task) -> Explanation | None:
+def _isolated(context: Context, task: Task) -> Explanation | None:
     """Explain a task that lost workers and is kept apart from others that did."""
-    isolation, workers = task.isolation, _workers(scheduler, task)
+    isolation, workers = task.isolation, _workers(context, task)
     if isolation == EXCLUSIVE:
         return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: it waits until one is idle")
     free = [worker for worker in workers if worker.slots_free >= task.terms.slots]
@@ -262,9 +219,9 @@ def _isolated(scheduler: Scheduler, task: Task) -> Explanation | None:
     return Explanation(Reason.ISOLATED, f"it is ready, but lost {lost}: {sentence}")
 
 
-def _unused_slot_text(scheduler: Scheduler, task: Task) -> str:
+def _unused_slot_text(context: Context, task: Task) -> str:
     """Say why a free slot is of no use to a ready task."""
-    workers, slots = _workers(scheduler, task), task.terms.slots
+    workers, slots = _workers(context, task), task.terms.slots
     free = [worker for worker in workers if worker.slots_free >= slots]
     kept = [worker for worker in free if worker.reservation is not None]
     exclusive = [worker for worker in free if selection.holds_last_attempt(worker)]
@@ -276,15 +233,15 @@ def _unused_slot_text(scheduler: Scheduler, task: Task) -> str:
     return f"no worker of service {service} that has a free slot asks for work"
 
 
-def _hold_text(scheduler: Scheduler, lane: Lane, hold: HoldReason) -> str:
+def _hold_text(context: Context, lane: Lane, hold: HoldReason) -> str:
     """Why a lane gives no task, and what to do where somebody has to."""
     if hold is HoldReason.HELD:
         return f"{hold.value}: {release_command(lane)}"
     if hold is HoldReason.TROUBLE:
-        troubled = _workers_of_service(scheduler, lane.service.name)
+        troubled = _workers_of_service(context, lane.service.name)
         return f"{hold.value}: {shown(troubled[0].trouble)}"
     if hold is HoldReason.DEBOUNCED:
-        seconds = max(0, lane.debounce_until_ns - scheduler.now_ns) / SECOND_NS
+        seconds = max(0, lane.debounce_until_ns - context.now_ns) / SECOND_NS
         return f"{hold.value}, in {seconds:.1f} s"
     return str(hold.value)
 
@@ -295,24 +252,24 @@ def release_command(lane: Lane) -> str:
     return f"taskyard retry {where}{f' --lane {shown(lane.name)}' if lane.name else ''}"
 
 
-def _workers_of_service(scheduler: Scheduler, name: bytes) -> list[Worker]:
-    workers = scheduler.ledger.workers.values()
+def _workers_of_service(context: Context, name: bytes) -> list[Worker]:
+    workers = context.ledger.workers.values()
     return [worker for worker in workers if name in worker.facts.services]
 
 
-def _workers(scheduler: Scheduler, task: Task) -> list[Worker]:
+def _workers(context: Context, task: Task) -> list[Worker]:
     """Those of its service."""
-    return _workers_of_service(scheduler, task.terms.service)
+    return _workers_of_service(context, task.terms.service)
 
 
-def _too_wide(scheduler: Scheduler, task: Task) -> bool:
-    slots = [worker.facts.slots_total for worker in _workers(scheduler, task)]
+def _too_wide(context: Context, task: Task) -> bool:
+    slots = [worker.facts.slots_total for worker in _workers(context, task)]
     return 0 not in slots and all(task.terms.slots > total for total in slots)
 
 
-def _no_room_text(scheduler: Scheduler, task: Task) -> str:
+def _no_room_text(context: Context, task: Task) -> str:
     """That no worker has room for it now; "" if one has."""
-    workers, slots = _workers(scheduler, task), task.terms.slots
+    workers, slots = _workers(context, task), task.terms.slots
     free = max((worker.slots_free for worker in workers), default=slots)
     if free >= slots:
         return ""
@@ -324,37 +281,37 @@ def _no_room_text(scheduler: Scheduler, task: Task) -> str:
     return f"all {total} slots of its {_count(len(workers), 'worker')} are in use"
 
 
-def lane_hold_reason(scheduler: Scheduler, lane: Lane) -> HoldReason | None:
+def lane_hold_reason(context: Context, lane: Lane) -> HoldReason | None:
     """Why a lane with ready tasks gives none: the first that refuses."""
-    ledger = scheduler.ledger
-    hold = selection.pause_reason(ledger, lane) or selection.hold_reason(lane, scheduler.now_ns)
+    ledger = context.ledger
+    hold = selection.pause_reason(ledger, lane) or selection.hold_reason(lane, context.now_ns)
     if hold is None and not lane.service.workers:
         return HoldReason.NO_WORKER
-    if hold is None and _has_no_agent(scheduler, lane):
+    if hold is None and _has_no_agent(context, lane):
         return HoldReason.TROUBLE
-    return hold or selection.limit_reason(ledger, lane, scheduler.now_ns)
+    return hold or selection.limit_reason(ledger, lane, context.now_ns)
 
 
-def _has_no_agent(scheduler: Scheduler, lane: Lane) -> bool:
+def _has_no_agent(context: Context, lane: Lane) -> bool:
     """Nobody serves a lane, and no worker of its service can start an agent."""
     if lane.leased:
         return False
-    return all(worker.trouble for worker in _workers_of_service(scheduler, lane.service.name))
+    return all(worker.trouble for worker in _workers_of_service(context, lane.service.name))
 
 
 def explain_lane(
-    scheduler: Scheduler, lane: Lane, waits: Mapping[TaskState, int], next_due_ns: int
+    context: Context, lane: Lane, waits: Mapping[TaskState, int], next_due_ns: int
 ) -> Explanation:
     """Why a lane is where it is. `waits` says how many of its tasks are blocked, delayed, failed;
     what is ready and out it knows itself."""
-    hold = selection.pause_reason(scheduler.ledger, lane)
+    hold = selection.pause_reason(context.ledger, lane)
     if hold is not None:
         return Explanation(_BY_HOLD[hold], LANE_SENTENCES[hold])
-    silent = _late_holder_text(scheduler, lane)
+    silent = _late_holder_text(context, lane)
     if lane.ready:
-        hold = lane_hold_reason(scheduler, lane)
+        hold = lane_hold_reason(context, lane)
         if hold not in (None, HoldReason.LIMIT_LANE) or not silent:
-            return _lane_ready(scheduler, lane, hold)
+            return _lane_ready(context, lane, hold)
     if silent:
         return Explanation(Reason.NO_HEARTBEAT, silent)
     if lane.leased:
@@ -362,23 +319,21 @@ def explain_lane(
         lines = sum(worker.malformed for worker in _holders(lane))
         sentence = f"{workers} {_count(lane.leased, 'task')} of it{_malformed(lines)}"
         return Explanation(Reason.SERVED, sentence)
-    return _lane_waits(scheduler, waits, next_due_ns)
+    return _lane_waits(context, waits, next_due_ns)
 
 
-def _lane_ready(scheduler: Scheduler, lane: Lane, hold: HoldReason | None) -> Explanation:
+def _lane_ready(context: Context, lane: Lane, hold: HoldReason | None) -> Explanation:
     """A lane that has ready tasks."""
     if hold is not None:
-        return Explanation(_BY_HOLD[hold], _lane_sentence(scheduler, lane, hold))
+        return Explanation(_BY_HOLD[hold], _lane_sentence(context, lane, hold))
     sentence = "no worker of its service that asks for work has room for its next task"
     return Explanation(Reason.WORKERS_BUSY, sentence)
 
 
-def _lane_waits(
-    scheduler: Scheduler, waits: Mapping[TaskState, int], next_due_ns: int
-) -> Explanation:
+def _lane_waits(context: Context, waits: Mapping[TaskState, int], next_due_ns: int) -> Explanation:
     """A lane that has neither ready tasks nor any out."""
     if waits[TaskState.DELAYED]:
-        seconds = max(0, next_due_ns - scheduler.at_ns) // SECOND_NS
+        seconds = max(0, next_due_ns - context.at_ns) // SECOND_NS
         return Explanation(Reason.TIME, f"the next of its tasks is due in {seconds} s")
     if waits[TaskState.BLOCKED]:
         return Explanation(Reason.TASKS, "its tasks wait for other tasks")
@@ -388,15 +343,15 @@ def _lane_waits(
     return Explanation(Reason.IDLE, "it has no tasks")
 
 
-def _lane_sentence(scheduler: Scheduler, lane: Lane, hold: HoldReason) -> str:
-    more = _hold_text(scheduler, lane, hold).removeprefix(hold.value)
+def _lane_sentence(context: Context, lane: Lane, hold: HoldReason) -> str:
+    more = _hold_text(context, lane, hold).removeprefix(hold.value)
     return LANE_SENTENCES[hold] + more
 
 
-def _late_holder_text(scheduler: Scheduler, lane: Lane) -> str:
+def _late_holder_text(context: Context, lane: Lane) -> str:
     """That a worker which serves a lane was not heard for suspiciously long; "" if none is."""
     for worker in _holders(lane):
-        silent = _late_heartbeat_text(scheduler, worker)
+        silent = _late_heartbeat_text(context, worker)
         if silent:
             return f"worker {shown(worker.name)}, which serves it, {silent}"
     return ""

@@ -13,7 +13,7 @@ from taskyard.core.states import BLOCKED, CANCELLED, FAILED
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from taskyard.core.model import Task
+    from taskyard.core.entities import Task
 
 
 def link(before: Task, after: Task) -> None:

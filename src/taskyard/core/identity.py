@@ -9,7 +9,7 @@ their names alone. Knows nothing of files, sockets or states.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, AnyStr, Final
+from typing import TYPE_CHECKING, Any, AnyStr, Final, Protocol
 
 from msgspec import structs
 
@@ -20,8 +20,8 @@ from taskyard.errors import PeerError
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
-    from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Submission, Task
+    from taskyard.core.entities import Campaign, Task
+    from taskyard.core.model import Submission
 
 SEPARATOR: Final = b"/"
 
@@ -63,6 +63,14 @@ def meaning(spelled: bytes, campaign: bytes) -> str:
     return f"the name is that of task {name} of campaign {shown(campaign)}"
 
 
+class Directory(Protocol):
+    """The parts of the ledger that lookups read."""
+
+    tasks: dict[bytes, Task]
+    campaigns: dict[bytes, Campaign]
+    bare: dict[bytes, None]
+
+
 class OtherTask(PeerError):
     """A name in `after` is the key of a task that it does not mean."""
 
@@ -70,7 +78,7 @@ class OtherTask(PeerError):
 # Keys of what is created.
 
 
-def key(ledger: Ledger, campaign: bytes, name: bytes) -> bytes:
+def key(ledger: Directory, campaign: bytes, name: bytes) -> bytes:
     """Return the key of a task: its full name, unless its campaign is bare."""
     full = prefix(campaign) + name
     if campaign not in ledger.bare:
@@ -78,13 +86,13 @@ def key(ledger: Ledger, campaign: bytes, name: bytes) -> bytes:
     return full if _is_of(ledger, full, campaign) and not _is_of(ledger, name, campaign) else name
 
 
-def _is_of(ledger: Ledger, spelled: bytes, campaign: bytes) -> bool:
+def _is_of(ledger: Directory, spelled: bytes, campaign: bytes) -> bool:
     """Whether a campaign has a task of this key."""
     task = ledger.tasks.get(spelled)
     return task is not None and task.terms.campaign == campaign
 
 
-def keyed(ledger: Ledger, submission: Submission) -> Submission:
+def keyed(ledger: Directory, submission: Submission) -> Submission:
     """Return the submission with keys in place of names, also in what its tasks wait for.
 
     Its columns must fit together.
@@ -106,7 +114,7 @@ def keyed(ledger: Ledger, submission: Submission) -> Submission:
     return structs.replace(submission, names=names, after=after)
 
 
-def _keys(ledger: Ledger, campaigns: Sequence[bytes], names: list[bytes]) -> list[bytes]:
+def _keys(ledger: Directory, campaigns: Sequence[bytes], names: list[bytes]) -> list[bytes]:
     first = campaigns[0]
     if first not in ledger.bare and campaigns.count(first) == len(campaigns):
         begin = prefix(first)
@@ -117,7 +125,7 @@ def _keys(ledger: Ledger, campaigns: Sequence[bytes], names: list[bytes]) -> lis
 class _Predecessors:
     """Finds what the tasks of one submission wait for."""
 
-    def __init__(self, ledger: Ledger, batch: dict[bytes, bytes]) -> None:
+    def __init__(self, ledger: Directory, batch: dict[bytes, bytes]) -> None:
         """`batch` has the campaigns of the submission's own tasks, by key."""
         self._ledger = ledger
         self._batch = batch
@@ -167,7 +175,7 @@ class _Predecessors:
         return spelled
 
 
-def predecessors(ledger: Ledger, task: Task, names: Iterable[bytes]) -> list[bytes]:
+def predecessors(ledger: Directory, task: Task, names: Iterable[bytes]) -> list[bytes]:
     """Return the keys that names in `after` mean for a known task."""
     find = _Predecessors(ledger, {})
     return [find.key(task.terms.campaign, name) for name in names]
@@ -176,7 +184,7 @@ def predecessors(ledger: Ledger, task: Task, names: Iterable[bytes]) -> list[byt
 # Names that are asked for.
 
 
-def find(ledger: Ledger, name: bytes) -> Task | None:
+def find(ledger: Directory, name: bytes) -> Task | None:
     """Return the task that a name means: whole, else split at its first `/`."""
     task = ledger.tasks.get(name)
     if task is not None or not ledger.bare:
@@ -186,7 +194,7 @@ def find(ledger: Ledger, name: bytes) -> Task | None:
     return ledger.tasks[rest] if is_bare else None
 
 
-def everywhere(ledger: Ledger, name: bytes) -> Iterator[Task]:
+def everywhere(ledger: Directory, name: bytes) -> Iterator[Task]:
     """Yield the tasks of this name in any campaign, the newest campaigns first."""
     for spelled in _everywhere(ledger, name):
         task = ledger.tasks.get(spelled)
@@ -194,7 +202,7 @@ def everywhere(ledger: Ledger, name: bytes) -> Iterator[Task]:
             yield task
 
 
-def _everywhere(ledger: Ledger, name: bytes) -> Iterator[bytes]:
+def _everywhere(ledger: Directory, name: bytes) -> Iterator[bytes]:
     newest = reversed(ledger.campaigns)
     for campaign, _ in zip(newest, range(CAMPAIGNS_SEARCHED_MAX), strict=False):
         yield key(ledger, campaign, name)
@@ -204,7 +212,7 @@ def _everywhere(ledger: Ledger, name: bytes) -> Iterator[bytes]:
 
 
 def candidates(
-    ledger: Ledger, names: Iterable[bytes], *, any_campaign: bool = False
+    ledger: Directory, names: Iterable[bytes], *, any_campaign: bool = False
 ) -> Iterator[bytes]:
     """Yield every key that names may mean to `find`, or to `everywhere`."""
     bare = ledger.bare
@@ -218,7 +226,7 @@ def candidates(
             yield from _everywhere(ledger, name)
 
 
-def candidates_of(ledger: Ledger, submission: Submission) -> Iterator[bytes]:
+def candidates_of(ledger: Directory, submission: Submission) -> Iterator[bytes]:
     """Yield every key that the names of a submission may mean. Its columns may not fit."""
     campaigns = [terms.campaign for terms in submission.terms]
     after = submission.after or ()

@@ -1,6 +1,6 @@
 """What always holds between events. Every copy that is kept for speed is compared with its origin.
 
-`check(scheduler)` raises `InvariantViolated` with the first thing that is wrong. It walks
+`check(context)` raises `InvariantViolated` with the first thing that is wrong. It walks
 everything, so it is for tests and the simulator; at large sizes call it now and then.
 """
 
@@ -12,17 +12,16 @@ from taskyard.core.identity import prefix
 from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.limits import EXCLUSIVE
 from taskyard.core.model import isolation_room
-from taskyard.core.selection import RESERVED_PAYLOADS, rate_allowance
+from taskyard.core.selection import rate_allowance
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
 from taskyard.errors import TaskyardError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
-    from taskyard.core.model import Task
-    from taskyard.core.queues import Lane, Service
+    from taskyard.core.context import Context
+    from taskyard.core.entities import Lane, Service, Task, Worker
     from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
 
 
 class InvariantViolated(TaskyardError):
@@ -30,9 +29,9 @@ class InvariantViolated(TaskyardError):
 
 
 def check(scheduler: Scheduler) -> None:
-    """All that holds between two events."""
+    """Check all that holds between two events."""
     check_ledger(scheduler.ledger)
-    _check_volatile(scheduler)
+    _check_volatile(scheduler.context)
 
 
 def check_ledger(ledger: Ledger) -> None:
@@ -153,11 +152,11 @@ def _check_service(ledger: Ledger, service: Service) -> None:
 
 
 def _is_held(ledger: Ledger, lane: Lane) -> bool:
-    workers_max = lane.rules.lane_workers_max
+    workers_max = lane.options.lane_workers_max
     full = (
         lane.leased >= lane.lane_group.active_rule.lane_tasks_max or 0 < workers_max <= lane.workers
     )
-    held = lane.rules.is_held and lane.released <= lane.leased
+    held = lane.options.is_held and lane.released <= lane.leased
     paused = lane.paused or lane.service.paused or ledger.paused
     return paused or held or lane.debounce_until_ns > 0 or (bool(lane.name) and full)
 
@@ -168,7 +167,7 @@ def _check_pairs(ledger: Ledger) -> None:
     _equal(
         ledger.lane_worker_pairs, sum(lane.workers for lane in lanes), "pairs of lanes and workers"
     )
-    for active_rule in ledger.regimes:
+    for active_rule in ledger.rule_table:
         pairs = sum(lane.workers for lane in lanes if lane.lane_group.active_rule is active_rule)
         _equal(active_rule.lane_worker_pairs, pairs, f"serving of clause {active_rule.rule.name!r}")
 
@@ -269,21 +268,21 @@ def _check_isolation(worker: Worker, held: list[Task]) -> None:
 def _check_due_heap(ledger: Ledger) -> None:
     """Every delayed task comes due one day."""
     planned = {
-        (task.name, due_ns): True for due_ns, _, tasks in ledger.agenda.due for task in tasks
+        (task.name, due_ns): True for due_ns, _, tasks in ledger.due_heap.due for task in tasks
     }
     for task in ledger.tasks.values():
         if task.state is TaskState.DELAYED:
             _require((task.name, task.due_ns) in planned, f"{task.name!r} is on no agenda")
 
 
-def _check_volatile(scheduler: Scheduler) -> None:
-    ledger = scheduler.ledger
+def _check_volatile(context: Context) -> None:
+    ledger = context.ledger
     _require(not ledger.dirty, "a service was stirred and not looked at")
     _require(not ledger.debouncing, "a lane got work, and nobody asked whether it gathers")
-    _check_debounce(scheduler)
+    _check_debounce(context)
     _check_reservations(ledger)
-    _check_work_conservation(scheduler)
-    watched = dict.fromkeys(scheduler.timeouts)
+    _check_work_conservation(context)
+    watched = dict.fromkeys(context.timeouts)
     for worker in ledger.workers.values():
         if worker.timeout_at_ns:
             in_time = 0 < worker.timeout_check_ns <= worker.timeout_at_ns
@@ -291,13 +290,13 @@ def _check_volatile(scheduler: Scheduler) -> None:
             _require(minded, f"nobody minds the silence of {worker.name!r} in time")
         if worker.state is WorkerState.PARKED and worker.slots_free > 0:
             _check_parked_lists(ledger, worker)
-        _check_restart(scheduler, worker)
+        _check_restart(context, worker)
 
 
-def _check_restart(scheduler: Scheduler, worker: Worker) -> None:
+def _check_restart(context: Context, worker: Worker) -> None:
     """Require a timer for every lease that must end some time after a restart."""
-    deadline_ns = scheduler.restart_deadline_ns(worker)
-    times = [at_ns for at_ns, name in scheduler.restart_deadlines if name == worker.name]
+    deadline_ns = context.restart_deadline_ns(worker)
+    times = [at_ns for at_ns, name in context.restart_deadlines if name == worker.name]
     minded = not deadline_ns or any(at_ns <= deadline_ns for at_ns in times)
     _require(minded, f"older leases of {worker.name!r} never end")
     _require(worker.slots_kept_before <= len(worker.slots_kept), f"old slots of {worker.name!r}")
@@ -317,12 +316,14 @@ def _check_reservations(ledger: Ledger) -> None:
     _equal(len(reserved), len(ledger.reservations), "reserved workers")
 
 
-def _check_work_conservation(scheduler: Scheduler) -> None:
+def _check_work_conservation(context: Context) -> None:
     """No parked worker with a free slot coexists with a due, fitting task within limits."""
-    ledger = scheduler.ledger
+    ledger = context.ledger
     ready = [task for task in ledger.tasks.values() if task.state is TaskState.READY]
+    facts = [worker.facts for worker in ledger.workers.values()]
+    reserved = [payload for one in facts for payload in one.reserved_payloads]
     kinds = {
-        (id(task.lane), task.terms.slots, task.isolation, _reserved_payload(task)): task
+        (id(task.lane), task.terms.slots, task.isolation, _payload_if(task, reserved)): task
         for task in ready
     }
     for worker in ledger.workers.values():
@@ -334,44 +335,44 @@ def _check_work_conservation(scheduler: Scheduler) -> None:
             continue
         kept_for = None if worker.reservation is None else worker.reservation.task
         if kept_for is not None:
-            _check_reservation_needed(scheduler, worker, kept_for)
+            _check_reservation_needed(context, worker, kept_for)
         tasks = kinds.values() if kept_for is None else [kept_for]
-        idle = [task for task in tasks if _could_go(scheduler, worker, task)]
-        if idle and not (worker.facts.wants_wake and _enough_woken(scheduler, idle, ready)):
+        idle = [task for task in tasks if _could_go(context, worker, task)]
+        if idle and not (worker.facts.wants_wake and _enough_woken(context, idle, ready)):
             name = worker.name
             raise InvariantViolated(
                 f"{name!r} waits beside {idle[0].name!r}, which it could be given"
             )
 
 
-def _check_reservation_needed(scheduler: Scheduler, worker: Worker, task: Task) -> None:
+def _check_reservation_needed(context: Context, worker: Worker, task: Task) -> None:
     """A worker is kept free for a task that lacks nothing but its room."""
     begins = all(one.lane is not task.lane for one in worker.held())
-    open_to = _is_open(scheduler, task.lane, begins=begins)
-    placed = _lane_has_room(scheduler.ledger, worker, task, begins=begins)
+    open_to = _is_open(context, task.lane, begins=begins)
+    placed = _lane_has_room(context.ledger, worker, task, begins=begins)
     _require(open_to and placed, f"{worker.name!r} is kept for {task.name!r}, which a limit holds")
 
 
-def _reserved_payload(task: Task) -> bytes:
-    """Return what a worker is given of a task, where that could be a word of its dialect."""
-    said = task.payload or task.name
-    return said if any(said in words for words in RESERVED_PAYLOADS.values()) else b""
+def _payload_if(task: Task, reserved: Container[bytes]) -> bytes:
+    """Return the payload that a worker gets if it is one of these, else b""."""
+    payload = task.payload or task.name
+    return payload if payload in reserved else b""
 
 
-def _enough_woken(scheduler: Scheduler, idle: list[Task], ready: list[Task]) -> bool:
+def _enough_woken(context: Context, idle: list[Task], ready: list[Task]) -> bool:
     """Return whether as many workers were told of work as there are tasks that they could get: the
     idle ones, and all that are ready in their lanes."""
     lanes = {id(task.lane): task.lane for task in idle}
     services = [lane.service.name for lane in lanes.values()]
     wants_wake = [
         worker
-        for worker in scheduler.ledger.workers.values()
+        for worker in context.ledger.workers.values()
         if worker.state is WorkerState.WOKEN and worker.woken_for in services
     ]
     return len(wants_wake) >= sum(id(task.lane) in lanes for task in ready)
 
 
-def _could_go(scheduler: Scheduler, worker: Worker, task: Task) -> bool:
+def _could_go(context: Context, worker: Worker, task: Task) -> bool:
     """Return whether nothing keeps a ready task from a worker that waits. Written without the
     code that chooses."""
     held = worker.held()
@@ -379,26 +380,26 @@ def _could_go(scheduler: Scheduler, worker: Worker, task: Task) -> bool:
         task.lane.service.name in worker.facts.services
         and task.terms.slots <= worker.slots_free
         and task.terms.slots <= (worker.facts.slots_total or task.terms.slots)
-        and (task.payload or task.name) not in RESERVED_PAYLOADS.get(worker.facts.dialect, ())
+        and (task.payload or task.name) not in worker.facts.reserved_payloads
         and not any(one.isolation == EXCLUSIVE for one in held)
         and _isolation_allows(worker, held, task)
     )
     begins = all(one.lane is not task.lane for one in held)
     return (
         fits
-        and _is_open(scheduler, task.lane, begins=begins)
-        and _lane_has_room(scheduler.ledger, worker, task, begins=begins)
+        and _is_open(context, task.lane, begins=begins)
+        and _lane_has_room(context.ledger, worker, task, begins=begins)
     )
 
 
-def _is_open(scheduler: Scheduler, lane: Lane, *, begins: bool) -> bool:
+def _is_open(context: Context, lane: Lane, *, begins: bool) -> bool:
     """Return whether a lane gives tasks at all, and its section and the broker allow one more."""
-    ledger, rules, active_rule = scheduler.ledger, lane.rules, lane.lane_group.active_rule
+    ledger, rules, active_rule = context.ledger, lane.options, lane.lane_group.active_rule
     held = rules.is_held and lane.released <= lane.leased
     if ledger.paused or lane.service.paused or lane.paused or held:
         return False
-    spent = bool(rules.rate_interval_ns) and rate_allowance(active_rule, scheduler.now_ns) <= 0
-    if lane.debounce_until_ns > scheduler.now_ns or spent:
+    spent = bool(rules.rate_interval_ns) and rate_allowance(active_rule, context.now_ns) <= 0
+    if lane.debounce_until_ns > context.now_ns or spent:
         return False
     over_broker = 0 < ledger.rules.workers_max <= ledger.lane_worker_pairs
     over_section = 0 < rules.workers_max <= active_rule.lane_worker_pairs
@@ -413,7 +414,7 @@ def _lane_has_room(ledger: Ledger, worker: Worker, task: Task, *, begins: bool) 
     kept = [one.task for one in ledger.reservations if one.task.lane is lane and not one.exclusive]
     kept = [one for one in kept if one is not task and one.terms.slots > worker.slots_free]
     room = lane.lane_group.active_rule.lane_tasks_max - lane.leased - len(kept)
-    full = begins and 0 < lane.rules.lane_workers_max <= lane.workers
+    full = begins and 0 < lane.options.lane_workers_max <= lane.workers
     return room > 0 and not full
 
 
@@ -426,12 +427,12 @@ def _isolation_allows(worker: Worker, held: list[Task], task: Task) -> bool:
     return not task.isolation or alike < isolation_room(task.isolation, slots)
 
 
-def _check_debounce(scheduler: Scheduler) -> None:
+def _check_debounce(context: Context) -> None:
     """A lane that gathers tasks begins one day."""
     planned = {
-        (id(lane), debounce_until_ns): True for debounce_until_ns, _, lane in scheduler.debouncing
+        (id(lane), debounce_until_ns): True for debounce_until_ns, _, lane in context.debounce_heap
     }
-    for service in scheduler.ledger.services.values():
+    for service in context.ledger.services.values():
         for lane in service.lanes.values():
             minded = not lane.debounce_until_ns or (id(lane), lane.debounce_until_ns) in planned
             _require(minded, f"nobody minds when lane {lane.name!r} begins")

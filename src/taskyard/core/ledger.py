@@ -11,28 +11,20 @@ from itertools import groupby, repeat
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from taskyard.core import graph
+from taskyard.core.entities import Campaign, Ending, Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
 from taskyard.core.identity import prefix, spelling
-from taskyard.core.model import (
-    DIGEST_BYTES,
-    Campaign,
-    Digests,
-    EndedTask,
-    Ending,
-    Lease,
-    Task,
-    Terms,
-)
-from taskyard.core.queues import OPEN_LANE, DueHeap, Lane, Queue, Service
-from taskyard.core.rules import RuleTable
+from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Terms
+from taskyard.core.queues import DueHeap, Queue
+from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
-from taskyard.core.workers import Replaced, Worker
 from taskyard.errors import IllegalTransition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskyard.core.queues import Reservation
+    from taskyard.core.entities import LaneGroup, Reservation
+    from taskyard.core.rules import ActiveRule
     from taskyard.core.runs import Attempt
 
 
@@ -81,7 +73,7 @@ class Ledger:
         #: What `stuck` found, as of a record.
         self._stuck: tuple[int, dict[bytes, Task]] = (-1, {})
         self._digests = Digests()
-        self.agenda = DueHeap()
+        self.due_heap: DueHeap[Task] = DueHeap()
         #: Services where something changed that may allow a lease. Volatile.
         self.dirty: dict[bytes, Service] = {}
         #: Workers that are kept free for one task each: of a service at most one for a task of many
@@ -91,7 +83,9 @@ class Ledger:
         self.debouncing: list[Lane] = []
         #: How lanes are run. Settings, not history: volatile.
         self.rules = RulesSet(0)
-        self.regimes = RuleTable(self.rules)
+        self.rule_table = RuleTable()
+        #: The lane groups of each rule, over all services. Volatile.
+        self.lane_groups: dict[ActiveRule, list[LaneGroup]] = {rule: [] for rule in self.rule_table}
         #: Some regime has a limit of workers, or the broker; some regime's lanes gather tasks.
         self.has_worker_limits = False
         self.has_debounce = False
@@ -101,22 +95,30 @@ class Ledger:
         service = self.services.get(name)
         if service is None:
             service = self.services[name] = Service(name)
-            service.apply_rules(self.regimes.for_service(name))
+            self._apply_rules(service)
         return service
 
     def set_rules(self, rules: RulesSet) -> None:
         """Run all lanes by these rules from now on."""
         self.rules = rules
-        self.regimes = RuleTable(rules, self.regimes)
+        former = self.rule_table
+        self.rule_table = RuleTable(rules.rules, rules.defaults, rules.workers_max)
+        self.rule_table.carry_rates_over(former, rules.now_ns)
         self.has_worker_limits, self.has_debounce = (
-            self.regimes.has_worker_limits,
-            self.regimes.has_debounce,
+            self.rule_table.has_worker_limits,
+            self.rule_table.has_debounce,
         )
+        self.lane_groups = {active_rule: [] for active_rule in self.rule_table}
         for service in self.services.values():
-            service.apply_rules(self.regimes.for_service(service.name))
+            self._apply_rules(service)
         if self.has_worker_limits:
             self._count_pairs()
         self.dirty.update(self.services)
+
+    def _apply_rules(self, service: Service) -> None:
+        service.apply_rules(self.rule_table.for_service(service.name))
+        for lane_group in service.lane_groups:
+            self.lane_groups[lane_group.active_rule].append(lane_group)
 
     def campaign(self, name: bytes) -> Campaign:
         """A campaign by name, made when it is first needed."""
@@ -358,7 +360,7 @@ class Ledger:
     def _count_pairs(self) -> None:
         """Count who serves which lane, when limits are set: without limits nobody counts."""
         self.lane_worker_pairs = 0
-        for active_rule in self.regimes:
+        for active_rule in self.rule_table:
             active_rule.lane_worker_pairs = 0
         for service in self.services.values():
             for lane in service.lanes.values():
@@ -373,7 +375,7 @@ class Ledger:
             return
         if self.has_worker_limits:
             for lane, _ in counts:
-                for lane_group in lane.lane_group.active_rule.lane_groups:
+                for lane_group in self.lane_groups[lane.lane_group.active_rule]:
                     self.dirty[lane_group.service.name] = lane_group.service
         last = None
         for lane, _ in counts:
@@ -413,7 +415,7 @@ class Ledger:
         for task in tasks:
             for expires_ns in (task.terms.expires_hard_ns, task.terms.expires_ns):
                 if expires_ns:
-                    self.agenda.push_expiry(expires_ns, [task.name])
+                    self.due_heap.push_expiry(expires_ns, [task.name])
 
     def add_dependencies(self, task: Task, names: list[bytes]) -> None:
         """Let a task wait for these too."""
@@ -514,7 +516,7 @@ class Ledger:
         for task in tasks:
             together.setdefault(task.due_ns, []).append(task)
         for due_ns, some in together.items():
-            self.agenda.push_due(due_ns, some)
+            self.due_heap.push_due(due_ns, some)
 
     def add_worker(self, worker: Worker) -> None:
         """Know a worker, and that it offers its services."""
@@ -570,7 +572,7 @@ def one_lane(tasks: Tasks) -> Lane | None:
     return lane
 
 
-def one_queue(tasks: Tasks) -> Queue | None:
+def one_queue(tasks: Tasks) -> Queue[Task] | None:
     """The queue for these ready tasks if they all belong in one and none can be a suspect."""
     lane = one_lane(tasks)
     if lane is None:

@@ -9,17 +9,14 @@ need not look (`gc=False`).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from enum import IntEnum
+from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from msgspec import Struct, field
 
 from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, REASON_BYTES_MAX
-from taskyard.core.states import LEASED, READY, TaskState
-
-if TYPE_CHECKING:
-    from taskyard.core.queues import Lane
-    from taskyard.core.workers import Worker
+from taskyard.core.states import TaskState
 
 _T = TypeVar("_T")
 
@@ -102,84 +99,50 @@ class Submission(Struct, array_like=True, gc=False):
         )
 
 
-class Lease(Struct, gc=False, eq=False):
-    """Tasks entrusted to a worker by one record. It ends task by task."""
+class QueueOrder(IntEnum):
+    """The order in which idle workers get the next task."""
 
-    worker: Worker
-    #: The record that gave it.
-    number: int
-    #: When it was given, by the wall clock.
-    at_ns: int
-    #: Silence after which it ends; 0: it does not end by silence.
-    lease_ns: int
-    #: How many of its tasks are still out.
-    tasks_left: int
-    #: All its tasks; emptied when the last one is settled.
-    tasks: list[Task]
-    #: Their names and attempts, as whoever settles the whole of it reports them.
+    LEAST_RECENTLY_USED = 0
+    FIFO = 1  #: the worker that has waited longest goes first
+    LIFO = 2  #: a worker that registers goes ahead of all others, once
+
+
+class WorkerFacts(Struct, array_like=True, frozen=True):
+    """What a worker says of itself when it joins."""
+
+    services: tuple[bytes, ...] = (b"default",)
+    #: Room for this many slots of tasks at once; 0: as many as it asks for.
+    slots_total: int = 1
+    #: Silence after which it has left; 0: its silence means nothing.
+    lease_timeout_ns: int = 0
+    #: A worker that comes back as another process says another number.
+    incarnation: int = 0
+    #: It is told of work and asks for it then, instead of being handed it.
+    wants_wake: bool = False
+    #: It wants work whenever it has a free slot, without asking each time.
+    always_ready: bool = False
+    dialect: bytes = b""
+    #: The machine and process that it runs in; b"" and 0: its dialect does not say.
+    host: bytes = b""
+    pid: int = 0
+    #: How long it keeps its older leases after a restart of the broker, whatever it sends. Set if
+    #: its dialect can't list held tasks. 0: they end as all leases do.
+    restart_lease_ns: int = 0
+    #: How often it is heard at least; 0: another process gets its name at once.
+    heartbeat_ns: int = 0
+    #: Payloads that mean something else on the worker's wire. A task with such a payload, or
+    #: with such a name and no payload, goes to other workers.
+    reserved_payloads: tuple[bytes, ...] = ()
+    queue_order: QueueOrder = QueueOrder.LEAST_RECENTLY_USED
+
+
+class Replaced(Struct, array_like=True):
+    """A process that lost its name to another, and the tasks that were charged for it."""
+
     names: list[bytes]
     attempts: list[int]
-    #: How many of which lane, in order.
-    counts: list[tuple[Lane, int]]
-    #: When it was given, by the monotonic clock. Volatile: after a recovery it has its full time.
-    assigned_ns: int = 0
-
-
-class Ending(Struct, gc=False, eq=False):
-    """How and where the tasks of one record ended: their results lie in that record."""
-
-    record: int
-    at_ns: int
-
-
-class Task(Struct, gc=False, eq=False):
-    """One unit of work."""
-
-    #: Its key: its full name, unless its campaign is bare (`identity`).
-    name: bytes
-    #: Bytes for the worker; of an ended task only their `digest`, to know them again.
-    payload: bytes
-    terms: Terms
-    #: Where it queues; its service is the lane's.
-    lane: Lane
-    state: TaskState = READY
-    #: How many of the tasks it waits for are not done.
-    waits: int = 0
-    #: The tasks that wait for it: none, one, or a list, because most have none or one.
-    dependents: Task | list[Task] | None = None
-    #: LEASED: to whom.
-    lease: Lease | None = None
-    #: DONE and CANCELLED: where that is written.
-    ending: Ending | None = None
-    #: Number of the latest lease, counted when it is given; the fencing token.
-    attempt: int = 0
-    #: Attempts that failed by the task's own fault: the place in its retry schedule.
-    failures: int = 0
-    #: Attempts that nobody is to blame for: refused, given back, drained.
-    losses_excused: int = 0
-    #: DELAYED: until when, by the wall clock.
-    due_ns: int = 0
-
-    @property
-    def losses(self) -> int:
-        """Workers lost with it. Counted from the lease on, so that the latest one counts too."""
-        held = 1 if self.state is LEASED else 0
-        return self.attempt - self.failures - self.losses_excused - held
-
-    @property
-    def isolation(self) -> int:
-        """Return how far it is kept apart from other tasks, by the lost workers it may still cost:
-        0 for not at all, `EXCLUSIVE` for its last attempt."""
-        losses = self.losses
-        if losses <= 0:
-            return 0
-        tasks_left = max(0, self.terms.crashes_max - 1 - losses)
-        return EXCLUSIVE - min(tasks_left, EXCLUSIVE - 1)
-
-    def dependents_list(self) -> list[Task]:
-        if self.dependents is None:
-            return []
-        return self.dependents if isinstance(self.dependents, list) else [self.dependents]
+    #: It was heard again: it was not dead, and nothing is charged any more.
+    returned: bool = False
 
 
 class EndedTask(Struct, array_like=True, gc=False):
@@ -202,23 +165,6 @@ class Result(NamedTuple):
     text: bytes
     #: Its length before it was cut; 0: it is whole.
     bytes_total: int = 0
-
-
-class Campaign(Struct, gc=False, eq=False):
-    """Tasks submitted together, to wait for and report on as one."""
-
-    name: bytes
-    #: How many of its tasks are in each state, by `TaskState`.
-    counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
-    #: Tasks that are DONE with a truncated result.
-    truncated: int = 0
-
-
-def to_ended_task(task: Task, ending: Ending) -> EndedTask:
-    """What to keep of a task that has ended."""
-    terms = task.terms
-    same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
-    return EndedTask(task.name, task.state, *same)
 
 
 class Digests:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
+from taskyard.core.entities import Ending, Lease, Task, Worker
 from taskyard.core.ledger import Ledger, lane_counts
-from taskyard.core.model import Ending, Lease, Task, Terms
+from taskyard.core.model import Replaced, Terms, WorkerFacts
 from taskyard.core.runs import Attempt
 from taskyard.core.states import DELAYED, TaskState
-from taskyard.core.workers import Replaced, Worker, WorkerFacts
 
 if TYPE_CHECKING:
-    from taskyard.core.queues import Lane
+    from taskyard.core.entities import Lane
 
 
 class QueueSnapshot(Struct, array_like=True, gc=False):
@@ -194,7 +194,7 @@ def _restore_lateness(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) 
         if task.terms.report_ns and task.ending is None and task.name not in ledger.reported:
             together.setdefault(task.terms.report_ns, []).append(task.name)
     for late_ns, names in together.items():
-        ledger.agenda.push_late(late_ns, names)
+        ledger.due_heap.push_late(late_ns, names)
 
 
 def _restore_graph(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:

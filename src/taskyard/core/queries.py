@@ -8,17 +8,23 @@ and output, is named by its record; the shell puts it in.
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from itertools import islice
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from taskyard.core import identity, subscriptions
 from taskyard.core.effects import (
     ExplanationReply,
     HeldTasks,
+    LaneList,
+    LaneView,
     RecordPage,
     Refusal,
     Refused,
     ReplyDue,
+    RuleList,
     Settled,
     Stats,
     StatsReply,
@@ -30,52 +36,54 @@ from taskyard.core.effects import (
     WorkerTasks,
     WorkerView,
 )
-from taskyard.core.explain import explain
+from taskyard.core.explain import explain, explain_lane
 from taskyard.core.limits import (
     AFTER_SHOWN_MAX,
+    LANE_SCAN_MAX,
     LIST_BATCH,
+    LIST_LANES_MAX,
     LIST_SCAN_MAX,
     LIST_TASKS_MAX,
     STATS_ROWS_MAX,
+    TASKS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.core.model import DIGEST_BYTES
+from taskyard.core.rules import compile_glob
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, CANCELLED, DELAYED, DONE, FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from taskyard.core import events
+    from taskyard.core.context import Context
+    from taskyard.core.entities import Lane, Service, Task, Worker
     from taskyard.core.events import Scope
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Task
-    from taskyard.core.queues import Service
-    from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
 
 #: Lanes of one service that are looked at, to say which are paused: some 50 µs. Who has more
 #: of them asks why a task waits.
 PAUSES_LANES_MAX: Final = 2000
 
 
-def request_rejected(scheduler: Scheduler, event: events.RequestRejected) -> None:
-    scheduler.send(Refused(event.client, event.request, Refusal.MALFORMED, event.text))
+def request_rejected(context: Context, event: events.RequestRejected) -> None:
+    context.send(Refused(event.client, event.request, Refusal.MALFORMED, event.text))
 
 
-def reply_due(scheduler: Scheduler, event: events.ReplyDue) -> None:
+def reply_due(context: Context, event: events.ReplyDue) -> None:
     follow_options = event.follow_options
     if follow_options is None:
-        scheduler.send(ReplyDue(event.client, event.request))
+        context.send(ReplyDue(event.client, event.request))
         return
-    cursor = scheduler.ledger.record if follow_options.cursor is None else follow_options.cursor
+    cursor = context.ledger.record if follow_options.cursor is None else follow_options.cursor
     what = (cursor, follow_options.count, follow_options.scope, follow_options.journal)
-    scheduler.send(RecordPage(event.client, event.request, *what))
+    context.send(RecordPage(event.client, event.request, *what))
 
 
-def lookup_requested(scheduler: Scheduler, event: events.LookupRequested) -> None:
-    ledger = scheduler.ledger
-    if _too_many(scheduler, event):
+def lookup_requested(context: Context, event: events.LookupRequested) -> None:
+    ledger = context.ledger
+    if _too_many(context, event):
         return
     tasks = _existing(ledger, event.names)
     blocked = [task for task in tasks if task.state is BLOCKED] if event.shows_after else []
@@ -89,7 +97,7 @@ def lookup_requested(scheduler: Scheduler, event: events.LookupRequested) -> Non
             view.payload = task.payload
         if task.state is DONE and task.ending is not None:
             view.finished_record = task.ending.record
-    scheduler.send(TaskDetails(event.client, event.request, views))
+    context.send(TaskDetails(event.client, event.request, views))
 
 
 def _attempts(ledger: Ledger, task: Task) -> list[Attempt]:
@@ -100,13 +108,11 @@ def _attempts(ledger: Ledger, task: Task) -> list[Attempt]:
     return attempts
 
 
-def _too_many(
-    scheduler: Scheduler, event: events.LookupRequested | events.ResultsRequested
-) -> bool:
+def _too_many(context: Context, event: events.LookupRequested | events.ResultsRequested) -> bool:
     if len(event.names) <= TASKS_PER_MESSAGE_MAX:
         return False
     text = f"{len(event.names)} names in one message; ask for {TASKS_PER_MESSAGE_MAX} at a time"
-    scheduler.send(Refused(event.client, event.request, Refusal.TOO_MANY, text))
+    context.send(Refused(event.client, event.request, Refusal.TOO_MANY, text))
     return True
 
 
@@ -180,8 +186,8 @@ def _task_view(ledger: Ledger, task: Task) -> TaskView:
     )
 
 
-def list_requested(scheduler: Scheduler, event: events.ListRequested) -> None:
-    ledger, scope = scheduler.ledger, event.scope
+def list_requested(context: Context, event: events.ListRequested) -> None:
+    ledger, scope = context.ledger, event.scope
     tasks: Iterable[Task] = ledger.tasks.values()
     total = len(ledger.tasks)
     if scope.names is not None:
@@ -193,7 +199,7 @@ def list_requested(scheduler: Scheduler, event: events.ListRequested) -> None:
         total = len(ledger.reasons)
     found, cursor = _task_page(tasks, total, event)
     views = [_task_view(ledger, task) for task in found]
-    scheduler.send(TaskPage(event.client, event.request, views, cursor))
+    context.send(TaskPage(event.client, event.request, views, cursor))
 
 
 def _task_page(
@@ -235,12 +241,12 @@ def _matching(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
     return [task for task in tasks if identity.matches(task.name, match, scope.campaign)]
 
 
-def stats_requested(scheduler: Scheduler, event: events.StatsRequested) -> None:
-    ledger = scheduler.ledger
+def stats_requested(context: Context, event: events.StatsRequested) -> None:
+    ledger = context.ledger
     if event.is_brief:
         sizes = ([*ledger.counts], 0, len(ledger.workers), ledger.record)
-        brief = Stats(*sizes, scheduler.accepting, ledger.paused, [], [])
-        scheduler.send(StatsReply(event.client, event.request, brief))
+        brief = Stats(*sizes, context.accepting, ledger.paused, [], [])
+        context.send(StatsReply(event.client, event.request, brief))
         return
     campaigns = [*ledger.campaigns.values()][-STATS_ROWS_MAX:]
     services = [*ledger.services.values()][-STATS_ROWS_MAX:]
@@ -249,16 +255,16 @@ def stats_requested(scheduler: Scheduler, event: events.StatsRequested) -> None:
         stuck=len(ledger.stuck()),
         workers=len(ledger.workers),
         records=ledger.record,
-        accepting=scheduler.accepting,
+        accepting=context.accepting,
         paused=ledger.paused,
         campaigns=[(one.name, [*one.counts], one.truncated) for one in campaigns],
         services=[(one.name, [*one.counts], one.workers) for one in services],
         pauses=_pauses(services),
-        refused=scheduler.refused,
-        refused_last=scheduler.refused_last,
-        lag_percent=scheduler.lag_percent,
+        refused=context.refused,
+        refused_last=context.refused_last,
+        lag_percent=context.lag_percent,
     )
-    scheduler.send(StatsReply(event.client, event.request, stats))
+    context.send(StatsReply(event.client, event.request, stats))
 
 
 def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:
@@ -273,21 +279,21 @@ def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:
     return pauses
 
 
-def explain_requested(scheduler: Scheduler, event: events.ExplainRequested) -> None:
-    task = identity.find(scheduler.ledger, event.name)
+def explain_requested(context: Context, event: events.ExplainRequested) -> None:
+    task = identity.find(context.ledger, event.name)
     name = event.name if task is None else task.name
-    told = ExplanationReply(event.client, event.request, name, explain(scheduler, name))
+    told = ExplanationReply(event.client, event.request, name, explain(context, name))
     if task is not None:
         told.campaign = task.terms.campaign
         if task.state is CANCELLED and task.ending is not None:
             told.record = task.ending.record
-    scheduler.send(told)
+    context.send(told)
 
 
-def workers_requested(scheduler: Scheduler, event: events.WorkersRequested) -> None:
-    workers = scheduler.ledger.workers.values()
-    views = [_worker_view(worker, scheduler.now_ns) for worker in workers]
-    scheduler.send(WorkerList(event.client, event.request, views))
+def workers_requested(context: Context, event: events.WorkersRequested) -> None:
+    workers = context.ledger.workers.values()
+    views = [_worker_view(worker, context.now_ns) for worker in workers]
+    context.send(WorkerList(event.client, event.request, views))
 
 
 def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
@@ -310,8 +316,8 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
     )
 
 
-def held_tasks_requested(scheduler: Scheduler, event: events.HeldTasksRequested) -> None:
-    ledger = scheduler.ledger
+def held_tasks_requested(context: Context, event: events.HeldTasksRequested) -> None:
+    ledger = context.ledger
     holdings = []
     for worker in ledger.workers.values():
         if worker.name.startswith(event.prefix):
@@ -321,18 +327,18 @@ def held_tasks_requested(scheduler: Scheduler, event: events.HeldTasksRequested)
             envelopes = [ledger.envelopes.get(name, b"") for name in names]
             columns = (names, attempts, terms, envelopes)
             holdings.append(WorkerTasks(worker.name, worker.facts, *columns, [*worker.slots_kept]))
-    scheduler.send(HeldTasks(event.client, event.request, holdings))
+    context.send(HeldTasks(event.client, event.request, holdings))
 
 
-def results_requested(scheduler: Scheduler, event: events.ResultsRequested) -> None:
-    if _too_many(scheduler, event):
+def results_requested(context: Context, event: events.ResultsRequested) -> None:
+    if _too_many(context, event):
         return
     told = Settled(event.client, event.request, [], [], [])
-    for task in _existing(scheduler.ledger, event.names):
-        subscriptions.add_settled(told, scheduler.ledger, task)
-    if scheduler.ledger.bare:
-        told.aliases = _aliases(scheduler.ledger, event.names)
-    scheduler.send(told)
+    for task in _existing(context.ledger, event.names):
+        subscriptions.add_settled(told, context.ledger, task)
+    if context.ledger.bare:
+        told.aliases = _aliases(context.ledger, event.names)
+    context.send(told)
 
 
 def _aliases(ledger: Ledger, names: Iterable[bytes]) -> dict[bytes, bytes] | None:
@@ -342,9 +348,156 @@ def _aliases(ledger: Ledger, names: Iterable[bytes]) -> dict[bytes, bytes] | Non
     return asked or None
 
 
-def output_requested(scheduler: Scheduler, event: events.OutputRequested) -> None:
-    ledger = scheduler.ledger
+def output_requested(context: Context, event: events.OutputRequested) -> None:
+    ledger = context.ledger
     task = identity.find(ledger, event.name)
     name = event.name if task is None else task.name
     record = ledger.outputs.get(name, 0)
-    scheduler.send(TaskOutput(event.client, event.request, name, task is not None, record))
+    context.send(TaskOutput(event.client, event.request, name, task is not None, record))
+
+
+class LaneScan(Struct, gc=False):
+    """What was seen of a lane's tasks."""
+
+    lane: Lane
+    delayed: int = 0
+    failed: int = 0
+    oldest_ns: int = 0
+    attempts: int = 0
+    next_due_ns: int = 0
+
+    @property
+    def rest(self) -> int:
+        """Its tasks that are blocked or have failed."""
+        lane = self.lane
+        return lane.tasks - lane.ready - lane.leased - self.delayed
+
+    def add(self, task: Task) -> None:
+        submitted_ns = task.terms.submitted_ns
+        if not self.oldest_ns or submitted_ns < self.oldest_ns:
+            self.oldest_ns = submitted_ns
+        self.attempts = max(self.attempts, task.attempt)
+
+
+def lanes_requested(context: Context, event: events.LanesRequested) -> None:
+    count = min(max(event.count, 1), LIST_LANES_MAX)
+    found = _lane_page(context.ledger, event, count + 1)
+    scans = [LaneScan(lane) for lane in found[:count]]
+    scan_lanes(context.ledger, scans)
+    views = [_lane_view(context, scan) for scan in scans]
+    context.send(LaneList(event.client, event.request, views, len(found) > count))
+
+
+def _lane_page(ledger: Ledger, event: events.LanesRequested, count: int) -> list[Lane]:
+    """The next lanes that are asked for, in the order of their services' names and their own."""
+    found: list[Lane] = []
+    names = sorted(ledger.services) if event.service is None else [event.service]
+    after_service, after_lane = event.after or (b"", None)
+    for name in names:
+        service = ledger.services.get(name)
+        if service is None or name < after_service:
+            continue
+        past = after_lane if name == after_service else None
+        found += _lanes_of_service(service, event.lane, past, count - len(found))
+        if len(found) == count:
+            break
+    return found
+
+
+def _lanes_of_service(
+    service: Service, pattern: bytes | None, past: bytes | None, count: int
+) -> list[Lane]:
+    """The next lanes of a service that have tasks or are paused."""
+    names: Iterable[bytes] = service.lanes
+    if past is not None:
+        names = [name for name in names if name > past]
+    if pattern is not None:
+        fits = compile_glob(pattern)
+        names = [name for name in names if fits(name)]
+    lanes = service.lanes
+    shown = (name for name in names if lanes[name].tasks or lanes[name].paused)
+    return [lanes[name] for name in nsmallest(count, shown)]
+
+
+def scan_lanes(ledger: Ledger, scans: list[LaneScan]) -> None:
+    """See what can be seen of these lanes. What is put off is one list for all lanes, which is
+    gone through once."""
+    wanted = {scan.lane: scan for scan in scans}
+    for scan in scans:
+        for task in scan.lane.peek(LANE_SCAN_MAX):
+            scan.add(task)
+        for task in scan.lane.suspects:
+            scan.add(task)
+    for task in _leased_tasks(ledger):
+        if task.lane in wanted:
+            wanted[task.lane].add(task)
+    if ledger.counts[DELAYED]:
+        _scan_delayed(ledger, wanted)
+    if not ledger.counts[BLOCKED]:
+        for scan in scans:
+            scan.failed = scan.rest
+    elif ledger.counts[FAILED]:
+        _scan_failed(ledger, wanted)
+
+
+def _leased_tasks(ledger: Ledger) -> Iterator[Task]:
+    for worker in ledger.workers.values():
+        yield from worker.held()
+
+
+def _scan_delayed(ledger: Ledger, wanted: dict[Lane, LaneScan]) -> None:
+    for due_ns, _, entry in ledger.due_heap.due:
+        for task in [task for task in entry if task.lane in wanted]:
+            if task.state is DELAYED and task.due_ns == due_ns:
+                scan = wanted[task.lane]
+                scan.add(task)
+                scan.delayed += 1
+                if not scan.next_due_ns or due_ns < scan.next_due_ns:
+                    scan.next_due_ns = due_ns
+
+
+def _scan_failed(ledger: Ledger, wanted: dict[Lane, LaneScan]) -> None:
+    """Tell failed tasks from blocked ones, of which there is no list."""
+    tasks = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
+    for task in [task for task in tasks if task.lane in wanted]:
+        wanted[task.lane].failed += task.state is FAILED
+
+
+def _lane_view(context: Context, scan: LaneScan) -> LaneView:
+    lane = scan.lane
+    active_rule = lane.lane_group.active_rule
+    blocked = scan.rest - scan.failed
+    waits = {BLOCKED: blocked, DELAYED: scan.delayed, FAILED: scan.failed}
+    explanation = explain_lane(context, lane, waits, scan.next_due_ns)
+    limited = lane.name and active_rule.lane_tasks_max < TASKS_MAX
+    return LaneView(
+        service=lane.service.name,
+        lane=lane.name,
+        rule=active_rule.rule.name,
+        rule_limit=active_rule.options.workers_max,
+        tasks=lane.tasks,
+        ready=lane.ready,
+        blocked=blocked,
+        delayed=scan.delayed,
+        leased=lane.leased,
+        workers=lane.workers,
+        limit=active_rule.lane_tasks_max if limited else 0,
+        oldest_ns=scan.oldest_ns,
+        attempts=scan.attempts,
+        next_due_ns=scan.next_due_ns,
+        reason=explanation.reason,
+        sentence=explanation.sentence,
+    )
+
+
+def rules_requested(context: Context, event: events.RulesRequested) -> None:
+    rule_table = context.ledger.rule_table
+    wanted = {
+        id(active_rule): None
+        for name in event.services
+        for active_rule, _ in rule_table.for_service(name)
+    }
+    clauses = [active_rule.rule for active_rule in rule_table if id(active_rule) in wanted]
+    rest = [*rule_table][-1].rule
+    told = [*clauses, rest] if rest not in clauses else clauses
+    context.send(RuleList(event.client, event.request, rule_table.version, tuple(told)))

@@ -16,9 +16,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from taskyard.core.model import Submission
+from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.runs import RunColumns
-from taskyard.core.workers import WorkerFacts
 
 
 class ReturnReason(IntEnum):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from taskyard.core import holders, identity, membership, runs, submission, subscriptions
 from taskyard.core.effects import Refusal, Refused, ReportAck
+from taskyard.core.entities import SLOTS_UNLIMITED, Worker
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
     CRASH_DELAY_NS,
@@ -29,15 +30,14 @@ from taskyard.core.records import (
     StaleReport,
 )
 from taskyard.core.states import DELAYED
-from taskyard.core.workers import SLOTS_UNLIMITED, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
     from taskyard.core import events
-    from taskyard.core.model import Lease, Task
+    from taskyard.core.context import Context
+    from taskyard.core.entities import Lease, Task
     from taskyard.core.runs import RunColumns
-    from taskyard.core.scheduler import Scheduler
 
 #: A task that is put off, and would be tried again at once, waits for this long at least: an agent
 #: that never takes it shall not keep everybody busy with it.
@@ -56,31 +56,31 @@ _RANDOM_MAX: Final = 1 << 32
 _BAD_COLUMNS: Final = f"a report's columns must be of one length, at most {TASKS_PER_MESSAGE_MAX}"
 
 
-def tasks_reported(scheduler: Scheduler, event: events.TasksReported) -> None:
+def tasks_reported(context: Context, event: events.TasksReported) -> None:
     columns = (event.attempts, event.outcomes, event.texts, event.retry_at_ns)
     if not _columns_match(event.names, *columns, event.result_bytes_total, event.runs):
-        scheduler.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
+        context.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
         return
-    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
+    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         attempts = event.attempts or [0] * len(event.names)
-        scheduler.emit(StaleReport(scheduler.at_ns, event.worker, event.names, attempts))
+        context.emit(StaleReport(context.at_ns, event.worker, event.names, attempts))
         return
-    worker = scheduler.ledger.workers.get(event.worker)
+    worker = context.ledger.workers.get(event.worker)
     if worker is not None:
-        worker.last_seen_ns = scheduler.now_ns
-    tasks, kept, stale = _split_held(scheduler, event)
+        worker.last_seen_ns = context.now_ns
+    tasks, kept, stale = _split_held(context, event)
     if stale:
         names = [event.names[index] for index in stale]
         attempts = [0 if event.attempts is None else event.attempts[index] for index in stale]
-        scheduler.emit(StaleReport(scheduler.at_ns, event.worker, names, attempts))
+        context.emit(StaleReport(context.at_ns, event.worker, names, attempts))
     if worker is not None and tasks:
         if event.outcomes is None:
-            _finish(scheduler, event, tasks, kept)
+            _finish(context, event, tasks, kept)
         else:
-            _settle(scheduler, worker, event, tasks, kept)
-    scheduler.send(ReportAck(event.worker, event.request, [event.names[index] for index in stale]))
+            _settle(context, worker, event, tasks, kept)
+    context.send(ReportAck(event.worker, event.request, [event.names[index] for index in stale]))
     if worker is not None:
-        membership.on_slot_free(scheduler, worker)
+        membership.on_slot_free(context, worker)
 
 
 def _columns_match(names: list[bytes], *columns: Sized | None) -> bool:
@@ -93,11 +93,11 @@ def _columns_match(names: list[bytes], *columns: Sized | None) -> bool:
 
 
 def _split_held(
-    scheduler: Scheduler, event: events.TasksReported
+    context: Context, event: events.TasksReported
 ) -> tuple[list[Task], list[int] | None, list[int]]:
     """The reported tasks that are the worker's; their places in the report, None for all of
     them; and the places of the others."""
-    known, names = scheduler.ledger.tasks, event.names
+    known, names = context.ledger.tasks, event.names
     worker = event.worker
     if names:
         lease = _whole_lease(known.get(names[0]), event)
@@ -151,7 +151,7 @@ def _column(column: list[_T] | None, kept: list[int] | None) -> list[_T] | None:
 
 
 def _finish(
-    scheduler: Scheduler, event: events.TasksReported, tasks: list[Task], kept: list[int] | None
+    context: Context, event: events.TasksReported, tasks: list[Task], kept: list[int] | None
 ) -> None:
     """All that the worker holds of its report is done."""
     names = event.names if kept is None else [task.name for task in tasks]
@@ -159,30 +159,30 @@ def _finish(
     if attempts is None:
         attempts = [task.attempt for task in tasks]
     results = _column(event.texts, kept)
-    record = Finished(scheduler.at_ns, event.worker, names, attempts, results, event.keeps_slots)
-    record.runs = _runs_of(scheduler, event, tasks, range(len(tasks)) if kept is None else kept)
+    record = Finished(context.at_ns, event.worker, names, attempts, results, event.keeps_slots)
+    record.runs = _runs_of(context, event, tasks, range(len(tasks)) if kept is None else kept)
     lengths = _column(event.result_bytes_total, kept)
     truncated = None
     if lengths is not None and any(lengths):
         record.result_bytes_total = lengths
         truncated = {name: length for name, length in zip(names, lengths, strict=True) if length}
-    scheduler.emit(record, tasks)
+    context.emit(record, tasks)
     texts = repeat(b"") if results is None else results
-    subscriptions.notify_settled(scheduler, tasks, texts, truncated)
+    subscriptions.notify_settled(context, tasks, texts, truncated)
 
 
 def _runs_of(
-    scheduler: Scheduler, event: events.TasksReported, tasks: list[Task], places: Sequence[int]
+    context: Context, event: events.TasksReported, tasks: list[Task], places: Sequence[int]
 ) -> RunColumns | None:
     """Return how held tasks ran, by their places in the report; None if that was not measured."""
     if event.runs is None:
         return None
     leased_ns = [task.lease.at_ns for task in tasks if task.lease is not None]
-    return runs.clamped_to_lease(event.runs, places, leased_ns, scheduler.at_ns)
+    return runs.clamped_to_lease(event.runs, places, leased_ns, context.at_ns)
 
 
 def _settle(
-    scheduler: Scheduler,
+    context: Context,
     worker: Worker,
     event: events.TasksReported,
     tasks: list[Task],
@@ -198,25 +198,25 @@ def _settle(
     for outcome, (some, where) in sorted(by_outcome.items(), key=_order_of_outcome):
         texts = _column(event.texts, where) or [b""] * len(some)
         if outcome is Outcome.DONE:
-            _finish(scheduler, event, some, where)
+            _finish(context, event, some, where)
         elif outcome is Outcome.FAILED_FINAL:
-            ran = _runs_of(scheduler, event, some, where)
-            membership.fail_tasks(scheduler, worker.name, some, texts, runs=ran)
+            ran = _runs_of(context, event, some, where)
+            membership.fail_tasks(context, worker.name, some, texts, runs=ran)
         elif outcome in (Outcome.FAILED, Outcome.DEFER_ALL, Outcome.CRASHED):
             crashed = outcome is Outcome.CRASHED
-            _retry_or_fail(scheduler, event, some, where, texts, crashed=crashed)
+            _retry_or_fail(context, event, some, where, texts, crashed=crashed)
             if outcome is Outcome.DEFER_ALL:
-                _defer_lanes(scheduler, some)
+                _defer_lanes(context, some)
         elif outcome is Outcome.RETRY_AT:
             times = event.retry_at_ns or [0] * len(event.names)
             due_ns = [times[place] for place in where]
             later = list(zip(some, where, due_ns, texts, strict=True))
-            _postpone(scheduler, worker.name, later, event, own_fault=False)
+            _postpone(context, worker.name, later, event, own_fault=False)
         elif outcome is Outcome.DEFER_BACK:
-            _defer_to_back(scheduler, worker, event, some, where)
+            _defer_to_back(context, worker, event, some, where)
         else:
-            ran = _runs_of(scheduler, event, some, where)
-            membership.return_tasks(scheduler, worker, some, ReturnReason.REFUSED, runs=ran)
+            ran = _runs_of(context, event, some, where)
+            membership.return_tasks(context, worker, some, ReturnReason.REFUSED, runs=ran)
 
 
 def _order_of_outcome(item: tuple[Outcome, object]) -> tuple[bool, Outcome]:
@@ -225,7 +225,7 @@ def _order_of_outcome(item: tuple[Outcome, object]) -> tuple[bool, Outcome]:
 
 
 def _defer_to_back(
-    scheduler: Scheduler,
+    context: Context,
     worker: Worker,
     event: events.TasksReported,
     tasks: list[Task],
@@ -235,13 +235,13 @@ def _defer_to_back(
     end is an interval away."""
     placed = list(zip(tasks, places, strict=True))
     alone = [(task, place) for task, place in placed if not _is_before_others(task, worker)]
-    later = [(task, place, scheduler.at_ns + defer_ns(task), b"") for task, place in alone]
+    later = [(task, place, context.at_ns + defer_ns(task), b"") for task, place in alone]
     if later:
-        _postpone(scheduler, worker.name, later, event, own_fault=False)
+        _postpone(context, worker.name, later, event, own_fault=False)
     rest = [(task, place) for task, place in placed if task.lease is not None]
     others = [task for task, _ in rest]
-    ran = _runs_of(scheduler, event, others, [place for _, place in rest])
-    membership.return_tasks(scheduler, worker, others, ReturnReason.DEFERRED_BACK, runs=ran)
+    ran = _runs_of(context, event, others, [place for _, place in rest])
+    membership.return_tasks(context, worker, others, ReturnReason.DEFERRED_BACK, runs=ran)
 
 
 def _is_before_others(task: Task, worker: Worker) -> bool:
@@ -253,11 +253,11 @@ def _is_before_others(task: Task, worker: Worker) -> bool:
 
 def defer_ns(task: Task) -> int:
     """How long a task waits that no schedule says anything of."""
-    return max(task.lane.rules.interval_ns, DEFER_NS_MIN)
+    return max(task.lane.options.interval_ns, DEFER_NS_MIN)
 
 
 def _retry_or_fail(  # noqa: PLR0913  # columns of a report
-    scheduler: Scheduler,
+    context: Context,
     event: events.TasksReported,
     tasks: list[Task],
     places: Sequence[int],
@@ -277,13 +277,13 @@ def _retry_or_fail(  # noqa: PLR0913  # columns of a report
         if delay_ns is None:
             never.append((task, place, text))
         else:
-            later.append((task, place, scheduler.at_ns + delay_ns, text))
+            later.append((task, place, context.at_ns + delay_ns, text))
     if never:
         failed, where, reasons = (list(column) for column in zip(*never, strict=True))
-        ran = _runs_of(scheduler, event, failed, where)
-        membership.fail_tasks(scheduler, event.worker, failed, reasons, runs=ran)
+        ran = _runs_of(context, event, failed, where)
+        membership.fail_tasks(context, event.worker, failed, reasons, runs=ran)
     if later:
-        _postpone(scheduler, event.worker, later, event)
+        _postpone(context, event.worker, later, event)
 
 
 def retry_delay_ns(task: Task, random_bits: int) -> int | None:
@@ -292,17 +292,19 @@ def retry_delay_ns(task: Task, random_bits: int) -> int | None:
     if task.failures >= len(schedule):
         return None
     delay_ns = schedule[task.failures]
-    return delay_ns + delay_ns * task.lane.rules.jitter_percent * random_bits // (100 * _RANDOM_MAX)
+    return delay_ns + delay_ns * task.lane.options.jitter_percent * random_bits // (
+        100 * _RANDOM_MAX
+    )
 
 
 def _retry_schedule(task: Task) -> tuple[int, ...]:
     """Its own, or that of the rules it is run by."""
     own = task.terms.retry_delays_ns
-    return task.lane.rules.retry_delays_ns if own is None else own
+    return task.lane.options.retry_delays_ns if own is None else own
 
 
 def _postpone(
-    scheduler: Scheduler,
+    context: Context,
     worker: bytes,
     later: list[_Deferred],
     event: events.TasksReported | None = None,
@@ -313,19 +315,19 @@ def _postpone(
     tasks = [task for task, _, _, _ in later]
     places = [place for _, place, _, _ in later]
     record = Postponed(
-        scheduler.at_ns,
+        context.at_ns,
         worker,
         [task.name for task in tasks],
         [task.attempt for task in tasks],
         [min(max(due_ns, 0), NUMBER_MAX) for _, _, due_ns, _ in later],
         [truncate_reason(reason) for _, _, _, reason in later],
         own_fault,
-        None if event is None else _runs_of(scheduler, event, tasks, places),
+        None if event is None else _runs_of(context, event, tasks, places),
     )
-    scheduler.emit(record, tasks)
+    context.emit(record, tasks)
 
 
-def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
+def _defer_lanes(context: Context, tasks: list[Task]) -> None:
     """Put off what is ready in the lanes of these tasks, as long as the task itself; if that has
     failed, for an interval. Nobody is charged: they were not tried."""
     for task in tasks:
@@ -333,41 +335,41 @@ def _defer_lanes(scheduler: Scheduler, tasks: list[Task]) -> None:
             continue
         due_ns = task.due_ns
         if task.state is not DELAYED:
-            due_ns = scheduler.at_ns + defer_ns(task)
+            due_ns = context.at_ns + defer_ns(task)
         rest = [(other, 0, due_ns, b"") for other in task.lane.in_order()]
         for start in range(0, len(rest), TASKS_PER_MESSAGE_MAX):
             some = rest[start : start + TASKS_PER_MESSAGE_MAX]
-            _postpone(scheduler, b"", some, own_fault=False)
+            _postpone(context, b"", some, own_fault=False)
 
 
-def tasks_returned(scheduler: Scheduler, event: events.TasksReturned) -> None:
+def tasks_returned(context: Context, event: events.TasksReturned) -> None:
     """All of it is the worker's and comes back, or nothing does."""
-    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
+    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
-    worker = scheduler.touch_worker(event.worker, event.request)
+    worker = context.touch_worker(event.worker, event.request)
     if worker is None:
         return
-    known = scheduler.ledger.tasks
+    known = context.ledger.tasks
     missing = [
         name for name in event.names if not membership.holds(event.worker, known.get(name), None)
     ]
     if missing:
-        scheduler.send(ReportAck(event.worker, event.request, missing))
+        context.send(ReportAck(event.worker, event.request, missing))
         return
     try:
-        after = _resolve(scheduler, event)
+        after = _resolve(context, event)
     except submission.SubmissionRefused as refusing:
-        scheduler.send(Refused(event.worker, event.request, refusing.refusal, refusing.text))
+        context.send(Refused(event.worker, event.request, refusing.refusal, refusing.text))
         return
     tasks = [known[name] for name in event.names]
-    membership.return_tasks(scheduler, worker, tasks, ReturnReason.TRANSFERRED, after)
-    scheduler.send(ReportAck(event.worker, event.request, []))
-    membership.on_slot_free(scheduler, worker)
+    membership.return_tasks(context, worker, tasks, ReturnReason.TRANSFERRED, after)
+    context.send(ReportAck(event.worker, event.request, []))
+    membership.on_slot_free(context, worker)
 
 
-def _resolve(scheduler: Scheduler, event: events.TasksReturned) -> list[list[bytes]] | None:
+def _resolve(context: Context, event: events.TasksReturned) -> list[list[bytes]] | None:
     """What the returned tasks are to wait for, of what is not done already."""
-    ledger = scheduler.ledger
+    ledger = context.ledger
     if len(dict.fromkeys(event.names)) != len(event.names):
         raise submission.SubmissionRefused(Refusal.DUPLICATE, "a name stands twice in one message")
     if event.after is None:
@@ -390,27 +392,27 @@ def _resolve(scheduler: Scheduler, event: events.TasksReturned) -> list[list[byt
     return after if any(after) else None
 
 
-def tasks_progressed(scheduler: Scheduler, event: events.TasksProgressed) -> None:
-    if holders.refuse_non_holder(scheduler, event.worker, event.incarnation, event.request):
+def tasks_progressed(context: Context, event: events.TasksProgressed) -> None:
+    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
-    scheduler.touch_worker(event.worker)
+    context.touch_worker(event.worker)
     columns = (event.attempts, event.percents, event.texts, event.text_bytes_total)
     if not _columns_match(event.names, *columns):
         if event.request:
-            scheduler.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
+            context.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
         return
-    known, worker = scheduler.ledger.tasks, event.worker
+    known, worker = context.ledger.tasks, event.worker
     attempts: Sequence[int | None] = event.attempts or [None] * len(event.names)
     pairs = zip(event.names, attempts, strict=True)
     held = [membership.holds(worker, known.get(name), attempt) for name, attempt in pairs]
     if any(held):
-        scheduler.emit(_progress(scheduler, event, held))
+        context.emit(_progress(context, event, held))
     if event.request:
         missing = [name for name, own in zip(event.names, held, strict=True) if not own]
-        scheduler.send(ReportAck(worker, event.request, missing))
+        context.send(ReportAck(worker, event.request, missing))
 
 
-def _progress(scheduler: Scheduler, event: events.TasksProgressed, held: list[bool]) -> Progressed:
+def _progress(context: Context, event: events.TasksProgressed, held: list[bool]) -> Progressed:
     """What is to be kept of it, for the tasks that the worker holds."""
     names = list(compress(event.names, held))
     percents = compress(event.percents or [0] * len(held), held)
@@ -421,20 +423,20 @@ def _progress(scheduler: Scheduler, event: events.TasksProgressed, held: list[bo
         for length, text in zip(reported, texts, strict=True)
     ]
     return Progressed(
-        scheduler.at_ns,
+        context.at_ns,
         event.worker,
         names,
-        [scheduler.ledger.tasks[name].attempt for name in names],
+        [context.ledger.tasks[name].attempt for name in names],
         [min(max(percent, 0), 100) for percent in percents],
         [text[-OUTPUT_BYTES_MAX:] for text in texts],
         lengths if any(lengths) else None,
     )
 
 
-def slot_freed(scheduler: Scheduler, event: events.SlotFreed) -> None:
-    worker = scheduler.touch_worker(event.worker)
+def slot_freed(context: Context, event: events.SlotFreed) -> None:
+    worker = context.touch_worker(event.worker)
     if worker is None or not worker.slots_kept:
         return
-    scheduler.emit(SlotsFreed(scheduler.at_ns, event.worker, 1))
+    context.emit(SlotsFreed(context.at_ns, event.worker, 1))
     worker.slots_kept_before = min(worker.slots_kept_before, len(worker.slots_kept))
-    membership.on_slot_free(scheduler, worker)
+    membership.on_slot_free(context, worker)

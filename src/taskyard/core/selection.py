@@ -16,9 +16,10 @@ from __future__ import annotations
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from zlib import crc32
 
+from taskyard.core.entities import SLOTS_UNLIMITED, Reservation
 from taskyard.core.limits import (
     EXCLUSIVE,
     LANE_RUN_TASKS_MAX,
@@ -28,30 +29,15 @@ from taskyard.core.limits import (
     TASKS_MAX,
     WIDE_LOOKAHEAD,
 )
-from taskyard.core.model import isolation_room
-from taskyard.core.queues import Reservation
+from taskyard.core.model import QueueOrder, isolation_room
 from taskyard.core.states import DRAINING, PARKED, READY
-from taskyard.core.workers import SLOTS_UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from taskyard.core.entities import Lane, LaneGroup, Service, Task, Worker
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Task
-    from taskyard.core.queues import Lane, LaneGroup, Service
     from taskyard.core.rules import ActiveRule
-    from taskyard.core.workers import Worker
-
-
-#: What workers of a dialect can't be told, because it means something else there: a task with such
-#: a payload, or such a name and no payload, is left to other workers.
-RESERVED_PAYLOADS: Final[dict[bytes, tuple[bytes, ...]]] = {b"ping-pong": (b"PONG", b"EXIT")}
-
-#: Workers of these dialects stand in line: who has waited longest is served first.
-FIFO_DIALECTS: Final = (b"ping-pong",)
-
-#: Workers of these dialects come in at the top: who came last is served first, once.
-LIFO_DIALECTS: Final = (b"round-robin",)
 
 
 class HoldReason(Enum):
@@ -81,7 +67,7 @@ def pause_reason(ledger: Ledger, lane: Lane) -> HoldReason | None:
 
 def hold_reason(lane: Lane, now_ns: int) -> HoldReason | None:
     """What the rules of a lane let it wait for, beside limits."""
-    if lane.rules.is_held and lane.released <= lane.leased:
+    if lane.options.is_held and lane.released <= lane.leased:
         return HoldReason.HELD
     return HoldReason.DEBOUNCED if lane.debounce_until_ns > now_ns else None
 
@@ -91,9 +77,9 @@ def limit_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
     active_rule = lane.lane_group.active_rule
     if _remaining(ledger.rules.workers_max, ledger.lane_worker_pairs) <= 0:
         return HoldReason.LIMIT_BROKER
-    if _remaining(active_rule.rules.workers_max, active_rule.lane_worker_pairs) <= 0:
+    if _remaining(active_rule.options.workers_max, active_rule.lane_worker_pairs) <= 0:
         return HoldReason.LIMIT_SERVICE
-    if lane.name and _remaining(active_rule.rules.lane_workers_max, lane.workers) <= 0:
+    if lane.name and _remaining(active_rule.options.lane_workers_max, lane.workers) <= 0:
         return HoldReason.LIMIT_LANE
     if lane.name and lane.leased >= active_rule.lane_tasks_max:
         return HoldReason.LIMIT_LANE
@@ -102,7 +88,7 @@ def limit_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
 
 def rate_allowance(active_rule: ActiveRule, now_ns: int) -> int:
     """How many tasks the regime's rate allows now."""
-    interval_ns = active_rule.rules.rate_interval_ns
+    interval_ns = active_rule.options.rate_interval_ns
     if not interval_ns:
         return TASKS_MAX
     since_ns = max(active_rule.rate_next_ns, now_ns - RATE_BURST_NS_MAX)
@@ -111,7 +97,7 @@ def rate_allowance(active_rule: ActiveRule, now_ns: int) -> int:
 
 def spend_rate(active_rule: ActiveRule, count: int, now_ns: int) -> None:
     """Count leased tasks against the regime's rate."""
-    interval_ns = active_rule.rules.rate_interval_ns
+    interval_ns = active_rule.options.rate_interval_ns
     if interval_ns:
         since_ns = max(active_rule.rate_next_ns, now_ns - RATE_BURST_NS_MAX)
         active_rule.rate_next_ns = since_ns + count * interval_ns
@@ -144,7 +130,7 @@ class Selection:
         self.spent: dict[ActiveRule, int] = {}
         #: Lanes that have had their turn, by id; kept where a lane could be met again.
         self.taken: dict[int, Lane] = {}
-        self.reserved_payloads = RESERVED_PAYLOADS.get(worker.facts.dialect, ())
+        self.reserved_payloads = worker.facts.reserved_payloads
         #: Slots that isolation is measured by; a worker without a limit has as many as it wants.
         self.slots_measure = worker.facts.slots_total or self.count
         #: Tasks of each isolation that it holds or was chosen here; None: not counted yet.
@@ -218,7 +204,7 @@ class Selection:
             lane_group.active_rule.lane_tasks_max,
             lane_group.service,
         )
-        overfed = lane_group.active_rule.rules.overfeed and self.extra
+        overfed = lane_group.active_rule.options.overfeed and self.extra
         plain = not (
             service.has_wide_tasks or service.suspects or self.reserved_payloads or overfed
         )
@@ -269,13 +255,13 @@ class Selection:
 
     def _is_open(self, active_rule: ActiveRule) -> bool:
         """Its limits, over all its lanes, let a worker begin with one more."""
-        if active_rule.rules.rate_interval_ns and self._rate_left(active_rule) <= 0:
+        if active_rule.options.rate_interval_ns and self._rate_left(active_rule) <= 0:
             return False
         return self._may_begin(active_rule)
 
     def _serve_current_lanes(self, active_rule: ActiveRule) -> None:
         """No lane may be begun, but those that the worker serves already have room perhaps."""
-        if active_rule.rules.rate_interval_ns and self._rate_left(active_rule) <= 0:
+        if active_rule.options.rate_interval_ns and self._rate_left(active_rule) <= 0:
             return
         leases = self.worker.leases.values()
         own = {id(lane): lane for lease in leases for lane, _ in lease.counts}
@@ -330,13 +316,13 @@ class Selection:
         self.taken[id(lane)] = lane
         if count and begins:
             self.begun[active_rule] = self.begun.get(active_rule, 0) + 1
-        if active_rule.rules.rate_interval_ns:
+        if active_rule.options.rate_interval_ns:
             self.spent[active_rule] = self.spent.get(active_rule, 0) + count
 
     def _extra_of(self, lane: Lane, count: int, *, begins: bool) -> int:
         """How many of so many tasks of a lane are beyond the one in hand: a worker that takes tasks
         ahead asks for tasks in hand, and gets these with them."""
-        overfeed = lane.rules.overfeed
+        overfeed = lane.options.overfeed
         if not self.extra or not overfeed or not lane.name:
             return 0
         in_hand = -(-count // (1 + overfeed))
@@ -359,7 +345,7 @@ class Selection:
             return False
         return (
             _remaining(
-                active_rule.rules.workers_max,
+                active_rule.options.workers_max,
                 active_rule.lane_worker_pairs + begun.get(active_rule, 0),
             )
             > 0
@@ -370,17 +356,17 @@ class Selection:
         worker is reserved for keeps its place in the lane."""
         room, active_rule = self.count, lane.lane_group.active_rule
         if lane.name:
-            if begins and _remaining(active_rule.rules.lane_workers_max, lane.workers) <= 0:
+            if begins and _remaining(active_rule.options.lane_workers_max, lane.workers) <= 0:
                 return 0
-            if active_rule.rules.overfeed:
+            if active_rule.options.overfeed:
                 room = min(room + self.extra, self._slots_left())
             kept = 0 if is_reserved else self._reserved_places(lane)
             room = min(room, active_rule.lane_tasks_max - lane.leased - kept)
         if active_rule.is_simple:
             return room
-        if active_rule.rules.rate_interval_ns:
+        if active_rule.options.rate_interval_ns:
             room = min(room, self._rate_left(active_rule))
-        if active_rule.rules.is_held:
+        if active_rule.options.is_held:
             room = min(room, lane.released - lane.leased)
         return room
 
@@ -450,7 +436,7 @@ class Selection:
 
     def _peek(self, lane: Lane, count: int) -> list[Task]:
         """The next tasks, in the order of the lane's rules. Luck is where the journal stands."""
-        if not lane.rules.is_random:
+        if not lane.options.is_random:
             return lane.peek(count)
         return lane.sample(count, crc32(lane.name, self.ledger.record))
 
@@ -570,8 +556,8 @@ def _by_priority(tasks: Iterable[Task]) -> list[Task]:
 
 def queues_fifo(worker: Worker) -> bool:
     """Its place is behind those that wait already, whenever it was used last."""
-    in_line = worker.facts.dialect in FIFO_DIALECTS
-    return in_line and worker.listed_as != worker.last_used and worker.slots_free > 0
+    is_fifo = worker.facts.queue_order is QueueOrder.FIFO
+    return is_fifo and worker.listed_as != worker.last_used and worker.slots_free > 0
 
 
 def holds_last_attempt(worker: Worker) -> bool:
@@ -682,8 +668,7 @@ def could_hold(worker: Worker, task: Task) -> bool:
     slots_total = worker.facts.slots_total
     if worker.state is DRAINING or (slots_total and task.terms.slots > slots_total):
         return False
-    reserved_payloads = RESERVED_PAYLOADS.get(worker.facts.dialect, ())
-    return (task.payload or task.name) not in reserved_payloads
+    return (task.payload or task.name) not in worker.facts.reserved_payloads
 
 
 def is_open_to(ledger: Ledger, lane: Lane, worker: Worker, now_ns: int) -> bool:

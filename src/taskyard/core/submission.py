@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core import aging, graph, identity
+from taskyard.core import graph, identity, rules
 from taskyard.core.effects import Refusal
 from taskyard.core.events import DuplicatePolicy, UnknownPolicy
 from taskyard.core.limits import (
@@ -33,9 +33,10 @@ from taskyard.errors import PeerError
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
+    from taskyard.core.entities import Task
     from taskyard.core.events import SubmitRequested
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Submission, Task, Terms
+    from taskyard.core.model import Submission, Terms
 
 
 class SubmissionRefused(PeerError):
@@ -99,8 +100,8 @@ def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDeci
     # A copy of our own: whoever asks may go on using its terms, and does not say when it is.
     own = [structs.replace(terms, submitted_ns=at_ns) for terms in event.submission.terms]
     submission = structs.replace(event.submission, terms=own)
-    if ledger.regimes.has_expiry:
-        submission = aging.with_expiry(ledger.regimes, submission, at_ns)
+    if ledger.rule_table.has_expiry:
+        submission = rules.with_expiry(ledger.rule_table, submission, at_ns)
     event = structs.replace(event, submission=submission)
     _check_room(ledger, len(submission.names))
     batch = _index_batch(submission)

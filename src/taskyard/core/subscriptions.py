@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.core import events
+    from taskyard.core.context import Context
+    from taskyard.core.entities import Ending, Task, Worker
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Ending, Task
-    from taskyard.core.scheduler import Scheduler
-    from taskyard.core.workers import Worker
 
 #: A client, and the request by which it asked to be told.
 _Subscription: TypeAlias = "tuple[bytes, int]"
@@ -28,67 +27,67 @@ _Subscription: TypeAlias = "tuple[bytes, int]"
 _TERMINAL_STATES = (DONE, FAILED, CANCELLED)
 
 
-def watch_requested(scheduler: Scheduler, event: events.WatchRequested) -> None:
+def watch_requested(context: Context, event: events.WatchRequested) -> None:
     watcher = (event.client, event.request)
     if event.campaign is not None:
-        scheduler.campaign_watchers.setdefault(event.campaign, []).append(watcher)
-        _notify_campaigns(scheduler, [event.campaign])
+        context.campaign_watchers.setdefault(event.campaign, []).append(watcher)
+        _notify_campaigns(context, [event.campaign])
     if event.names is not None:
-        watch(scheduler, watcher, event.names)
+        watch(context, watcher, event.names)
 
 
-def watch(scheduler: Scheduler, watcher: _Subscription, names: list[bytes]) -> None:
+def watch(context: Context, watcher: _Subscription, names: list[bytes]) -> None:
     """Tell somebody when these tasks are settled; of those that are, at once."""
     if not names:
-        scheduler.send(Settled(*watcher, [], [], []))  # nothing to wait for is settled
-    if scheduler.ledger.bare:
-        names = _with_aliases(scheduler, watcher, names)
+        context.send(Settled(*watcher, [], [], []))  # nothing to wait for is settled
+    if context.ledger.bare:
+        names = _with_aliases(context, watcher, names)
     if names:
-        scheduler.watched.setdefault(watcher, {}).update(dict.fromkeys(names))
+        context.watched.setdefault(watcher, {}).update(dict.fromkeys(names))
     for name in names:
-        scheduler.watchers.setdefault(name, []).append(watcher)
-    found = map(scheduler.ledger.tasks.get, names)
+        context.watchers.setdefault(name, []).append(watcher)
+    found = map(context.ledger.tasks.get, names)
     over = [task for task in found if task is not None and task.state in _TERMINAL_STATES]
     if over:
-        notify_settled(scheduler, over)
-    if scheduler.ledger.counts[FAILED]:
-        notify_stuck(scheduler)
+        notify_settled(context, over)
+    if context.ledger.counts[FAILED]:
+        notify_stuck(context)
 
 
-def _with_aliases(scheduler: Scheduler, watcher: _Subscription, names: list[bytes]) -> list[bytes]:
+def _with_aliases(context: Context, watcher: _Subscription, names: list[bytes]) -> list[bytes]:
     """Return the keys of tasks that are watched, and keep the names that were asked for."""
-    found = [identity.find(scheduler.ledger, name) for name in names]
+    found = [identity.find(context.ledger, name) for name in names]
     keys = [name if task is None else task.name for name, task in zip(names, found, strict=True)]
     aliases = {key: name for key, name in zip(keys, names, strict=True) if key != name}
     if aliases:
-        scheduler.aliases.setdefault(watcher, {}).update(aliases)
+        context.aliases.setdefault(watcher, {}).update(aliases)
     return keys
 
 
-def watch_ended(scheduler: Scheduler, event: events.WatchEnded) -> None:
-    _drop_watch(scheduler, (event.client, event.request))
-    _forget_campaigns(scheduler, lambda watcher: watcher == (event.client, event.request))
+def watch_ended(context: Context, event: events.WatchEnded) -> None:
+    _drop_watch(context, (event.client, event.request))
+    _forget_campaigns(context, lambda watcher: watcher == (event.client, event.request))
 
 
-def client_disconnected(scheduler: Scheduler, event: events.ClientDisconnected) -> None:
-    for watcher in [one for one in scheduler.watched if one[0] == event.client]:
-        _drop_watch(scheduler, watcher)
-    _forget_campaigns(scheduler, lambda watcher: watcher[0] == event.client)
+def client_disconnected(context: Context, event: events.ClientDisconnected) -> None:
+    for watcher in [one for one in context.watched if one[0] == event.client]:
+        _drop_watch(context, watcher)
+    _forget_campaigns(context, lambda watcher: watcher[0] == event.client)
 
 
-def _drop_watch(scheduler: Scheduler, watcher: _Subscription) -> None:
+def _drop_watch(context: Context, watcher: _Subscription) -> None:
     """A watch is over: it costs as much as it has left."""
-    scheduler.aliases.pop(watcher, None)
-    for name in scheduler.watched.pop(watcher, ()):
-        others = [one for one in scheduler.watchers[name] if one != watcher]
+    context.aliases.pop(watcher, None)
+    for name in context.watched.pop(watcher, ()):
+        others = [one for one in context.watchers[name] if one != watcher]
         if others:
-            scheduler.watchers[name] = others
+            context.watchers[name] = others
         else:
-            del scheduler.watchers[name]
+            del context.watchers[name]
 
 
-def _forget_campaigns(scheduler: Scheduler, is_over: Callable[[_Subscription], bool]) -> None:
-    watchers = scheduler.campaign_watchers
+def _forget_campaigns(context: Context, is_over: Callable[[_Subscription], bool]) -> None:
+    watchers = context.campaign_watchers
     for name in [*watchers]:
         watchers[name] = [one for one in watchers[name] if not is_over(one)]
         if not watchers[name]:
@@ -96,37 +95,37 @@ def _forget_campaigns(scheduler: Scheduler, is_over: Callable[[_Subscription], b
 
 
 def notify_settled(
-    scheduler: Scheduler,
+    context: Context,
     tasks: list[Task],
     texts: Iterable[bytes] | None = None,
     truncated: dict[bytes, int] | None = None,
 ) -> None:
     """Tell those who watch these tasks or their campaigns. `texts` are results or reasons, None
     where no result is at hand."""
-    if scheduler.watchers:
+    if context.watchers:
         told: dict[_Subscription, Settled] = {}
         for task, text in zip(tasks, repeat(None) if texts is None else texts, strict=False):
-            for watcher in scheduler.watchers.pop(task.name, ()):
+            for watcher in context.watchers.pop(task.name, ()):
                 one = told.get(watcher)
                 if one is None:
                     one = told[watcher] = Settled(*watcher, [], [], [], truncated=truncated)
-                    one.aliases = scheduler.aliases.get(watcher)
-                add_settled(one, scheduler.ledger, task, text)
+                    one.aliases = context.aliases.get(watcher)
+                add_settled(one, context.ledger, task, text)
         for watcher, one in told.items():
-            _remove_watched(scheduler, watcher, one.names)
-            scheduler.send(one)
-    if scheduler.campaign_watchers:
-        _notify_campaigns(scheduler, dict.fromkeys(task.terms.campaign for task in tasks))
+            _remove_watched(context, watcher, one.names)
+            context.send(one)
+    if context.campaign_watchers:
+        _notify_campaigns(context, dict.fromkeys(task.terms.campaign for task in tasks))
 
 
-def _remove_watched(scheduler: Scheduler, watcher: _Subscription, names: list[bytes]) -> None:
+def _remove_watched(context: Context, watcher: _Subscription, names: list[bytes]) -> None:
     """Who watches is told of these, and has so many less to be told of."""
-    left = scheduler.watched[watcher]
+    left = context.watched[watcher]
     for name in names:
         left.pop(name, None)
     if not left:
-        del scheduler.watched[watcher]
-        scheduler.aliases.pop(watcher, None)
+        del context.watched[watcher]
+        context.aliases.pop(watcher, None)
 
 
 def add_settled(told: Settled, ledger: Ledger, task: Task, text: bytes | None = None) -> None:
@@ -140,27 +139,27 @@ def add_settled(told: Settled, ledger: Ledger, task: Task, text: bytes | None = 
         told.texts.append(text or ledger.reasons.get(task.name, b""))
 
 
-def schedule_stuck_check(scheduler: Scheduler) -> None:
+def schedule_stuck_check(context: Context) -> None:
     """Something was decided: watched tasks and campaigns may be behind a failure now."""
-    if scheduler.ledger.counts[FAILED] and not scheduler.stuck_check_ns:
-        scheduler.stuck_check_ns = scheduler.now_ns + STUCK_CHECK_NS
+    if context.ledger.counts[FAILED] and not context.stuck_check_ns:
+        context.stuck_check_ns = context.now_ns + STUCK_CHECK_NS
 
 
-def notify_stuck(scheduler: Scheduler) -> None:
+def notify_stuck(context: Context) -> None:
     """Watched tasks that are behind a failure are settled too."""
-    scheduler.stuck_check_ns = 0
-    _notify_campaigns(scheduler, [*scheduler.campaign_watchers])
-    if scheduler.watchers:
-        stuck = scheduler.ledger.stuck()
-        watched = [task for name, task in stuck.items() if name in scheduler.watchers]
-        notify_settled(scheduler, watched)
+    context.stuck_check_ns = 0
+    _notify_campaigns(context, [*context.campaign_watchers])
+    if context.watchers:
+        stuck = context.ledger.stuck()
+        watched = [task for name, task in stuck.items() if name in context.watchers]
+        notify_settled(context, watched)
 
 
-def _notify_campaigns(scheduler: Scheduler, names: Iterable[bytes]) -> None:
+def _notify_campaigns(context: Context, names: Iterable[bytes]) -> None:
     for name in names:
-        if name in scheduler.campaign_watchers and campaign_settled(scheduler.ledger, name):
-            for client, request in scheduler.campaign_watchers.pop(name):
-                scheduler.send(Settled(client, request, [], [], []))
+        if name in context.campaign_watchers and campaign_settled(context.ledger, name):
+            for client, request in context.campaign_watchers.pop(name):
+                context.send(Settled(client, request, [], [], []))
 
 
 def campaign_settled(ledger: Ledger, name: bytes) -> bool:

@@ -12,100 +12,99 @@ from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerC
 
 if TYPE_CHECKING:
     from taskyard.core import events
+    from taskyard.core.context import Context
+    from taskyard.core.entities import Lane, Task
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Task
-    from taskyard.core.queues import Lane
-    from taskyard.core.scheduler import Scheduler
 
 _WAITING = (BLOCKED, DELAYED, READY)
 _UNSETTLED = (*_WAITING, LEASED)
 
 
-def next_ns(scheduler: Scheduler) -> int | None:
+def next_ns(context: Context) -> int | None:
     """When there is something to do next, by the monotonic clock; None for never."""
-    times = [heap[0][0] for heap in _heaps(scheduler) if heap]
-    agenda_ns = scheduler.ledger.agenda.next_ns()
+    times = [heap[0][0] for heap in _heaps(context) if heap]
+    agenda_ns = context.ledger.due_heap.next_ns()
     if agenda_ns is not None:
-        times.append(agenda_ns - scheduler.wall_offset_ns)
-    if scheduler.stuck_check_ns:
-        times.append(scheduler.stuck_check_ns)
-    if scheduler.debouncing:
-        times.append(scheduler.debouncing[0][0])
-    if scheduler.ledger.regimes.has_rates:
-        times += _rates_ns(scheduler)
+        times.append(agenda_ns - context.wall_offset_ns)
+    if context.stuck_check_ns:
+        times.append(context.stuck_check_ns)
+    if context.debounce_heap:
+        times.append(context.debounce_heap[0][0])
+    if context.ledger.rule_table.has_rates:
+        times += _rates_ns(context)
     return min(times) if times else None
 
 
-def _heaps(scheduler: Scheduler) -> tuple[list[tuple[int, bytes]], ...]:
-    return scheduler.timeouts, scheduler.wakes, scheduler.restart_deadlines
+def _heaps(context: Context) -> tuple[list[tuple[int, bytes]], ...]:
+    return context.timeouts, context.wakes, context.restart_deadlines
 
 
-def _rates_ns(scheduler: Scheduler) -> list[int]:
+def _rates_ns(context: Context) -> list[int]:
     """When the rates of lanes that have work and workers allow a lease again."""
     return [
         active_rule.rate_next_ns
-        for active_rule in scheduler.ledger.regimes
-        if active_rule.rate_next_ns > scheduler.now_ns
+        for active_rule in context.ledger.rule_table
+        if active_rule.rate_next_ns > context.now_ns
         and any(
             lane_group.rotation and lane_group.service.parked
-            for lane_group in active_rule.lane_groups
+            for lane_group in context.ledger.lane_groups[active_rule]
         )
     ]
 
 
-def clock_set(scheduler: Scheduler, event: events.ClockSet) -> None:
-    scheduler.wall_offset_ns = event.wall_ns - event.now_ns
-    _follow_wall_clock(scheduler)
+def clock_set(context: Context, event: events.ClockSet) -> None:
+    context.wall_offset_ns = event.wall_ns - event.now_ns
+    _follow_wall_clock(context)
 
 
-def _follow_wall_clock(scheduler: Scheduler) -> None:
+def _follow_wall_clock(context: Context) -> None:
     """Do what is due by the wall clock. It has no part in the silence of workers."""
-    _come_due(scheduler)
-    _expire_tasks(scheduler)
-    _report_late(scheduler)
+    _come_due(context)
+    _expire_tasks(context)
+    _report_late(context)
 
 
-def time_passed(scheduler: Scheduler, _event: events.Event) -> None:
-    _follow_wall_clock(scheduler)
-    _end_leases_before(scheduler)
-    _expire_workers(scheduler)
-    _end_wakes(scheduler)
-    _end_debounce(scheduler)
-    if 0 < scheduler.stuck_check_ns <= scheduler.now_ns:
-        subscriptions.notify_stuck(scheduler)
+def time_passed(context: Context, _event: events.Event) -> None:
+    _follow_wall_clock(context)
+    _end_leases_before(context)
+    _expire_workers(context)
+    _end_wakes(context)
+    _end_debounce(context)
+    if 0 < context.stuck_check_ns <= context.now_ns:
+        subscriptions.notify_stuck(context)
 
 
-def reopen_rates(scheduler: Scheduler, since_ns: int) -> None:
+def reopen_rates(context: Context, since_ns: int) -> None:
     """Look again at services whose rate has allowed a task since the event before."""
-    for active_rule in scheduler.ledger.regimes:
-        if since_ns < active_rule.rate_next_ns <= scheduler.now_ns:
-            for lane_group in active_rule.lane_groups:
-                scheduler.ledger.dirty[lane_group.service.name] = lane_group.service
+    for active_rule in context.ledger.rule_table:
+        if since_ns < active_rule.rate_next_ns <= context.now_ns:
+            for lane_group in context.ledger.lane_groups[active_rule]:
+                context.ledger.dirty[lane_group.service.name] = lane_group.service
 
 
-def _come_due(scheduler: Scheduler) -> None:
-    tasks = scheduler.ledger.agenda.pop_due(scheduler.at_ns, TIMER_TASKS_MAX)
+def _come_due(context: Context) -> None:
+    tasks = context.ledger.due_heap.pop_due(context.at_ns, TIMER_TASKS_MAX)
     if tasks:
-        scheduler.emit(CameDue(scheduler.at_ns, [task.name for task in tasks]), tasks)
+        context.emit(CameDue(context.at_ns, [task.name for task in tasks]), tasks)
 
 
-def _expire_tasks(scheduler: Scheduler) -> None:
-    known = scheduler.ledger.tasks
-    names = scheduler.ledger.agenda.pop_expired(scheduler.at_ns, TIMER_TASKS_MAX)
+def _expire_tasks(context: Context) -> None:
+    known = context.ledger.tasks
+    names = context.ledger.due_heap.pop_expired(context.at_ns, TIMER_TASKS_MAX)
     found = [known[name] for name in dict.fromkeys(names) if name in known]
-    tasks = [task for task in found if _is_expired(task, scheduler.at_ns)]
+    tasks = [task for task in found if _is_expired(task, context.at_ns)]
     if tasks:
-        scheduler.emit(TaskExpired(scheduler.at_ns, [task.name for task in tasks]), tasks)
-        subscriptions.notify_settled(scheduler, tasks)
+        context.emit(TaskExpired(context.at_ns, [task.name for task in tasks]), tasks)
+        subscriptions.notify_settled(context, tasks)
 
 
-def _report_late(scheduler: Scheduler) -> None:
+def _report_late(context: Context) -> None:
     """Say once of a task that it should have ended by now."""
-    ledger = scheduler.ledger
-    names = ledger.agenda.pop_late(scheduler.at_ns, TIMER_TASKS_MAX)
-    found = [name for name in dict.fromkeys(names) if _is_late(ledger, name, scheduler.at_ns)]
+    ledger = context.ledger
+    names = ledger.due_heap.pop_late(context.at_ns, TIMER_TASKS_MAX)
+    found = [name for name in dict.fromkeys(names) if _is_late(ledger, name, context.at_ns)]
     if found:
-        scheduler.emit(ReportedLate(scheduler.at_ns, found))
+        context.emit(ReportedLate(context.at_ns, found))
 
 
 def _is_late(ledger: Ledger, name: bytes, at_ns: int) -> bool:
@@ -115,26 +114,26 @@ def _is_late(ledger: Ledger, name: bytes, at_ns: int) -> bool:
     return 0 < task.terms.report_ns <= at_ns
 
 
-def start_debounce(scheduler: Scheduler) -> None:
+def start_debounce(context: Context) -> None:
     """Lanes that got work begin a while after the first of it, so that more may join it."""
-    lanes, scheduler.ledger.debouncing = scheduler.ledger.debouncing, []
+    lanes, context.ledger.debouncing = context.ledger.debouncing, []
     for lane in lanes:
-        debounce_ns = lane.rules.debounce_ns
+        debounce_ns = lane.options.debounce_ns
         if debounce_ns and lane.ready:
-            debounce_until_ns = scheduler.now_ns + debounce_ns
+            debounce_until_ns = context.now_ns + debounce_ns
             lane.ensure_extras().debounce_until_ns = debounce_until_ns
-            scheduler.debounce_count += 1
-            heappush(scheduler.debouncing, (debounce_until_ns, scheduler.debounce_count, lane))
+            context.debounce_count += 1
+            heappush(context.debounce_heap, (debounce_until_ns, context.debounce_count, lane))
 
 
-def _end_debounce(scheduler: Scheduler) -> None:
-    debouncing = scheduler.debouncing
-    while debouncing and debouncing[0][0] <= scheduler.now_ns:
+def _end_debounce(context: Context) -> None:
+    debouncing = context.debounce_heap
+    while debouncing and debouncing[0][0] <= context.now_ns:
         debounce_until_ns, _, lane = heappop(debouncing)
         if (
             lane.debounce_until_ns == debounce_until_ns
         ):  # else it ran dry meanwhile, and began to gather anew
-            _end_lane_debounce(scheduler.ledger, lane)
+            _end_lane_debounce(context.ledger, lane)
 
 
 def _end_lane_debounce(ledger: Ledger, lane: Lane) -> None:
@@ -157,64 +156,66 @@ def _is_expired(task: Task, at_ns: int) -> bool:
     return tried and bool(terms.expires_ns) and terms.expires_ns <= at_ns
 
 
-def _end_leases_before(scheduler: Scheduler) -> None:
+def _end_leases_before(context: Context) -> None:
     """End leases of a former broker process that have reached their deadline."""
-    deadlines = scheduler.restart_deadlines
-    while deadlines and deadlines[0][0] <= scheduler.now_ns:
-        worker = scheduler.ledger.workers.get(heappop(deadlines)[1])
-        deadline_ns = 0 if worker is None else scheduler.restart_deadline_ns(worker)
+    deadlines = context.restart_deadlines
+    while deadlines and deadlines[0][0] <= context.now_ns:
+        worker = context.ledger.workers.get(heappop(deadlines)[1])
+        deadline_ns = 0 if worker is None else context.restart_deadline_ns(worker)
         if worker is None or not deadline_ns:
             continue
-        if deadline_ns > scheduler.now_ns:  # its facts have changed since
-            scheduler.schedule_restart_deadline(worker)
+        if deadline_ns > context.now_ns:  # its facts have changed since
+            context.schedule_restart_deadline(worker)
             continue
-        membership.end_restart_leases(scheduler, worker)
-        scheduler.schedule_timeout(worker)  # it may be silent for less now
-        if worker.last_seen_ns > scheduler.resumed_ns:
-            membership.on_slot_free(scheduler, worker)
+        membership.end_restart_leases(context, worker)
+        context.schedule_timeout(worker)  # it may be silent for less now
+        if worker.last_seen_ns > context.resumed_ns:
+            membership.on_slot_free(context, worker)
 
 
-def _expire_workers(scheduler: Scheduler) -> None:
-    timeouts = scheduler.timeouts
-    while timeouts and timeouts[0][0] <= scheduler.now_ns:
-        worker = scheduler.ledger.workers.get(heappop(timeouts)[1])
+def _expire_workers(context: Context) -> None:
+    timeouts = context.timeouts
+    while timeouts and timeouts[0][0] <= context.now_ns:
+        worker = context.ledger.workers.get(heappop(timeouts)[1])
         if worker is None:
             continue
         worker.timeout_check_ns = 0
-        if worker.contested_until_ns < scheduler.now_ns:
+        if worker.contested_until_ns < context.now_ns:
             worker.contested_until_ns = 0
-        if 0 < worker.timeout_at_ns <= scheduler.now_ns:
-            membership.expire_worker(scheduler, worker)
+        if 0 < worker.timeout_at_ns <= context.now_ns:
+            membership.expire_worker(context, worker)
         else:
-            scheduler.schedule_timeout(worker)
+            context.schedule_timeout(worker)
 
 
-def _end_wakes(scheduler: Scheduler) -> None:
-    wakes = scheduler.wakes
-    while wakes and wakes[0][0] <= scheduler.now_ns:
-        worker = scheduler.ledger.workers.get(heappop(wakes)[1])
+def _end_wakes(context: Context) -> None:
+    wakes = context.wakes
+    while wakes and wakes[0][0] <= context.now_ns:
+        worker = context.ledger.workers.get(heappop(wakes)[1])
         if worker is None or worker.state is not WOKEN:
             continue
-        if worker.wake_ends_ns <= scheduler.now_ns:
+        if worker.wake_ends_ns <= context.now_ns:
             worker.turn(WorkerCause.PASSED_OVER)
-            scheduler.use_count += 1
-            worker.last_used = scheduler.use_count  # the next one is called first
-            selection.park(scheduler.ledger, worker)
+            context.use_count += 1
+            worker.last_used = context.use_count  # the next one is called first
+            selection.park(context.ledger, worker)
 
 
-def rules_set(scheduler: Scheduler, event: events.RulesSet) -> None:
-    scheduler.ledger.set_rules(event)
-    over = [entry for entry in scheduler.debouncing if not entry[2].rules.debounce_ns]
-    scheduler.debouncing = [entry for entry in scheduler.debouncing if entry[2].rules.debounce_ns]
-    heapify(scheduler.debouncing)
+def rules_set(context: Context, event: events.RulesSet) -> None:
+    context.ledger.set_rules(event)
+    over = [entry for entry in context.debounce_heap if not entry[2].options.debounce_ns]
+    context.debounce_heap = [
+        entry for entry in context.debounce_heap if entry[2].options.debounce_ns
+    ]
+    heapify(context.debounce_heap)
     for debounce_until_ns, _, lane in over:
         if lane.debounce_until_ns == debounce_until_ns:
-            _end_lane_debounce(scheduler.ledger, lane)
+            _end_lane_debounce(context.ledger, lane)
 
 
-def disk_space_changed(scheduler: Scheduler, event: events.DiskSpaceChanged) -> None:
-    scheduler.accepting = event.accepting
+def disk_space_changed(context: Context, event: events.DiskSpaceChanged) -> None:
+    context.accepting = event.accepting
 
 
-def lag_changed(scheduler: Scheduler, event: events.LagChanged) -> None:
-    scheduler.lag_percent = event.percent
+def lag_changed(context: Context, event: events.LagChanged) -> None:
+    context.lag_percent = event.percent

@@ -28,8 +28,9 @@ import msgspec
 
 from taskyard.core.apply import apply
 from taskyard.core.cold import ColdLedger
+from taskyard.core.entities import Ending, to_ended_task
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Ending, Result, to_ended_task
+from taskyard.core.model import Result
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import history, history_rows, recovery, schema, snapshot

@@ -11,8 +11,9 @@ from typing import Any, Final, Protocol
 
 from taskyard.core import records
 from taskyard.core.apply import apply
+from taskyard.core.entities import Task
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Submission, Task
+from taskyard.core.model import Submission
 from taskyard.core.records import AnyRecord
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState

@@ -17,8 +17,9 @@ from typing import Any, Protocol, TypeVar
 
 from taskyard.core import events, identity
 from taskyard.core.apply import apply
+from taskyard.core.entities import Task
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import EndedTask, Result, Task
+from taskyard.core.model import EndedTask, Result
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged

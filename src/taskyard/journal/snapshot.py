@@ -34,9 +34,9 @@ import msgspec
 
 from taskyard.core import old_snapshots
 from taskyard.core.cold import ColdLedger
-from taskyard.core.columns import Edges, Rest, Restorer, TaskColumns
 from taskyard.core.ledger import Ledger
 from taskyard.core.old_snapshots import LedgerSnapshot
+from taskyard.core.snapshot import Edges, Rest, Restorer, TaskColumns
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import schema
 from taskyard.journal.chain import SEALED_BYTES, Head, seal, unseal

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from taskyard.core.events import LaneOptions, Rule, RulesSet
+from taskyard.core.events import RulesSet
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.settings.sections import INTERVAL_NS, ServiceSection
 
 if TYPE_CHECKING:

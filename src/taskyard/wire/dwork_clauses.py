@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from taskyard.core.events import LaneOptions, Rule
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native.frames import parse
 
@@ -23,7 +23,7 @@ SENT_OPTIONS: Final = (
 
 
 def encode_rule(clause: Rule) -> bytes:
-    told = {field: getattr(clause.rules, field) for field in SENT_OPTIONS}
+    told = {field: getattr(clause.options, field) for field in SENT_OPTIONS}
     return pb.ClauseMsg(name=clause.name, match=clause.match, **told).SerializeToString()
 
 

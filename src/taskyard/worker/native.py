@@ -23,15 +23,14 @@ from taskyard.core import runs
 from taskyard.core.events import Outcome
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import Result, WorkerFacts
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.core.events import Rule
+    from taskyard.core.rules import Rule
     from taskyard.core.runs import Run
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply

@@ -10,10 +10,9 @@ from msgspec import structs
 from taskyard.core import effects, old_snapshots
 from taskyard.core.events import Outcome, Scope, UnknownPolicy, WorkerLost, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result, Submission, Terms
+from taskyard.core.model import Result, Submission, Terms, WorkerFacts
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import request_numbers
 from taskyard.wire.native import peer
@@ -323,7 +322,7 @@ def test_watch_that_waited_long_enough_tells_what_is_settled_and_how_many_are_no
     counter.finish(counter.take())
     ((_, body),) = counter.pass_time(SECOND_NS)
     assert (Reply(body).names, Reply(body).count) == ([b"a"], 1)
-    assert counter.scheduler.watchers == {}
+    assert counter.scheduler.context.watchers == {}
 
 
 def test_streaming_watch_answers_again_and_again_and_shows_life() -> None:
@@ -365,7 +364,7 @@ def test_create_that_streams_and_is_refused_watches_nothing() -> None:
     counter = Extended()
     twice = Submission([b"a", b"a"])
     assert Reply(counter.ask(peer.create(6, twice, stream=True))).kind == peer.ERROR
-    assert counter.scheduler.watchers == {}
+    assert counter.scheduler.context.watchers == {}
     assert counter.dialect.wake_at_ns() is None
 
 
@@ -464,7 +463,7 @@ def test_peer_that_is_gone_is_forgotten_with_all_that_it_waited_for() -> None:
         [b"", peer.steal(2, b"v", peer.worker_message(WorkerFacts()), 1, SECOND_NS)], b"gone"
     )
     counter.handle(counter.dialect.disconnected(b"gone"))
-    assert counter.scheduler.watchers == {}
+    assert counter.scheduler.context.watchers == {}
     assert counter.dialect.wake_at_ns() is None
     submission = Submission([b"default"])
     counter.say(peer.create(1, submission))

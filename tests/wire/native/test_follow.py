@@ -11,10 +11,9 @@ from taskyard.core import records
 from taskyard.core.effects import RecordPage
 from taskyard.core.events import FollowOptions, ReplyDue, Scope
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 from taskyard.wire.native.server import NativeServer

@@ -9,8 +9,7 @@ import pytest
 
 from taskyard.core import invariants, old_snapshots
 from taskyard.core.events import DrainRequested, Scope
-from taskyard.core.model import Submission, Terms
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native import requests as native_requests
@@ -70,9 +69,9 @@ def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> No
     for body in spoilt(1_000, seed):
         before = old_snapshots.fingerprint(counter.scheduler.ledger)
         records = counter.scheduler.ledger.record
-        refused = counter.scheduler.refused
+        refused = counter.scheduler.context.refused
         answers = [Q.FromString(one) for one in counter.frames([b"", body])]
-        if counter.scheduler.refused > refused:
+        if counter.scheduler.context.refused > refused:
             continue  # a plain Create, of which the sound tasks are accepted
         if any(one.type == Q.Error for one in answers):
             errors += 1

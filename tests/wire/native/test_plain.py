@@ -304,7 +304,7 @@ def test_create_refused_as_a_whole_is_counted() -> None:
     counter = Counter()
     counter.handle([DiskSpaceChanged(counter.now_ns, accepting=False)])
     assert counter.ask(create(task("A"), task("B"))).hex() == ERROR
-    assert counter.scheduler.refused == 2
+    assert counter.scheduler.context.refused == 2
 
 
 def test_create_of_an_extended_peer_is_all_or_nothing() -> None:
@@ -316,7 +316,7 @@ def test_create_of_an_extended_peer_is_all_or_nothing() -> None:
         answer = Q.FromString(counter.ask(Q(type=Q.Create, batch=batch).SerializeToString()))
         assert answer.type == Q.Error
     assert names_of(counter) == []
-    assert counter.scheduler.refused == 0
+    assert counter.scheduler.context.refused == 0
 
 
 def test_lookup_tells_the_story_and_the_holder() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from taskyard.core.events import LaneOptions, Rule, RulesSet
+from taskyard.core.events import RulesSet
 from taskyard.core.limits import REASON_BYTES_MAX, SECOND_NS, SERVICES_MAX
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import WorkerFacts
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 from tests.wire.kit import Counter

@@ -2,10 +2,9 @@
 
 import pytest
 
-from taskyard.core.model import Submission
+from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.records import Finished
 from taskyard.core.runs import RunColumns
-from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from tests.wire.kit import WALL_NS, Counter

@@ -6,9 +6,8 @@ from msgspec import structs
 
 from taskyard.core.events import TimePassed
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result
+from taskyard.core.model import Result, WorkerFacts
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply

@@ -12,10 +12,9 @@ from taskyard.core import events, old_snapshots
 from taskyard.core.effects import Accepted, Assign
 from taskyard.core.events import CancelRequested, DrainRequested, ReplyDue, Scope, WorkerHeartbeat
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import QueueOrder, Submission, Terms, WorkerFacts
 from taskyard.core.records import Finished, Leased, LeaseExpired, Returned, StaleReport, WorkerLeft
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.ping_pong import frontend as ping_pong_frontend
 from taskyard.wire.ping_pong.backend import FORGET_NS
@@ -214,6 +213,8 @@ def test_words_become_events_and_a_result_names_its_task_and_attempt() -> None:
         always_ready=True,
         dialect=b"ping-pong",
         restart_lease_ns=3 * SECOND_NS,
+        reserved_payloads=(b"PONG", b"EXIT"),
+        queue_order=QueueOrder.FIFO,
     )
     assert backend.receive(route, [b"", PING], 6) == [
         WorkerHeartbeat(0, b"ping-pong:01-0000000001", request=33)
@@ -709,7 +710,7 @@ def test_queue_of_all_clients_has_a_limit() -> None:
 
 def test_client_is_told_that_the_broker_takes_no_more() -> None:
     hall = Hall()
-    hall.scheduler.accepting = False
+    hall.scheduler.context.accepting = False
     assert hall.client(b"c", b"job") == [[FULL]]
 
 
@@ -728,7 +729,7 @@ def test_client_that_is_gone_is_forgotten_and_its_job_done_all_the_same() -> Non
     assert [*hall.states().values()] == [DONE, DONE]
     assert hall.sent == []
     assert hall.frontend.waiting == 0
-    assert not hall.scheduler.watchers
+    assert not hall.scheduler.context.watchers
 
 
 def test_names_of_jobs_are_of_this_process_alone() -> None:

@@ -10,9 +10,8 @@ import pytest
 from taskyard.core import events
 from taskyard.core.effects import HeldTasks
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import QueueOrder, Submission, Terms, WorkerFacts
 from taskyard.core.states import CANCELLED, DONE, FAILED, LEASED, READY
-from taskyard.core.workers import WorkerFacts
 from taskyard.wire.round_robin import server as round_robin
 from taskyard.wire.round_robin import workers as round_robin_workers
 from taskyard.wire.round_robin.frames import envelop, parse
@@ -60,6 +59,7 @@ def test_events_of_the_exchanges() -> None:
         always_ready=True,
         dialect=b"round-robin",
         restart_lease_ns=60 * SECOND_NS,
+        queue_order=QueueOrder.LIFO,
     )
     name = b"round-robin:" + W1
     assert dialect.receive(SERVER + W1, lmq(4, b"i", b"\x08", b"10"), now_ns) == [

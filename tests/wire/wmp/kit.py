@@ -18,8 +18,8 @@ from taskyard.wire.wmp.server import Wmp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskyard.core.entities import Task
     from taskyard.core.events import Event
-    from taskyard.core.model import Task
 
 COMMANDS = (
     *("READY", "WAKE", "GIVE", "TAKE", "NO", "DONE"),

@@ -8,9 +8,9 @@ import pytest
 
 from taskyard.core.events import CancelRequested, DrainRequested, Scope, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import WorkerFacts
 from taskyard.core.records import Finished
 from taskyard.core.states import TaskState, WorkerState
-from taskyard.core.workers import WorkerFacts
 from taskyard.wire.dialect import request_numbers
 from taskyard.wire.roles import AuthenticatedPeer, Role
 from taskyard.wire.wmp import server as wmp
@@ -18,7 +18,7 @@ from taskyard.wire.wmp.server import Wmp, make_server
 from tests.wire.wmp.kit import ME, Manager, Said, frames
 
 if TYPE_CHECKING:
-    from taskyard.core.model import Task
+    from taskyard.core.entities import Task
 
 WAKE = Said("WAKE", {"service": "default", "manager": ME})
 

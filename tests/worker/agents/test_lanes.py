@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core.events import LaneOptions, Outcome, Rule
+from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.worker.agents.rules import LANES_CACHE_SIZE, AgentRules, AgentSettings, split_command
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.jobs import JobResult

@@ -765,7 +765,7 @@ def test_loop_reports_when_to_try_again() -> None:
     shop.create(b"a")
     shop.turn()
     one = shop.runner.jobs.pop()
-    at_ns = shop.scheduler.at_ns + 90 * SECOND_NS
+    at_ns = shop.scheduler.context.at_ns + 90 * SECOND_NS
     shop.runner._done.append(JobResult(one, Outcome.RETRY_AT, b"later", b"", at_ns))  # noqa: SLF001
     shop.turn()
     task = shop.scheduler.ledger.tasks[b"a"]

@@ -17,8 +17,8 @@ import msgspec
 from bench.workloads import Shape, submissions
 from taskyard.core.effects import Assign
 from taskyard.core.events import Event, TasksReported, TasksRequested, WorkerRegistered
+from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.workers import WorkerFacts
 from taskyard.journal import snapshot
 from taskyard.journal.encoding import encode
 from taskyard.journal.recovery import recover

@@ -37,12 +37,13 @@ from taskyard.core import (
     subscriptions,
     timers,
 )
-from taskyard.core.columns import Restorer
+from taskyard.core.context import Context
+from taskyard.core.entities import Lane, Lease, Task, Worker
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Lease, Result, Task
+from taskyard.core.model import Result
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.snapshot import Restorer
 from taskyard.core.states import TaskState
-from taskyard.core.workers import Worker
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
 from taskyard.journal.encoding import encode
@@ -108,7 +109,7 @@ def runs_of_other_tasks() -> Iterator[None]:
 def no_fencing() -> Iterator[None]:
     """Whoever reports on a leased task is believed."""
 
-    def sort(self: Scheduler, event: events.TasksReported) -> Any:
+    def sort(self: Context, event: events.TasksReported) -> Any:
         places = {name: index for index, name in enumerate(event.names)}
         found = {name: self.ledger.tasks.get(name) for name in places}
         tasks = [task for task in found.values() if task is not None and task.lease is not None]
@@ -124,7 +125,7 @@ def attempt_ignored() -> Iterator[None]:
     """A report on a former attempt counts if its worker holds the task again."""
     sound = results._split_held  # noqa: SLF001
 
-    def sort(self: Scheduler, event: events.TasksReported) -> Any:
+    def sort(self: Context, event: events.TasksReported) -> Any:
         return sound(self, structs.replace(event, attempts=None))
 
     with patched(results, "_split_held", sort):
@@ -188,7 +189,7 @@ def truncation_not_recorded() -> Iterator[None]:
     """A truncated result is recorded as if it were whole."""
     sound = results.tasks_reported
 
-    def tasks_reported(self: Scheduler, event: events.TasksReported) -> None:
+    def tasks_reported(self: Context, event: events.TasksReported) -> None:
         event.result_bytes_total = None
         sound(self, event)
 
@@ -265,7 +266,7 @@ def clock_never_set() -> Iterator[None]:
     """A jump of the wall clock is not noticed."""
     sound = timers.clock_set
 
-    def clock_set(self: Scheduler, event: events.ClockSet) -> None:
+    def clock_set(self: Context, event: events.ClockSet) -> None:
         if not self.wall_offset_ns:
             sound(self, event)
 
@@ -359,7 +360,7 @@ def due_time_ignored() -> Iterator[None]:
     """What waits for a time comes due at once."""
     sound = queues.DueHeap.pop_due
 
-    def pop_due(self: queues.DueHeap, wall_ns: int, count_max: int) -> list[Task]:
+    def pop_due(self: queues.DueHeap[Task], wall_ns: int, count_max: int) -> list[Task]:
         return sound(self, 2 * wall_ns, count_max)
 
     with patched(queues.DueHeap, "pop_due", pop_due):
@@ -377,7 +378,7 @@ def expiry_ignored() -> Iterator[None]:
 def lease_never_expires() -> Iterator[None]:
     """Silence is not noticed."""
 
-    def fall_silent(self: Scheduler) -> None:
+    def fall_silent(self: Context) -> None:
         self.timeouts.clear()
 
     with patched(timers, "_expire_workers", fall_silent):
@@ -402,7 +403,7 @@ def heartbeat_ignored() -> Iterator[None]:
     """Only reports and questions show that a worker lives, its heartbeats do not."""
     sound = membership.worker_heartbeat
 
-    def worker_heartbeat(self: Scheduler, event: events.WorkerHeartbeat) -> None:
+    def worker_heartbeat(self: Context, event: events.WorkerHeartbeat) -> None:
         worker = self.ledger.workers.get(event.worker)
         last_seen_ns = worker.last_seen_ns if worker is not None else 0
         sound(self, event)
@@ -425,7 +426,7 @@ def unlisted_at_once() -> Iterator[None]:
     """A lease is taken back by the first heartbeat, whether it lists it or not."""
     sound = membership.worker_heartbeat
 
-    def worker_heartbeat(self: Scheduler, event: events.WorkerHeartbeat) -> None:
+    def worker_heartbeat(self: Context, event: events.WorkerHeartbeat) -> None:
         if event.held is not None:
             event.held, event.heartbeat_ns = [], 0
         sound(self, event)
@@ -459,7 +460,7 @@ def watcher_never_notified() -> Iterator[None]:
 def notified_too_early() -> Iterator[None]:
     """Who watches tasks is told that they are done, whatever they are."""
 
-    def watch_requested(self: Scheduler, event: events.WatchRequested) -> None:
+    def watch_requested(self: Context, event: events.WatchRequested) -> None:
         names = event.names or []
         states = [TaskState.DONE] * len(names)
         self.send(effects.Settled(event.client, event.request, names, states, [b""] * len(names)))
@@ -475,7 +476,7 @@ def notified_too_early() -> Iterator[None]:
 def crash_not_charged() -> Iterator[None]:
     """A task that kills its workers is tried again for ever."""
 
-    def lose(self: Scheduler, worker: Worker, reason: Any) -> None:
+    def lose(self: Context, worker: Worker, reason: Any) -> None:
         held = worker.held()
         names, attempts = [task.name for task in held], [task.attempt for task in held]
         if reason is not None:
@@ -506,7 +507,7 @@ def incarnation_ignored() -> Iterator[None]:
     """A worker that comes back as another process is taken for the former one."""
     sound = membership.worker_registered
 
-    def worker_registered(self: Scheduler, event: events.WorkerRegistered) -> None:
+    def worker_registered(self: Context, event: events.WorkerRegistered) -> None:
         existing = self.ledger.workers.get(event.worker)
         if existing is None:
             sound(self, event)
@@ -556,7 +557,7 @@ def replaced_processes_not_restored() -> Iterator[None]:
 def exited_worker_keeps_tasks() -> Iterator[None]:
     """A worker says goodbye, and nobody takes back what it held."""
 
-    def worker_exited(self: Scheduler, event: events.WorkerExited) -> None:
+    def worker_exited(self: Context, event: events.WorkerExited) -> None:
         self.send(effects.ReportAck(event.worker, event.request, []))
 
     with patched_item(_DECIDERS, events.WorkerExited, worker_exited):
@@ -567,7 +568,7 @@ def exited_worker_keeps_tasks() -> Iterator[None]:
 def stopping_worker_gets_tasks() -> Iterator[None]:
     """A worker that is to go away is given tasks."""
 
-    def drain_requested(self: Scheduler, event: events.DrainRequested) -> None:
+    def drain_requested(self: Context, event: events.DrainRequested) -> None:
         self.send(effects.CommandAck(event.client, event.request, 1))
 
     with patched_item(_DECIDERS, events.DrainRequested, drain_requested):
@@ -607,9 +608,10 @@ def _with_rules(**changed: int) -> AbstractContextManager[None]:
     """The settings of services are read, but for these."""
     sound = timers.rules_set
 
-    def rules_set(self: Scheduler, event: events.RulesSet) -> None:
+    def rules_set(self: Context, event: events.RulesSet) -> None:
         rules = tuple(
-            structs.replace(one, rules=structs.replace(one.rules, **changed)) for one in event.rules
+            structs.replace(one, options=structs.replace(one.options, **changed))
+            for one in event.rules
         )
         sound(self, structs.replace(event, rules=rules))
 
@@ -635,7 +637,7 @@ def broker_limit_ignored() -> Iterator[None]:
     """Any number of workers may serve lanes."""
     sound = timers.rules_set
 
-    def rules_set(self: Scheduler, event: events.RulesSet) -> None:
+    def rules_set(self: Context, event: events.RulesSet) -> None:
         sound(self, structs.replace(event, workers_max=0))
 
     with patched_item(_DECIDERS, events.RulesSet, rules_set):
@@ -659,12 +661,12 @@ def pause_ignored() -> Iterator[None]:
 @mutation
 def priority_inverted() -> Iterator[None]:
     """The lowest priority goes first."""
-    sound = queues.Lane.queue
+    sound = Lane.queue
 
-    def queue(self: queues.Lane, priority: int) -> queues.Queue:
+    def queue(self: Lane, priority: int) -> queues.Queue[Task]:
         return sound(self, -priority)
 
-    with patched(queues.Lane, "queue", queue):
+    with patched(Lane, "queue", queue):
         yield
 
 
@@ -672,7 +674,7 @@ def priority_inverted() -> Iterator[None]:
 def last_in_first_out() -> Iterator[None]:
     """The newest task of a lane goes first."""
 
-    def peek(self: queues.Queue, count: int) -> list[Task]:
+    def peek(self: queues.Queue[Task], count: int) -> list[Task]:
         line = [*self.front[::-1], *self.items[self.cursor :]]
         return [task for task in reversed(line) if task.state is TaskState.READY][:count]
 
@@ -685,7 +687,7 @@ def lease_returned_at_restart() -> Iterator[None]:
     """After a restart what live workers hold is leased again to others."""
     sound = timers.clock_set
 
-    def clock_set(self: Scheduler, event: events.ClockSet) -> None:
+    def clock_set(self: Context, event: events.ClockSet) -> None:
         first = not self.wall_offset_ns
         sound(self, event)
         for worker in [*self.ledger.workers.values()] if first else []:
@@ -721,7 +723,7 @@ def snapshot_forgets_delays() -> Iterator[None]:
 
     def finish(self: Restorer) -> Ledger:
         ledger = sound(self)
-        ledger.agenda.due.clear()
+        ledger.due_heap.due.clear()
         return ledger
 
     with patched(Restorer, "finish", finish):
@@ -798,9 +800,9 @@ def lease_time_not_restored() -> Iterator[None]:
     """After a restart leases are as old as they were."""
 
     def resume(self: Scheduler, now_ns: int) -> None:
-        self.now_ns = now_ns
+        self.context.now_ns = now_ns
         for worker in self.ledger.workers.values():
-            self.schedule_timeout(worker)
+            self.context.schedule_timeout(worker)
 
     with patched(Scheduler, "resume", resume):
         yield
@@ -812,20 +814,20 @@ def lease_time_not_restored() -> Iterator[None]:
 @mutation
 def restart_leases_never_end() -> Iterator[None]:
     """A worker that can't list its tasks keeps those of before a restart for good."""
-    with patched(Scheduler, "schedule_restart_deadline", _no_op):
+    with patched(Context, "schedule_restart_deadline", _no_op):
         yield
 
 
 @mutation
 def heartbeats_extend_restart_leases() -> Iterator[None]:
     """A worker that can't list its tasks keeps those of before a restart while it is heard."""
-    sound = Scheduler.restart_deadline_ns
+    sound = Context.restart_deadline_ns
 
-    def restart_deadline_ns(self: Scheduler, worker: Worker) -> int:
+    def restart_deadline_ns(self: Context, worker: Worker) -> int:
         deadline_ns = sound(self, worker)
         return deadline_ns and deadline_ns + worker.last_seen_ns - self.resumed_ns
 
-    with patched(Scheduler, "restart_deadline_ns", restart_deadline_ns):
+    with patched(Context, "restart_deadline_ns", restart_deadline_ns):
         yield
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from simulator.mutations.registry import mutation, mutation_for_invariants, patched, patched_item
-from taskyard.core import aging, apply, queues, records, scheduler, selection, timers
-from taskyard.core.columns import Restorer
+from taskyard.core import apply, queues, records, rules, scheduler, selection, timers
+from taskyard.core.context import Context
+from taskyard.core.entities import Lane, Service, Task
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Submission, Task
-from taskyard.core.queues import Lane, Service
-from taskyard.core.scheduler import Scheduler
+from taskyard.core.model import Submission
+from taskyard.core.snapshot import Restorer
 from taskyard.core.states import READY
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ def _with_rules(**changed: Any) -> AbstractContextManager[None]:
     """The settings are read, but for these."""
     sound = timers.rules_set
 
-    def rules_set(self: Scheduler, event: RulesSet) -> None:
+    def rules_set(self: Context, event: RulesSet) -> None:
         rules = tuple(
-            structs.replace(one, rules=structs.replace(one.rules, **changed)) for one in event.rules
+            structs.replace(one, options=structs.replace(one.options, **changed))
+            for one in event.rules
         )
         sound(self, structs.replace(event, rules=rules))
 
@@ -63,7 +64,7 @@ def last_rule_wins() -> Iterator[None]:
     """Clauses are tried from the end of the file."""
     sound = timers.rules_set
 
-    def rules_set(self: Scheduler, event: RulesSet) -> None:
+    def rules_set(self: Context, event: RulesSet) -> None:
         sound(self, structs.replace(event, rules=event.rules[::-1]))
 
     with patched_item(_DECIDERS, RulesSet, rules_set):
@@ -136,7 +137,7 @@ def random_before_priority() -> Iterator[None]:
 def removed_tasks_sampled() -> Iterator[None]:
     """A task that was taken out of the middle of a queue is still found there."""
 
-    def valid(_self: queues.Queue, entries: list[Task], _gone: Any) -> list[Task]:
+    def valid(_self: queues.Queue[Task], entries: list[Task], _gone: Any) -> list[Task]:
         return [task for task in entries if task.state is READY]
 
     with patched(queues.Queue, "_valid", valid):
@@ -199,7 +200,7 @@ def expiry_of_rule_ignored() -> Iterator[None]:
     def with_expiry(_regimes: Any, submission: Submission, _at_ns: int) -> Submission:
         return submission
 
-    with patched(aging, "with_expiry", with_expiry):
+    with patched(rules, "with_expiry", with_expiry):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
-from taskyard.core.events import LaneOptions
+from taskyard.core.rules import LaneOptions
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from taskyard.core.events import (
     WorkerLost,
     WorkerRegistered,
 )
+from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.workers import WorkerFacts
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep.workload import Stay, submissions
 

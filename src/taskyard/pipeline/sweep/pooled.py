@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.core.effects import Assign, Refused
 from taskyard.core.events import Outcome, RulesSet, TasksReported, TimePassed, WorkerRegistered
+from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.workers import WorkerFacts
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep.workload import submissions
 

@@ -24,9 +24,8 @@ from taskyard.wire.native import frames as tasks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.core.events import Rule
-    from taskyard.core.model import Submission, Terms
-    from taskyard.core.workers import WorkerFacts
+    from taskyard.core.model import Submission, Terms, WorkerFacts
+    from taskyard.core.rules import Rule
 
 _Q: Final = pb.QueryMsg
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from taskyard.core import effects, events
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS, TASKS_MAX
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import WorkerFacts
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import request_numbers

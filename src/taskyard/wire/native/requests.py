@@ -16,8 +16,8 @@ from taskyard.core.limits import (
     SECOND_NS,
     SERVICES_MAX,
 )
+from taskyard.core.model import WorkerFacts
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import PREFIXES

@@ -23,7 +23,7 @@ from msgspec import Struct
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import QueueOrder, WorkerFacts
 from taskyard.wire.dialect import PING_PONG, request_numbers
 from taskyard.wire.ping_pong.frames import (
     DIALECT,
@@ -35,6 +35,7 @@ from taskyard.wire.ping_pong.frames import (
     PING,
     PONG,
     READY,
+    RESERVED_JOBS,
     Settings,
     is_count,
     is_ping,
@@ -295,6 +296,8 @@ class Backend:
             always_ready=True,
             dialect=DIALECT,
             restart_lease_ns=self._settings.expire_ns,
+            reserved_payloads=RESERVED_JOBS,
+            queue_order=QueueOrder.FIFO,
         )
         return [events.WorkerRegistered(0, peer.name, facts)]
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
 
-#: The dialect's name, in facts and terms. The core knows it: see `policy.RESERVED_PAYLOADS`.
+#: The dialect's name, in facts and terms.
 DIALECT: Final = b"ping-pong"
 
 # A worker's words.

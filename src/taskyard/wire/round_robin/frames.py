@@ -19,7 +19,7 @@ from msgspec import Struct
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Malformed
 
-#: The dialect's name, in facts and terms. The core knows it: see `policy.LIFO_DIALECTS`.
+#: The dialect's name, in facts and terms.
 DIALECT: Final = b"round-robin"
 
 VERSION: Final = b"LMQv100"

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import QueueOrder, WorkerFacts
 from taskyard.wire.dialect import ROUND_ROBIN
 from taskyard.wire.round_robin import frames as lmq
 
@@ -402,6 +402,7 @@ class WorkerTable:
             always_ready=True,
             dialect=lmq.DIALECT,
             restart_lease_ns=self._settings.expire_ns,
+            queue_order=QueueOrder.LIFO,
         )
         return events.WorkerRegistered(0, peer.name, facts, peer.ahead())
 

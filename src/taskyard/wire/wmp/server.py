@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.workers import WorkerFacts
+from taskyard.core.model import WorkerFacts
 from taskyard.errors import Malformed
 from taskyard.wire import dialect as wire_dialect
 from taskyard.wire import roles

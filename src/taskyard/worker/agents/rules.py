@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec import Struct, structs
 
-from taskyard.core.events import LaneOptions
-from taskyard.core.rules import compile_glob
+from taskyard.core.rules import LaneOptions, compile_glob
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.core.events import Rule
+    from taskyard.core.rules import Rule
 #: A service, and the name of a lane of it.
 LaneKey: TypeAlias = tuple[bytes, bytes]
 
@@ -44,10 +43,10 @@ class AgentRules:
 
     def __init__(self, clauses: Sequence[Rule] = (), program: AgentSettings | None = None) -> None:
         self._clauses = tuple(clauses)
-        self._globs = [(compile_glob(clause.match), clause.rules) for clause in self._clauses]
+        self._globs = [(compile_glob(clause.match), clause.options) for clause in self._clauses]
         self._program = program
         self._cache: dict[LaneKey, tuple[LaneOptions, AgentSettings | None]] = {}
-        rules = [clause.rules for clause in self._clauses]
+        rules = [clause.options for clause in self._clauses]
         #: The most that any lane is overfed by.
         self.overfeed_max = max((one.overfeed for one in rules), default=0)
         #: The commands that are to be had: an agent of another one is not needed any more.

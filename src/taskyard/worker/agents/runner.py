@@ -36,8 +36,8 @@ from taskyard.worker.processes import find_program
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from taskyard.core.events import Rule
     from taskyard.core.model import Result
+    from taskyard.core.rules import Rule
     from taskyard.worker.agents.rules import LaneKey
     from taskyard.worker.runner import Work
 

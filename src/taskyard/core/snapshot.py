@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw, Struct, field, msgpack
 
+from taskyard.core.entities import Ending, Lease, Task, Worker
 from taskyard.core.graph import link
 from taskyard.core.ledger import Ledger, lane_counts
-from taskyard.core.model import Ending, Lease, Task, Terms
+from taskyard.core.model import Replaced, Terms
 from taskyard.core.old_snapshots import LeaseSnapshot, ServiceSnapshot, WorkerSnapshot
 from taskyard.core.runs import Attempt
 from taskyard.core.states import DELAYED, READY, TaskState
-from taskyard.core.workers import Replaced, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from taskyard.core.queues import Lane
+    from taskyard.core.entities import Lane
 
 #: Tasks in a chunk, and bytes of their payloads, before it is written.
 CHUNK_TASKS: Final = 8192
@@ -452,7 +452,7 @@ class Restorer:
             if task.terms.report_ns and task.ending is None and task.name not in ledger.reported:
                 together[task.terms.report_ns].append(task.name)
         for late_ns, names in together.items():
-            ledger.agenda.push_late(late_ns, names)
+            ledger.due_heap.push_late(late_ns, names)
 
     def link(self, edges: Edges) -> None:
         """Let tasks wait for each other."""

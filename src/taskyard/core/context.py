@@ -1,0 +1,119 @@
+"""The working state of the deciders: the ledger, both clocks, and all that is volatile.
+
+A decider reads the ledger, emits records and sends effects, all through a `Context`. Only `apply`
+changes durable state. The rest of the context is rebuilt after a restart. It imports no decider,
+so the deciders can import it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappush
+from typing import TYPE_CHECKING
+
+from taskyard.core.apply import apply
+from taskyard.core.effects import UnknownWorker
+from taskyard.core.limits import WARNINGS_MAX
+
+if TYPE_CHECKING:
+    from taskyard.core.effects import Effect, RefusedTasks
+    from taskyard.core.entities import Lane, Lease, Task, Worker
+    from taskyard.core.ledger import Ledger
+    from taskyard.core.records import AnyRecord
+
+
+class Context:
+    """State and output of the scheduler, as its deciders use them."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        #: The monotonic clock at the latest event.
+        self.now_ns = 0
+        #: Added to the monotonic clock, it gives the wall clock.
+        self.wall_offset_ns = 0
+        #: False while the disk has room only for completions: submissions are refused.
+        self.accepting = True
+        #: How far the journal's compaction lags behind: 100 makes one due.
+        self.lag_percent = 0
+        #: Tasks of partial submissions refused since the start, and the latest of them.
+        self.refused = 0
+        self.refused_last: RefusedTasks | None = None
+        #: (when, worker): when to check for missing heartbeats. An entry may be early, never late.
+        self.timeouts: list[tuple[int, bytes]] = []
+        #: When this process recovered, and the last record of the process before it.
+        self.resumed_ns = self.resumed_record = 0
+        #: (when, worker): when leases of a former process end. May be early, never late.
+        self.restart_deadlines: list[tuple[int, bytes]] = []
+        #: (when, worker): when a woken worker that has not asked for tasks is passed over.
+        self.wakes: list[tuple[int, bytes]] = []
+        #: Subscriptions (client, request) by task, and by campaign.
+        self.watchers: dict[bytes, list[tuple[bytes, int]]] = {}
+        self.campaign_watchers: dict[bytes, list[tuple[bytes, int]]] = {}
+        #: The unsettled tasks of each subscription, so that dropping one takes no search.
+        self.watched: dict[tuple[bytes, int], dict[bytes, None]] = {}
+        #: The names by which a subscription refers to tasks of other keys.
+        self.aliases: dict[tuple[bytes, int], dict[bytes, bytes]] = {}
+        #: (until, number, lane): lanes that debounce, and how many ever did.
+        self.debounce_heap: list[tuple[int, int, Lane]] = []
+        self.debounce_count = 0
+        #: When to search for watched tasks behind a failure. 0: no search is due.
+        self.stuck_check_ns = 0
+        #: Counts assignments. Orders workers by when they were last used.
+        self.use_count = 0
+        #: Counts down from -1. Orders workers that register ahead of all others.
+        self.top_count = -1
+        self.records: list[AnyRecord] = []
+        self.effects: list[Effect] = []
+        #: Lines for the broker's log.
+        self.warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
+
+    @property
+    def at_ns(self) -> int:
+        """The wall clock, for records and due times."""
+        return self.now_ns + self.wall_offset_ns
+
+    def emit(self, record: AnyRecord, tasks: list[Task] | None = None) -> None:
+        """Apply a decision and keep its record for the journal."""
+        self.records.append(record)
+        apply(self.ledger, record, tasks)
+
+    def send(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def touch_worker(self, name: bytes, request: int = 0) -> Worker | None:
+        """Return a worker and note that it is alive. Send `UnknownWorker` if there is none."""
+        worker = self.ledger.workers.get(name)
+        if worker is None:
+            self.send(UnknownWorker(name, request))
+        else:
+            worker.last_seen_ns = self.now_ns
+        return worker
+
+    def schedule_timeout(self, worker: Worker) -> None:
+        """Schedule a check of the worker's heartbeats, no later than its timeout."""
+        timeout_at_ns = worker.timeout_at_ns
+        if timeout_at_ns and (
+            not worker.timeout_check_ns or timeout_at_ns < worker.timeout_check_ns
+        ):
+            worker.timeout_check_ns = timeout_at_ns
+            heappush(self.timeouts, (timeout_at_ns, worker.name))
+
+    def leases_before_restart(self, worker: Worker) -> list[Lease]:
+        """Return the worker's leases that a former process of the broker granted."""
+        last = self.resumed_record
+        return [lease for number, lease in worker.leases.items() if number <= last]
+
+    def restart_deadline_ns(self, worker: Worker) -> int:
+        """Return when the worker's leases of a former process end. 0: they have no deadline."""
+        lease_ns = worker.facts.restart_lease_ns
+        has_any = worker.slots_kept_before or self.leases_before_restart(worker)
+        return self.resumed_ns + lease_ns if lease_ns and has_any else 0
+
+    def schedule_restart_deadline(self, worker: Worker) -> None:
+        """Schedule the end of the worker's leases of a former process, if it has any."""
+        deadline_ns = self.restart_deadline_ns(worker)
+        if deadline_ns:
+            heappush(self.restart_deadlines, (deadline_ns, worker.name))
