@@ -38,7 +38,7 @@ from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.waker import Waker
+from taskyard.net.signals import Waker
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:

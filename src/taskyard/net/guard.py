@@ -46,7 +46,7 @@ from taskyard.net.pressure import (
     strangers_of,
     suspects_of,
 )
-from taskyard.net.waker import Waker
+from taskyard.net.signals import Waker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from taskyard.core.limits import SECOND_NS
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
-from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals
+from taskyard.net.signals import ParentPipe, Signals
 from taskyard.relay.forwarder import Forwarder
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown, truncated_result_reason
 from taskyard.net import sockets
-from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals
+from taskyard.net.signals import ParentPipe, Signals
 from taskyard.wire.ping_pong.frames import (
     DISCONNECT,
     ERROR,

@@ -20,10 +20,9 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.errors import NameLost
 from taskyard.net import sockets
-from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals
+from taskyard.net.signals import ParentPipe, Signals
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker.feeding import make_runner
 from taskyard.worker.jobs import Job
