@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskyard.errors import UserError
-from taskyard.net.binding import open_listener
-from taskyard.net.endpoints import parse
+from taskyard.net.endpoints import open_listener, parse
 from taskyard.net.sockets import connect, listen
 from tests.net.kit import PYTHON, arrived, peers
 

@@ -9,6 +9,8 @@ from typing import Final, TypeAlias
 
 import zmq
 
+from taskyard.net.endpoints import BACKLOG
+
 #: The ZAP domain of what listens; `zap.py` knows who may come in.
 LISTENING_DOMAIN: Final = b"taskyard.listening"
 
@@ -27,9 +29,6 @@ FRAMES_DROPPED_MAX: Final = 1 << 16
 
 #: Messages that wait for, or from, one peer. More would only hide that somebody is slow.
 MESSAGES_WAITING_MAX: Final = 1_000
-
-#: Connections that wait to be accepted. The kernel has its own maximum and takes the smaller.
-BACKLOG: Final = 4_096
 
 HANDSHAKE_MS_MAX: Final = 3_000
 RECONNECT_MS_MIN: Final = 20
@@ -81,7 +80,7 @@ LISTEN_OPTIONS: Final[dict[zmq.SocketOption, int | bytes]] = {
     zmq.SocketOption.ZAP_DOMAIN: LISTENING_DOMAIN,
     # Should nobody answer the question, nobody comes in.
     zmq.SocketOption.ZAP_ENFORCE_DOMAIN: 1,
-    # For the record: `binding.py` opens the descriptor, with the same number.
+    # For the record: `endpoints.py` opens the descriptor, with the same number.
     zmq.SocketOption.BACKLOG: BACKLOG,
 }
 

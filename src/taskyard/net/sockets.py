@@ -21,9 +21,8 @@ import zmq
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused, UserError
 from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals
-from taskyard.net.binding import SocketFile, open_listener
 from taskyard.net.context import context, raise_file_limit
-from taskyard.net.endpoints import Ipc, Tcp, is_remote, parse, parse_peer
+from taskyard.net.endpoints import Ipc, SocketFile, Tcp, is_remote, open_listener, parse, parse_peer
 from taskyard.net.guard import Guard
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey
