@@ -23,8 +23,8 @@ from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, NUMBER_MAX, TASKS_PE
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_runs
-from taskyard.wire.dwork_counts import LOGS_MAX, check_counts, check_lengths
+from taskyard.wire.native import runs as native_runs
+from taskyard.wire.native.counts import LOGS_MAX, check_counts, check_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -308,11 +308,11 @@ def report_of(query: pb.QueryMsg) -> Report:
         if query.task:
             raise Malformed("tasks come as `task` or as `batch`, not both")
         report = _report_in_columns(query.batch)
-        report.runs = dwork_runs.decode_columns(query.batch, query.host)
+        report.runs = native_runs.decode_columns(query.batch, query.host)
     else:
         messages = _tasks(query)
         report = _report_in_messages(messages)
-        report.runs = dwork_runs.decode_messages(messages, query.host)
+        report.runs = native_runs.decode_messages(messages, query.host)
     check_text([query.host], "a host")
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
     lengths = (report.result_bytes_total, report.output_bytes_total)
