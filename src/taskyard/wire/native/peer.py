@@ -17,9 +17,9 @@ from taskyard.core.model import Result, shown
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.dwork_clauses import decode_rule
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native import runs as native_runs
+from taskyard.wire.native.frames import decode_rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from taskyard.core import effects
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import views
-from taskyard.wire.dwork_clauses import encode_rule
 from taskyard.wire.native import frames as tasks
+from taskyard.wire.native.frames import encode_rule
 from taskyard.wire.record_views import record_document
 
 if TYPE_CHECKING:
