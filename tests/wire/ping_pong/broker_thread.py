@@ -19,7 +19,8 @@ from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.ping_pong.server import Settings, make_server
+from taskyard.wire.ping_pong.frames import Settings
+from taskyard.wire.ping_pong.server import make_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,8 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.ping_pong.server import Settings, make_server
+from taskyard.wire.ping_pong.frames import Settings
+from taskyard.wire.ping_pong.server import make_server
 from tests.kit.snapshots import reopened
 
 if TYPE_CHECKING:
