@@ -19,11 +19,11 @@ from tests.kit.snapshots import reopened
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskyard.broker.transport import Dialect
     from taskyard.core.events import Event
     from taskyard.core.model import Submission
     from taskyard.core.records import AnyRecord
     from taskyard.core.states import TaskState
+    from taskyard.wire.dialect import Dialect
 
 #: The wall clock when the tests begin.
 WALL_NS = 1_700_000_000 * SECOND_NS

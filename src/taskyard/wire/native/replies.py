@@ -21,7 +21,8 @@ from taskyard.wire.record_views import record_document
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.wire.native.pending import PendingRequest, PendingRequests, Reply
+    from taskyard.wire.dialect import Reply
+    from taskyard.wire.native.pending import PendingRequest, PendingRequests
 
 #: Results in one answer, but for a single one that is larger; the rest is for the next.
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024

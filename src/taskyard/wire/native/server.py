@@ -29,12 +29,13 @@ from taskyard.wire.native.pending import (
     PLAIN_LEASE_NS,
     PendingRequest,
     PendingRequests,
-    Reply,
     Request,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from taskyard.wire.dialect import Reply
 
 _Q: Final = pb.QueryMsg
 

@@ -26,7 +26,7 @@ from taskyard.wire.ping_pong.frames import DIALECT, ERROR, FRAMES, FULL, RESERVE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.wire.native.pending import Reply
+    from taskyard.wire.dialect import Reply
 
 _DEFAULT_SETTINGS: Final = Settings()
 
