@@ -14,7 +14,7 @@ they are about.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -25,7 +25,9 @@ from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from taskyard.net.protocols import MonotonicClock, PeerTransport
 
 #: With something to wait for and nothing heard for so long, ask the broker for a sign of life.
 PING_NS: Final = SECOND_NS // 2
@@ -45,21 +47,6 @@ RETRY_NS_MAX: Final = 2 * SECOND_NS
 RETRIES_COUNTED_MAX: Final = 10
 
 
-class Transport(Protocol):
-    """What carries the frames."""
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
-    def connections(self) -> int:
-        """Return how many connections were made so far."""
-
-
-class Clock(Protocol):
-    def monotonic_ns(self) -> int: ...
-
-
 class OpenRequest(Struct, gc=False):
     """A request that is not answered yet."""
 
@@ -77,7 +64,7 @@ class OpenRequest(Struct, gc=False):
 class Channel:
     """One peer, one broker."""
 
-    def __init__(self, carrier: Transport, clock: Clock) -> None:
+    def __init__(self, carrier: PeerTransport, clock: MonotonicClock) -> None:
         self._transport = carrier
         self._clock = clock
         self._number = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.net import sockets
@@ -22,6 +22,8 @@ from taskyard.relay.forwarder import Forwarder
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taskyard.net.protocols import Transport
+
 logger = logging.getLogger("taskyard.relay")
 
 #: Messages handed on from one wire before the next one has its turn.
@@ -29,14 +31,6 @@ MESSAGES_PER_TURN: Final = 64
 
 #: A person sees it soon enough, and a flood makes six lines a minute.
 WARNING_NS: Final = 10 * SECOND_NS
-
-
-class Transport(Protocol):
-    """What carries the frames."""
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
 
 
 class Relay:
