@@ -244,7 +244,7 @@ def test_task_that_fits_no_message_is_told_where_it_was_written(client: Client) 
 
 def test_submission_that_fits_no_message_is_told_to_who_made_it(client: Client) -> None:
     payloads = [bytes(PAYLOAD_BYTES_MAX - 1)] * 3
-    with pytest.raises(UserError, match="a broker takes at most 33,554,432"):
+    with pytest.raises(UserError, match="limit is 33,554,432"):
         client.create(Submission([b"a", b"b", b"c"], payloads, [Terms()]))
 
 
