@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         TaskyardError,
         TimedOut,
     )
-    from taskyard.wire.bundles import BundlePart, bundle_part
+    from taskyard.wire.payloads import BundlePart, bundle_part
 
 __version__ = "0.1.0.dev0"
 
@@ -58,14 +58,14 @@ _HOMES = {
     "AsyncClient": "taskyard.client.aio",
     "AsyncFuture": "taskyard.client.aio",
     "Bundle": "taskyard.client.bundles",
-    "BundlePart": "taskyard.wire.bundles",
+    "BundlePart": "taskyard.wire.payloads",
     "Campaign": "taskyard.client.campaigns",
     "Client": "taskyard.client.client",
     "Executor": "taskyard.client.executor",
     "ExecutorBroken": "taskyard.client.executor",
     "Future": "taskyard.client.futures",
     "as_completed": "taskyard.client.futures",
-    "bundle_part": "taskyard.wire.bundles",
+    "bundle_part": "taskyard.wire.payloads",
     "wait": "taskyard.client.futures",
 }
 

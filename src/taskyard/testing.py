@@ -43,7 +43,7 @@ from taskyard.net import endpoints, sockets
 from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.waker import Waker
+from taskyard.net.signals import Waker
 from taskyard.wire import payloads, pickled
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer

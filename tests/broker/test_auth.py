@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.net.poller import Poller
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.wire.native.pending import Reply
+    from taskyard.wire.dialect import Reply
 
 
 #: Ids as ZeroMQ gives them.

@@ -7,8 +7,7 @@ import pytest
 from taskyard.broker.switchboard import DialectRouter
 from taskyard.core.effects import Accepted, Effect, Wake
 from taskyard.core.events import Event, ReplyDue
-from taskyard.wire.dialect import DIALECTS_MAX, request_numbers
-from taskyard.wire.native.pending import Reply
+from taskyard.wire.dialect import DIALECTS_MAX, Reply, request_numbers
 
 
 class Echo:

@@ -205,7 +205,7 @@ def test_check_of_another_file_tells_what_sockets_would_refuse(
         "own.toml:4",
     ]
     assert document["problems"][0].startswith(
-        "own.toml:2: broker.url: endpoint tcp://127.0.0.1:0 has no port to connect to; "
+        "own.toml:2: broker.url: endpoint tcp://127.0.0.1:0: no port to connect to ("
     )
 
 

@@ -64,5 +64,5 @@ def test_endpoint_that_cannot_be_connected_to_is_told_with_its_place(tmp_path: P
     written(tmp_path, '[broker]\nurl = "tcp://127.0.0.1:0"\n')
     with pytest.raises(InvalidSettings) as raised:
         discovery.endpoint(environment={})
-    told = "taskyard.toml:2: broker.url: endpoint tcp://127.0.0.1:0 has no port to connect to; "
+    told = "taskyard.toml:2: broker.url: endpoint tcp://127.0.0.1:0: no port to connect to ("
     assert str(raised.value).startswith(told)

@@ -34,6 +34,9 @@ class Stage:
     def receive(self) -> list[bytes] | None:
         return self.arriving.pop(0) if self.arriving else None
 
+    def connections(self) -> int:
+        return 1
+
     def send(self, frames: Sequence[bytes]) -> bool:
         if not self.is_full:
             self.sent.append([*frames])

@@ -25,7 +25,7 @@ from taskyard.errors import ClientClosed, NoBroker, TimedOut, UserError
 from taskyard.net import sockets
 from taskyard.net.poller import Poller
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.dwork_clauses import encode_rule
+from taskyard.wire.native.frames import encode_rule
 from tests.kit.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def test_task_that_fits_no_message_is_told_where_it_was_written(client: Client) 
 
 def test_submission_that_fits_no_message_is_told_to_who_made_it(client: Client) -> None:
     payloads = [bytes(PAYLOAD_BYTES_MAX - 1)] * 3
-    with pytest.raises(UserError, match="a broker takes at most 33,554,432"):
+    with pytest.raises(UserError, match="limit is 33,554,432"):
         client.create(Submission([b"a", b"b", b"c"], payloads, [Terms()]))
 
 

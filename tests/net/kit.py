@@ -1,4 +1,4 @@
-"""What the tests of sockets share: waiting for what must come, and raw connections."""
+"""Shared by the tests of sockets: timeouts, and raw connections."""
 
 import socket
 import sys
@@ -12,7 +12,7 @@ from taskyard.net.endpoints import Ipc, parse
 from taskyard.net.poller import Poller
 from taskyard.net.sockets import ZmqSocket, connect
 
-#: What must come has come by then, however busy the machine; nobody waits for it in vain.
+#: Long enough on a busy machine. No test is expected to wait this long.
 PATIENCE_NS = 20 * SECOND_NS
 PATIENCE_S = PATIENCE_NS // SECOND_NS
 PATIENCE_MS = 1_000 * PATIENCE_S
@@ -21,7 +21,7 @@ PYTHON = sys.executable
 
 
 def has_ipv6() -> bool:
-    """A container may have none."""
+    """Return whether IPv6 is available. A container may have none."""
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
         try:
             probe.bind(("::1", 0))
@@ -34,17 +34,17 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine"
 
 
 def arrived(wire: ZmqSocket) -> list[bytes]:
-    """The next message, waited for."""
+    """Wait for the next message."""
     poller = Poller()
     poller.add(wire)
     while (frames := wire.receive()) is None:
-        assert poller.wait(PATIENCE_NS), f"nothing came at {wire.endpoint}"
+        assert poller.wait(PATIENCE_NS), f"no message at {wire.endpoint}"
     return frames
 
 
 @contextmanager
 def peers(listener: ZmqSocket) -> Iterator[tuple[ZmqSocket, bytes]]:
-    """A connected peer and its route at the listener."""
+    """Yield a connected peer and its route at the listener."""
     with closing(connect(listener.endpoint)) as peer:
         assert peer.send([b"hello"])
         route, content = arrived(listener)
@@ -63,20 +63,20 @@ def raw_connection(endpoint: str) -> socket.socket:
 
 
 def read_exactly(raw: socket.socket, count: int) -> bytes:
-    heard = b""
-    while len(heard) < count:
-        part = raw.recv(count - len(heard))
-        assert part, f"hung up after {heard!r}"
-        heard += part
-    return heard
+    received = b""
+    while len(received) < count:
+        part = raw.recv(count - len(received))
+        assert part, f"disconnected after {received!r}"
+        received += part
+    return received
 
 
 def read_to_end(raw: socket.socket) -> bytes:
-    """What the other side said before it hung up; fails if it does not."""
-    heard = b""
+    """Read until the other side disconnects. Fail if it does not."""
+    received = b""
     try:
         while part := raw.recv(4096):
-            heard += part
+            received += part
     except ConnectionResetError:
         pass
-    return heard
+    return received

@@ -1,4 +1,4 @@
-"""The line: numbers, answers, and asking again. With a carrier and a clock of the test."""
+"""Channel: numbers, replies and resending, with the test's own transport and clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Q = pb.QueryMsg
 
 
 class Wall:
-    """A carrier that keeps what is sent, and a clock that stands still."""
+    """A transport that records sent messages, with a clock that stands still."""
 
     def __init__(self) -> None:
         self.now_ns = 100 * SECOND_NS
@@ -64,14 +64,14 @@ class Wall:
         return [reply.request for reply in self.line.receive()]
 
     def pass_time(self, ns: int) -> list[int]:
-        """The numbers of what is sent because of it."""
+        """Let time pass and return the numbers of the requests that are sent."""
         self.sent = []
         self.now_ns += ns
         self.line.turn()
         return [query.request for query in self.sent]
 
 
-def test_requests_are_numbered_and_answers_may_come_in_any_order() -> None:
+def test_requests_are_numbered_and_replies_may_arrive_in_any_order() -> None:
     wall = Wall()
     assert [wall.ask(), wall.ask()] == [1, 2]
     wall.answer(2)
@@ -80,7 +80,7 @@ def test_requests_are_numbered_and_answers_may_come_in_any_order() -> None:
     assert wall.line.open_count == 0
 
 
-def test_answer_to_nothing_and_noise_are_passed_over() -> None:
+def test_unexpected_and_malformed_replies_are_ignored() -> None:
     wall = Wall()
     wall.ask()
     wall.answer(99)
@@ -89,7 +89,7 @@ def test_answer_to_nothing_and_noise_are_passed_over() -> None:
     assert wall.line.open_count == 1
 
 
-def test_second_answer_is_passed_over() -> None:
+def test_second_reply_is_ignored() -> None:
     wall = Wall()
     wall.ask()
     wall.answer(1)
@@ -97,7 +97,7 @@ def test_second_answer_is_passed_over() -> None:
     assert wall.answered() == [1]
 
 
-def test_what_nobody_was_there_for_is_sent_when_somebody_is() -> None:
+def test_unsent_request_is_sent_when_the_broker_connects() -> None:
     wall = Wall()
     wall.there = False
     wall.ask()
@@ -109,7 +109,7 @@ def test_what_nobody_was_there_for_is_sent_when_somebody_is() -> None:
     assert wall.pass_time(1) == []
 
 
-def test_another_broker_is_asked_again_what_the_former_was() -> None:
+def test_open_requests_are_sent_again_to_a_new_broker() -> None:
     wall = Wall()
     wall.ask()
     wall.answer(1, broker=1)
@@ -122,7 +122,7 @@ def test_another_broker_is_asked_again_what_the_former_was() -> None:
     assert wall.pass_time(1) == []
 
 
-def test_first_answer_makes_old_requests_be_asked_again_and_fresh_ones_not() -> None:
+def test_first_reply_causes_old_requests_to_be_sent_again_but_not_recent_ones() -> None:
     wall = Wall()
     wall.ask()
     wall.now_ns += PING_NS + 1
@@ -133,7 +133,7 @@ def test_first_answer_makes_old_requests_be_asked_again_and_fresh_ones_not() -> 
     assert wall.pass_time(1) == [1]
 
 
-def test_silence_is_broken_by_a_ping_whose_answer_shows_another_broker() -> None:
+def test_ping_after_silence_detects_a_new_broker() -> None:
     wall = Wall()
     wall.ask()
     wall.answer(1, broker=1)
@@ -148,7 +148,7 @@ def test_silence_is_broken_by_a_ping_whose_answer_shows_another_broker() -> None
     assert wall.pass_time(1) == [2]
 
 
-def test_overdue_request_is_asked_again_but_not_while_it_may_wait() -> None:
+def test_overdue_request_is_sent_again_but_not_while_the_broker_may_hold_it() -> None:
     wall = Wall()
     wall.ask()
     wall.ask(60 * SECOND_NS)
@@ -157,7 +157,7 @@ def test_overdue_request_is_asked_again_but_not_while_it_may_wait() -> None:
     assert 2 in wall.pass_time(60 * SECOND_NS)
 
 
-def test_everything_is_asked_again_on_another_connection() -> None:
+def test_all_requests_are_sent_again_after_a_reconnect() -> None:
     wall = Wall()
     first, second = wall.ask(30 * SECOND_NS), wall.ask(30 * SECOND_NS)
     ping = wall.pass_time(PING_NS + 1)[-1]
@@ -168,7 +168,7 @@ def test_everything_is_asked_again_on_another_connection() -> None:
     assert wall.pass_time(PING_NS) == []
 
 
-def test_first_connection_is_no_other_one() -> None:
+def test_first_connection_is_not_a_reconnect() -> None:
     wall = Wall()
     wall.made = 0
     wall.ask(30 * SECOND_NS)
@@ -187,7 +187,7 @@ def test_lost_ping_is_sent_again_long_before_other_requests() -> None:
     assert wall.pass_time(1) == [ping]
 
 
-def test_stream_stays_open_until_nothing_is_left() -> None:
+def test_stream_stays_open_until_it_has_ended() -> None:
     wall = Wall()
     number = wall.ask(stream=True)
     wall.answer(number, kind=Q.Watch, n=2)
@@ -198,7 +198,7 @@ def test_stream_stays_open_until_nothing_is_left() -> None:
     assert wall.line.open_count == 0
 
 
-def test_stream_that_was_accepted_goes_on_and_may_be_asked_for_in_other_words() -> None:
+def test_accepted_stream_continues_and_its_request_may_be_replaced() -> None:
     wall = Wall()
     number = wall.ask(stream=True)
     wall.answer(number, kind=Q.OK)
@@ -215,7 +215,7 @@ def test_stream_that_was_accepted_goes_on_and_may_be_asked_for_in_other_words() 
     assert wall.line.open_count == 0
 
 
-def test_stream_that_is_refused_is_over() -> None:
+def test_refused_stream_is_closed() -> None:
     wall = Wall()
     number = wall.ask(stream=True)
     wall.answer(number, kind=Q.Error)
@@ -223,7 +223,7 @@ def test_stream_that_is_refused_is_over() -> None:
     assert wall.line.open_count == 0
 
 
-def test_forgotten_request_is_neither_answered_nor_sent() -> None:
+def test_dropped_request_is_neither_answered_nor_sent() -> None:
     wall = Wall()
     wall.there = False
     number = wall.ask()
@@ -241,7 +241,7 @@ def refuse_for_now(wall: Wall, number: int, code: bytes = b"retry-later") -> Non
     assert wall.answered() == []
 
 
-def test_request_that_is_refused_for_now_is_sent_again_and_waits_longer_each_time() -> None:
+def test_postponed_request_is_sent_again_after_a_growing_pause() -> None:
     wall = Wall()
     number = wall.ask()
     pauses: list[int] = []
@@ -261,13 +261,13 @@ def test_request_that_is_refused_for_now_is_sent_again_and_waits_longer_each_tim
 
 
 @pytest.mark.parametrize("code", [b"retry-later", b"overloaded"])
-def test_line_wakes_for_a_request_that_was_refused_for_now(code: bytes) -> None:
+def test_channel_wakes_for_a_postponed_request(code: bytes) -> None:
     wall = Wall()
     refuse_for_now(wall, wall.ask(), code)
     assert wall.line.wake_at_ns() == wall.now_ns + RETRY_NS
 
 
-def test_request_that_was_refused_for_now_can_be_forgotten() -> None:
+def test_postponed_request_can_be_dropped() -> None:
     wall = Wall()
     for number in (wall.ask(), wall.ask()):
         refuse_for_now(wall, number)
@@ -278,7 +278,7 @@ def test_request_that_was_refused_for_now_can_be_forgotten() -> None:
     assert wall.pass_time(RETRY_NS_MAX) == []
 
 
-def test_other_errors_are_answers() -> None:
+def test_other_errors_are_replies() -> None:
     wall = Wall()
     number = wall.ask()
     wall.answer(number, kind=Q.Error)

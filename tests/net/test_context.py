@@ -1,4 +1,4 @@
-"""One context a process, and a forked child has its own."""
+"""A process has one context, and a forked child opens its own."""
 
 import resource
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from taskyard.net.context import context, raise_file_limit
 from tests.net.kit import PYTHON
 
-#: A child closes what it inherited, without harm to it, and opens wires of its own.
+#: A child closes inherited sockets, which has no effect on them, and opens new ones.
 FORK = """
 import os, sys
 from taskyard.net.context import context
@@ -68,7 +68,7 @@ def test_listener_raises_the_soft_file_limit_to_the_hard_one() -> None:
     subprocess.run([PYTHON, "-c", LIMIT], check=True, timeout=60)
 
 
-def test_limit_that_the_system_does_not_take_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_that_the_system_refuses_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(which: int, limits: tuple[int, int]) -> None:
         raise ValueError(which, limits)
 
@@ -77,7 +77,7 @@ def test_limit_that_the_system_does_not_take_stays(monkeypatch: pytest.MonkeyPat
     raise_file_limit()
 
 
-#: Prints the id that a ROUTER gives to its first peer.
+#: Prints the id that a ROUTER assigns to its first peer.
 FIRST_ID = """
 import sys
 from taskyard.net.poller import Poller
@@ -93,7 +93,7 @@ print(frames[0].hex())
 """
 
 
-def test_no_two_processes_give_the_same_routing_ids(tmp_path: Path) -> None:
+def test_routing_ids_differ_between_processes(tmp_path: Path) -> None:
     given = [
         subprocess.run(
             [PYTHON, "-c", FIRST_ID, str(tmp_path)], check=True, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""Where sockets may be: this machine, and for a state directory always one and the same place."""
+"""Valid endpoints, and the native one: a state directory always has the same."""
 
 import os
 import tempfile
@@ -25,7 +25,7 @@ from tests.net.kit import peers
 
 @pytest.fixture
 def short_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of few letters in place of the one that everybody shares."""
+    """Use a directory with a short path instead of the shared one."""
     with tempfile.TemporaryDirectory(prefix="ty") as directory:
         monkeypatch.setattr(endpoints, "SHORT_DIRECTORY", Path(directory))
         yield Path(directory)
@@ -42,7 +42,7 @@ def test_native_endpoint_is_in_the_state_directory(tmp_path: Path) -> None:
     assert native_endpoint(tmp_path) == f"ipc://{tmp_path}/broker.sock"
 
 
-def test_native_endpoint_is_the_same_from_anywhere(
+def test_native_endpoint_is_the_same_from_every_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
@@ -84,11 +84,11 @@ def test_short_directory_that_others_may_read_is_refused(
 ) -> None:
     native_endpoint(long_state)
     next(short_place.iterdir()).chmod(0o755)
-    with pytest.raises(UserError, match=r"is not a private directory of yours; remove it, or give"):
+    with pytest.raises(UserError, match=r": not a private directory of yours \(it holds the sock"):
         native_endpoint(long_state)
 
 
-def test_short_directory_of_somebody_else_is_refused(
+def test_short_directory_of_another_user_is_refused(
     short_place: Path, long_state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native_endpoint(long_state)
@@ -96,7 +96,7 @@ def test_short_directory_of_somebody_else_is_refused(
     other = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: other)
     mine.rename(mine.with_name(mine.name.replace(f"-{other - 1}-", f"-{other}-")))
-    with pytest.raises(UserError, match=r"is not a private directory of yours"):
+    with pytest.raises(UserError, match=r"not a private directory of yours"):
         native_endpoint(long_state)
 
 
@@ -107,16 +107,18 @@ def test_link_in_place_of_the_short_directory_is_refused(
     made = next(short_place.iterdir())
     made.rename(short_place / "elsewhere")
     made.symlink_to(short_place / "elsewhere")
-    with pytest.raises(UserError, match=r"is not a private directory of yours"):
+    with pytest.raises(UserError, match=r"not a private directory of yours"):
         native_endpoint(long_state)
 
 
-def test_short_directory_that_can_not_be_made_is_told(short_place: Path, long_state: Path) -> None:
+def test_short_directory_that_can_not_be_created_is_an_error(
+    short_place: Path, long_state: Path
+) -> None:
     native_endpoint(long_state)
     made = next(short_place.iterdir())
     made.rmdir()
     made.write_bytes(b"")
-    with pytest.raises(UserError, match=r"too long for a socket, and .* can't be made instead: Fi"):
+    with pytest.raises(UserError, match=r"too long for a socket, and can't create .* instead: Fi"):
         native_endpoint(long_state)
 
 
@@ -134,11 +136,11 @@ def test_short_directory_that_can_not_be_made_is_told(short_place: Path, long_st
         ("ipc:///run/./yard//x/../broker.sock", "ipc:///run/yard/broker.sock"),
     ],
 )
-def test_good_endpoint_has_one_spelling(given: str, spelled: str) -> None:
+def test_valid_endpoint_has_one_canonical_form(given: str, spelled: str) -> None:
     assert listen_endpoint(given) == spelled
 
 
-def test_relative_path_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert listen_endpoint("ipc://broker.sock") == f"ipc://{tmp_path}/broker.sock"
 
@@ -150,14 +152,12 @@ def test_relative_path_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("tcp://[fd00:0::2]:6125", "tcp://[fd00::2]:6125"),
     ],
 )
-def test_address_beyond_this_machine_is_an_endpoint_and_known_as_such(
-    given: str, spelled: str
-) -> None:
+def test_address_of_another_machine_is_remote_and_needs_keys(given: str, spelled: str) -> None:
     assert listen_endpoint(given) == peer_endpoint(given) == spelled
     assert is_remote(parse(given))
-    with pytest.raises(UserError, match=r"goes beyond this machine: that needs keys; make one wi"):
+    with pytest.raises(UserError, match=r"other machines can reach it, so it needs keys"):
         listen(given)
-    with pytest.raises(UserError, match=r"is beyond this machine, and is reached with a key alone"):
+    with pytest.raises(UserError, match=r"a broker on another machine needs a key"):
         connect(given)
 
 
@@ -165,23 +165,21 @@ def test_address_beyond_this_machine_is_an_endpoint_and_known_as_such(
 def test_all_addresses_are_for_listeners_alone(endpoint: str) -> None:
     assert listen_endpoint(endpoint) == endpoint
     assert is_remote(parse(endpoint))
-    with pytest.raises(
-        UserError, match=r"stands for all addresses of a machine, and nobody can be"
-    ):
+    with pytest.raises(UserError, match=r"stands for all addresses of a machine \(give one"):
         peer_endpoint(endpoint)
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1", "tcp://[::1]:1", "ipc:///run/yard"])
-def test_what_only_this_machine_reaches_is_not_beyond(endpoint: str) -> None:
+def test_loopback_and_ipc_are_local(endpoint: str) -> None:
     assert not is_remote(parse(endpoint))
 
 
 @pytest.mark.parametrize("host", ["example.org", "Node-7", "localhost.example.org", "lo"])
-def test_name_of_a_machine_is_for_peers_alone_and_beyond(host: str) -> None:
+def test_host_name_is_remote_and_for_peers_only(host: str) -> None:
     endpoint = f"tcp://{host}:6125"
     assert peer_endpoint(endpoint) == endpoint.lower()
     assert is_remote(parse_peer(endpoint))
-    with pytest.raises(UserError, match=r"has no address that a socket can have; give tcp://127"):
+    with pytest.raises(UserError, match=r"no valid address \(give tcp://127"):
         listen_endpoint(endpoint)
 
 
@@ -189,9 +187,9 @@ def test_name_of_a_machine_is_for_peers_alone_and_beyond(host: str) -> None:
     "host",
     ["*", "1.2.3", "256.1.1.1", "[127.0.0.1]", "[::ffff:10.1.2.3]", "[fe80::1%eth0]", "a_b", "-x"],
 )
-def test_what_is_neither_address_nor_name_is_refused(host: str) -> None:
+def test_invalid_address_and_name_is_refused(host: str) -> None:
     for checked in (listen_endpoint, peer_endpoint):
-        with pytest.raises(UserError, match=r"has no address that a socket can have; give tcp://1"):
+        with pytest.raises(UserError, match=r"no valid address \(give tcp://1"):
             checked(f"tcp://{host}:6125")
 
 
@@ -213,38 +211,40 @@ def test_what_is_neither_address_nor_name_is_refused(host: str) -> None:
         "TCP://127.0.0.1:6125",
     ],
 )
-def test_endpoint_of_another_form_is_refused(endpoint: str) -> None:
-    with pytest.raises(UserError, match=r"is of no form that Taskyard knows; give tcp://127"):
+def test_unknown_form_of_endpoint_is_refused(endpoint: str) -> None:
+    with pytest.raises(UserError, match=r": unknown form \(give tcp://127"):
         listen_endpoint(endpoint)
 
 
-def test_port_that_there_is_not_is_refused() -> None:
-    with pytest.raises(UserError, match=r"has a port over 65535; give"):
+def test_port_over_65535_is_refused() -> None:
+    with pytest.raises(UserError, match=r": port over 65535"):
         listen_endpoint("tcp://127.0.0.1:65536")
 
 
 @pytest.mark.parametrize("endpoint", ["ipc://", "ipc://*", "ipc:///run/yard/"])
-def test_ipc_endpoint_without_a_name_is_refused(endpoint: str) -> None:
-    with pytest.raises(UserError, match=r"names no socket; give tcp://127.0.0.1:PORT or ipc://PA"):
+def test_ipc_endpoint_without_a_path_is_refused(endpoint: str) -> None:
+    with pytest.raises(
+        UserError, match=r": no socket path \(give tcp://127.0.0.1:PORT or ipc://PA"
+    ):
         listen_endpoint(endpoint)
 
 
-def test_abstract_socket_is_refused_because_anybody_could_open_it() -> None:
+def test_abstract_socket_is_refused_because_any_user_could_open_it() -> None:
     with pytest.raises(
-        UserError, match=r"is an abstract socket, which any user .* give ipc://PATH"
+        UserError, match=r"any user of this machine could open an abstract socket \(give ipc"
     ):
         listen_endpoint("ipc://@broker")
 
 
 @pytest.mark.parametrize("path", ["/" + "x" * IPC_PATH_BYTES_MAX, "/" + "ä" * 54, "/\udcff"])
-def test_path_that_does_not_fit_a_socket_is_refused(path: str) -> None:
-    with pytest.raises(UserError, match=r"does not fit a socket, which takes 107 bytes of UTF-8"):
+def test_path_too_long_for_a_socket_is_refused(path: str) -> None:
+    with pytest.raises(UserError, match=r"path is longer than the 107 bytes of UTF-8"):
         listen_endpoint(f"ipc://{path}")
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "tcp://localhost:*"])
 def test_peer_needs_a_port(endpoint: str) -> None:
-    with pytest.raises(UserError, match=r"has no port to connect to; give"):
+    with pytest.raises(UserError, match=r": no port to connect to \(give"):
         peer_endpoint(endpoint)
 
 

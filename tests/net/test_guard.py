@@ -1,4 +1,4 @@
-"""The guard: strangers and senders of unfinished messages are cut, peers that behave are not."""
+"""The guard cuts strangers and senders of unfinished messages, and no other peers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.net import accepted, guard, pressure, zap
-from taskyard.net.accepted import Arrivals, Connection, Cutter, Gate, inode_of
-from taskyard.net.guard import FOR_CONNECTIONS, FOR_FRAMES, FOR_MEMORY, Guard
+from taskyard.net.accepted import (
+    FOR_CONNECTIONS,
+    FOR_FRAMES,
+    FOR_MEMORY,
+    Arrivals,
+    Connection,
+    Cutter,
+    Gate,
+    inode_of,
+)
+from taskyard.net.guard import Guard
 from taskyard.net.memory import Memory
 from taskyard.net.pressure import (
     MIB,
-    CompactionLimits,
+    ConnectionLimits,
     Level,
     Pressure,
     backlog_of,
@@ -38,7 +47,7 @@ ENDLESS = Memory(1 << 62, 1 << 40)
 
 
 def until(happened: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
+    """Wait until another thread has done something."""
     ends = time.monotonic() + PATIENCE_S
     while not happened():
         assert time.monotonic() < ends
@@ -46,7 +55,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def guarded(endpoint: str, limits: CompactionLimits) -> Iterator[tuple[ZmqSocket, Guard]]:
+def guarded(endpoint: str, limits: ConnectionLimits) -> Iterator[tuple[ZmqSocket, Guard]]:
     with ExitStack() as stack:
         watching = Guard(limits)
         wire = stack.enter_context(closing(listen(endpoint, guard=watching)))
@@ -60,10 +69,10 @@ def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "tcp://127.0.0.1:0" if request.param == "tcp" else f"ipc://{tmp_path}/broker.sock"
 
 
-def few_strangers(number: int) -> CompactionLimits:
-    """Limits of memory under which so many strangers may be connected."""
+def few_strangers(number: int) -> ConnectionLimits:
+    """Return limits of memory that allow this many strangers."""
     part = pressure.CONNECTIONS_SHARE * pressure.CONNECTION_BYTES
-    return CompactionLimits(1 << 20, Memory(1 << 62, 2 * number * part))
+    return ConnectionLimits(1 << 20, Memory(1 << 62, 2 * number * part))
 
 
 def test_strangers_are_cut_when_there_are_too_many_and_peers_are_not(endpoint: str) -> None:
@@ -78,7 +87,7 @@ def test_strangers_are_cut_when_there_are_too_many_and_peers_are_not(endpoint: s
         assert arrived(peer) == [b"still there"]
 
 
-def test_silent_strangers_are_cut_before_those_that_greet() -> None:
+def test_silent_strangers_are_cut_before_those_with_a_greeting() -> None:
     limits = few_strangers(10)
     with guarded("tcp://127.0.0.1:0", limits) as (wire, watching), ExitStack() as stack:
         greeted = stack.enter_context(attackers.established(wire.endpoint))
@@ -91,7 +100,7 @@ def test_silent_strangers_are_cut_before_those_that_greet() -> None:
 
 def test_descriptors_are_kept_free_and_peers_wait_at_the_gate(endpoint: str) -> None:
     used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a number is wanted, no paths
-    limits = CompactionLimits(2 * used + 100, ENDLESS)
+    limits = ConnectionLimits(2 * used + 100, ENDLESS)
     with guarded(endpoint, limits) as (wire, watching), ExitStack() as stack:
         # Our own ends are descriptors of this process, too, so most of them are in use.
         for _ in range(limits.descriptors // 3):
@@ -101,7 +110,7 @@ def test_descriptors_are_kept_free_and_peers_wait_at_the_gate(endpoint: str) -> 
             pass
 
 
-def test_local_peers_are_let_in_when_those_over_tcp_are_too_many() -> None:
+def test_local_peers_are_admitted_when_those_over_tcp_are_too_many() -> None:
     limits = few_strangers(40)
     with guarded("tcp://127.0.0.1:0", limits) as (wire, _), ExitStack() as stack:
         allowed = limits.connections - limits.connections // pressure.LOCAL_SHARE
@@ -118,10 +127,10 @@ def test_local_peers_are_let_in_when_those_over_tcp_are_too_many() -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
-def test_sender_of_endless_frames_is_cut_and_memory_is_back(
+def test_sender_of_endless_frames_is_cut_and_its_memory_freed(
     endpoint: str, *, is_known: bool
 ) -> None:
-    limits = CompactionLimits(1 << 20, Memory(1 << 62, 256 * MIB))
+    limits = ConnectionLimits(1 << 20, Memory(1 << 62, 256 * MIB))
     with guarded(endpoint, limits) as (wire, watching), peers(wire) as (peer, route):
         with attackers.established(wire.endpoint) as raw:
             if is_known:
@@ -135,9 +144,9 @@ def test_sender_of_endless_frames_is_cut_and_memory_is_back(
         assert arrived(peer) == [b"still there"]
 
 
-def test_message_of_far_too_many_frames_is_passed_over_and_its_sender_cut(endpoint: str) -> None:
+def test_message_of_far_too_many_frames_is_dropped_and_its_sender_cut(endpoint: str) -> None:
     with (
-        guarded(endpoint, CompactionLimits(1 << 20, ENDLESS)) as (wire, watching),
+        guarded(endpoint, ConnectionLimits(1 << 20, ENDLESS)) as (wire, watching),
         attackers.established(wire.endpoint) as raw,
     ):
         raw.sendall(attackers.EMPTY_WITH_MORE * 100_000 + b"\x00\x00")
@@ -165,19 +174,19 @@ def test_internal_error_is_logged_and_the_guard_goes_on(
     with guarded("tcp://127.0.0.1:0", few_strangers(10)) as (wire, watching), ExitStack() as stack:
         with monkeypatch.context() as planted:
             planted.setattr(guard, "_descriptors_used", fail)
-            until(lambda: "internal error in the guard" in caplog.text)
+            until(lambda: "internal error in the connection guard" in caplog.text)
         for _ in range(20):
             stack.enter_context(raw_connection(wire.endpoint))
         until(lambda: watching.cut[FOR_CONNECTIONS] == 10)
 
 
-def test_other_systems_are_told_that_there_is_no_guard(
+def test_missing_guard_is_logged_on_other_systems(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with guarded("tcp://127.0.0.1:0", few_strangers(1)) as (wire, _), peers(wire):
         pass
-    assert caplog.messages == ["connections are not guarded against floods on this system"]
+    assert caplog.messages == ["connections are not protected against floods on this system"]
 
 
 def test_peers_wait_at_a_shut_gate() -> None:
@@ -240,7 +249,7 @@ def test_level_follows_the_address_space_that_is_left(space_mib: int, level: Lev
     assert judge.level(Memory(space_mib * MIB, 0)) is level
 
 
-def test_memory_that_is_given_back_lowers_what_is_normal() -> None:
+def test_returned_memory_lowers_the_normal_level() -> None:
     judge = Pressure(Memory(1 << 62, 512 * MIB), Memory(300 * MIB, 100 * MIB))
     judge.follow_down(Memory(350 * MIB, 50 * MIB))
     assert judge.calm == Memory(300 * MIB, 50 * MIB)
@@ -288,12 +297,12 @@ def test_bytes_are_unfinished_only_after_the_listener_was_received(
     assert one.unfinished == 0
     one.sample(3, is_caught_up=True, connections=1)
     assert (one.unfinished, one.unfinished_ns) == (100, 2)
-    # A message has come: what was received before belongs to it.
+    # A message has arrived. Bytes received before belong to it.
     one.arrivals.note(5)
     received[0] = 300
     one.sample(4, is_caught_up=True, connections=1)
     assert one.unfinished == 0
-    # Others were received twice as often as there are connections: it had its turn.
+    # Other connections had two turns each, so this one had its turn.
     for _ in range(3):
         one.arrivals.note(6)
     received[0] = 500
@@ -355,7 +364,7 @@ def test_cutter_holds_no_other_connection_with_that_descriptor() -> None:
 def test_flood_of_whole_messages_is_held_and_arrives_in_full(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    limits = CompactionLimits(1 << 20, Memory(1 << 62, 128 * MIB))
+    limits = ConnectionLimits(1 << 20, Memory(1 << 62, 128 * MIB))
     with guarded("tcp://127.0.0.1:0", limits) as (wire, watching), peers(wire) as (peer, _):
         body = bytes(8 * MIB)
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Bytes that are not ZMTP 3 never become a message, at no endpoint, and harm nobody else."""
+"""Bytes that are not ZMTP 3 never become a message at any endpoint, and harm no other peer."""
 
 import random
 import socket
@@ -13,8 +13,8 @@ from taskyard.net import options
 from taskyard.net.sockets import ZmqSocket, listen
 from tests.net.kit import arrived, needs_ipv6, peers, raw_connection, read_exactly, read_to_end
 
-#: What a web page could make a browser send, padded so that ZMTP 1.0 fits. Its first byte, P, is
-#: the length of the first frame: 80 bytes follow, which are taken for the sender's identity.
+#: Bytes that a web page could make a browser send, padded to fit ZMTP 1.0. The first byte, P, is
+#: the length of the first frame: 80 bytes follow, which are read as the sender's identity.
 HEAD = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Padding: "
 PADDED_HEAD = HEAD.ljust(77, b"x") + b"\r\n\r\n"
 CHOSEN_FRAME = b"\x07\x00chosen"
@@ -24,13 +24,13 @@ ZMTP_3_GREETING = SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + b
 
 
 def ready(kind: bytes) -> bytes:
-    """The command that ends a handshake of ZMTP 3."""
+    """Return the command that ends a handshake of ZMTP 3."""
     body = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
     return b"\x04" + bytes([len(body)]) + body
 
 
 READY = ready(b"DEALER")
-#: A ROUTER tells its routing id, too, and has none.
+#: A ROUTER sends its routing id, too, and has none.
 READY_BACK = ready(b"ROUTER") + b"\x08Identity" + bytes(4)
 
 NOISE = random.Random(6125)
@@ -54,7 +54,7 @@ JUNK = {
 
 
 def say(raw: socket.socket, words: bytes) -> None:
-    """Send it, but in turn with the other side, as ZMTP 3 asks, as far as it is well said."""
+    """Send bytes in turn with the other side, as ZMTP 3 requires, as far as they are valid."""
     for part, answer_bytes in ((ZMTP_3_GREETING, len(ZMTP_3_GREETING)), (READY, len(READY_BACK))):
         if words.startswith(part) and words != part:
             raw.sendall(part)
@@ -67,7 +67,7 @@ def say(raw: socket.socket, words: bytes) -> None:
 def listener(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ZmqSocket]:
-    # Half a greeting is hung up on after this; nobody wants to wait for the real three seconds.
+    # The timeout of a handshake, shortened from three seconds.
     monkeypatch.setitem(options.LISTEN_OPTIONS, zmq.SocketOption.HANDSHAKE_IVL, 300)
     endpoints = {
         "tcp": "tcp://127.0.0.1:0",
@@ -79,7 +79,9 @@ def listener(
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
-def test_junk_is_hung_up_on_and_a_good_peer_is_heard(listener: ZmqSocket, junk: bytes) -> None:
+def test_malformed_peer_is_disconnected_and_a_valid_one_served(
+    listener: ZmqSocket, junk: bytes
+) -> None:
     with raw_connection(listener.endpoint) as raw:
         say(raw, junk)
         assert b"chosen" not in read_to_end(raw)
@@ -90,7 +92,7 @@ def test_junk_is_hung_up_on_and_a_good_peer_is_heard(listener: ZmqSocket, junk: 
     assert listener.receive() is None
 
 
-def test_all_the_junk_at_once_does_not_keep_a_good_peer_out(listener: ZmqSocket) -> None:
+def test_many_malformed_peers_do_not_block_a_valid_one(listener: ZmqSocket) -> None:
     raws = [raw_connection(listener.endpoint) for _ in JUNK]
     for raw, junk in zip(raws, JUNK.values(), strict=True):
         say(raw, junk)
@@ -102,16 +104,16 @@ def test_all_the_junk_at_once_does_not_keep_a_good_peer_out(listener: ZmqSocket)
     assert listener.receive() is None
 
 
-def test_message_of_a_raw_peer_that_speaks_well_is_heard(listener: ZmqSocket) -> None:
-    """So that the junk above is refused for what it is."""
+def test_message_of_a_valid_raw_peer_is_received(listener: ZmqSocket) -> None:
+    """Shows that the bytes above are refused because they are malformed."""
     with raw_connection(listener.endpoint) as raw:
         say(raw, ZMTP_3_GREETING + READY + b"\x00\x06chosen")
         assert arrived(listener)[1:] == [b"chosen"]
 
 
 @pytest.mark.parametrize("name", ["padded POST", "ZMTP 1.0", "ZMTP 2.0"])
-def test_bare_router_takes_it_for_a_message(name: str) -> None:
-    """What the tests above would find if ZAP were left out."""
+def test_plain_router_receives_them_as_messages(name: str) -> None:
+    """Shows the result of the tests above without ZAP."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.setsockopt(zmq.LINGER, 0)
         port = router.bind_to_random_port("tcp://127.0.0.1")
@@ -120,5 +122,5 @@ def test_bare_router_takes_it_for_a_message(name: str) -> None:
             assert router.recv_multipart()[1:] == [b"chosen"]
 
 
-def test_padded_head_is_of_the_length_that_its_first_byte_says() -> None:
+def test_padded_head_has_the_length_of_its_first_byte() -> None:
     assert len(PADDED_HEAD) == 81 == PADDED_HEAD[0] + 1

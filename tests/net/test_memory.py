@@ -1,4 +1,4 @@
-"""The memory of the process: what is used, and the limits that hold for it."""
+"""The memory of the process: its use and its limits."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ MIB = 1 << 20
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_meter_sees_memory_that_is_taken() -> None:
+def test_meter_sees_allocated_memory() -> None:
     with MemoryMeter() as meter:
         before = meter.read()
         taken = bytearray(64 * MIB)
@@ -59,7 +59,7 @@ def test_address_space_is_limited_by_its_own_limit(
     assert memory_max(tmp_path / "none", tmp_path).address_space > 1 << 60
 
 
-def test_memory_is_given_back_where_the_c_library_can() -> None:
+def test_memory_is_returned_where_the_c_library_can() -> None:
     assert memory.give_back() in (True, False)
 
 

@@ -1,4 +1,4 @@
-"""Every option is on the socket as its table states it, read back or seen at work."""
+"""Every option has the value of its table, read back or shown by its effect."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +18,7 @@ from taskyard.net.options import (
 from taskyard.net.sockets import ZmqSocket, connect, connect_by_name, listen
 from tests.net.kit import PATIENCE_MS, arrived, needs_ipv6, peers
 
-#: ZeroMQ takes these and does not tell them; the tests below see them at work.
+#: ZeroMQ does not return these. The tests below show their effects.
 WRITE_ONLY = [zmq.SocketOption.ROUTER_MANDATORY, zmq.SocketOption.ROUTER_HANDOVER]
 
 
@@ -50,7 +50,7 @@ def test_peer_has_every_option_as_stated(listener: ZmqSocket) -> None:
         assert peer.socket.getsockopt(zmq.SocketOption.ZAP_DOMAIN) == b""
 
 
-def test_peer_that_goes_by_a_name_has_every_option_as_stated(listener: ZmqSocket) -> None:
+def test_named_peer_has_every_option_as_stated(listener: ZmqSocket) -> None:
     with closing(connect_by_name(listener.endpoint, "me")) as peer:
         assert stated(peer, ROUTER_CONNECT_OPTIONS) == readable(ROUTER_CONNECT_OPTIONS)
         name = peer.socket.getsockopt(zmq.SocketOption.ROUTING_ID)
@@ -58,7 +58,7 @@ def test_peer_that_goes_by_a_name_has_every_option_as_stated(listener: ZmqSocket
         assert not peer.send([b"nobody", b"lost"])
 
 
-def test_listener_has_the_name_of_its_endpoint_if_it_is_to_and_none_else(
+def test_listener_has_its_endpoint_as_routing_id_only_on_request(
     listener: ZmqSocket,
 ) -> None:
     assert listener.socket.getsockopt(zmq.SocketOption.ROUTING_ID) == b""
@@ -68,7 +68,7 @@ def test_listener_has_the_name_of_its_endpoint_if_it_is_to_and_none_else(
 
 
 @pytest.mark.parametrize("option", WRITE_ONLY)
-def test_what_is_not_read_back_can_not_be(listener: ZmqSocket, option: zmq.SocketOption) -> None:
+def test_other_options_can_not_be_read_back(listener: ZmqSocket, option: zmq.SocketOption) -> None:
     with pytest.raises(zmq.ZMQError):
         listener.socket.getsockopt(option)
 
@@ -78,17 +78,17 @@ def test_context_has_every_option_as_stated() -> None:
 
 
 @needs_ipv6
-def test_ipv6_is_on_for_an_endpoint_that_needs_it_alone(listener: ZmqSocket) -> None:
+def test_ipv6_is_on_only_for_an_endpoint_that_needs_it(listener: ZmqSocket) -> None:
     with closing(listen("tcp://[::1]:0")) as wire, peers(wire) as (peer, _):
         options = [each.socket.getsockopt(zmq.SocketOption.IPV6) for each in (wire, peer, listener)]
     assert options == [1, 1, 0]
 
 
-def test_message_to_nobody_is_refused(listener: ZmqSocket) -> None:
+def test_message_to_an_unknown_route_is_refused(listener: ZmqSocket) -> None:
     assert not listener.send([b"nobody", b"lost"])
 
 
-def test_peer_that_comes_back_under_its_old_routing_id_is_answered(listener: ZmqSocket) -> None:
+def test_peer_that_reconnects_under_its_routing_id_gets_replies(listener: ZmqSocket) -> None:
     with (
         zmq.Context() as foreign,
         foreign.socket(zmq.DEALER) as old,
@@ -104,8 +104,8 @@ def test_peer_that_comes_back_under_its_old_routing_id_is_answered(listener: Zmq
         assert new.recv() == b"welcome"
 
 
-def test_without_a_zap_handler_nobody_comes_in() -> None:
-    """A domain and its enforcement fail closed; here they are on a context that has no handler."""
+def test_without_a_zap_handler_all_peers_are_refused() -> None:
+    """A domain and its enforcement fail closed. This context has no handler."""
     with (
         zmq.Context() as bare,
         bare.socket(zmq.ROUTER) as router,

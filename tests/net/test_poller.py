@@ -1,4 +1,4 @@
-"""What a loop waits for: wires, descriptors, other threads, signals, and the time."""
+"""Polling: sockets, descriptors, other threads, signals, and time."""
 
 import os
 import signal
@@ -12,9 +12,8 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.poller import WAIT_MS_MAX, Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals
+from taskyard.net.signals import Signals, Waker
 from taskyard.net.sockets import ZmqSocket, listen
-from taskyard.net.waker import Waker
 from tests.net.kit import PATIENCE_NS, arrived, peers
 
 
@@ -30,7 +29,7 @@ def waker() -> Iterator[Waker]:
         yield opened
 
 
-def test_poller_tells_wires_and_descriptors_that_are_ready(
+def test_poller_returns_sockets_and_descriptors_that_are_ready(
     listener: ZmqSocket, waker: Waker
 ) -> None:
     poller = Poller()
@@ -48,7 +47,7 @@ def test_poller_tells_wires_and_descriptors_that_are_ready(
         assert poller.wait(0) == [waker.fileno()]
 
 
-def test_poller_forgets_what_is_removed(listener: ZmqSocket, waker: Waker) -> None:
+def test_removed_sources_are_not_polled(listener: ZmqSocket, waker: Waker) -> None:
     poller = Poller()
     poller.add(waker.fileno())
     poller.add(waker.fileno())
@@ -63,7 +62,7 @@ def test_poller_forgets_what_is_removed(listener: ZmqSocket, waker: Waker) -> No
         poller.remove(listener)
 
 
-def test_poller_tells_that_the_other_end_of_a_pipe_is_closed() -> None:
+def test_poller_returns_a_pipe_whose_other_end_is_closed() -> None:
     reader, writer = os.pipe()
     poller = Poller()
     poller.add(reader)
@@ -73,7 +72,7 @@ def test_poller_tells_that_the_other_end_of_a_pipe_is_closed() -> None:
 
 
 @pytest.mark.parametrize("wait_ns", [1, 900_000, 1_900_000, 20_000_000])
-def test_poller_never_comes_back_before_the_time(listener: ZmqSocket, wait_ns: int) -> None:
+def test_poller_never_returns_too_early(listener: ZmqSocket, wait_ns: int) -> None:
     poller = Poller()
     poller.add(listener)
     started_ns = time.monotonic_ns()
@@ -81,13 +80,13 @@ def test_poller_never_comes_back_before_the_time(listener: ZmqSocket, wait_ns: i
     assert time.monotonic_ns() - started_ns >= wait_ns
 
 
-def test_time_that_has_passed_is_no_wait(waker: Waker) -> None:
+def test_negative_wait_returns_at_once(waker: Waker) -> None:
     poller = Poller()
     poller.add(waker.fileno())
     assert poller.wait(-SECOND_NS) == []
 
 
-def test_endless_time_is_taken(waker: Waker) -> None:
+def test_endless_wait_is_accepted(waker: Waker) -> None:
     poller = Poller()
     poller.add(waker.fileno())
     waker.wake()
@@ -103,7 +102,7 @@ def test_waker_wakes_from_another_thread(waker: Waker) -> None:
     thread.join()
 
 
-def test_waker_that_woke_often_is_cleared_at_once(waker: Waker) -> None:
+def test_one_clear_is_enough_after_many_wakes(waker: Waker) -> None:
     poller = Poller()
     poller.add(waker.fileno())
     for _ in range(100_000):  # more than a pipe holds
@@ -115,7 +114,7 @@ def test_waker_that_woke_often_is_cleared_at_once(waker: Waker) -> None:
     assert poller.wait(0) == [waker.fileno()]
 
 
-def test_signals_are_read_where_the_loop_waits() -> None:
+def test_signals_are_read_where_the_loop_polls() -> None:
     with Signals() as signals:
         poller = Poller()
         poller.add(signals.fileno())
@@ -128,7 +127,7 @@ def test_signals_are_read_where_the_loop_waits() -> None:
         assert poller.wait(0) == []
 
 
-def test_signal_ends_a_wait_that_is_under_way() -> None:
+def test_signal_interrupts_a_wait() -> None:
     with Signals([signal.SIGUSR1]) as signals:
         poller = Poller()
         poller.add(signals.fileno())
@@ -139,19 +138,19 @@ def test_signal_ends_a_wait_that_is_under_way() -> None:
         assert signals.received() == [signal.SIGUSR1]
 
 
-def test_signal_that_somebody_else_takes_is_not_told() -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGUSR2, lambda number, _: heard.append(number))
+def test_signal_with_another_handler_is_not_returned() -> None:
+    received_numbers: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: received_numbers.append(number))
     try:
         with Signals([signal.SIGUSR1]) as signals:
             os.kill(os.getpid(), signal.SIGUSR2)
             assert signals.received() == []
     finally:
         signal.signal(signal.SIGUSR2, before)
-    assert heard == [signal.SIGUSR2]
+    assert received_numbers == [signal.SIGUSR2]
 
 
-def test_signals_are_given_back_as_they_were() -> None:
+def test_old_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with Signals() as signals:
         descriptor = signals.fileno()
@@ -166,23 +165,23 @@ def test_signals_are_given_back_as_they_were() -> None:
         os.fstat(descriptor)
 
 
-def test_signals_are_the_main_threads() -> None:
-    told: list[BaseException] = []
+def test_signals_work_in_the_main_thread_only() -> None:
+    raised: list[BaseException] = []
 
     def enter() -> None:
         try:
             with Signals():
                 pass
         except ValueError as error:
-            told.append(error)
+            raised.append(error)
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert len(told) == 1
+    assert len(raised) == 1
 
 
-def test_clock_tells_both_times() -> None:
+def test_system_clock_has_both_times() -> None:
     clock = SystemClock()
     assert clock.monotonic_ns() <= time.monotonic_ns() <= clock.monotonic_ns()
     assert abs(clock.wall_ns() - time.time_ns()) < PATIENCE_NS

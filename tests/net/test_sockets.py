@@ -1,4 +1,4 @@
-"""Wires carry whole messages, never block, and say so when they could not."""
+"""Sockets carry whole messages, never block, and report a failed send."""
 
 import os
 import subprocess
@@ -28,7 +28,9 @@ def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ZmqSock
 @pytest.mark.parametrize(
     "frames", [[b"one"], [b""], [b"", b"two"], [b"a", b"", b"c"], [b"x" * 1_000_000, b"y"]]
 )
-def test_message_goes_there_and_back_whole(listener: ZmqSocket, frames: list[bytes]) -> None:
+def test_message_is_carried_whole_in_both_directions(
+    listener: ZmqSocket, frames: list[bytes]
+) -> None:
     with peers(listener) as (peer, route):
         assert peer.send(frames)
         assert arrived(listener) == [route, *frames]
@@ -36,18 +38,18 @@ def test_message_goes_there_and_back_whole(listener: ZmqSocket, frames: list[byt
         assert arrived(peer) == frames
 
 
-def test_nothing_there_is_none(listener: ZmqSocket) -> None:
+def test_receive_without_a_message_returns_none(listener: ZmqSocket) -> None:
     with peers(listener) as (peer, _):
         assert peer.receive() is None
         assert listener.receive() is None
 
 
-def test_free_port_is_told() -> None:
+def test_endpoint_has_the_free_port() -> None:
     with closing(listen("tcp://127.0.0.1:*")) as wire:
         assert int(wire.endpoint.rpartition(":")[2]) > 0
 
 
-def test_message_of_the_most_frames_is_taken_whole(listener: ZmqSocket) -> None:
+def test_message_of_the_most_frames_is_received_whole(listener: ZmqSocket) -> None:
     with peers(listener) as (peer, route):
         peer.send([b"x"] * (FRAMES_MAX - 1))
         assert arrived(listener) == [route] + [b"x"] * (FRAMES_MAX - 1)
@@ -56,7 +58,7 @@ def test_message_of_the_most_frames_is_taken_whole(listener: ZmqSocket) -> None:
         assert (listener.dropped, peer.dropped) == (0, 0)
 
 
-def test_message_of_too_many_frames_is_passed_over_and_counted(listener: ZmqSocket) -> None:
+def test_message_of_too_many_frames_is_dropped_and_counted(listener: ZmqSocket) -> None:
     with peers(listener) as (peer, route):
         peer.send([b"x"] * FRAMES_MAX)
         peer.send([b"x"] * 10_000)
@@ -68,19 +70,19 @@ def test_message_of_too_many_frames_is_passed_over_and_counted(listener: ZmqSock
         assert (listener.dropped, peer.dropped) == (2, 1)
 
 
-def test_peer_with_too_large_a_frame_is_cut_off(listener: ZmqSocket) -> None:
+def test_peer_with_too_large_a_frame_is_disconnected(listener: ZmqSocket) -> None:
     with closing(connect(listener.endpoint)) as greedy:
         greedy.send([b"hello"])
         route = arrived(listener)[0]
         greedy.send([bytes(FRAME_BYTES_MAX + 1)])
-        with peers(listener):  # it is served, and what came first is not there
+        with peers(listener):  # another peer is served, and the message is not there
             assert listener.receive() is None
         greedy.send([b"back again"])
         assert arrived(listener)[1:] == [b"back again"]
         assert not listener.send([route, b"to the old connection"])
 
 
-def test_peer_that_takes_no_more_is_refused_and_gets_all_that_was_not(listener: ZmqSocket) -> None:
+def test_send_to_a_full_peer_fails_and_earlier_messages_arrive(listener: ZmqSocket) -> None:
     block = bytes(1 << 16)  # large enough that the kernel takes few of them
     with peers(listener) as (peer, route):
         taken = 0
@@ -93,7 +95,7 @@ def test_peer_that_takes_no_more_is_refused_and_gets_all_that_was_not(listener: 
         assert arrived(peer) == [b"room again"]
 
 
-def test_peer_may_send_ahead_of_the_connection_up_to_a_limit(tmp_path: Path) -> None:
+def test_peer_may_send_before_it_is_connected_up_to_a_limit(tmp_path: Path) -> None:
     with closing(connect(f"ipc://{tmp_path}/nobody.sock")) as peer:
         sent = 0
         while peer.send([b"head", b"%d" % sent]):
@@ -104,7 +106,7 @@ def test_peer_may_send_ahead_of_the_connection_up_to_a_limit(tmp_path: Path) -> 
         assert content == [[b"head", b"%d" % number] for number in range(sent)]
 
 
-def test_route_of_a_peer_that_left_is_refused(listener: ZmqSocket) -> None:
+def test_send_to_a_peer_that_left_fails(listener: ZmqSocket) -> None:
     with peers(listener) as (_, route):
         pass
     while listener.send([route, b"anybody?"]):  # until ZeroMQ has noticed
@@ -119,12 +121,12 @@ def test_other_errors_of_a_send_are_raised() -> None:
         wire.send([b"x"])
 
 
-def test_closing_twice_is_once(listener: ZmqSocket) -> None:
+def test_closing_twice_has_no_effect(listener: ZmqSocket) -> None:
     listener.close()
     listener.close()
 
 
-def test_goodbye_that_was_sent_just_before_the_close_arrives(listener: ZmqSocket) -> None:
+def test_message_sent_just_before_the_close_arrives(listener: ZmqSocket) -> None:
     with closing(connect(listener.endpoint)) as one, closing(connect(listener.endpoint)) as two:
         routes = []
         for peer in (one, two):
@@ -137,23 +139,23 @@ def test_goodbye_that_was_sent_just_before_the_close_arrives(listener: ZmqSocket
             assert [arrived(peer) for _ in range(100)] == [[b"bye"]] * 100
 
 
-def test_restarted_broker_is_found_by_the_same_wire(listener: ZmqSocket) -> None:
+def test_socket_reconnects_to_a_restarted_broker(listener: ZmqSocket) -> None:
     with peers(listener) as (peer, _):
         listener.close()
         with closing(listen(listener.endpoint)) as restarted:
             poller = Poller()
             poller.add(restarted)
-            while not poller.wait(SECOND_NS // 50):  # the old connection may have taken the first
+            while not poller.wait(SECOND_NS // 50):  # the first may have gone to the old connection
                 assert peer.send([b"again"])
             assert arrived(restarted)[1:] == [b"again"]
 
 
-def test_wire_has_a_descriptor(listener: ZmqSocket) -> None:
+def test_socket_has_a_descriptor(listener: ZmqSocket) -> None:
     assert listener.fileno() == listener.socket.FD
     os.fstat(listener.fileno())
 
 
-def test_connection_that_can_not_be_made_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_connect_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise zmq.ZMQError(zmq.EINVAL)
 
@@ -170,7 +172,7 @@ def test_connection_that_can_not_be_made_leaves_no_socket(monkeypatch: pytest.Mo
     closed[0].close()
 
 
-def test_two_that_go_by_names_address_each_other_before_and_after_a_restart() -> None:
+def test_named_routers_address_each_other_before_and_after_a_restart() -> None:
     with closing(listen("tcp://127.0.0.1:0", is_named=True)) as first:
         server = first.endpoint.encode()
         peer = connect_by_name(first.endpoint, "me")
@@ -190,7 +192,7 @@ def test_two_that_go_by_names_address_each_other_before_and_after_a_restart() ->
                 assert arrived(peer) == [server, b"there"]
 
 
-def test_router_that_knows_nothing_but_the_endpoint_finds_who_is_named_by_it() -> None:
+def test_router_addresses_a_listener_by_its_endpoint() -> None:
     with (
         closing(listen("tcp://127.0.0.1:0", is_named=True)) as wire,
         zmq.Context() as foreign,
@@ -201,17 +203,17 @@ def test_router_that_knows_nothing_but_the_endpoint_finds_who_is_named_by_it() -
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.ROUTING_ID, server + b":bare")
         router.connect(wire.endpoint)
-        assert router.poll(PATIENCE_MS, zmq.POLLOUT)  # they have greeted each other
+        assert router.poll(PATIENCE_MS, zmq.POLLOUT)  # the handshake is done
         router.send_multipart([server, b"hello"])
         assert arrived(wire) == [server + b":bare", b"hello"]
 
 
-def test_name_beyond_this_machine_is_refused() -> None:
-    with pytest.raises(UserError, match="beyond this machine"):
+def test_remote_endpoint_of_a_named_router_is_refused() -> None:
+    with pytest.raises(UserError, match="on another machine, and this dialect has no keys"):
         connect_by_name("tcp://192.0.2.1:6714", "me")
 
 
-#: Ends with everything still open.
+#: Exits with sockets open.
 LEAVE_OPEN = """
 import sys
 from taskyard.net.sockets import connect, listen
@@ -221,13 +223,13 @@ peer.send([b"never read"])
 """
 
 
-def test_process_ends_with_wires_open(tmp_path: Path) -> None:
+def test_process_exits_with_sockets_open(tmp_path: Path) -> None:
     subprocess.run(
         [PYTHON, "-c", LEAVE_OPEN, f"ipc://{tmp_path}/broker.sock"], check=True, timeout=20
     )
 
 
-def test_wire_counts_its_connections_if_it_is_asked_to() -> None:
+def test_socket_counts_its_connections_on_request() -> None:
     with closing(listen("tcp://127.0.0.1:0")) as first:
         endpoint = first.endpoint
         plain, counting = connect(endpoint), connect(endpoint, counts=True)

@@ -1,4 +1,4 @@
-"""Unread bytes are counted over real sockets, and forgotten when the peer reads."""
+"""Unread bytes are counted over real sockets, and released when the peer reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY = bytes(100_000)
 
 
 class Conversation:
-    """A listener, and a peer that reads when it is told to."""
+    """A listener, and a peer that reads on request."""
 
     def __init__(self, wire: ZmqSocket, peer: zmq.Socket[bytes]) -> None:
         self.wire = wire
@@ -33,7 +33,7 @@ class Conversation:
         until(self.wire.receive, "a first message")
 
     def send(self, body: bytes = BODY) -> None:
-        """As the port does it."""
+        """Send like the broker's transport."""
         if not self.unread.wants_mark(ROUTE, len(body)):
             assert self.wire.send([ROUTE, body])
             return
@@ -42,12 +42,12 @@ class Conversation:
         self.unread.mark(ROUTE, tracker)
 
     def is_all_read(self) -> bool:
-        self.wire.is_readable()  # ZeroMQ looks after its queues when it is asked something
+        self.wire.is_readable()  # ZeroMQ updates its queues in any call
         self.unread.refresh()
         return not self.unread.bytes_all
 
     def fill(self) -> int:
-        """Send until the peer does not read by the count. Returns how many messages that took."""
+        """Send until the peer counts as not reading. Return the number of messages."""
         for count in range(1, 900):
             self.send()
             if not self.unread.is_reading(ROUTE):
@@ -78,7 +78,7 @@ def test_peer_that_reads_is_reading(conversation: Conversation) -> None:
     assert conversation.unread.is_reading(ROUTE)
 
 
-def test_peer_that_does_not_read_is_noticed_and_forgiven(conversation: Conversation) -> None:
+def test_peer_that_does_not_read_is_detected_and_recovers(conversation: Conversation) -> None:
     sent = conversation.fill()
     assert conversation.unread.bytes_all > unread.PEER_BYTES_MAX
     assert not conversation.unread.is_full(ROUTE)
@@ -88,7 +88,7 @@ def test_peer_that_does_not_read_is_noticed_and_forgiven(conversation: Conversat
     until(conversation.is_all_read, "all is read")
 
 
-def test_peer_that_is_gone_leaves_nothing(conversation: Conversation) -> None:
+def test_disconnected_peer_leaves_nothing(conversation: Conversation) -> None:
     conversation.fill()
     conversation.peer.close()
 
@@ -107,7 +107,7 @@ def test_peer_is_full_beyond_a_larger_limit(
     assert not conversation.unread.is_full(b"other")
 
 
-def test_when_there_is_too_much_for_all_a_peer_reads_everything_first(
+def test_over_the_common_limit_a_peer_must_read_everything_first(
     conversation: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unread, "ALL_BYTES_MAX", 1 << 20)
@@ -116,13 +116,13 @@ def test_when_there_is_too_much_for_all_a_peer_reads_everything_first(
     assert conversation.unread.is_reading(b"other")
 
 
-def test_small_messages_are_marked_now_and_then() -> None:
+def test_small_messages_are_marked_at_intervals() -> None:
     counts = Unread()
     marks = [counts.wants_mark(ROUTE, 5_000) for _ in range(14)]
     assert marks == [False] * 13 + [True]
     assert 13 * 5_000 < MARK_BYTES <= 14 * 5_000
 
 
-def test_marked_message_to_nobody_is_not_taken(conversation: Conversation) -> None:
+def test_marked_message_to_an_unknown_route_is_refused(conversation: Conversation) -> None:
     assert conversation.wire.send_marked([b"nobody", BODY]) is None
     assert not conversation.wire.is_full

@@ -1,4 +1,4 @@
-"""Who may connect: a pure answer to every question, no unless a rule says yes."""
+"""Access control: every ZAP request gets a reply, a refusal unless a rule allows."""
 
 import os
 import resource
@@ -26,12 +26,12 @@ def question(
 
 
 @pytest.mark.parametrize("address", [b"127.0.0.1", b"127.8.9.10", b"::1", HERE, b"localhost:0:0:1"])
-def test_peer_of_this_machine_and_user_comes_in(address: bytes) -> None:
+def test_peer_of_this_machine_and_user_is_admitted(address: bytes) -> None:
     assert zap.reply(question(address)) == [b"1.0", b"7", b"200", b"", b"", b""]
 
 
 @pytest.mark.parametrize("address", [b"10.0.0.1", b"fe80::1", b"localhost:%d:0:1" % (2**31)])
-def test_peer_from_elsewhere_does_not(address: bytes) -> None:
+def test_remote_peer_is_refused(address: bytes) -> None:
     assert zap.reply(question(address))[2:4] == [b"400", b"not from here"]
 
 
@@ -44,7 +44,7 @@ def test_peer_from_elsewhere_does_not(address: bytes) -> None:
         (LISTENING_DOMAIN, b"CURVE"),
     ],
 )
-def test_what_has_no_rule_is_refused(domain: bytes, mechanism: bytes) -> None:
+def test_unknown_domain_or_mechanism_is_refused(domain: bytes, mechanism: bytes) -> None:
     reply = zap.reply(question(b"127.0.0.1", domain, mechanism))
     assert reply[2:4] == [b"400", b"unknown domain or mechanism"]
 
@@ -61,18 +61,18 @@ def test_what_has_no_rule_is_refused(domain: bytes, mechanism: bytes) -> None:
         question(b"localhost"),
     ],
 )
-def test_malformed_question_is_answered_no(request_frames: list[bytes]) -> None:
+def test_malformed_request_is_refused(request_frames: list[bytes]) -> None:
     assert zap.reply(request_frames)[2:4] == [b"500", b"malformed request"]
 
 
 @given(st.lists(st.binary(max_size=20), max_size=9))
-def test_nothing_but_a_rule_says_yes(frames: list[bytes]) -> None:
+def test_only_a_rule_admits_a_peer(frames: list[bytes]) -> None:
     reply = zap.reply(frames)
     assert len(reply) == 6
     assert reply[2] != b"200"
 
 
-def test_peer_is_told_to_come_back_when_descriptors_run_short(
+def test_peer_must_retry_when_descriptors_run_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lowest_free = os.open(os.devnull, os.O_RDONLY)
@@ -82,7 +82,7 @@ def test_peer_is_told_to_come_back_when_descriptors_run_short(
         assert zap.reply(question(b"127.0.0.1"))[2] == status
 
 
-def test_peer_is_told_to_come_back_when_there_is_no_descriptor_at_all(
+def test_peer_must_retry_when_no_descriptor_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> int:
@@ -92,7 +92,7 @@ def test_peer_is_told_to_come_back_when_there_is_no_descriptor_at_all(
     assert zap.reply(question(b"127.0.0.1"))[2:4] == [b"300", b"no descriptor left"]
 
 
-#: A listener with few descriptors that echoes, and says how many files it can still open.
+#: A listener with few descriptors that echoes, and prints how many files it can still open.
 CROWDED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))

@@ -152,8 +152,8 @@ def test_signal_stops_it_cleanly(stack: ExitStack, tmp_path: Path, number: signa
     [
         (["--to", "tcp://127.0.0.1:1"], "Missing option '--listen'"),
         (["--listen", ANY], "Missing option '--to'"),
-        (["--listen", ANY, "--to", ANY], "has no port to connect to"),
-        (["--listen", "nowhere", "--to", "tcp://127.0.0.1:1"], "'nowhere' is of no form"),
+        (["--listen", ANY, "--to", ANY], "no port to connect to"),
+        (["--listen", "nowhere", "--to", "tcp://127.0.0.1:1"], "'nowhere': unknown form"),
         (
             ["--listen", "tcp://127.0.0.1:65000", "--to", "tcp://127.0.0.1:65000"],
             "where the relay itself listens",

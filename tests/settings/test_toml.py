@@ -69,7 +69,7 @@ def test_key_file_of_a_deep_key_is_refused_quickly(tmp_path: Path) -> None:
     file = tmp_path / "some.key"
     file.write_text(DEEP["bare"][:4000])
     file.chmod(0o600)
-    assert "is not the key file" in refused_quickly(lambda: read_peer_key(file))
+    assert "not a valid key file" in refused_quickly(lambda: read_peer_key(file))
 
 
 @pytest.mark.parametrize("noise", NOISE)

@@ -14,11 +14,14 @@ from taskyard.wire.payloads import (
     EXEC,
     Call,
     Command,
+    bundle_part,
     decode_payload,
     decode_value,
+    encode_bundle,
     encode_call,
     encode_command,
     encode_value,
+    task_name,
 )
 
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -153,3 +156,39 @@ def test_any_bytes_are_work_or_a_peers_error(payload: bytes, service: bytes) -> 
 def test_value_that_is_no_json_is_a_peers_error(encoded: bytes) -> None:
     with pytest.raises(PeerError, match="a value is not JSON"):
         decode_value(encoded)
+
+
+# Bundles.
+
+BUNDLE = encode_bundle(b'{"text":"hi"}', b'["ann",{"to":"bob"}]')
+
+
+def test_payload_is_one_json_object() -> None:
+    assert BUNDLE == b'{"body":{"text":"hi"},"recipients":["ann",{"to":"bob"}]}'
+
+
+def test_part_is_known_by_the_last_word_of_the_name() -> None:
+    first = bundle_part("news/7/0", BUNDLE)
+    assert first == ("news/7", 0, {"text": "hi"}, "ann")
+    assert bundle_part("news/7/1", BUNDLE).recipient == {"to": "bob"}
+    assert task_name("news/7", 1) == "news/7/1"
+
+
+@pytest.mark.parametrize(
+    "name", ["news", "news/2", "/0", "news/-1", "news/²", "news/", "n/" + "9" * 999]
+)
+def test_name_that_is_no_part_is_refused(name: str) -> None:
+    with pytest.raises(PeerError, match=r"no part of its bundle, which has 2 recipients"):
+        bundle_part(name, BUNDLE)
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b"{}", b'{"body":1,"recipients":{}}', b"[" * 9999])
+def test_payload_that_is_no_bundle_is_refused(payload: bytes) -> None:
+    with pytest.raises(PeerError, match="the payload is no bundle's"):
+        bundle_part("news/0", payload)
+
+
+@given(st.text(), st.binary())
+def test_whatever_comes_is_a_part_or_refused(name: str, payload: bytes) -> None:
+    with pytest.raises(PeerError):
+        bundle_part(name, payload)

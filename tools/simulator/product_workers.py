@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from simulator.network import Message
     from simulator.world import World
     from taskyard.core.events import Event
+    from taskyard.net.protocols import Transport
     from taskyard.worker.jobs import Job
 
 _Q: Final = pb.QueryMsg
@@ -172,7 +173,7 @@ class PingPongWorker(ProductWorker):
         self._sockets.append(socket)
         return socket
 
-    def close(self, carrier: ping_pong.Transport | None = None) -> None:
+    def close(self, carrier: Transport | None = None) -> None:
         """Close one socket, or all of them."""
         for socket in [one for one in self._sockets if carrier is None or one is carrier]:
             self._sockets.remove(socket)

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from taskyard.broker.auth import requires_keys
 from taskyard.broker.switchboard import DialectRouter
-from taskyard.broker.transport import Dialect
 from taskyard.net import sockets
+from taskyard.wire.dialect import Dialect
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.ping_pong import server as ping_pong

@@ -14,7 +14,7 @@ from taskyard.core.limits import SECOND_NS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.broker.turn import Clock
+    from taskyard.net.protocols import Clock
 
 logger = logging.getLogger("taskyard.broker")
 

@@ -40,12 +40,10 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
 from taskyard.net import endpoints
 from taskyard.net.guard import Guard
-from taskyard.net.leash import ParentPipe
 from taskyard.net.memory import return_memory
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import STOP_SIGNALS, Signals
-from taskyard.net.terminal import Terminal
+from taskyard.net.signals import STOP_SIGNALS, ParentPipe, Signals, Terminal
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:

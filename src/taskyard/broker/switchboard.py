@@ -15,10 +15,9 @@ from taskyard.wire.dialect import DIALECTS_MAX
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.broker.transport import Dialect
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
-    from taskyard.wire.native.pending import Reply
+    from taskyard.wire.dialect import Dialect, Reply
 
 
 class DialectRouter:

@@ -9,7 +9,7 @@ What the messages mean is the dialects' business.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from taskyard.broker.catch_up import CatchUp
 from taskyard.core.limits import SECOND_NS
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.broker.auth import Authenticator
-    from taskyard.broker.turn import Clock
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.net.poller import Poller
+    from taskyard.net.protocols import Clock
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.wire.native.pending import Reply
+    from taskyard.wire.dialect import Dialect
 
 #: Messages and bytes that one turn takes in: its commit is shared by all of them, but the first
 #: one waits for the last.
@@ -45,23 +45,6 @@ RETRY_NS: Final = SECOND_NS // 50
 
 #: Messages taken from one socket before the next one has its turn.
 _MESSAGES_AT_ONCE: Final = 32
-
-
-class Dialect(Protocol):
-    """One wire language, with whatever it must remember of its peers."""
-
-    #: The names of its workers begin with it; empty where they choose them.
-    prefix: bytes
-
-    def receive(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]: ...
-
-    def reply(self, effect: Effect) -> Sequence[Reply]: ...
-
-    def disconnected(self, route: bytes) -> Sequence[Event]: ...
-
-    def wake_at_ns(self) -> int | None: ...
-
-    def time_passed(self, now_ns: int) -> Sequence[Event]: ...
 
 
 class Backlog:

@@ -22,6 +22,7 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.journal.encoding import encode
 from taskyard.journal.recovery import EndedTaskIndex, recall_for_event
 from taskyard.journal.store import DISK_RESERVE_BYTES, Store
+from taskyard.net.protocols import Clock
 
 #: The wall clock may drift this far from the monotonic one before it counts as a jump.
 CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
@@ -29,14 +30,6 @@ CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
 #: How often the disk's free space is looked at: after a time, and after so much was written.
 DISK_CHECK_NS: Final = SECOND_NS
 DISK_CHECK_BYTES: Final = 4 * 1024 * 1024
-
-
-class Clock(Protocol):
-    """The two clocks."""
-
-    def monotonic_ns(self) -> int: ...
-
-    def wall_ns(self) -> int: ...
 
 
 class EventTransport(Protocol):

@@ -1,7 +1,7 @@
 """One payload for many recipients becomes a task for each of them, which share it.
 
 Owns what a bundle is made of: its payload, its tasks and their names; and the lane of a task that
-says none. What a worker reads of the payload is in `wire.bundles`.
+says none. What a worker reads of the payload is in `wire.payloads`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taskyard.campaign.task_spec import (
 from taskyard.campaign.values import InvalidValue, read_name, read_recipients
 from taskyard.core.limits import NAME_BYTES_MAX, TASKS_PER_MESSAGE_MAX
 from taskyard.errors import UserError
-from taskyard.wire import bundles
+from taskyard.wire import payloads
 from taskyard.wire.payloads import encode_value
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _bundle_tasks(raw: dict[str, Any], campaign: str) -> list[TaskSpec]:
     parts = [
         structs.replace(
             whole,
-            name=bundles.task_name(whole.name, offset),
+            name=payloads.task_name(whole.name, offset),
             bundle_ref=BundleRef(whole.name, offset, one, template),
         )
         for offset, one in enumerate(recipients)
@@ -78,7 +78,7 @@ def _check_count(count: int) -> None:
 
 
 def _check_name(name: str, count: int) -> None:
-    length = len(bundles.task_name(name, count - 1).encode())
+    length = len(payloads.task_name(name, count - 1).encode())
     if length > NAME_BYTES_MAX:
         raise InvalidTask(
             f'"name" must leave room for /{count - 1}: at most {NAME_BYTES_MAX} bytes with it, not '
@@ -98,7 +98,7 @@ def _payload(body: object, recipients: Sequence[object]) -> bytes:
             ) from None
     try:
         encoded = encode_value(body, "payload")
-        return bundles.encode_bundle(encoded, encode_value(list(recipients), "list of recipients"))
+        return payloads.encode_bundle(encoded, encode_value(list(recipients), "list of recipients"))
     except UserError as wrong:
         raise InvalidTask(str(wrong)) from None
 

@@ -38,7 +38,7 @@ from taskyard.campaign.values import (
 )
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.errors import UserError
-from taskyard.wire import bundles
+from taskyard.wire import payloads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -293,6 +293,6 @@ def to_row(spec: TaskSpec) -> dict[str, object]:
 
 def _bundle_row(spec: TaskSpec, bundle_ref: BundleRef) -> dict[str, object]:
     """The keys that differ where a task is part of a bundle: those of the whole of it."""
-    whole = bundles.decode_bundle(spec.payload or b"")
+    whole = payloads.decode_bundle(spec.payload or b"")
     lane = {"lane": bundle_ref.template} if bundle_ref.template else {}
     return lane | {"name": bundle_ref.bundle, "payload": whole.body, "recipients": whole.recipients}

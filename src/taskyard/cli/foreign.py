@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.cli.options import CliContext
+    from taskyard.net.protocols import Clock
     from taskyard.worker.native import WorkerSettings
-    from taskyard.worker.runner import Clock, ProcessRunner
+    from taskyard.worker.runner import ProcessRunner
 
 #: Where a broker's side for workers usually is.
 DEFAULT_ENDPOINTS: Final = {"ping-pong": "tcp://127.0.0.1:6002", "wmp": "tcp://127.0.0.1:6014"}

@@ -10,7 +10,7 @@ command line's business.
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
@@ -22,6 +22,8 @@ from taskyard.wire.round_robin.frames import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from taskyard.net.protocols import EndpointTransport, MonotonicClock
 
 #: Messages of a batch that may be under way at once.
 WINDOW: Final = 10
@@ -43,20 +45,6 @@ RESEND_NS: Final = SECOND_NS // 10
 
 #: What is said from which debug level on.
 ERRORS, BASIC = 0, 1
-
-
-class Transport(Protocol):
-    """What carries the frames."""
-
-    endpoint: str
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
-
-class Clock(Protocol):
-    def monotonic_ns(self) -> int: ...
 
 
 class MessageBatch(Struct):
@@ -81,7 +69,9 @@ class MessageBatch(Struct):
 class RoundRobinClient:
     """One client, one server, and the commands for it."""
 
-    def __init__(self, wire: Transport, clock: Clock, say: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, wire: EndpointTransport, clock: MonotonicClock, say: Callable[[int, str], None]
+    ) -> None:
         self._wire = wire
         self._clock = clock
         self._print = say

@@ -38,7 +38,7 @@ from taskyard.net import sockets
 from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.waker import Waker
+from taskyard.net.signals import Waker
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 
     from taskyard.client.futures import SettableFuture
     from taskyard.core.events import UnknownPolicy
-    from taskyard.net.channel import Transport
     from taskyard.net.keys import PeerKey
-    from taskyard.net.protocols import Clock
+    from taskyard.net.protocols import Clock, PeerTransport
     from taskyard.net.sockets import ZmqSocket
     from taskyard.wire.native.peer import Reply
 
@@ -356,7 +355,7 @@ class Session:
 
     # The loop, for the thread, or for a caller that has none and never starts it.
 
-    def use(self, wire: Transport) -> None:
+    def use(self, wire: PeerTransport) -> None:
         """Talk to the broker over this wire."""
         self._channel = Channel(wire, self._clock)
 

@@ -1,5 +1,5 @@
-"""Sockets and the clock: the only importer of zmq, the only reader of real time.
+"""Sockets and clocks: the only package that imports zmq or reads real time.
 
-Owns how a socket is made, with every option stated, who may connect (ZAP, and CURVE when there are
-keys), what wakes a loop, and what time it is. It carries frames and does not look inside them.
+Owns how a socket is made, with every option stated, access control (ZAP, and CURVE where there are
+keys), polling, and the clocks. It carries frames and does not decode them.
 """

@@ -1,7 +1,7 @@
-"""Connections that a listener accepted: the kernel's facts about them, how one is cut or held.
+"""Accepted connections: counters of the kernel, cutting and holding them, and the log of that.
 
-Descriptors belong to ZeroMQ. They are looked at and disconnected here, never closed. ZeroMQ then
-sees a dead connection, frees what it held for it, and closes the descriptor itself.
+Descriptors belong to ZeroMQ. They are read and disconnected here, never closed. ZeroMQ then
+detects a dead connection, frees its memory, and closes the descriptor itself.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import logging
 import os
 import select
 import socket
 import struct
 import termios
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -22,40 +24,59 @@ from msgspec import Struct, field
 
 from taskyard.core.limits import SECOND_NS
 
+logger = logging.getLogger("taskyard.net")
+
 _libc = ctypes.CDLL(None)
 
-#: Calls by this one keep Python's lock, so that no other thread runs between two of them.
+#: Calls through this object keep the GIL, so that no other thread runs between two of them.
 _fast_libc = ctypes.PyDLL(None)
 
 #: The words of Linux's `struct tcp_info` up to `tcpi_bytes_received`. An older kernel has fewer.
 _TCP_INFO_WORDS: Final = 17
 
-#: An address of the family AF_UNSPEC: to connect there is to disconnect.
+#: An address of the family AF_UNSPEC. Connecting to it disconnects.
 _NOWHERE: Final = bytes(16)
 
-#: Longer waits are slept through.
+#: Longer waits sleep. Shorter ones spin.
 _WAIT_NS_MAX: Final = SECOND_NS // 5_000
 
-#: Of Linux: to filter a socket's packets, and the filter's one instruction, which drops them.
+#: Linux constants for a packet filter with one instruction, which drops all packets.
 _SO_ATTACH_FILTER: Final = 26
 _SO_DETACH_FILTER: Final = 27
 _BPF_RETURN: Final = 0x06
 
 
+#: The interval of warnings: a flood makes six lines a minute.
+WARNING_NS: Final = 10 * SECOND_NS
+
+#: Reasons for a cut, as they are counted.
+FOR_CONNECTIONS: Final = "connections"
+FOR_MEMORY: Final = "memory"
+FOR_FRAMES: Final = "frames"
+
+#: The log line of each reason, with a count and the address of one peer.
+_TEXTS: Final = {
+    FOR_CONNECTIONS: "cut %d connection(s) without a message: too many are open (such as %s)",
+    FOR_MEMORY: "cut %d connection(s) with unfinished messages: memory is short (such as %s)",
+    FOR_FRAMES: "cut %d connection(s): a message of too many frames (such as %s)",
+}
+
+_HELD_TEXT: Final = "held back %d time(s) a peer with many large messages (such as %s)"
+
 #: Shorter frames are not counted.
 COUNTED_BYTES_MIN: Final = 4 << 10
 
-#: Less than this waiting from one connection is not looked at.
+#: A connection with fewer waiting bytes than this is ignored.
 WAITING_BYTES_MIN: Final = 1 << 20
 
-#: After a message of this size the guard looks at once.
+#: A message of this size makes the guard check at once.
 LARGE_BYTES_MIN: Final = 1 << 20
 
 
 class Arrivals(Struct, eq=False):
-    """Whole messages that a listener gave. Written by the thread that receives, read by the guard.
+    """Whole messages that a listener received. Written by the receiving thread, read by the guard.
 
-    The counts are the evidence for a connection: its bytes became messages, or they did not.
+    The counts show for each connection whether its bytes became messages.
     """
 
     #: ZeroMQ's descriptor of the listener: readable when there may be more to receive.
@@ -65,7 +86,7 @@ class Arrivals(Struct, eq=False):
     messages: dict[int, int] = field(default_factory=dict)
     #: The messages of all connections.
     total: int = 0
-    #: Nothing was left to receive when it was last tried.
+    #: The last receive found no message.
     is_empty: bool = True
     #: By descriptor: the bytes of its frames of COUNTED_BYTES_MIN or more.
     counted: dict[int, int] = field(default_factory=dict)
@@ -73,7 +94,7 @@ class Arrivals(Struct, eq=False):
     overlong: list[int] = field(default_factory=list)
     #: Descriptors of connections whose message was dropped because there was no memory for it.
     refused: list[int] = field(default_factory=list)
-    #: Called when a large message was received: others may be behind it.
+    #: Called after a large message, because more may follow.
     on_large: Callable[[], None] | None = None
 
     def note(self, descriptor: int) -> None:
@@ -83,31 +104,31 @@ class Arrivals(Struct, eq=False):
         self.is_empty = False
 
     def note_bytes(self, descriptor: int, size: int) -> None:
-        """Count a frame that is not short."""
+        """Count the bytes of a frame of COUNTED_BYTES_MIN or more."""
         self.counted[descriptor] = self.counted.get(descriptor, 0) + size
         if size >= LARGE_BYTES_MIN and self.on_large is not None:
             self.on_large()
 
     def taken_bytes(self, descriptor: int) -> int:
-        """Count the bytes of a connection's messages, or somewhat more.
+        """Estimate the bytes of a connection's messages from above.
 
-        Short frames are not worth their counting. They are taken for COUNTED_BYTES_MIN a message.
+        Short frames are not counted. They are estimated as COUNTED_BYTES_MIN a message.
         """
         short = self.messages.get(descriptor, 0) * COUNTED_BYTES_MIN
         return self.counted.get(descriptor, 0) + short
 
     def is_caught_up(self) -> bool:
-        """Whether every whole message was received."""
+        """Return whether every whole message was received."""
         poll = select.poll()
         poll.register(self.events, select.POLLIN)
         return self.is_empty and not poll.poll(0)
 
 
 class Connection(Struct, eq=False):
-    """One accepted connection, and how many of its bytes are no whole message yet."""
+    """One accepted connection, and the bytes of it that are not a whole message yet."""
 
     descriptor: int
-    #: Tells this connection from the next one with its descriptor.
+    #: Distinguishes this connection from a later one with its descriptor.
     inode: int
     arrivals: Arrivals
     accepted_ns: int
@@ -118,28 +139,28 @@ class Connection(Struct, eq=False):
     #: As of the last sample with a new message: bytes received, and messages.
     settled: int = 0
     messages: int = 0
-    #: Bytes that are no message, although every whole message was received since they came, and
-    #: since when there are some.
+    #: Bytes of an unfinished message: every whole message was received since they arrived. And
+    #: since when.
     unfinished: int = 0
     unfinished_ns: int = 0
     #: Bytes that ZeroMQ has read and the broker has not received, as of the last sample.
     waiting: int = 0
     #: All its whole messages were received, and the rest is one unfinished message.
     is_drained: bool = True
-    #: By how much more was counted as taken than was received: short messages are estimated.
+    #: By how much the estimate of taken bytes exceeds the received ones.
     overcount: int = 0
 
     @property
     def has_spoken(self) -> bool:
-        """Whether a whole message has come from it."""
+        """Return whether a whole message has arrived on it."""
         return self.descriptor in self.arrivals.messages
 
     def sample(self, now_ns: int, *, is_caught_up: bool, connections: int) -> None:
-        """Note what it has received. `connections` is how many there are."""
+        """Sample its received bytes. `connections` is the number of all connections."""
         arrivals = self.arrivals
         messages = arrivals.messages.get(self.descriptor, 0)
         received = self.count_received()
-        # ZeroMQ takes from its connections in turns: a whole message would be out by now.
+        # ZeroMQ reads its connections in turns: a whole message would have been received by now.
         is_passed = messages == self.messages and arrivals.total - self.total > 2 * connections
         self.is_drained = is_caught_up or is_passed
         if messages != self.messages:
@@ -162,24 +183,24 @@ class Connection(Struct, eq=False):
             self.waiting = max(0, waiting - waiting_bytes(self.descriptor))
 
     def count_received(self) -> int:
-        """Count the bytes received so far. Of a local connection: those seen waiting."""
+        """Return the bytes received so far. For a local connection: those seen waiting."""
         if not self.arrivals.is_local:
             return received_bytes(self.descriptor)
         return self.received + waiting_bytes(self.descriptor)
 
 
 class Cutter:
-    """Disconnect or hold connections. Owns the descriptors for it, for when none is left."""
+    """Disconnect or hold connections. Keeps spare descriptors, to work when none is left."""
 
     def __init__(self) -> None:
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._copy = os.dup(self._nothing)
 
     def cut(self, connection: Connection, *, is_named: bool) -> str:
-        """Disconnect it. Returns its peer's address where `is_named`, "" if that is not known.
+        """Disconnect a connection. Return its peer's address if `is_named`, or "" if unknown.
 
-        After a `shutdown` of TCP the other end could still send, and ZeroMQ would still read. To
-        connect nowhere ends a connection at once, with what waits to be read.
+        After a `shutdown` of TCP the other end could still send, and ZeroMQ would still read.
+        Connecting to AF_UNSPEC ends the connection at once and discards unread bytes.
         """
         with self._borrowed(connection) as copy:
             address = peer_address(copy.fileno()) if copy is not None and is_named else ""
@@ -192,9 +213,9 @@ class Cutter:
         return address
 
     def hold(self, connection: Connection) -> str:
-        """Let the kernel drop what a TCP peer sends until `release`. The peer sends it again then.
+        """Make the kernel drop packets of a TCP peer until `release`. Then the peer resends them.
 
-        Returns the peer's address, "" if that is not known.
+        Return the peer's address, or "" if unknown.
         """
         with self._borrowed(connection) as copy:
             if copy is None:
@@ -204,16 +225,16 @@ class Cutter:
             return peer_address(copy.fileno())
 
     def release(self, connection: Connection) -> None:
-        """Let a peer send that was held."""
+        """Accept packets of a held peer again."""
         with self._borrowed(connection) as copy, contextlib.suppress(OSError):
             if copy is not None:
                 copy.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
     @contextlib.contextmanager
     def _borrowed(self, connection: Connection) -> Iterator[socket.socket | None]:
-        """Copy a connection's descriptor. None if the connection is gone.
+        """Yield a copy of a connection's descriptor, or None if the connection is gone.
 
-        The copy stays the same socket, whatever ZeroMQ does with its own meanwhile.
+        The copy refers to the same socket even if ZeroMQ closes its own descriptor.
         """
         copy = None
         with contextlib.suppress(OSError):
@@ -233,10 +254,10 @@ class Cutter:
 
 
 class Gate:
-    """Keep a listener from accepting for a while. Peers wait in the kernel's queue meanwhile.
+    """Stop a listener from accepting for a while. Peers wait in the kernel's queue.
 
-    ZeroMQ accepts by number. While the gate is shut, another listener has that number, to which
-    nobody can connect.
+    ZeroMQ accepts on a descriptor number. While the gate is shut, that number is another listener,
+    which drops all packets.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -257,30 +278,30 @@ class Gate:
             self._is_shut = False
 
     def has_waiting(self) -> bool:
-        """Whether peers wait to be accepted."""
+        """Return whether peers wait to be accepted."""
         return bool(self._waiting.poll(0))
 
     def pulse(self, open_ns: int) -> None:
-        """Open a shut gate for so short a time that few get in."""
+        """Open a shut gate for a short time, so that few peers are accepted."""
         _become(self._number, self._listener)
         if open_ns > _WAIT_NS_MAX:
             time.sleep(open_ns / SECOND_NS)
         else:
-            # After a sleep, other threads could keep Python's lock for much longer than this.
+            # After a sleep, other threads could keep the GIL for much longer than this.
             ends_ns = time.monotonic_ns() + open_ns
             while time.monotonic_ns() < ends_ns:
                 pass
         _become(self._number, self._deaf)
 
     def close(self) -> None:
-        """Leave it open for good."""
+        """Open the gate and close its descriptors."""
         self.open()
         os.close(self._listener)
         os.close(self._deaf)
 
 
 def _become(number: int, descriptor: int) -> None:
-    """Let a number stand for what another descriptor stands for."""
+    """Make a descriptor number refer to the file of another descriptor."""
     _fast_libc.dup3(descriptor, number, os.O_CLOEXEC)
 
 
@@ -295,7 +316,7 @@ def _deaf_listener() -> int:
 
 
 def _drop_packets(one: socket.socket) -> None:
-    """Have the kernel drop every packet that comes for a socket."""
+    """Make the kernel drop every packet for a socket."""
     drop = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RETURN, 0, 0, 0))
     program = struct.pack("HP", 1, ctypes.addressof(drop))
     one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
@@ -310,7 +331,7 @@ def inode_of(descriptor: int) -> int:
 
 
 def received_bytes(descriptor: int) -> int:
-    """Count the bytes that a TCP connection received. 0 if it is gone."""
+    """Return the bytes that a TCP connection has received. 0 if it is gone."""
     found = (ctypes.c_uint64 * _TCP_INFO_WORDS)()
     length = ctypes.c_uint32(ctypes.sizeof(found))
     failed = _fast_libc.getsockopt(
@@ -320,7 +341,7 @@ def received_bytes(descriptor: int) -> int:
 
 
 def waiting_bytes(descriptor: int) -> int:
-    """Count the bytes that wait to be read. 0 if the connection is gone."""
+    """Return the bytes that wait to be read. 0 if the connection is gone."""
     found = ctypes.c_int(0)
     try:
         fcntl.ioctl(descriptor, termios.FIONREAD, found)
@@ -330,7 +351,7 @@ def waiting_bytes(descriptor: int) -> int:
 
 
 def peer_address(descriptor: int) -> str:
-    """Name the other end: an address and a port, or the process of a local one. "" if unknown."""
+    """Return the peer's address and port, or the process of a local one. "" if unknown."""
     held = socket.socket(fileno=descriptor)
     try:
         if held.family == socket.AF_UNIX:
@@ -342,3 +363,37 @@ def peer_address(descriptor: int) -> str:
     finally:
         held.detach()
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class CutReport:
+    """Count cuts and held peers, and log them at intervals."""
+
+    def __init__(self, cut: Counter[str]) -> None:
+        self._cut = cut
+        self._held = 0
+        self._fresh: Counter[str] = Counter()
+        #: The address of one peer that was cut since the last log line.
+        self.peer = ""
+        self._logged_ns = -WARNING_NS
+
+    def add(self, reason: str, peer: str) -> None:
+        self._cut[reason] += 1
+        self._fresh[reason] += 1
+        self.peer = self.peer or peer
+
+    def add_held(self, peer: str) -> None:
+        self._held += 1
+        self.peer = self.peer or peer
+
+    def log(self, now_ns: int) -> None:
+        """Log the cuts since the last call, at most every WARNING_NS."""
+        if not (self._fresh or self._held) or now_ns - self._logged_ns < WARNING_NS:
+            return
+        self._logged_ns = now_ns
+        for reason, count in self._fresh.items():
+            logger.warning(_TEXTS[reason], count, self.peer)
+        if self._held:
+            logger.warning(_HELD_TEXT, self._held, self.peer)
+        self._fresh.clear()
+        self._held = 0
+        self.peer = ""

@@ -1,20 +1,17 @@
-"""A peer's line to its broker: numbers requests, and asks again what was not answered.
+"""A peer's channel to its broker: numbers requests, and resends those without a reply.
 
-A request stays open until its answer is here. It is sent again when the broker turns out to be
-another process (it knows nothing of what the former one was asked), when ZeroMQ has made another
-connection (what was under way on the former one is lost, and what waits at the broker would be
-answered there), or when an answer is overdue. So whatever is asked must be harmless to ask twice,
-and in this dialect all of it is. What can't be sent now, because nobody is there, is sent when
-somebody is. One that the broker refuses for now is sent again after a pause, twice as long each
-time.
+A request stays open until its reply arrives. It is sent again when the broker is a new process
+(which has lost the request), when ZeroMQ has reconnected (messages in transit are lost, and a reply
+that waits at the broker would go to the old connection), or when the reply is overdue. So every
+request must be idempotent, and in this dialect all are. A request that can't be sent is sent once
+there is a connection. A temporarily refused one is sent again after a pause that doubles each time.
 
-It gets its wire and clock as arguments. It knows how requests are numbered, and nothing of what
-they are about.
+Takes its socket and clock as arguments. Knows the numbering of requests, not their content.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -25,70 +22,57 @@ from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-#: With something to wait for and nothing heard for so long, ask the broker for a sign of life.
+    from taskyard.net.protocols import MonotonicClock, PeerTransport
+
+#: With open requests and no reply for this long, ping the broker.
 PING_NS: Final = SECOND_NS // 2
 
-#: An answer is overdue when it has taken this long, and longer than it was allowed to take.
+#: A reply is overdue after this time plus the request's own waiting time.
 OVERDUE_NS: Final = 10 * SECOND_NS
 
-#: A ping waits for nothing, so it is overdue sooner.
+#: A ping never waits at the broker, so it is overdue sooner.
 PING_OVERDUE_NS: Final = 2 * SECOND_NS
 
-#: How soon to try to send again what nobody was there for.
+#: How soon to retry a send that failed.
 RESEND_NS: Final = SECOND_NS // 50
 
-#: How soon to send again what was refused for now: at first, and at the longest.
+#: The first and the longest pause before a temporarily refused request is sent again.
 RETRY_NS: Final = SECOND_NS // 20
 RETRY_NS_MAX: Final = 2 * SECOND_NS
 RETRIES_COUNTED_MAX: Final = 10
 
 
-class Transport(Protocol):
-    """What carries the frames."""
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
-    def connections(self) -> int:
-        """Return how many connections were made so far."""
-
-
-class Clock(Protocol):
-    def monotonic_ns(self) -> int: ...
-
-
 class OpenRequest(Struct, gc=False):
-    """A request that is not answered yet."""
+    """A request without a reply."""
 
     body: bytes
-    #: How long the answer may take because it waits for something.
+    #: How long the broker may hold the request before it replies.
     wait_ns: int
-    #: It is answered again and again.
+    #: It gets many replies.
     stream: bool
-    #: When it was sent; 0: not yet.
+    #: When it was sent. 0: not yet.
     sent_ns: int = 0
-    #: How often it was refused for now.
+    #: How often it was refused temporarily.
     retries: int = 0
 
 
 class Channel:
-    """One peer, one broker."""
+    """The channel of one peer to one broker."""
 
-    def __init__(self, carrier: Transport, clock: Clock) -> None:
-        self._transport = carrier
+    def __init__(self, transport: PeerTransport, clock: MonotonicClock) -> None:
+        self._transport = transport
         self._clock = clock
         self._number = 0
         self._open: dict[int, OpenRequest] = {}
         #: Requests that could not be sent yet.
         self._unsent: dict[int, None] = {}
-        #: Requests that were refused for now, and when to send them again.
+        #: Requests that were refused temporarily, and when to send them again.
         self._later: dict[int, int] = {}
-        #: Why, for requests that were refused for now and are not answered yet.
+        #: The reasons of requests that were refused temporarily.
         self._reasons: dict[int, str] = {}
-        #: The broker's process, as it said last; 0: it was never heard.
+        #: The number of the broker's process in its last reply. 0: there was none.
         self._broker = 0
         self._last_reply_ns = clock.monotonic_ns()
         self._ping = 0
@@ -98,7 +82,7 @@ class Channel:
 
     @property
     def was_connected(self) -> bool:
-        """The broker was there at least once."""
+        """Return whether the broker has ever replied."""
         return bool(self._broker)
 
     @property
@@ -107,40 +91,37 @@ class Channel:
 
     @property
     def postponed(self) -> str:
-        """Return why requests are refused for now; empty if none is."""
+        """Return the reason of a temporary refusal, or an empty string if there is none."""
         return next(iter(self._reasons.values()), "")
 
     def unanswered_ns(self) -> int:
-        """How long nothing was heard."""
+        """Return the time since the last reply."""
         return self._clock.monotonic_ns() - self._last_reply_ns
 
     def request(
         self, build: Callable[[int], bytes], wait_ns: int = 0, *, stream: bool = False
     ) -> int:
-        """Send the request that `build` makes for a number. Returns the number.
+        """Send the request that `build` makes for a number. Return the number.
 
-        Raises `UserError` if it is larger than a broker takes: it would hang up, again and again.
+        Raise `UserError` if it is larger than a broker accepts: the broker would disconnect.
         """
         self._number += 1
         body = build(self._number)
         if len(body) > FRAME_BYTES_MAX:
-            raise UserError(
-                f"a request of {len(body):,} bytes can't be sent: a broker takes at most "
-                f"{FRAME_BYTES_MAX:,}; ask for less at a time"
-            )
+            raise UserError(f"request of {len(body):,} bytes: limit is {FRAME_BYTES_MAX:,}")
         if not self._open:
-            self._last_reply_ns = self._clock.monotonic_ns()  # nobody was silent: nothing was asked
+            self._last_reply_ns = self._clock.monotonic_ns()  # no reply was due until now
         self._open[self._number] = OpenRequest(body, wait_ns, stream)
         self._send(self._number)
         return self._number
 
     def replace(self, number: int, body: bytes) -> None:
-        """Ask this, should the request have to be sent again; its last answer may be here."""
+        """Replace the body that is sent if the request has to be sent again."""
         if number in self._open:
             self._open[number].body = body
 
     def drop(self, number: int) -> None:
-        """Its answer is not wanted any more."""
+        """Drop a request. Its reply is ignored."""
         self._open.pop(number, None)
         self._unsent.pop(number, None)
         self._later.pop(number, None)
@@ -155,7 +136,7 @@ class Channel:
         self._ping = 0
 
     def receive(self) -> list[Reply]:
-        """The answers that have come, each to a request that is open."""
+        """Return the replies that have arrived, each to an open request."""
         arrived: list[Reply] = []
         while (frames := self._transport.receive()) is not None:
             reply = _decoded(frames)
@@ -164,7 +145,7 @@ class Channel:
         return arrived
 
     def _take(self, reply: Reply) -> bool:
-        """Whether it answers something; a ping's answer is only a sign of life."""
+        """Return whether a reply answers an open request other than a ping."""
         self._last_reply_ns = self._clock.monotonic_ns()
         number = reply.request
         request = self._open.get(number)
@@ -176,7 +157,7 @@ class Channel:
             self._postpone(number, request, reply.reason)
             return False
         if request.stream and _more_follow(reply):
-            request.sent_ns = self._last_reply_ns  # and this is a sign of life
+            request.sent_ns = self._last_reply_ns  # a partial reply restarts the timeout
             return True
         self.drop(number)
         if number == self._ping:
@@ -193,18 +174,18 @@ class Channel:
         self._reasons[number] = reason
 
     def _on_broker(self, broker: int, answered: int) -> None:
-        """Another process answers: what the former one was asked is lost with it."""
+        """Queue all open requests again if another broker process replies."""
         if broker == self._broker:
             return
         first, self._broker = not self._broker, broker
         for number, request in self._open.items():
-            # Before the first answer nobody knows whom it went to; what is fresh went to this one.
+            # Before the first reply the receiver is unknown. A recent request went to this one.
             old = not first or self._last_reply_ns - request.sent_ns > PING_NS
             if old and number != answered:
                 self._unsent[number] = None
 
     def turn(self) -> None:
-        """Send what could not be sent, ask again what is overdue, ask for a sign of life."""
+        """Send queued requests, repeat overdue ones, and ping if there was no reply for long."""
         now_ns = self._clock.monotonic_ns()
         self._check_reconnected(now_ns)
         for number, request in self._open.items():
@@ -221,7 +202,7 @@ class Channel:
             self._ping = self.request(lambda number: peer.query(number, peer.OK))
 
     def _check_reconnected(self, now_ns: int) -> None:
-        """Ask everything again on another connection than the first. To look costs a call."""
+        """Queue all open requests again after a reconnect. Checks twice a second at most."""
         if now_ns - self._counted_ns < PING_NS:
             return
         self._counted_ns = now_ns
@@ -231,7 +212,7 @@ class Channel:
         self._connections = connections
 
     def wake_at_ns(self) -> int | None:
-        """When `turn` should be called next; None: when something arrives or is asked."""
+        """Return when to call `turn` next. None: when a message arrives or a request is made."""
         if not self._open:
             return None
         now_ns = self._clock.monotonic_ns()
@@ -252,12 +233,12 @@ class Channel:
 
 
 def _more_follow(reply: Reply) -> bool:
-    """More answers follow this one: a stream was accepted, or some of it is left."""
+    """Return whether more replies follow: a stream was accepted, or some of it is left."""
     return reply.kind == peer.OK or (reply.kind == peer.WATCH and reply.count > 0)
 
 
 def _decoded(frames: list[bytes]) -> Reply | None:
-    """An answer; what is none is passed over, and the request is asked again."""
+    """Decode a reply. Return None if it is malformed. Then the request is sent again."""
     try:
         return Reply(frames[-1])
     except Malformed:

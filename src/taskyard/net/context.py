@@ -1,6 +1,6 @@
-"""What a process has one of: its ZeroMQ context, with its ZAP thread, and its file limit.
+"""The process's ZeroMQ context, with its ZAP thread, and its limit of open files.
 
-A forked child gets a context of its own: the parent's threads did not come with it.
+A forked child opens its own context, because the parent's threads do not exist there.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from taskyard.net.options import CONTEXT
 _opening = threading.Lock()
 _opened: list[zmq.Context[zmq.Socket[bytes]]] = []
 
-#: Contexts of the parent. Kept, because their destructors would wait for threads that are not here.
+#: Contexts of the parent. Kept, because their destructors would wait for threads of the parent.
 _inherited: list[zmq.Context[zmq.Socket[bytes]]] = []
 
 
 def context() -> zmq.Context[zmq.Socket[bytes]]:
-    """This process's, opened when first asked for; ZAP is answered before anybody can bind."""
+    """Return this process's context. The first call opens it and starts the ZAP thread."""
     with _opening:
         if not _opened:
             _opened.append(_open())
@@ -40,9 +40,11 @@ def _open() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def _seed_routing_ids() -> None:
-    """Let nobody know what ids a ROUTER gives: ZeroMQ counts them up from C's `rand`, which nobody
-    seeds, so that they are the same in every process. A peer may choose its own id, and ZeroMQ ends
-    the process when it is about to give one that a peer has chosen."""
+    """Make the routing ids that a ROUTER assigns unpredictable.
+
+    ZeroMQ counts them up from C's `rand`, unseeded, so they are equal in every process. A peer may
+    choose its own id, and ZeroMQ aborts when it is about to assign an id that a peer has chosen.
+    """
     ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
@@ -52,16 +54,16 @@ def _forget_inherited() -> None:
     _opening.release()
 
 
-# Held across the fork, so that no other thread is half way through `context` in the child.
+# Held across the fork, so that no thread is inside `context` when the child starts.
 os.register_at_fork(
     before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_forget_inherited
 )
 
 
 def raise_file_limit() -> None:
-    """Every peer takes a descriptor; the usual soft limit of 1,024 is there for old programs."""
+    """Raise the soft limit of open files to the hard one: every peer takes a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        # Some systems call a limit endless and take no such number: then it stays as it is.
+        # Some systems report an endless limit and refuse that number. Then it stays as it is.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

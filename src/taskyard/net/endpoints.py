@@ -1,40 +1,44 @@
-"""Where sockets are: the native endpoint of a state directory, and which endpoints a user may give.
+"""Endpoints: which ones are valid, the native one of a state directory, and listening on them.
 
-An endpoint is `ipc://PATH` or `tcp://ADDRESS:PORT`. What is beyond this machine needs keys:
-`is_remote` tells it, and `sockets.py` sees to it. A broker listens at addresses alone; a peer may
-also go by the name of a machine, because a key tells the broker from whoever answers to its name.
-Opens nothing but the private directory for long paths.
+An endpoint is `ipc://PATH` or `tcp://ADDRESS:PORT`. One that other machines can reach needs keys:
+`is_remote` detects it, and `sockets.py` requires them. A broker listens on addresses only. A peer
+may also connect to a host name, because the key authenticates the broker. Imports no zmq.
 """
 
+import contextlib
 import hashlib
 import ipaddress
 import os
 import re
+import socket
 import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from taskyard.errors import UserError
-from taskyard.journal.files import PRIVATE_DIRECTORY
+from taskyard.journal.files import PRIVATE_DIRECTORY, PRIVATE_FILE, make_private_directory
 
 SOCKET_NAME: Final = "broker.sock"
 
-#: A socket's address has 108 bytes on Linux, one of them for the end of the string.
+#: A socket's address has 108 bytes on Linux, one of them for the terminating NUL.
 IPC_PATH_BYTES_MAX: Final = 107
+
+#: Connections waiting to be accepted. The kernel has its own maximum and takes the smaller.
+BACKLOG: Final = 4_096
 
 PORT_MAX: Final = 65_535
 
-#: Where the short directories are. Not TMPDIR: broker and client may have different ones.
+#: Parent of the short directories. Not TMPDIR: broker and client may have different ones.
 SHORT_DIRECTORY = Path("/tmp")  # noqa: S108 - anybody may write there, so the owner and mode are checked
 
-#: 64 bits of a path tell the states of one user apart.
+#: 64 bits of a path's hash distinguish the state directories of one user.
 _DIGEST_CHARACTERS: Final = 16
 
 _COMMA = re.compile(r",(?=(?:tcp|ipc)://)")
 _TCP = re.compile(r"tcp://(?P<host>\[[^]/]*]|[^]:/;[]+):(?P<port>\*|[0-9]{1,5})")
 _FORMS_HINT = "give tcp://127.0.0.1:PORT or ipc://PATH"
 
-#: The name of a machine: what DNS takes, and no address of four numbers.
+#: A host name as DNS allows it, but no address of four numbers.
 _NAME = re.compile(
     r"(?=.{1,253}\Z)(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*"
     r"[A-Za-z](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -42,7 +46,7 @@ _NAME = re.compile(
 
 
 class Tcp(NamedTuple):
-    """An address, without brackets, or the name of a machine. Port 0 takes a free one."""
+    """An address without brackets, or a host name. Port 0 means any free port."""
 
     host: str
     port: int
@@ -58,12 +62,12 @@ class Tcp(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Nobody but this machine reaches it; a name is never taken to be."""
+        """Return whether only this machine can reach it. False for every host name."""
         return not _NAME.fullmatch(self.host) and ipaddress.ip_address(self.host).is_loopback
 
 
 class Ipc(NamedTuple):
-    """An absolute path."""
+    """A Unix socket. The path is absolute."""
 
     path: str
 
@@ -72,10 +76,10 @@ class Ipc(NamedTuple):
 
 
 def native_endpoint(state: Path) -> str:
-    """The endpoint of a state directory's broker; its clients find it without asking.
+    """Return the endpoint of a state directory's broker, which its clients derive as well.
 
-    Where the path is too long for a socket, it is in a short private directory instead, made here
-    so that nobody else can make it first.
+    A path too long for a socket is replaced by a short private directory. It is created here, so
+    that no other user can create it first.
     """
     path = state.resolve() / SOCKET_NAME
     if _fits(str(path)):
@@ -84,67 +88,66 @@ def native_endpoint(state: Path) -> str:
 
 
 def listen_endpoint(endpoint: str) -> str:
-    """The endpoint to listen at, in its one spelling. Port 0 or * takes a free one."""
+    """Return the canonical form of an endpoint to listen on. Port 0 or * means any free port."""
     return str(parse(endpoint))
 
 
 def peer_endpoint(endpoint: str) -> str:
-    """The endpoint to connect to, in its one spelling."""
+    """Return the canonical form of an endpoint to connect to."""
     return str(parse_peer(endpoint))
 
 
 def is_remote(place: Tcp | Ipc) -> bool:
-    """Whether it can be reached from other machines, or is on one."""
+    """Return whether other machines can reach an endpoint, or it is on one."""
     return isinstance(place, Tcp) and not place.is_loopback
 
 
 def parse_peer(endpoint: str) -> Tcp | Ipc:
-    """What an endpoint to connect to says: it has a port, and may name a machine."""
+    """Parse an endpoint to connect to. It must have a port and may have a host name."""
     place = parse(endpoint, by_name=True)
     if isinstance(place, Ipc):
         return place
     if place.port == 0:
-        raise UserError(f"endpoint {endpoint} has no port to connect to; {_FORMS_HINT}")
+        raise UserError(f"endpoint {endpoint}: no port to connect to ({_FORMS_HINT})")
     if place.host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
         raise UserError(
-            f"endpoint {endpoint} stands for all addresses of a machine, and nobody can be reached "
-            "there; give one of them"
+            f"endpoint {endpoint}: stands for all addresses of a machine (give one of them)"
         )
     return place
 
 
 def split_endpoints(given: str) -> list[str]:
-    """The endpoints of a list with commas. A path may have a comma of its own."""
+    """Split a comma-separated list of endpoints. A path may contain commas."""
     return _COMMA.split(given)
 
 
 def parse(endpoint: str, *, by_name: bool = False) -> Tcp | Ipc:
-    """What an endpoint says. Raises UserError with what is wrong and what to do."""
+    """Parse an endpoint. `by_name` allows a host name. Raise UserError if it is invalid."""
     if endpoint.startswith("ipc://"):
         return _parse_ipc(endpoint)
     match = _TCP.fullmatch(endpoint)
     if match is None:
-        raise UserError(f"endpoint {endpoint!r} is of no form that Taskyard knows; {_FORMS_HINT}")
+        raise UserError(f"endpoint {endpoint!r}: unknown form ({_FORMS_HINT})")
     port = 0 if match["port"] == "*" else int(match["port"])
     if port > PORT_MAX:
-        raise UserError(f"endpoint {endpoint} has a port over {PORT_MAX}; {_FORMS_HINT}")
+        raise UserError(f"endpoint {endpoint}: port over {PORT_MAX}")
     return Tcp(_host(match["host"], endpoint, by_name=by_name), port)
 
 
 def _parse_ipc(endpoint: str) -> Ipc:
     given = endpoint.removeprefix("ipc://")
     if not given or given == "*" or given.endswith("/"):
-        raise UserError(f"endpoint {endpoint!r} names no socket; {_FORMS_HINT}")
+        raise UserError(f"endpoint {endpoint!r}: no socket path ({_FORMS_HINT})")
     if given.startswith("@"):
         raise UserError(
-            f"endpoint {endpoint} is an abstract socket, which any user of this machine could "
-            "open; give ipc://PATH"
+            f"endpoint {endpoint}: any user of this machine could open an abstract socket (give "
+            "ipc://PATH)"
         )
     path = os.path.abspath(given)  # noqa: PTH100 - Path.resolve would follow links, this only joins
     if not _fits(path):
         raise UserError(
-            f"the path of {endpoint!r} does not fit a socket, which takes {IPC_PATH_BYTES_MAX} "
-            "bytes of UTF-8; give a shorter one"
+            f"endpoint {endpoint!r}: path is longer than the {IPC_PATH_BYTES_MAX} bytes of UTF-8 "
+            "that a socket allows"
         )
     return Ipc(path)
 
@@ -157,10 +160,10 @@ def _host(host: str, endpoint: str, *, by_name: bool) -> str:
     try:
         return str(_address(host))
     except ValueError:
-        # A name is never looked up for a listener: what it says may change.
+        # A host name is never resolved for a listener: its address may change.
         raise UserError(
-            f"endpoint {endpoint} has no address that a socket can have; {_FORMS_HINT}, and "
-            "beyond this machine an address of it, or tcp://0.0.0.0:PORT for all of them"
+            f"endpoint {endpoint}: no valid address ({_FORMS_HINT}; for other machines an address "
+            "of this one, or tcp://0.0.0.0:PORT for all)"
         ) from None
 
 
@@ -169,7 +172,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
         return ipaddress.IPv4Address(host)
     address = ipaddress.IPv6Address(host[1:-1])
     if address.scope_id or address.ipv4_mapped:
-        raise ValueError  # one has two spellings, the other means different things on each machine
+        raise ValueError  # a scope id is only valid on one machine, a mapped address has two forms
     return address
 
 
@@ -187,15 +190,116 @@ def _short_directory(state: Path) -> Path:
         directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"the path of {state} is too long for a socket, and {directory} can't be made instead: "
-            f"{error.strerror}; give a --state with a shorter path"
+            f"{state}: path too long for a socket, and can't create {directory} instead: "
+            f"{error.strerror} (give a --state with a shorter path)"
         ) from error
-    # Not followed if it is a link: where that leads could change under us.
+    # A link is not followed: its target could change.
     found = directory.lstat()
     private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == PRIVATE_DIRECTORY
     if not private or found.st_uid != os.getuid():
         raise UserError(
-            f"{directory}, for the socket of {state}, is not a private directory of yours; "
-            "remove it, or give a --state with a shorter path"
+            f"{directory}: not a private directory of yours (it holds the socket of {state}; "
+            "remove it, or give a --state with a shorter path)"
         )
     return directory
+
+
+class SocketFile(NamedTuple):
+    """A socket's file, identified by device and inode."""
+
+    path: Path
+    device: int
+    inode: int
+
+    def remove(self) -> None:
+        """Remove the file, unless another one has replaced it."""
+        with contextlib.suppress(FileNotFoundError):
+            found = self.path.lstat()
+            if (found.st_dev, found.st_ino) == (self.device, self.inode):
+                self.path.unlink()
+
+
+class ListeningDescriptor(NamedTuple):
+    """A listening descriptor. The caller closes it."""
+
+    descriptor: int
+    #: Has the real port.
+    place: Tcp | Ipc
+    file: SocketFile | None
+
+
+def open_listener(place: Tcp | Ipc) -> ListeningDescriptor:
+    """Listen on an endpoint. Raise UserError if that fails or another process listens there."""
+    try:
+        return _open_tcp(place) if isinstance(place, Tcp) else _open_ipc(place)
+    except OSError as error:
+        raise UserError(f"can't listen on {place}: {error.strerror}") from error
+
+
+def _open_tcp(place: Tcp) -> ListeningDescriptor:
+    family = socket.AF_INET6 if place.is_ipv6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        # A port is free as soon as no process listens on it, whatever old connections linger.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((place.host, place.port))
+        _listen(listener)
+        port: int = listener.getsockname()[1]
+        return ListeningDescriptor(listener.detach(), Tcp(place.host, port), None)
+
+
+def _open_ipc(place: Ipc) -> ListeningDescriptor:
+    path = Path(place.path)
+    make_private_directory(path.parent)
+    _check_directory_private(path.parent)
+    _remove_stale_socket(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(place.path)
+        # No peer can connect before it listens, so it is never open to others.
+        path.chmod(PRIVATE_FILE)
+        _listen(listener)
+        found = path.lstat()
+        return ListeningDescriptor(
+            listener.detach(), place, SocketFile(path, found.st_dev, found.st_ino)
+        )
+
+
+def _listen(listener: socket.socket) -> None:
+    # Non-blocking: a peer may disconnect between poll and accept.
+    listener.settimeout(0)
+    listener.listen(BACKLOG)
+
+
+def _check_directory_private(directory: Path) -> None:
+    """Raise UserError if other users could replace a socket in a directory."""
+    mode = directory.stat().st_mode
+    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+        raise UserError(
+            f"{directory}: other users may write here and could replace the socket (chmod 700 "
+            f"{directory}, or give another endpoint)"
+        )
+
+
+def _remove_stale_socket(path: Path) -> None:
+    """Remove the file of a broker that ended without closing. Keep that of a live one."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UserError(f"{path}: exists and is not a socket")
+    if _is_alive(path):
+        raise UserError(f"ipc://{path}: another process listens here already")
+    path.unlink(missing_ok=True)
+
+
+def _is_alive(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # A busy broker's queue may be full. That means it is alive, so there is no need to wait.
+        probe.settimeout(0)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:
+            return True
+        return True

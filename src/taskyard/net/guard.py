@@ -1,11 +1,11 @@
-"""The guard: one thread that cuts connections which take more of the process than peers may.
+"""A thread that disconnects peers which take too much memory or too many descriptors.
 
-ZeroMQ keeps a message until its last frame, and ends the process when memory or descriptors run
-out. So the guard counts connections as they are accepted, and looks at memory many times a second.
-It cuts strangers (connections that never sent a whole message) when there are too many of them, and
-senders of unfinished messages when memory has grown. It holds senders of many large messages until
-the broker has received those. A cut peer may connect again. The guard reads no message and decides
-nothing that is durable.
+ZeroMQ keeps a message until its last frame arrives, and aborts when memory or descriptors run out.
+So the guard counts accepted connections, and checks memory many times a second. It cuts strangers
+(connections that never sent a whole message) when there are too many of them, and senders of
+unfinished messages when memory has grown. It holds senders of many large messages until the broker
+has received those. A cut peer may reconnect. The guard reads no message and changes no durable
+state.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ import zmq
 from taskyard.core.limits import SECOND_NS
 from taskyard.net import memory, zap
 from taskyard.net.accepted import (
+    FOR_CONNECTIONS,
+    FOR_FRAMES,
+    FOR_MEMORY,
     WAITING_BYTES_MIN,
     Arrivals,
     Connection,
+    CutReport,
     Cutter,
     Gate,
     inode_of,
@@ -39,44 +43,44 @@ from taskyard.net.memory import Memory, MemoryMeter
 from taskyard.net.pressure import (
     LOCAL_SHARE,
     WAITING_SHARE,
-    CompactionLimits,
+    ConnectionLimits,
     Level,
     Pressure,
     backlog_of,
     strangers_of,
     suspects_of,
 )
-from taskyard.net.waker import Waker
+from taskyard.net.signals import Waker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 logger = logging.getLogger("taskyard.net")
 
-#: How often to look when nothing is wrong: a flood of tiny frames makes 25 MiB in this time.
+#: The interval of checks in normal operation. A flood of tiny frames takes 25 MiB in this time.
 LOOK_MS: Final = 50
-#: And when memory is short.
+#: The interval while memory is short.
 TROUBLE_MS: Final = 20
-#: And after a large message, at most so often.
+#: The shortest interval of checks because of large messages.
 ALARM_MS: Final = 5
-#: For so long after one, memory may be that of large messages.
+#: How long after a large message memory may be due to large messages.
 LARGE_NS: Final = SECOND_NS // 5
-#: Events taken from one listener before the next has its turn.
+#: Events read from one listener before the next one is served.
 EVENTS_MAX: Final = 100
 
-#: When this part of them is in use and strangers are cut, nobody is accepted for a moment.
+#: Strangers are cut with the gates shut once more than this part of the descriptors is in use.
 GATES_SHARE: Final = 2
 
-#: The bytes of a greeting in ZMTP 3. A peer that sent fewer is cut before one that sent them.
+#: The bytes of a greeting in ZMTP 3. Peers that sent fewer are cut first.
 GREETING_BYTES: Final = 64
-#: How often to find out which strangers have sent a message since.
+#: How often to check which strangers have sent a message since.
 CHECK_NS: Final = SECOND_NS // 50
-#: Strangers looked at to find a silent one. The oldest are the most likely.
+#: Strangers examined to find a silent one. The oldest are the most likely.
 STRANGERS_TRIED_MAX: Final = 64
 
-#: While a gate is shut and peers wait, it is opened for a pulse about so often. A pulse is the
-#: longer the more descriptors are left: ZeroMQ accepts one peer in 10 to 50 µs, but the guard may
-#: lose its processor during a pulse.
+#: While a gate is shut and peers wait, it opens for a pulse about this often. A pulse is longer the
+#: more descriptors are left. ZeroMQ accepts one peer in 10 to 50 µs, but the guard may be suspended
+#: during a pulse.
 PULSE_MS: Final = 1
 PULSE_NS_EACH: Final = 200
 PULSE_NS_MIN: Final = SECOND_NS // 20_000
@@ -85,33 +89,16 @@ PULSE_NS_MAX: Final = SECOND_NS // 500
 #: ZeroMQ closes a connection much sooner after it is cut.
 ENDING_NS_MAX: Final = SECOND_NS
 
-#: A message that was unfinished for a shorter time is only under way.
+#: A message that was unfinished for less than this is in transit.
 UNFINISHED_NS: Final = SECOND_NS // 10
-#: A stranger that came earlier than this has had the time for a first message.
+#: A stranger older than this has had time for a first message.
 STRANGER_NS: Final = SECOND_NS // 10
-#: With no connection to blame for so long, memory belongs to the tasks and is the new normal.
+#: After this time with no connection to blame, the memory belongs to tasks and is the new normal.
 ACCEPT_NS: Final = SECOND_NS
-#: How often to give memory back while it is short: after a cut ZeroMQ frees it, but keeps it.
+#: How often to return memory while it is short. ZeroMQ frees it after a cut, but malloc keeps it.
 GIVE_BACK_NS: Final = SECOND_NS // 5
-#: And how often at most when it is not.
+#: The shortest interval of returning memory in normal operation.
 CALM_GIVE_BACK_NS: Final = 2 * SECOND_NS
-
-#: A person sees it soon enough, and a flood makes six lines a minute.
-WARNING_NS: Final = 10 * SECOND_NS
-
-#: Reasons for a cut, as they are counted.
-FOR_CONNECTIONS: Final = "connections"
-FOR_MEMORY: Final = "memory"
-FOR_FRAMES: Final = "frames"
-
-#: What is logged of each, with how many there were and one of their addresses.
-_TEXTS: Final = {
-    FOR_CONNECTIONS: "cut %d connection(s) without a message: too many are open (such as %s)",
-    FOR_MEMORY: "cut %d connection(s) with unfinished messages: memory is short (such as %s)",
-    FOR_FRAMES: "cut %d connection(s): a message of too many frames (such as %s)",
-}
-
-_HELD_TEXT: Final = "held back %d time(s) a peer with many large messages (such as %s)"
 
 _EVENT: Final = struct.Struct("=HI")
 _WATCHED: Final = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
@@ -119,13 +106,13 @@ _numbers = itertools.count(1)
 
 
 class Guard:
-    """Watch listeners from a thread of its own.
+    """Watch listeners from its own thread.
 
-    `watch` each listener before it is bound, then `start`. Close it before the listeners. On other
-    systems than Linux it does nothing.
+    Call `watch` for each listener before it is bound, then `start`. Close it before the listeners.
+    Does nothing on systems other than Linux.
     """
 
-    def __init__(self, limits: CompactionLimits | None = None) -> None:
+    def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self._is_able = sys.platform == "linux"
         self._limits = limits
         #: Connections cut, by reason.
@@ -133,16 +120,13 @@ class Guard:
         self._listeners: list[_Listener] = []
         self._thread: threading.Thread | None = None
         self._waker = Waker()
-        #: Wakes the thread for a look, and not for its end.
+        #: Wakes the thread for a check. The other one ends it.
         self._alarm = Waker()
 
     def watch(
         self, socket: zmq.Socket[bytes], descriptor: int, *, is_local: bool
     ) -> Arrivals | None:
-        """Watch a listener from now on, which accepts on that descriptor.
-
-        Returns what its messages are to be counted in.
-        """
+        """Watch a listener that accepts on this descriptor. Return the counts that it must keep."""
         if not self._is_able:
             return None
         arrivals = Arrivals(int(socket.FD), is_local, on_large=self._alarm.wake)
@@ -151,18 +135,18 @@ class Guard:
         return listener.arrivals
 
     def start(self) -> None:
-        """Begin to cut."""
+        """Start the thread."""
         if not self._is_able:
-            logger.warning("connections are not guarded against floods on this system")
+            logger.warning("connections are not protected against floods on this system")
             return
         limits = self._limits or _limits_of_process()
         work = _Work(self._listeners, limits, self.cut, (self._waker, self._alarm))
         self._thread = threading.Thread(target=work.run, name="taskyard-guard", daemon=True)
-        zap.ask_for_room(work.on_slot_free)
+        zap.ask_for_room(work.has_room)
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop the thread."""
         if self._thread is not None:
             zap.ask_for_room(None)
             self._waker.wake()
@@ -192,14 +176,14 @@ class _Listener:
         self.monitor.connect(place)
 
     def events(self) -> Iterator[tuple[int, int]]:
-        """Take what has happened: kinds of events, and descriptors."""
+        """Yield new events: the kind of each and its descriptor."""
         with contextlib.suppress(zmq.Again):
             while True:
                 event, _ = self.monitor.recv_multipart(zmq.NOBLOCK)
                 yield _EVENT.unpack(event)
 
     def close(self) -> None:
-        """End the events. ZeroMQ's thread waits while too many are not taken, so take them all."""
+        """Close the monitor. Read all events first, because ZeroMQ's thread waits for that."""
         self.gate.close()
         for _ in self.events():
             pass
@@ -209,12 +193,12 @@ class _Listener:
 
 
 class _Work:
-    """The thread's own state."""
+    """The state of the thread."""
 
     def __init__(
         self,
         listeners: list[_Listener],
-        limits: CompactionLimits,
+        limits: ConnectionLimits,
         cut: Counter[str],
         wakers: tuple[Waker, Waker],
     ) -> None:
@@ -224,7 +208,7 @@ class _Work:
         self._meter = MemoryMeter()
         self._cutter = Cutter()
         self._pressure = Pressure(limits.memory, self._meter.read())
-        self._report = _Report(cut)
+        self._report = CutReport(cut)
         #: Connections without a message, the oldest first. Some may have sent one since.
         self._strangers: dict[Connection, None] = {}
         self._strangers_checked_ns = 0
@@ -235,22 +219,22 @@ class _Work:
         self._is_shut = False
         self._pulse_ns = 0
         self._look_at_ns = 0
-        #: When a large message was last received, and when the next one may be a reason to look.
+        #: When a large message was last received, and when the next one may cause a check.
         self._alarmed_ns = -LARGE_NS
         self._alarm_from_ns = 0
-        #: Connections whose bytes the kernel drops for now.
+        #: Connections whose packets the kernel drops for now.
         self._held: dict[Connection, None] = {}
-        #: Since when memory has grown and no message is to blame. 0: it has not.
+        #: Since when memory has grown with no message to blame. 0: it has not.
         self._blameless_since_ns = 0
-        #: The connections of when growth was accepted as normal. It may be theirs after all, so
-        #: memory is given back when one of them has ended.
+        #: The connections at the time when growth was accepted as normal. It may be theirs after
+        #: all, so memory is returned when one of them has ended.
         self._accepted_with: dict[Connection, None] = {}
         self._is_trim_due = False
-        #: When memory was last given back.
+        #: When memory was last returned to the system.
         self._gave_back_ns = 0
 
-    def on_slot_free(self, *, is_local: bool) -> bool:
-        """Whether one more connection may be let in. Called by the thread of ZAP."""
+    def has_room(self, *, is_local: bool) -> bool:
+        """Return whether one more connection is allowed. Called by the ZAP thread."""
         most = self._limits.connections
         return self._count <= (most if is_local else most - most // LOCAL_SHARE)
 
@@ -264,11 +248,11 @@ class _Work:
             while self._waker.fileno() not in (ready := dict(poller.poll(self._wait_ms()))):
                 try:
                     if self._alarm.fileno() in ready:
-                        self._be_alarmed()
+                        self._on_alarm()
                     self._turn()
                 except Exception:
-                    # It must go on: ZeroMQ's thread waits for events to be taken.
-                    logger.exception("internal error in the guard of connections")
+                    # The thread must not end: ZeroMQ's thread waits for events to be read.
+                    logger.exception("internal error in the connection guard")
                     self._open_gates()
                     time.sleep(LOOK_MS / 1000)
         for listener in self._listeners:
@@ -290,13 +274,13 @@ class _Work:
         if self._is_shut:
             self._let_in()
         if now_ns >= self._look_at_ns:
-            wait_ms = self._look(now_ns)
+            wait_ms = self._check(now_ns)
             ended_ns = time.monotonic_ns()
             self._look_at_ns = ended_ns + wait_ms * SECOND_NS // 1000
             self._alarm_from_ns = ended_ns + min(wait_ms, ALARM_MS) * SECOND_NS // 1000
 
-    def _be_alarmed(self) -> None:
-        """Look soon: a large message was received."""
+    def _on_alarm(self) -> None:
+        """Check soon, because a large message was received."""
         self._alarm.clear()
         self._alarmed_ns = time.monotonic_ns()
         self._look_at_ns = min(self._look_at_ns, self._alarm_from_ns)
@@ -328,7 +312,7 @@ class _Work:
     def _limit_strangers(self, now_ns: int) -> None:
         """Cut strangers if there are too many, or too few descriptors are left.
 
-        ZeroMQ accepts faster than connections are cut, so the gates are shut when it comes near.
+        ZeroMQ accepts faster than connections are cut, so the gates shut near the limit.
         """
         excess = self._excess()
         if excess > 0 and now_ns - self._strangers_checked_ns > CHECK_NS:
@@ -344,20 +328,20 @@ class _Work:
             self._cut(found, FOR_CONNECTIONS)
 
     def _excess(self) -> int:
-        """Count the strangers that there are too many."""
+        """Return the number of strangers to cut."""
         limits = self._limits
         used = self._descriptors_used - len(self._ending)
         too_many = len(self._strangers) - limits.strangers
         return max(too_many, used + limits.descriptors_free - limits.descriptors)
 
     def _let_in(self) -> None:
-        """Accept in pulses while peers wait at a gate, and open it when none does."""
+        """Accept in pulses while peers wait at a gate. Open it when none does."""
         if self._ending:
-            return  # until ZeroMQ has closed those
+            return  # wait until ZeroMQ has closed those
         waiting = [one.gate for one in self._listeners if one.gate.has_waiting()]
         if not waiting:
             self._open_gates()
-        # A pulse that passed while ZeroMQ's thread did not run let nobody in: the next is longer.
+        # If ZeroMQ's thread did not run during a pulse, no peer was accepted. Make the next longer.
         left = self._limits.descriptors - self._descriptors_used
         shortest_ns = max(PULSE_NS_MIN, left * PULSE_NS_EACH)
         self._pulse_ns = min(max(shortest_ns, 2 * self._pulse_ns), PULSE_NS_MAX)
@@ -377,7 +361,7 @@ class _Work:
                 listener.gate.open()
 
     def _next_stranger(self) -> Connection | None:
-        """Choose an old stranger, if possible one that did not even greet."""
+        """Choose an old stranger, if possible one without a greeting."""
         tried: list[Connection] = []
         for found in [*itertools.islice(self._strangers, STRANGERS_TRIED_MAX)]:
             if found.has_spoken:
@@ -386,7 +370,7 @@ class _Work:
                 tried.append(found)
             else:
                 return found
-        # Of those that greeted, local ones come last: the owner of the broker may be among them.
+        # Of those with a greeting, local ones come last: one may be the owner of the broker.
         return min(tried, key=lambda one: one.arrivals.is_local, default=None)
 
     def _cut(self, found: Connection, reason: str) -> None:
@@ -396,10 +380,10 @@ class _Work:
         self._ending[found] = time.monotonic_ns()
         self._report.add(reason, self._cutter.cut(found, is_named=not self._report.peer))
 
-    def _look(self, now_ns: int) -> int:
-        """Look at everything, and return in how many milliseconds to look again."""
+    def _check(self, now_ns: int) -> int:
+        """Check descriptors and memory. Return the milliseconds until the next check."""
         self._descriptors_used = _descriptors_used(self._limits.descriptors)
-        # What ZeroMQ did not close by now was not cut, and may be cut again.
+        # Connections that ZeroMQ has not closed by now may be cut again.
         late_ns = now_ns - ENDING_NS_MAX
         self._ending = {one: cut_ns for one, cut_ns in self._ending.items() if cut_ns > late_ns}
         self._limit_strangers(now_ns)
@@ -415,24 +399,24 @@ class _Work:
             self._blameless_since_ns = 0
             if self._is_trim_due and now_ns - self._gave_back_ns > CALM_GIVE_BACK_NS:
                 self._is_trim_due = False
-                now = self._given_back(now_ns)
+                now = self._return_memory(now_ns)
             self._pressure.follow_down(now)
         else:
             self._relieve(level, now, now_ns, has_large=has_large)
-        # Samples of many connections take their time: leave most of it to others.
+        # Sampling many connections takes time. Leave most of it to other threads.
         took_ms = (time.monotonic_ns() - now_ns) * 1000 // SECOND_NS
         is_error = level >= Level.TROUBLE or bool(self._held)
         return max(TROUBLE_MS if is_error else LOOK_MS, 20 * took_ms)
 
     def _sample(self, now_ns: int) -> None:
-        """Note what each connection has received."""
+        """Sample the received bytes of each connection."""
         for listener in self._listeners:
             is_caught_up = listener.arrivals.is_caught_up()
             for found in listener.connections.values():
                 found.sample(now_ns, is_caught_up=is_caught_up, connections=self._count)
 
     def _hold_back(self) -> None:
-        """Hold the senders of whole messages while too many bytes wait to be received."""
+        """Hold the senders of whole messages while too many bytes are not received."""
         for found in [*self._held]:
             if found.is_drained or found.waiting <= WAITING_BYTES_MIN:
                 del self._held[found]
@@ -443,7 +427,7 @@ class _Work:
                 self._report.add_held(self._cutter.hold(found))
 
     def _relieve(self, level: Level, now: Memory, now_ns: int, *, has_large: bool) -> None:
-        """Cut connections that are to blame for the memory, or accept it as normal."""
+        """Cut the connections that are to blame for the memory, or accept it as normal."""
         connections = self._connections()
         ripe_ns = now_ns if level is Level.SEVERE else now_ns - UNFINISHED_NS
         suspects = suspects_of(connections, self._pressure.excess(now), ripe_ns)
@@ -452,23 +436,23 @@ class _Work:
         elif not self._blameless_since_ns:
             self._blameless_since_ns = now_ns
         elif now_ns - self._blameless_since_ns > ACCEPT_NS:
-            self._pressure.calm = self._given_back(now_ns)
+            self._pressure.calm = self._return_memory(now_ns)
             self._accepted_with = dict.fromkeys(connections)
             return
         if level is Level.ALERT:
             return
         if not suspects and (self._held or has_large):
-            return  # that memory goes with the messages
+            return  # the memory is freed with the messages
         if not suspects and now_ns - self._gave_back_ns > GIVE_BACK_NS:
-            level = self._pressure.level(self._given_back(now_ns))
+            level = self._pressure.level(self._return_memory(now_ns))
         if not suspects and level >= Level.TROUBLE:
             ripe_ns = now_ns if level is Level.SEVERE else now_ns - STRANGER_NS
             suspects = strangers_of(connections, ripe_ns)
         for found in suspects:
             self._cut(found, FOR_MEMORY)
 
-    def _given_back(self, now_ns: int) -> Memory:
-        """Give memory back, and read what is left."""
+    def _return_memory(self, now_ns: int) -> Memory:
+        """Return free memory to the system, and read the remaining use."""
         self._gave_back_ns = now_ns
         memory.give_back()
         return self._meter.read()
@@ -489,43 +473,9 @@ class _Work:
         return [one for one in every if one not in self._ending]
 
 
-class _Report:
-    """Count cuts, and log them now and then."""
-
-    def __init__(self, cut: Counter[str]) -> None:
-        self._cut = cut
-        self._held = 0
-        self._fresh: Counter[str] = Counter()
-        #: One of those that were cut since.
-        self.peer = ""
-        self._logged_ns = -WARNING_NS
-
-    def add(self, reason: str, peer: str) -> None:
-        self._cut[reason] += 1
-        self._fresh[reason] += 1
-        self.peer = self.peer or peer
-
-    def add_held(self, peer: str) -> None:
-        self._held += 1
-        self.peer = self.peer or peer
-
-    def log(self, now_ns: int) -> None:
-        """Log what was done since the last time, at most every WARNING_NS."""
-        if not (self._fresh or self._held) or now_ns - self._logged_ns < WARNING_NS:
-            return
-        self._logged_ns = now_ns
-        for reason, count in self._fresh.items():
-            logger.warning(_TEXTS[reason], count, self.peer)
-        if self._held:
-            logger.warning(_HELD_TEXT, self._held, self.peer)
-        self._fresh.clear()
-        self._held = 0
-        self.peer = ""
-
-
-def _limits_of_process() -> CompactionLimits:
+def _limits_of_process() -> ConnectionLimits:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CompactionLimits(
+    return ConnectionLimits(
         1 << 30 if soft == resource.RLIM_INFINITY else soft, memory.memory_max()
     )
 
@@ -533,6 +483,6 @@ def _limits_of_process() -> CompactionLimits:
 def _descriptors_used(most: int) -> int:
     """Count the open descriptors of this process."""
     with contextlib.suppress(OSError):
-        # Since Linux 6.2 the size of the directory; 0 before.
+        # Since Linux 6.2 the size of the directory. Before that, 0.
         return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # noqa: PTH116, PTH208 - without objects
     return most

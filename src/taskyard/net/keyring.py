@@ -1,10 +1,10 @@
-"""The keys of one broker: `STATE/keys/`, mode 0700, with its own pair and a file a guest.
+"""The keys of one broker: `STATE/keys/`, mode 0700, with its own key pair and a file per peer.
 
-Needs no running broker and no lock of the state: a change is a file that appears whole under its
-name, and whoever has the directory open sees it at the next look, which is one `stat` while nothing
-has changed. Whatever can't be read, or is open to others, makes nobody known: it fails closed.
+Works without a running broker or the state's lock. Every change is an atomic file replacement. A
+process with the directory open sees it at the next refresh, which is one `stat` while nothing has
+changed. It fails closed: if anything is unreadable or open to others, no key is accepted.
 
-A keyring is for one thread. Whoever asks from another one has a keyring of its own.
+A keyring belongs to one thread. Another thread creates its own.
 """
 
 import contextlib
@@ -29,43 +29,45 @@ from taskyard.wire.roles import AuthenticatedPeer, Role
 DIRECTORY_NAME: Final = "keys"
 BROKER_FILE: Final = "broker.key"
 
-#: How the names of guests' files end, after the fingerprints of their keys; others are not read.
+#: The suffix of key entries, after the fingerprint of the key. Other files are ignored.
 _ENTRY: Final = ".guest"
 
-#: Guests of one broker: all of their files are read when one has changed.
+#: Keys of one broker. All files are read when one has changed.
 KEYS_MAX: Final = 10_000
 
-#: File systems tell times in steps of up to 10 ms. A directory that has changed this lately may
-#: change once more without showing it, so it is read again until it has aged.
+#: File systems record times in steps of up to 10 ms. A directory that changed this recently may
+#: change again with the same time, so it is read again until it is older.
 _FRESH_NS: Final = SECOND_NS // 10
 
 
 class Keyring:
-    """Who is known to the broker of a state directory."""
+    """The keys that the broker of a state directory accepts."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
         self.directory = state / DIRECTORY_NAME
-        #: The directory as it was when it was read; None: what is kept may be old.
+        #: The directory's status when it was read. None: the kept entries may be outdated.
         self._seen: tuple[int, ...] | None = None
-        self._guests: dict[str, AuthenticatedPeer] = {}
-        #: Rises when guests were read anew.
+        self._peers: dict[str, AuthenticatedPeer] = {}
+        #: Rises each time the entries are read.
         self.load_count = 0
 
-    # Looking.
+    # Lookup.
 
     def find(self, public: str) -> AuthenticatedPeer | None:
-        """Whose key it is, as it is now: without a role if it was revoked, None if nobody's.
-        Raises UserError where nobody can say, which means no."""
+        """Return the peer with this key, or None. A revoked key has no role.
+
+        Reads changed files first. Raise UserError if the keys can't be read, which means no.
+        """
         self.refresh()
         return self.get(public)
 
     def get(self, public: str) -> AuthenticatedPeer | None:
-        """The same, as it was at the last look."""
-        return self._guests.get(public)
+        """Return the peer with this key as of the last refresh, or None."""
+        return self._peers.get(public)
 
     def refresh(self) -> None:
-        """See whether something has changed. Raises UserError where nobody can say."""
+        """Read the entries if the directory has changed. Raise UserError if that fails."""
         try:
             found = self.directory.stat()
         except OSError as error:
@@ -74,14 +76,14 @@ class Keyring:
         seen = (found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_ctime_ns)
         if seen != self._seen:
             self._seen = None
-            self._guests = {one.public: _peer_of(one) for one in self.entries()}
+            self._peers = {one.public: _peer_of(one) for one in self.entries()}
             self.load_count += 1
-            # The time of the change, not of the content: nobody can set it.
+            # The ctime, because users can't set it.
             is_aged = SystemClock.wall_ns() - found.st_ctime_ns > _FRESH_NS
             self._seen = seen if is_aged else None
 
     def entries(self) -> list[KeyEntry]:
-        """All guests that there ever were, the oldest first. Raises UserError."""
+        """Return all entries, revoked ones included, oldest first. Raise UserError."""
         try:
             keys.check_private(self.directory, self.directory.stat(), PRIVATE_DIRECTORY)
             paths = [path for path in self.directory.iterdir() if path.suffix == _ENTRY]
@@ -91,54 +93,50 @@ class Keyring:
             raise self._unreadable(error) from error
         if len(paths) > KEYS_MAX:
             raise UserError(
-                f"{self.directory} has {len(paths):,} guests, more than {KEYS_MAX:,}; remove "
-                "files of revoked ones"
+                f"{self.directory}: {len(paths):,} keys, limit {KEYS_MAX:,} (remove files of "
+                "revoked ones)"
             )
         entries: list[KeyEntry] = []
         for path in paths:
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile: not known, then
+            with contextlib.suppress(FileNotFoundError):  # removed in the meantime
                 entries.append(keys.read_entry(path))
         return sorted(entries, key=_age)
 
     def _unreadable(self, error: OSError) -> UserError:
         return UserError(
-            f"{self.directory} can't be read: {error.strerror}; see that it is a directory of "
-            "yours, or make keys with `taskyard keys new`"
+            f"{self.directory}: can't read: {error.strerror} (create keys with `taskyard keys new`)"
         )
 
     def has_keys(self) -> bool:
-        """Whether anybody could come in. Raises UserError."""
+        """Return whether any key is valid. Raise UserError."""
         return any(not entry.revoked_ns for entry in self.entries())
 
     def secret(self) -> Secret:
-        """The broker's own. Raises UserError."""
+        """Return the broker's own secret. Raise UserError."""
         try:
             return keys.read_broker(self.directory / BROKER_FILE)
         except FileNotFoundError:
             raise UserError(
-                f"{self.directory} has no key of the broker; make it with `taskyard keys new`"
+                f"{self.directory}: no broker key (create one with `taskyard keys new`)"
             ) from None
 
-    # Changing.
+    # Changes.
 
     def create(self, name: str, role: Role, out: Path) -> KeyEntry:
-        """Make a key, write the guest's half to `out`, and know it from now on. Raises UserError.
+        """Create a key, write the peer's half to `out`, and accept it from now on.
 
-        The guest's file comes first: a key that is known has been handed out.
+        The peer's file is written first, so that every accepted key exists. Raise UserError.
         """
         keys.check_name(name)
         with self._locked():
             entries = self.entries()
             if len(entries) >= KEYS_MAX:
                 raise UserError(
-                    f"{self.directory} has {len(entries):,} guests, and more can't be known; "
-                    "remove files of revoked ones"
+                    f"{self.directory}: limit of {KEYS_MAX:,} keys reached (remove files of "
+                    "revoked ones)"
                 )
             if any(one.name == name and not one.revoked_ns for one in entries):
-                raise UserError(
-                    f"there is a key {name} already; give another name, or revoke it first with "
-                    f"`taskyard keys revoke {name}`"
-                )
+                raise UserError(f"key {name!r} exists already (see `taskyard keys revoke {name}`)")
             broker = self._own_secret().public()
             secret = keys.make_secret()
             entry = KeyEntry(name, role, secret.public(), SystemClock.wall_ns())
@@ -151,7 +149,7 @@ class Keyring:
             return entry
 
     def revoke(self, name: str) -> KeyEntry:
-        """A key is not good any more, from now on. Raises UserError."""
+        """Revoke a key. Raise UserError if it does not exist or is revoked already."""
         with self._locked():
             entries = self.entries()
             for entry in entries:
@@ -163,8 +161,8 @@ class Keyring:
                     self._put(ended)
                     return ended
         if any(entry.name == name for entry in entries):
-            raise UserError(f"the key {name} was revoked before; nothing is left to do")
-        raise UserError(f"there is no key {name!r}; `taskyard keys list` has them all")
+            raise UserError(f"key {name!r} is revoked already")
+        raise UserError(f"unknown key {name!r} (see `taskyard keys list`)")
 
     def _own_secret(self) -> Secret:
         path = self.directory / BROKER_FILE
@@ -180,24 +178,20 @@ class Keyring:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One at a time. The kernel frees the lock when its holder ends."""
+        """Hold the directory's lock. The kernel releases it when the process ends."""
         try:
             make_private_directory(self.directory)
             descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise UserError(
-                f"can't use {self.directory} for keys: {error.strerror}; see that it is a "
-                "directory that you may write, or give another --state"
+                f"{self.directory}: can't be used for keys: {error.strerror}"
             ) from error
         try:
             keys.check_private(self.directory, os.fstat(descriptor), PRIVATE_DIRECTORY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         except OSError as error:
-            raise UserError(
-                f"can't write in {self.directory}: {error.strerror}; make room, or give another "
-                "--state"
-            ) from error
+            raise UserError(f"{self.directory}: can't write: {error.strerror}") from error
         finally:
             os.close(descriptor)
 

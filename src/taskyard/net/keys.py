@@ -1,8 +1,8 @@
-"""Keys as they lie in files: what a guest holds, what a broker keeps of it, and the broker's own.
+"""Key files: the key of a peer, the entry that a broker keeps of it, and the broker's own key.
 
-A key file is ours alone, mode 0600, or it is refused: what others can read is no secret, and what
-others can write is no proof. Nothing here puts a secret into a message, a log or a representation.
-Knows files and texts; which keys are good is `keyring.py`'s business.
+A key file must belong to the user, mode 0600: a file that others can read is no secret, and one
+that others can write is no proof. No secret appears in a message, a log or a `repr`. Which keys are
+valid is decided by `keyring.py`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from taskyard.journal.files import PRIVATE_FILE, sync_directory
 from taskyard.settings import toml
 from taskyard.wire.roles import Role
 
-#: Names become parts of workers' names, before a `/`, and stand in tables and messages.
+#: Key names become prefixes of worker names, before a `/`, and appear in tables and messages.
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 NAME_RULE: Final = "1 to 64 letters, digits, dots, dashes and underscores, no sign at an end"
 
@@ -31,10 +31,10 @@ NAME_RULE: Final = "1 to 64 letters, digits, dots, dashes and underscores, no si
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _KEY_BYTES: Final = 32
 
-#: A key file has a few hundred bytes; whatever is longer is something else.
+#: A key file has a few hundred bytes. A longer one is something else.
 FILE_BYTES_MAX: Final = 16_384
 
-#: Of a hash: enough to tell keys apart, and to compare over the telephone.
+#: Characters of the hash: enough to distinguish keys, and to compare by telephone.
 _FINGERPRINT_CHARACTERS: Final = 16
 
 _GROUP_AND_OTHERS: Final = 0o077
@@ -43,7 +43,7 @@ _T = TypeVar("_T", bound=Struct)
 
 
 class Secret:
-    """A secret key, which does not show itself."""
+    """A secret key that its `repr` does not show."""
 
     __slots__ = ("_text",)
 
@@ -53,11 +53,11 @@ class Secret:
         self._text = text
 
     def reveal(self) -> bytes:
-        """For a socket or a file, and nothing else."""
+        """Return the secret. Only for a socket or a file."""
         return self._text.encode("ascii")
 
     def public(self) -> str:
-        """The other half."""
+        """Return the public key of this secret."""
         return zmq.curve_public(self.reveal()).decode("ascii")
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class Secret:
 
 
 class PeerKey(Struct, frozen=True):
-    """What a guest holds: who it is, and how it knows the broker."""
+    """The key of a peer: its name, role and secret, and the broker's public key."""
 
     name: str
     role: Role
@@ -75,47 +75,47 @@ class PeerKey(Struct, frozen=True):
 
 
 class KeyEntry(Struct, frozen=True):
-    """What a broker keeps of a guest."""
+    """A key as the broker stores it."""
 
     name: str
     role: Role
     public: str
     made_ns: int
-    #: 0: it is good.
+    #: 0: valid.
     revoked_ns: int = 0
 
     @property
     def fingerprint(self) -> str:
-        """Short enough to compare; also the name of its file."""
+        """Return a short hash of the public key. It is also the name of the entry's file."""
         digest = hashlib.sha256(self.public.encode("ascii")).hexdigest()
         return digest[:_FINGERPRINT_CHARACTERS]
 
 
 def make_secret() -> Secret:
-    """A new one, of the system's best randomness."""
+    """Create a secret key from the system's random source."""
     return Secret(zmq.curve_keypair()[1].decode("ascii"))
 
 
 def public_text(raw: bytes) -> str:
-    """A public key of ZAP, as files have it. Raises ValueError."""
+    """Encode a public key from ZAP as key files do. Raise ValueError."""
     if len(raw) != _KEY_BYTES:
-        raise ValueError("a public key has 32 bytes")
+        raise ValueError("public key: must have 32 bytes")
     return z85.encode(raw).decode("ascii")
 
 
 def check_name(name: str) -> str:
-    """The name of a key, if it can be one."""
+    """Return the name of a key if it is valid. Raise UserError."""
     if not NAME.fullmatch(name):
-        raise UserError(f"a key can't be named {name!r}: a name has {NAME_RULE}; give another")
+        raise UserError(f"key name {name!r}: must have {NAME_RULE}")
     return name
 
 
-# What is in the files.
+# File contents.
 
 
 def format_peer_key(key: PeerKey) -> str:
     return (
-        f"# A key of Taskyard: to its broker, whoever has this file is {key.name} ({key.role}).\n"
+        f"# A Taskyard key. Its holder acts as {key.name} ({key.role}) at the broker.\n"
         "# Keep it private, mode 0600. Use it with --key FILE, or TASKYARD_KEY=FILE.\n"
         f'name = "{key.name}"\n'
         f'role = "{key.role}"\n'
@@ -126,7 +126,7 @@ def format_peer_key(key: PeerKey) -> str:
 
 def format_key_entry(entry: KeyEntry) -> str:
     return (
-        "# What a broker knows of a guest. Change it with `taskyard keys`, not by hand.\n"
+        "# A key that this broker accepts. Change it with `taskyard keys`, not by hand.\n"
         f'name = "{entry.name}"\n'
         f'role = "{entry.role}"\n'
         f'public = "{entry.public}"\n'
@@ -137,7 +137,7 @@ def format_key_entry(entry: KeyEntry) -> str:
 
 def format_broker_key(secret: Secret) -> str:
     return (
-        "# The key of this broker. Whoever has it can pass for the broker: keep it private.\n"
+        "# The key of this broker. A holder can impersonate the broker: keep it private.\n"
         f'secret = "{secret.reveal().decode("ascii")}"\n'
     )
 
@@ -147,13 +147,13 @@ class _BrokerKeyFile(Struct, frozen=True):
 
 
 def read_peer_key(path: Path) -> PeerKey:
-    """The key that a guest was handed. Raises UserError."""
+    """Read a peer's key file. Raise UserError."""
     try:
         key = _read(path, PeerKey)
     except FileNotFoundError:
         raise UserError(
-            f"there is no key file {path}; give the one that you were handed, or make one where "
-            "the broker is with `taskyard keys new`"
+            f"{path}: key file not found (create one on the broker's machine with "
+            "`taskyard keys new`)"
         ) from None
     if not NAME.fullmatch(key.name) or not _Z85.fullmatch(key.broker):
         raise _no_key(path)
@@ -161,7 +161,7 @@ def read_peer_key(path: Path) -> PeerKey:
 
 
 def read_entry(path: Path) -> KeyEntry:
-    """Raises UserError; FileNotFoundError where it is gone."""
+    """Read a broker's entry of a key. Raise UserError, or FileNotFoundError if it is gone."""
     entry = _read(path, KeyEntry)
     if not NAME.fullmatch(entry.name) or not _Z85.fullmatch(entry.public):
         raise _no_key(path)
@@ -169,7 +169,7 @@ def read_entry(path: Path) -> KeyEntry:
 
 
 def read_broker(path: Path) -> Secret:
-    """Raises UserError; FileNotFoundError where there is none."""
+    """Read the broker's secret. Raise UserError, or FileNotFoundError if there is none."""
     return _read(path, _BrokerKeyFile).secret
 
 
@@ -178,7 +178,7 @@ def _read(path: Path, kind: type[_T]) -> _T:
     try:
         return msgspec.convert(toml.loads(content.decode()), kind, dec_hook=_hidden)
     except ValueError:
-        # Without the cause: it could tell what was in the file.
+        # Without the cause, which could reveal the file's content.
         raise _no_key(path) from None
 
 
@@ -190,8 +190,8 @@ def _hidden(kind: type, value: object) -> Any:  # noqa: ANN401  # msgspec's sign
 
 def _no_key(path: Path) -> UserError:
     return UserError(
-        f"{path} is not the key file that it should be, or is damaged; put it back from a copy, or "
-        "make a key with `taskyard keys new`"
+        f"{path}: not a valid key file (restore it from a copy, or create a key with "
+        "`taskyard keys new`)"
     )
 
 
@@ -199,16 +199,14 @@ def _no_key(path: Path) -> UserError:
 
 
 def read_private(path: Path) -> bytes:
-    """The content of a file that is this user's alone. Raises UserError; FileNotFoundError."""
+    """Read a file that only this user can access. Raise UserError or FileNotFoundError."""
     try:
-        # Never waits, should it be a pipe. What is looked at is what was opened.
+        # Does not block if it is a pipe. The checks below apply to the opened file.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UserError(
-            f"the key file {path} can't be read: {error.strerror}; see that it is yours"
-        ) from error
+        raise UserError(f"{path}: can't read key file: {error.strerror}") from error
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES_MAX:
@@ -218,34 +216,32 @@ def read_private(path: Path) -> bytes:
 
 
 def check_private(path: Path, found: os.stat_result, mode: int) -> None:
-    """Raises UserError if others may do anything with a file or directory of keys."""
+    """Raise UserError if other users can access a file or directory of keys."""
     quoted = shlex.quote(str(path))
     if found.st_uid != os.geteuid():
         raise UserError(
-            f"{path} belongs to user {found.st_uid}, not to you, so others could have changed it; "
-            f"use a copy of your own, or chown {os.geteuid()} {quoted}"
+            f"{path}: belongs to user {found.st_uid}, not to you (use a copy of your own, or "
+            f"chown {os.geteuid()} {quoted})"
         )
     if found.st_mode & _GROUP_AND_OTHERS:
         raise UserError(
-            f"{path} is open to others (mode {stat.S_IMODE(found.st_mode):04o}), so they may know "
-            f"or have changed what is in it; chmod {mode:o} {quoted}, and make new keys if you "
-            "don't trust all users of this machine"
+            f"{path}: accessible to other users (mode {stat.S_IMODE(found.st_mode):04o}). Run "
+            f"chmod {mode:o} {quoted}, and create new keys if you don't trust all users of this "
+            "machine."
         )
 
 
 def create_key_file(path: Path, text: str) -> None:
-    """Write a new file; never over one that is there."""
+    """Create a key file. Raise UserError if it exists."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(path, flags, PRIVATE_FILE)
     except FileExistsError:
-        raise UserError(
-            f"{path} is there already, and a key is never written over; give another --out"
-        ) from None
+        raise UserError(f"{path}: exists already (give another --out)") from None
     except OSError as error:
-        raise UserError(f"can't write {path}: {error.strerror}; give another --out") from error
+        raise UserError(f"{path}: can't write: {error.strerror}") from error
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, PRIVATE_FILE)  # whatever the umask took away from it
+        os.fchmod(descriptor, PRIVATE_FILE)  # whatever the umask is
         file.write(text.encode())
         file.flush()
         os.fsync(descriptor)

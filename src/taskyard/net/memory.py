@@ -1,6 +1,6 @@
-"""The memory of this process: how much it uses, how much it may use, and how to give some back.
+"""The memory of this process: its use, its limits, and returning free memory to the system.
 
-Reads what Linux and the C library report. Knows nothing of sockets.
+Reads the figures of Linux and calls the C library. Knows nothing of sockets.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _STATM_BYTES_MAX: Final = 256
 
 
 class Memory(NamedTuple):
-    """Bytes: what is mapped, and the part of it that is in physical memory."""
+    """Mapped bytes, and the bytes in physical memory."""
 
     address_space: int
     resident: int
 
 
 class MemoryMeter:
-    """Read this process's memory. Holds one descriptor, so that it works when none is left."""
+    """Read this process's memory use. Keeps a descriptor open, to work when none is left."""
 
     def __init__(self) -> None:
         self._descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -52,11 +52,11 @@ def memory_max(cgroup: Path = _CGROUP, root: Path = _CGROUP_ROOT) -> Memory:
     """Read the limits of this process.
 
     The address space is that of `ulimit -v`. Resident memory is limited by the control groups of
-    the process, and by what the machine has.
+    the process, and by the machine's memory.
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    # An endless address space is a number that nothing reaches, so callers need no special case.
+    # An endless address space is a number that is never reached, so callers need no special case.
     space = 1 << 62 if soft == resource.RLIM_INFINITY else soft
     return Memory(space, min([space, machine, *_cgroup_limits(cgroup, root)]))
 
@@ -99,14 +99,14 @@ def give_back() -> bool:
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 
-#: Allocations from this size on are the kernel's again as soon as they are freed.
+#: Allocations from this size on are returned to the kernel when they are freed.
 RETURNED_BYTES_MIN: Final = 256 << 10
 
 
 def return_memory() -> None:
-    """Let freed memory of large messages go back to the kernel at once, where the C library can.
+    """Make malloc return freed memory of large messages to the kernel at once, if it can.
 
-    By default glibc keeps it for later ones of that size, and reserves 64 MiB of addresses for each
+    By default glibc keeps it for later use, and reserves 64 MiB of address space for each
     thread.
     """
     if sys.platform != "linux":

@@ -1,6 +1,6 @@
-"""Judgement of memory and connections: limits, how far memory has grown, and who is to blame.
+"""Decisions of the guard: limits, how far memory has grown, and which connections are to blame.
 
-Pure: everything it judges is given to it. The guard reads the figures and acts.
+Pure functions of their arguments. The guard reads the figures and acts on the decisions.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BUDGET_SHARE: Final = 8
 BUDGET_BYTES_MIN: Final = 32 * MIB
 BUDGET_BYTES_MAX: Final = 256 * MIB
 
-#: Whole messages that wait to be received may hold this part of that.
+#: Whole messages that are not received yet may hold this part of that.
 WAITING_SHARE: Final = 2
 
-#: One connection costs ZeroMQ about so much address space, and a third of it in memory.
+#: The address space that ZeroMQ takes per connection. A third of it is resident.
 CONNECTION_BYTES: Final = 96 << 10
 #: All connections may take this part of the memory, strangers half of that.
 CONNECTIONS_SHARE: Final = 4
@@ -40,10 +40,10 @@ DESCRIPTORS_FREE_SHARE: Final = 8
 DESCRIPTORS_FREE_MAX: Final = 2_048
 
 #: An empty frame takes 2 bytes on the wire and 64 in ZeroMQ's queue. Of local connections, only the
-#: bytes that were seen waiting are known.
+#: bytes that were seen waiting are counted.
 AMPLIFICATION: Final = 32
 AMPLIFICATION_LOCAL: Final = 256
-#: With the largest, those are cut or held that hold at least this part of it.
+#: Together with the largest, connections that hold at least this part of it are cut or held.
 UNFINISHED_SHARE: Final = 16
 
 
@@ -60,7 +60,7 @@ class Level(IntEnum):
 
 
 class Pressure:
-    """Compare memory with what it was when it was calm."""
+    """Compare memory with its calm level."""
 
     def __init__(self, limit: Memory, calm: Memory) -> None:
         self.limit = limit
@@ -79,7 +79,7 @@ class Pressure:
         return Level.CALM
 
     def excess(self, now: Memory) -> Memory:
-        """Tell by how much memory has grown, where that is too much. Else 0."""
+        """Return the growth of memory where it is too much, else 0."""
         grown = self._growth(now)
         return Memory(
             grown.address_space if grown.address_space > self._room() // 4 else 0,
@@ -92,16 +92,16 @@ class Pressure:
         )
 
     def _room(self) -> int:
-        """Tell how much address space was left when it was calm."""
+        """Return the address space that was left when memory was calm."""
         return self.limit.address_space - self.calm.address_space
 
     def follow_down(self, now: Memory) -> None:
-        """Memory that was given back makes the calm lower."""
+        """Lower the calm level when memory was returned."""
         self.calm = Memory(*map(min, self.calm, now))
 
 
-class CompactionLimits(Struct, frozen=True):
-    """How many connections there may be."""
+class ConnectionLimits(Struct, frozen=True):
+    """The limits of connections, by descriptors and memory."""
 
     descriptors: int
     memory: Memory
@@ -120,10 +120,10 @@ class CompactionLimits(Struct, frozen=True):
 
 
 def backlog_of(connections: list[Connection], budget: int) -> list[Connection]:
-    """Choose the connections to hold: those with most messages that are not received yet.
+    """Choose the connections to hold: those with the most bytes that are not received yet.
 
-    All messages that wait must be more than the budget. A connection with only an unfinished one
-    is not held, because nothing of it could be received meanwhile.
+    Empty unless all waiting messages exceed the budget. A connection with only an unfinished one
+    is not held, because nothing of it could be received in the meantime.
     """
     waiting = [one for one in connections if one.waiting and not one.is_drained]
     if sum(one.waiting for one in waiting) <= budget:
@@ -135,8 +135,8 @@ def backlog_of(connections: list[Connection], budget: int) -> list[Connection]:
 def suspects_of(connections: list[Connection], excess: Memory, ripe_ns: int) -> list[Connection]:
     """Choose the connections whose messages are to blame for the memory.
 
-    A message is unfinished since before `ripe_ns`, or its sender is a stranger. All unfinished
-    messages together must be able to hold half of the excess: else it went to something else.
+    Their messages are unfinished since before `ripe_ns`, or they are strangers. All unfinished
+    messages together must account for half of the excess. Otherwise the cause is something else.
     """
     unfinished = [
         one
@@ -147,7 +147,7 @@ def suspects_of(connections: list[Connection], excess: Memory, ripe_ns: int) -> 
     if excess.resident and 2 * held >= excess.resident:
         largest = max(one.unfinished for one in unfinished)
         return [one for one in unfinished if one.unfinished >= largest // UNFINISHED_SHARE]
-    # A frame takes its address space as soon as its length is known.
+    # A frame takes its address space as soon as its length has arrived.
     announced = len(unfinished) * FRAME_BYTES_MAX
     return unfinished if excess.address_space and 2 * announced >= excess.address_space else []
 
@@ -157,5 +157,5 @@ def _amplification(connection: Connection) -> int:
 
 
 def strangers_of(connections: list[Connection], ripe_ns: int) -> list[Connection]:
-    """Choose the strangers that came before a time. They lose nothing when they are cut."""
+    """Choose the strangers accepted before a time. They lose nothing when they are cut."""
     return [one for one in connections if not one.has_spoken and one.accepted_ns <= ripe_ns]

@@ -1,8 +1,7 @@
-"""One question to a broker of this machine and its answer, for whoever has no time: a shell that
-completes a word.
+"""One request to a local broker, for shell completion, which must be fast.
 
-Beside `sockets.py`, which imports all that a listener needs and starts a thread that answers ZAP:
-together that takes longer than what is asked here. Only ipc, where nobody needs a key.
+Separate from `sockets.py`, whose imports and ZAP thread take longer than the request itself. Only
+for ipc endpoints, which need no key.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from taskyard.net.options import CONNECT_OPTIONS, CONTEXT, set_options
 
 
 def query_once(endpoint: str, body: bytes, wait_ms: int) -> bytes | None:
-    """The last frame of the answer; None if there was none in time."""
+    """Send a request and return the last frame of the reply. Return None after `wait_ms`."""
     with zmq.Context() as context:
         for option, value in CONTEXT.items():
             context.set(option, value)
@@ -23,6 +22,6 @@ def query_once(endpoint: str, body: bytes, wait_ms: int) -> bytes | None:
             set_options(socket, CONNECT_OPTIONS, is_ipv6=False)
             socket.connect(endpoint)
             socket.send_multipart([b"", body], zmq.NOBLOCK)
-            answer = socket.recv_multipart()[-1] if socket.poll(wait_ms) else None
+            reply = socket.recv_multipart()[-1] if socket.poll(wait_ms) else None
             socket.setsockopt(zmq.LINGER, 0)
-            return answer
+            return reply

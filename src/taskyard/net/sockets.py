@@ -1,12 +1,12 @@
-"""Wires: ZeroMQ sockets that never block, made in one way, carrying whole messages.
+"""ZeroMQ sockets that never block, configured in one place, carrying whole messages.
 
-A wire counts frames while it receives, because ZeroMQ's limits are a frame's size and a number of
-messages: a message of endless frames passes both. It does not look inside a frame.
+A socket counts frames while it receives. ZeroMQ limits only the size of a frame and the number of
+messages, and a message of endless frames passes both. Frames are not decoded here.
 
 Cost of a message of one 200-byte frame and its route, on one core with Python 3.11 and libzmq 4.3.5
-(`recv_multipart` and `send_multipart` in brackets): receive 2.4 µs (5.5), send 2.0 µs (5.9); each
-further frame 1.7 and 0.8. To find nothing there costs 6 µs, once a turn. Asking ZeroMQ from Python
-whether there is more costs 0.9 µs a frame; a Frame object brings the answer along.
+(`recv_multipart` and `send_multipart` in brackets): receive 2.4 µs (5.5), send 2.0 µs (5.9). Each
+further frame takes 1.7 and 0.8. An empty receive costs 6 µs, once a turn. Asking ZeroMQ whether
+more frames follow costs 0.9 µs a frame, and a Frame object has the answer already.
 """
 
 import contextlib
@@ -21,9 +21,8 @@ import zmq
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused, UserError
 from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals
-from taskyard.net.binding import SocketFile, open_listener
 from taskyard.net.context import context, raise_file_limit
-from taskyard.net.endpoints import Ipc, Tcp, is_remote, parse, parse_peer
+from taskyard.net.endpoints import Ipc, SocketFile, Tcp, is_remote, open_listener, parse, parse_peer
 from taskyard.net.guard import Guard
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey
@@ -45,17 +44,17 @@ _NOW: Final = int(zmq.NOBLOCK)
 _NOW_AND_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _DESCRIPTOR: Final = int(zmq.SRCFD)
 
-#: Closing takes ZeroMQ's thread well under a millisecond; it is not worth hanging for.
+#: Closing takes ZeroMQ's thread well under a millisecond. Don't wait longer than this.
 CLOSE_MS_MAX: Final = 1_000
 
-#: A broker that was not heard for so long may have refused the key.
+#: After this time without a reply, check whether the broker has refused the key.
 ACCEPT_CHECK_NS: Final = SECOND_NS // 4
 
 
 class ZmqSocket:
-    """One socket; never blocks. For one thread at a time."""
+    """A socket that never blocks. For one thread at a time."""
 
-    #: Nobody comes in here without a key.
+    #: Whether peers need a key here.
     is_secure = False
 
     def __init__(
@@ -69,33 +68,33 @@ class ZmqSocket:
         self.endpoint = endpoint
         #: Messages of too many frames.
         self.dropped = 0
-        #: The public key that the last message came by, on a listener that demands them.
+        #: The public key that sent the last message, on a listener that requires keys.
         self.user = ""
-        #: Why `send` refused last: the peer is there and does not read. Else it is not there.
+        #: After a failed `send`: True if the peer does not read, False if it is not connected.
         self.is_full = False
         #: For the poller.
         self.socket = socket
         self._file = file
-        #: Counts messages for the guard, where one watches: 0.5 µs a message.
+        #: Counts messages for the guard, if there is one: 0.5 µs a message.
         self._arrivals = arrivals
-        #: The last message that was passed over had far too many frames.
+        #: The last dropped message had more than FRAMES_DROPPED_MAX extra frames.
         self._is_overlong = False
         self._listens = socket.type == zmq.ROUTER
         self._process = os.getpid()
         self._receive_frame = socket.recv
-        # The method of the C class: the one above it costs as much again, for what we never use.
+        # The method of the C class. The Python method above it costs as much again.
         self._send_frame = super(zmq.Socket, socket).send
 
     def receive(self) -> list[bytes] | None:
-        """The frames of the next whole message, a listener's with the route first; None: none.
+        """Return the frames of the next message, on a listener with the route first, or None.
 
-        A message of over FRAMES_MAX frames is read to its end, counted and passed over. One that
-        took long to read ends the look: None, and there may be more.
+        A message of over FRAMES_MAX frames is read to its end, counted and dropped. After one that
+        took long to read, None is returned although more messages may be there.
         """
         receive_frame = self._receive_frame
         while True:
             try:
-                # A route is always followed by something: no need to ask.
+                # A route is always followed by another frame.
                 frames = [receive_frame(_NOW)] if self._listens else []
                 frame = receive_frame(_NOW, False)  # noqa: FBT003 - by keyword it costs 0.1 µs more
             except zmq.Again:
@@ -115,22 +114,22 @@ class ZmqSocket:
         if self._arrivals is not None:
             self._arrivals.is_empty = True
 
-    def check_accepted(self, silent_ns: int) -> None:
-        """Raises `Refused` if whoever it connects to does not want its key."""
+    def check_accepted(self, unanswered_ns: int) -> None:
+        """Raise `Refused` if the broker has refused this socket's key."""
 
     def connections(self) -> int:
-        """Return how many connections were made so far; 0 on a wire that does not count them."""
+        """Return the number of connections made so far. 0 on a socket that does not count them."""
         return 0
 
     def is_readable(self) -> bool:
-        """Whether a message is there: to ask costs 2.8 µs, to find none in `receive` 6.9."""
+        """Return whether a message is there. This costs 2.8 µs, an empty `receive` 6.9."""
         found = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
         if not found:
             self._note_empty()
         return found
 
     def _body_of(self, frame: zmq.Frame) -> bytes | None:
-        """Copy a frame, and note that its connection sent it. None: memory is short for that."""
+        """Copy a frame, and count it for its connection. Return None if memory is short."""
         try:
             body = frame.bytes
         except MemoryError:
@@ -143,8 +142,8 @@ class ZmqSocket:
         return body
 
     def _pass_over(self, frame: zmq.Frame) -> None:
-        """Drop a message that there is no memory for, from this frame on. Its sender is cut, so
-        that it knows, and may send it again."""
+        """Drop the rest of a message that there is no memory for. The guard disconnects its sender,
+        which may send it again."""
         self._note_refused(frame)
         self.dropped += 1
         while frame.more:
@@ -155,7 +154,7 @@ class ZmqSocket:
             self._arrivals.refused.append(int(frame.get(_DESCRIPTOR)))
 
     def _receive_rest(self, frames: list[bytes]) -> bool:
-        """Whether all of it was taken. A message arrives whole: its frames need no waiting."""
+        """Receive the other frames. Return whether all were kept. A message arrives whole."""
         receive_frame = self._receive_frame
         room = FRAMES_MAX - len(frames)
         more = True
@@ -179,23 +178,23 @@ class ZmqSocket:
         return room >= 0
 
     def send(self, frames: Sequence[bytes]) -> bool:
-        """Whether the message was taken; if not, nothing of it: no such route, or a full queue.
+        """Send a message. Return False if the route is unknown or its queue is full.
 
-        A listener's first frame is the route.
+        A listener's first frame is the route. A message is sent as a whole or not at all.
         """
         return self._send_as(frames, frames[-1])
 
     def send_marked(self, frames: Sequence[bytes]) -> zmq.MessageTracker | None:
-        """Like `send`, but without a copy of the last frame. Returns what tells when ZeroMQ is done
-        with it; None: the message was not taken. Costs 30 µs more."""
+        """Send a message without copying its last frame. Return a tracker of that frame, which is
+        done when ZeroMQ has freed it, or None if the send failed. Costs 30 µs more than `send`."""
         last = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
         return last.tracker if self._send_as(frames, last) else None
 
     def _send_as(self, frames: Sequence[bytes], last: bytes | zmq.Frame) -> bool:
-        """Send frames with this as the last one."""
+        """Send frames, with `last` in place of the last one."""
         send_frame = self._send_frame
         try:
-            # ZeroMQ refuses at the first frame or not at all.
+            # ZeroMQ refuses the first frame or none.
             for frame in frames[:-1]:
                 send_frame(frame, _NOW_AND_MORE)
             if type(last) is bytes:
@@ -213,15 +212,15 @@ class ZmqSocket:
         return True
 
     def fileno(self) -> int:
-        """Readable when something happened since the last look. `Poller` knows what that means:
-        a descriptor that is not readable does not say that there is no message."""
+        """Return ZeroMQ's event descriptor. Poll it with `Poller` only: it is edge-triggered,
+        so a message may be there although it is not readable."""
         return self.socket.FD
 
     def close(self) -> None:
-        """Close now; a second time, and in a forked child, it does nothing.
+        """Close now. A second call, or a call in a forked child, does nothing.
 
-        A listener's endpoint is free on return, and what was sent is with the kernel, as far as
-        that took it: ZeroMQ's thread does things in order.
+        On return a listener's endpoint is free, and sent messages have been passed to the kernel as
+        far as it took them: ZeroMQ's thread works in order.
         """
         if self.socket.closed or self._process != os.getpid():
             return
@@ -239,14 +238,14 @@ class ZmqSocket:
 
 
 class CurveListener(ZmqSocket):
-    """A listener that demands keys, and tells by which one each message came."""
+    """A listener that requires keys, and records which key sent each message."""
 
     is_secure = True
 
     def receive(self) -> list[bytes] | None:
-        """As every wire does; `user` is the public key of whoever sent it.
+        """Receive a message like `ZmqSocket.receive`, and set `user` to its sender's public key.
 
-        A frame tells it, so frames are looked at and not only copied: 0.8 µs more a message.
+        The key is a property of the frame, which costs 0.8 µs more a message.
         """
         receive_frame = self._receive_frame
         while True:
@@ -270,17 +269,17 @@ class CurveListener(ZmqSocket):
 
 
 def _user_of(frame: zmq.Frame) -> str:
-    """What ZAP said of the connection; peers can't say it themselves."""
+    """Return the key that ZAP has set for a frame's connection. Peers can't set it."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
-        return ""  # nobody's key
+        return ""  # no key
 
 
-class CountingWire(ZmqSocket):
-    """A peer's socket that counts its connections: ZeroMQ makes another one without a word.
+class CountingSocket(ZmqSocket):
+    """A peer's socket that counts its connections, because ZeroMQ reconnects silently.
 
-    To be made before the socket connects.
+    Create it before the socket connects.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
@@ -291,11 +290,11 @@ class CountingWire(ZmqSocket):
         self._monitor = socket.get_monitor_socket(watched)
 
     def connections(self) -> int:
-        self._look()
+        self._read_monitor()
         return self._connections
 
-    def _look(self) -> None:
-        """Take what ZeroMQ has noted of its connections."""
+    def _read_monitor(self) -> None:
+        """Read ZeroMQ's events of this socket's connections."""
         while self._monitor.poll(0):
             kind = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -310,33 +309,33 @@ class CountingWire(ZmqSocket):
         super().close()
 
 
-class CurveClient(CountingWire):
-    """A peer's socket with a key, which hears it if the broker does not want that key.
+class CurveClient(CountingSocket):
+    """A peer's socket with a key, which detects that the broker has refused that key.
 
-    ZeroMQ never tries again then: whoever waits would wait for ever.
+    ZeroMQ never retries after that, so a caller would wait for ever.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str, name: str) -> None:
         super().__init__(socket, endpoint)
         self._name = name
 
-    def check_accepted(self, silent_ns: int) -> None:
-        """As every wire does; a broker that was heard just now has not refused it."""
-        if silent_ns <= ACCEPT_CHECK_NS:
+    def check_accepted(self, unanswered_ns: int) -> None:
+        """Raise `Refused` if the broker has refused the key. Check only after some silence."""
+        if unanswered_ns <= ACCEPT_CHECK_NS:
             return
-        self._look()
+        self._read_monitor()
         if self._is_refused:
             raise Refused(
-                f"the broker at {self.endpoint} refuses the key {self._name}: it does not know it, "
-                "or it was revoked; ask whoever runs the broker for another"
+                f"broker at {self.endpoint}: key {self._name!r} is unknown or revoked (ask the "
+                "broker's operator for another)"
             )
 
 
-class RouterClient(CountingWire):
+class RouterClient(CountingSocket):
     """A ROUTER that connects: the first frame of a message is the name of the other end."""
 
     def _stop_listening(self) -> None:
-        """It never did."""
+        """Do nothing: it does not listen."""
 
 
 def listen(
@@ -346,18 +345,18 @@ def listen(
     is_named: bool = False,
     guard: Guard | None = None,
 ) -> ZmqSocket:
-    """A ROUTER at an endpoint of this machine; the first frame of a message is its route.
+    """Open a ROUTER that listens on an endpoint. The first frame of a message is its route.
 
-    With a keyring nobody comes in without one of its keys. Where `is_named`, its name is its
-    endpoint, with the real port: ROUTERs that connect address it so. A guard watches it from its
-    first connection on. Raises UserError.
+    With a keyring, peers need one of its keys. If `is_named`, its routing id is its endpoint with
+    the real port, for ROUTERs that connect to it. A guard watches it from its first connection on.
+    Raise UserError.
     """
     raise_file_limit()
     place = parse(endpoint)
     if keyring is None and is_remote(place):
         raise UserError(
-            f"endpoint {endpoint} goes beyond this machine: that needs keys; make one with "
-            "`taskyard keys new`"
+            f"endpoint {endpoint}: other machines can reach it, so it needs keys (create one with "
+            "`taskyard keys new`)"
         )
     options, kind = LISTEN_OPTIONS, ZmqSocket
     if keyring is not None:
@@ -383,16 +382,16 @@ def listen(
 
 
 def connect(endpoint: str, key: PeerKey | None = None, *, counts: bool = False) -> ZmqSocket:
-    """A DEALER; messages have no route. Returns at once, whether somebody is there or not yet.
+    """Open a DEALER. Messages have no route. Return at once, connected or not.
 
-    One that `counts` knows how many connections it has made. A key is for TCP: on an ipc socket the
-    kernel tells who comes. Raises UserError.
+    With `counts` it counts its connections. A key is used over TCP only: on an ipc socket the
+    kernel identifies the peer. Raise UserError.
     """
     place = parse_peer(endpoint)
     if key is None and is_remote(place):
         raise UserError(
-            f"the broker at {endpoint} is beyond this machine, and is reached with a key alone; "
-            "give yours with --key FILE, TASKYARD_KEY=FILE or, in Python, Client(key=…)"
+            f"endpoint {endpoint}: a broker on another machine needs a key (give --key FILE, "
+            "TASKYARD_KEY=FILE or, in Python, Client(key=…))"
         )
     with contextlib.ExitStack() as stack:
         socket = context().socket(zmq.DEALER)
@@ -404,7 +403,9 @@ def connect(endpoint: str, key: PeerKey | None = None, *, counts: bool = False) 
         else:
             set_options(socket, CONNECT_OPTIONS, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
             wire = (
-                CountingWire(socket, str(place)) if counts else ZmqSocket(socket, str(place), None)
+                CountingSocket(socket, str(place))
+                if counts
+                else ZmqSocket(socket, str(place), None)
             )
         stack.callback(wire.close)
         socket.connect(str(place))
@@ -413,14 +414,15 @@ def connect(endpoint: str, key: PeerKey | None = None, *, counts: bool = False) 
 
 
 def connect_by_name(endpoint: str, suffix: str) -> ZmqSocket:
-    """A ROUTER, for whoever listens under the name of its endpoint. Its own name is that endpoint,
-    a colon and the suffix, which nobody else has. Returns at once. Raises UserError.
+    """Open a ROUTER to a listener that is named by its endpoint. Return at once, connected or not.
+
+    Its own name is that endpoint, a colon and the suffix, which must be unique. Raise UserError.
     """
     place = parse_peer(endpoint)
     if is_remote(place):
         raise UserError(
-            f"{endpoint} is beyond this machine, and peers that go by names have no keys; give "
-            "tcp://127.0.0.1:PORT, and let it be the end of a tunnel of yours"
+            f"endpoint {endpoint}: on another machine, and this dialect has no keys (give "
+            "tcp://127.0.0.1:PORT, the end of a tunnel)"
         )
     name = str(place)
     with contextlib.ExitStack() as stack:
@@ -428,7 +430,7 @@ def connect_by_name(endpoint: str, suffix: str) -> ZmqSocket:
         stack.callback(socket.close)
         options = with_identity(f"{name}:{suffix}".encode(), ROUTER_CONNECT_OPTIONS)
         set_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
-        # Who is there is known before it is: what is sent to it may wait for the connection.
+        # The peer's name is set before it connects, so that messages can be queued for it.
         socket.setsockopt(zmq.SocketOption.CONNECT_ROUTING_ID, name.encode())
         wire = RouterClient(socket, name)
         stack.callback(wire.close)

@@ -1,10 +1,10 @@
-"""Bytes that peers have not taken yet: what was sent to them and lies in ZeroMQ's queues.
+"""Bytes sent to peers that still lie in ZeroMQ's queues.
 
-ZeroMQ limits a queue by its messages, whatever their size, and tells nothing of what is in it. But
-it gives a message's memory back when the kernel has taken its bytes. So every now and then a
-message is sent without a copy, as a mark: when ZeroMQ is done with it, it is done with all before.
+ZeroMQ limits a queue by messages, not bytes, and does not report its size. But it frees a message
+once the kernel has taken its bytes. So now and then a message is sent without a copy, as a mark:
+when ZeroMQ has freed it, everything before it was taken, too.
 
-Owns how much may lie there for one peer, and for all of them. Knows nothing of what is sent.
+Owns how many bytes may be queued for one peer and for all. Does not look at the messages.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from msgspec import Struct, field
 if TYPE_CHECKING:
     from zmq import MessageTracker
 
-#: Shorter messages are not counted: the limit of messages in a queue makes them 4 MiB at most.
+#: Shorter messages are not counted: the limit of messages per queue bounds them to 4 MiB.
 COUNTED_BYTES_MIN: Final = 4 << 10
 
-#: After so many bytes a message is sent as a mark, which costs 30 µs.
+#: Bytes between two marks. A mark costs 30 µs.
 MARK_BYTES: Final = 64 << 10
 
-#: What may lie there for a peer that asks for more: two large answers.
+#: Bytes queued for a peer beyond which its new requests wait: two large replies.
 PEER_BYTES_MAX: Final = 8 << 20
 
-#: What may lie there for all peers. Beyond it a peer gets answers when it has taken all before.
+#: Bytes queued for all peers. Beyond it a peer gets replies only when its queue is empty.
 ALL_BYTES_MAX: Final = 64 << 20
 
-#: What may lie there for a peer whatever it asked for: results that it watches, tasks that it runs.
-#: Beyond it a peer is full. The second is for when there is too much for all of them.
+#: Bytes queued for a peer beyond which nothing large is sent: watched results, tasks to run. The
+#: second applies while the limit for all peers is exceeded.
 FULL_BYTES: Final = 32 << 20
 FULL_BYTES_CROWDED: Final = 4 << 20
 
@@ -38,22 +38,22 @@ FULL_BYTES_CROWDED: Final = 4 << 20
 class _Route(Struct):
     """Bytes and messages sent to one peer."""
 
-    #: Since the last mark.
+    #: Bytes since the last mark.
     since: int = 0
-    #: Marks, with the bytes up to each since the one before.
+    #: Marks, each with the bytes since the one before.
     marks: deque[tuple[MessageTracker, int]] = field(default_factory=deque)
 
 
 class Unread:
-    """Counts by route."""
+    """Count queued bytes by route."""
 
     def __init__(self) -> None:
         self._routes: dict[bytes, _Route] = {}
-        #: Bytes up to marks that ZeroMQ is not done with.
+        #: Bytes up to marks that ZeroMQ still holds.
         self.bytes_all = 0
 
     def wants_mark(self, route: bytes, size: int) -> bool:
-        """Count a message that is about to be sent. Returns whether it should be a mark."""
+        """Count a message before it is sent. Return whether to send it as a mark."""
         known = self._routes.get(route)
         if known is None:
             known = self._routes[route] = _Route()
@@ -68,7 +68,7 @@ class Unread:
         known.since = 0
 
     def is_reading(self, route: bytes) -> bool:
-        """Return whether a peer takes what it is sent, as far as can be told."""
+        """Return whether a peer takes the messages sent to it, as far as the marks show."""
         limit = PEER_BYTES_MAX if self.bytes_all <= ALL_BYTES_MAX else 0
         return self._bytes(route) <= limit
 
@@ -81,17 +81,17 @@ class Unread:
         known = self._routes.get(route)
         if known is None or not known.marks:
             return 0
-        self._look(known)
+        self._drop_taken(known)
         return sum(size for _, size in known.marks)
 
     def refresh(self) -> None:
-        """Count down what was taken, and forget the peers that have taken everything."""
+        """Count down the bytes that were taken. Drop peers with nothing queued."""
         for route, known in [*self._routes.items()]:
-            self._look(known)
+            self._drop_taken(known)
             if not known.marks:
                 del self._routes[route]
 
-    def _look(self, known: _Route) -> None:
+    def _drop_taken(self, known: _Route) -> None:
         marks = known.marks
         while marks and marks[0][0].done:
             self.bytes_all -= marks.popleft()[1]

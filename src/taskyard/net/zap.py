@@ -1,8 +1,8 @@
-"""Who may connect. ZeroMQ asks over ZAP (its RFC 27) before a connection carries a message.
+"""Access control over ZAP (ZeroMQ's RFC 27): ZeroMQ asks before a connection carries a message.
 
-The questions come on an inproc endpoint to one thread of the process. `reply` is total: whatever
-it is asked it says no, unless a rule says yes. On a plain socket the address is the rule, on one
-that demands keys it is the key, and nothing else. Knows domains, addresses and keys, no messages.
+Requests arrive on an inproc endpoint in one thread of the process. `reply` is total: it refuses
+unless a rule allows. On a socket without keys the address decides, on one with keys only the key.
+Knows domains, addresses and keys, no messages.
 """
 
 import ipaddress
@@ -26,19 +26,19 @@ logger = logging.getLogger("taskyard.net")
 ENDPOINT: Final = "inproc://zeromq.zap.01"
 VERSION: Final = b"1.0"
 
-#: Version, request id, domain, address, routing id, mechanism; credentials follow.
+#: Version, request id, domain, address, routing id, mechanism. Credentials follow.
 _FRAMES_MIN: Final = 6
 
-#: Descriptors that peers must leave to the rest of the process: the journal opens files, too, and
-#: ZeroMQ ends the whole process when it can't accept on an ipc socket for want of one. A refused
-#: peer holds its own for the time of a handshake, so the reserve is for those as well.
+#: Descriptors reserved for the rest of the process: the journal opens files, too, and
+#: ZeroMQ aborts when it can't accept on an ipc socket because none is left. A refused
+#: peer holds its descriptor during the handshake, so the reserve covers those as well.
 DESCRIPTORS_KEPT_MAX: Final = 1_024
 #: Where the limit is small, this part of it is kept.
 DESCRIPTORS_KEPT_SHARE: Final = 4
 
 
 class ZapReply(NamedTuple):
-    """A status of ZAP, why, and by which key whoever asked is known from now on."""
+    """A status of ZAP, its reason, and the key that identifies the connection from now on."""
 
     status: bytes
     text: bytes = b""
@@ -46,7 +46,7 @@ class ZapReply(NamedTuple):
 
 
 _ACCEPTED: Final = ZapReply(b"200")
-#: ZeroMQ's peers come back after this one, but never after a 400.
+#: ZeroMQ's peers retry after status 300, but never after 400.
 _TRY_LATER: Final = ZapReply(b"300", b"no descriptor left")
 _FULL: Final = ZapReply(b"300", b"too many connections")
 _KEYS_UNREADABLE: Final = ZapReply(b"300", b"keys can't be read")
@@ -55,52 +55,52 @@ _BROKEN: Final = ZapReply(b"500", b"internal error")
 
 
 def is_local(address: str) -> bool:
-    """A loopback address, or a process on an ipc socket that is this user's, or root's."""
+    """Return whether it is a loopback address, or an ipc process of this user or root."""
     if address.startswith("localhost:"):
-        # As the kernel says: localhost:USER:GROUP:PROCESS, in numbers.
+        # From the kernel: localhost:USER:GROUP:PROCESS, as numbers.
         return address.split(":")[1] in ("0", str(os.getuid()))
     return ipaddress.ip_address(address).is_loopback
 
 
-#: Who may come in, by domain and mechanism. What is not here may not.
+#: The rule of each domain and mechanism. Others are refused.
 RULES: Final[dict[tuple[bytes, bytes], Callable[[str], bool]]] = {
     (LISTENING_DOMAIN, b"NULL"): is_local,
 }
 
 
-#: By domain: whose keys open it. Filled before the socket is bound, read by the thread.
+#: The keyring of each domain. Filled before the socket is bound, read by the thread.
 _keyrings: dict[bytes, Keyring] = {}
 _domain_numbers = itertools.count(1)
 
-#: Asks whether there is room for one more connection; empty: always.
+#: The function that decides whether there is room for a connection. Empty: always.
 _rooms: list[Callable[..., bool]] = []
 
-#: What was logged last of keys that can't be read: peers ask again and again.
+#: The last logged error of reading keys. Peers retry, so it is logged once.
 _logged: list[str] = [""]
 
 
 def require_keys(keyring: Keyring) -> bytes:
-    """A domain of its own, where nobody comes in without a key of this ring."""
+    """Create a domain where peers need a key of this keyring. Return its name."""
     domain = b"%s.%d" % (SECURE_DOMAIN, next(_domain_numbers))
-    # The thread's own: the ring that was given belongs to whoever gave it.
+    # A keyring for the ZAP thread. The given one belongs to the caller's thread.
     _keyrings[domain] = Keyring(keyring.state)
     return domain
 
 
 def ask_for_room(room: Callable[..., bool] | None) -> None:
-    """Let nobody in for whom there is no room. `room` is called with `is_local`; None: no limit."""
+    """Refuse connections while `room(is_local=…)` is false. None: no limit."""
     _rooms[:] = [] if room is None else [room]
 
 
 def reply(request: Sequence[bytes]) -> list[bytes]:
-    """The reply to one question, whatever is in it."""
+    """Return the reply to a ZAP request. Never raises."""
     try:
         verdict = _reply_to(request)
     except ValueError:
         verdict = _MALFORMED
     except Exception:
-        # Who can't be judged is not let in, and the next one is judged all the same.
-        logger.exception("a connection was refused by a mistake of ours")
+        # A peer that can't be checked is refused. The thread must not end.
+        logger.exception("internal error: connection refused")
         verdict = _BROKEN
     request_id = request[1] if len(request) > 1 else b""
     return [VERSION, request_id, verdict.status, verdict.text, verdict.user, b""]
@@ -129,29 +129,29 @@ def _address_reply(domain: bytes, mechanism: bytes, address: bytes) -> ZapReply:
 
 
 def _key_reply(keyring: Keyring, credentials: Sequence[bytes]) -> ZapReply:
-    """Known by the key itself, not by its name: a name may get another key one day."""
+    """Check a key. The connection is identified by the key, because names can be reused."""
     (raw,) = credentials
     public = keys.public_text(raw)
     try:
-        guest = keyring.find(public)
+        peer = keyring.find(public)
     except UserError as error:
         _log_once(str(error))
         return _KEYS_UNREADABLE
     _log_once("")
-    if guest is None or guest.role is None:
+    if peer is None or peer.role is None:
         return ZapReply(b"400", b"unknown or revoked key")
     return ZapReply(b"200", user=public.encode("ascii"))
 
 
 def _log_once(text: str) -> None:
-    """Once, until something else is wrong or nothing is."""
+    """Log an error once, until it changes or is resolved."""
     if text and text != _logged[0]:
-        logger.warning("nobody comes in by a key: %s", text)
+        logger.warning("connections with keys are refused: %s", text)
     _logged[0] = text
 
 
 def descriptors_left() -> bool:
-    """The kernel gives the lowest free number: it tells how many are taken at least."""
+    """Return whether descriptors are left. The kernel assigns the lowest free number."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         lowest_free = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -163,7 +163,7 @@ def descriptors_left() -> bool:
 
 
 def start(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """Answer from now on. Bound before it returns, so that no socket can be opened unguarded."""
+    """Start the ZAP thread. It is bound on return, so that no socket can be opened without it."""
     socket = context.socket(zmq.REP)
     socket.setsockopt(zmq.SocketOption.LINGER, 0)
     socket.bind(ENDPOINT)

@@ -28,7 +28,7 @@ from taskyard.client.household import IncarnationOptions
 from taskyard.errors import ExitCode, StateLocked
 from taskyard.journal import lock
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
-from taskyard.net.terminal import Terminal
+from taskyard.net.signals import Terminal
 from taskyard.worker.processes import status_text
 
 if TYPE_CHECKING:

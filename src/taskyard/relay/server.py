@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
-from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals
+from taskyard.net.signals import ParentPipe, Signals
 from taskyard.relay.forwarder import Forwarder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from taskyard.net.protocols import Transport
 
 logger = logging.getLogger("taskyard.relay")
 
@@ -30,14 +31,6 @@ MESSAGES_PER_TURN: Final = 64
 
 #: A person sees it soon enough, and a flood makes six lines a minute.
 WARNING_NS: Final = 10 * SECOND_NS
-
-
-class Transport(Protocol):
-    """What carries the frames."""
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
 
 
 class Relay:

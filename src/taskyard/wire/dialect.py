@@ -1,25 +1,52 @@
-"""Requests of all dialects are numbered without clashes: a number tells its dialect.
+"""The interface of a dialect at the broker, with request numbers and worker names of all dialects.
 
-The scheduler gives a request's number back with whatever answers it, and nothing else would say
-which dialect has to tell it.
+A request number identifies its dialect, because the scheduler returns nothing else with a reply.
+Imports no dialect.
 """
 
-from collections.abc import Iterator
-from itertools import count
-from typing import Final
+from __future__ import annotations
 
-#: Dialects that one broker speaks at once, one that is spoken on several sockets counted once.
+from itertools import count
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taskyard.core.effects import Effect
+    from taskyard.core.events import Event
+
+#: A route and the frames to send there.
+Reply: TypeAlias = tuple[bytes, list[bytes]]
+
+#: Dialects that one broker serves at once. A dialect with several sockets counts once.
 DIALECTS_MAX: Final = 16
 
-#: Worker names that begin so belong to the dialect; the native one takes no such names.
+#: Prefixes of worker names. Each is reserved for its dialect, and the native one refuses them all.
 ROUND_ROBIN: Final = b"round-robin:"
 PING_PONG: Final = b"ping-pong:"
 WMP: Final = b"wmp:"
 PREFIXES: Final = (ROUND_ROBIN, PING_PONG, WMP)
 
 
+class Dialect(Protocol):
+    """One wire protocol, with the state that it keeps of its peers."""
+
+    #: The prefix of its workers' names. Empty where workers choose their names.
+    prefix: bytes
+
+    def receive(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]: ...
+
+    def reply(self, effect: Effect) -> Sequence[Reply]: ...
+
+    def disconnected(self, route: bytes) -> Sequence[Event]: ...
+
+    def wake_at_ns(self) -> int | None: ...
+
+    def time_passed(self, now_ns: int) -> Sequence[Event]: ...
+
+
 def request_numbers(dialect: int) -> Iterator[int]:
-    """The numbers of a dialect's requests; 0 is nobody's."""
+    """Return the request numbers of a dialect. 0 is never used."""
     if not 0 <= dialect < DIALECTS_MAX:
-        raise ValueError(f"a broker speaks at most {DIALECTS_MAX} dialects")
+        raise ValueError(f"dialect number {dialect}: must be below {DIALECTS_MAX}")
     return count(DIALECTS_MAX + dialect, DIALECTS_MAX)

@@ -12,7 +12,7 @@ Knows nothing of processes, nor of what a worker allows.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -192,3 +192,69 @@ def decode_value(encoded: bytes) -> Any:  # noqa: ANN401 - whatever was sent
         raise PeerError(
             f"a value is not JSON: {error}; ask for the result's bytes instead"
         ) from error
+
+
+class Bundle(Struct):
+    """The payload."""
+
+    body: Any
+    recipients: list[Any]
+
+
+class _EncodedBundle(Struct):
+    """The same of values that are JSON already."""
+
+    body: Raw
+    recipients: Raw
+
+
+class BundlePart(NamedTuple):
+    """What one task of a bundle is about."""
+
+    #: Empty where the name is that in the bundle's own campaign.
+    bundle: str
+    #: The place of its recipient, from 0 on.
+    offset: int
+    body: Any
+    #: A text, or an object of fields.
+    recipient: Any
+
+
+_bundles = msgspec.json.Decoder(Bundle)
+
+
+def encode_bundle(body: bytes, recipients: bytes) -> bytes:
+    """The payload of a bundle, of its parts as JSON."""
+    return msgspec.json.encode(_EncodedBundle(Raw(body), Raw(recipients)))
+
+
+def decode_bundle(payload: bytes) -> Bundle:
+    """What `encode` was given. Raises `PeerError`."""
+    try:
+        return _bundles.decode(payload)
+    except _DECODE_ERRORS as error:
+        raise PeerError(
+            f"the payload is no bundle's: {error}; see how the task was submitted"
+        ) from error
+
+
+def task_name(bundle: str, offset: int) -> str:
+    return f"{bundle}/{offset}"
+
+
+def bundle_part(name: str, payload: bytes) -> BundlePart:
+    """The part of a bundle that the task of this name is. Raises `PeerError` if it is none."""
+    bundle, _, number = name.rpartition("/")
+    whole = decode_bundle(payload)
+    is_offset = (
+        bool(bundle or "/" not in name)
+        and number.isascii()
+        and number.isdigit()
+        and len(number) <= len(str(2**63))
+    )
+    if not is_offset or int(number) >= len(whole.recipients):
+        raise PeerError(
+            f"task {name} is no part of its bundle, which has {len(whole.recipients)} recipients; "
+            "give its name, BUNDLE/OFFSET"
+        )
+    return BundlePart(bundle, int(number), whole.body, whole.recipients[int(number)])

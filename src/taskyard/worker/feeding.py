@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Sequence
 from typing import BinaryIO, Final
 
+from taskyard.net.protocols import Clock
 from taskyard.wire.payloads import CALL, EXEC, Command
 from taskyard.wire.pickled import PICKLE
 from taskyard.worker.jobs import Job
 from taskyard.worker.programs import not_started, start_program
-from taskyard.worker.runner import Clock, ProcessRunner
+from taskyard.worker.runner import ProcessRunner
 
 #: Services whose payloads say what to do.
 _SELF_DESCRIBING: Final = (EXEC, CALL, PICKLE)

@@ -19,10 +19,9 @@ from taskyard.core.model import shown
 from taskyard.errors import NameLost, UserError
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
-from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals
+from taskyard.net.signals import ParentPipe, Signals
 from taskyard.wire.roles import Role, may_act_as, with_article
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.feeding import make_runner

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from taskyard.core.rules import Rule
     from taskyard.core.runs import Run
     from taskyard.net.channel import Channel
+    from taskyard.net.protocols import MonotonicClock
     from taskyard.wire.native.peer import Reply
 
 #: How long a wish for tasks may wait at the broker.
@@ -111,10 +112,6 @@ class RuleAwareRunner(Runner, Protocol):
     def set_rules(self, clauses: Sequence[Rule]) -> None: ...
 
 
-class Clock(Protocol):
-    def monotonic_ns(self) -> int: ...
-
-
 class NativeWorkerLoop:
     """One worker, one broker."""
 
@@ -128,7 +125,7 @@ class NativeWorkerLoop:
         settings: WorkerSettings,
         channel: Channel,
         runner: Runner,
-        clock: Clock,
+        clock: MonotonicClock,
         host: RuleAwareRunner | None = None,
     ) -> None:
         """`host` is the hands again, where they follow the broker's rules."""

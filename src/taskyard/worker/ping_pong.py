@@ -21,10 +21,9 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown, truncated_result_reason
 from taskyard.net import sockets
-from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals
+from taskyard.net.signals import ParentPipe, Signals
 from taskyard.wire.ping_pong.frames import (
     DISCONNECT,
     ERROR,
@@ -41,10 +40,10 @@ from taskyard.worker.host import name_of_this_process
 from taskyard.worker.jobs import Job, JobResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from taskyard.net.protocols import Clock, MonotonicClock, Transport
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.worker import runner as worker_runner
     from taskyard.worker.runner import ProcessRunner
 
 logger = logging.getLogger("taskyard.worker")
@@ -74,14 +73,6 @@ class PingPongSettings(Struct, frozen=True):
         return self.broker_timeout_ns * self.timeouts
 
 
-class Transport(Protocol):
-    """What carries the frames."""
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
-
 class SocketFactory(Protocol):
     """Opens sockets to the broker, and closes them."""
 
@@ -102,10 +93,6 @@ class Runner(Protocol):
     def wake_at_ns(self) -> int | None: ...
 
 
-class Clock(Protocol):
-    def monotonic_ns(self) -> int: ...
-
-
 class PingPongWorkerLoop:
     """One worker, one broker, one job at a time."""
 
@@ -114,7 +101,7 @@ class PingPongWorkerLoop:
         settings: PingPongSettings,
         socket_factory: SocketFactory,
         runner: Runner,
-        clock: Clock,
+        clock: MonotonicClock,
     ) -> None:
         self._settings = settings
         self._socket_factory = socket_factory
@@ -338,7 +325,7 @@ class _PolledSockets:
 
 def serve(  # noqa: PLR0913  # the last ones are named
     endpoint: str,
-    make_runner: Callable[[worker_runner.Clock], ProcessRunner],
+    make_runner: Callable[[Clock], ProcessRunner],
     announce: Callable[[str], None],
     *,
     slots: int = 1,

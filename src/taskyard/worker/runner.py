@@ -14,11 +14,12 @@ import selectors
 import signal
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 from taskyard.errors import PeerError
+from taskyard.net.protocols import Clock
 from taskyard.wire.payloads import Call, Command, decode_payload
 from taskyard.wire.pickled import Pickled
 from taskyard.worker.agents.rules import AgentSettings
@@ -30,21 +31,13 @@ from taskyard.worker.output import cut_reason
 from taskyard.worker.programs import not_started, start_program
 from taskyard.worker.supervised import RunnerContext, SupervisedProcess
 
-__all__ = ["Clock", "Job", "JobResult", "ProcessRunner", "Work"]
+__all__ = ["Job", "JobResult", "ProcessRunner", "Work"]
 
 #: What is to be done for a job. Only a runner that feeds agents has the last.
 Work: TypeAlias = Command | Call | Pickled | AgentSettings
 
 #: stdin, stdout and stderr.
 _STANDARD_DESCRIPTORS: Final = 3
-
-
-class Clock(Protocol):
-    """The clocks that the runner reads."""
-
-    def monotonic_ns(self) -> int: ...
-
-    def wall_ns(self) -> int: ...
 
 
 class ProcessRunner:

@@ -20,10 +20,9 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.errors import NameLost
 from taskyard.net import sockets
-from taskyard.net.leash import ParentPipe
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals
+from taskyard.net.signals import ParentPipe, Signals
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker.feeding import make_runner
 from taskyard.worker.jobs import Job
@@ -31,6 +30,7 @@ from taskyard.worker.jobs import Job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from taskyard.net.protocols import MonotonicClock, Transport
     from taskyard.net.sockets import ZmqSocket
     from taskyard.worker.jobs import JobResult
     from taskyard.worker.native import WorkerSettings
@@ -57,18 +57,6 @@ BROKER_MISSING_NS: Final = 10 * SECOND_NS
 EXIT_LINGER_MS: Final = 500
 
 
-class Transport(Protocol):
-    """What carries the frames."""
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
-
-class Clock(Protocol):
-    def monotonic_ns(self) -> int: ...
-
-
 class Runner(Protocol):
     """Who does the work: the runner."""
 
@@ -91,7 +79,7 @@ class WmpWorkerLoop:
         settings: WorkerSettings,
         connections: Sequence[Transport],
         runner: Runner,
-        clock: Clock,
+        clock: MonotonicClock,
     ) -> None:
         self._connections = list(connections)
         self._runner = runner

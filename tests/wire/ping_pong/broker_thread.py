@@ -17,9 +17,10 @@ from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.waker import Waker
+from taskyard.net.signals import Waker
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.ping_pong.server import Settings, make_server
+from taskyard.wire.ping_pong.frames import Settings
+from taskyard.wire.ping_pong.server import make_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,17 +12,18 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.ping_pong.server import Settings, make_server
+from taskyard.wire.ping_pong.frames import Settings
+from taskyard.wire.ping_pong.server import make_server
 from tests.kit.snapshots import reopened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskyard.broker.transport import Dialect
     from taskyard.core.events import Event
     from taskyard.core.model import Submission
     from taskyard.core.records import AnyRecord
     from taskyard.core.states import TaskState
+    from taskyard.wire.dialect import Dialect
 
 #: The wall clock when the tests begin.
 WALL_NS = 1_700_000_000 * SECOND_NS

@@ -16,10 +16,10 @@ from taskyard.core.model import QueueOrder, Submission, Terms, WorkerFacts
 from taskyard.core.records import Finished, Leased, LeaseExpired, Returned, StaleReport, WorkerLeft
 from taskyard.core.states import TaskState
 from taskyard.wire.ping_pong import backend as ping_pong_backend
-from taskyard.wire.ping_pong import frontend as ping_pong_frontend
+from taskyard.wire.ping_pong import server as ping_pong_server
 from taskyard.wire.ping_pong.backend import FORGET_NS
-from taskyard.wire.ping_pong.frames import COUNT_DIGITS_MAX
-from taskyard.wire.ping_pong.server import Settings, make_server
+from taskyard.wire.ping_pong.frames import COUNT_DIGITS_MAX, Settings
+from taskyard.wire.ping_pong.server import make_server
 from tests.wire.ping_pong.kit import BACKEND, FRONTEND, W1, W2, W3, Hall
 
 if TYPE_CHECKING:
@@ -683,7 +683,7 @@ def test_clients_do_not_wait_for_each_other() -> None:
 def test_client_that_has_too_much_waiting_is_refused_in_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ping_pong_frontend, "WAITING_MAX", 2)
+    monkeypatch.setattr(ping_pong_server, "WAITING_MAX", 2)
     hall = Hall()
     for number in range(5):
         assert hall.client(b"c", b"%d" % number) == []
@@ -870,7 +870,7 @@ def test_page_has_the_figures_of_the_code() -> None:
     for said in (
         f"| WORKER_EXPIRE_SECONDS | {settings.expire_ns // SECOND_NS} s |",
         f"| lease time | {settings.lease_ns // SECOND_NS} s |",
-        f"At most {ping_pong_frontend.WAITING_MAX:,} jobs of one client and {settings.queue_max:,}",
+        f"At most {ping_pong_server.WAITING_MAX:,} jobs of one client and {settings.queue_max:,}",
         f"within {ping_pong_backend.CROSSING_NS / SECOND_NS} s of the job",
         f"at most\n{PAYLOAD_BYTES_MAX >> 20} MiB",
         f"decimal number of at most {COUNT_DIGITS_MAX} digits",

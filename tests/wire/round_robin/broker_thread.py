@@ -17,7 +17,7 @@ from taskyard.journal.store import MemoryStore
 from taskyard.net import endpoints, sockets
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.waker import Waker
+from taskyard.net.signals import Waker
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.round_robin.server import Settings, make_server
 

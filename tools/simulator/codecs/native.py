@@ -16,8 +16,8 @@ from taskyard.core import effects, events, identity
 from taskyard.core.effects import Refusal
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_runs
 from taskyard.wire.native import peer
+from taskyard.wire.native import runs as native_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -292,7 +292,7 @@ def _report(event: events.TasksReported, request: int) -> pb.QueryMsg:
     batch.result_bytes_total.extend(event.result_bytes_total or ())
     if event.runs is not None:
         query.host = event.runs.host
-        for field, column in dwork_runs.encode(event.runs).items():
+        for field, column in native_runs.encode_runs(event.runs).items():
             getattr(batch, field).extend(column)
     return query
 

@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 
-from taskyard.core.events import Outcome
+from taskyard.core.events import LaneOptions, Outcome, Rule
 from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, NUMBER_MAX, TASKS_PER_MESSAGE_MAX
 from taskyard.core.model import Submission, Terms
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_runs
-from taskyard.wire.dwork_counts import LOGS_MAX, check_counts, check_lengths
+from taskyard.wire.native import runs as native_runs
+from taskyard.wire.native.counts import LOGS_MAX, check_counts, check_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from taskyard.core.runs import RunColumns
+
 
 _M = TypeVar("_M", bound=Message)
 
@@ -308,11 +309,11 @@ def report_of(query: pb.QueryMsg) -> Report:
         if query.task:
             raise Malformed("tasks come as `task` or as `batch`, not both")
         report = _report_in_columns(query.batch)
-        report.runs = dwork_runs.decode_columns(query.batch, query.host)
+        report.runs = native_runs.decode_columns(query.batch, query.host)
     else:
         messages = _tasks(query)
         report = _report_in_messages(messages)
-        report.runs = dwork_runs.decode_messages(messages, query.host)
+        report.runs = native_runs.decode_messages(messages, query.host)
     check_text([query.host], "a host")
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)
     lengths = (report.result_bytes_total, report.output_bytes_total)
@@ -382,3 +383,28 @@ def returned_after(query: pb.QueryMsg) -> list[list[bytes]] | None:
         return after_of(query.batch)
     after = [predecessors(task) for task in _tasks(query)]
     return after if any(after) else None
+
+
+#: What is told of rules.
+SENT_OPTIONS: Final = (
+    "command",
+    "lane_workers_max",
+    "overfeed",
+    "idle_ns_max",
+    "hunger_ns_max",
+    "lane_template",
+)
+
+
+def encode_rule(clause: Rule) -> bytes:
+    told = {field: getattr(clause.rules, field) for field in SENT_OPTIONS}
+    return pb.ClauseMsg(name=clause.name, match=clause.match, **told).SerializeToString()
+
+
+def decode_rule(raw: bytes) -> Rule:
+    """Raises Malformed."""
+    message = parse(pb.ClauseMsg, raw)
+    rules = LaneOptions(
+        **{field: getattr(message, field) for field in SENT_OPTIONS if message.HasField(field)}
+    )
+    return Rule(message.name, message.match, rules)

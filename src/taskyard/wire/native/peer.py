@@ -17,9 +17,9 @@ from taskyard.core.model import Result, shown
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire import dwork_runs
-from taskyard.wire.dwork_clauses import decode_rule
 from taskyard.wire.native import frames as tasks
+from taskyard.wire.native import runs as native_runs
+from taskyard.wire.native.frames import decode_rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -277,7 +277,7 @@ def complete(
     columns: tasks.Columns = {"name": reports.names, "attempt": reports.attempts}
     columns |= {field: column for field, column in given.items() if any(column)}
     if reports.runs is not None:
-        columns |= dwork_runs.encode(reports.runs)
+        columns |= native_runs.encode_runs(reports.runs)
     query = _Q(type=COMPLETE, request=request, location=location, batch=columns)
     if reports.runs is not None and reports.runs.host:
         query.host = reports.runs.host

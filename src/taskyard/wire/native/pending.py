@@ -23,8 +23,7 @@ from taskyard.wire.native.frames import DIALECT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: A reply: where to, and its frames.
-Reply = tuple[bytes, list[bytes]]
+    from taskyard.wire.dialect import Reply
 
 #: Workers whose words are remembered; most that are not there any more never say so.
 FACTS_MAX: Final = 10_000

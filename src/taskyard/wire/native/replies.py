@@ -14,14 +14,15 @@ from taskyard.core import effects
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import views
-from taskyard.wire.dwork_clauses import encode_rule
 from taskyard.wire.native import frames as tasks
+from taskyard.wire.native.frames import encode_rule
 from taskyard.wire.record_views import record_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.wire.native.pending import PendingRequest, PendingRequests, Reply
+    from taskyard.wire.dialect import Reply
+    from taskyard.wire.native.pending import PendingRequest, PendingRequests
 
 #: Results in one answer, but for a single one that is larger; the rest is for the next.
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024

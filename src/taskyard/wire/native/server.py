@@ -21,20 +21,21 @@ from taskyard.core import effects, events
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
-from taskyard.wire.dwork_counts import check_counts, check_lengths, outline
 from taskyard.wire.native import replies as native_replies
 from taskyard.wire.native import requests as native_requests
+from taskyard.wire.native.counts import check_counts, check_lengths, outline
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import (
     PLAIN_LEASE_NS,
     PendingRequest,
     PendingRequests,
-    Reply,
     Request,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from taskyard.wire.dialect import Reply
 
 _Q: Final = pb.QueryMsg
 

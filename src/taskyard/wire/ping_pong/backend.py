@@ -44,7 +44,7 @@ from taskyard.wire.ping_pong.frames import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.wire.native.pending import Reply
+    from taskyard.wire.dialect import Reply
 
 #: Connections that are remembered; with so many, who comes new is not answered and tries again.
 PEERS_MAX: Final = 20_000

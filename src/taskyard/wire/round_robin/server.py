@@ -27,7 +27,7 @@ from taskyard.wire.round_robin.workers import Lease, Peer, WorkerTable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.wire.native.pending import Reply
+    from taskyard.wire.dialect import Reply
 
 __all__ = ["RoundRobin", "Settings", "make_server"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.core.model import Terms
-    from taskyard.wire.native.pending import Reply
+    from taskyard.wire.dialect import Reply
     from taskyard.wire.round_robin.frames import Message, Settings
 
 #: Workers that are remembered, registered or not; with so many, REGISTER is refused.

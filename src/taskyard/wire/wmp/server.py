@@ -30,8 +30,7 @@ from taskyard.wire.wmp.frames import Side, name_of, text_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: A message: where to, and its frames.
-Reply = tuple[bytes, list[bytes]]
+    from taskyard.wire.dialect import Reply
 
 #: A worker's services where it names none.
 SERVICES_DEFAULT: Final = (b"default",)

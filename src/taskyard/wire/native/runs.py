@@ -23,7 +23,7 @@ STATUS_MAX: Final = 255
 _MICROSECONDS_MAX: Final = NUMBER_MAX // 1000
 
 
-def encode(runs: RunColumns) -> dict[str, Sequence[int]]:
+def encode_runs(runs: RunColumns) -> dict[str, Sequence[int]]:
     """Return the fields of a Batch."""
     columns: dict[str, Sequence[int]] = {"started_ns": runs.started_ns, "run_ns": runs.run_ns}
     if runs.statuses is not None:

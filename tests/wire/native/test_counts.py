@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from taskyard.core.limits import TASKS_PER_MESSAGE_MAX
 from taskyard.errors import Malformed
-from taskyard.wire import dwork_counts as counts
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.native import counts
 from taskyard.wire.native.frames import parse_counted
 from tests.wire.kit import Counter
 
