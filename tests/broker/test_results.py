@@ -48,7 +48,7 @@ from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalDamaged
 from taskyard.journal import compaction, recovery
 from taskyard.journal.archive import Archive
-from taskyard.journal.encoding import encode
+from taskyard.journal.recovery import encode
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.scenarios import BEGIN_NS, WritingYard
 

@@ -30,7 +30,7 @@ from taskyard.core.events import (
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.states import TaskState
-from taskyard.journal.encoding import encode
+from taskyard.journal.recovery import encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
 from tests.core.kit import Yard

@@ -20,8 +20,8 @@ from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
 from taskyard.journal import compaction, history, history_rows
-from taskyard.journal.encoding import decode
 from taskyard.journal.history import EDGES, EVENTS, ColumnBuilder, HistoryPart
+from taskyard.journal.recovery import decode
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.scenarios import BEGIN_NS, LONG_PAYLOAD, WritingYard, rich_story
 

@@ -45,7 +45,7 @@ from taskyard.core.workers import WorkerFacts
 from taskyard.errors import JournalDamaged
 from taskyard.journal import archive, compaction, recovery, snapshot
 from taskyard.journal.archive import Archive
-from taskyard.journal.encoding import encode
+from taskyard.journal.recovery import encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head, MemoryStore
 from tests.journal.scenarios import (

@@ -19,8 +19,7 @@ from taskyard.core.events import ClockSet, DiskSpaceChanged, Event, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
-from taskyard.journal.encoding import encode
-from taskyard.journal.recovery import EndedTaskIndex, recall_for_event
+from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
 from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 
 #: The wall clock may drift this far from the monotonic one before it counts as a jump.

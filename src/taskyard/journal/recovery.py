@@ -13,18 +13,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
 
 from taskyard.core import events, identity
 from taskyard.core.apply import apply
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask, Result, Task
-from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
+from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.states import TaskState
-from taskyard.errors import JournalDamaged
+from taskyard.errors import JournalDamaged, StateError
 from taskyard.journal import snapshot
 from taskyard.journal.archive import Archive
-from taskyard.journal.encoding import decode
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.snapshot import SnapshotReader
 from taskyard.journal.store import Head, Row, StoreReader
@@ -32,6 +33,58 @@ from taskyard.journal.store import Head, Row, StoreReader
 _T = TypeVar("_T")
 
 logger = logging.getLogger("taskyard.journal")
+
+
+#: Written by this version. Since 2 there are Moved, Reported and Released. Since 3 there are
+#: WorkerReplaced and Refunded. Since 4 tasks are named by their keys, which begin with their
+#: campaign (`core.identity`).
+JOURNAL_FORMAT: Final = 4
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[AnyRecord])
+
+
+def _decode_bare(body: bytes) -> list[AnyRecord]:
+    """Decode records of tasks whose keys are their names alone."""
+    records = _decoder.decode(body)
+    for record in records:
+        if type(record) is Submitted:
+            record.bare = True
+    return records
+
+
+#: Every version that was ever written can be read.
+_READERS: dict[int, Callable[[bytes], list[AnyRecord]]] = {
+    1: _decode_bare,
+    2: _decode_bare,
+    3: _decode_bare,
+    4: _decoder.decode,
+}
+
+
+def encode(records: list[AnyRecord]) -> bytes:
+    """The body of a row."""
+    buffer = bytearray([JOURNAL_FORMAT])
+    _encoder.encode_into(records, buffer, 1)
+    return bytes(buffer)
+
+
+def decode(body: bytes) -> list[AnyRecord]:
+    """The records of a row's body."""
+    if not body:
+        raise JournalDamaged("a row of the journal is empty", RESTORE_HINT)
+    reader = _READERS.get(body[0])
+    if reader is None:
+        raise StateError(
+            f"the journal is written in format {body[0]}, and this version reads up to "
+            f"{JOURNAL_FORMAT}; use a newer Taskyard"
+        )
+    try:
+        return reader(body[1:])
+    except msgspec.MsgspecError as error:
+        raise JournalDamaged(
+            f"a row of the journal can't be read ({error})", RESTORE_HINT
+        ) from error
 
 
 def open_ledger(directory: Path, store: StoreReader, index: Archive | None = None) -> Ledger:

@@ -17,7 +17,7 @@ from taskyard.core import effects, events, identity
 from taskyard.core import records as r
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
 from taskyard.core.records import ReturnReason
-from taskyard.journal.encoding import decode
+from taskyard.journal.recovery import decode
 from taskyard.sim.codecs.dialects import DO, argument_of
 from taskyard.sim.listeners import Listener
 from taskyard.sim.measurements import status_of

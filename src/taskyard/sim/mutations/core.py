@@ -43,7 +43,7 @@ from taskyard.core.states import TaskState
 from taskyard.core.workers import Worker
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
-from taskyard.journal.encoding import encode
+from taskyard.journal.recovery import encode
 from taskyard.sim.clock import SimClock
 from taskyard.sim.mutations.registry import mutation, patched, patched_item
 
