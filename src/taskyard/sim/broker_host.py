@@ -26,7 +26,7 @@ from taskyard.sim.disk import Crashed, SimIndex, SimStore
 from taskyard.sim.network import Message
 
 if TYPE_CHECKING:
-    from taskyard.broker.switchboard import DialectRouter
+    from taskyard.broker.transport import DialectRouter
     from taskyard.core.ledger import Ledger
     from taskyard.sim.world import World
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from taskyard.broker.switchboard import DialectRouter
+from taskyard.broker.transport import DialectRouter
 from taskyard.sim.plan import SECOND_NS
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.ping_pong import server as ping_pong
