@@ -23,7 +23,6 @@ from taskyard.broker.archive import EndedTasks
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor
 from taskyard.broker.listeners import NATIVE, Listeners
-from taskyard.broker.noise import FORBIDDEN_TEXT, REFUSED_TASKS_TEXT, RejectionLog
 from taskyard.broker.reloading import SettingsReloader
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
@@ -51,6 +50,7 @@ from taskyard.wire.native.pending import PLAIN_LEASE_NS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskyard.broker.turn import Clock
     from taskyard.net.keyring import Keyring
 
 logger = logging.getLogger("taskyard.broker")
@@ -83,6 +83,46 @@ class BrokerSettings(Struct, frozen=True):
     rules: RulesSet = field(default_factory=lambda: RulesSet(0))
     #: When the journal is compacted beside the turns.
     compact: compaction.CompactionLimits = compaction.CompactionLimits()
+
+
+#: A person sees it soon enough, and a flood makes six lines a minute.
+WARNING_NS: Final = 10 * SECOND_NS
+
+#: What there is to say of some, with how many are new and how many there were.
+MALFORMED_TEXT: Final = (
+    "%d message(s) made no sense and were refused, %d since the start; "
+    "look for a peer that speaks another dialect or version"
+)
+FORBIDDEN_TEXT: Final = (
+    "%d request(s) were refused because of the key that they came by, %d since the start; "
+    "`taskyard keys list` says which key is for what"
+)
+REFUSED_TASKS_TEXT: Final = (
+    "%d task(s) of plain dwork peers were refused, %d since the start; "
+    "`taskyard status` shows the latest"
+)
+
+
+class RejectionLog:
+    """Warns of a count that rises."""
+
+    def __init__(self, count: Callable[[], int], clock: Clock, words: str = MALFORMED_TEXT) -> None:
+        self._count = count
+        self._clock = clock
+        self._words = words
+        self._told = count()
+        self._told_ns = 0
+
+    def log_if_due(self) -> None:
+        """Called every turn: mostly there is nothing to say."""
+        count = self._count()
+        if count == self._told:
+            return
+        now_ns = self._clock.monotonic_ns()
+        if self._told_ns and now_ns - self._told_ns < WARNING_NS:
+            return
+        fresh, self._told, self._told_ns = count - self._told, count, now_ns
+        logger.warning(self._words, fresh, count)
 
 
 def serve(
