@@ -23,15 +23,15 @@ from taskyard.broker.archive import EndedTasks
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor
 from taskyard.broker.listeners import NATIVE, Listeners
-from taskyard.broker.reloading import SettingsReloader
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
+from taskyard.core.events import RulesSet
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import LEASED
-from taskyard.errors import StateLocked
+from taskyard.errors import StateLocked, UserError
 from taskyard.journal import recovery
 from taskyard.journal.archive import Archive
 from taskyard.journal.lock import StateLock
@@ -45,6 +45,8 @@ from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import STOP_SIGNALS, Signals
 from taskyard.net.terminal import Terminal
+from taskyard.settings import changes
+from taskyard.settings import rules as settings_rules
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
     from taskyard.broker.turn import Clock
     from taskyard.net.keyring import Keyring
+    from taskyard.settings.sections import Settings
 
 logger = logging.getLogger("taskyard.broker")
 
@@ -123,6 +126,30 @@ class RejectionLog:
             return
         fresh, self._told, self._told_ns = count - self._told, count, now_ns
         logger.warning(self._words, fresh, count)
+
+
+class SettingsReloader:
+    """The settings that hold, and where they came from."""
+
+    def __init__(self, settings: Settings, read: Callable[[], Settings]) -> None:
+        """`read` reads them anew, and raises `InvalidSettings` if it can't."""
+        self._settings = settings
+        self._read = read
+
+    @property
+    def rules(self) -> RulesSet:
+        return settings_rules.to_rules_set(self._settings)
+
+    def reload(self) -> RulesSet | None:
+        """Read them again and say what has changed; None: they can't be used, and nothing has."""
+        try:
+            found = self._read()
+        except UserError as bad:
+            logger.warning("the settings are as they were, because what was read is bad: %s", bad)
+            return None
+        logger.warning("read the settings: %s", changes.diff(self._settings, found).sentence())
+        self._settings = found
+        return self.rules
 
 
 def serve(
