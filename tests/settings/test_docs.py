@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.settings.changes import diff
-from taskyard.settings.keys import DEFAULTS, KEYS, service_keys
-from taskyard.settings.reference import service_table, table
+from taskyard.settings.keys import DEFAULTS, KEYS, service_keys, service_table, table
 from taskyard.settings.values import read_duration
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 from tests.settings.kit import loaded, written
