@@ -15,7 +15,7 @@ from taskyard.core.events import CancelRequested, DuplicatePolicy, Scope, Submit
 from taskyard.core.model import Submission
 from taskyard.core.states import TaskState
 from taskyard.journal import compaction
-from tests.broker.compacting_kit import Desk
+from tests.broker.compaction_kit import Desk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -26,7 +26,6 @@ from taskyard.broker.listeners import NATIVE, Listeners
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.core.events import RulesSet
-from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
