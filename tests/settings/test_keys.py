@@ -30,7 +30,6 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "url": ("tcp://127.0.0.1:6125", "tcp://127.0.0.1:6125"),
     "state": ("/var/yard", Path("/var/yard")),
     "key": ("/var/me.key", Path("/var/me.key")),
-    "page": ("127.0.0.1:6180", "127.0.0.1:6180"),
     "dwork": (["tcp://127.0.0.1:1", "ipc:///a"], ("tcp://127.0.0.1:1", "ipc:///a")),
     "round-robin": ("tcp://127.0.0.1:6714", ("tcp://127.0.0.1:6714",)),
     "ping-pong": (["ipc:///back", "ipc:///front"], ("ipc:///back", "ipc:///front")),

@@ -66,8 +66,6 @@ class Key(Struct, frozen=True):
     help: str
     environment: str
     unset: str = "-"
-    #: Something asks for it today; what nothing asks for is read and checked, and in no page.
-    is_used: bool = True
 
     @property
     def path(self) -> str:
@@ -92,15 +90,14 @@ def _key(  # noqa: PLR0913  # a row of the table
     *,
     environment: str = "",
     unset: str = "-",
-    is_used: bool = True,
 ) -> Key:
     variable = environment or variable_of(section, name)
-    return Key(section, name, kind, default, sentence, variable, unset, is_used)
+    return Key(section, name, kind, default, sentence, variable, unset)
 
 
-def _listen(dialect: str, kind: Kind, *, is_used: bool = False) -> Key:
+def _listen(dialect: str, kind: Kind) -> Key:
     sentence = f"Where `broker` and `up` listen to {dialect}, beside the native socket."
-    return _key("listen", dialect, kind, None, sentence, unset="nowhere", is_used=is_used)
+    return _key("listen", dialect, kind, None, sentence, unset="nowhere")
 
 
 KEYS: Final = (
@@ -132,24 +129,15 @@ KEYS: Final = (
     ),
     _key(
         "broker",
-        "page",
-        kinds.ADDRESS,
-        None,
-        "Where the page is served.",
-        unset="nowhere",
-        is_used=False,
-    ),
-    _key(
-        "broker",
         "workers_max",
         kinds.integer(0, _WORKERS_MAX),
         0,
         "Lanes served at once, over all services; 0 for no limit.",
     ),
-    _listen("dwork", kinds.ENDPOINTS, is_used=True),
+    _listen("dwork", kinds.ENDPOINTS),
     _listen("round-robin", kinds.ENDPOINTS),
-    _listen("ping-pong", kinds.PAIR, is_used=True),
-    _listen("wmp", kinds.ENDPOINTS, is_used=True),
+    _listen("ping-pong", kinds.PAIR),
+    _listen("wmp", kinds.ENDPOINTS),
     _key("lease", "heartbeat", kinds.DURATION, SECOND_NS, "How often a worker shows life."),
     _key(
         "lease",
@@ -331,7 +319,7 @@ _HEAD = "| setting | is | if not set | variable | |\n|---|---|---|---|---|\n"
 
 def table() -> str:
     """As Markdown, a row a setting."""
-    return _HEAD + "".join(_row(key) for key in KEYS if key.is_used)
+    return _HEAD + "".join(_row(key) for key in KEYS)
 
 
 def _row(key: Key) -> str:

@@ -32,8 +32,6 @@ from taskyard.settings.values import (
 _IPC: Final = "ipc://"
 
 _ENDPOINT = re.compile(r"(?:tcp|ipc)://\S+")
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+]|[^\s:/[\]]+):([0-9]{1,5})")
-_PORT_MAX: Final = 65_535
 _RATE = re.compile(r"([1-9][0-9]{0,8})/(s|m|h|d)")
 _PERCENT = re.compile(r"([0-9]{1,3})%?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
@@ -149,13 +147,6 @@ def _read_pair(value: object) -> tuple[str, ...]:
             f"must be a list of two endpoints, backend and frontend, not {shown(value)}"
         )
     return _read_endpoints(value)
-
-
-def _read_address(value: object) -> str:
-    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if found is None or int(found[1]) > _PORT_MAX:
-        raise InvalidValue(f"must be HOST:PORT, such as 127.0.0.1:6180, not {shown(value)}")
-    return found[0]
 
 
 def _list_reader(
@@ -298,7 +289,6 @@ ENDPOINTS: Final = Kind(
     "an endpoint, or a list of them", _read_endpoints, _one_or_list, _texts, _all_from_directory
 )
 PAIR: Final = Kind("a list of two endpoints", _read_pair, list, _texts, _all_from_directory)
-ADDRESS: Final = Kind("HOST:PORT", _read_address)
 DURATION: Final = Kind("a duration over 0", read_positive_duration, _span, suffix="_ns")
 DURATION_OR_NONE: Final = Kind("a duration", read_duration, _span, suffix="_ns")
 NAMES: Final = Kind("a list of names", _read_names, list, _texts)

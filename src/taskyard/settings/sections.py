@@ -59,7 +59,6 @@ class BrokerSection(Struct, frozen=True):
     url: str | None
     state: Path
     key: Path | None
-    page: str | None
     workers_max: int
 
 
