@@ -73,7 +73,7 @@ class TestReading:
             [*reader.rows()]
 
     def test_journal_of_another_name_is_refused(self, store: SqliteStore, tmp_path: Path) -> None:
-        with pytest.raises(JournalDamaged, match="does not say soundly where its rows begin"):
+        with pytest.raises(JournalDamaged, match="the anchor is damaged"):
             JournalReader(tmp_path, b"another identity", store.head)
 
     def test_missing_journal_is_told(self, store: SqliteStore, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ class TestRun:
     def test_head_that_is_none_is_refused(self, tmp_path: Path) -> None:
         assert "damaged" in compaction_process.run(tmp_path, b"no head", never).failed
 
-    def test_it_gives_up_before_it_takes_the_last_of_the_disk(
+    def test_it_stops_before_it_fills_the_disk_reserve(
         self, store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(compaction_process, "ROWS_PER_CHECK", 1)
@@ -123,7 +123,7 @@ class TestRun:
         failed = compaction_process.run(
             tmp_path, sealed(store), compaction_process.AbortCheck(tmp_path)
         ).failed
-        assert "given up" in failed
+        assert "reserved for completions" in failed
         assert snapshot.sequences(tmp_path) == []
 
 
@@ -150,14 +150,14 @@ class TestChild:
     def test_killed_child_is_a_failure(self, store: SqliteStore, tmp_path: Path) -> None:
         child = CompactionChild(tmp_path, store.identity, store.head)
         os.kill(child.pid, signal.SIGKILL)
-        assert ended(child) == CompactionReport("the process that does it was killed by signal 9")
+        assert ended(child) == CompactionReport("child process killed by signal 9")
 
     def test_child_that_breaks_is_a_failure(
         self, store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(compaction_process, "COMPACTION_COMMAND", ("false",))
         child = CompactionChild(tmp_path, store.identity, store.head)
-        assert ended(child) == CompactionReport("the process that does it left with status 1")
+        assert ended(child) == CompactionReport("child process exited with status 1")
 
     def test_end_leaves_no_process(self, store: SqliteStore, tmp_path: Path) -> None:
         child = CompactionChild(tmp_path, store.identity, store.head)

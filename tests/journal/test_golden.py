@@ -106,7 +106,7 @@ class TestRecords:
 
 class TestDecoding:
     def test_body_of_an_unknown_version_is_refused_with_what_to_do(self) -> None:
-        with pytest.raises(StateError, match=r"written in format 250, .* use a newer Taskyard"):
+        with pytest.raises(StateError, match=r"has format 250, .* \(use a newer Taskyard\)"):
             decode(bytes([250]) + encode(RECORDS)[1:])
 
     def test_empty_body_is_refused(self) -> None:
