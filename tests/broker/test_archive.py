@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.broker import archive
+from taskyard.broker.archive import NameFilter
 from taskyard.core.effects import Accepted, Refused
 from taskyard.core.events import CancelRequested, DuplicatePolicy, Scope, SubmitRequested
 from taskyard.core.model import Submission
 from taskyard.core.states import TaskState
 from taskyard.journal import compaction
-from taskyard.journal.names import NameFilter
-from tests.broker.compacting_kit import Desk
+from tests.broker.compaction_kit import Desk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -14,7 +14,7 @@ from taskyard.core.effects import Accepted, Effect, Refusal, Refused, ReportAck,
 from taskyard.core.events import LagChanged, SubmitRequested, TasksReported, TasksRequested
 from taskyard.core.limits import LAG_REFUSE_ALL_PERCENT, LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.model import Submission
-from tests.broker.compacting_kit import NEVER, Desk
+from tests.broker.compaction_kit import NEVER, Desk
 from tests.broker.test_compaction import Beside
 
 if TYPE_CHECKING:

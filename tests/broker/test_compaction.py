@@ -12,12 +12,12 @@ from taskyard.broker import compaction
 from taskyard.broker.compaction import CompactionLimits
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import compacting as program
 from taskyard.journal import compaction as journal_compaction
+from taskyard.journal import compaction_process as program
 from taskyard.journal import snapshot, state_check
 from taskyard.journal.chain import seal
 from taskyard.journal.compaction_process import CompactionReport
-from tests.broker.compacting_kit import NEVER, Desk
+from tests.broker.compaction_kit import NEVER, Desk
 from tests.kit.processes import until
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.journal.names import NameFilter
+from taskyard.broker.archive import NameFilter
 
 
 @given(st.lists(st.binary(max_size=8)), st.lists(st.binary(max_size=8)))

@@ -31,8 +31,7 @@ from taskyard.core.records import AnyRecord, Finished, Leased, Paused, Submitted
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalFailed
 from taskyard.journal import recovery
-from taskyard.journal.encoding import encode
-from taskyard.journal.recovery import records_of
+from taskyard.journal.recovery import encode, records_of
 from taskyard.journal.store import MemoryStore, Row
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from taskyard.broker.noise import WARNING_NS, RejectionLog
+from taskyard.broker.server import WARNING_NS, RejectionLog
 
 
 class Din:

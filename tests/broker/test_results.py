@@ -47,7 +47,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
 from taskyard.journal import compaction, recovery
 from taskyard.journal.archive import Archive
-from taskyard.journal.encoding import encode
+from taskyard.journal.recovery import encode
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.scenarios import BEGIN_NS, WritingYard
 
@@ -415,7 +415,7 @@ def owing(name: bytes, record: int) -> Settled:
 def test_record_that_does_not_end_the_task_is_damage(tmp_path: Path) -> None:
     store = commit(SUBMITTED, Finished(0, b"w", [b"a"], [1]))
     for owed in (owing(b"a", 1), owing(b"b", 2)):
-        with pytest.raises(JournalDamaged, match="does not say how"):
+        with pytest.raises(JournalDamaged, match="has no result of"):
             ResultLoader(store, Archive(tmp_path)).fill([owed])
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from taskyard.broker.switchboard import DialectRouter
+from taskyard.broker.transport import DialectRouter
 from taskyard.core.effects import Accepted, Effect, Wake
 from taskyard.core.events import Event, ReplyDue
 from taskyard.wire.dialect import DIALECTS_MAX, Reply, request_numbers

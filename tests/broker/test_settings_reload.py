@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.broker.reloading import SettingsReloader
+from taskyard.broker.server import SettingsReloader
 from taskyard.settings.loader import load
 from tests.settings.kit import written
 

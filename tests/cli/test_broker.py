@@ -46,8 +46,8 @@ def test_second_broker_on_the_same_state_is_refused(tmp_path: Path) -> None:
         code, out, err = run(tmp_path, "broker")
         assert (code, out) == (2, "")
         assert err == (
-            f"taskyard: state directory .taskyard is in use by process {first.pid}; "
-            "stop it, or give another --state\n"
+            f"taskyard: state directory .taskyard: in use by process {first.pid} "
+            "(stop it, or use another --state)\n"
         )
 
 

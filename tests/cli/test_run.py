@@ -226,7 +226,7 @@ def test_state_that_is_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None
     with Broker(tmp_path) as running:
         code, _, err = run(tmp_path, "run", file)
     assert code == 2
-    assert f"is in use by process {running.pid}" in err
+    assert f"in use by process {running.pid}" in err
     assert "`taskyard load campaign.jsonl --state .taskyard`" in err
 
 

@@ -122,7 +122,7 @@ def test_detached_it_says_why_it_could_not_start(tmp_path: Path) -> None:
     with Broker(tmp_path) as running:
         code, _, err = run(tmp_path, "up", "--detach")
     assert code == 2
-    assert f"taskyard: state directory .taskyard is in use by process {running.pid}" in err
+    assert f"taskyard: state directory .taskyard: in use by process {running.pid}" in err
 
 
 def test_down_waits_for_what_runs(tmp_path: Path) -> None:

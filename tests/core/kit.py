@@ -36,7 +36,7 @@ from taskyard.core.records import AnyRecord
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
-from taskyard.journal.encoding import decode, encode
+from taskyard.journal.recovery import decode, encode
 
 #: A worker without limits: it holds as many tasks as it asks for, and its silence means nothing.
 PLAIN = WorkerFacts(slots_total=0)

@@ -50,7 +50,7 @@ from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.journal import archive, compaction, snapshot
 from taskyard.journal.archive import ArchiveRow, ArchiveWriter
-from taskyard.journal.encoding import JOURNAL_FORMAT, encode
+from taskyard.journal.recovery import JOURNAL_FORMAT, encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head
 from tests.journal.scenarios import go_on, rich_story

@@ -29,7 +29,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
-from taskyard.journal.encoding import encode
+from taskyard.journal.recovery import encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
 from tests.core.kit import Yard

@@ -230,7 +230,7 @@ class TestDamage:
     def test_lost_row_is_noticed_by_a_whole_look(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"), done(b"b"))
         change(tmp_path, "DELETE FROM finished WHERE name = X'61'")
-        words = "finished.sqlite has 1 rows where 2 were written"
+        words = "finished.sqlite has 1 rows, but 2 were written"
         with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
             index.verify()
 
@@ -247,7 +247,7 @@ class TestDamage:
     ) -> None:
         add(tmp_path, done(b"a"))
         change(tmp_path, statement)
-        words = "does not say soundly what it covers"
+        words = "the covered row is damaged"
         with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
             index.covered()
 
@@ -258,7 +258,7 @@ class TestDamage:
     def test_noise_for_a_format_is_damage(self, tmp_path: Path, statement: str) -> None:
         add(tmp_path, done(b"a"))
         change(tmp_path, statement)
-        words = "finished.sqlite does not say soundly which format it has"
+        words = "finished.sqlite: the format number is damaged"
         with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
             index.find([b"a"])
         with pytest.raises(JournalDamaged, match=words):

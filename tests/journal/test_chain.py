@@ -125,7 +125,7 @@ def test_rows_of_another_journal_do_not_match() -> None:
 def test_shorter_journal_than_its_witness_is_refused() -> None:
     rows = written(12)
     assert damage(rows[:9], witness=rows[11].head) == (
-        "the journal ends at row 9, its witness saw row 12: rows 10..12, acknowledged, are lost"
+        "the journal ends at row 9, its witness at row 12: rows 10..12, acknowledged, are lost"
     )
 
 
@@ -141,17 +141,17 @@ def test_journal_may_be_longer_than_its_witness() -> None:
 
 def test_another_story_of_the_same_length_is_refused() -> None:
     other = next_row(written(2)[-1].head, b"another third row", records=1)
-    assert "row 3 is not the row 3 that the witness saw" in damage(written(4), witness=other.head)
+    assert "row 3 differs from row 3 of the witness" in damage(written(4), witness=other.head)
 
 
 def test_witness_is_compared_with_the_last_trimmed_row() -> None:
     rows = written(4)
     other = Head(2, 3, bytes(32))
-    assert "row 2 is not the row 2" in damage(rows[2:], rows[1].head, other)
+    assert "row 2 differs from row 2" in damage(rows[2:], rows[1].head, other)
     assert list(verify([], rows[3].head, rows[3].head)) == []
 
 
-def test_witness_from_before_the_trimmed_rows_says_nothing() -> None:
+def test_witness_from_before_the_trimmed_rows_proves_nothing() -> None:
     rows = written(4)
     assert list(verify(rows[2:], rows[1].head, rows[0].head)) == rows[2:]
 

@@ -134,7 +134,7 @@ class TestAsProcesses:
             for verb in ("check", "export", "compact"):
                 refused = process(shell.state, verb)
                 assert refused.returncode == 2
-                assert f"is in use by process {os.getpid()}; stop it" in refused.stderr
+                assert f"in use by process {os.getpid()} (stop it" in refused.stderr
             assert process(shell.state, "check", "--live").returncode == 0
 
     def test_bar_is_shown_on_a_terminal(self, shell: Shell) -> None:
@@ -195,7 +195,7 @@ class TestEveryVerb:
         (shell.state / "journal.sqlite").mkdir()
         assert shell(verb) == 6
         words = shell.out + shell.err
-        assert "journal.sqlite is a directory where a file should be" in words
+        assert "journal.sqlite is a directory, not a file" in words
         assert "Traceback" not in words
 
     def test_full_disk_under_the_answer_is_one_line_and_exit_2(
@@ -305,7 +305,7 @@ class TestCheck:
             writer.execute("UPDATE meta SET value = 99 WHERE key = 'count'")
             writer.commit()
             shell.state = Path(shutil.copytree(shell.state, tmp_path / "killed"))
-        assert "rows where 99 were written" in self.damaged(shell, "--deep")
+        assert "rows, but 99 were written" in self.damaged(shell, "--deep")
 
     def test_torn_tail_is_told_and_no_damage(
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
@@ -348,7 +348,7 @@ class TestCheck:
         store.close()
         assert shell("check") == 0  # a plain look can't know
         words = self.damaged(shell, "--deep")
-        assert f"the snapshot of row {ROWS} is not what its rows lead to" in words
+        assert f"the snapshot of row {ROWS} differs from a replay of its rows" in words
 
     def test_rows_that_are_half_trimmed_are_no_damage(self, shell: Shell) -> None:
         """A broker that is stopped while it compacts leaves the older snapshot without its rows."""
@@ -382,7 +382,7 @@ class TestCheck:
         path.write_bytes(path.read_bytes()[:-1])
         words = self.damaged(shell)
         assert f"wrong: history/{path.name} can't be read" in words
-        assert f"lost: the events of rows 1..{ROWS} are lost: put the file back" in words
+        assert f"lost: the events of rows 1..{ROWS} are lost: restore the file" in words
 
     def test_damaged_history_of_kept_rows_can_be_made_again(self, shell: Shell) -> None:
         shell("export")
@@ -405,7 +405,7 @@ class TestCheck:
         path.write_bytes(path.read_bytes()[:-1])
         flip(shell.state / "journal.sqlite", b"result of a")
         words = self.damaged(shell)
-        assert f"lost: the events of rows 1..{ROWS} are lost: put the file back" in words
+        assert f"lost: the events of rows 1..{ROWS} are lost: restore the file" in words
 
     def test_history_that_begins_after_trimmed_rows(self, shell: Shell) -> None:
         shell("compact")
@@ -419,7 +419,7 @@ class TestCheck:
         rename_part(shell.state, HistoryPart(1, ROWS), HistoryPart(11, ROWS))
         words = self.damaged(shell)
         assert "wrong: rows 1..10 are in no history file\n" in words
-        assert "remove the files that reach beyond row 0, then export again" in words
+        assert "remove the files beyond row 0, then export again" in words
 
     def test_missing_history_of_trimmed_rows(self, shell: Shell) -> None:
         shell("compact")
@@ -427,7 +427,7 @@ class TestCheck:
             path.unlink()
         words = self.damaged(shell)
         assert f"rows 1..{ROWS} are trimmed and in no history file" in words
-        assert "lost: what happened in them can't be told" in words
+        assert "lost: their events are lost" in words
 
     def test_half_a_pair_of_history_files(self, shell: Shell) -> None:
         shell("compact")
@@ -435,7 +435,7 @@ class TestCheck:
         words = self.damaged(shell)
         name = HistoryPart(1, ROWS).paths(shell.state)["edges"].name
         assert f"wrong: history/{name} is missing\n" in words
-        assert f"lost: the edges of rows 1..{ROWS} are lost: put the file back" in words
+        assert f"lost: the edges of rows 1..{ROWS} are lost: restore the file" in words
         assert (words.count("wrong:"), words.count("  lost:")) == (1, 1)
 
     def test_damage_ends_with_what_to_do(self, shell: Shell) -> None:

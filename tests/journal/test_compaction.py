@@ -349,7 +349,7 @@ class TestDamage:
             compaction.export(tmp_path, store)
         before = table(tmp_path, "events")
         history.remove(tmp_path, gone)
-        words = f"remove the files that reach beyond row {reached}, then export again"
+        words = f"remove the files beyond row {reached}, then export again"
         with pytest.raises(JournalDamaged, match=words):
             compaction.compact(tmp_path, store)
         assert store.anchor.sequence == 0
@@ -365,7 +365,7 @@ class TestDamage:
             go_on(store, yard.store, rows)
             compaction.compact(tmp_path, store)
         history.remove(tmp_path, HistoryPart(11, 20))
-        with pytest.raises(JournalDamaged, match="put the files back from a copy, or move"):
+        with pytest.raises(JournalDamaged, match="restore the files from a backup, or move"):
             compaction.export(tmp_path, store)
 
     def test_history_moved_away_after_trimming_goes_on_aloud(
@@ -378,7 +378,7 @@ class TestDamage:
         go_on(store, yard.store, 20)
         compaction.compact(tmp_path, store)
         assert [(part.first, part.last) for part in history.parts(tmp_path)[0]] == [(11, 20)]
-        assert "the history ends at row 0, and rows up to 10 can't be added" in caplog.text
+        assert "the history ends at row 0, and the rows up to 10 can't be added" in caplog.text
 
     def test_history_of_a_longer_journal_is_refused(
         self, yard: WritingYard, tmp_path: Path
@@ -393,7 +393,7 @@ class TestDamage:
     ) -> None:
         compaction.compact(tmp_path, store)
         snapshot.remove(tmp_path, store.head.sequence)
-        with pytest.raises(JournalDamaged, match="there is no snapshot"):
+        with pytest.raises(JournalDamaged, match="no snapshot covers"):
             compaction.export(tmp_path, store)
 
     def test_rows_are_kept_unless_index_and_history_cover_them(

@@ -11,7 +11,7 @@ import pytest
 
 from taskyard.core import old_snapshots
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import chain, compacting, compaction, compaction_process, recovery, snapshot
+from taskyard.journal import chain, compaction, compaction_process, recovery, snapshot
 from taskyard.journal.archive import Archive
 from taskyard.journal.compaction_process import CompactionChild, CompactionReport
 from taskyard.journal.reader import JournalReader
@@ -73,7 +73,7 @@ class TestReading:
             [*reader.rows()]
 
     def test_journal_of_another_name_is_refused(self, store: SqliteStore, tmp_path: Path) -> None:
-        with pytest.raises(JournalDamaged, match="does not say soundly where its rows begin"):
+        with pytest.raises(JournalDamaged, match="the anchor is damaged"):
             JournalReader(tmp_path, b"another identity", store.head)
 
     def test_missing_journal_is_told(self, store: SqliteStore, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ class TestRun:
     def test_it_makes_what_an_export_makes_and_trims_nothing(
         self, yard: WritingYard, store: SqliteStore, tmp_path: Path
     ) -> None:
-        poll = compacting.run(tmp_path, sealed(store), never)
+        poll = compaction_process.run(tmp_path, sealed(store), never)
         assert (poll.failed, poll.rows) == ("", ROWS)
         assert poll.unfinished == tasks_in_snapshot(tmp_path, ROWS)
         assert store.anchor.sequence == 0
@@ -99,29 +99,31 @@ class TestRun:
     ) -> None:
         head = sealed(store)
         go_on(store, yard.store, ROWS + 10)
-        assert compacting.run(tmp_path, head, never).rows == ROWS
-        assert compacting.run(tmp_path, sealed(store), never).rows == 10
+        assert compaction_process.run(tmp_path, head, never).rows == ROWS
+        assert compaction_process.run(tmp_path, sealed(store), never).rows == 10
         compaction.compact(tmp_path, store)
         assert store.anchor == store.head
 
     def test_damaged_history_is_told_before_anybody_trims(
         self, store: SqliteStore, tmp_path: Path
     ) -> None:
-        compacting.run(tmp_path, sealed(store), never)
+        compaction_process.run(tmp_path, sealed(store), never)
         for path in (tmp_path / "history").glob("events-*"):
             path.write_bytes(path.read_bytes()[:-10])
-        assert "can't be read" in compacting.run(tmp_path, sealed(store), never).failed
+        assert "can't be read" in compaction_process.run(tmp_path, sealed(store), never).failed
 
     def test_head_that_is_none_is_refused(self, tmp_path: Path) -> None:
-        assert "damaged" in compacting.run(tmp_path, b"no head", never).failed
+        assert "damaged" in compaction_process.run(tmp_path, b"no head", never).failed
 
-    def test_it_gives_up_before_it_takes_the_last_of_the_disk(
+    def test_it_stops_before_it_fills_the_disk_reserve(
         self, store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(compacting, "ROWS_PER_CHECK", 1)
-        monkeypatch.setattr(compacting, "free_bytes", lambda _: DISK_RESERVE_BYTES - 1)
-        failed = compacting.run(tmp_path, sealed(store), compacting.AbortCheck(tmp_path)).failed
-        assert "given up" in failed
+        monkeypatch.setattr(compaction_process, "ROWS_PER_CHECK", 1)
+        monkeypatch.setattr(compaction_process, "free_bytes", lambda _: DISK_RESERVE_BYTES - 1)
+        failed = compaction_process.run(
+            tmp_path, sealed(store), compaction_process.AbortCheck(tmp_path)
+        ).failed
+        assert "reserved for completions" in failed
         assert snapshot.sequences(tmp_path) == []
 
 
@@ -148,14 +150,14 @@ class TestChild:
     def test_killed_child_is_a_failure(self, store: SqliteStore, tmp_path: Path) -> None:
         child = CompactionChild(tmp_path, store.identity, store.head)
         os.kill(child.pid, signal.SIGKILL)
-        assert ended(child) == CompactionReport("the process that does it was killed by signal 9")
+        assert ended(child) == CompactionReport("child process killed by signal 9")
 
     def test_child_that_breaks_is_a_failure(
         self, store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(compaction_process, "COMPACTION_COMMAND", ("false",))
         child = CompactionChild(tmp_path, store.identity, store.head)
-        assert ended(child) == CompactionReport("the process that does it left with status 1")
+        assert ended(child) == CompactionReport("child process exited with status 1")
 
     def test_end_leaves_no_process(self, store: SqliteStore, tmp_path: Path) -> None:
         child = CompactionChild(tmp_path, store.identity, store.head)
@@ -165,7 +167,7 @@ class TestChild:
     def test_it_ends_when_the_other_end_of_its_stdin_is_closed(self) -> None:
         """Also in the middle of what can't be interrupted from Python."""
         code = (
-            "import sys; from taskyard.journal.compacting import exit_on_stdin_close; "
+            "import sys; from taskyard.journal.compaction_process import exit_on_stdin_close; "
             "exit_on_stdin_close(); print('ready', flush=True); sum(range(10**12))"
         )
         process = subprocess.Popen(

@@ -153,7 +153,7 @@ class TestDamage:
             recovery.open_ledger(self.state, store)
         message = str(caught.value)
         assert message.endswith(
-            (RESTORE_HINT[1:], "use the version that wrote it", "use a newer Taskyard")
+            (RESTORE_HINT[1:], "(use the version that wrote it)", "(use a newer Taskyard)")
         )
         return message
 
@@ -250,8 +250,8 @@ class TestDamage:
         compaction.export(tmp_path, other)
         other.close()
         shutil.copy(snapshot.path_of(tmp_path, 9), self.state / snapshot.FOLDER)
-        assert "snapshot 000000000009.snapshot is of another journal" in self.said()
-        assert "`snapshot 000000000009.snapshot is of another journal`" in PAGE
+        assert "snapshot 000000000009.snapshot belongs to another journal" in self.said()
+        assert "`snapshot 000000000009.snapshot belongs to another journal`" in PAGE
 
 
 def test_every_record_has_a_kind() -> None:

@@ -20,8 +20,8 @@ from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
 from taskyard.journal import compaction, history, history_rows
-from taskyard.journal.encoding import decode
 from taskyard.journal.history import EDGES, EVENTS, ColumnBuilder, HistoryPart
+from taskyard.journal.recovery import decode
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.scenarios import BEGIN_NS, LONG_PAYLOAD, WritingYard, rich_story
 
@@ -327,8 +327,8 @@ class TestFiles:
                     "its partner, then export again"
                 ),
             ),
-            (15, "the edges of rows 11..15 are lost: put the file back from a copy"),
-            (30, "the edges of rows 11..20 are lost: put the file back from a copy"),
+            (15, "the edges of rows 11..15 are lost: restore the file from a backup"),
+            (30, "the edges of rows 11..20 are lost: restore the file from a backup"),
         ],
     )
     def test_what_a_damaged_file_takes_with_it_depends_on_what_is_trimmed(
@@ -353,7 +353,7 @@ class TestFiles:
         (part,), _ = history.parts(tmp_path)
         found = paths(tmp_path)
         found["edges"].write_bytes(found["events"].read_bytes())
-        with pytest.raises(JournalDamaged, match="other columns than it should have"):
+        with pytest.raises(JournalDamaged, match="unexpected columns"):
             history.check_part(tmp_path, part)
 
 

@@ -57,14 +57,14 @@ def ended(process: subprocess.Popen[bytes]) -> None:
     process.communicate(b"")
 
 
-def test_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+def test_second_process_is_refused_with_the_holders_process_id(tmp_path: Path) -> None:
     holder = started(HOLD, tmp_path)
     with pytest.raises(StateLocked) as caught:
         StateLock(tmp_path)
     ended(holder)
     assert str(caught.value) == (
-        f"state directory {tmp_path} is in use by process {holder.pid}; "
-        "stop it, or give another --state"
+        f"state directory {tmp_path}: in use by process {holder.pid} "
+        "(stop it, or use another --state)"
     )
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -84,7 +84,7 @@ def test_sigkill_of_the_holder_frees_it(tmp_path: Path) -> None:
 def test_second_lock_in_the_same_process_is_refused(tmp_path: Path) -> None:
     with (
         StateLock(tmp_path),
-        pytest.raises(StateLocked, match=f"in use by process {os.getpid()};"),
+        pytest.raises(StateLocked, match=f"in use by process {os.getpid()} "),
     ):
         StateLock(tmp_path)
     StateLock(tmp_path).release()
@@ -117,10 +117,10 @@ def test_releasing_twice_is_once(tmp_path: Path) -> None:
             StateLock(tmp_path)
 
 
-def test_holder_that_did_not_say_who_it_is(tmp_path: Path) -> None:
+def test_holder_without_a_process_id_is_another_process(tmp_path: Path) -> None:
     with StateLock(tmp_path):
         (tmp_path / FILE_NAME).write_bytes(b"")
-        with pytest.raises(StateLocked, match="in use by another process;"):
+        with pytest.raises(StateLocked, match="in use by another process "):
             StateLock(tmp_path)
 
 
@@ -133,7 +133,7 @@ def test_state_directory_is_made_private(tmp_path: Path) -> None:
 
 def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b"")
-    with pytest.raises(JournalFailed, match=r"can't use .*/state as state directory: Not a dir"):
+    with pytest.raises(JournalFailed, match=r"state directory .*/state: Not a dir"):
         StateLock(tmp_path / "state")
 
 

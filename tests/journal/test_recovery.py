@@ -44,7 +44,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
 from taskyard.journal import archive, compaction, recovery, snapshot
 from taskyard.journal.archive import Archive
-from taskyard.journal.encoding import encode
+from taskyard.journal.recovery import encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head, MemoryStore
 from tests.journal.scenarios import (
@@ -179,13 +179,13 @@ class TestDamage:
         message = self.refused(tmp_path, store)
         assert f"rows 1..{self.half} are trimmed, and snapshot {self.half:012}.snapshot" in message
         assert "lost" in message
-        assert "from a copy" in message
+        assert "from a backup" in message
 
     def test_missing_snapshot_over_trimmed_rows_is_refused(
         self, store: MemoryStore, tmp_path: Path
     ) -> None:
         snapshot.remove(tmp_path, self.half)
-        assert "there is no snapshot that covers them" in self.refused(tmp_path, store)
+        assert "no snapshot covers them" in self.refused(tmp_path, store)
 
     def test_damaged_snapshot_is_passed_over_aloud_for_an_older_one(
         self,
@@ -199,7 +199,7 @@ class TestDamage:
         with caplog.at_level(logging.WARNING, "taskyard.journal"):
             recovered = recovery.open_ledger(tmp_path, store)
         assert unfinished(old_snapshots.fingerprint(recovered)) == unfinished(yard.portraits[-1])
-        assert "does not match its checksum; going on with what is older" in caplog.text
+        assert "does not match its checksum; trying an older one" in caplog.text
 
     def test_damaged_snapshot_is_passed_over_aloud_for_all_the_rows(
         self, yard: WritingYard, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -217,7 +217,7 @@ class TestDamage:
         (tmp_path / archive.FILE_NAME).unlink()
         shorter = copied(yard.store, 5)
         message = self.refused(tmp_path, shorter)
-        assert f"journal ends at row 5, and there is a snapshot of row {last(yard)}" in message
+        assert f"journal ends at row 5, but there is a snapshot of row {last(yard)}" in message
         assert f"rows 6..{last(yard)} are lost" in message
 
     def test_snapshots_beside_a_new_journal_are_refused(
@@ -226,7 +226,7 @@ class TestDamage:
         store.close()
         assert "belongs to another journal" in self.refused(tmp_path, MemoryStore())
         (tmp_path / archive.FILE_NAME).unlink()
-        assert "journal ends at row 0, and there is a snapshot" in self.refused(
+        assert "journal ends at row 0, but there is a snapshot" in self.refused(
             tmp_path, MemoryStore()
         )
 
@@ -236,14 +236,14 @@ class TestDamage:
         with snapshot.read(tmp_path, self.half) as taken:
             ledger = taken.restore()
         snapshot.write(tmp_path, bytes(16), taken.head, ledger)
-        assert "is of another journal" in self.refused(tmp_path, store)
+        assert "belongs to another journal" in self.refused(tmp_path, store)
 
     def test_snapshot_of_another_story_is_refused(self, store: MemoryStore, tmp_path: Path) -> None:
         with snapshot.read(tmp_path, self.half) as taken:
             ledger = taken.restore()
         other = Head(taken.head.sequence, taken.head.record, bytes(32))
         snapshot.write(tmp_path, taken.identity, other, ledger)
-        assert "is of another story" in self.refused(tmp_path, store)
+        assert "belongs to another version" in self.refused(tmp_path, store)
 
     def test_missing_index_over_trimmed_rows_is_refused(
         self, store: MemoryStore, tmp_path: Path
@@ -286,7 +286,7 @@ class TestDamage:
     def test_row_with_fewer_records_than_it_says_is_refused(self) -> None:
         store = MemoryStore()
         store.commit(encode([Submitted(0, Submission([b"a"]))]), 2)
-        with pytest.raises(JournalDamaged, match="should end with record 2, and ends with 1"):
+        with pytest.raises(JournalDamaged, match="should end with record 2, but ends with 1"):
             recovery.recover(store)
 
 
@@ -457,7 +457,7 @@ class TestOutput:
     def test_record_that_says_nothing_is_damage(
         self, store: MemoryStore, record: int, name: bytes
     ) -> None:
-        with pytest.raises(JournalDamaged, match=f"record {record} does not say what {name!r}"):
+        with pytest.raises(JournalDamaged, match=f"record {record} has no output of {name!r}"):
             recovery.output_at(store, record, name)
 
 
@@ -516,7 +516,7 @@ class TestResults:
         assert task.ending is not None
         task.ending.record = 1
         index = Archive(tmp_path)
-        with pytest.raises(JournalDamaged, match="record 1 does not say how b'a' ended"):
+        with pytest.raises(JournalDamaged, match="record 1 has no result of b'a'"):
             recovery.result_of(store, index, ledger, b"a")
 
 

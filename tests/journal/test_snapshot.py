@@ -100,21 +100,21 @@ def test_every_other_length_is_refused(ledger: Ledger, head: Head) -> None:
     for length in range(len(content)):
         with pytest.raises(JournalDamaged):
             snapshot.decode(content[:length], "it")
-    with pytest.raises(JournalDamaged, match="has lost its end"):
+    with pytest.raises(JournalDamaged, match="is truncated"):
         snapshot.decode(content + b"\0", "it")
 
 
 def test_unknown_format_is_refused_with_what_to_do(ledger: Ledger, head: Head) -> None:
     content = bytearray(snapshot.encode(IDENTITY, head, ledger))
     content[len(snapshot.MAGIC) + 3] = 9
-    with pytest.raises(UnknownFormat, match=r"has format 9, .* use the version that wrote it"):
+    with pytest.raises(UnknownFormat, match=r"has format 9, .* \(use the version that wrote it\)"):
         snapshot.decode(bytes(content), "it")
 
 
 def test_noise_for_a_format_is_damage(ledger: Ledger, head: Head) -> None:
     content = bytearray(snapshot.encode(IDENTITY, head, ledger))
     content[len(snapshot.MAGIC)] = 9
-    with pytest.raises(JournalDamaged, match="it does not say soundly which format it has"):
+    with pytest.raises(JournalDamaged, match="it: the format number is damaged"):
         snapshot.decode(bytes(content), "it")
 
 
@@ -150,7 +150,7 @@ def test_blocks_that_are_not_those_that_were_written_are_refused(change: str) ->
     }[change]
     end = content[snapshot.HEADER_BYTES + sum(map(len, blocks)) :]
     wrong = content[: snapshot.HEADER_BYTES] + b"".join(changed) + end
-    with pytest.raises(JournalDamaged, match="snapshot it has"):
+    with pytest.raises(JournalDamaged, match=r"snapshot it (has|is truncated)"):
         snapshot.decode(wrong, "it")
 
 
@@ -167,10 +167,10 @@ def blocks_of(content: bytes) -> list[bytes]:
 def test_snapshot_under_another_name_is_refused(ledger: Ledger, head: Head, tmp_path: Path) -> None:
     path = snapshot.write(tmp_path, IDENTITY, head, ledger)
     path.rename(snapshot.path_of(tmp_path, 78))
-    with pytest.raises(JournalDamaged, match=r"000000000078\.snapshot is that of row 77"):
+    with pytest.raises(JournalDamaged, match=r"000000000078\.snapshot belongs to row 77"):
         snapshot.read(tmp_path, 78)
 
 
 def test_snapshot_that_can_not_be_opened_is_the_disks_failure(tmp_path: Path) -> None:
-    with pytest.raises(JournalFailed, match=r"can't read .*000000000005\.snapshot"):
+    with pytest.raises(JournalFailed, match=r"000000000005\.snapshot: No such file"):
         snapshot.read(tmp_path, 5)

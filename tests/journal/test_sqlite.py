@@ -185,8 +185,8 @@ def test_torn_tail_is_cut_and_logged(
     assert list(again.rows()) == list(store.rows())
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"{copy / DATABASE}: cut 1016 bytes of an unfinished write after row 3; "
-        "it was never acknowledged"
+        f"{copy / DATABASE}: discarded 1016 bytes of an unfinished, unacknowledged write after "
+        "row 3"
     )
     again.close()
 
@@ -215,9 +215,9 @@ def test_shortened_log_is_refused_with_what_is_lost(store: SqliteStore, tmp_path
         SqliteStore(copy)
     assert str(caught.value) == (
         f"the journal in {copy} is damaged: in journal.sqlite the journal ends at row 1, its "
-        "witness saw row 4: rows 2..4, acknowledged, are lost. Nothing was repaired or removed; "
-        f"`taskyard journal check --state {copy}` tells more. "
-        "Put the state directory back from a copy, or give another --state"
+        "witness at row 4: rows 2..4, acknowledged, are lost. Nothing was repaired or removed; "
+        f"see `taskyard journal check --state {copy}`. "
+        "Restore the state directory from a backup, or use another --state"
     )
     assert (copy / LOG).stat().st_size == size
 
@@ -249,7 +249,7 @@ def test_restored_older_journal_is_refused(tmp_path: Path) -> None:
     commit(store, 2)
     store.close()
     shutil.copy(tmp_path / "old" / DATABASE, tmp_path / "state" / DATABASE)
-    with pytest.raises(JournalDamaged, match=r"ends at row 0, its witness saw row 2"):
+    with pytest.raises(JournalDamaged, match=r"ends at row 0, its witness at row 2"):
         SqliteStore(tmp_path / "state")
 
 
@@ -273,7 +273,7 @@ def test_older_witness_of_another_journal_is_refused(tmp_path: Path) -> None:
     store.trim(3)
     store.close()
     shutil.copy(tmp_path / "other" / WITNESS, tmp_path / "state" / WITNESS)
-    with pytest.raises(JournalDamaged, match="the witness is that of another journal"):
+    with pytest.raises(JournalDamaged, match="the witness belongs to another journal"):
         SqliteStore(tmp_path / "state")
 
 
@@ -330,7 +330,7 @@ def test_unfinished_creation_is_done_again(tmp_path: Path) -> None:
 def test_journal_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
     SqliteStore(tmp_path).close()
     change(tmp_path, "UPDATE meta SET value = '2' WHERE key = 'format'")
-    with pytest.raises(UnknownFormat, match=r"has format 2, .* reads up to 1: use the version"):
+    with pytest.raises(UnknownFormat, match=r"has format 2, .* reads up to 1 \(use the version"):
         SqliteStore(tmp_path)
 
 
@@ -344,10 +344,10 @@ def test_journal_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
 def test_journal_with_noise_for_its_format_is_damaged(tmp_path: Path, statement: str) -> None:
     SqliteStore(tmp_path).close()
     change(tmp_path, statement)
-    words = "does not say soundly which format it has: no row can be trusted"
+    words = "the format number is damaged: no row can be trusted"
     with pytest.raises(JournalDamaged, match=words):
         SqliteStore(tmp_path)
-    assert check(tmp_path).wrong == [f"the journal {words.partition(':')[0]}"]
+    assert check(tmp_path).wrong == ["the journal: the format number is damaged"]
 
 
 @pytest.mark.parametrize(
@@ -382,8 +382,7 @@ def test_after_a_failed_write_nothing_is_acknowledged(
         store.commit(b"lost", 1)
     assert str(first.value) == (
         f"writing row 3 failed in {tmp_path / DATABASE}: disk I/O error; nothing more is "
-        "acknowledged: see what the system's log says about this disk, and start again when "
-        "it is sound"
+        "acknowledged: check the system log for errors of this disk before you start again"
     )
     store._connection = sound  # noqa: SLF001 - the disk seems to be well again: not believed
     with pytest.raises(JournalFailed) as second:
@@ -447,7 +446,7 @@ def test_journal_that_another_program_writes_is_not_opened(
     monkeypatch.setattr(module, "BUSY_TIMEOUT_SECONDS", 0)
     with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(JournalFailed, match="end the other program that has this file open"):
+        with pytest.raises(JournalFailed, match="stop the other program that has this file open"):
             SqliteStore(tmp_path)
 
 
@@ -500,7 +499,7 @@ def test_log_held_by_a_reader_is_not_taken_for_merged() -> None:
 
 def test_journal_is_not_made_where_there_can_be_no_log() -> None:
     unwilling = Answering("SELECT 'delete'")
-    with pytest.raises(sqlite3.OperationalError, match="the log can't be turned on"):
+    with pytest.raises(sqlite3.OperationalError, match="WAL mode can't be enabled"):
         module._write_tables(unwilling, 4096, b"")  # type: ignore[arg-type] # noqa: SLF001
 
 
@@ -549,7 +548,7 @@ def test_row_is_found_without_reading_the_bodies_of_others(store: SqliteStore) -
 def test_row_whose_head_is_none_is_damage(store: SqliteStore, tmp_path: Path, changed: str) -> None:
     commit(store, 4)
     change(tmp_path, f"UPDATE journal SET {changed} WHERE sequence = 2")  # noqa: S608
-    with pytest.raises(JournalDamaged, match="row 2 is not a row"):
+    with pytest.raises(JournalDamaged, match="row 2 is malformed"):
         store.row_of(5)
 
 
@@ -582,7 +581,7 @@ def test_check_reports_all_that_is_wrong(tmp_path: Path) -> None:
         "in journal.sqlite row 6 does not match its chain",
     ]
     assert verdict.lost == [
-        "whether the journal lost its end can't be told",
+        "the journal may have lost its end",
         "rows 6..9 can't be trusted",
     ]
 
@@ -613,7 +612,7 @@ def test_directory_in_place_of_a_file_is_damage(tmp_path: Path) -> None:
     SqliteStore(tmp_path).close()
     (tmp_path / WITNESS).unlink()
     (tmp_path / WITNESS).mkdir()
-    with pytest.raises(JournalDamaged, match="witness is a directory where a file should be"):
+    with pytest.raises(JournalDamaged, match="witness is a directory, not a file"):
         SqliteStore(tmp_path)
 
 

@@ -298,7 +298,7 @@ def damage_columns(state: Path) -> None:
     [
         (damage_gap, r"rows 9..14 are in no history file: nothing is lost"),
         (damage_file, r"events-000000000009-000000000014.parquet can't be read"),
-        (damage_columns, r"events-000000000009-000000000014.parquet has other columns"),
+        (damage_columns, r"events-000000000009-000000000014.parquet: unexpected columns"),
     ],
 )
 def test_damaged_history_is_refused_before_anything_is_written(

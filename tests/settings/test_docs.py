@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.settings.changes import diff
-from taskyard.settings.keys import DEFAULTS, KEYS, service_keys
-from taskyard.settings.reference import service_table, table
+from taskyard.settings.keys import DEFAULTS, KEYS, service_keys, service_table, table
 from taskyard.settings.values import read_duration
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 from tests.settings.kit import loaded, written
@@ -45,7 +44,7 @@ def test_what_agents_are_allowed_is_what_the_worker_allows_them() -> None:
     assert read_duration(unset["hunger_max"]) == AGENT_HUNGER_NS_MAX
 
 
-def test_table_has_every_setting() -> None:
+def test_table_has_every_key() -> None:
     named = re.findall(r"^\| `([\w.-]+)`", table(), re.MULTILINE)
     assert named == [key.path for key in KEYS]
 

@@ -38,7 +38,7 @@ STEPS_WITHIN: dict[str, tuple[Any, str]] = {
 
 
 def compact_beside(step: str, words: list[str]) -> None:
-    from taskyard.journal import compacting, compaction  # noqa: PLC0415  # Arrow: not in the broker
+    from taskyard.journal import compaction  # noqa: PLC0415  # Arrow: not in the broker
     from taskyard.journal.archive import ArchiveWriter  # noqa: PLC0415
     from taskyard.journal.history import PartWriter  # noqa: PLC0415
 
@@ -55,8 +55,8 @@ def compact_beside(step: str, words: list[str]) -> None:
     }
     if step in owners:
         setattr(owners[step], STEPS_BESIDE[step], kill_broker_beside)
-    compacting.NICENESS = 0  # type: ignore[misc]  # other tests run beside this one
-    compacting.main(words)
+    compaction_process.NICENESS = 0  # type: ignore[misc]  # other tests run beside this one
+    compaction_process.main(words)
 
 
 def kill_broker_beside(*_: Any, **__: Any) -> None:

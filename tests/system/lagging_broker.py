@@ -26,12 +26,10 @@ def small_limits(**_: int) -> CompactionLimits:
 if __name__ == "__main__":
     words = sys.argv[1:]
     if words[0] == CHILD:
-        from taskyard.journal import compacting
-
-        compacting.exit_on_stdin_close()
+        compaction_process.exit_on_stdin_close()
         while not Path("go").exists():
             time.sleep(0.01)
-        compacting.main(words[1:])
+        compaction_process.main(words[1:])
     compaction_process.COMPACTION_COMMAND = (sys.executable, __file__, CHILD)
     vars(broker)["CompactionLimits"] = small_limits
     main(words)

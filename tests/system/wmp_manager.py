@@ -10,8 +10,7 @@ import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from taskyard.broker.switchboard import DialectRouter
-from taskyard.broker.transport import SocketTransport
+from taskyard.broker.transport import DialectRouter, SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal import recovery

@@ -14,7 +14,7 @@ from typing import Final
 
 from docs import error_texts, reference
 from taskyard.cli import documents
-from taskyard.settings import reference as settings_reference
+from taskyard.settings import keys as settings_keys
 
 #: The tables of settings stand in a page that somebody wrote.
 _TABLE: Final = re.compile(r"^\| setting \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
@@ -25,9 +25,9 @@ def pages(docs: Path) -> dict[str, str]:
     """Every page by its name, as the code wants it; `docs` has the parts that people write."""
     made = {"reference.md": reference.page(), "errors.md": error_texts.page()}
     settings = (docs / "settings.md").read_text()
-    settings = _TABLE.sub(lambda _: settings_reference.table(), settings, count=1)
+    settings = _TABLE.sub(lambda _: settings_keys.table(), settings, count=1)
     made["settings.md"] = _SERVICE_TABLE.sub(
-        lambda _: settings_reference.service_table(), settings, count=1
+        lambda _: settings_keys.service_table(), settings, count=1
     )
     return made | {f"schemas/{name}": text for name, text in documents.schemas().items()}
 

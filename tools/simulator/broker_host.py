@@ -27,7 +27,7 @@ from taskyard.journal import recovery, snapshot
 
 if TYPE_CHECKING:
     from simulator.world import World
-    from taskyard.broker.switchboard import DialectRouter
+    from taskyard.broker.transport import DialectRouter
     from taskyard.core.ledger import Ledger
 
 

@@ -35,7 +35,7 @@ from taskyard.core import effects, events, identity
 from taskyard.core import records as r
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
 from taskyard.core.records import ReturnReason
-from taskyard.journal.encoding import decode
+from taskyard.journal.recovery import decode
 from taskyard.wire import dialect
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.round_robin import workers as round_robin_workers

@@ -18,8 +18,7 @@ from taskyard.core.records import Cancelled, Finished
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
-from taskyard.journal.encoding import decode
-from taskyard.journal.recovery import archivable, causes_in, results_in
+from taskyard.journal.recovery import archivable, causes_in, decode, results_in
 from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
 
 

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from simulator.plan import SECOND_NS
-from taskyard.broker.switchboard import DialectRouter
+from taskyard.broker.transport import DialectRouter
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.ping_pong import server as ping_pong
 from taskyard.wire.round_robin import server as round_robin

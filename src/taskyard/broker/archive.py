@@ -9,10 +9,10 @@ must not know when a compaction runs, nor what it does to the journal.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.records import AnyRecord, Cancelled, Finished
-from taskyard.journal.names import NameFilter
 from taskyard.journal.recovery import archivable, archivable_among
 
 if TYPE_CHECKING:
@@ -29,6 +29,47 @@ NAMES_PER_STEP: Final = 1_000
 RECALLED_MAX: Final = 100_000
 
 _ENDING = (Finished, Cancelled)
+
+
+#: With so many bits a name, one new name in sixteen is looked up in vain.
+BITS_PER_NAME: Final = 16
+
+#: For a million names, 2 MiB: smaller ones would only have to grow.
+CAPACITY_MIN: Final = 1 << 20
+
+
+class NameFilter:
+    """Names that may be known. With more names than it is made for it says "may be" more often."""
+
+    def __init__(self, names_expected: int = 0, capacity_min: int = CAPACITY_MIN) -> None:
+        #: The next power of two, so that a byte's place is the low bits of a hash. The bit in it is
+        #: said by the highest ones.
+        self.capacity = 1 << (max(names_expected, capacity_min, 1) - 1).bit_length()
+        self._bits = bytearray(self.capacity * BITS_PER_NAME // 8)
+        self._mask = len(self._bits) - 1
+        #: How many were added; some perhaps twice.
+        self.count = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.count > self.capacity
+
+    def add(self, names: Iterable[bytes]) -> None:
+        bits, mask, count = self._bits, self._mask, 0
+        for place in map(hash, names):
+            bits[place & mask] |= 1 << (place >> 61 & 7)
+            count += 1
+        self.count += count
+
+    def may_contain(self, names: list[bytes]) -> list[bytes]:
+        """Those of these names that may have been added; the others were not."""
+        bits, mask = self._bits, self._mask
+        return [
+            name
+            for name, place in zip(names, map(hash, names), strict=True)
+            # Most bytes have no bit at all: to ask that first is quicker.
+            if (byte := bits[place & mask]) and byte >> (place >> 61 & 7) & 1
+        ]
 
 
 class EndedTasks:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct
 
 from taskyard.broker.auth import requires_keys
-from taskyard.broker.switchboard import DialectRouter
+from taskyard.broker.transport import DialectRouter
 from taskyard.net import sockets
 from taskyard.wire.dialect import Dialect
 from taskyard.wire.native.pending import PLAIN_LEASE_NS

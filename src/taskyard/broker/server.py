@@ -23,8 +23,6 @@ from taskyard.broker.archive import EndedTasks
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor
 from taskyard.broker.listeners import NATIVE, Listeners
-from taskyard.broker.noise import FORBIDDEN_TEXT, REFUSED_TASKS_TEXT, RejectionLog
-from taskyard.broker.reloading import SettingsReloader
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.core.events import RulesSet
@@ -32,7 +30,7 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import LEASED
-from taskyard.errors import StateLocked
+from taskyard.errors import StateLocked, UserError
 from taskyard.journal import recovery
 from taskyard.journal.archive import Archive
 from taskyard.journal.lock import StateLock
@@ -44,12 +42,16 @@ from taskyard.net.memory import return_memory
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import STOP_SIGNALS, ParentPipe, Signals, Terminal
+from taskyard.settings import changes
+from taskyard.settings import rules as settings_rules
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.net.keyring import Keyring
+    from taskyard.net.protocols import Clock
+    from taskyard.settings.sections import Settings
 
 logger = logging.getLogger("taskyard.broker")
 
@@ -81,6 +83,70 @@ class BrokerSettings(Struct, frozen=True):
     rules: RulesSet = field(default_factory=lambda: RulesSet(0))
     #: When the journal is compacted beside the turns.
     compact: compaction.CompactionLimits = compaction.CompactionLimits()
+
+
+#: A person sees it soon enough, and a flood makes six lines a minute.
+WARNING_NS: Final = 10 * SECOND_NS
+
+#: What there is to say of some, with how many are new and how many there were.
+MALFORMED_TEXT: Final = (
+    "%d message(s) made no sense and were refused, %d since the start; "
+    "look for a peer that speaks another dialect or version"
+)
+FORBIDDEN_TEXT: Final = (
+    "%d request(s) were refused because of the key that they came by, %d since the start; "
+    "`taskyard keys list` says which key is for what"
+)
+REFUSED_TASKS_TEXT: Final = (
+    "%d task(s) of plain dwork peers were refused, %d since the start; "
+    "`taskyard status` shows the latest"
+)
+
+
+class RejectionLog:
+    """Warns of a count that rises."""
+
+    def __init__(self, count: Callable[[], int], clock: Clock, words: str = MALFORMED_TEXT) -> None:
+        self._count = count
+        self._clock = clock
+        self._words = words
+        self._told = count()
+        self._told_ns = 0
+
+    def log_if_due(self) -> None:
+        """Called every turn: mostly there is nothing to say."""
+        count = self._count()
+        if count == self._told:
+            return
+        now_ns = self._clock.monotonic_ns()
+        if self._told_ns and now_ns - self._told_ns < WARNING_NS:
+            return
+        fresh, self._told, self._told_ns = count - self._told, count, now_ns
+        logger.warning(self._words, fresh, count)
+
+
+class SettingsReloader:
+    """The settings that hold, and where they came from."""
+
+    def __init__(self, settings: Settings, read: Callable[[], Settings]) -> None:
+        """`read` reads them anew, and raises `InvalidSettings` if it can't."""
+        self._settings = settings
+        self._read = read
+
+    @property
+    def rules(self) -> RulesSet:
+        return settings_rules.to_rules_set(self._settings)
+
+    def reload(self) -> RulesSet | None:
+        """Read them again and say what has changed; None: they can't be used, and nothing has."""
+        try:
+            found = self._read()
+        except UserError as bad:
+            logger.warning("the settings are as they were, because what was read is bad: %s", bad)
+            return None
+        logger.warning("read the settings: %s", changes.diff(self._settings, found).sentence())
+        self._settings = found
+        return self.rules
 
 
 def serve(

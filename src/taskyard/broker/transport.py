@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from taskyard.broker.catch_up import CatchUp
+from taskyard.broker.turn import CatchUp
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.unread import COUNTED_BYTES_MIN, Unread
+from taskyard.wire.dialect import DIALECTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from taskyard.net.poller import Poller
     from taskyard.net.protocols import Clock
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.wire.dialect import Dialect
+    from taskyard.wire.dialect import Dialect, Reply
+
 
 #: Messages and bytes that one turn takes in: its commit is shared by all of them, but the first
 #: one waits for the last.
@@ -45,6 +47,48 @@ RETRY_NS: Final = SECOND_NS // 50
 
 #: Messages taken from one socket before the next one has its turn.
 _MESSAGES_AT_ONCE: Final = 32
+
+
+class DialectRouter:
+    """Keeps `port.Dialect`. `dialects` are in the order of their numbers, `doors` says which of
+    them is spoken on each socket."""
+
+    prefix = b""
+
+    def __init__(self, dialects: Sequence[Dialect], doors: Sequence[int]) -> None:
+        self._dialects = list(dialects)
+        self._dialect_of_socket = [self._dialects[number] for number in doors]
+        self._prefixes = [(one.prefix, one) for one in self._dialects if one.prefix]
+
+    def receive(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
+        return self._dialect_of_socket[route[0]].receive(route, frames, now_ns)
+
+    def reply(self, effect: Effect) -> Sequence[Reply]:
+        request: int = getattr(effect, "request", 0)
+        if request:
+            return self._dialects[request % DIALECTS_MAX].reply(effect)
+        return self._dialect_of_worker(getattr(effect, "worker", b"")).reply(effect)
+
+    def _dialect_of_worker(self, name: bytes) -> Dialect:
+        for prefix, dialect in self._prefixes:
+            if name.startswith(prefix):
+                return dialect
+        return self._dialects[0]
+
+    def disconnected(self, route: bytes) -> Sequence[Event]:
+        return self._dialect_of_socket[route[0]].disconnected(route)
+
+    def wake_at_ns(self) -> int | None:
+        times = [one.wake_at_ns() for one in self._dialects]
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
+    def time_passed(self, now_ns: int) -> Sequence[Event]:
+        told: list[Event] = []
+        for one in self._dialects:
+            wake_at_ns = one.wake_at_ns()
+            if wake_at_ns is not None and wake_at_ns <= now_ns:
+                told += one.time_passed(now_ns)
+        return told
 
 
 class Backlog:

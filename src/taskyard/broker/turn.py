@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from taskyard.broker.backpressure import Backpressure
-from taskyard.broker.catch_up import CatchUp
 from taskyard.broker.record_stream import RecordStreams
 from taskyard.broker.requests import Requests
 from taskyard.broker.results import ResultLoader
@@ -19,8 +18,7 @@ from taskyard.core.events import ClockSet, DiskSpaceChanged, Event, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
-from taskyard.journal.encoding import encode
-from taskyard.journal.recovery import EndedTaskIndex, recall_for_event
+from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
 from taskyard.journal.store import DISK_RESERVE_BYTES, Store
 from taskyard.net.protocols import Clock
 
@@ -40,6 +38,33 @@ class EventTransport(Protocol):
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         """Carry effects out. Returns what could not be delivered, as events."""
+
+
+#: Timers that are late by this much were not kept waiting by the work of a turn.
+HELD_UP_NS: Final = 2 * SECOND_NS
+
+#: Timers wait no longer than this, however much arrives.
+CATCH_UP_NS: Final = 5 * SECOND_NS
+
+
+class CatchUp:
+    """The time in which a broker reads what arrived before it looks at timers."""
+
+    def __init__(self) -> None:
+        #: When timers go in any case; 0: the broker is not held up.
+        self._ends_ns = 0
+
+    def is_due(self, wake_at_ns: int | None, now_ns: int, *, has_read: bool) -> bool:
+        """Return whether timers of this time go now; 0: at once. `has_read`: this turn has read
+        something."""
+        if wake_at_ns is None or wake_at_ns > now_ns:
+            return False
+        if has_read and wake_at_ns and now_ns - wake_at_ns >= HELD_UP_NS:
+            self._ends_ns = self._ends_ns or now_ns + CATCH_UP_NS
+            if now_ns < self._ends_ns:
+                return False
+        self._ends_ns = 0
+        return True
 
 
 class Broker:

@@ -5,8 +5,7 @@ from pathlib import Path
 import click
 
 from taskyard.broker.compaction import CompactionLimits
-from taskyard.broker.reloading import SettingsReloader
-from taskyard.broker.server import BrokerSettings, serve
+from taskyard.broker.server import BrokerSettings, SettingsReloader, serve
 from taskyard.cli.daemon_options import (
     listen_option,
     log_to_stderr,

@@ -1,5 +1,5 @@
-"""The durable story: records to bytes to disk and back, verified.
+"""The journal: encode records, store them durably, read them back verified.
 
-Owns the state directory, its lock, the stores, snapshots, recovery, and the export to Parquet. It
-knows what a record is, not why the scheduler decided on it, and it has no sockets.
+Owns the state directory, its lock, the stores, snapshots, recovery, compaction and history. It
+depends on the records of the core, never on the scheduler's decisions, and opens no sockets.
 """

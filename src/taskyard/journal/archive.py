@@ -1,11 +1,11 @@
-"""The index of finished tasks: what is kept of ended tasks when the journal's rows are trimmed.
+"""The index of ended tasks, which survives when the journal's rows are trimmed.
 
-One SQLite table, `finished.sqlite`: name to how it ended, enough to know a repeated submission
-again (`core.tasks.EndedTask`), and the result. A compaction adds to it, and says at last up to
-which row the index is complete: `covered`. A name that ended twice has its newest end.
+One SQLite table in `finished.sqlite` maps a name to its `EndedTask`, enough to recognize a repeated
+submission, and to its result. A compaction adds rows and then sets `covered`, the journal row up to
+which the index is complete. A name that ended twice keeps its newest end.
 
-SQLite does not notice a flipped byte, so every row carries checksums and is verified when it is
-read; that no row is missing is known from their count, and looked at by `verify`.
+SQLite does not detect a flipped byte, so every row carries checksums that are verified on reading.
+`verify` compares the number of rows with the stored count, which reveals a missing row.
 """
 
 import sqlite3
@@ -35,10 +35,10 @@ from taskyard.journal.schema import DiskErrors
 FILE_NAME: Final = "finished.sqlite"
 LOG_NAME: Final = f"{FILE_NAME}-wal"
 
-#: The format's version; it changes by ritual: new number, old reader kept, a golden file.
+#: The format's version. A change needs a new number, the old reader and a golden file.
 FORMAT: Final = b"2"
 
-#: Since format 2: the length of a result before it was cut; NULL or 0 if it is whole.
+#: Since format 2: the length of a result before truncation. NULL or 0 for a whole result.
 _TOTAL: Final = "result_bytes_total INTEGER"
 
 _TABLES_1: Final = {
@@ -48,16 +48,16 @@ _TABLES_1: Final = {
     "result BLOB, result_checksum INTEGER) WITHOUT ROWID",
 }
 
-#: As `ALTER TABLE` leaves them, too.
+#: The text is exactly what `ALTER TABLE` leaves behind.
 TABLES: Final = {
     **_TABLES_1,
     "finished": _TABLES_1["finished"].replace(") WITHOUT", f", {_TOTAL}) WITHOUT"),
 }
 
-#: The tables of every format that is read.
+#: The tables of every readable format.
 _READABLE: Final = {b"1": _TABLES_1, FORMAT: TABLES}
 
-#: An older end never replaces a newer one: a compaction that runs again changes nothing.
+#: An older end never replaces a newer one, so a repeated compaction changes nothing.
 _UPSERT = (
     "INSERT INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
     "SET state = excluded.state, campaign = excluded.campaign, service = excluded.service, "
@@ -71,28 +71,28 @@ _COUNT = "SELECT value FROM meta WHERE key = 'count'"
 _ENDED = "name, state, campaign, service, attempt, digest, record, at_ns, checksum"
 _ENDED_COLUMNS: Final = _ENDED.count(",") + 1
 
-#: Ended tasks added at once, unless their results are long: about as much as is synced at once.
+#: Ended tasks in one transaction, fewer if their results are long: about one sync's worth.
 TASKS_PER_TRANSACTION = 5_000
 
-#: SQLite before 3.32 takes no more than 999 values a statement.
+#: SQLite before 3.32 accepts at most 999 values in a statement.
 _NAMES_PER_QUERY = 500
 
-#: `synchronous=FULL`: an index that lost its end must not lie below rows that are trimmed.
+#: `synchronous=FULL`: the index must not lose its end once the rows are trimmed.
 _SETTINGS = ("synchronous=FULL", "fullfsync=ON", "cell_size_check=ON", "trusted_schema=OFF")
 
-#: A compaction in another process holds the file for moments only.
+#: A compaction in another process locks the file only briefly.
 _BUSY_TIMEOUT_SECONDS = 5.0
 
-#: A task that ended, and its result, or the cause of a cancelled one (`recovery.causes_in`).
+#: An ended task with its result, or with the cause of a cancellation (`recovery.causes_in`).
 ArchiveRow = tuple[EndedTask, Result | None]
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Archive:
-    """The index, to look up. Without a file it is empty; it may appear while this is open."""
+    """Read-only view of the index. Empty without a file, which may appear while this is open."""
 
-    #: It may, at any time.
+    #: Always True: the file may appear at any time.
     has_any = True
 
     def __init__(self, directory: Path) -> None:
@@ -111,13 +111,13 @@ class Archive:
             connection.close()
 
     def covered(self) -> tuple[bytes, Head] | None:
-        """Of which journal, and up to which row, the ended tasks are here; None without a file."""
+        """Return the journal's identity and the last row covered, or None without a file."""
         found = self._fetch("SELECT value FROM meta WHERE key = 'covered'")
         if self._connection is None:
             return None
         sealed = unseal(found[0][0]) if found and isinstance(found[0][0], bytes) else None
         if sealed is None:
-            raise JournalDamaged(f"{FILE_NAME} does not say soundly what it covers", _LOST)
+            raise JournalDamaged(f"{FILE_NAME}: the covered row is damaged", _LOST)
         return sealed
 
     def count(self) -> int:
@@ -125,12 +125,12 @@ class Archive:
         return int(found[0][0]) if found else 0
 
     def count_stored(self) -> int:
-        """The same as it was written down, which costs no walk over all of it."""
+        """Return the stored count of rows, without scanning the table."""
         found = self._fetch(_COUNT)
         return int(found[0][0]) if found and isinstance(found[0][0], int) else 0
 
     def names(self, after: bytes | None, count: int) -> list[bytes]:
-        """The next names in their order, after one of them; None for the first."""
+        """Return the next `count` names in order, after `after` or from the start."""
         if after is None:
             found = self._fetch("SELECT name FROM finished ORDER BY name LIMIT ?", [count])
         else:
@@ -139,7 +139,7 @@ class Archive:
         return [name for (name,) in found]
 
     def find(self, names: list[bytes]) -> list[EndedTask]:
-        """Those of these names that have ended, in no order."""
+        """Return the ended tasks among these names, in no order."""
         found: list[EndedTask] = []
         for start in range(0, len(names), _NAMES_PER_QUERY):
             some = names[start : start + _NAMES_PER_QUERY]
@@ -149,22 +149,22 @@ class Archive:
         return found
 
     def result(self, name: bytes) -> Result | None:
-        """The result of a DONE task; None if this name has not ended so."""
+        """Return the result of a DONE task, or None if this name has no such end."""
         return self._text(name, TaskState.DONE)
 
     def cause(self, name: bytes) -> bytes | None:
-        """Return why a task was cancelled; None if it was not, or that is unknown."""
+        """Return why a task was cancelled, or None if it was not or the cause is unknown."""
         found = self._text(name, TaskState.CANCELLED)
         return None if found is None else found.text
 
     def _text(self, name: bytes, state: TaskState) -> Result | None:
-        # All columns: the length is not there before the next compaction has added it.
+        # All columns: an older file lacks the length until the next compaction adds it.
         query = "SELECT * FROM finished WHERE name = ? AND state = ?"
         found = self._fetch(query, [name, int(state)])
         return _result(name, *found[0][_ENDED_COLUMNS:]) if found else None
 
     def verify(self) -> int:
-        """Read all of it, and count. Raises JournalDamaged at the first row that is not sound."""
+        """Read all rows and return their number. Raises JournalDamaged at the first damaged row."""
         findings = self._fetch("PRAGMA quick_check(1)")
         if findings and findings != [("ok",)]:
             raise JournalDamaged(f"{FILE_NAME} is damaged ({findings[0][0]})", _LOST)
@@ -174,7 +174,7 @@ class Archive:
             count += 1
         written = self._fetch(_COUNT)
         if written and written[0][0] != count:
-            wrong = f"{FILE_NAME} has {count} rows where {written[0][0]} were written"
+            wrong = f"{FILE_NAME} has {count} rows, but {written[0][0]} were written"
             raise JournalDamaged(wrong, _LOST)
         return count
 
@@ -194,7 +194,7 @@ class Archive:
             raise _read_error(error) from error
 
     def _open(self) -> sqlite3.Connection | None:
-        """Opened when it is first needed, and there."""
+        """Open the file at its first use, if it exists."""
         if self._connection is None and self.path.exists():
             connection = self._connect()
             try:
@@ -210,8 +210,10 @@ class Archive:
 
 
 class ArchiveWriter:
-    """Adds ended tasks, some at a time, and says at last up to which row they are all there. What
-    was added before that does no harm: the rows that tell of it are still kept."""
+    """Adds ended tasks in batches, then sets the row up to which they are complete.
+
+    Tasks added before `commit` do no harm: their journal rows are still kept.
+    """
 
     def __init__(self, directory: Path, identity: bytes) -> None:
         self._identity = identity
@@ -227,13 +229,15 @@ class ArchiveWriter:
             raise self._failed(error) from error
 
     def add(self, finished: Iterable[ArchiveRow]) -> None:
-        """In the order of names, so that each page of a large index is written once; those of one
-        name in the order in which it ended."""
+        """Add ended tasks. Repeated names must be in the order in which they ended.
+
+        Rows are sorted by name, so each page of a large index is written once.
+        """
         for some in _batches(sorted(finished, key=_name_of)):
             self._write(some)
 
     def _write(self, some: list[ArchiveRow]) -> None:
-        """One transaction, merged at once: its syncs are short, and its log is."""
+        """Write one transaction and checkpoint it, which keeps syncs and the log short."""
         connection, execute = self._connection, self._connection.execute
         try:
             rows = list(map(_columns, some))
@@ -241,7 +245,7 @@ class ArchiveWriter:
             before = connection.total_changes
             connection.executemany(_INSERT_NEW, rows)
             new = connection.total_changes - before
-            if new < len(rows):  # rare: a name that has ended before, or a run that was killed
+            if new < len(rows):  # rare: a name ended before, or a run was killed
                 connection.executemany(_UPSERT, rows)
             execute("UPDATE meta SET value = value + ? WHERE key = 'count'", (new,))
             execute("COMMIT")
@@ -250,7 +254,7 @@ class ArchiveWriter:
             raise self._failed(error) from error
 
     def commit(self, head: Head) -> None:
-        """Let the index cover the rows up to `head`. It is durable when this returns."""
+        """Mark the rows up to `head` as covered. Durable on return."""
         try:
             covered = seal(self._identity, head)
             self._connection.execute("UPDATE meta SET value = ? WHERE key = 'covered'", (covered,))
@@ -258,7 +262,7 @@ class ArchiveWriter:
             raise self._failed(error) from error
 
     def close(self) -> None:
-        """The log is cut back. All is on disk: where that fails, whoever writes next does it."""
+        """Truncate the log and close. The data is durable, so a failed truncation is harmless."""
         with suppress(*DiskErrors):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self._connection.close()
@@ -278,9 +282,9 @@ def _batches(finished: list[ArchiveRow]) -> Iterator[list[ArchiveRow]]:
         yield finished[start:]
 
 
-#: What follows from an index that can't be read.
+#: The consequence of an unreadable index.
 _LOST = (
-    "names and results of tasks that ended before the last compaction can't be told. Nothing was "
+    "names and results of tasks that ended before the last compaction are lost. Nothing was "
     f"changed; {RESTORE_HINT}"
 )
 
@@ -297,7 +301,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _create(directory: Path, identity: bytes) -> None:
-    """Built beside its place: a file of this name always has its tables."""
+    """Create the file under another name and rename it, so that it always has its tables."""
     unfinished = directory / f"{FILE_NAME}.new"
     for leftover in directory.glob(f"{unfinished.name}-*"):
         leftover.unlink()
@@ -331,7 +335,7 @@ def _check_format(connection: sqlite3.Connection) -> bytes:
 
 
 def _upgrade(connection: sqlite3.Connection) -> None:
-    """Bring format 1 to this one. Readers that have it open see the column with their next look."""
+    """Upgrade format 1 to 2. Open readers see the new column with their next query."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(f"ALTER TABLE finished ADD COLUMN {_TOTAL}")
     connection.execute("UPDATE meta SET value = ? WHERE key = 'format'", (FORMAT,))
@@ -392,8 +396,7 @@ def _result(
 def _damaged_row(name: object) -> JournalDamaged:
     return JournalDamaged(
         f"the row of {name!r} in {FILE_NAME} does not match its checksum",
-        "how that task ended, and its result, can't be trusted. Nothing was changed; "
-        f"{RESTORE_HINT}",
+        f"how that task ended, and its result, are unknown. Nothing was changed; {RESTORE_HINT}",
     )
 
 

@@ -1,9 +1,8 @@
-"""What a journal proves: how many tasks came to which end, and what must never happen.
+"""An audit of the journal: count tasks by outcome and detect violated guarantees.
 
-Counted from the records alone, by other means than the scheduler's: it knows no queue, no lease and
-no policy, only what was written. A task is lost if it was submitted and is nowhere; it is completed
-twice if two records say that it is done without its having been submitted anew in between; a
-dependency is broken if a task was leased before all that it waits for was done.
+Counts from the records alone, independently of the scheduler, without queues, leases or policies.
+A task is completed twice if two records finish it without a new submission in between. A dependency
+is broken if a task was leased before everything in its `after` was done.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class AuditCounts(Struct):
-    """The counts. Tasks are counted by generation: a name that is submitted anew counts again."""
+    """Counts of an audit. Tasks are counted by generation: a resubmitted name counts again."""
 
     submitted: int = 0
     done: int = 0
     failed: int = 0
     cancelled: int = 0
-    #: Neither done nor cancelled nor failed at the end.
+    #: Not done, cancelled or failed at the end.
     unfinished: int = 0
     leases: int = 0
-    #: Reports on leases that were over; refused.
+    #: Reports for expired leases, which were refused.
     stale: int = 0
-    # What must be 0.
+    # Violations: all three must be 0.
     completed_twice: int = 0
     dependencies_broken: int = 0
-    #: Records about tasks that nobody submitted.
+    #: Records about tasks that were never submitted.
     unknown: int = 0
 
     @property
@@ -44,40 +43,40 @@ class AuditCounts(Struct):
 
 
 class _TaskHistory(Struct, gc=False):
-    """What was written of one task."""
+    """The records of one task so far."""
 
     state: TaskState = TaskState.READY
-    #: What it waits for, and how often that had been done by then: it must be done once more.
+    #: Each dependency, with its completions at that time. It must be done once more.
     after: list[tuple[bytes, int]] = field(default_factory=list)
 
 
 class Auditor:
-    """Folds records, in their order, into a tally."""
+    """Folds records, in order, into counts."""
 
     def __init__(self) -> None:
-        self._tally = AuditCounts()
+        self._counts = AuditCounts()
         self._histories: dict[bytes, _TaskHistory] = {}
-        #: How often each name was done, over all its generations.
+        #: Completions of each name, over all its generations.
         self._times_done: dict[bytes, int] = {}
 
-    def add(self, told: Iterable[records.AnyRecord]) -> None:
-        for record in told:
+    def add(self, batch: Iterable[records.AnyRecord]) -> None:
+        for record in batch:
             count = _COUNTED.get(type(record))
             if count is not None:
                 count(self, record)
 
     def tally(self) -> AuditCounts:
-        """The counts so far."""
-        states = [story.state for story in self._histories.values()]
-        tally = self._tally
-        tally.failed = states.count(TaskState.FAILED)
-        tally.cancelled = states.count(TaskState.CANCELLED)
-        tally.unfinished = states.count(TaskState.READY)
-        return tally
+        """Return the counts so far."""
+        states = [history.state for history in self._histories.values()]
+        counts = self._counts
+        counts.failed = states.count(TaskState.FAILED)
+        counts.cancelled = states.count(TaskState.CANCELLED)
+        counts.unfinished = states.count(TaskState.READY)
+        return counts
 
     def _submitted(self, record: records.Submitted) -> None:
         submission = record.submission
-        self._tally.submitted += len(submission.names)
+        self._counts.submitted += len(submission.names)
         for index, name in enumerate(submission.names):
             after = submission.after[index] if submission.after is not None else []
             self._histories[name] = _TaskHistory(after=self._from_now(after))
@@ -95,21 +94,21 @@ class Auditor:
         return [(name, self._times_done.get(name, 0)) for name in names]
 
     def _leased(self, record: records.Leased) -> None:
-        self._tally.leases += len(record.names)
+        self._counts.leases += len(record.names)
         for name in record.names:
-            story = self._history(name)
-            for before, times in story.after:
+            history = self._history(name)
+            for before, times in history.after:
                 if self._times_done.get(before, 0) <= times:
-                    self._tally.dependencies_broken += 1
+                    self._counts.dependencies_broken += 1
 
     def _finished(self, record: records.Finished) -> None:
         for name in record.names:
-            story = self._history(name)
-            if story.state is TaskState.DONE:
-                self._tally.completed_twice += 1
+            history = self._history(name)
+            if history.state is TaskState.DONE:
+                self._counts.completed_twice += 1
             else:
-                self._tally.done += 1
-            story.state = TaskState.DONE
+                self._counts.done += 1
+            history.state = TaskState.DONE
             self._times_done[name] = self._times_done.get(name, 0) + 1
 
     def _failed(self, record: records.Failed | records.TaskExpired) -> None:
@@ -125,14 +124,14 @@ class Auditor:
             self._history(name).state = TaskState.CANCELLED
 
     def _stale(self, record: records.StaleReport) -> None:
-        self._tally.stale += len(record.names)
+        self._counts.stale += len(record.names)
 
     def _history(self, name: bytes) -> _TaskHistory:
-        story = self._histories.get(name)
-        if story is None:
-            self._tally.unknown += 1
-            story = self._histories[name] = _TaskHistory()
-        return story
+        history = self._histories.get(name)
+        if history is None:
+            self._counts.unknown += 1
+            history = self._histories[name] = _TaskHistory()
+        return history
 
 
 _COUNTED: dict[type, Callable[[Auditor, Any], None]] = {

@@ -1,11 +1,11 @@
-"""The hash chain: what makes a hole, a flipped byte or a lost end of a journal impossible to miss.
+"""The hash chain, which reveals a missing row, a flipped byte or a lost end of the journal.
 
-    chain[0] = sha256(label + identity)          identity: 16 random bytes, one a journal
+    chain[0] = sha256(label + identity)          identity: 16 random bytes for each journal
     chain[n] = sha256(chain[n-1] + sequence + record_first + record_last + body)
 
-Numbers are 8 bytes, big-endian. A head is a place in the chain; a sealed head is one with its
-journal's identity and a checksum, for where no neighbour could vouch for it (the witness, the
-anchor of a trimmed journal). Pure: every store, also the simulator's, verifies with this code.
+Numbers are 8 bytes, big-endian. A head is a position in the chain. A sealed head adds the journal's
+identity and a checksum, for places without neighbouring rows: the witness, and the anchor of a
+trimmed journal. Pure: every store, the simulator's included, verifies with this code.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import msgspec
 
 from taskyard.errors import JournalDamaged
 
-#: Changes with the format, so that no row of one format can pass as one of another.
+#: Changes with the format, so that a row of one format is invalid in another.
 LABEL = b"taskyard journal 1"
 IDENTITY_BYTES = 16
 CHAIN_BYTES = 32
@@ -29,7 +29,7 @@ SEALED_BYTES = _HEAD.size + _CHECKSUM_BYTES
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
-    """A place in the chain: that of a row, or before the first."""
+    """A position in the chain: at a row, or before the first."""
 
     sequence: int
     #: The last record up to here.
@@ -38,7 +38,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One turn's records, encoded by somebody else."""
+    """The records of one turn, encoded."""
 
     sequence: int
     record_first: int
@@ -55,7 +55,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 def origin(identity: bytes) -> bytes:
-    """The chain before the first row: two journals never share a row's chain."""
+    """Return the chain before the first row. It differs between any two journals."""
     return hashlib.sha256(LABEL + identity).digest()
 
 
@@ -66,13 +66,13 @@ def link(before: bytes, sequence: int, record_first: int, record_last: int, body
 
 
 def next_row(head: Head, body: bytes, records: int) -> Row:
-    """The row that follows `head` and holds `records` records."""
+    """Build the row that follows `head` and holds `records` records."""
     sequence, first, last = head.sequence + 1, head.record + 1, head.record + records
     return Row(sequence, first, last, link(head.chain, sequence, first, last, body), body)
 
 
 def follows(row: Row, head: Head) -> bool:
-    """Whether this is exactly the row that was written after `head`."""
+    """Return whether this is exactly the row that was written after `head`."""
     if row.sequence != head.sequence + 1 or row.record_last <= head.record:
         return False
     return row == next_row(head, row.body, row.record_last - head.record)
@@ -84,7 +84,7 @@ def seal(identity: bytes, head: Head) -> bytes:
 
 
 def unseal(sealed: bytes) -> tuple[bytes, Head] | None:
-    """The identity and the head, or None if these are not the bytes that `seal` made."""
+    """Return the identity and the head, or None if `seal` did not make these bytes."""
     packed, checksum = sealed[: _HEAD.size], sealed[_HEAD.size :]
     if len(packed) != _HEAD.size or hashlib.sha256(packed).digest() != checksum:
         return None
@@ -93,10 +93,10 @@ def unseal(sealed: bytes) -> tuple[bytes, Head] | None:
 
 
 def verify(rows: Iterable[Row], start: Head, witness: Head | None = None) -> Iterator[Row]:
-    """Hand on the rows after `start` for as long as each is the one that was written there.
+    """Yield the rows after `start` while each is the one that was written there.
 
-    Raises JournalDamaged at the first that is not, or when the rows end before what the witness
-    saw. A witness from before `start` says nothing: what it saw is trimmed.
+    Raises JournalDamaged at the first row that is not, or when the rows end before the witnessed
+    head. A witness from before `start` proves nothing: its row is trimmed.
     """
     head, rest = start, iter(rows)
     _compare(head, witness)
@@ -108,17 +108,17 @@ def verify(rows: Iterable[Row], start: Head, witness: Head | None = None) -> Ite
         yield row
     if witness is not None and head.sequence < witness.sequence:
         raise JournalDamaged(
-            f"the journal ends at row {head.sequence}, its witness saw row {witness.sequence}",
+            f"the journal ends at row {head.sequence}, its witness at row {witness.sequence}",
             _rows_text(head.sequence + 1, witness.sequence, "acknowledged, {are} lost", ","),
         )
 
 
 def _compare(head: Head, witness: Head | None) -> None:
-    """A journal put back from a copy can be sound in itself and yet not be what was witnessed."""
+    """Compare a head with the witness: a sound copy may still be another journal."""
     if witness is not None and head.sequence == witness.sequence and head != witness:
         raise JournalDamaged(
-            f"row {head.sequence} is not the row {head.sequence} that the witness saw",
-            "the journal and its witness are of different stories",
+            f"row {head.sequence} differs from row {head.sequence} of the witness",
+            "the journal and its witness do not belong together",
         )
 
 
@@ -138,7 +138,7 @@ def _damage(row: Row, head: Head, newest: int) -> JournalDamaged:
 
 
 def _newest(row: Row, rest: Iterator[Row], witness: Head | None) -> int:
-    """How far the damaged journal reaches, as far as it can still be read."""
+    """Return the last row of the damaged journal that can still be read."""
     newest = max(row.sequence, witness.sequence if witness else 0)
     with contextlib.suppress(JournalDamaged):
         for later in rest:

@@ -1,19 +1,20 @@
-"""Compaction: what the journal's rows tell is moved to where it is kept, then the rows are trimmed.
+"""Compaction: write the journal's rows to history, index and snapshot, then trim them.
 
-A snapshot is a function of an older one and the rows after it. So a compaction does not touch the
-live scheduler: it replays the rows with `apply`, wherever they can be read, and on the way makes
-everything else. Memory holds the tasks that the rows speak of, and no others (`core.cold`). Where
-the rows speak of very many, they are taken in segments, each with all of the first three steps.
-Each step is durable before the next begins, and can be done again:
+A snapshot is a function of an older snapshot and the rows after it. So a compaction does not touch
+the live scheduler. It replays the rows with `apply` and derives everything else on the way. Memory
+holds only tasks that the rows mention (`core.cold`). Rows that mention very many tasks are split
+into segments, each with the first three steps. Each step is durable before the next begins and can
+be repeated:
 
-    1. history files       what is there already is believed, and the replay goes over it
-    2. finished.sqlite     ended tasks, and at last up to which row it is complete
-    3. snapshot            without ended tasks, which the index has
-    4. rows trimmed        `compact` only; in bounded steps, after all of the above was looked at
+    1. history files       existing files are trusted, and the replay skips their rows
+    2. finished.sqlite     ended tasks, then the row up to which they are complete
+    3. snapshot            without ended tasks, which are in the index
+    4. rows trimmed        `compact` only, in bounded steps, after reading back steps 1 to 3
     5. older snapshots     `compact` only
 
-Killed after any of them, the next run comes to the same end. The caller has locked the state, or is
-started by who has: a broker lets `export` run beside its turns (`compacting`), and does the rest.
+A run that is killed after any step leaves a state from which the next run reaches the same end. The
+caller holds the state lock, or is the child of a broker that does: the broker runs `export` in
+another process (`compaction_process`) and does the rest itself.
 """
 
 import logging
@@ -40,13 +41,13 @@ from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.snapshot import SnapshotFile, SnapshotReader
 from taskyard.journal.store import Head, Row, Store, StoreReader
 
-#: Rows trimmed at a time: a live broker takes a turn in between.
+#: Rows trimmed at a time. A live broker runs a turn in between.
 TRIM_ROWS_PER_STEP: Final = 256
 
-#: Tasks that a replay holds in memory at once, about: with all that is made of them, some 200 MB.
+#: Tasks that a replay holds in memory, approximately: some 200 MB with everything derived.
 TOUCHED_MAX: Final = 250_000
 
-#: Told what is done, how far it is, and how far it goes.
+#: Called with the step, the rows done and the rows in total.
 Progress = Callable[[str, int, int], None]
 
 _EMPTY: Final = Result(b"")
@@ -55,15 +56,15 @@ logger = logging.getLogger("taskyard.journal")
 
 
 class CompactionResult(msgspec.Struct):
-    """What a compaction did. All zero: there was nothing to do."""
+    """Counts of one compaction. All zero if there was nothing to do."""
 
-    #: The row up to which everything is covered now.
+    #: The last row covered.
     sequence: int = 0
     record: int = 0
     rows: int = 0
     events: int = 0
     edges: int = 0
-    #: History files that were written, by name.
+    #: Names of the history files written.
     files: list[str] = []
     #: Tasks that ended in these rows.
     ended: int = 0
@@ -80,8 +81,8 @@ def _no_progress(_step: str, _done: int, _total: int) -> None:
 def export(
     directory: Path, store: StoreReader, progress: Progress = _no_progress
 ) -> CompactionResult:
-    """Write history, index and snapshot of all rows. Nothing is forgotten."""
-    head = store.head  # rows that come meanwhile are left for the next time
+    """Write history, index and snapshot of all rows. Trims nothing."""
+    head = store.head  # later rows wait for the next compaction
     with Archive(directory) as index:
         covered = recovery.check_index(index, store)
     try:
@@ -105,7 +106,7 @@ def export(
 
 
 def compact(directory: Path, store: Store, progress: Progress = _no_progress) -> CompactionResult:
-    """`export`, then trim the rows that it covers and remove older snapshots."""
+    """Run `export`, then trim the covered rows and remove older snapshots."""
     outcome = export(directory, store, progress)
     head = recovery.head_at(store, outcome.sequence) if outcome.sequence else store.anchor
     before = store.anchor.sequence
@@ -118,7 +119,7 @@ def compact(directory: Path, store: Store, progress: Progress = _no_progress) ->
 
 
 def verify_covered(directory: Path, store: StoreReader, head: Head) -> None:
-    """Read back all that will stand in for the rows up to `head`, before they are forgotten."""
+    """Read back everything that replaces the rows up to `head`, before they are trimmed."""
     if head.sequence == 0:
         return
     with snapshot.read(directory, head.sequence) as found:
@@ -137,21 +138,19 @@ def verify_covered(directory: Path, store: StoreReader, head: Head) -> None:
         raise JournalDamaged(f"the history does not cover row {head.sequence}", _RETRY_HINT)
 
 
-#: What follows from something that does not reach as far as it did a moment ago.
-_RETRY_HINT = (
-    "no row was trimmed and nothing is lost: end what else writes there, then compact again"
-)
+#: The consequence of a file that covers fewer rows than it did a moment ago.
+_RETRY_HINT = "no row was trimmed and nothing is lost: stop other writers, then compact again"
 
 
 def trim(store: Store, through: int) -> Iterator[int]:
-    """Forget rows a step at a time; gives the row that was reached after each."""
+    """Trim rows step by step. Yields the last trimmed row after each step."""
     while store.anchor.sequence < through:
         store.trim(min(store.anchor.sequence + TRIM_ROWS_PER_STEP, through))
         yield store.anchor.sequence
 
 
 def drop_snapshots(directory: Path, newest: int) -> int:
-    """Remove snapshots from before `newest`: the rows that went on from them are gone."""
+    """Remove snapshots older than `newest`: the rows after them are gone."""
     older = [sequence for sequence in snapshot.sequences(directory) if sequence < newest]
     try:
         for sequence in older:
@@ -166,15 +165,17 @@ def _failed(directory: Path, error: Exception) -> JournalFailed:
 
 
 def _history_end(directory: Path, store: StoreReader) -> int:
-    """The last row of the history, whose files follow one another; what a killed compaction left
-    is taken away."""
+    """Return the last row of the history, after removing what a killed compaction left behind.
+
+    Raises JournalDamaged if its files have gaps.
+    """
     whole, broken = history.parts(directory)
     for part in broken:
         if part.last <= store.anchor.sequence:
             raise JournalDamaged(
                 f"{directory / history.FOLDER / history.missing_file(directory, part)} is missing",
-                f"rows {part.first}..{part.last} are trimmed: put the file back from a copy, or "
-                "move its partner away",
+                f"rows {part.first}..{part.last} are trimmed: restore the file from a backup, "
+                "or move its partner away",
             )
         history.remove(directory, part)
     wrong = history.gaps(whole, store.anchor.sequence)
@@ -184,16 +185,18 @@ def _history_end(directory: Path, store: StoreReader) -> int:
     reached = whole[-1].last if whole else 0
     if reached > store.head.sequence:
         raise JournalDamaged(
-            f"the journal ends at row {store.head.sequence}, and its history at row {reached}",
+            f"the journal ends at row {store.head.sequence}, but its history at row {reached}",
             f"rows {store.head.sequence + 1}..{reached} are lost: {RESTORE_HINT}",
         )
     return reached
 
 
 def _base(directory: Path, store: StoreReader, reached: int, covered: int) -> tuple[int, int]:
-    """Return how many tasks there are where the replay begins, and that row: before the first one
-    that history or index lack. If history was taken away for rows that are trimmed, it can't be
-    made again, and goes on from what is there."""
+    """Return the number of tasks where the replay begins, and that row.
+
+    It begins before the first row that history or index lack. Removed history of trimmed rows can't
+    be rebuilt, so the replay then continues from the rows that are left.
+    """
     try:
         return _sound_base(directory, store, min(reached, covered))
     except JournalDamaged:
@@ -201,7 +204,7 @@ def _base(directory: Path, store: StoreReader, reached: int, covered: int) -> tu
             raise
     tasks, sequence = _sound_base(directory, store, covered)
     logger.warning(
-        "%s: the history ends at row %d, and rows up to %d can't be added to it any more",
+        "%s: the history ends at row %d, and the rows up to %d can't be added any more",
         directory,
         reached,
         sequence,
@@ -221,14 +224,14 @@ def _sound_base(directory: Path, store: StoreReader, through: int) -> tuple[int,
 class Segment(msgspec.Struct):
     """Rows that are compacted together."""
 
-    #: All names that the records speak of, but for those that they submit.
+    #: All names in the records, except those that they submit.
     touched: set[bytes]
     #: The last row.
     head: Head
 
 
 def _index_batch(store: StoreReader, recovery_base: int, head: Head) -> Segment:
-    """Read ahead as far as memory will hold what the rows speak of, or up to `head`."""
+    """Read ahead until the names mentioned fill the memory limit, or up to `head`."""
     touched: set[bytes] = set()
     last = head
     for row in store.rows(recovery_base):
@@ -241,7 +244,7 @@ def _index_batch(store: StoreReader, recovery_base: int, head: Head) -> Segment:
 
 
 def _names_in(record: AnyRecord) -> Iterable[bytes]:
-    """Return the names of tasks that a record speaks of and does not submit."""
+    """Return the names of tasks that a record mentions without submitting them."""
     if isinstance(record, Submitted):
         after, own = record.submission.after, record.submission.names
         if after is None:
@@ -253,7 +256,7 @@ def _names_in(record: AnyRecord) -> Iterable[bytes]:
 
 
 class _Replay:
-    """One replay over the rows of a segment, and all that it makes."""
+    """One replay over the rows of a segment, with everything that it writes."""
 
     def __init__(
         self,
@@ -266,7 +269,7 @@ class _Replay:
         self._directory = directory
         self._store = store
         self._head = segment.head
-        #: The history has the rows up to here.
+        #: The last row in the history.
         self._reached = reached
         self._whole = dict.fromkeys(part.last for part in history.parts(directory)[0])
         self._writer: PartWriter | None = None
@@ -304,7 +307,7 @@ class _Replay:
         outcome.unfinished = rest.tasks
 
     def _open(self, old: SnapshotReader | None) -> None:
-        """Read the snapshot that the rows follow. One of an older format is held as a whole."""
+        """Open the snapshot before these rows. One of an older format is loaded as a whole."""
         write = self._file.writer.add_tasks
         if old is None:
             self._cold = ColdLedger(self._touched, write)
@@ -323,12 +326,12 @@ class _Replay:
         self._ledger = self._cold.ledger
 
     def _replay(self, row: Row) -> None:
-        told = row.sequence > self._reached
-        if told and self._writer is None:
+        is_new = row.sequence > self._reached
+        if is_new and self._writer is None:
             self._writer, self._first = PartWriter(self._directory), row.sequence
         for record in recovery.records_of(row, self._ledger.record):
             if isinstance(record, Submitted) and self._cold.enter(record):
-                self._tell_submission(row.sequence, record)
+                self._write_submission(row.sequence, record)
             elif self._writer is None:
                 apply(self._ledger, record)
             else:
@@ -340,20 +343,20 @@ class _Replay:
         history_rows.write_rows(self._ledger, sequence, record, writer.events, writer.edges)
         writer.flush_if_full()
 
-    def _tell_submission(self, sequence: int, record: Submitted) -> None:
+    def _write_submission(self, sequence: int, record: Submitted) -> None:
         if self._writer is not None:
             events, edges = self._writer.events, self._writer.edges
-            history_rows.tell_submission(self._ledger.record, sequence, record, events, edges)
+            history_rows.write_submission(self._ledger.record, sequence, record, events, edges)
             self._writer.flush_if_full()
 
     def _is_full(self, sequence: int, head: Head) -> bool:
-        """Whether a part ends here: one that is there, one that is full, or the last."""
+        """Return whether a part ends here: an existing one, a full one, or the last."""
         if self._writer is None:
             return sequence in self._whole
         return self._writer.events_total >= history.EVENTS_PER_FILE_MAX or sequence == head.sequence
 
     def _close_part(self, sequence: int, index: ArchiveWriter) -> None:
-        """Ended tasks leave at the end of every part, so that memory holds those of one alone."""
+        """Close a part and archive ended tasks, so that memory holds those of one part only."""
         if self._writer is not None:
             part = HistoryPart(self._first, sequence)
             self._outcome.events += self._writer.events_total
@@ -375,13 +378,13 @@ class _Replay:
 
 
 def archive_rows(ledger: Ledger, record: Finished | Cancelled) -> list[ArchiveRow]:
-    """Return what the index keeps of the tasks that a record ended: results, or causes."""
+    """Return the index rows of the tasks that a record ended, with results or causes."""
     results: Iterable[Result | None]
     if isinstance(record, Cancelled):
         causes = recovery.causes_in(record)
         results = [None if cause is None else Result(cause) for cause in causes]
     elif record.results is None and record.result_bytes_total is None:
-        results = repeat(_EMPTY)  # most tasks of plain peers
+        results = repeat(_EMPTY)  # the usual case for plain peers
     else:
         results = recovery.results_in(record, ledger.record, record.names)
     ending = Ending(ledger.record, record.at_ns)

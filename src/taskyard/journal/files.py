@@ -1,7 +1,7 @@
-"""Files that are ours alone and there to stay: private from their first byte, synced by name too.
+"""Private, durable files: mode 0600 from the first byte, with data and directory entry synced.
 
-Also owns whose a state directory may be, and that its files are files: a link in it could lead a
-broker to write elsewhere. Knows nothing of what is in them.
+Also owns the checks of a state directory's owner and file types: a symbolic link in it could make a
+broker write elsewhere. Independent of the files' contents.
 """
 
 import errno
@@ -18,15 +18,15 @@ from taskyard.errors import UserError
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
 
-#: What is written before it is synced. The disk does one sync after the other: whoever has a small
-#: one to make, as a broker in its turn has, waits for the large one of somebody else.
+#: Bytes written between two syncs. The disk does one sync after another, so a large sync delays
+#: the small one of a broker's turn.
 SYNC_BYTES: Final = 4 * 1024 * 1024
 
-#: How a message about damage ends where nothing smaller helps.
-RESTORE_HINT = "put the state directory back from a copy, or give another --state"
+#: The last resort in a message about damage.
+RESTORE_HINT = "restore the state directory from a backup, or use another --state"
 
 
-#: A user id, or `any`: accept a state directory that belongs to that user, or to anybody.
+#: A user id or `any`: accept a state directory that belongs to that user, or to any user.
 OWNER_VARIABLE: Final = "TASKYARD_STATE_OWNER"
 _ANY_OWNER: Final = "any"
 _ROOT: Final = 0
@@ -35,9 +35,9 @@ logger = logging.getLogger("taskyard.journal")
 
 
 def check_owner(directory: Path, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a state directory of another user, and warn of one that others may write.
+    """Refuse a state directory of another user, and warn about one that others may write.
 
-    Its owner could replace any file while it is used. Root's is accepted: root can do so anyway.
+    Its owner could replace any file at any time. Root's is accepted: root can do that anyway.
     """
     found = directory.stat()
     accepted = environment.get(OWNER_VARIABLE, "")
@@ -75,8 +75,10 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def check_regular(*paths: Path) -> None:
-    """Refuse links, pipes and devices among files that SQLite opens by itself. Some may be
-    missing. Directories are left to the reader, who calls them damage."""
+    """Refuse links, pipes and devices among files that SQLite opens. Missing files are fine.
+
+    Directories pass: reading them later fails as damage.
+    """
     for path in paths:
         try:
             mode = path.lstat().st_mode
@@ -92,7 +94,7 @@ def _not_regular(path: Path) -> UserError:
 
 
 def make_private_directory(directory: Path) -> None:
-    """Make the directory, if need be, so that it also survives a power cut by its name."""
+    """Create a directory and its parents, and sync their names."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
@@ -100,8 +102,10 @@ def make_private_directory(directory: Path) -> None:
 
 
 def create_private(path: Path, content: bytes) -> None:
-    """Write and sync a whole new file, in place of what an earlier attempt left there. A long one
-    is synced as it grows."""
+    """Write and sync a new file, replacing one that an earlier attempt left behind.
+
+    A long file is synced in portions.
+    """
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb") as file:
@@ -114,7 +118,7 @@ def create_private(path: Path, content: bytes) -> None:
 
 
 def replace_private(path: Path, content: bytes) -> None:
-    """A whole, synced file under its name, or whatever was there before: nothing in between."""
+    """Replace a file atomically with synced content."""
     unfinished = path.with_name(f"{path.name}.new")
     create_private(unfinished, content)
     unfinished.rename(path)
@@ -122,7 +126,7 @@ def replace_private(path: Path, content: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """A new name is on disk only when its directory is synced."""
+    """Sync a directory, which makes new names in it durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -131,6 +135,6 @@ def sync_directory(directory: Path) -> None:
 
 
 def free_bytes(directory: Path) -> int:
-    """What the disk under a directory can still take from an ordinary user."""
+    """Return the free bytes of a directory's disk that an ordinary user may fill."""
     room = os.statvfs(directory)
     return room.f_bavail * room.f_frsize

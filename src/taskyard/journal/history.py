@@ -1,13 +1,12 @@
-r"""The history as Parquet: two tables that any tool reads, written in pairs of files.
+r"""The history as Parquet: two tables that any tool reads, written as pairs of files.
 
-`history/events-FIRST-LAST.parquet` and `edges-FIRST-LAST.parquet` hold what the journal's rows from
-FIRST to LAST tell. A pair is written beside its place, synced and renamed, the edges first; the
-ranges follow one another without a gap. A file that is there is believed by its name and never
-changed.
+`history/events-FIRST-LAST.parquet` and `edges-FIRST-LAST.parquet` hold the events of the journal's
+rows FIRST to LAST. A pair is written under other names, synced and renamed, the edges first. The
+ranges follow one another without a gap. An existing file is trusted by its name and never changed.
 
-Columns are plain (strings are strings, times are UTC), so that Spark reads them as they are. Names
-are bytes in the journal: what is no UTF-8 in them is written as \xNN. This is the one file that
-imports pyarrow; `docs/journal.md` has the columns one by one, and a test compares the two.
+Columns have plain types (strings, UTC times), so that Spark reads them directly. Names are bytes in
+the journal: bytes that are not UTF-8 are written as \xNN. Only this file imports pyarrow.
+`docs/journal.md` documents the columns, and a test compares the two.
 """
 
 import contextlib
@@ -65,7 +64,7 @@ EVENTS: Final = pa.schema(
     ]
 )
 
-#: Columns of the first files. The others were added later, at the end, and are null in older files.
+#: Columns of the first files. Later columns were added at the end and are null in older files.
 _EVENTS_COLUMNS_MIN: Final = 22
 
 EDGES: Final = pa.schema(
@@ -77,14 +76,14 @@ EDGES: Final = pa.schema(
     ]
 )
 
-#: A file is closed after the journal row that fills it: about 50 MB, some seconds of a busy broker.
+#: A file ends with the journal row that fills it: about 50 MB, some seconds of a busy broker.
 EVENTS_PER_FILE_MAX: Final = 4_000_000
 
-#: Rows are gathered in memory up to this many; they become one row group of the file.
+#: Rows collected in memory before they are written as one row group.
 ROWS_PER_GROUP: Final = 128 * 1024
 
 _NAME = re.compile(r"(events|edges)-(\d{12,})-(\d{12,})\.parquet")
-#: Begins with a dot, so that Spark does not take an unfinished file for one of the table.
+#: The leading dot hides an unfinished file from Spark.
 _UNFINISHED = ".{table}.parquet.new"
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -92,13 +91,13 @@ _MICROSECOND_NS = 1000
 
 
 class HistoryPart(msgspec.Struct, frozen=True, order=True):
-    """One pair of files, by the journal rows that they hold."""
+    """One pair of files, by its journal rows."""
 
     first: int
     last: int
 
     def paths(self, directory: Path) -> dict[str, Path]:
-        """The files by the name of their table, the edges first."""
+        """Return the files by table, the edges first."""
         span = f"{self.first:012}-{self.last:012}"
         return {
             table: directory / FOLDER / f"{table}-{span}.parquet" for table in ("edges", "events")
@@ -106,7 +105,7 @@ class HistoryPart(msgspec.Struct, frozen=True, order=True):
 
 
 def parts(directory: Path) -> tuple[list[HistoryPart], list[HistoryPart]]:
-    """The whole pairs, in order, and those of which one file is missing."""
+    """Return the complete pairs, in order, and those with a missing file."""
     found: dict[HistoryPart, int] = {}
     for path in (directory / FOLDER).glob("*.parquet"):
         part = part_of(path.name)
@@ -117,14 +116,13 @@ def parts(directory: Path) -> tuple[list[HistoryPart], list[HistoryPart]]:
 
 
 def part_of(name: str) -> HistoryPart | None:
-    """The part that a file of this name is of; None: of none."""
+    """Return the part of a file with this name, or None."""
     named = _NAME.fullmatch(name)
     return HistoryPart(int(named[2]), int(named[3])) if named else None
 
 
 def gaps(whole: list[HistoryPart], trimmed: int | None = None) -> list[str]:
-    """Where the ranges of the pairs do not follow one another, or the first of them leaves out rows
-    after the last trimmed one, in words."""
+    """Describe gaps and overlaps between the pairs, and a gap after the last trimmed row."""
     wrong: list[str] = []
     if trimmed is not None and whole and whole[0].first > trimmed + 1:
         wrong.append(f"rows {trimmed + 1}..{whole[0].first - 1} are in no history file")
@@ -137,13 +135,12 @@ def gaps(whole: list[HistoryPart], trimmed: int | None = None) -> list[str]:
 
 
 def missing_file(directory: Path, part: HistoryPart) -> str:
-    """The name of the file that a pair lacks."""
+    """Return the name of the file that a pair lacks."""
     return next(path.name for path in part.paths(directory).values() if not path.exists())
 
 
 def contiguous_end(whole: list[HistoryPart], trimmed: int) -> int:
-    """The row up to which the pairs follow one another, or the last trimmed one if they begin with
-    a gap after it."""
+    """Return the last row before the first gap. The gap may follow the last trimmed row."""
     reached = min(whole[0].first - 1, trimmed) if whole else 0
     for part in whole:
         if part.first != reached + 1:
@@ -153,19 +150,21 @@ def contiguous_end(whole: list[HistoryPart], trimmed: int) -> int:
 
 
 def gap_hint(whole: list[HistoryPart], trimmed: int) -> str:
-    """What to do about a gap: files of rows that are kept can be made again."""
+    """Return what to do about a gap. Files of kept rows can be written again."""
     reached = contiguous_end(whole, trimmed)
     if reached < trimmed:
-        return "put the files back from a copy, or move those before the gap away"
+        return "restore the files from a backup, or move those before the gap away"
     return (
-        f"nothing is lost, the journal still has these rows: remove the files that reach beyond "
+        f"nothing is lost, the journal still has these rows: remove the files beyond "
         f"row {reached}, then export again"
     )
 
 
 def check_part(directory: Path, part: HistoryPart, trimmed: int = 0, *, deep: bool = False) -> int:
-    """How many events a pair of files holds. Raises JournalDamaged if they can't be read; what is
-    lost by it depends on the row up to which the journal is trimmed."""
+    """Return the number of events in a pair of files.
+
+    Raises JournalDamaged if they can't be read. The loss depends on the last trimmed row.
+    """
     counts: dict[str, int] = {}
     for table, path in part.paths(directory).items():
         try:
@@ -175,13 +174,13 @@ def check_part(directory: Path, part: HistoryPart, trimmed: int = 0, *, deep: bo
             wrong = f"{FOLDER}/{path.name} can't be read ({reason})"
             raise JournalDamaged(wrong, _lost(table, part, trimmed)) from error
         if not _is_readable(schema, TABLES[table]):
-            wrong = f"{FOLDER}/{path.name} has other columns than it should have"
+            wrong = f"{FOLDER}/{path.name}: unexpected columns"
             raise JournalDamaged(wrong, _lost(table, part, trimmed))
     return counts["events"]
 
 
 def _is_readable(found: pa.Schema, current: pa.Schema) -> bool:
-    """Compare columns. An older file lacks those that were added since, at the end."""
+    """Compare columns. An older file lacks the later ones, at the end."""
     fewest = _EVENTS_COLUMNS_MIN if current is EVENTS else len(current)
     return len(found) >= fewest and found.equals(pa.schema(list(current)[: len(found)]))
 
@@ -196,7 +195,7 @@ def with_all_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _read_through(path: Path, *, deep: bool) -> tuple[pa.Schema, int]:
-    """The columns and the number of rows of a file; a deep look compares every page."""
+    """Return the columns and the number of rows of a file. `deep` reads every page."""
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         if deep:
             for _ in file.iter_batches():
@@ -205,18 +204,18 @@ def _read_through(path: Path, *, deep: bool) -> tuple[pa.Schema, int]:
 
 
 def _lost(table: str, part: HistoryPart, trimmed: int) -> str:
-    """What a damaged file takes with it, and what to do."""
+    """Describe the loss by a damaged file, and what to do."""
     if part.first > trimmed:
         return (
             f"nothing is lost, rows {part.first}..{part.last} are still in the journal: remove "
             "this file and its partner, then export again"
         )
     rows = f"{part.first}..{min(part.last, trimmed)}"
-    return f"the {table} of rows {rows} are lost: put the file back from a copy"
+    return f"the {table} of rows {rows} are lost: restore the file from a backup"
 
 
 class ColumnBuilder:
-    """Rows of one table, gathered column by column. What a record's rows share is kept once."""
+    """Rows of one table, collected by column. A value shared by a record's rows is kept once."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -227,8 +226,10 @@ class ColumnBuilder:
         self._columns = {field.name: _Column() for field in self.schema}
 
     def add(self, count: int, values: Mapping[str, object]) -> None:
-        """Rows of one record: a list has a value for each row, all else is shared by them, and a
-        column that is not given is null."""
+        """Add `count` rows of one record.
+
+        A list holds a value for each row. Any other value is shared. A missing column is null.
+        """
         start = self.rows
         self.rows = end = start + count
         for name, value in values.items():
@@ -236,7 +237,7 @@ class ColumnBuilder:
                 self._columns[name].add(value, start, end)
 
     def take(self) -> pa.RecordBatch:
-        """What was gathered; gathering begins anew."""
+        """Return the collected rows and start over."""
         rows = self.rows
         arrays = [self._columns[field.name].array(field.type, rows) for field in self.schema]
         self._begin()
@@ -244,7 +245,7 @@ class ColumnBuilder:
 
 
 class _Column:
-    """Values and the rows up to which they hold: runs, most of them long."""
+    """The values of a column as runs, each with the row where it ends. Most runs are long."""
 
     def __init__(self) -> None:
         self._values: list[Any] = []
@@ -265,7 +266,7 @@ class _Column:
         self._end = end
 
     def _skip(self, start: int) -> None:
-        """Nothing was given for the rows up to here."""
+        """Fill the rows up to `start` with nulls."""
         self._values.append(None)
         self._ends.append(start)
 
@@ -280,7 +281,7 @@ class _Column:
 
 
 def _strings(values: list[Any]) -> pa.Array:
-    """Bytes as strings; all at once where they are UTF-8."""
+    """Decode bytes to strings, in one go where all are UTF-8."""
     try:
         return pa.array(values, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
@@ -297,7 +298,7 @@ def _string_lists(values: list[Any]) -> pa.Array:
 
 
 def _integers(values: list[Any]) -> pa.Array:
-    """Numbers that a peer made up may be larger than a column holds; they stop at its end."""
+    """Clamp numbers to the column's range: a peer may send larger ones."""
     try:
         return pa.array(values, pa.int64())
     except (OverflowError, pa.ArrowInvalid):
@@ -324,12 +325,12 @@ _ARRAY_BUILDERS: dict[pa.DataType, Callable[[list[Any]], pa.Array]] = {
     pa.bool_(): _booleans,
 }
 
-#: Every table, in the order in which the files of a pair get their names.
+#: Every table, in the order in which the files of a pair are renamed.
 TABLES: Final = {"edges": EDGES, "events": EVENTS}
 
 
 class PartWriter:
-    """A pair of files on its way."""
+    """An unfinished pair of files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -348,13 +349,13 @@ class PartWriter:
         return self._files["edges"].rows
 
     def flush_if_full(self) -> None:
-        """Write what has gathered, if it is enough for a row group."""
+        """Write a row group if enough rows are collected."""
         for file in self._files.values():
             if file.columns.rows >= ROWS_PER_GROUP:
                 file.write()
 
     def finish(self, part: HistoryPart) -> None:
-        """Give the files the names of what they hold. They are durable when this returns."""
+        """Sync and rename the files. They are durable on return."""
         paths = part.paths(self._directory)
         for file in self._files.values():
             file.finish()
@@ -398,15 +399,14 @@ class _TableFile:
         self._file.close()
 
     def close(self) -> None:
-        """Let go of a file that is not to be finished; the next one takes its place. What it could
-        not write, it need not."""
+        """Close an abandoned file, which the next one overwrites. Its write errors don't matter."""
         for closes in (self._writer, self._file):
             with contextlib.suppress(OSError, pa.ArrowException):
                 closes.close()
 
 
 def remove(directory: Path, part: HistoryPart) -> None:
-    """Take away what is left of a pair that never was whole."""
+    """Remove what is left of an incomplete pair."""
     for path in part.paths(directory).values():
         path.unlink(missing_ok=True)
     sync_directory(directory / FOLDER)

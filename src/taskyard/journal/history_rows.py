@@ -1,9 +1,9 @@
-"""What a record tells: its rows in the tables of the history.
+"""Turn records into rows of the history's tables.
 
-A record becomes one row of `events` for each task that it names, and one more, `ready`, for each
-task that it made READY, so that waiting times can be had without knowing the graph. Campaign,
-service, lane and priority are the task's, so the records are told while they are applied to a
-ledger: `write_rows` is `apply` with a pen. `apply` itself knows nothing of it.
+A record becomes one row of `events` for each task that it names, and one more row, `ready`, for
+each task that it made READY. Waiting times need no graph that way. Campaign, service, lane and
+priority come from the task, so `write_rows` applies each record to a ledger while it writes.
+`apply` does not depend on this module.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ from taskyard.core.records import AnyRecord
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 
-#: Columns of rows by name: a list has a value for each row, all else is shared by them.
+#: Columns by name. A list holds a value for each row. Any other value is shared by all rows.
 Values = dict[str, object]
 
-#: Every `kind` there is, by the record that it tells of.
+#: The `kind` column of each record type.
 KINDS: Final[dict[type, bytes]] = {
     records.Submitted: b"submitted",
     records.Extended: b"extended",
@@ -48,10 +48,10 @@ KINDS: Final[dict[type, bytes]] = {
     records.WorkerReplaced: b"worker_replaced",
     records.Refunded: b"refunded",
 }
-#: The kind that is no record's own.
+#: The one kind without a record type.
 READY: Final = b"ready"
 
-#: Why tasks became ready, by the record that made them so.
+#: The `reason` column of a `ready` row, by the record that made the task ready.
 _READY_BY: Final[dict[type, bytes]] = {
     records.Submitted: b"submitted",
     records.Finished: b"released",
@@ -61,12 +61,12 @@ _READY_BY: Final[dict[type, bytes]] = {
     records.Retried: b"retried",
 }
 
-#: These may name tasks that are no longer known.
+#: These may name unknown tasks.
 _UNVERIFIED = (records.StaleReport, records.Progressed)
 
 
 class RowSink(Protocol):
-    """Where rows go."""
+    """Receives rows."""
 
     def add(self, count: int, values: Mapping[str, object]) -> None: ...
 
@@ -74,11 +74,11 @@ class RowSink(Protocol):
 def write_rows(
     ledger: Ledger, sequence: int, record: AnyRecord, events: RowSink, edges: RowSink
 ) -> None:
-    """Apply a record of the journal's row `sequence`, and write down what it tells."""
+    """Apply a record of journal row `sequence` and write its rows."""
     kind = type(record)
     if isinstance(record, records.Submitted):
         apply(ledger, record)
-        tell_submission(ledger.record, sequence, record, events, edges)
+        write_submission(ledger.record, sequence, record, events, edges)
         return
     waiting = _dependents(ledger, record) if kind is records.Finished else []
     tasks = _named(ledger, record)
@@ -96,10 +96,10 @@ def write_rows(
         _write_edges(*after(record), shared, edges)
 
 
-def tell_submission(
+def write_submission(
     number: int, sequence: int, record: records.Submitted, events: RowSink, edges: RowSink
 ) -> None:
-    """Write down what a submission tells, which is known from the record alone."""
+    """Write the rows of a submission, which need no ledger."""
     shared = _shared(number, sequence, record)
     submission = record.submission
     values = _of_names(submission)
@@ -119,7 +119,7 @@ def tell_submission(
 
 
 def _shared(number: int, sequence: int, record: AnyRecord) -> Values:
-    """Return what the rows of a record share."""
+    """Return the columns shared by all rows of a record."""
     return {
         "sequence": sequence,
         "record": number,
@@ -129,7 +129,7 @@ def _shared(number: int, sequence: int, record: AnyRecord) -> Values:
 
 
 def _of_names(submission: Submission) -> Values:
-    """Return what the tasks of a submission are."""
+    """Return the task columns of a submission."""
     values: Values = {"task": submission.names, "lane": submission.lanes or b""}
     if submission.terms_at is None:
         terms = submission.terms[0]
@@ -144,7 +144,7 @@ def _of_names(submission: Submission) -> Values:
 
 
 def _ready_at_once(submission: Submission, at_ns: int) -> list[int] | None:
-    """Return which tasks of a submission wait for nothing; None: all of them."""
+    """Return the indexes of tasks that are ready at once, or None if all are."""
     after, count = submission.after, len(submission.names)
     if after is None and all(terms.due_ns <= at_ns for terms in submission.terms):
         return None
@@ -156,14 +156,13 @@ def _ready_at_once(submission: Submission, at_ns: int) -> list[int] | None:
 
 
 def _named(ledger: Ledger, record: AnyRecord) -> list[Task] | None:
-    """The tasks that a record is about, as they are before it; None where it is about none, or
-    about strangers."""
+    """Return the tasks that a record names, as of before it. None if it names no known tasks."""
     names = getattr(record, "names", None)
     return None if not names or isinstance(record, _UNVERIFIED) else ledger.named(names)
 
 
 def _worker_columns(ledger: Ledger, record: AnyRecord) -> Values:
-    """Which worker it was, and in which dialect; before the record, which may be its last."""
+    """Return the worker and its dialect, as of before the record, which may remove the worker."""
     name = getattr(record, "worker", None)
     if not name:
         return {}
@@ -172,7 +171,7 @@ def _worker_columns(ledger: Ledger, record: AnyRecord) -> Values:
 
 
 def _dependents(ledger: Ledger, record: AnyRecord) -> list[Task]:
-    """Who waits for tasks that are about to finish, each once."""
+    """Return the tasks that depend on tasks about to finish, each once."""
     waiting: dict[int, Task] = {}
     for task in ledger.named(record.names):  # type: ignore[union-attr]
         if task.dependents is not None:
@@ -205,7 +204,7 @@ def _write_ready(tasks: list[Task], kind: type, shared: Values, events: RowSink)
 
 
 def _task_columns(tasks: list[Task]) -> Values:
-    """What the tasks themselves say. Most batches share their terms and their lane."""
+    """Return the columns of these tasks. Most batches share their terms and their lane."""
     terms = [task.terms for task in tasks]
     lanes = [task.lane for task in tasks]
     first = terms[0]
@@ -266,7 +265,7 @@ def _finish_columns(record: records.Finished) -> Values:
 
 
 def _run_columns(runs: RunColumns | None) -> Values:
-    """Return what workers measured; a value of 0 means that it is not known."""
+    """Return the measurements of workers. A value of 0 is unknown and becomes null."""
     if runs is None:
         return {}
     values: Values = {
@@ -328,7 +327,7 @@ def _pause_columns(record: records.Paused | records.Resumed) -> Values:
     return {"service": record.service or None, "lane": record.lane}
 
 
-#: What records say beside which tasks they are about.
+#: The columns of each record type, besides those of its tasks.
 _COLUMNS_BY_RECORD: Final[dict[type, Callable[[Any], Values]]] = {
     records.Finished: _finish_columns,
     records.Failed: _failure_columns,
@@ -345,7 +344,7 @@ _COLUMNS_BY_RECORD: Final[dict[type, Callable[[Any], Values]]] = {
     records.Resumed: _pause_columns,
 }
 
-#: Names of tasks, and columns of what each of them waits for.
+#: Names of tasks, and columns with the dependencies of each.
 _Edges = tuple[list[bytes], list[list[list[bytes]] | None]]
 
 

@@ -1,7 +1,7 @@
-"""The lock of a state directory: one process writes it, the next one is told who does.
+"""The lock of a state directory: one process writes, others get an error with its process id.
 
-The kernel frees it when its holder ends, however it ends. It must not outlive the holder in a
-child: an exec closes it, and a plain fork is made to.
+The kernel releases the lock when its holder ends for any reason. A child must not inherit it: an
+exec closes the file, and a hook closes it after a plain fork.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from taskyard.journal.files import check_owner, make_private_directory, open_reg
 
 FILE_NAME = "lock"
 
-#: Enough for any process id; more than that was not written by us.
+#: Enough for any process id. A longer file was written by something else.
 _PID_BYTES_MAX = 20
 
 _held: list[int] = []
 
 
 def _close_in_child() -> None:
-    """A forked child shares the lock for as long as it has the file open: close it there."""
+    """Close the lock files in a forked child, which would otherwise share the locks."""
     while _held:
         with contextlib.suppress(OSError):
             os.close(_held.pop())
@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class StateLock:
-    """Held from construction to `release`; makes the state directory if there is none."""
+    """An exclusive lock, held until `release`. Creates a missing state directory."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -42,16 +42,16 @@ class StateLock:
             self._descriptor: int | None = _open(directory)
         except OSError as error:
             raise JournalFailed(
-                f"can't use {directory} as state directory: {error.strerror}; "
-                "see that it is a directory that you may write, or give another --state"
+                f"state directory {directory}: {error.strerror} "
+                "(it must be a directory that you may write; use another --state)"
             ) from error
 
     def release(self) -> None:
-        """Free the lock; a second time does nothing."""
+        """Release the lock. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None and descriptor in _held:
             _held.remove(descriptor)
-            # Freed by word, not by closing alone: a child on its way to its exec still has it open.
+            # Unlock explicitly: a child between fork and exec still has the file open.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -63,9 +63,9 @@ class StateLock:
 
 
 class ReadLock(StateLock):
-    """Keeps brokers out of a state directory while it is read, also where nothing can be written.
+    """A lock that keeps brokers out of a state directory during a read, even on a read-only disk.
 
-    Where there is no lock file and none can be made, no broker can run either, and nothing is held.
+    Where no lock file exists or can be created, no broker can run, so nothing is locked.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -74,8 +74,8 @@ class ReadLock(StateLock):
             descriptor = _open_read_only(directory)
         except OSError as error:
             raise JournalFailed(
-                f"can't read state directory {directory}: {error.strerror}; "
-                "see that it is a directory that you may read, or give another --state"
+                f"state directory {directory}: {error.strerror} "
+                "(it must be a directory that you may read; use another --state)"
             ) from error
         if descriptor is not None:
             self._descriptor = _keep(descriptor, directory)
@@ -84,7 +84,7 @@ class ReadLock(StateLock):
 
 
 def open_file(path: Path) -> int:
-    """Open a lock file that is there, to see whether it is held: also on a read-only disk."""
+    """Open an existing lock file to test whether it is locked, even on a read-only disk."""
     try:
         return open_regular(path, os.O_RDWR)
     except OSError as error:
@@ -98,7 +98,7 @@ def _open_read_only(directory: Path) -> int | None:
     try:
         return open_file(path)
     except FileNotFoundError:
-        # A file of root's would keep its owner out of a state directory of another user.
+        # A lock file created by root would lock out the owner of the directory.
         if directory.stat().st_uid != os.geteuid():
             return None
     with contextlib.suppress(OSError):
@@ -134,8 +134,8 @@ def _take(descriptor: int, directory: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise StateLocked(
-            f"state directory {directory} is in use by {_holder(descriptor)}; "
-            "stop it, or give another --state"
+            f"state directory {directory}: in use by {_holder(descriptor)} "
+            "(stop it, or use another --state)"
         ) from error
 
 
@@ -145,6 +145,6 @@ def _write_holder(descriptor: int) -> None:
 
 
 def _holder(descriptor: int) -> str:
-    """Who wrote itself into the file; it may not have come to that yet."""
+    """Describe the holder. It may not have written its process id yet."""
     written = os.pread(descriptor, _PID_BYTES_MAX, 0).strip()
     return f"process {int(written)}" if written.isdigit() else "another process"

@@ -1,8 +1,8 @@
-"""The journal's rows in SQLite, to read: verified on their way out, whoever wrote them.
+"""Read and verify the journal's rows in SQLite.
 
-`RowReader` is what the store itself reads by; `JournalReader` is the same for another process, up
-to a row that its writer names. It opens the file so that it can't write, takes no lock of the state
-directory, and leaves no statement open: a reader that lingers would hold up the merging of the log.
+`RowReader` holds the queries that all SQLite stores share. `JournalReader` reads up to a given row
+of a journal that another process writes. It opens the file read-only, takes no state lock, and
+leaves no statement open: a long-lived reader would delay the checkpoint of the log.
 """
 
 import sqlite3
@@ -16,20 +16,20 @@ from taskyard.journal.chain import Head, Row
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.schema import DiskErrors
 
-#: How many rows are read at once: some megabytes in a busy broker.
+#: Rows read at once: some megabytes in a busy broker.
 READ_ROWS_MAX: Final = 64
 
-#: Whoever writes never shuts readers out for longer than it takes to begin the log anew.
+#: A writer blocks readers only while it restarts the log.
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 
 _ANCHOR = "SELECT value FROM meta WHERE key = 'anchor'"
 
-#: A row's head without its body, which may be megabytes: a search looks at many and wants one.
+#: A row's head without its body: a binary search reads many heads and one body.
 _HEAD = "SELECT record_last, chain FROM journal WHERE sequence = ?"
 
 
 class RowReader:
-    """The rows after an anchor up to a head; whoever inherits says where they lie."""
+    """The rows after an anchor, up to a head. Subclasses provide the connection."""
 
     _path: Path
     _connection: sqlite3.Connection
@@ -59,7 +59,7 @@ class RowReader:
         if not self._anchor.record < record <= self._head.record:
             return None
         before, at = self._anchor.sequence, self._head.sequence
-        while at - before > 1:  # the row is after `before`, and `at` or before it
+        while at - before > 1:  # the row is after `before`, at or before `at`
             middle = (before + at) // 2
             if self._head_at(middle).record < record:
                 before = middle
@@ -68,12 +68,12 @@ class RowReader:
         return self._verified(at)
 
     def _check_open(self) -> None:
-        """Refuse to read what is closed."""
+        """Raise if the store is closed."""
 
     def _read(self, after: int, last: int) -> Iterator[Row]:
-        """In portions that are read to their end: an open statement would hold up the merging.
+        """Read in portions, each to its end: an open statement would delay the checkpoint.
 
-        Not beyond the head: what a failed commit left may still be seen there.
+        Stops at the head: rows of a failed commit may follow it.
         """
         which = f"WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT {READ_ROWS_MAX}"
         while rows := list(schema.select_rows(self._connection, which, after, last)):
@@ -84,7 +84,7 @@ class RowReader:
         return next(chain.verify([self._stored(sequence)], self._head_at(sequence - 1)))
 
     def _head_at(self, sequence: int) -> Head:
-        """The head stored there, believed: all was verified when the journal was opened."""
+        """Return the stored head of a row, which was verified when the journal was opened."""
         if sequence == self._anchor.sequence:
             return self._anchor
         try:
@@ -96,7 +96,7 @@ class RowReader:
         ((record, link),) = found
         if not isinstance(record, int) or not isinstance(link, bytes):
             raise JournalDamaged(
-                f"row {sequence} is not a row", f"it can't be read: {RESTORE_HINT}"
+                f"row {sequence} is malformed", f"it can't be read: {RESTORE_HINT}"
             )
         return Head(sequence, record, link)
 
@@ -112,7 +112,7 @@ class RowReader:
 
 
 class JournalReader(RowReader):
-    """A journal that another process writes, as of one of its rows. Keeps `StoreReader`."""
+    """A journal that another process writes, as of one of its rows. Implements `StoreReader`."""
 
     def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
         self._path = directory / schema.FILE_NAME
@@ -131,9 +131,7 @@ class JournalReader(RowReader):
         sealed = chain.unseal(found[0][0]) if found and isinstance(found[0][0], bytes) else None
         if sealed is None or sealed[0] != self._identity:
             self.close()
-            raise JournalDamaged(
-                f"{self._path} does not say soundly where its rows begin", f"P{RESTORE_HINT[1:]}"
-            )
+            raise JournalDamaged(f"{self._path}: the anchor is damaged", RESTORE_HINT)
         return sealed[1]
 
     def close(self) -> None:

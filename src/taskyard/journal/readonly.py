@@ -1,8 +1,8 @@
-"""A journal and its index, read where nothing can be written: a full disk, a read-only mount.
+"""Read a journal and its index where nothing can be written: a full disk, a read-only mount.
 
-SQLite reads a database with a log only if it can make a file beside it. Here a database whose log
-is empty is opened as immutable. One with rows in its log is merged with it in memory. Nothing on
-disk is touched. The caller keeps brokers out (`lock.ReadLock`), or reads a copy.
+SQLite reads a database with a log only if it can create a file beside it. Here a database with an
+empty log is opened as immutable, and one with a filled log is merged with it in memory. Nothing on
+disk changes. The caller keeps brokers out (`lock.ReadLock`), or reads a copy.
 """
 
 import sqlite3
@@ -18,18 +18,18 @@ from taskyard.journal.schema import DiskErrors
 from taskyard.journal.sqlite import believe
 from taskyard.journal.verify import JournalReport
 
-#: Of a larger database no image is made in memory, unless SQLite can't read it otherwise.
+#: A larger database is merged in memory only if SQLite can't open it otherwise.
 IMAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a database that nothing writes to, without writing anything."""
+    """Open a database without writing anything. No process may write to it meanwhile."""
     log, _ = schema.companions(path)
     check_regular(path, log)
     if not log.exists() or not log.stat().st_size:
         return _connect(path, "immutable=1")
     if path.stat().st_size > IMAGE_BYTES_MAX:
-        with suppress(sqlite3.Error):  # no room for SQLite's own file: make an image after all
+        with suppress(sqlite3.Error):  # no room for SQLite's file: fall through to the image
             return _connect_shared(path)
     return _connect_image(path, log)
 
@@ -40,7 +40,7 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
 
 
 def _connect_shared(path: Path) -> sqlite3.Connection:
-    """Open the database and its log by SQLite's own file beside them. Raises `sqlite3.Error`."""
+    """Open database and log with SQLite's shared-memory file. Raises `sqlite3.Error`."""
     connection = _connect(path, "mode=ro")
     try:
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
@@ -51,7 +51,7 @@ def _connect_shared(path: Path) -> sqlite3.Connection:
 
 
 def _connect_image(path: Path, log: Path) -> sqlite3.Connection:
-    """Open the database and its log as one image in memory."""
+    """Open database and log as one image in memory."""
     image = wal.merged(path.read_bytes(), log.read_bytes())
     connection = sqlite3.connect(":memory:", isolation_level=None)
     try:
@@ -64,15 +64,15 @@ def _connect_image(path: Path, log: Path) -> sqlite3.Connection:
 
 
 def check(directory: Path) -> JournalReport:
-    """Inspect the journal of a state directory that nothing writes to."""
+    """Verify the journal of a state directory without a writer."""
     return verify.verify_journal(directory, connect)
 
 
 class ReadonlyStore(RowReader):
-    """The journal of a state directory that nothing writes to. Keeps `StoreReader`."""
+    """The journal of a state directory without a writer. Implements `StoreReader`."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises `JournalDamaged` if it is damaged."""
+        """Verify and open the journal. Raises `JournalDamaged`."""
         self._path = directory / schema.FILE_NAME
         try:
             self._identity, self._anchor, self._head = believe(directory, connect)
@@ -92,7 +92,7 @@ class ReadonlyStore(RowReader):
 
 
 class ReadonlyIndex(Archive):
-    """The index of finished tasks of a state directory that nothing writes to."""
+    """The index of ended tasks of a state directory without a writer."""
 
     def _connect(self) -> sqlite3.Connection:
         return connect(self.path)

@@ -1,31 +1,34 @@
-"""From disk back to a ledger: the newest sound snapshot, then `apply` over the rows after it.
+"""Recovery: load the newest sound snapshot, then `apply` the rows after it.
 
-Owns which snapshot is believed. One that is damaged is passed over, aloud, only where an older one
-or the rows themselves still tell the whole story; where they don't, the state is refused. Also owns
-the way back of ended tasks, which a compaction moved out of memory: `recall_for` brings those in
-that somebody is about to speak of, `result_of` finds a result wherever it lies, `output_at` what a
-task printed.
+Owns the encoding of records into row bodies and the choice of the snapshot. A damaged snapshot is
+skipped with a warning if an older one, or the rows alone, still give the complete state. Otherwise
+recovery raises. Also finds ended tasks that a compaction moved out of memory: `recall_for` loads
+those that an event names, `result_of` finds a result, `output_at` a task's output.
 
-It decides nothing, and writes nothing.
+Decides nothing and writes nothing. A row's body is one byte of format version and the turn's
+records as MessagePack. A new format needs a new version number with its writer, the old reader in
+`_READERS` and a golden file, all in one commit. A field added at the end of a record, with a
+default, is not a new format.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
 
 from taskyard.core import events, identity
 from taskyard.core.apply import apply
 from taskyard.core.entities import Task
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask, Result
-from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed
+from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.states import TaskState
-from taskyard.errors import JournalDamaged
+from taskyard.errors import JournalDamaged, StateError
 from taskyard.journal import snapshot
 from taskyard.journal.archive import Archive
-from taskyard.journal.encoding import decode
 from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.snapshot import SnapshotReader
 from taskyard.journal.store import Head, Row, StoreReader
@@ -35,9 +38,60 @@ _T = TypeVar("_T")
 logger = logging.getLogger("taskyard.journal")
 
 
+#: Written by this version. Format 2 added Moved, Reported and Released. Format 3 added
+#: WorkerReplaced and Refunded. In format 4 a task's key begins with its campaign
+#: (`core.identity`).
+JOURNAL_FORMAT: Final = 4
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[AnyRecord])
+
+
+def _decode_bare(body: bytes) -> list[AnyRecord]:
+    """Decode records of tasks whose keys are bare names."""
+    records = _decoder.decode(body)
+    for record in records:
+        if type(record) is Submitted:
+            record.bare = True
+    return records
+
+
+#: A reader for every version ever written.
+_READERS: dict[int, Callable[[bytes], list[AnyRecord]]] = {
+    1: _decode_bare,
+    2: _decode_bare,
+    3: _decode_bare,
+    4: _decoder.decode,
+}
+
+
+def encode(records: list[AnyRecord]) -> bytes:
+    """Encode records into the body of a row."""
+    buffer = bytearray([JOURNAL_FORMAT])
+    _encoder.encode_into(records, buffer, 1)
+    return bytes(buffer)
+
+
+def decode(body: bytes) -> list[AnyRecord]:
+    """Decode the records of a row's body."""
+    if not body:
+        raise JournalDamaged("a row of the journal is empty", RESTORE_HINT)
+    reader = _READERS.get(body[0])
+    if reader is None:
+        raise StateError(
+            f"the journal has format {body[0]}, but this version reads up to {JOURNAL_FORMAT} "
+            "(use a newer Taskyard)"
+        )
+    try:
+        return reader(body[1:])
+    except msgspec.MsgspecError as error:
+        raise JournalDamaged(
+            f"a row of the journal can't be read ({error})", RESTORE_HINT
+        ) from error
+
+
 def open_ledger(directory: Path, store: StoreReader, index: Archive | None = None) -> Ledger:
-    """The ledger as of the newest row of a state directory's journal. An index that is given stays
-    open."""
+    """Load the ledger as of the newest row. A given index stays open."""
     if index is not None:
         covered = check_index(index, store)
     else:
@@ -48,7 +102,7 @@ def open_ledger(directory: Path, store: StoreReader, index: Archive | None = Non
 
 
 def recover(store: StoreReader, ledger: Ledger | None = None, after: int = 0) -> Ledger:
-    """The ledger as of the newest row, from a snapshot's ledger or an empty one."""
+    """Apply all rows after `after` to a snapshot's ledger, or to an empty one."""
     ledger = Ledger() if ledger is None else ledger
     for row in store.rows(after):
         apply_row(ledger, row)
@@ -61,7 +115,7 @@ def apply_row(ledger: Ledger, row: Row) -> None:
 
 
 def records_of(row: Row, before: int) -> list[AnyRecord]:
-    """The records of the row that follows record number `before`, as many as it says."""
+    """Decode a row that follows record number `before`, and check the numbers of its records."""
     if row.record_first != before + 1:
         raise JournalDamaged(
             f"row {row.sequence} begins with record {row.record_first}",
@@ -71,15 +125,17 @@ def records_of(row: Row, before: int) -> list[AnyRecord]:
     if len(records) != row.record_last - before:
         raise JournalDamaged(
             f"row {row.sequence} should end with record {row.record_last}, "
-            f"and ends with {before + len(records)}",
+            f"but ends with {before + len(records)}",
             RESTORE_HINT,
         )
     return records
 
 
 def recovery_base(directory: Path, store: StoreReader, through: int) -> tuple[Ledger, int]:
-    """Return the ledger to begin with and its row: of the newest sound snapshot of a row up to
-    `through`, or, if no row was ever trimmed, an empty one and 0. Refuses what can't be made whole.
+    """Return the ledger to start from and its row.
+
+    That is the newest sound snapshot up to row `through`. If no row was ever trimmed, it may be an
+    empty ledger and row 0. Raises JournalDamaged if rows in between are lost.
     """
     ledger, sequence = newest_sound(directory, store, through, SnapshotReader.restore)
     return (Ledger() if ledger is None else ledger), sequence
@@ -88,8 +144,11 @@ def recovery_base(directory: Path, store: StoreReader, through: int) -> tuple[Le
 def newest_sound(
     directory: Path, store: StoreReader, through: int, use: Callable[[SnapshotReader], _T]
 ) -> tuple[_T | None, int]:
-    """Use the newest snapshot of a row up to `through` that is sound, and return what that gives
-    and the row; None and 0 if there is none and no row was ever trimmed. `use` reads all of it."""
+    """Call `use` with the newest sound snapshot up to row `through`; return its result and the row.
+
+    Returns None and 0 if no snapshot is sound and no row was ever trimmed. `use` reads the whole
+    snapshot.
+    """
     wrong: list[str] = []
     for sequence in _usable_snapshots(directory, store, through):
         try:
@@ -97,7 +156,7 @@ def newest_sound(
                 check_snapshot(found, store)
                 return use(found), sequence
         except JournalDamaged as damage:
-            logger.warning("%s: %s; going on with what is older", directory, damage.wrong)
+            logger.warning("%s: %s; trying an older one", directory, damage.wrong)
             wrong.append(damage.wrong)
     if store.anchor.sequence:
         raise _no_base(store.anchor, wrong)
@@ -105,11 +164,11 @@ def newest_sound(
 
 
 def _usable_snapshots(directory: Path, store: StoreReader, through: int) -> Iterator[int]:
-    """The rows up to `through` with snapshots that the kept rows go on from, newest first."""
+    """Yield the rows of snapshots up to `through` that kept rows continue, newest first."""
     for sequence in snapshot.sequences(directory):
         if sequence > store.head.sequence:
             raise JournalDamaged(
-                f"the journal ends at row {store.head.sequence}, and there is a snapshot of row "
+                f"the journal ends at row {store.head.sequence}, but there is a snapshot of row "
                 f"{sequence}",
                 f"rows {store.head.sequence + 1}..{sequence} are lost. Nothing was changed; "
                 f"{RESTORE_HINT}",
@@ -119,23 +178,23 @@ def _usable_snapshots(directory: Path, store: StoreReader, through: int) -> Iter
 
 
 def check_snapshot(found: SnapshotReader, store: StoreReader) -> None:
-    """Refuse a snapshot that was not taken of this journal's own row."""
+    """Raise unless a snapshot was taken of this journal's own row."""
     name = snapshot.path_of(Path(), found.head.sequence).name
     if found.identity != store.identity:
-        raise snapshot.damaged(name, "is of another journal")
+        raise snapshot.damaged(name, "belongs to another journal")
     if found.head != head_at(store, found.head.sequence):
-        raise snapshot.damaged(name, "is of another story of this journal")
+        raise snapshot.damaged(name, "belongs to another version of this journal")
 
 
 def head_at(store: StoreReader, sequence: int) -> Head:
-    """The head of a row that is kept, or of the last one that was trimmed."""
+    """Return the head of a kept row, or of the last trimmed one."""
     if sequence == store.anchor.sequence:
         return store.anchor
     return next(store.rows(sequence - 1)).head
 
 
 def _no_base(anchor: Head, wrong: list[str]) -> JournalDamaged:
-    reasons = "; ".join(wrong) if wrong else "there is no snapshot that covers them"
+    reasons = "; ".join(wrong) if wrong else "no snapshot covers them"
     return JournalDamaged(
         f"rows 1..{anchor.sequence} are trimmed, and {reasons}",
         f"the state up to row {anchor.sequence} is lost. Nothing was changed; {RESTORE_HINT}",
@@ -143,7 +202,7 @@ def _no_base(anchor: Head, wrong: list[str]) -> JournalDamaged:
 
 
 def check_index(index: Archive, store: StoreReader) -> int:
-    """The last row whose ended tasks are in the index; refuse an index that lacks some."""
+    """Return the last row that the index covers. Raises if it lacks trimmed rows."""
     covered = index.covered()
     if covered is None:
         sequence = 0
@@ -154,7 +213,7 @@ def check_index(index: Archive, store: StoreReader) -> int:
             raise JournalDamaged(f"{index.path.name} belongs to another journal", RESTORE_HINT)
         if sequence > store.head.sequence:
             raise JournalDamaged(
-                f"the journal ends at row {store.head.sequence}, and {index.path.name} covers row "
+                f"the journal ends at row {store.head.sequence}, but {index.path.name} covers row "
                 f"{sequence}",
                 f"rows {store.head.sequence + 1}..{sequence} are lost: {RESTORE_HINT}",
             )
@@ -169,28 +228,28 @@ def check_index(index: Archive, store: StoreReader) -> int:
 
 
 class EndedTaskIndex(Protocol):
-    """Where ended tasks are found that are no longer in memory."""
+    """Ended tasks that are no longer in memory."""
 
     @property
     def has_any(self) -> bool:
-        """False: all that ever ended is in memory, so nobody need ask."""
+        """Return False if all ended tasks are in memory, so that a lookup is needless."""
         ...
 
     def find(self, names: list[bytes]) -> list[EndedTask]:
-        """Those of these names that have ended, in no order."""
+        """Return the ended tasks among these names, in no order."""
         ...
 
     def result(self, name: bytes) -> Result | None:
-        """The result of a DONE task; None if this name has not ended so."""
+        """Return the result of a DONE task, or None if this name has no such end."""
         ...
 
     def cause(self, name: bytes) -> bytes | None:
-        """The cause of a CANCELLED task, as `causes_in` has it."""
+        """Return the cause of a CANCELLED task, as in `causes_in`."""
         ...
 
 
 def recall_for(ledger: Ledger, index: EndedTaskIndex, names: Iterable[bytes]) -> None:
-    """Bring archived tasks back into memory before the scheduler hears their names."""
+    """Load archived tasks into memory before the scheduler handles their names."""
     known = ledger.tasks
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -199,7 +258,7 @@ def recall_for(ledger: Ledger, index: EndedTaskIndex, names: Iterable[bytes]) ->
 
 
 def recall_for_event(ledger: Ledger, index: EndedTaskIndex, event: events.Event) -> None:
-    """The same for whatever names an event speaks of. The broker calls it before `handle`."""
+    """Load the archived tasks that an event names. The broker calls it before `handle`."""
     if not index.has_any:
         return
     if type(event) is events.SubmitRequested:
@@ -216,7 +275,7 @@ def recall_for_event(ledger: Ledger, index: EndedTaskIndex, event: events.Event)
 
 
 def _returned_after(ledger: Ledger, event: events.TasksReturned) -> Iterator[bytes]:
-    """Yield the keys that returned tasks may be made to wait for."""
+    """Yield the keys that returned tasks may depend on."""
     for name, after in zip(event.names, event.after or (), strict=False):
         task = ledger.tasks.get(name)
         yield from identity.candidates(ledger, after)
@@ -260,13 +319,15 @@ _NAMES_BY_EVENT: dict[type[events.Event], Callable[[Any], Iterable[bytes]]] = {
 
 
 def archivable(ledger: Ledger, record: int) -> list[bytes]:
-    """What a live ledger can forget (`Ledger.archive`) once the index covers this record: tasks
-    that ended up to it, and those that were recalled since."""
+    """Return the tasks that a ledger can drop (`Ledger.archive`) once the index covers `record`.
+
+    These ended up to that record, or were recalled since.
+    """
     return _ended_by(ledger.tasks.values(), record)
 
 
 def archivable_among(ledger: Ledger, names: Iterable[bytes], record: int) -> list[bytes]:
-    """The same of these names alone. A name may have begun anew since, and ended again."""
+    """Like `archivable`, for these names only. A name may have ended again since."""
     found = map(ledger.tasks.get, names)
     return _ended_by((task for task in found if task is not None), record)
 
@@ -276,7 +337,7 @@ def _ended_by(tasks: Iterable[Task], record: int) -> list[bytes]:
 
 
 def result_of(store: StoreReader, index: Archive, ledger: Ledger, name: bytes) -> Result | None:
-    """The result of a DONE task, from its journal row or the index; None if it is not DONE."""
+    """Return the result of a DONE task from its row or the index. None if it is not DONE."""
     task = ledger.tasks.get(name)
     if task is None:
         return index.result(name)
@@ -290,20 +351,23 @@ def result_of(store: StoreReader, index: Archive, ledger: Ledger, name: bytes) -
 
 
 def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[Result]:
-    """The results of these tasks, which that record of the journal must have ended."""
+    """Return the results of these tasks, which the given record must have finished."""
     results: dict[bytes, Result] = {}
     if isinstance(record, Finished):
         columns = (record.results or repeat(b""), record.result_bytes_total or repeat(0))
         results = dict(zip(record.names, map(Result, *columns), strict=False))
     for name in names:
         if name not in results:
-            raise JournalDamaged(f"record {number} does not say how {name!r} ended", RESTORE_HINT)
+            raise JournalDamaged(f"record {number} has no result of {name!r}", RESTORE_HINT)
     return [results[name] for name in names]
 
 
 def causes_in(record: Cancelled) -> list[bytes | None]:
-    """Why each task of a record was cancelled: the task asked for that it waited for, b"" if it
-    was asked for itself, None if the record does not say."""
+    """Return why each task of a record was cancelled.
+
+    The name of the cancelled task that it depended on, b"" if the request named the task itself, or
+    None if the record holds no causes.
+    """
     if record.causes is None:
         return [None] * len(record.names)
     asked = len(record.names) - len(record.causes)
@@ -311,7 +375,7 @@ def causes_in(record: Cancelled) -> list[bytes | None]:
 
 
 def output_at(store: StoreReader, number: int, name: bytes) -> Result | None:
-    """The end of what a task had printed as of that record; None if its row is trimmed."""
+    """Return the kept output of a task as of that record. None if its row is trimmed."""
     row = store.row_of(number)
     if row is None:
         return None
@@ -319,12 +383,12 @@ def output_at(store: StoreReader, number: int, name: bytes) -> Result | None:
 
 
 def output_in(record: AnyRecord, number: int, name: bytes) -> Result:
-    """The same, of a record that is read already."""
+    """Return the kept output of a task from a decoded record."""
     texts: list[Result] = []
     if isinstance(record, Progressed):
         texts_kept = map(Result, record.texts, record.text_bytes_total or repeat(0))
         columns = zip(record.names, texts_kept, strict=True)
         texts = [kept for own, kept in columns if own == name and kept.text]
     if not texts:
-        raise JournalDamaged(f"record {number} does not say what {name!r} printed", RESTORE_HINT)
+        raise JournalDamaged(f"record {number} has no output of {name!r}", RESTORE_HINT)
     return texts[-1]

@@ -1,7 +1,7 @@
-"""How the journal lies in its SQLite file, and what SQLite's errors mean for us.
+"""The tables of the journal's SQLite file, and the meaning of SQLite's errors.
 
-Owns the names, the tables, the statements' columns and the sorting of errors into damage (what is
-there is wrong) and failure (the disk would not read or write). It opens nothing and writes nothing.
+Owns names, tables and columns, and sorts errors into damage (wrong content) and failure (the disk
+can't be read or written). Opens nothing and writes nothing.
 """
 
 import errno
@@ -16,25 +16,25 @@ from taskyard.journal.chain import CHAIN_BYTES, Row
 FILE_NAME = "journal.sqlite"
 LOG_NAME = f"{FILE_NAME}-wal"
 
-#: The format's version. It changes by ritual: new number, old reader kept, a golden file.
+#: The format's version. A change needs a new number, the old reader and a golden file.
 FORMAT = b"1"
 
-#: Compared letter by letter when a journal is opened: a flipped byte in SQLite's own copy of this
-#: text can change what a table is. `anchor` is the sealed head of the last trimmed row.
+#: Compared literally when a journal is opened: a flipped byte in SQLite's copy of this text can
+#: change a table. `anchor` is the sealed head of the last trimmed row.
 TABLES = {
     "meta": "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID",
     "journal": "CREATE TABLE journal(sequence INTEGER PRIMARY KEY, "
     "record_first INTEGER, record_last INTEGER, chain BLOB, body BLOB)",
 }
-#: A format this much newer than ours, at most, was written by a newer version: formats are few.
-#: Anything else that stands in place of its number is noise.
+#: A number up to this much above ours is taken for a newer version's format. Anything else is
+#: damage.
 FORMATS_AHEAD_MAX = 10
 _FORMAT_NUMBER = re.compile(rb"[1-9][0-9]{0,3}")
 
 _SELECT_ROWS = "SELECT sequence, record_first, record_last, chain, body FROM journal"
 INSERT_ROW = "INSERT INTO journal VALUES (?, ?, ?, ?, ?)"
 
-#: What SQLite reports when the disk, and not what is on it, is the trouble.
+#: SQLite's codes for a failing disk, as opposed to damaged content.
 _FAILURES = (
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_BUSY,
@@ -47,44 +47,43 @@ _FAILURES = (
 )
 _PRIMARY_CODE = 0xFF
 
-#: All that reading and writing through SQLite and the system can raise; a name that a flipped byte
-#: spoiled makes SQLite's own message undecodable.
+#: All errors of reading and writing through SQLite and the system. A flipped byte in a name can
+#: make SQLite's own message undecodable.
 DiskErrors = (sqlite3.Error, OSError, MemoryError, UnicodeDecodeError)
 
 
 def companions(path: Path) -> tuple[Path, Path]:
-    """Return the log of a database and its index of the log, which SQLite makes beside it."""
+    """Return the paths of a database's log and of the log's index, which SQLite creates."""
     return path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
 
 
 def check_format(what: str, written: bytes, reads: bytes, lost: str) -> None:
-    """Refuse a file whose format is not the one that this version reads: as written by a newer
-    version if its number may be such a one, else as damaged, with what is lost by that."""
+    """Refuse a file of an unknown format: as newer if the number is plausible, else as damaged."""
     if written == reads:
         return
     number = int(written) if _FORMAT_NUMBER.fullmatch(written) else 0
     if int(reads) < number <= int(reads) + FORMATS_AHEAD_MAX:
         raise UnknownFormat(
-            f"{what} has format {number}, this version of Taskyard reads up to {int(reads)}: use "
-            "the version that wrote it"
+            f"{what} has format {number}, but this version of Taskyard reads up to {int(reads)} "
+            "(use the version that wrote it)"
         )
-    raise JournalDamaged(f"{what} does not say soundly which format it has", lost)
+    raise JournalDamaged(f"{what}: the format number is damaged", lost)
 
 
 def select_rows(connection: sqlite3.Connection, which: str, *values: int) -> Iterator[Row]:
-    """Rows as they are stored, well-formed but not verified."""
+    """Yield stored rows, well-formed but not verified."""
     newest = 0
     try:
         for columns in connection.execute(f"{_SELECT_ROWS} {which}", values):
             newest = columns[0]
             yield _row(*columns)
     except DiskErrors as error:
-        place = f"what follows row {newest}" if newest else "its first row"
+        place = f"the row after row {newest}" if newest else "its first row"
         raise read_error(error, place) from error
 
 
 def _row(sequence: object, first: object, last: object, chain: object, body: object) -> Row:
-    """SQLite's columns hold any type, so a flipped byte can turn a number into a text."""
+    """Check the types of columns: SQLite accepts any, so a flipped byte can change them."""
     if not (
         isinstance(sequence, int)
         and isinstance(first, int)
@@ -93,16 +92,16 @@ def _row(sequence: object, first: object, last: object, chain: object, body: obj
         and isinstance(body, bytes)
         and len(chain) == CHAIN_BYTES
     ):
-        raise JournalDamaged(f"row {sequence} is not a row", "it can't be read")
+        raise JournalDamaged(f"row {sequence} is malformed", "it can't be read")
     return Row(sequence, first, last, chain, body)
 
 
-def read_error(error: Exception, place: str, lost: str = "what it held is lost") -> StateError:
-    """An error while reading: the disk's trouble, or a sign of damage."""
+def read_error(error: Exception, place: str, lost: str = "its content is lost") -> StateError:
+    """Convert an error while reading to a failure of the disk or to damage."""
     if isinstance(error, IsADirectoryError):
         return JournalDamaged(
-            f"{error.filename} is a directory where a file should be",
-            "what the file held is lost: put it back from a copy",
+            f"{error.filename} is a directory, not a file",
+            "the file's content is lost: restore it from a backup",
         )
     if isinstance(error, OSError) or _code(error) in _FAILURES:
         return JournalFailed(f"can't read the journal, {place} ({error}); {_advice(error)}")
@@ -128,12 +127,12 @@ def _advice(error: Exception) -> str:
     if is_full(error):
         return "free some space there and start again"
     if _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return "end the other program that has this file open and start again"
-    return "see what the system's log says about this disk, and start again when it is sound"
+        return "stop the other program that has this file open and start again"
+    return "check the system log for errors of this disk before you start again"
 
 
 def _code(error: Exception) -> int:
-    """SQLite's primary code; a short read is a file that lost its end, not a disk that fails."""
+    """Return SQLite's primary code. A short read counts as a truncated file, not a disk error."""
     code = getattr(error, "sqlite_errorcode", None)
     if code == sqlite3.SQLITE_IOERR_SHORT_READ:
         return sqlite3.SQLITE_CORRUPT

@@ -1,20 +1,20 @@
-"""Snapshots: the ledger after one row of the journal, so that recovery need not begin at the first.
+"""Snapshots: the ledger after one row of the journal, where recovery begins.
 
 A snapshot is a file, `snapshots/NNNNNNNNNNNN.snapshot`, named by the row's sequence:
 
-    magic, format version        which file this is, and how to read the rest
+    magic, format version        the file's type and how to read the rest
     sealed head                  the row and its chain, the journal's identity, a checksum
     blocks                       kind, length, CRC-32, body as MessagePack
-    trailer                      where the last block begins, how many there are, CRC-32
+    trailer                      offset of the last block, number of blocks, CRC-32
 
 A block holds a chunk of tasks, a chunk of edges between them, or, as the last one, all other state.
-So a snapshot is read and written in bounded memory. Each checksum covers the sealed head and the
-block's number, too: every byte is compared with something, and a damaged snapshot is refused.
+So a snapshot is read and written in bounded memory. Each checksum also covers the sealed head and
+the block's number. Every byte is verified, and a damaged snapshot is refused.
 
 The format changes by a fixed procedure: a new version with its writer, the old reader kept, a
-golden file, one commit. A field added at the end with a default is no change. Formats 1 and 2 held
-the whole ledger in one body (`core.old_snapshots`). This file reads and writes. Which snapshot to
-believe, and what to do without one, is decided by `recovery`.
+golden file, one commit. A field added at the end with a default is not a change. Formats 1 and 2
+held the whole ledger in one body (`core.old_snapshots`). This file reads and writes snapshots.
+`recovery` chooses the one to use.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 FOLDER: Final = "snapshots"
 
-#: Written by this version. Since 2 tasks may share a payload. Since 3 tasks are in chunks.
+#: Written by this version. Format 2 shares payloads between tasks. Format 3 writes chunks.
 FORMAT: Final = 3
 
 #: Formats with one body.
@@ -81,10 +81,10 @@ _decode_rest = msgspec.msgpack.Decoder(Rest).decode
 
 
 class SnapshotReader:
-    """A snapshot to read: its head at once, its blocks as they are asked for."""
+    """An open snapshot: its head is read at once, its blocks on demand."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        """`name` is the file's, for the words of an error."""
+        """Read the head and the end. `name` appears in errors."""
         self.name = name
         self._file = file
         self._bytes = file.seek(0, os.SEEK_END)
@@ -92,9 +92,9 @@ class SnapshotReader:
         self.version, self._sealed = self._opening()
         sealed = unseal(self._sealed)
         if sealed is None:
-            raise damaged(name, "does not say soundly which row it is of")
+            raise damaged(name, "has a damaged head")
         self.identity, self.head = sealed
-        #: The whole ledger as formats 1 and 2 have it.
+        #: The whole ledger in formats 1 and 2.
         self.image: LedgerSnapshot | None = None
         if self.version in WHOLE_FORMATS:
             self.image = self._whole_body()
@@ -105,11 +105,11 @@ class SnapshotReader:
             kind, body = self._block(self._last, self._blocks - 1)
             end = self._last + _BLOCK.size + len(body) + _TRAILER.size
             if kind != REST or end != self._bytes:
-                raise damaged(name, "has another last block than was written")
+                raise damaged(name, "has a wrong last block")
             self.rest: Rest = self._decoded(_decode_rest, body)
             record, self.tasks = self.rest.record, self.rest.tasks
         if record != self.head.record:
-            raise damaged(name, f"holds record {record} where {self.head.record} should be")
+            raise damaged(name, f"holds record {record} instead of {self.head.record}")
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +121,7 @@ class SnapshotReader:
         self._file.close()
 
     def restore(self) -> Ledger:
-        """Return the ledger. Every byte has been compared then."""
+        """Return the ledger, with every byte verified."""
         if self.image is not None:
             return old_snapshots.restore(self.image)
         restorer = Restorer(self.rest)
@@ -134,13 +134,13 @@ class SnapshotReader:
         return restorer.finish()
 
     def verify(self) -> None:
-        """Read and decode everything, a block at a time."""
+        """Read and decode everything, block by block."""
         if self.image is not None:
             return
         tasks = sum(len(columns.names) for columns in self.chunks())
         edges = sum(len(some) for some in self.edges())
         if (tasks, edges) != (self.rest.tasks, self.rest.edges):
-            raise damaged(self.name, f"holds {tasks} tasks and {edges} edges, which is not all")
+            raise damaged(self.name, f"holds only {tasks} tasks and {edges} edges")
 
     def chunks(self) -> Iterator[TaskColumns]:
         """Yield the chunks of tasks."""
@@ -164,7 +164,7 @@ class SnapshotReader:
             yield kind, body
             place += _BLOCK.size + len(body)
         if place != self._last:
-            raise damaged(self.name, "has other blocks than were written")
+            raise damaged(self.name, "has missing or extra blocks")
 
     def _block(self, place: int, number: int) -> tuple[int, bytes]:
         """Return the kind and the body of a block."""
@@ -185,7 +185,7 @@ class SnapshotReader:
     def _opening(self) -> tuple[int, bytes]:
         magic, version = _PREFIX.unpack(self._read_at(0, _PREFIX.size))
         if magic != MAGIC:
-            raise damaged(self.name, "does not begin as one")
+            raise damaged(self.name, "has no snapshot header")
         if version not in (*WHOLE_FORMATS, FORMAT):
             schema.check_format(f"snapshot {self.name}", b"%d" % version, b"%d" % FORMAT, _LOST)
         return version, self._read_at(_PREFIX.size, SEALED_BYTES)
@@ -194,15 +194,15 @@ class SnapshotReader:
         trailer = self._read_at(max(self._bytes - _TRAILER.size, HEADER_BYTES), _TRAILER.size)
         last, blocks, checksum = _TRAILER.unpack(trailer)
         if crc32(trailer[:-4], crc32(self._sealed)) != checksum or not blocks:
-            raise damaged(self.name, "has lost its end")
+            raise damaged(self.name, "is truncated")
         return last, blocks
 
     def _whole_body(self) -> LedgerSnapshot:
-        """Return what formats 1 and 2 hold."""
+        """Return the body of formats 1 and 2."""
         length, digest = _LENGTHS.unpack(self._read_at(HEADER_BYTES, _LENGTHS.size))
         there = self._bytes - HEADER_BYTES - _LENGTHS.size
         if there != length:
-            raise damaged(self.name, f"has a body of {there} bytes where {length} were written")
+            raise damaged(self.name, f"has a body of {there} bytes instead of {length}")
         body = self._read_at(HEADER_BYTES + _LENGTHS.size, length)
         if hashlib.sha256(body).digest() != digest:
             raise damaged(self.name, "has a body that does not match its digest")
@@ -215,12 +215,12 @@ class SnapshotReader:
         except OSError as error:
             raise _unreadable(self.name, error) from error
         if len(found) < length:
-            raise damaged(self.name, "has lost its end")
+            raise damaged(self.name, "is truncated")
         return found
 
 
 class SnapshotWriter:
-    """Writes blocks one after the other to a file that its caller opened."""
+    """Writes blocks to a file opened by the caller."""
 
     def __init__(self, file: BinaryIO, identity: bytes, head: Head) -> None:
         self._file = file
@@ -261,7 +261,7 @@ class SnapshotWriter:
 
 
 class SnapshotFile:
-    """A snapshot that gets its name when it is whole. Without `finish` there is none."""
+    """A snapshot that `finish` renames into place. Without it, no snapshot is created."""
 
     def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
         self._path = path_of(directory, head.sequence)
@@ -273,7 +273,7 @@ class SnapshotFile:
         self.writer = SnapshotWriter(self._file, identity, head)
 
     def finish(self, rest: Rest) -> Path:
-        """Put the snapshot in place; it is durable when this returns."""
+        """Sync the snapshot and rename it into place. Durable on return."""
         with self._file:
             self.writer.finish(rest)
             self._file.flush()
@@ -291,7 +291,7 @@ def path_of(directory: Path, sequence: int) -> Path:
 
 
 def sequences(directory: Path) -> list[int]:
-    """The rows that there are snapshots of, the newest first."""
+    """Return the rows of all snapshots, newest first."""
     names = [path.name for path in (directory / FOLDER).glob("*.snapshot")]
     return sorted(
         (int(found[1]) for name in names if (found := _NAME.fullmatch(name))), reverse=True
@@ -299,7 +299,7 @@ def sequences(directory: Path) -> list[int]:
 
 
 def write(directory: Path, identity: bytes, head: Head, ledger: Ledger) -> Path:
-    """Put the snapshot of a ledger in place; it is durable when this returns."""
+    """Write the snapshot of a ledger. Durable on return."""
     if ledger.record != head.record:
         raise ValueError(f"the ledger is at record {ledger.record}, the row ends at {head.record}")
     file = SnapshotFile(directory, identity, head)
@@ -311,7 +311,7 @@ def _write_ledger(writer: SnapshotWriter, ledger: Ledger) -> Rest:
 
 
 def read(directory: Path, sequence: int) -> SnapshotReader:
-    """Open the snapshot of that row. Raises JournalDamaged if its head or its end are not sound."""
+    """Open the snapshot of a row. Raises JournalDamaged if its head or end is damaged."""
     path = path_of(directory, sequence)
     try:
         file = path.open("rb")
@@ -321,7 +321,7 @@ def read(directory: Path, sequence: int) -> SnapshotReader:
         opened.enter_context(file)
         snapshot = SnapshotReader(file, path.name)
         if snapshot.head.sequence != sequence:
-            raise damaged(path.name, f"is that of row {snapshot.head.sequence}")
+            raise damaged(path.name, f"belongs to row {snapshot.head.sequence}")
         opened.pop_all()
     return snapshot
 
@@ -339,7 +339,7 @@ def encode(identity: bytes, head: Head, ledger: Ledger) -> bytes:
 
 
 def decode(content: bytes, name: str) -> Ledger:
-    """Return the ledger of a snapshot's content; `name` is the file's, for errors."""
+    """Return the ledger of a snapshot's content. `name` appears in errors."""
     return SnapshotReader(io.BytesIO(content), name).restore()
 
 
@@ -363,7 +363,7 @@ def _edges(before: bytes, after: bytes) -> Edges:
     return edges
 
 
-_LOST: Final = "the state as of its row can't be told from it: put the file back from a copy"
+_LOST: Final = "it can't be used for recovery: restore the file from a backup"
 
 
 def damaged(name: str, how: str) -> JournalDamaged:
@@ -371,6 +371,4 @@ def damaged(name: str, how: str) -> JournalDamaged:
 
 
 def _unreadable(name: str, error: OSError) -> JournalFailed:
-    return JournalFailed(
-        f"can't read {name} ({error.strerror}); see what the system's log says about this disk"
-    )
+    return JournalFailed(f"{name}: {error.strerror} (check the system log for errors of this disk)")

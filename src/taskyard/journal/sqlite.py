@@ -1,21 +1,21 @@
 """The journal in SQLite: durable when `commit` returns, verified when it is opened.
 
-The settings, and why (SQLite's part of a commit of 1 / 10 / 100 KB, CPU µs, on a virtual disk with
-quick syncs; one run each, so differences of a few µs mean little):
+The settings, with their reasons (SQLite's part of a commit of 1 / 10 / 100 KB in CPU µs, on a
+virtual disk with fast syncs; one run each, so differences of a few µs mean little):
 
 - WAL mode, `synchronous=FULL`: a commit is on disk when it returns. NORMAL loses acknowledged
-  commits in a power cut. `fullfsync` asks for the same on macOS, and does nothing elsewhere.
-- `locking_mode=NORMAL`: a compaction reads the rows in a process of its own. EXCLUSIVE would save 7
-  µs a commit, 5 % of one of 1 KB with its sync and too little to measure of larger ones.
-- Pages of 4 KiB: larger ones gain only with large rows. As one statement without BEGIN and COMMIT:
+  commits in a power cut. `fullfsync` does the same on macOS, and nothing elsewhere.
+- `locking_mode=NORMAL`: a compaction reads the rows in another process. EXCLUSIVE would save 7 µs a
+  commit: 5 % of a commit of 1 KB with its sync, and too little to measure for larger ones.
+- Pages of 4 KiB: larger pages gain only with large rows. As one statement without BEGIN and COMMIT:
   51 / 76 / 298 with 4 KiB, 49 / 76 / 261 with 8, 53 / 94 / 239 with 16.
-- The log is merged into the database by us, at 4 MiB: SQLite does it inside a commit just the same,
-  but keeps a failure to itself. It costs 1 to 7 ms; at 16 MiB 4 to 21 ms. The log's file is
-  overwritten, not shortened: a sync that changes no file's size is cheaper.
-- No `mmap`: an error of the disk would be a signal instead of an error.
+- This module checkpoints the log itself, at 4 MiB. SQLite would do it inside a commit, too, but
+  hides a failure. A checkpoint takes 1 to 7 ms, at 16 MiB 4 to 21 ms. The log file is overwritten,
+  not truncated: a sync that changes no file size is cheaper.
+- No `mmap`: a disk error would be a signal instead of an exception.
 
-Once a write or a sync failed the store is broken: the system may have dropped what it could not
-write and call the next sync a success, so nothing is acknowledged any more.
+After a failed write or sync the store is broken. The system may have dropped the failed pages and
+report success for the next sync, so nothing is acknowledged any more.
 """
 
 import logging
@@ -43,22 +43,22 @@ from taskyard.journal.witness import Witness
 
 PAGE_BYTES = 4096
 
-#: The log is merged before the commit that finds it this long: see above.
+#: A commit that finds the log this long checkpoints it first: see above.
 LOG_BYTES_MERGE = 4 * 1024 * 1024
 
-#: A log that one huge row made longer than this is cut back when it is begun anew.
+#: A log that one huge row made longer than this is truncated when it restarts.
 LOG_BYTES_KEPT = 4 * LOG_BYTES_MERGE
 
-#: Pages that a commit writes besides those of its body: a leaf, its parent, the header.
+#: Pages that a commit writes besides its body: a leaf, its parent, the header.
 _PAGES_BESIDE_BODY = 3
 
-#: How many rows one transaction of `trim` deletes: some milliseconds.
+#: Rows that one transaction of `trim` deletes: some milliseconds.
 TRIM_ROWS_MAX = 256
 
-#: Others only read, for moments. One whose broker was killed is gone as soon.
+#: Other processes only read, briefly. A compaction ends soon after its broker is killed.
 BUSY_TIMEOUT_SECONDS = 1.0
 
-#: `secure_delete` would write every trimmed page once more; some builds have it on.
+#: `secure_delete`, which some builds enable, would write every trimmed page once more.
 _SETTINGS = (
     "locking_mode=NORMAL",
     "synchronous=FULL",
@@ -76,11 +76,11 @@ logger = logging.getLogger("taskyard.journal")
 
 
 class LogInUse(sqlite3.OperationalError):
-    """The log could not be merged whole, because somebody reads from it."""
+    """The log could not be checkpointed completely, because another process reads it."""
 
 
 class SqliteStore(RowReader):
-    """The journal of one state directory, which the caller has locked. Keeps `Store`."""
+    """The journal of one state directory, which the caller has locked. Implements `Store`."""
 
     def __init__(self, directory: Path, page_bytes: int = PAGE_BYTES) -> None:
         self._path = directory / schema.FILE_NAME
@@ -94,7 +94,7 @@ class SqliteStore(RowReader):
             self._open()
         except DiskErrors as error:
             raise schema.write_error(error, "opening the journal", self._path) from error
-        #: Why nothing more can be committed; None while all is well.
+        #: Why nothing more can be committed. None while the store works.
         self._broken: str | None = None
 
     def commit(self, body: bytes, records: int) -> Head:
@@ -130,25 +130,25 @@ class SqliteStore(RowReader):
         return free_bytes(self._path.parent)
 
     def used_bytes(self) -> int:
-        """What the rows take; what trimmed ones left in the file is not counted."""
+        """Return the bytes used by rows, without the free pages that trimmed rows left."""
         self._check_open()
         try:
             pages = self._number("page_count") - self._number("freelist_count")
         except DiskErrors as error:
-            raise schema.read_error(error, "its measures") from error
+            raise schema.read_error(error, "its size") from error
         return pages * self._page_bytes
 
     def _number(self, measure: str) -> int:
         return int(self._connection.execute(f"PRAGMA {measure}").fetchone()[0])
 
     def close(self) -> None:
-        """Merge the log and let go; a second time does nothing."""
+        """Checkpoint the log and close. A second call does nothing."""
         if self._broken == _CLOSED:
             return
         was_broken, self._broken = self._broken, _CLOSED
         try:
             if not was_broken:
-                with suppress(LogInUse):  # somebody is looking at it: whoever opens it next merges
+                with suppress(LogInUse):  # a reader has it open: the next opening checkpoints
                     self._merge("TRUNCATE")
         except DiskErrors as error:
             raise schema.write_error(error, "closing the journal", self._path) from error
@@ -156,10 +156,10 @@ class SqliteStore(RowReader):
             self._opened.close()
 
     def _open(self) -> None:
-        """Merging what a killed process left shows at once whether the disk can be written.
+        """Open the file and checkpoint it, which shows at once whether the disk is writable.
 
-        The log is made here and stays until the end. SQLite syncs its name, but ignores a failure;
-        a log without a name on disk would take every commit with it in a power cut.
+        The log is created here and stays until the end. SQLite syncs its name but ignores a
+        failure. A log without a durable name would lose every commit in a power cut.
         """
         with ExitStack() as opened:
             self._connection = opened.enter_context(closing(_connect(self._path)))
@@ -172,7 +172,7 @@ class SqliteStore(RowReader):
             self._opened = opened.pop_all()
 
     def _check_open(self) -> None:
-        """A broken store can still be read: what it acknowledged is there."""
+        """Raise if closed. A broken store can still be read."""
         if self._broken == _CLOSED:
             raise JournalFailed(_CLOSED)
 
@@ -181,13 +181,13 @@ class SqliteStore(RowReader):
             raise JournalFailed(self._broken)
 
     def _mark_broken(self, error: Exception, what: str) -> JournalFailed:
-        """The first failure is the one that every later call is told."""
+        """Record the first failure, which every later call reports."""
         failure = schema.write_error(error, what, self._path)
         self._broken = str(failure)
         return failure
 
     def _merge_long_log(self, body_bytes: int) -> None:
-        """Before the commit, not after it, so that a failure leaves no row half acknowledged."""
+        """Checkpoint before the commit, so that a failure leaves no row half acknowledged."""
         if self._log_bytes > LOG_BYTES_MERGE:
             self._merge("PASSIVE")
         self._log_bytes += body_bytes + _PAGES_BESIDE_BODY * self._page_bytes
@@ -197,7 +197,7 @@ class SqliteStore(RowReader):
         self._log_bytes = 0
 
     def _delete_rows(self, anchor: Head) -> None:
-        """Delete the rows up to the new anchor, and keep the anchor, in one transaction."""
+        """Delete the rows up to the new anchor and store the anchor, in one transaction."""
         self._connection.execute("BEGIN IMMEDIATE")
         self._connection.execute("DELETE FROM journal WHERE sequence <= ?", (anchor.sequence,))
         sealed = chain.seal(self._identity, anchor)
@@ -206,11 +206,11 @@ class SqliteStore(RowReader):
         self._merge("PASSIVE")
 
 
-_CLOSED = "the journal is closed: open it again"
+_CLOSED = "the journal is closed"
 
 
 def _is_new(directory: Path) -> bool:
-    """No trace of a journal; a witness that saw no row is left from an unfinished creation."""
+    """Return whether there is no journal. A witness without a row is an unfinished creation."""
     if (directory / schema.FILE_NAME).exists() or (directory / schema.LOG_NAME).exists():
         return False
     try:
@@ -221,7 +221,7 @@ def _is_new(directory: Path) -> bool:
 
 
 def _create(directory: Path, page_bytes: int) -> None:
-    """Build the journal beside its place; it has a witness before it has its name."""
+    """Create the journal under another name. Its witness exists before the rename."""
     unfinished = directory / f"{schema.FILE_NAME}.new"
     for leftover in directory.glob(f"{unfinished.name}-*"):
         leftover.unlink()
@@ -237,10 +237,10 @@ def _create(directory: Path, page_bytes: int) -> None:
 
 def _write_tables(connection: sqlite3.Connection, page_bytes: int, anchor: bytes) -> None:
     connection.execute(f"PRAGMA page_size={page_bytes}")
-    # Fetched to the end: what fails in the last step would be forgotten with the cursor.
+    # Fetch all rows: an error in the last step would be lost with the cursor.
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchall()
     if mode != [("wal",)]:
-        raise sqlite3.OperationalError(f"the log can't be turned on, the mode stays {mode}")
+        raise sqlite3.OperationalError(f"WAL mode can't be enabled, the mode is {mode}")
     connection.execute("BEGIN IMMEDIATE")
     for table in schema.TABLES.values():
         connection.execute(table)
@@ -251,17 +251,17 @@ def _write_tables(connection: sqlite3.Connection, page_bytes: int, anchor: bytes
 
 
 def believe(directory: Path, connect: verify.Connect = verify.connect) -> tuple[bytes, Head, Head]:
-    """Identity, anchor and head of a journal that is sound in every respect; else refuse it."""
+    """Return identity, anchor and head of a sound journal. Raises JournalDamaged otherwise."""
     report = verify.verify_journal(directory, connect)
     if report.wrong or not report.anchor or not report.head:
         raise JournalDamaged(
             f"the journal in {directory} is damaged: {'; '.join(report.wrong)}",
-            f"{'; '.join(report.lost)}. Nothing was repaired or removed; `taskyard journal check "
-            f"--state {shlex.quote(str(directory))}` tells more. P{RESTORE_HINT[1:]}",
+            f"{'; '.join(report.lost)}. Nothing was repaired or removed; see `taskyard journal "
+            f"check --state {shlex.quote(str(directory))}`. {RESTORE_HINT.capitalize()}",
         )
     if report.torn_bytes:
         logger.warning(
-            "%s: cut %d bytes of an unfinished write after row %d; it was never acknowledged",
+            "%s: discarded %d bytes of an unfinished, unacknowledged write after row %d",
             directory / schema.FILE_NAME,
             report.torn_bytes,
             report.head.sequence,
@@ -270,7 +270,7 @@ def believe(directory: Path, connect: verify.Connect = verify.connect) -> tuple[
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """The broker may commit from another thread than the one that opened; one at a time."""
+    """Open a connection for any thread: the broker may commit from another one."""
     check_regular(path, *schema.companions(path))
     uri = f"{path.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(

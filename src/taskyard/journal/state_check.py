@@ -1,10 +1,10 @@
-"""A look at a whole state directory: journal, snapshots, history, index, and how they fit.
+"""Check a whole state directory: journal, snapshots, history, index, and their consistency.
 
-What `taskyard journal check` runs. It changes nothing (a full or read-only disk will do), goes on
-after damage as far as it can, and says in words what is wrong and what is lost by it. A plain look
-verifies chain and witness, reads every snapshot, opens every history file and asks the index what
-it covers; a deep one also replays the kept rows, compares the newest snapshot with the replay, and
-reads every row of everything.
+Implements `taskyard journal check`. It writes nothing, so a full or read-only disk will do, and
+continues after damage as far as possible. A plain check verifies chain and witness, reads every
+snapshot, opens every history file and compares the index with the journal. A deep check also
+replays the kept rows, compares the newest snapshot with the replay, and reads every row of every
+file.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ from taskyard.journal.readonly import ReadonlyIndex, ReadonlyStore
 from taskyard.journal.store import StoreReader
 from taskyard.journal.verify import JournalReport
 
-#: What stands in a state directory that has, or had, a journal.
+#: Files of a state directory that has, or had, a journal.
 _JOURNAL_FILES = (
     schema.FILE_NAME,
     schema.LOG_NAME,
@@ -35,43 +35,43 @@ _JOURNAL_FILES = (
 )
 
 
-#: What SQLite writes.
+#: Files that SQLite writes.
 _DATABASES = (*verify.FILES, archive.FILE_NAME, archive.LOG_NAME)
 
 
 class StateReport(msgspec.Struct):
-    """What there is in a state directory, and what is wrong with it."""
+    """The content of a state directory and its damage."""
 
-    #: The kept rows: the first and the last, 0 if there are none.
+    #: The first and the last kept row, 0 if there are none.
     row_first: int = 0
     row_last: int = 0
     rows: int = 0
     #: The newest record.
     record: int = 0
-    #: Rows up to here are trimmed.
+    #: The last trimmed row.
     trimmed: int = 0
-    #: Bytes of an unfinished, never acknowledged write at the end: not damage.
+    #: Bytes of an unfinished, never acknowledged write at the end. This is not damage.
     torn_bytes: int = 0
-    #: Rows that snapshots were taken of, newest first.
+    #: Rows of the snapshots, newest first.
     snapshots: list[int] = []
     #: Tasks in the newest sound snapshot.
     snapshot_tasks: int = 0
-    #: Pairs of history files, the rows that they hold, and their events.
+    #: Pairs of history files, their rows and events.
     history_parts: int = 0
     history_first: int = 0
     history_last: int = 0
     events: int = 0
-    #: Tasks in the index of finished ones, and the row up to which it is complete.
+    #: Tasks in the index of ended tasks, and the last row that it covers.
     finished_tasks: int = 0
     finished_covers: int = 0
-    #: Everything was read and replayed, not only looked at.
+    #: Everything was read and replayed.
     deep: bool = False
-    #: What is wrong, a sentence each, and what is lost by it. Empty: all is sound.
+    #: Each problem and its consequence, as sentences. Empty if there is no damage.
     wrong: list[str] = []
     lost: list[str] = []
 
     def note(self, error: StateError) -> None:
-        """Keep what an error says, once."""
+        """Add an error, unless it was added before."""
         wrong, lost = getattr(error, "wrong", str(error)), getattr(error, "lost", "")
         if wrong not in self.wrong:
             self.wrong.append(wrong)
@@ -80,17 +80,17 @@ class StateReport(msgspec.Struct):
 
 
 def has_journal(directory: Path) -> bool:
-    """Whether there ever was a journal here."""
+    """Return whether the directory has, or had, a journal."""
     return any((directory / name).exists() for name in _JOURNAL_FILES)
 
 
 def check(directory: Path, *, deep: bool = False) -> StateReport:
-    """Look at everything in a state directory that nothing writes to."""
+    """Check a state directory that no process writes to."""
     return _check(directory, directory, deep=deep)
 
 
 def check_live(directory: Path, *, deep: bool = False) -> StateReport:
-    """Like `check`, with a copy of the databases: a broker may be writing to them."""
+    """Like `check`, on a copy of the databases: a broker may be writing to them."""
     with tempfile.TemporaryDirectory(prefix="taskyard-check-") as copy:
         try:
             verify.copy_files(directory, _DATABASES, Path(copy))
@@ -152,7 +152,7 @@ def _check_history(directory: Path, report: JournalReport, findings: StateReport
     findings.history_parts = len(whole)
     if whole:
         findings.history_first, findings.history_last = whole[0].first, whole[-1].last
-    # A damaged journal can't be relied on to have the rows.
+    # The rows of a damaged journal may be missing.
     trimmed = None if report.wrong else findings.trimmed
     for part in whole:
         only_here = part.last if trimmed is None else trimmed
@@ -172,8 +172,11 @@ def _check_ranges(
     known: int | None,
     findings: StateReport,
 ) -> None:
-    """Whether all trimmed rows are in the history. Half a pair of kept rows is only unfinished; one
-    of trimmed rows has lost a file, and is told by that file alone."""
+    """Check that the history has all trimmed rows.
+
+    An incomplete pair of kept rows is unfinished. One of trimmed rows has lost a file, and only
+    that file is reported.
+    """
     trimmed = findings.trimmed
     halves = [part for part in broken if part.last <= trimmed]
     for part in halves:
@@ -181,7 +184,8 @@ def _check_ranges(
         findings.wrong.append(f"{history.FOLDER}/{name} is missing")
         table = name.partition("-")[0]
         findings.lost.append(
-            f"the {table} of rows {part.first}..{part.last} are lost: put the file back from a copy"
+            f"the {table} of rows {part.first}..{part.last} are lost: "
+            "restore the file from a backup"
         )
     ranges = sorted(whole + halves)
     wrong = history.gaps(ranges, known)
@@ -198,8 +202,7 @@ def _report_missing_rows(first: int, last: int, findings: StateReport) -> None:
     if first <= last:
         findings.wrong.append(f"rows {first}..{last} are trimmed and in no history file")
         findings.lost.append(
-            "what happened in them can't be told, the state of the tasks can: put the files back "
-            "from a copy"
+            "their events are lost, the state of the tasks is not: restore the files from a backup"
         )
 
 
@@ -216,7 +219,7 @@ def _check_archive(databases: Path, findings: StateReport) -> None:
 
 
 def _check_whole(directory: Path, databases: Path, findings: StateReport) -> None:
-    """Whether it fits together, as a broker would find it."""
+    """Check that the parts are consistent, as a broker does."""
     with ReadonlyStore(databases) as store, ReadonlyIndex(databases) as index:
         _check_tasks_runnable(directory, store, recovery.check_index(index, store), findings)
 
@@ -233,8 +236,10 @@ def _check_tasks_runnable(
 def _compare_with_replay(
     directory: Path, store: StoreReader, covered: int, findings: StateReport
 ) -> None:
-    """The newest snapshot must be what the rows from the next older one on lead to. While rows are
-    being trimmed, those are there no longer."""
+    """Compare the newest snapshot with a replay from the next older one.
+
+    During a trim the rows between them may be gone, and nothing is compared.
+    """
     ledger, sequence = recovery.recovery_base(directory, store, covered)
     trimmed = store.anchor.sequence
     older = [one for one in snapshot.sequences(directory) if trimmed <= one < sequence]
@@ -243,8 +248,8 @@ def _compare_with_replay(
     head = recovery.head_at(store, sequence)
     replayed = _replayed(store, *recovery.recovery_base(directory, store, sequence - 1), head)
     if old_snapshots.fingerprint(replayed) != old_snapshots.fingerprint(ledger):
-        findings.wrong.append(f"the snapshot of row {sequence} is not what its rows lead to")
-        findings.lost.append("nothing, as long as the rows are kept; please report this")
+        findings.wrong.append(f"the snapshot of row {sequence} differs from a replay of its rows")
+        findings.lost.append("nothing while the rows are kept; please report this")
 
 
 def _replayed(store: StoreReader, ledger: Ledger, sequence: int, head: Head) -> Ledger:

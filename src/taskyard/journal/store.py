@@ -1,7 +1,7 @@
-"""What a journal is to everybody above it: opaque bytes in, one row a turn, verified bytes out.
+"""The `Store` protocol: append opaque bytes, one row for each turn, and read them back verified.
 
-Owns the words (`Row`, `Head`), the `Store` protocol that every store keeps, the limits they share,
-and the store in memory. It must not know what a body means, nor when to commit.
+Owns `Row` and `Head`, the protocol that every store implements, the shared limits, and the store in
+memory. Stores never decode a body and never decide when to commit.
 
 Sequences start at 1 and have no gaps. Record numbers start at 1 and have no gaps across rows. A row
 holds at least one record.
@@ -27,66 +27,65 @@ __all__ = [
     "StoreReader",
 ]
 
-#: Below this much free disk the broker refuses submissions, so that workers can still complete what
-#: they hold: room for a log at its longest, for merging it, and for one more snapshot (16 + 16 +
-#: 32 MiB). Running out inside it is JournalFailed.
+#: Below this much free disk the broker refuses submissions, so that workers can still complete
+#: leased tasks. It holds the longest log, its checkpoint, and one more snapshot (16 + 16 + 32 MiB).
+#: A full disk inside it is JournalFailed.
 DISK_RESERVE_BYTES = 64 * 1024 * 1024
 
-#: SQLite holds at most 1,000,000,000 bytes in a row; half of that is far from its edge.
+#: Half of SQLite's limit of 1,000,000,000 bytes in a row, as a margin.
 BODY_BYTES_MAX = 500_000_000
 
 
 class StoreReader(Protocol):
-    """The durable story, to read. Not safe for two calls at once; which thread calls does not
-    matter."""
+    """A journal to read. Any thread may call it, but only one at a time."""
 
     @property
     def identity(self) -> bytes:
-        """The journal's random name, by which what belongs to it is known."""
+        """The journal's random name, stored in every file that belongs to it."""
         ...
 
     @property
     def head(self) -> Head:
-        """The newest row's sequence, last record and chain; all zero and the origin when new."""
+        """The newest row's sequence, last record and chain. Zeros and the origin when new."""
         ...
 
     @property
     def anchor(self) -> Head:
-        """The head of the last trimmed row, from which verification starts; the origin if none."""
+        """The head of the last trimmed row, or the origin. Verification starts there."""
         ...
 
     def rows(self, after: int = 0) -> Iterator[Row]:
-        """The rows kept now with a sequence above `after`, each verified before it is handed out.
+        """Return the kept rows with a sequence above `after`, each verified when it is read.
 
-        Rows that are committed while these are read are not among them.
+        Rows committed during the iteration are not included.
         """
         ...
 
     def row_of(self, record: int) -> Row | None:
-        """The row that holds this record, verified; None if it is trimmed or not written yet."""
+        """Return the verified row of a record. None if it is trimmed or not written yet."""
         ...
 
 
 class Store(StoreReader, Protocol):
-    """The durable story, and its one writer."""
+    """A journal to read and write."""
 
     def commit(self, body: bytes, records: int) -> Head:
-        """Append one row that holds `records` records. It is durable when this returns."""
+        """Append one row that holds `records` records. Durable on return."""
         ...
 
     def trim(self, through: int) -> None:
-        """Forget the rows up to and with `through`, which a snapshot covers."""
+        """Delete the rows up to and including `through`, which a snapshot covers."""
         ...
 
     def disk_free_bytes(self) -> int:
-        """How much more the disk can take, to compare with DISK_RESERVE_BYTES."""
+        """Return the free bytes of the disk, to compare with DISK_RESERVE_BYTES."""
         ...
 
     def close(self) -> None: ...
 
 
 def check_row(body: bytes, records: int) -> None:
-    """Refuse what no store may hold, before anything is touched."""
+    """Refuse a row that no store may hold."""
     if records < 1:
         raise ValueError(f"a row holds at least one record, not {records}")
     if len(body) > BODY_BYTES_MAX:
@@ -99,7 +98,7 @@ def check_trim(through: int, head: Head) -> None:
 
 
 class MemoryStore:
-    """A journal that ends with its process: for tests and brokers in memory. Keeps `Store`."""
+    """A journal in memory, for tests and brokers with `--memory`. Implements `Store`."""
 
     def __init__(self, identity: bytes | None = None) -> None:
         self.identity = identity or secrets.token_bytes(chain.IDENTITY_BYTES)
@@ -141,7 +140,7 @@ class MemoryStore:
         self._anchor = anchor
 
     def disk_free_bytes(self) -> int:
-        """Memory is no disk: never short of the reserve."""
+        """Return a number that never falls below the reserve."""
         return 2 * DISK_RESERVE_BYTES
 
     def close(self) -> None:
@@ -149,7 +148,7 @@ class MemoryStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise JournalFailed("the journal in memory is closed: open another")
+            raise JournalFailed("the journal in memory is closed")
 
     def _head_at(self, sequence: int) -> Head:
         index = min(sequence, self.head.sequence) - self._anchor.sequence

@@ -1,7 +1,7 @@
-"""A look at a whole journal that changes nothing and tells everything: what is kept, what is lost.
+"""Verify a whole journal without changing it, and report the damage.
 
-Opening a store begins with it, so that damage is found before anything is believed or repaired,
-and so does `journal verify_copy`. Reads only: SQLite is opened so that it can't write.
+Opening a store begins here, so that damage is found before anything is used or repaired. SQLite is
+opened read-only.
 """
 
 import shutil
@@ -19,32 +19,32 @@ from taskyard.journal.chain import Head
 from taskyard.journal.files import check_regular
 from taskyard.journal.schema import DiskErrors
 
-#: All that a journal consists of.
+#: The files of a journal.
 FILES = (schema.FILE_NAME, schema.LOG_NAME, witness.FILE_NAME)
 
 _TABLES = f"the list of tables in {schema.FILE_NAME}"
 
 
-#: How the database is opened to be read.
+#: Opens a database for reading.
 Connect = Callable[[Path], sqlite3.Connection]
 
 
 class JournalReport(msgspec.Struct):
-    """What an inspection found."""
+    """The result of a verification."""
 
     #: The random name of this journal, empty if it can't be read.
     identity: bytes = b""
-    #: Where the kept rows begin: the last trimmed row; None if it can't be read.
+    #: The last trimmed row, after which the kept rows begin. None if it can't be read.
     anchor: Head | None = None
-    #: The newest row that is as it was written; None if not even the anchor is.
+    #: The newest intact row. None if the anchor is damaged.
     head: Head | None = None
-    #: The newest row that the witness saw; None if it can't be read.
+    #: The newest row that the witness recorded. None if it can't be read.
     witness: Head | None = None
-    #: How many rows from the anchor on are as they were written.
+    #: The number of intact rows after the anchor.
     rows: int = 0
-    #: Bytes of an unfinished, never acknowledged write at the end of the log: not damage.
+    #: Bytes of an unfinished, never acknowledged write at the end of the log. This is not damage.
     torn_bytes: int = 0
-    #: What is wrong, a sentence each, and what is lost by it. Empty: the journal is sound.
+    #: Each problem and its consequence, as sentences. Empty if there is no damage.
     wrong: list[str] = []
     lost: list[str] = []
 
@@ -62,7 +62,7 @@ class JournalReport(msgspec.Struct):
 
 
 def copy_files(directory: Path, names: Iterable[str], copy: Path) -> None:
-    """Those of these files that there are."""
+    """Copy those of the files that exist."""
     for name in names:
         if (directory / name).exists():
             try:
@@ -72,13 +72,13 @@ def copy_files(directory: Path, names: Iterable[str], copy: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Read-only also keeps SQLite from merging and deleting the log when this is closed."""
+    """Open read-only, which also keeps SQLite from checkpointing and deleting the log."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=0)
 
 
 def verify_journal(directory: Path, connect: Connect = connect) -> JournalReport:
-    """Look at everything, and go on as far as what is found allows."""
+    """Verify everything, as far as the damage allows."""
     report = JournalReport()
     for look in (_check_witness, partial(_check_journal, connect)):
         try:
@@ -147,7 +147,7 @@ def _check_anchor(connection: sqlite3.Connection, report: JournalReport) -> Head
         )
     identity, anchor = sealed
     if report.witness and identity != report.identity:
-        raise JournalDamaged("the witness is that of another journal", witness.END_UNKNOWN)
+        raise JournalDamaged("the witness belongs to another journal", witness.END_UNKNOWN)
     report.identity, report.anchor, report.head = identity, anchor, anchor
     return anchor
 
@@ -163,10 +163,10 @@ def _check_rows(connection: sqlite3.Connection, anchor: Head, report: JournalRep
 
 
 def _check_pages(connection: sqlite3.Connection) -> None:
-    """What is no row's can be damaged too (the list of free pages), and spoil the next row."""
+    """Check pages outside the rows: damage to the free list would spoil the next row."""
     findings = _fetch(connection, "PRAGMA quick_check(1)", f"a page of {schema.FILE_NAME}")
     if findings != [("ok",)]:
         raise JournalDamaged(
-            f"{schema.FILE_NAME} is damaged around its rows ({findings[0][0]})",
+            f"{schema.FILE_NAME} is damaged outside its rows ({findings[0][0]})",
             "no row is lost, but none can be added safely",
         )

@@ -1,8 +1,8 @@
-"""A look at SQLite's files before SQLite opens them. Reads only.
+"""Inspect SQLite's files before SQLite opens them. Pure functions over bytes.
 
-SQLite repairs in silence: it takes a log whose header is damaged for an empty one, deletes a log
-whose database is empty, and cuts an unfinished write. So the database's header is compared, and the
-end of the log is measured, before it can. The formats are SQLite's: sqlite.org/fileformat2.html.
+SQLite repairs without an error: it treats a log with a damaged header as empty, deletes the log of
+an empty database, and cuts an unfinished write. So the database header is checked and the end of
+the log is measured first. The formats are SQLite's: sqlite.org/fileformat2.html.
 """
 
 import struct
@@ -17,30 +17,30 @@ from taskyard.journal.schema import FILE_NAME
 
 DATABASE_HEADER_BYTES = 100
 _DATABASE_MAGIC = b"SQLite format 3\0"
-#: Written and read in WAL mode, no bytes reserved in a page.
+#: WAL mode for writing and reading, no reserved bytes in a page.
 _WAL_MODE = bytes([2, 2, 0])
-#: Written and read without a log.
+#: Writing and reading without a log.
 _NO_LOG_MODE = bytes([1, 1])
 _MODE_PLACE = 18
 
 _HEADER = struct.Struct(">IIIIIIII")
 _FRAME = struct.Struct(">IIIIII")
-#: The lowest bit says in which byte order the checksums are counted.
+#: The lowest bit selects the byte order of the checksums.
 MAGIC_LITTLE, MAGIC_BIG = 0x377F0682, 0x377F0683
 _WORD = 0xFFFFFFFF
 
 
 class Tail(msgspec.Struct, frozen=True):
-    """How a log ends."""
+    """The end of a log."""
 
-    #: Whole transactions up to here.
+    #: The end of the last complete transaction.
     committed_bytes: int
-    #: What follows of the same generation: a write that was never finished, so never acknowledged.
+    #: Bytes after it of the same generation: an unfinished write, never acknowledged.
     torn_bytes: int
 
 
 def check_database_header(header: bytes) -> None:
-    """Refuse what SQLite might take for an empty database, and then delete the log of."""
+    """Refuse a file that SQLite might treat as an empty database and delete the log of."""
     if header[:16] != _DATABASE_MAGIC or header[18:21] != _WAL_MODE:
         raise JournalDamaged(
             f"the header of {FILE_NAME} is damaged", "none of its rows can be read"
@@ -48,7 +48,7 @@ def check_database_header(header: bytes) -> None:
 
 
 def tail(log: bytes) -> Tail:
-    """Where the last whole transaction of the log ends, and how much was written after it."""
+    """Find the end of the log's last complete transaction, and measure the bytes after it."""
     header = log[: _HEADER.size]
     if len(header) < _HEADER.size:
         return Tail(0, len(log))
@@ -64,7 +64,7 @@ def tail(log: bytes) -> Tail:
 def _committed(
     log: bytes, frame_bytes: int, magic: int, salts: tuple[int, ...], sums: tuple[int, ...]
 ) -> int:
-    """The end of the last commit frame before the first frame that is not sound."""
+    """Return the end of the last commit frame before the first invalid frame."""
     end = _HEADER.size
     for start in range(_HEADER.size, len(log) - frame_bytes + 1, frame_bytes):
         _, pages_after_commit, *rest = _FRAME.unpack_from(log, start)
@@ -78,7 +78,7 @@ def _committed(
 
 
 def _generation_end(log: bytes, start: int, frame_bytes: int, salts: tuple[int, ...]) -> int:
-    """Frames left over from before the log was last begun anew carry other salts: not a tail."""
+    """Find the end of this generation. Frames from before the last restart have other salts."""
     for frame in range(start, len(log), frame_bytes):
         header = log[frame : frame + _FRAME.size]
         if len(header) == _FRAME.size and _FRAME.unpack(header)[2:4] != salts:
@@ -87,7 +87,7 @@ def _generation_end(log: bytes, start: int, frame_bytes: int, salts: tuple[int, 
 
 
 def merged(database: bytes, log: bytes) -> bytes:
-    """Return a database with the whole transactions of its log, as one file without a log."""
+    """Apply a log's complete transactions to a database, as one file without a log."""
     image = bytearray(database)
     end = tail(log).committed_bytes
     if end > _HEADER.size:
@@ -106,7 +106,7 @@ def merged(database: bytes, log: bytes) -> bytes:
 
 
 def checksum(sums: tuple[int, ...], content: bytes, magic: int) -> tuple[int, int]:
-    """SQLite's checksum, continued from `sums`."""
+    """Continue SQLite's checksum from `sums`."""
     first, second = sums
     for left, right in _pairs(content, little=magic == MAGIC_LITTLE):
         first = (first + left + second) & _WORD

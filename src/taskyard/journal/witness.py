@@ -1,12 +1,12 @@
-"""The second witness: how far the journal went, written outside of it.
+"""The witness: a record of the journal's newest row, kept outside the journal.
 
-SQLite drops the end of a damaged log without a word; the witness remembers that there was more. It
-is written after each commit and before the answers, with one write and no sync: after a power cut
-it may be old, and an old witness is harmless, because the journal may be longer than it says.
+SQLite silently drops the end of a damaged log. The witness reveals that. It is written after each
+commit and before the replies, with one write and no sync. After a power cut it may be old, which is
+harmless: the journal may be longer than its witness.
 
-Two slots take turns, so that a torn write spoils one and leaves the other. A slot is a sealed head,
-with the journal's identity: a journal or a witness from elsewhere is noticed. The file is whole and
-synced before its journal exists, so a missing or unreadable one means that something happened.
+Two slots alternate, so that a torn write spoils only one of them. A slot is a sealed head with the
+journal's identity, so a file from another journal is detected. The witness is complete and synced
+before its journal exists, so a missing or unreadable one means damage.
 """
 
 import errno
@@ -19,16 +19,16 @@ from taskyard.journal.files import create_private, open_regular, sync_directory
 
 FILE_NAME = "witness"
 
-#: Slots lie a disk's block apart: a write that a power cut tears spoils one block, hence one slot.
+#: Slots are one disk block apart: a torn write spoils one block, so only one slot.
 SLOT_SPACING_BYTES = 4096
 _OFFSETS = (0, SLOT_SPACING_BYTES)
 
-#: What follows from a witness that can't testify.
-END_UNKNOWN = "whether the journal lost its end can't be told"
+#: The consequence of a missing or unreadable witness.
+END_UNKNOWN = "the journal may have lost its end"
 
 
 def create(directory: Path, identity: bytes, head: Head) -> None:
-    """Put a whole, synced witness in place; what happens before the rename leaves none."""
+    """Create a complete, synced witness, atomically by a rename."""
     sealed = seal(identity, head)
     unfinished = directory / f"{FILE_NAME}.new"
     create_private(unfinished, sealed.ljust(SLOT_SPACING_BYTES, b"\0") + sealed)
@@ -37,7 +37,7 @@ def create(directory: Path, identity: bytes, head: Head) -> None:
 
 
 def read(directory: Path) -> tuple[bytes, Head] | None:
-    """The journal's identity and the newest head seen; None if there is no witness at all."""
+    """Return the journal's identity and the newest witnessed head. None without a witness."""
     try:
         content = (directory / FILE_NAME).read_bytes()
     except FileNotFoundError:
@@ -53,13 +53,13 @@ def _slot(content: bytes, offset: int) -> tuple[bytes, Head] | None:
 
 
 class Witness:
-    """The open file of a journal that was verified against it."""
+    """The open witness file of a verified journal."""
 
     def __init__(self, directory: Path, identity: bytes) -> None:
         self._identity = identity
         self._descriptor = open_regular(directory / FILE_NAME, os.O_RDWR)
         heads = [self._sequence_at(offset) for offset in _OFFSETS]
-        #: The slot to write next: never the one that holds the newest head.
+        #: The slot to write next, never the one with the newest head.
         self._next = 0 if heads[0] < heads[1] else 1
 
     def _sequence_at(self, offset: int) -> int:
@@ -67,7 +67,7 @@ class Witness:
         return witnessed[1].sequence if witnessed else -1
 
     def update(self, head: Head) -> None:
-        """Remember `head` over the older slot; never synced, see above."""
+        """Write `head` over the older slot, without a sync (see above)."""
         sealed = seal(self._identity, head)
         written = os.pwrite(self._descriptor, sealed, _OFFSETS[self._next])
         if written != len(sealed):

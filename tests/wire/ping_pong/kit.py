@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.broker.switchboard import DialectRouter
+from taskyard.broker.transport import DialectRouter
 from taskyard.core import invariants
 from taskyard.core.effects import Settled
 from taskyard.core.events import ClockSet, TimePassed

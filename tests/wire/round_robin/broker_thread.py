@@ -7,8 +7,7 @@ import threading
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
-from taskyard.broker.switchboard import DialectRouter
-from taskyard.broker.transport import SocketTransport
+from taskyard.broker.transport import DialectRouter, SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS

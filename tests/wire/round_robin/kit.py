@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.broker.switchboard import DialectRouter
+from taskyard.broker.transport import DialectRouter
 from taskyard.core import invariants
 from taskyard.core.effects import Settled
 from taskyard.core.events import ClockSet, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Finished
 from taskyard.core.scheduler import Scheduler
-from taskyard.journal.encoding import decode, encode
+from taskyard.journal.recovery import decode, encode
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
 from taskyard.wire.round_robin.server import Settings, make_server

@@ -20,8 +20,7 @@ from taskyard.core.events import Event, TasksReported, TasksRequested, WorkerReg
 from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal import snapshot
-from taskyard.journal.encoding import encode
-from taskyard.journal.recovery import recover
+from taskyard.journal.recovery import encode, recover
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
 

@@ -46,7 +46,7 @@ from taskyard.core.snapshot import Restorer
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
-from taskyard.journal.encoding import encode
+from taskyard.journal.recovery import encode
 
 _DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS  # noqa: SLF001 - a bug is planted inside
 

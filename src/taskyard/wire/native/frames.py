@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 
-from taskyard.core.events import LaneOptions, Outcome, Rule
+from taskyard.core.events import Outcome
 from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, NUMBER_MAX, TASKS_PER_MESSAGE_MAX
 from taskyard.core.model import Submission, Terms
+from taskyard.core.rules import LaneOptions, Rule
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import runs as native_runs
@@ -397,7 +398,7 @@ SENT_OPTIONS: Final = (
 
 
 def encode_rule(clause: Rule) -> bytes:
-    told = {field: getattr(clause.rules, field) for field in SENT_OPTIONS}
+    told = {field: getattr(clause.options, field) for field in SENT_OPTIONS}
     return pb.ClauseMsg(name=clause.name, match=clause.match, **told).SerializeToString()
 
 
