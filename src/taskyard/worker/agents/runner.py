@@ -26,10 +26,9 @@ from taskyard.worker import runner
 from taskyard.worker.agents.lanes import LaneAssignment, lane_of
 from taskyard.worker.agents.process import Agent, AgentContext, start_agent
 from taskyard.worker.agents.rules import AgentRules, AgentSettings
-from taskyard.worker.agents_starts import StartBackoff
 from taskyard.worker.environment import clean_environment
 from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.limits import KILL_GRACE_NS
+from taskyard.worker.limits import AGENT_RESTART_NS, AGENT_RESTART_NS_MAX, KILL_GRACE_NS
 from taskyard.worker.output import cut_reason
 from taskyard.worker.processes import find_program
 
@@ -40,6 +39,35 @@ if TYPE_CHECKING:
     from taskyard.core.model import Result
     from taskyard.worker.agents.rules import LaneKey
     from taskyard.worker.runner import Work
+
+logger = logging.getLogger("taskyard.worker")
+
+
+class StartBackoff:
+    """Of one command."""
+
+    def __init__(self) -> None:
+        #: No agent is started before.
+        self.next_ns = 0
+        #: Why none can be started; b"" as soon as one asks for a task.
+        self.agent_error = b""
+        #: The agents of late that came to nothing.
+        self._failures = 0
+
+    def failed(self, reason: bytes, now_ns: int, *, is_error: bool) -> None:
+        """An agent came to nothing: wait before the next one, longer each time. It is trouble if
+        not even a task was to blame."""
+        if now_ns - self.next_ns > AGENT_RESTART_NS_MAX:
+            self._failures = 0
+        delay_ns = min(AGENT_RESTART_NS << self._failures, AGENT_RESTART_NS_MAX)
+        if delay_ns < AGENT_RESTART_NS_MAX:
+            self._failures += 1
+        self.next_ns = now_ns + delay_ns
+        if is_error:
+            self.agent_error = cut_reason(reason)
+        text = reason.decode(errors="replace")
+        logger.warning("%s; the next one is started in %g s", text, delay_ns / SECOND_NS)
+
 
 __all__ = ["AgentRunner", "AgentSettings", "read_command"]
 
