@@ -12,8 +12,7 @@ from msgspec import Struct
 from taskyard.cli.daemon_options import usable_cores
 from taskyard.errors import UserError
 from taskyard.net import endpoints
-from taskyard.worker.agents.runner import AgentSettings, read_command
-from taskyard.worker.environment import read_variables
+from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
 from taskyard.worker.feeding import make_runner
 from taskyard.worker.host import worker_settings
 
