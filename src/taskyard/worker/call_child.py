@@ -10,12 +10,14 @@ import contextlib
 import faulthandler
 import os
 import resource
+import runpy
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from taskyard.core.events import Outcome
@@ -24,12 +26,66 @@ from taskyard.core.runs import Run
 from taskyard.errors import UserError
 from taskyard.wire import pickled
 from taskyard.wire.payloads import Call, decode_call, encode_value
-from taskyard.wire.pickled import Pickled
+from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
 from taskyard.worker import allow_list, call_frames
 from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
-from taskyard.worker.origins import MainScripts
 from taskyard.worker.output import cut_reason
 from taskyard.worker.processes import task_env
+
+
+class MainScripts:
+    """The scripts that were run in this process."""
+
+    def __init__(self) -> None:
+        #: Modules, and why there is none, by what was asked for.
+        self._mains: dict[tuple[str | None, str | None], ModuleType | str] = {}
+
+    def activate(self, origin: Origin) -> None:
+        """Raises UserError if its script can't be run here."""
+        missing = [place for place in origin.path if place not in sys.path]
+        sys.path[:0] = missing
+        if origin.main is None and origin.main_module is None:
+            return
+        asked = origin.main, origin.main_module
+        if asked not in self._mains:
+            self._mains[asked] = _run(*asked)
+        main = self._mains[asked]
+        if isinstance(main, str):
+            raise UserError(main)
+        sys.modules["__main__"] = sys.modules[MAIN_NAME] = main
+
+
+def _run(path: str | None, name: str | None) -> ModuleType | str:
+    """The script as a module, or why it could not be run: it is not tried twice, because half of
+    it may have been done."""
+    try:
+        with _script_marker():
+            content = _content(path, name)
+    except BaseException as error:  # noqa: BLE001  # whatever a script does ends its tasks alone
+        return (
+            f"{path or name}, where the function is defined, can't be run by the worker: "
+            f"{type(error).__name__}: {error}"
+        )
+    main = ModuleType(MAIN_NAME)
+    main.__dict__.update(content)
+    return main
+
+
+def _content(path: str | None, name: str | None) -> dict[str, Any]:
+    if name is not None:
+        return runpy.run_module(name, run_name=MAIN_NAME, alter_sys=True)
+    assert path is not None  # noqa: S101 - one of the two is given
+    return runpy.run_path(path, run_name=MAIN_NAME)
+
+
+@contextmanager
+def _script_marker() -> Iterator[None]:
+    os.environ[IMPORTING_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[IMPORTING_VARIABLE]
+
 
 #: Writing this resets the high-water mark (Linux).
 _RESET: Final = b"5"
