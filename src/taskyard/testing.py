@@ -49,7 +49,7 @@ from taskyard.wire import payloads, pickled
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
 from taskyard.worker.allow_list import find_function
-from taskyard.worker.output import cut_reason, last_line
+from taskyard.worker.jobs import cut_reason, last_line
 from taskyard.worker.processes import status_text
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from taskyard.wire import pickled
 from taskyard.wire.payloads import Call, decode_call, encode_value
 from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
 from taskyard.worker import allow_list, call_frames
+from taskyard.worker.jobs import cut_reason
 from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
-from taskyard.worker.output import cut_reason
 from taskyard.worker.processes import task_env
 
 

@@ -15,14 +15,13 @@ from typing import Final
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 from taskyard.worker import call_frames
-from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.jobs import Job, JobResult, Tail
 from taskyard.worker.limits import (
     CHILD_START_NS_MAX,
     OUTPUT_TAIL_BYTES,
     PICKLED_BYTES_MAX,
     READ_BYTES_MAX,
 )
-from taskyard.worker.output import Tail
 from taskyard.worker.processes import STATUS_UNKNOWN, Process, Streams, start, status_text
 from taskyard.worker.supervised import Pipe, RunnerContext, SupervisedProcess
 

@@ -14,9 +14,8 @@ from msgspec import structs
 
 from taskyard.core.events import Outcome
 from taskyard.wire.payloads import Command
-from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
-from taskyard.worker.output import Tail, cut_reason, last_line
 from taskyard.worker.processes import (
     STATUS_UNKNOWN,
     Process,

@@ -24,9 +24,8 @@ from taskyard.wire.pickled import Pickled
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallProcess, start_child
-from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import REAP_INTERVAL_NS
-from taskyard.worker.output import cut_reason
 from taskyard.worker.programs import not_started, start_program
 from taskyard.worker.supervised import RunnerContext, SupervisedProcess
 

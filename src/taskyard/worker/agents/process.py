@@ -31,7 +31,7 @@ from taskyard.wire.hungry.frames import (
 )
 from taskyard.worker.agents.pipes import LineLogger, StdinPipe
 from taskyard.worker.agents.rules import AgentSettings, LaneKey
-from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
 from taskyard.worker.limits import (
     AGENT_CLOSED_NS_MAX,
     AGENT_FINISH_NS_MAX,
@@ -42,7 +42,6 @@ from taskyard.worker.limits import (
     PROGRESS_BYTES_MAX,
     RESULT_BYTES_MAX,
 )
-from taskyard.worker.output import Tail, cut_reason, last_line
 from taskyard.worker.processes import STATUS_UNKNOWN, Process, Streams, start, status_text
 from taskyard.worker.supervised import Pipe, RunnerContext, SupervisedProcess
 

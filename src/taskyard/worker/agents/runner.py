@@ -27,9 +27,8 @@ from taskyard.worker import runner
 from taskyard.worker.agents.lanes import LaneAssignment, lane_of
 from taskyard.worker.agents.process import Agent, AgentContext, start_agent
 from taskyard.worker.agents.rules import AgentRules, AgentSettings
-from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import AGENT_RESTART_NS, AGENT_RESTART_NS_MAX, KILL_GRACE_NS
-from taskyard.worker.output import cut_reason
 from taskyard.worker.processes import find_program
 
 if TYPE_CHECKING:
