@@ -22,8 +22,16 @@ from taskyard.worker.limits import (
     PICKLED_BYTES_MAX,
     READ_BYTES_MAX,
 )
-from taskyard.worker.processes import STATUS_UNKNOWN, Process, Streams, start, status_text
-from taskyard.worker.supervised import Pipe, RunnerContext, SupervisedProcess
+from taskyard.worker.processes import (
+    STATUS_UNKNOWN,
+    Pipe,
+    Process,
+    RunnerContext,
+    Streams,
+    SupervisedProcess,
+    start,
+    status_text,
+)
 
 #: Not with the current directory in front (-P): a user's `json.py` must not become the child's.
 _PROGRAM: Final = ("-P", "-m", "taskyard.worker.call_child")

@@ -26,8 +26,8 @@ from taskyard.worker.allow_list import PICKLE_REFUSAL, is_module_allowed, refusa
 from taskyard.worker.call_process import CallProcess, start_child
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import REAP_INTERVAL_NS
+from taskyard.worker.processes import RunnerContext, SupervisedProcess
 from taskyard.worker.programs import not_started, start_program
-from taskyard.worker.supervised import RunnerContext, SupervisedProcess
 
 __all__ = ["Clock", "Job", "JobResult", "ProcessRunner", "Work"]
 

@@ -42,8 +42,16 @@ from taskyard.worker.limits import (
     PROGRESS_BYTES_MAX,
     RESULT_BYTES_MAX,
 )
-from taskyard.worker.processes import STATUS_UNKNOWN, Process, Streams, start, status_text
-from taskyard.worker.supervised import Pipe, RunnerContext, SupervisedProcess
+from taskyard.worker.processes import (
+    STATUS_UNKNOWN,
+    Pipe,
+    Process,
+    RunnerContext,
+    Streams,
+    SupervisedProcess,
+    start,
+    status_text,
+)
 
 
 class AgentContext(Struct, frozen=True):
