@@ -15,7 +15,6 @@ from taskyard.core.events import DrainRequested, Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.wire.payloads import encode_command
-from taskyard.worker.feeding import StdinRunner
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.ping_pong import (
     EXIT_NS_MAX,
@@ -24,6 +23,7 @@ from taskyard.worker.ping_pong import (
     PingPongSettings,
     PingPongWorkerLoop,
 )
+from taskyard.worker.runner import StdinRunner
 from tests.kit.processes import PATIENCE_SECONDS, environment, until
 from tests.wire.ping_pong.broker_thread import Host, a_host
 from tests.wire.ping_pong.kit import BACKEND, W2, Hall
@@ -407,7 +407,7 @@ def test_fed_program_can_be_stopped() -> None:
 #: A worker as a process: where to, how many, and the program to feed, if any.
 MAIN = """
 import sys
-from taskyard.worker.feeding import StdinRunner
+from taskyard.worker.runner import StdinRunner
 from taskyard.worker.ping_pong import serve
 from taskyard.worker.runner import ProcessRunner
 endpoint, slots, *command = sys.argv[1:]

@@ -13,8 +13,8 @@ from taskyard.cli.daemon_options import usable_cores
 from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
-from taskyard.worker.feeding import make_runner
 from taskyard.worker.host import worker_settings
+from taskyard.worker.runner import make_runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,8 +25,8 @@ from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Signals
 from taskyard.wire.roles import Role, may_act_as, with_article
 from taskyard.worker.agents.runner import AgentRunner
-from taskyard.worker.feeding import make_runner
 from taskyard.worker.native import NativeWorkerLoop, WorkerSettings
+from taskyard.worker.runner import make_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

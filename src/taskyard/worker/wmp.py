@@ -25,8 +25,8 @@ from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Signals
 from taskyard.wire.wmp import peer as wmp_peer
-from taskyard.worker.feeding import make_runner
 from taskyard.worker.jobs import Job
+from taskyard.worker.runner import make_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
