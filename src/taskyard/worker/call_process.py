@@ -14,6 +14,7 @@ from typing import Final
 
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
+from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.worker import call_frames
 from taskyard.worker.jobs import Job, JobResult, Tail
 from taskyard.worker.limits import (
@@ -23,14 +24,12 @@ from taskyard.worker.limits import (
     READ_BYTES_MAX,
 )
 from taskyard.worker.processes import (
-    STATUS_UNKNOWN,
     Pipe,
     Process,
     RunnerContext,
     Streams,
     SupervisedProcess,
     start,
-    status_text,
 )
 
 #: Not with the current directory in front (-P): a user's `json.py` must not become the child's.

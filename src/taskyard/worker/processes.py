@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
+from taskyard.process.child import STATUS_UNKNOWN
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import DRAIN_BYTES_MAX, KILL_GRACE_NS, READ_BYTES_MAX
 
@@ -32,9 +33,6 @@ _RESTORED_SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 
 #: What the system counts a peak of memory in.
 _PEAK_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
-
-#: For where somebody else has taken the exit status: no process leaves with it.
-STATUS_UNKNOWN: Final = 1 << 16
 
 
 class Streams:
@@ -174,18 +172,6 @@ def task_env(name: bytes, attempt: int, campaign: bytes = b"") -> dict[str, str]
     names = {"TASKYARD_TASK": split(name, campaign), "TASKYARD_CAMPAIGN": campaign}
     told = {key: os.fsdecode(value.replace(b"\0", rb"\0")) for key, value in names.items()}
     return {**told, "TASKYARD_ATTEMPT": str(attempt)}
-
-
-def status_text(status: int) -> str:
-    """How a process ended."""
-    if status == STATUS_UNKNOWN:
-        return "ended, but its exit status was taken by another part of the worker"
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
 
 
 def _open_pidfd(pid: int) -> int | None:

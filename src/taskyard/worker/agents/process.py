@@ -15,6 +15,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Result
 from taskyard.core.runs import Run
+from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.hungry.frames import (
     FINISHING,
     IDLE,
@@ -43,14 +44,12 @@ from taskyard.worker.limits import (
     RESULT_BYTES_MAX,
 )
 from taskyard.worker.processes import (
-    STATUS_UNKNOWN,
     Pipe,
     Process,
     RunnerContext,
     Streams,
     SupervisedProcess,
     start,
-    status_text,
 )
 
 
