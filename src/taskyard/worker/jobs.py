@@ -1,10 +1,11 @@
 """What the runner is given and what it gives back: one attempt at a task, and what came of it."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from msgspec import Struct
 
-from taskyard.core.events import Outcome
+from taskyard.core.events import Outcome, Rule
 from taskyard.core.limits import REASON_BYTES_MAX
 from taskyard.core.model import Result
 from taskyard.core.runs import Run
@@ -51,6 +52,41 @@ class JobResult(Struct):
     output_bytes_total: int = 0
     #: How it ran; None: it did not start, or was not measured.
     run: Run | None = None
+
+
+class Runner(Protocol):
+    """Runs jobs, real or simulated. No method blocks."""
+
+    def start(self, job: Job) -> None: ...
+
+    def stop(self, name: bytes, attempt: int) -> None: ...
+
+    def run_so_far(self, name: bytes, attempt: int) -> Run | None: ...
+
+    def turn(self) -> list[JobResult]: ...
+
+    def running(self) -> list[Job]: ...
+
+    def unstarted(self) -> list[Job]: ...
+
+    def wake_at_ns(self) -> int | None: ...
+
+
+class RuleAwareRunner(Runner, Protocol):
+    """A runner that follows the broker's rules: agents, and lanes with overfeed."""
+
+    @property
+    def agent_error(self) -> bytes: ...
+
+    @property
+    def malformed(self) -> int: ...
+
+    @property
+    def overfeed_max(self) -> int: ...
+
+    def overfeed(self, lane: tuple[bytes, bytes]) -> int: ...
+
+    def set_rules(self, clauses: Sequence[Rule]) -> None: ...
 
 
 _CUT: Final = b" [...]"

@@ -12,7 +12,6 @@ Gets its sockets, hands and clock as arguments.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
@@ -21,10 +20,6 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown, truncated_result_reason
 from taskyard.net import sockets
-from taskyard.net.leash import ParentPipe
-from taskyard.net.poller import Poller
-from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import Signals
 from taskyard.wire.ping_pong.frames import (
     DISCONNECT,
     ERROR,
@@ -37,14 +32,17 @@ from taskyard.wire.ping_pong.frames import (
     is_count,
     is_word,
 )
-from taskyard.worker.host import name_of_this_process
+from taskyard.worker.host import Announcer, WorkerHost
 from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.settings import default_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taskyard.net.poller import Poller
+    from taskyard.net.protocols import Clock, MonotonicClock, Transport
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.worker import runner as worker_runner
+    from taskyard.worker.jobs import Runner
     from taskyard.worker.runner import ProcessRunner
 
 logger = logging.getLogger("taskyard.worker")
@@ -74,36 +72,12 @@ class PingPongSettings(Struct, frozen=True):
         return self.broker_timeout_ns * self.timeouts
 
 
-class Transport(Protocol):
-    """What carries the frames."""
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
-
 class SocketFactory(Protocol):
     """Opens sockets to the broker, and closes them."""
 
     def open(self) -> Transport: ...
 
     def close(self, carrier: Transport) -> None: ...
-
-
-class Runner(Protocol):
-    """Who does the work: the runner, or one that feeds a program."""
-
-    def start(self, job: Job) -> None: ...
-
-    def stop(self, name: bytes, attempt: int) -> None: ...
-
-    def turn(self) -> list[JobResult]: ...
-
-    def wake_at_ns(self) -> int | None: ...
-
-
-class Clock(Protocol):
-    def monotonic_ns(self) -> int: ...
 
 
 class PingPongWorkerLoop:
@@ -114,7 +88,7 @@ class PingPongWorkerLoop:
         settings: PingPongSettings,
         socket_factory: SocketFactory,
         runner: Runner,
-        clock: Clock,
+        clock: MonotonicClock,
     ) -> None:
         self._settings = settings
         self._socket_factory = socket_factory
@@ -151,7 +125,7 @@ class PingPongWorkerLoop:
     def is_working(self) -> bool:
         return bool(self._held)
 
-    def silent_ns(self) -> int:
+    def unanswered_ns(self) -> int:
         """How long nothing was heard."""
         return self._clock.monotonic_ns() - self._last_received_ns
 
@@ -336,93 +310,74 @@ class _PolledSockets:
             self.close(wire)
 
 
-def serve(  # noqa: PLR0913  # the last ones are named
-    endpoint: str,
-    make_runner: Callable[[worker_runner.Clock], ProcessRunner],
-    announce: Callable[[str], None],
-    *,
-    slots: int = 1,
-    settings: PingPongSettings | None = None,
-    until_eof: bool = False,
-) -> None:
-    """Work for a broker until told to stop, or to exit: `slots` workers, each with a connection and
-    hands of its own, which `make_runner` gets. `announce` is told what a user should know.
+class PingPongGroup:
+    """The loops of one process, one per slot, as the host drives them."""
 
-    With `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
-    """
-    with ExitStack() as stack:
-        clock, poller = SystemClock(), Poller()
-        signals = stack.enter_context(Signals())
-        socket_factory = _PolledSockets(endpoint, poller)
-        stack.callback(socket_factory.close_all)
-        host = PingPongHost(endpoint, announce)
-        poller.add(signals.fileno())
-        for _ in range(slots):
-            runner = stack.enter_context(closing(make_runner(clock)))
-            for descriptor in runner.filenos():
-                poller.add(descriptor)
-            host.loops.append(
-                PingPongWorkerLoop(settings or PingPongSettings(), socket_factory, runner, clock)
-            )
-        parent_pipe = ParentPipe() if until_eof else None
-        if parent_pipe is not None:
-            poller.add(parent_pipe.fileno())
-        while loops := host.running_loops():
-            wake_at_ns = min(loop.wake_at_ns() for loop in loops)
-            ready = poller.wait(max(0, wake_at_ns - clock.monotonic_ns()))
-            if (
-                parent_pipe is not None
-                and parent_pipe.fileno() in ready
-                and parent_pipe.is_closed()
-            ):
-                return
-            if signals.fileno() in ready:
-                for _ in signals.received():
-                    host.shut_down()
-            for loop in loops:
-                loop.turn()
-            host.watch_broker()
-
-
-class PingPongHost:
-    """The loops of one process, and what is said of them."""
-
-    def __init__(self, endpoint: str, announce: Callable[[str], None]) -> None:
-        self.loops: list[PingPongWorkerLoop] = []
+    def __init__(
+        self, loops: Sequence[PingPongWorkerLoop], endpoint: str, announce: Callable[[str], None]
+    ) -> None:
+        self._loops = loops
         self._endpoint = endpoint
-        self._announce = announce
-        self._name = shown(name_of_this_process())
-        #: What was said last of the broker: it is there, it is not; None: nothing yet.
-        self._broker_seen: bool | None = None
+        self._announcer = Announcer(shown(default_name()), announce)
 
-    def running_loops(self) -> list[PingPongWorkerLoop]:
-        return [loop for loop in self.loops if not loop.has_exited]
+    @property
+    def has_exited(self) -> bool:
+        return not self._running()
+
+    def turn(self) -> bool:
+        for loop in self._running():
+            loop.turn()
+        missing_ns = PingPongSettings().broker_timeout_ns * 2
+        connected = [one for one in self._loops if one.unanswered_ns() <= missing_ns]
+        self._announcer.connection(
+            self._endpoint,
+            connected=any(one.was_connected for one in connected),
+            missing=not connected,
+        )
+        return False
+
+    def wake_at_ns(self) -> int:
+        return min(loop.wake_at_ns() for loop in self._running())
 
     def shut_down(self) -> None:
-        """Go when what runs is done; asked again, end that and give it back."""
-        loops = self.running_loops()
+        """Exit after the running jobs. Called again, stop them and return them."""
+        loops = self._running()
         if all(loop.stopping for loop in loops):
             for loop in loops:
                 loop.stop_running()
             return
         for loop in loops:
             loop.shut_down()
-        working = sum(loop.is_working for loop in loops)
-        if working:
-            what = "its job is" if working == 1 else f"its {working} jobs are"
-            self._announce(f"worker {self._name} leaves when {what} done; once more ends what runs")
+        self._announcer.finishing(sum(loop.is_working for loop in loops))
 
-    def watch_broker(self) -> None:
-        """Say once that the broker is not there, and once that it is."""
-        missed_ns = PingPongSettings().broker_timeout_ns * 2
-        broker_seen = any(one.was_connected and one.silent_ns() <= missed_ns for one in self.loops)
-        is_missed = all(one.silent_ns() > missed_ns for one in self.loops)
-        if broker_seen is self._broker_seen or (not broker_seen and not is_missed):
-            return
-        if broker_seen:
-            self._announce(f"worker {self._name} works for the broker at {self._endpoint}")
-        else:
-            self._announce(
-                f"no broker answers at {self._endpoint}; worker {self._name} waits for one"
+    def _running(self) -> list[PingPongWorkerLoop]:
+        return [loop for loop in self._loops if not loop.has_exited]
+
+
+def serve(  # noqa: PLR0913  # the last ones are named
+    endpoint: str,
+    make_runner: Callable[[Clock], ProcessRunner],
+    announce: Callable[[str], None],
+    *,
+    slots: int = 1,
+    settings: PingPongSettings | None = None,
+    until_eof: bool = False,
+) -> None:
+    """Work for a broker until a signal, or until the broker sends EXIT.
+
+    Each of the `slots` workers has a connection and a runner of its own. `announce` takes lines for
+    the user.
+    """
+    with WorkerHost(until_eof=until_eof) as host:
+        socket_factory = _PolledSockets(endpoint, host.poller)
+        host.callback(socket_factory.close_all)
+        loops = [
+            PingPongWorkerLoop(
+                settings or PingPongSettings(),
+                socket_factory,
+                host.add_runner(make_runner(host.clock)),
+                host.clock,
             )
-        self._broker_seen = broker_seen
+            for _ in range(slots)
+        ]
+        host.run(PingPongGroup(loops, endpoint, announce))

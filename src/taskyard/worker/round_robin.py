@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 from itertools import count
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.net.poller import Poller
+    from taskyard.net.protocols import EndpointTransport, MonotonicClock
     from taskyard.net.sockets import ZmqSocket
 
 #: What a worker says that it has, as the published one does.
@@ -57,30 +58,13 @@ STREAM_DIGITS_MAX: Final = 7
 ERRORS, BASIC, SUMMARIES = 0, 1, 5
 
 
-class Transport(Protocol):
-    """What carries the frames."""
-
-    endpoint: str
-
-    def receive(self) -> list[bytes] | None: ...
-
-    def send(self, frames: Sequence[bytes]) -> bool: ...
-
-    def connections(self) -> int:
-        """Return how many connections were made so far."""
-
-
-class Clock(Protocol):
-    def monotonic_ns(self) -> int: ...
-
-
 class RoundRobinWorkerLoop:
     """One worker, one server."""
 
     def __init__(
         self,
-        wire: Transport,
-        clock: Clock,
+        wire: EndpointTransport,
+        clock: MonotonicClock,
         name: str,
         say: Callable[[int, str], None],
         handler: Callable[[Sequence[bytes]], list[bytes]] | None = None,
@@ -283,7 +267,7 @@ class RoundRobinProgram:
         self,
         open_socket: Callable[[str], ZmqSocket],
         poller: Poller,
-        clock: Clock,
+        clock: MonotonicClock,
         say: Callable[[int, str], None],
     ) -> None:
         """`open_socket` opens a socket under a suffix that nobody else has."""

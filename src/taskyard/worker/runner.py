@@ -15,11 +15,12 @@ import signal
 import tempfile
 from collections import deque
 from collections.abc import Sequence
-from typing import BinaryIO, Final, Protocol, TypeAlias
+from typing import BinaryIO, Final, TypeAlias
 
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 from taskyard.errors import PeerError
+from taskyard.net.protocols import Clock
 from taskyard.wire.payloads import CALL, EXEC, Call, Command, decode_payload
 from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
@@ -30,21 +31,13 @@ from taskyard.worker.limits import REAP_INTERVAL_NS
 from taskyard.worker.processes import RunnerContext, SupervisedProcess
 from taskyard.worker.programs import not_started, start_program
 
-__all__ = ["Clock", "Job", "JobResult", "ProcessRunner", "Work"]
+__all__ = ["Job", "JobResult", "ProcessRunner", "Work"]
 
 #: What is to be done for a job. Only a runner that feeds agents has the last.
 Work: TypeAlias = Command | Call | Pickled | AgentSettings
 
 #: stdin, stdout and stderr.
 _STANDARD_DESCRIPTORS: Final = 3
-
-
-class Clock(Protocol):
-    """The clocks that the runner reads."""
-
-    def monotonic_ns(self) -> int: ...
-
-    def wall_ns(self) -> int: ...
 
 
 class ProcessRunner:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.events import Rule
     from taskyard.core.model import Result
+    from taskyard.net.protocols import Clock
     from taskyard.worker.agents.rules import LaneKey
     from taskyard.worker.runner import Work
 
@@ -146,7 +147,7 @@ class AgentRunner(runner.ProcessRunner):
     def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         slots: int,
-        clock: runner.Clock,
+        clock: Clock,
         program: AgentSettings | None = None,
         *,
         allow: Sequence[str] = (),
