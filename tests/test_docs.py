@@ -23,7 +23,7 @@ from taskyard.net.endpoints import IPC_PATH_BYTES_MAX
 from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.process import supervisor
 from taskyard.worker import limits as worker_limits
-from taskyard.worker.native import WorkerSettings
+from taskyard.worker.settings import WorkerSettings
 
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

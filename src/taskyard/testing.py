@@ -44,12 +44,12 @@ from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import Waker
+from taskyard.process.child import status_text
 from taskyard.wire import payloads, pickled
 from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
 from taskyard.worker.allow_list import find_function
-from taskyard.worker.output import cut_reason, last_line
-from taskyard.worker.processes import status_text
+from taskyard.worker.jobs import cut_reason, last_line
 
 if TYPE_CHECKING:
     from taskyard.wire.native.peer import Reply

@@ -14,7 +14,7 @@ from taskyard.errors import UserError
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
 from taskyard.wire.roles import Role
-from taskyard.worker.host import name_for_key, name_of_this_process
+from taskyard.worker.settings import default_name, name_for_key
 from tests.cli.yard import Said
 from tests.kit import processes
 from tests.kit.processes import Broker
@@ -192,16 +192,16 @@ def key_of(role: Role) -> PeerKey:
 
 
 def test_worker_is_named_as_its_key_allows() -> None:
-    usual = name_of_this_process().decode()
+    usual = default_name().decode()
     assert name_for_key(None, None) is None
     assert name_for_key(None, "w") == "w"
     assert name_for_key(key_of(Role.ADMIN), "w") == "w"
     assert name_for_key(key_of(Role.WORKER), None) == f"gpu/{usual}"
     assert name_for_key(key_of(Role.WORKER), "gpu") == "gpu"
     assert name_for_key(key_of(Role.WORKER), "gpu/2") == "gpu/2"
-    with pytest.raises(UserError, match=r"the key gpu is for workers named gpu or gpu/…, not for"):
+    with pytest.raises(UserError, match=r"key gpu: only for workers named gpu or gpu/…, not"):
         name_for_key(key_of(Role.WORKER), "gpu2")
-    with pytest.raises(UserError, match=r"the key gpu is a producer's, and can't be worked with"):
+    with pytest.raises(UserError, match=r"key gpu: is a producer's key, not a worker's"):
         name_for_key(key_of(Role.PRODUCER), None)
 
 

@@ -134,7 +134,7 @@ def test_interrupted_it_lets_tasks_finish_and_says_how_to_go_on(tmp_path: Path) 
         until(lambda: marks(tmp_path))
         running.send(signal.SIGINT)
         assert running.error_line() == "campaign: 2 tasks"
-        assert running.error_line() == "waiting for the tasks that run; Ctrl-C ends them"
+        assert running.error_line() == "waiting for running tasks (Ctrl-C ends them)"
         (tmp_path / "gate").write_text("")
         code, out, err = running.end()
     assert (code, out) == (130, "")
@@ -150,7 +150,7 @@ def test_interrupted_twice_it_ends_what_runs(tmp_path: Path) -> None:
         until(lambda: marks(tmp_path))
         running.send(signal.SIGTERM)
         assert running.error_line() == "campaign: 1 task"
-        assert running.error_line() == "waiting for the tasks that run; Ctrl-C ends them"
+        assert running.error_line() == "waiting for running tasks (Ctrl-C ends them)"
         running.send(signal.SIGINT)
         assert running.end()[0] == 130
     assert counts(tmp_path) == {"ready": 1}
@@ -165,8 +165,8 @@ def test_broker_and_worker_that_are_killed_are_started_again(tmp_path: Path) -> 
             os.kill(child, signal.SIGKILL)
         said = {running.error_line() for _ in range(2)}
         assert said == {
-            "the broker died (killed by SIGKILL); starting it again",
-            "worker local-1 died (killed by SIGKILL); starting it again",
+            "the broker died (killed by SIGKILL), restarting it",
+            "worker local-1 died (killed by SIGKILL), restarting it",
         }
         until(lambda: marks(tmp_path) == ["a", "a"])
         (tmp_path / "gate").write_text("")

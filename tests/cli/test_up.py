@@ -45,7 +45,7 @@ def test_it_works_until_it_is_interrupted(tmp_path: Path) -> None:
         code, out, err = running.send(signal.SIGINT).end()
     assert (code, out) == (0, "")
     # A stop that takes longer than a second, as on a busy machine, is explained.
-    assert not err or err.endswith(" waiting for the tasks that run; Ctrl-C ends them\n")
+    assert not err or err.endswith(" waiting for running tasks (Ctrl-C ends them)\n")
     assert not any(map(is_alive, children))
     assert not (tmp_path / ".taskyard" / "up.pid").exists()
 
@@ -70,8 +70,8 @@ def test_what_dies_is_started_again(tmp_path: Path) -> None:
         assert client.submit(["echo", "again"]).result(60) == "again\n"
         code, _, err = running.terminate()
     assert code == 0
-    assert "the broker died (killed by SIGKILL); starting it again" in err
-    assert "worker local-1 died (killed by SIGKILL); starting it again" in err
+    assert "the broker died (killed by SIGKILL), restarting it" in err
+    assert "worker local-1 died (killed by SIGKILL), restarting it" in err
 
 
 def test_worker_that_lost_its_name_is_started_again_and_waits(tmp_path: Path) -> None:

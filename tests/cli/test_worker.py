@@ -59,7 +59,7 @@ def test_sigterm_lets_it_finish_what_runs_and_give_back_the_rest(
         submit_gated(client, tmp_path, "slow")
         client.submit(["true"], name="next")
         working.send(signal.SIGTERM)
-        assert "leaves when 1 task is done" in working.error_line()
+        assert "exits after 1 task (" in working.error_line()
         open_gate(tmp_path)
         assert working.end()[0] == 0
     assert client.wait_names(["slow"], 10)["slow"].name == "DONE"
@@ -71,7 +71,7 @@ def test_second_sigterm_ends_what_runs_and_gives_it_back(tmp_path: Path, client:
     with Worker(tmp_path, "--slots", "1") as working:
         submit_gated(client, tmp_path, "slow")
         working.send(signal.SIGTERM)
-        assert "leaves when" in working.error_line()
+        assert "exits after" in working.error_line()
         working.send(signal.SIGTERM)
         assert working.end()[0] == 0
     task = client.show("slow")
@@ -119,8 +119,7 @@ def test_task_that_runs_while_the_broker_is_killed_is_run_once(tmp_path: Path) -
 def test_it_waits_for_a_broker_and_says_so_once(tmp_path: Path) -> None:
     with Running(tmp_path, "worker", "--until-eof", "--slots", "1", "--name", "early") as waiting:
         assert waiting.error_line() == (
-            f"no broker answers at ipc://{tmp_path}/.taskyard/broker.sock; "
-            "worker early waits for one"
+            f"no broker answers at ipc://{tmp_path}/.taskyard/broker.sock, worker early waits"
         )
         with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
             assert client.submit(["echo", "hello"]).result(30) == "hello\n"
@@ -146,7 +145,7 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
         open_gate(tmp_path)
         code, _, err = working.end()
         assert code == 0
-        assert "without a broker to report to: 1 task is to be done again" in err
+        assert "without a broker to report to: 1 task will run again" in err
         client.close(0)
 
 

@@ -1,6 +1,7 @@
-"""Commands as processes of their own: brokers to kill, workers, and all that ends by itself.
+"""Commands as child processes: brokers to kill, workers, and commands that end by themselves.
 
-A process runs in a directory and has the usual state there; it is killed when its `with` ends.
+A process runs in a directory, and has its state in `.taskyard` there. It is killed when its `with`
+block ends.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from taskyard.process.child import ChildProcess, environment_without_settings
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 TASKYARD = (sys.executable, "-m", "taskyard.cli")
 
-#: What must come has come by then, however busy the machine.
+#: Fail a test that waits longer. Generous, because the machine may be busy.
 PATIENCE_SECONDS = 150
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, without what a caller's shell may say of brokers."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}
-    return own | more
+    """Return the environment without the `TASKYARD_*` variables of the caller's shell."""
+    return environment_without_settings() | more
 
 
-class Running:
-    """One command, with what it says. Who does not read its stderr may let it have ours."""
+class Running(ChildProcess):
+    """A command whose stdin, stdout and stderr are pipes. `stderr=None` inherits the caller's."""
 
     def __init__(
         self,
@@ -39,31 +41,25 @@ class Running:
         program: tuple[str, ...] = TASKYARD,
         stderr: int | None = subprocess.PIPE,
     ) -> None:
-        self.process = subprocess.Popen(
+        super().__init__(
             [*program, *words],
-            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
             env=environment(),
             cwd=directory,
         )
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
     def line(self) -> str:
-        """The next line of its stdout; "" at the end."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().rstrip()
+        """Return the next line of its stdout. "" means end of file."""
+        return self.read_line()
 
     def error_line(self) -> str:
+        """Return the next line of its stderr. "" means end of file."""
         assert self.process.stderr is not None
         return self.process.stderr.readline().rstrip()
 
     def write(self, text: str) -> None:
-        """To its stdin."""
+        """Write to its stdin."""
         assert self.process.stdin is not None
         self.process.stdin.write(text)
         self.process.stdin.flush()
@@ -74,13 +70,14 @@ class Running:
         self.process.stdin.close()
 
     def send(self, number: signal.Signals) -> Self:
+        """Send a signal."""
         self.process.send_signal(number)
         return self
 
     def end(self) -> tuple[int, str, str]:
-        """Wait until it has ended: its exit code, and what it said that was not read yet.
+        """Wait for its end. Return its exit status, and the stdout and stderr not read before.
 
-        Its stdin stays open until then: the end of that may be an order.
+        Its stdin stays open until then, because the end of stdin may stop it.
         """
         code = self.process.wait(PATIENCE_SECONDS)
         out, err = (
@@ -90,10 +87,12 @@ class Running:
         return code, out, err
 
     def terminate(self) -> tuple[int, str, str]:
+        """Send SIGTERM, and wait for its end."""
         return self.send(signal.SIGTERM).end()
 
-    def kill(self) -> None:
-        self.send(signal.SIGKILL).end()
+    def kill(self) -> int:
+        """Send SIGKILL, and wait for its end."""
+        return self.send(signal.SIGKILL).end()[0]
 
     def __enter__(self) -> Self:
         return self
@@ -110,10 +109,10 @@ class Broker(Running):
 
     def __init__(self, directory: Path, *options: str, **how: Any) -> None:
         super().__init__(directory, "broker", "--until-eof", *options, **how)
-        lines = [self.line().split() for _ in range(1 + options.count("--listen"))]
-        assert all(line[:1] == ["listening"] for line in lines), (lines, self.process.poll())
-        #: Where it can be reached, in its own tongue first.
-        self.endpoints = [line[2] for line in lines]
+        count = 1 + options.count("--listen")
+        #: The native endpoint first.
+        self.endpoints = [endpoint for _, endpoint in self.read_endpoints(count)]
+        assert len(self.endpoints) == count, self.process.poll()
 
     @property
     def endpoint(self) -> str:
@@ -121,7 +120,7 @@ class Broker(Running):
 
 
 class Worker(Running):
-    """A worker that was heard by the broker."""
+    """A worker that the broker has answered."""
 
     def __init__(self, directory: Path, *options: str) -> None:
         super().__init__(directory, "worker", "--until-eof", *options)
@@ -129,30 +128,30 @@ class Worker(Running):
 
 
 def run(directory: Path, *words: str) -> tuple[int, str, str]:
-    """A command that ends by itself."""
+    """Run a command that ends by itself. Return its exit status, stdout and stderr."""
     with Running(directory, *words) as running:
         return running.end()
 
 
 def campaign(directory: Path, tasks: list[dict[str, Any]], name: str = "campaign.jsonl") -> str:
-    """A campaign's file. Returns its name."""
+    """Write a campaign file, and return its name."""
     (directory / name).write_text("".join(json.dumps(task) + "\n" for task in tasks))
     return name
 
 
-#: Waits until somebody makes the file `gate`. No pipe: who has just been killed may still read from
-#: one, in place of who came after.
+#: Waits for the file `gate`. Not a pipe: a process that was just killed may still read from
+#: it in place of its successor.
 AT_THE_GATE = "until [ -e gate ]; do sleep 0.02; done"
 
 
 def marking(name: str, script: str = "true", **more: Any) -> dict[str, Any]:
-    """A task that writes its name into `marks` when it begins, and does something more."""
+    """Return a task that appends its name to the file `marks`, and then runs a script."""
     argv = ["sh", "-c", f"echo {name} >> marks; {script}"]
     return {"name": name, "argv": argv, **more}
 
 
 def marks(directory: Path) -> list[str]:
-    """The tasks that have begun, in their order."""
+    """Return the names of the tasks that have begun, in order."""
     try:
         return (directory / "marks").read_text().split()
     except FileNotFoundError:
@@ -160,10 +159,10 @@ def marks(directory: Path) -> list[str]:
 
 
 def until(is_so: Callable[[], object], what: str = "it") -> None:
-    """Wait for what other threads and processes do, which nobody tells."""
-    ends = time.monotonic() + PATIENCE_SECONDS
+    """Poll until a condition holds. Fail after `PATIENCE_SECONDS`."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
-        assert time.monotonic() < ends, f"did not happen: {what}"
+        assert time.monotonic() < deadline, f"did not happen: {what}"
         time.sleep(0.005)
 
 
@@ -176,6 +175,6 @@ def is_alive(pid: int) -> bool:
 
 
 def all_children_of(running: Running) -> list[int]:
-    """The processes that it has started, by whichever of its threads."""
+    """Return the ids of the processes that any of its threads has started."""
     threads = Path(f"/proc/{running.pid}/task").iterdir()
     return [int(one) for thread in threads for one in (thread / "children").read_text().split()]

@@ -1,6 +1,6 @@
 """An executor's own processes: how their starts are numbered."""
 
-from taskyard.client.household import IncarnationOptions
+from taskyard.process.supervisor import IncarnationOptions
 
 
 def test_every_start_of_a_worker_has_the_next_number_and_replaces_all_before_it() -> None:

@@ -18,7 +18,8 @@ from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.native import NativeWorkerLoop, WorkerSettings
+from taskyard.worker.native import NativeWorkerLoop
+from taskyard.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +75,8 @@ class Producer(Peer):
                 self.acknowledged += [b"load/" + name for name in names]
 
 
-class QuickHands:
-    """Does every job at once. Keeps `Hands`."""
+class InstantRunner:
+    """Implements `Runner`: finishes every job when it starts."""
 
     def __init__(self) -> None:
         self._done: list[JobResult] = []
@@ -95,6 +96,9 @@ class QuickHands:
     def run_so_far(self, _name: bytes, _attempt: int) -> None:
         """Measure nothing."""
 
+    def running(self) -> list[Job]:
+        return []
+
     def unstarted(self) -> list[Job]:
         return []
 
@@ -111,7 +115,7 @@ class Worker(Peer):
         self._settings = WorkerSettings(
             *(name, (b"load",), slots), incarnation=1, lease_timeout_ns=10 * SECOND_NS
         )
-        self.runner = QuickHands()
+        self.runner = InstantRunner()
 
     def work(self) -> None:
         clock, poller = SystemClock(), Poller()

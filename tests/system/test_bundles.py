@@ -11,7 +11,7 @@ from taskyard.client import bundles
 from taskyard.client.client import Client
 from tests.kit.processes import run, until
 from tests.system.kit import Broker
-from tests.system.peers import QuickHands, Worker
+from tests.system.peers import InstantRunner, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ MEMORY_BYTES_MAX = 50 * MEGABYTE
 READ_EVERY = 500
 
 
-class Mailer(QuickHands):
+class Mailer(InstantRunner):
     """Looks whom its tasks are for, now and then."""
 
     def __init__(self) -> None:

@@ -212,7 +212,7 @@ def test_worker_can_not_submit_or_look(yard: Yard) -> None:
 def test_worker_can_not_work_under_another_name(yard: Yard) -> None:
     code, _, err = yard.worker("--name", "somebody-else").end()
     assert code == 2
-    assert "the key worker is for workers named worker or worker/…, not for 'somebody-else'" in err
+    assert "key worker: only for workers named worker or worker/…, not 'somebody-else'" in err
     owner = yard.owner()
     owner.submit(["true"], name="a")
     with closing(Peer(yard.endpoint, read_peer_key(yard.file(Role.WORKER)))) as liar:

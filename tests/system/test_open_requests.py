@@ -13,10 +13,11 @@ from taskyard.net.channel import Channel
 from taskyard.net.context import raise_file_limit
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.worker.native import NativeWorkerLoop, WorkerSettings
+from taskyard.worker.native import NativeWorkerLoop
+from taskyard.worker.settings import WorkerSettings
 from tests.kit.processes import until
 from tests.system.kit import Broker, count
-from tests.system.peers import QuickHands
+from tests.system.peers import InstantRunner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +39,7 @@ class Crowd:
             self._poller.add(wire)
             who = WorkerSettings(b"w-%d" % number, (b"load",), 1, incarnation=1)
             self._loops[wire] = NativeWorkerLoop(
-                who, Channel(wire, self._clock), QuickHands(), self._clock
+                who, Channel(wire, self._clock), InstantRunner(), self._clock
             )
 
     def turn(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from taskyard.worker import wmp
-from taskyard.worker.host import worker_settings
+from taskyard.worker.settings import worker_settings
 
 
 def main(name: str, slots: str, services: str, endpoints: str, *program: str) -> None:

@@ -2,68 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
 from taskyard.core.events import Outcome, Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
-from taskyard.core.runs import Run
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
 from taskyard.net.channel import Channel
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
-from taskyard.worker.host import WorkerMonitor, worker_settings
-from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.native import (
     REFUSED_RETRY_NS,
     REPORT_BYTES_MAX,
     STEAL_WAIT_NS,
     NativeWorkerLoop,
-    WorkerSettings,
 )
+from taskyard.worker.native_process import WorkerMonitor
+from taskyard.worker.settings import WorkerSettings, worker_settings
 from tests.wire.kit import Counter
+from tests.worker.fake_runner import FakeRunner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from taskyard.worker.runner import ProcessRunner
-
-
-class Hands:
-    """Keeps what it is given, and is done when the test says so."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.stopped: list[tuple[bytes, int]] = []
-        self.begun = 0
-        self._done: list[JobResult] = []
-
-    def start(self, job: Job) -> None:
-        self.jobs.append(job)
-
-    def stop(self, name: bytes, attempt: int) -> None:
-        self.stopped.append((name, attempt))
-        self.jobs = [job for job in self.jobs if job.key != (name, attempt)]
-
-    def run_so_far(self, name: bytes, attempt: int) -> Run | None:
-        return Run(7, attempt) if name in {job.name for job in self.jobs} else None
-
-    def turn(self) -> list[JobResult]:
-        done, self._done = self._done, []
-        return done
-
-    def unstarted(self) -> list[Job]:
-        waiting, self.jobs = self.jobs[self.begun :], self.jobs[: self.begun]
-        return waiting
-
-    def wake_at_ns(self) -> int | None:
-        return None
-
-    def finish(self, outcome: Outcome = Outcome.DONE, text: bytes = b"result") -> None:
-        self._done.append(JobResult(self.jobs.pop(0), outcome, text))
 
 
 class Shop(Counter):
@@ -76,7 +39,7 @@ class Shop(Counter):
         self._inbox: list[list[bytes]] = []
         #: What the worker has sent, by kind.
         self.said: list[int] = []
-        self.runner = Hands()
+        self.runner = FakeRunner()
         settings = WorkerSettings(b"w", (b"exec",), slots, incarnation=1)
         self.loop = NativeWorkerLoop(settings, Channel(self, self), self.runner, self)
 
@@ -338,14 +301,18 @@ def test_worker_for_which_there_is_nothing_asks_again_at_once() -> None:
     assert shop.loop.refusal == ""
 
 
+def _ignore_line(_line: str) -> None:
+    """Ignore an announcement."""
+
+
 def test_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     shop = refused_shop(REFUSED["name"])
-    post = WorkerMonitor(
-        shop.loop, Channel(shop, shop), cast("ProcessRunner", None), REFUSED["name"], print
+    monitor = WorkerMonitor(
+        shop.loop, Channel(shop, shop), shop.runner, REFUSED["name"], _ignore_line
     )
     for _ in range(3):
         shop.turn()
-        post.log_refusal()
+        monitor.after_turn("here")
         shop.pass_time(REFUSED_RETRY_NS)
     (record,) = caplog.records
     assert "the broker refuses it: " in record.getMessage()
@@ -353,9 +320,9 @@ def test_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("name", ["", "w" * 1025, "ä" * 513])
 def test_name_or_service_that_a_broker_would_refuse_is_an_error(name: str) -> None:
-    with pytest.raises(UserError, match="a worker's name must have 1 to 1024 bytes"):
+    with pytest.raises(UserError, match=r"worker name .* must have 1 to 1024 bytes"):
         worker_settings(1, ["exec"], name)
-    with pytest.raises(UserError, match="a worker's service must have 1 to 1024 bytes"):
+    with pytest.raises(UserError, match=r"worker service .* must have 1 to 1024 bytes"):
         worker_settings(1, ["exec", name])
 
 

@@ -14,8 +14,10 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.worker.agents.rules import AgentRules
 from taskyard.worker.jobs import JobResult
-from taskyard.worker.native import RULES_REFRESH_NS, NativeWorkerLoop, WorkerSettings
-from tests.worker.test_native import Hands, Shop
+from taskyard.worker.native import RULES_REFRESH_NS, NativeWorkerLoop
+from taskyard.worker.settings import WorkerSettings
+from tests.worker.fake_runner import FakeRunner
+from tests.worker.test_native import Shop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 OVERFED = Rule(b"all", b"*", LaneOptions(overfeed=2))
 
 
-class RuledHands(Hands):
+class RuledFakeRunner(FakeRunner):
     """Keeps `Host`."""
 
     def __init__(self) -> None:
@@ -56,7 +58,7 @@ class RuledShop(Shop):
     def __init__(self, *clauses: Rule, slots: int = 2, tells_rules: bool = True) -> None:
         super().__init__(slots)
         self.tells_rules = tells_rules
-        self.runner: RuledHands = RuledHands()
+        self.runner: RuledFakeRunner = RuledFakeRunner()
         self.handle([RulesSet(self.now_ns, clauses)])
         settings = WorkerSettings(b"w", (b"exec",), slots, incarnation=1)
         self.loop = NativeWorkerLoop(settings, Channel(self, self), self.runner, self, self.runner)

@@ -15,18 +15,19 @@ from taskyard.core.events import DrainRequested, Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.wire.payloads import encode_command
-from taskyard.worker.feeding import StdinRunner
-from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.jobs import Job
 from taskyard.worker.ping_pong import (
     EXIT_NS_MAX,
     REFUSED_RETRY_NS,
-    PingPongHost,
+    PingPongGroup,
     PingPongSettings,
     PingPongWorkerLoop,
 )
+from taskyard.worker.runner import StdinRunner
 from tests.kit.processes import PATIENCE_SECONDS, environment, until
 from tests.wire.ping_pong.broker_thread import Host, a_host
 from tests.wire.ping_pong.kit import BACKEND, W2, Hall
+from tests.worker.fake_runner import FakeRunner
 from tests.worker.running_kit import RealClock, turn_until_quiet, turns
 
 if TYPE_CHECKING:
@@ -34,33 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READY, LEASED, DONE = TaskState.READY, TaskState.LEASED, TaskState.DONE
-
-
-class Hands:
-    """Keeps what it is given, and is done when the test says so."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.stopped: list[bytes] = []
-        self._done: list[JobResult] = []
-
-    def start(self, job: Job) -> None:
-        self.jobs.append(job)
-
-    def stop(self, name: bytes, attempt: int) -> None:
-        del attempt
-        self.stopped.append(name)
-        self.jobs = [job for job in self.jobs if job.name != name]
-
-    def turn(self) -> list[JobResult]:
-        done, self._done = self._done, []
-        return done
-
-    def wake_at_ns(self) -> int | None:
-        return None
-
-    def finish(self, outcome: Outcome = Outcome.DONE, text: bytes = b"result") -> None:
-        self._done.append(JobResult(self.jobs.pop(0), outcome, text))
 
 
 class Connection:
@@ -95,7 +69,7 @@ class Shop:
 
     def __init__(self) -> None:
         self.hall = Hall()
-        self.runner = Hands()
+        self.runner = FakeRunner()
         #: What the worker has said, without the delimiter.
         self.said: list[list[bytes]] = []
         #: Nothing arrives; nothing can even be sent.
@@ -237,7 +211,7 @@ def test_job_of_a_connection_that_was_renewed_is_ended_and_nothing_is_said_of_it
     shop.words()
     shop.later(1)
     assert shop.words() == [b"PING", b"READY"]
-    assert shop.runner.stopped == [b"ping-pong-1"]
+    assert shop.runner.stopped == [(b"ping-pong-1", 1)]
     assert [job.payload for job in shop.runner.jobs] == []
     shop.later(3)  # the broker has noticed that the former connection is silent
     assert [job.payload for job in shop.runner.jobs] == [b"job"]
@@ -321,16 +295,15 @@ def test_leaves_when_its_job_is_done_and_what_it_is_given_meanwhile_goes_back() 
 
 def test_asked_a_second_time_it_ends_its_job_and_gives_it_back() -> None:
     shop = Shop()
-    crew = PingPongHost("here", lambda _text: None)
-    crew.loops.append(shop.loop)
+    group = PingPongGroup([shop.loop], "here", lambda _text: None)
     shop.give(b"job")
-    crew.shut_down()
+    group.shut_down()
     shop.turn()
     assert not shop.is_gone()
-    crew.shut_down()
+    group.shut_down()
     shop.turn()
     assert shop.is_gone()
-    assert shop.runner.stopped == [b"ping-pong-1"]
+    assert shop.runner.stopped == [(b"ping-pong-1", 1)]
     assert [*shop.hall.states().values()] == [READY]
 
 
@@ -407,7 +380,7 @@ def test_fed_program_can_be_stopped() -> None:
 #: A worker as a process: where to, how many, and the program to feed, if any.
 MAIN = """
 import sys
-from taskyard.worker.feeding import StdinRunner
+from taskyard.worker.runner import StdinRunner
 from taskyard.worker.ping_pong import serve
 from taskyard.worker.runner import ProcessRunner
 endpoint, slots, *command = sys.argv[1:]
@@ -493,7 +466,7 @@ def test_killed_worker_s_job_is_given_to_another_and_sigterm_lets_one_finish(
             until((tmp_path / "begun").exists, "the job is another's")
             second.send_signal(signal.SIGTERM)
             assert second.stdout is not None
-            assert "leaves when its job is done" in second.stdout.readline()
+            assert "exits after 1 task (" in second.stdout.readline()
             (tmp_path / "go").touch()
             assert client.receive() == [b"job\n"]
             assert second.wait(PATIENCE_SECONDS) == 0

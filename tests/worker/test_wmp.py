@@ -197,7 +197,7 @@ def test_sigterm_lets_it_finish_and_say_goodbye(
     manager.give("a", b"")
     until((tmp_path / "begun").exists)
     running.send(signal.SIGTERM)
-    while "leaves when 1 task(s) are done" not in running.line():
+    while "exits after 1 task (" not in running.line():
         pass
     (tmp_path / "go").touch()
     assert manager.hear("DONE") == done("a", "ok", b"")
@@ -214,7 +214,7 @@ def test_second_sigterm_gives_back_what_runs(
     manager.give("a", b"")
     until((tmp_path / "begun").exists)
     running.send(signal.SIGTERM)
-    while "leaves when" not in running.line():
+    while "exits after" not in running.line():
         pass
     running.send(signal.SIGTERM)
     assert manager.hear("DONE") == done("a", "refused", b"the worker leaves")

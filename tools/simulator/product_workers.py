@@ -29,8 +29,9 @@ from taskyard.relay.server import Relay
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.round_robin import workers as round_robin_workers
-from taskyard.worker import host as worker_host
 from taskyard.worker import native, ping_pong, round_robin, wmp
+from taskyard.worker.native_process import WorkerMonitor
+from taskyard.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +74,7 @@ class NativeWorker(ProductWorker):
     def build(self) -> None:
         self._reports = {}
         first = self.twin * INCARNATIONS_MAX + 1
-        settings = native.WorkerSettings(
+        settings = WorkerSettings(
             *(self.name, self.services, self.slots),
             incarnation=first - 1 + self.process,
             heartbeat_ns=self.world.plan.size.heartbeat_ns,
@@ -93,26 +94,19 @@ class NativeWorker(ProductWorker):
         channel = Channel(self._socket, self.clock)
         self._loop = native.NativeWorkerLoop(settings, channel, runner, self.clock, runner)
         runner.on_output = self._loop.set_progress
-        self._monitor = worker_host.WorkerMonitor(
-            self._loop,
-            channel,
-            runner,  # type: ignore[arg-type]  # it only asks what runs
-            settings,
-            _say_nothing,
-        )
+        self._worker = WorkerMonitor(self._loop, channel, runner, settings, _say_nothing)
 
     def turn(self) -> None:
         self._loop.turn()
         if not self.alive:
             return
         try:
-            self._monitor.watch_broker(self._socket.endpoint)
-            self._monitor.log_refusal()
+            self._worker.after_turn(self._socket.endpoint)
         except NameLost:
             self.world.trace("lost its name", self.name)
             self.die()
             return
-        if self._loop.has_exited or self._monitor.should_give_up():
+        if self._worker.has_exited:
             self.over()
 
     def wake_at_ns(self) -> int:
@@ -122,7 +116,7 @@ class NativeWorker(ProductWorker):
         self._socket.close()
 
     def shut_down(self) -> None:
-        self._monitor.shut_down()
+        self._worker.shut_down()
 
     def decode_sent(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
         said = super().decode_sent(route, frames)
@@ -309,7 +303,7 @@ class WmpWorker(ProductWorker):
 
     def build(self) -> None:
         first = self.twin * INCARNATIONS_MAX + 1
-        settings = native.WorkerSettings(
+        settings = WorkerSettings(
             *(self.name, self.services, self.slots),
             incarnation=first - 1 + self.process,
             heartbeat_ns=self.world.plan.size.heartbeat_ns,

@@ -27,7 +27,7 @@ from taskyard.cli.output import example, print_document, print_table
 from taskyard.client import discovery
 from taskyard.errors import ExitCode, NoBroker
 from taskyard.net import endpoints
-from taskyard.process.supervisor import LOCK_FILE, UP_FILE, lock_holder
+from taskyard.process.locks import LOCK_FILE, UP_FILE, lock_holder
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.loader import load, problems
 

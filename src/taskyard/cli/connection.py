@@ -9,7 +9,7 @@ from taskyard.client import discovery
 from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import StateLocked
-from taskyard.process.supervisor import LOCK_FILE, lock_holder
+from taskyard.process.locks import LOCK_FILE, lock_holder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,18 +12,17 @@ from msgspec import Struct
 from taskyard.cli.daemon_options import usable_cores
 from taskyard.errors import UserError
 from taskyard.net import endpoints
-from taskyard.worker.agents.runner import AgentSettings, read_command
-from taskyard.worker.environment import read_variables
-from taskyard.worker.feeding import make_runner
-from taskyard.worker.host import worker_settings
+from taskyard.worker.agents.runner import AgentSettings, read_command, read_variables
+from taskyard.worker.runner import make_runner
+from taskyard.worker.settings import worker_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.cli.options import CliContext
     from taskyard.net.protocols import Clock
-    from taskyard.worker.native import WorkerSettings
     from taskyard.worker.runner import ProcessRunner
+    from taskyard.worker.settings import WorkerSettings
 
 #: Where a broker's side for workers usually is.
 DEFAULT_ENDPOINTS: Final = {"ping-pong": "tcp://127.0.0.1:6002", "wmp": "tcp://127.0.0.1:6014"}

@@ -32,13 +32,9 @@ from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, ExitCode, StateLocked, TimedOut, UserError
 from taskyard.net import endpoints
-from taskyard.process.supervisor import (
-    LOCK_FILE,
-    Supervisor,
-    WorkerSpec,
-    lock_holder,
-    sigterm_as_interrupt,
-)
+from taskyard.process.locks import LOCK_FILE, lock_holder
+from taskyard.process.signals import sigterm_as_interrupt
+from taskyard.process.supervisor import Supervisor, WorkerSpec
 from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
 
 if TYPE_CHECKING:
@@ -150,7 +146,8 @@ def run(  # noqa: PLR0913  # an argument an option
         sigterm_as_interrupt(),
         Supervisor(state, cli_context.info, config=cli_context.config) as supervisor,
     ):
-        supervisor.start_broker()
+        if (status := supervisor.start_broker()) is not None:
+            raise click.exceptions.Exit(status)
         with (
             connect_to(cli_context, endpoints.native_endpoint(state)) as client,
             _close_with_broker(supervisor, client),

@@ -33,17 +33,10 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, NoBroker, TaskyardError, TimedOut, UserError
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 from taskyard.net import endpoints
-from taskyard.process.supervisor import (
-    LOCK_FILE,
-    UP_FILE,
-    Supervisor,
-    WorkerSpec,
-    command_of,
-    hold_up_lock,
-    lock_holder,
-    reload_on_sighup,
-    sigterm_as_interrupt,
-)
+from taskyard.process.child import taskyard_command
+from taskyard.process.locks import LOCK_FILE, UP_FILE, hold_up_lock, lock_holder
+from taskyard.process.signals import reload_on_sighup, sigterm_as_interrupt
+from taskyard.process.supervisor import Supervisor, WorkerSpec
 from taskyard.settings.keys import PROCESSES_MAX, SLOTS_MAX
 
 if TYPE_CHECKING:
@@ -142,7 +135,8 @@ def _run_until_stopped(
     supervisor = Supervisor(state, _with_time(cli_context.info), listen, cli_context.config)
     try:
         with hold_up_lock(state), reload_on_sighup(supervisor.reload), supervisor:
-            supervisor.start_broker()
+            if (status := supervisor.start_broker()) is not None:
+                raise click.exceptions.Exit(status)
             supervisor.start_workers(worker_spec)
             for line in supervisor.listening:
                 click.echo(line)
@@ -187,7 +181,7 @@ def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[
     with os.fdopen(descriptor, "ab") as file:
         began = file.tell()
         child = subprocess.Popen(
-            command_of(arguments),
+            taskyard_command(arguments),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

@@ -25,7 +25,8 @@ from taskyard.errors import UserError
 from taskyard.settings.keys import SLOTS_MAX
 from taskyard.settings.loader import HEARTBEATS_PER_LEASE_MIN
 from taskyard.wire.pickled import PICKLE
-from taskyard.worker.host import name_for_key, serve
+from taskyard.worker.native_process import serve
+from taskyard.worker.settings import name_for_key
 
 
 @click.command(epilog=example("worker --slots 4 --allow imaging --state ./.taskyard"))

@@ -2,7 +2,7 @@
 
 Owns what a caller of the standard's interface sees, and settles its futures: what the client says
 of a task becomes a value or an exception here, in a thread of its own, so that a callback may use
-the executor. Without a broker it has a household: a broker and workers that end with it.
+the executor. Without a broker it starts one, and workers, which end with it.
 
 A task that is leased counts as running: it can't be cancelled any more. Unpickles what its own
 tasks returned, so the broker and its workers have to be trusted.
@@ -30,12 +30,12 @@ from msgspec import structs
 
 from taskyard.campaign.batches import encode_text
 from taskyard.client.client import Client
-from taskyard.client.household import LocalCluster, WorkerSpec
 from taskyard.client.origins import CallOrigins
 from taskyard.core.identity import spelling
 from taskyard.core.model import Terms
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, TaskFailed, TaskyardError, UserError
+from taskyard.process.supervisor import LocalCluster, WorkerSpec
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
@@ -458,11 +458,11 @@ class Executor(concurrent.futures.Executor):
                 raise UserError("slots and max_workers are the same; give one of them")
             slots = max_workers
         if broker is None and state is None:
-            staff = WorkerSpec(
-                _check_positive("workers", workers, 1), _check_positive("slots", slots), service
-            )
-            self._max_workers = staff.workers * staff.slots
-            core = ExecutorCore(service, staff, timeout=timeout)
+            workers = _check_positive("workers", workers, 1)
+            slots = _check_positive("slots", slots)
+            worker_spec = WorkerSpec(workers, slots, services=(service,), allow_pickle=True)
+            self._max_workers = workers * slots
+            core = ExecutorCore(service, worker_spec, timeout=timeout)
         elif workers is not None or slots is not None:
             raise UserError(
                 "workers and slots are of an executor that starts its own broker; leave them out, "

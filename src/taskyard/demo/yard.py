@@ -1,31 +1,30 @@
 """The demo's processes: a broker, a relay and four workers, each a `taskyard` of its own.
 
-Owns who is started with which arguments and how they end. Their stdin is a pipe from here
-(`--until-eof`): when this process ends, however it ends, they end too. They have process groups of
-their own: Ctrl-C is this process's to answer. What they say goes to a file each.
+Owns which processes run with which arguments, and the order in which they end. Each has a log file.
+They end with this process: see `process.child`.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from taskyard.demo import tasks
 from taskyard.demo.campaign import MAIL, WMP
 from taskyard.errors import TaskyardError
+from taskyard.process.child import (
+    ChildProcess,
+    environment_without_settings,
+    status_text,
+    taskyard_command,
+)
 
 if TYPE_CHECKING:
     from taskyard.demo.directory import DemoDirectory
 
 #: The worker that feeds agents, by which the closing table knows it.
 AGENTS: Final = "agents"
-
-#: Not with the current directory in front: a user's `json.py` must not become ours.
-_TASKYARD: Final = ("-P", "-m", "taskyard.cli")
 
 #: What was told to end has ended by then, or is killed.
 _END_SECONDS: Final = 10.0
@@ -47,81 +46,40 @@ class ProcessEnded(TaskyardError):
     """A process of the demo ended that should not have."""
 
 
-class DemoProcess:
-    """One of them, from its start on."""
+class DemoProcess(ChildProcess):
+    """A `taskyard` process whose stderr goes to a log file."""
 
     def __init__(
         self, name: str, arguments: list[str], paths: DemoDirectory, *, reads_endpoints: bool
     ) -> None:
-        """`reads_endpoints`: it says where it listens, on stdout."""
+        """`reads_endpoints`: its stdout is a pipe, and lists where it listens."""
         self.name = name
         self.log = paths.logs / f"{name}.log"
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *_TASKYARD, *arguments, "--until-eof"],
+            super().__init__(
+                taskyard_command([*arguments, "--until-eof"]),
                 cwd=paths.directory,
-                env=_environment_without_settings(),
-                stdin=subprocess.PIPE,
+                env=environment_without_settings(),
                 stdout=subprocess.PIPE if reads_endpoints else log,
                 stderr=log,
-                process_group=0,
             )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def listening(self, lines: int) -> dict[str, str]:
-        """Where it listens, by dialect; waits until it has said so many lines."""
-        said = self._process.stdout
-        assert said is not None  # noqa: S101  # it speaks
-        found: dict[str, str] = {}
-        while len(found) < lines:
-            words = said.readline().decode().split()
-            if not words:
-                self._process.wait()
-                self.check()
-            if words[:1] == ["listening"]:
-                found[words[1]] = words[2]
+        """Wait until it listens at `lines` endpoints, and return them by dialect.
+
+        Raises `ProcessEnded` if it ends before that.
+        """
+        found = dict(self.read_endpoints(lines))
+        if len(found) < lines:
+            self.process.wait()
+            self.check()
         return found
 
     def check(self) -> None:
-        """Raises `ProcessEnded` if it has ended."""
-        status = self._process.poll()
+        """Raise `ProcessEnded` if it has ended."""
+        status = self.poll()
         if status is not None:
-            raise ProcessEnded(f"{self.name} has ended, with {status}; see {self.log}")
-
-    def kill(self) -> int:
-        """End it as a power cut would. Returns its exit status."""
-        self._process.kill()
-        return self._close_files()
-
-    def stop(self) -> None:
-        """Tell it to end in order."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-
-    def close_stdin(self) -> None:
-        """Have it end at once, as if we were gone."""
-        if self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.close()
-
-    def await_end(self, seconds: float) -> None:
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._close_files()
-
-    def _close_files(self) -> int:
-        status = self._process.wait()
-        pipes: tuple[IO[bytes] | None, ...] = (self._process.stdin, self._process.stdout)
-        for pipe in pipes:
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-        return status
+            raise ProcessEnded(f"{self.name}: {status_text(status)} (see {self.log})")
 
 
 class DemoCluster:
@@ -188,24 +146,19 @@ class DemoCluster:
         relay, *workers = self.others
         for some in (workers, [relay], [self.broker]):
             for process in some:
-                process.stop()
+                process.signal(signal.SIGTERM)
             for process in some:
-                process.await_end(_END_SECONDS)
+                process.wait_or_kill(_END_SECONDS)
 
     def _kill_all(self) -> None:
         every = (*reversed(self.others), self.broker)
         for process in every:
             process.close_stdin()
         for process in every:
-            process.await_end(_CUT_SECONDS)
+            process.wait_or_kill(_CUT_SECONDS)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._kill_all()
-
-
-def _environment_without_settings() -> dict[str, str]:
-    """The environment, without settings for other brokers."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}

@@ -1,1 +1,1 @@
-"""Processes that one command starts and watches: restart them when they end, stop them together."""
+"""Broker, relay and worker as child processes of `up`, `run`, an executor, the demo and tests."""

@@ -1,88 +1,103 @@
-"""A broker and workers of one machine as child processes, kept running and stopped in order.
+"""A broker and workers on one machine as child processes: restarted, and stopped in order.
 
-A child's stdin is a pipe from here (`--until-eof`): when this process ends, however it ends, its
-children end too, so nothing is left behind that would keep the state locked. Children have process
-groups of their own: Ctrl-C is this process's to answer, which stops the workers before the broker.
+Owns which commands run, when a child is restarted, and the order of stopping: workers before the
+broker. Workers keep their names. A restarted worker reports the death of its predecessor, so the
+broker reassigns that one's tasks at once.
 
-A child that ends with 0 was told to, one that ends with 2 or 6 would do so again; any other is
-started again, a little later each time. Workers keep their names. A restarted worker reports the
-death of its predecessor, so that the broker gives what that one held to others at once.
+Children run as commands: this module imports nothing of the broker or the worker.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
+import secrets
+import shutil
 import signal
 import subprocess
-import sys
+import tempfile
 import threading
 import time
-from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-import click
 from msgspec import Struct
 
-from taskyard.client.household import IncarnationOptions
-from taskyard.errors import ExitCode, StateLocked
-from taskyard.journal import lock
-from taskyard.journal.files import check_owner, make_private_directory, open_regular
-from taskyard.net.signals import Terminal
-from taskyard.worker.processes import status_text
+from taskyard.errors import ExitCode, NoBroker
+from taskyard.net import endpoints
+from taskyard.process.child import (
+    ChildProcess,
+    environment_without_settings,
+    status_text,
+    taskyard_command,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-    from types import FrameType
+    from collections.abc import Callable, Mapping, Sequence
 
-#: How long to wait before a child that died is started again: twice as long each time.
+#: Delay before a child that died is restarted. It doubles with each restart.
 RESTART_SECONDS_FIRST: Final = 0.2
 RESTART_SECONDS_MAX: Final = 10.0
 
-#: A child that lived so long is not one that dies at once.
+#: A child that ran longer than this did not fail at its start: the delay begins anew.
 STABLE_SECONDS: Final = 10.0
 
-#: A child that was told to end at once, and is still there, is killed.
+#: Time between closing a child's stdin and SIGKILL.
 KILL_SECONDS: Final = 5.0
 
-#: A stop that takes longer is explained.
+#: Log what a stop waits for after this time.
 STOP_NOTICE_SECONDS: Final = 1.0
 
-#: Not with the current directory in front: a user's `json.py` must not become ours.
-_TASKYARD: Final = ("-P", "-m", "taskyard.cli")
-
-#: Who uses a state directory: locked for as long as it does, with its process id.
-LOCK_FILE: Final = lock.FILE_NAME
-
-#: Who runs `up` on a state directory: locked for as long as it runs, with its process id.
-UP_FILE: Final = "up.pid"
-
-#: A worker that ends with 2 after so long was not refused for what it was told.
+#: A worker that exits with 2 later than this has lost its name to another process. Its options
+#: were good.
 NAME_REFUSAL_SECONDS: Final = 2.0
 
-_FINAL_STATUSES: Final = (ExitCode.OK, ExitCode.USAGE, ExitCode.STATE_DAMAGED)
+#: Of a random incarnation number, which leaves room for the restarts after it.
+_INCARNATION_BITS: Final = 61
 
-_PID_BYTES_MAX: Final = 20
+
+class RestartPolicy(Struct, frozen=True):
+    """When a child that has ended is started again."""
+
+    #: Exit statuses after which it stays ended.
+    final_statuses: tuple[int, ...] = (ExitCode.OK, ExitCode.USAGE, ExitCode.STATE_DAMAGED)
+    #: Statuses other than 0 are final only for a child that ran no longer than this.
+    final_seconds_max: float = float("inf")
+    #: Exits in a row, each within `STABLE_SECONDS`, after which it stays ended.
+    early_exits_max: float = float("inf")
+    delay_seconds_max: float = RESTART_SECONDS_MAX
+
+    def is_final(self, status: int, seconds: float, early_exits: int) -> bool:
+        """Return whether a child that ran for `seconds` stays ended."""
+        if early_exits >= self.early_exits_max:
+            return True
+        if status not in self.final_statuses:
+            return False
+        return status == ExitCode.OK or seconds <= self.final_seconds_max
 
 
-def command_of(arguments: Sequence[str]) -> list[str]:
-    """The command of another `taskyard` of the same install."""
-    return [sys.executable, *_TASKYARD, *arguments]
+#: Of `up` and `run`. A broker with bad options or a damaged state would fail again.
+BROKER_POLICY: Final = RestartPolicy()
+WORKER_POLICY: Final = RestartPolicy(final_seconds_max=NAME_REFUSAL_SECONDS)
+
+#: Of an executor. Its broker keeps everything in memory, so a restart would find nothing.
+PRIVATE_BROKER_POLICY: Final = RestartPolicy(early_exits_max=0)
+PRIVATE_WORKER_POLICY: Final = RestartPolicy(
+    final_statuses=(), early_exits_max=5, delay_seconds_max=RESTART_SECONDS_FIRST
+)
 
 
 class WorkerSpec(Struct, frozen=True):
-    """The workers to start."""
+    """How many workers to start, and with which options."""
 
     workers: int = 1
-    #: None: one a core.
+    #: None: one per core.
     slots: int | None = None
     allow: tuple[str, ...] = ()
-    #: Empty: what a worker serves if nobody says.
+    #: Empty: the worker's default services.
     services: tuple[str, ...] = ()
+    allow_pickle: bool = False
 
     def arguments(self, state: Path, name: str) -> list[str]:
-        """The command of one of them."""
+        """Return the command line of the worker `name`."""
         arguments = ["worker", "--state", str(state), "--name", name, "--quiet", "--until-eof"]
         if self.slots is not None:
             arguments += ["--slots", str(self.slots)]
@@ -90,158 +105,211 @@ class WorkerSpec(Struct, frozen=True):
             arguments += ["--allow", module]
         for service in self.services:
             arguments += ["--service", service]
+        if self.allow_pickle:
+            arguments.append("--allow-pickle")
         return arguments
 
 
-class ManagedProcess:
-    """Keeps one child process running, in a thread of its own, until it is stopped."""
+class IncarnationOptions:
+    """Options for the starts of one worker, each with the next incarnation number.
 
-    def __init__(
+    A start reports to the broker that all earlier ones have ended: call `next` only then.
+    """
+
+    def __init__(self) -> None:
+        self._first = self._next = 1 + secrets.randbits(_INCARNATION_BITS)
+
+    def next(self) -> tuple[str, ...]:
+        """Return the options for one more start."""
+        number = self._next
+        self._next += 1
+        return ("--incarnation", str(number), "--replaces", str(self._first))
+
+
+class ManagedProcess:
+    """A child that a thread restarts by its policy until it is stopped."""
+
+    def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         name: str,
         arguments: Sequence[str],
-        say: Callable[[str], None],
+        policy: RestartPolicy,
+        info: Callable[[str], None],
+        *,
         on_line: Callable[[str], None] | None = None,
-        incarnation_options: IncarnationOptions | None = None,
+        is_worker: bool = True,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
+        """Call `info` with each restart, and `on_line` with each line of its stdout."""
         self.name = name
-        self._command = command_of(arguments)
-        self._incarnation_options = incarnation_options
-        self._say = say
+        self._command = taskyard_command(arguments)
+        self._policy = policy
+        self._info = info
         self._on_line = on_line
+        self._incarnations = IncarnationOptions() if is_worker else None
+        self._cwd, self._env = cwd, env
+        #: Guards the child against a stop at the time of its start.
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self._stopping = threading.Event()
-        #: It is not running, and will not be started again.
+        #: Set when the child has ended for good.
         self.ended = threading.Event()
-        #: How it ended.
+        #: The last exit status.
         self.status = 0
-        #: Called when it has ended.
+        #: Exits in a row that were each soon after the start.
+        self.early_exits = 0
+        #: Called when the child has ended for good.
         self.on_end: Callable[[], None] = _no_callback
         self._thread = threading.Thread(
-            target=self._run_and_restart, name=f"keeper of {name}", daemon=True
+            target=self._watch, name=f"supervisor of {name}", daemon=True
         )
 
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
     def start(self) -> None:
+        """Start the child, and the thread that watches it. Raises `OSError` if it can't start."""
+        self._start_child()
         self._thread.start()
 
     def is_started(self) -> bool:
         return self._thread.ident is not None
 
     def stop(self) -> None:
-        """Ask it to end, and don't start it again."""
+        """Send SIGTERM, and don't restart it."""
         self._stopping.set()
         self.signal(signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        with self._lock, suppress(ProcessLookupError):
-            if self._process is not None:
-                self._process.send_signal(number)
+        with self._lock:
+            if self._child is not None:
+                self._child.signal(number)
+
+    def close_stdin(self) -> None:
+        """Have the child end at once, and don't restart it."""
+        self._stopping.set()
+        with self._lock:
+            if self._child is not None:
+                self._child.close_stdin()
 
     def kill(self) -> None:
-        """Let it end at once, as if we were gone; if it does not, kill it."""
-        self._stopping.set()
-        with self._lock, suppress(OSError):
-            if self._process is not None and self._process.stdin is not None:
-                self._process.stdin.close()
-        if not self.ended.wait(KILL_SECONDS):
+        """Have the child end at once. Send SIGKILL if it takes too long."""
+        self.close_stdin()
+        if self.is_started() and not self.ended.wait(KILL_SECONDS):
             self.signal(signal.SIGKILL)
 
-    def _run_and_restart(self) -> None:
-        delay = RESTART_SECONDS_FIRST
-        while True:
+    def join(self) -> None:
+        """Wait for the thread, unless called by it."""
+        if self.is_started() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _start_child(self) -> ChildProcess | None:
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            more = () if self._incarnations is None else self._incarnations.next()
+            self._child = ChildProcess(
+                [*self._command, *more],
+                stdout=subprocess.DEVNULL if self._on_line is None else subprocess.PIPE,
+                cwd=self._cwd,
+                env=self._env,
+            )
+            return self._child
+
+    def _watch(self) -> None:
+        delay, child = RESTART_SECONDS_FIRST, self._child
+        while child is not None:
             began = time.monotonic()
-            self.status = self._run_once()
-            if self._stopping.is_set() or self._is_over(time.monotonic() - began):
+            self.status = self._wait(child)
+            seconds = time.monotonic() - began
+            is_early = seconds <= STABLE_SECONDS
+            self.early_exits = self.early_exits + 1 if is_early else 1
+            if self.is_stopping or self._is_final(seconds):
                 break
-            if time.monotonic() - began > STABLE_SECONDS:
+            if not is_early:
                 delay = RESTART_SECONDS_FIRST
-            self._say(f"{self.name} died ({status_text(self.status)}); starting it again")
+            self._info(f"{self.name} died ({status_text(self.status)}), restarting it")
             if self._stopping.wait(delay):
                 break
-            delay = min(2 * delay, RESTART_SECONDS_MAX)
+            delay = min(2 * delay, self._policy.delay_seconds_max)
+            child = self._start_child()
         self.ended.set()
         self.on_end()
 
-    def _is_over(self, seconds: float) -> bool:
-        """Return whether to leave it ended after it ran for so long. A worker that ran for a while
-        before it ended with 2 has lost its name to another process: as a new one it waits."""
-        if self.status == ExitCode.OK:
-            return True
-        if self.status not in _FINAL_STATUSES:
-            return False
-        if self._incarnation_options is None:
-            return True
-        if seconds > NAME_REFUSAL_SECONDS:
-            return False
-        self._say(f"{self.name} ended ({status_text(self.status)}); it is not started again")
-        return True
-
-    def _run_once(self) -> int:
-        """Start it, and wait until it has ended. Returns its exit status."""
+    def _wait(self, child: ChildProcess) -> int:
+        if self._on_line is not None and child.process.stdout is not None:
+            for line in child.process.stdout:
+                self._on_line(line.rstrip())
+        child.process.wait()
         with self._lock:
-            if self._stopping.is_set():
-                return 0
-            more = () if self._incarnation_options is None else self._incarnation_options.next()
-            self._process = process = subprocess.Popen(
-                [*self._command, *more],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL if self._on_line is None else subprocess.PIPE,
-                process_group=0,
-            )
-        if process.stdout is not None and self._on_line is not None:
-            for line in process.stdout:
-                self._on_line(line.decode(errors="backslashreplace").rstrip())
-            process.stdout.close()
-        status = process.wait()
-        with self._lock, suppress(OSError):
-            if process.stdin is not None:
-                process.stdin.close()
-        return status
+            return child.wait()
+
+    def _is_final(self, seconds: float) -> bool:
+        is_final = self._policy.is_final(self.status, seconds, self.early_exits)
+        if is_final and self._incarnations is not None and self.status != ExitCode.OK:
+            self._info(f"{self.name} ended ({status_text(self.status)}), not restarting it")
+        return is_final
 
 
 def _no_callback() -> None:
-    """Nobody wants to know."""
+    """Ignore the end of a child."""
 
 
 class Supervisor:
-    """One broker and some workers. Use it as a context manager, which stops them."""
+    """A broker and workers that are restarted. As a context manager it stops them at the end."""
 
     def __init__(
         self,
         state: Path,
-        say: Callable[[str], None],
+        info: Callable[[str], None],
         listen: Sequence[str] = (),
         config: Path | None = None,
     ) -> None:
         self._state = state
-        self._say = say
-        #: So that all of them read the settings that we have read.
+        self._info = info
+        #: All children read the settings file that this process has read.
         self._common = [] if config is None else ["--config", str(config)]
-        #: Where the broker listens, as it said.
+        #: The `listening …` lines that the broker has printed.
         self.listening: list[str] = []
         self._expected = 1 + len(listen)
         arguments = ["broker", "--state", str(state), "--until-eof", *self._common]
         for pair in listen:
             arguments += ["--listen", pair]
-        if not listen:  # whatever the settings say
+        if not listen:  # even if the settings name listeners
             arguments.append("--native-only")
-        self.broker = ManagedProcess("the broker", arguments, say, self._on_broker_line)
+        self.broker = ManagedProcess(
+            "the broker",
+            arguments,
+            BROKER_POLICY,
+            info,
+            on_line=self._on_broker_line,
+            is_worker=False,
+        )
         self.workers: list[ManagedProcess] = []
 
     def _on_broker_line(self, line: str) -> None:
         if line.startswith("listening ") and len(self.listening) < self._expected:
             self.listening.append(line)
 
-    def start_broker(self) -> None:
-        """Start it, and wait until it listens. What kept it from that it has said itself."""
+    def start_broker(self) -> int | None:
+        """Start the broker, and wait until it listens.
+
+        Return None then. Return its exit status if it ended before: it has printed the reason.
+        """
         self.broker.start()
         while len(self.listening) < self._expected:
             if self.broker.ended.wait(0.01):
-                raise click.exceptions.Exit(self.broker.status)
+                return self.broker.status
+        return None
 
     def reload(self) -> None:
-        """Have the broker read its settings again; one that has not begun to listen is about to."""
+        """Have the broker read its settings again, unless it is still starting."""
         if len(self.listening) >= self._expected:
             self.broker.signal(signal.SIGHUP)
 
@@ -249,15 +317,12 @@ class Supervisor:
         for number in range(1, worker_spec.workers + 1):
             name = f"local-{number}"
             arguments = [*worker_spec.arguments(self._state, name), *self._common]
-            starts = IncarnationOptions()
-            worker = ManagedProcess(
-                f"worker {name}", arguments, self._say, incarnation_options=starts
-            )
+            worker = ManagedProcess(f"worker {name}", arguments, WORKER_POLICY, self._info)
             self.workers.append(worker)
             worker.start()
 
     def exit_reason(self) -> str | None:
-        """Why there is nobody left to go on with; None while there is somebody."""
+        """Return why no task can run any more; None while the broker and a worker run."""
         if self.broker.ended.is_set():
             return "the broker has ended"
         if self.workers and all(worker.ended.is_set() for worker in self.workers):
@@ -271,9 +336,9 @@ class Supervisor:
         self.stop()
 
     def stop(self) -> None:
-        """Stop the workers, which finish what runs, and then the broker.
+        """Stop the workers, which finish their tasks, and then the broker.
 
-        An interruption ends what runs and gives it back, one more cuts everything short.
+        The first interrupt ends running tasks and returns them. The second one kills everything.
         """
         try:
             self._stop_workers()
@@ -283,13 +348,13 @@ class Supervisor:
                 managed.kill()
 
     def _stop_workers(self) -> None:
-        if self.broker.ended.is_set():  # nobody to report to
+        if self.broker.ended.is_set():  # reports would reach no broker
             for worker in self.workers:
                 worker.kill()
         try:
             self._stop_all(self.workers)
         except KeyboardInterrupt:
-            self._say("ending what runs; it will be done again")
+            self._info("ending running tasks, which will run again")
             self._stop_all(self.workers)
 
     def _stop_all(self, processes: Sequence[ManagedProcess]) -> None:
@@ -301,78 +366,96 @@ class Supervisor:
             managed.ended.wait(max(0.0, until - time.monotonic()))
         late = [managed for managed in started if not managed.ended.is_set()]
         if late and late[0] is not self.broker:
-            self._say("waiting for the tasks that run; Ctrl-C ends them")
+            self._info("waiting for running tasks (Ctrl-C ends them)")
         for managed in late:
             while not managed.ended.wait(1.0):
                 pass
 
 
-def lock_holder(path: Path) -> int | None:
-    """The process that holds the lock on a file, by what it wrote there; None if nobody does."""
-    try:
-        descriptor = lock.open_file(path)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        written = os.pread(descriptor, _PID_BYTES_MAX, 0).strip()
-        return int(written) if written.isdigit() else 0
-    finally:
-        os.close(descriptor)
-    return None
+class LocalCluster:
+    """An executor's own broker and workers, in memory and in a temporary directory.
+
+    Starts everything when made, and does not wait for it. Workers are restarted. Calls `on_broken`
+    with a reason when the broker has died, or a worker that can't stay alive.
+    """
+
+    def __init__(self, worker_spec: WorkerSpec, on_broken: Callable[[str], None]) -> None:
+        self._on_broken = on_broken
+        self.state = Path(tempfile.mkdtemp(prefix="taskyard-"))
+        self._is_listening = threading.Event()
+        self._broker = self._make_broker()
+        self._workers = [
+            ManagedProcess(
+                f"worker-{number}",
+                worker_spec.arguments(self.state, f"worker-{number}"),
+                PRIVATE_WORKER_POLICY,
+                _no_info,
+            )
+            for number in range(1, worker_spec.workers + 1)
+        ]
+        try:
+            for managed in self._all():
+                managed.on_end = self._on_end
+                managed.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _make_broker(self) -> ManagedProcess:
+        return ManagedProcess(
+            "broker",
+            ["broker", "--memory", "--state", str(self.state), "--until-eof", "--quiet"],
+            PRIVATE_BROKER_POLICY,
+            _no_info,
+            on_line=lambda _line: self._is_listening.set(),
+            is_worker=False,
+            # The settings around this process are meant for other brokers.
+            cwd=self.state,
+            env=environment_without_settings(),
+        )
+
+    def _all(self) -> list[ManagedProcess]:
+        return [self._broker, *self._workers]
+
+    def endpoint(self) -> str:
+        """Wait until the broker listens, and return its endpoint.
+
+        Raises `NoBroker` if it did not start.
+        """
+        self._is_listening.wait()
+        if self._broker.ended.is_set():
+            raise NoBroker(f"the executor's broker did not start: {self._broker_status()}")
+        return endpoints.native_endpoint(self.state)
+
+    def pids(self) -> list[int]:
+        """Return the ids of all processes, the broker's first."""
+        return [managed.pid for managed in self._all() if managed.pid is not None]
+
+    def stop(self) -> None:
+        """End everything at once, and wait until it has ended."""
+        for managed in reversed(self._all()):
+            managed.close_stdin()
+        for managed in self._all():
+            managed.kill()
+        for managed in self._all():
+            managed.join()
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    def _on_end(self) -> None:
+        if self._broker.ended.is_set():
+            self._is_listening.set()  # `endpoint` may wait for it
+            if not self._broker.is_stopping:
+                self._on_broken(f"its broker died with all tasks: {self._broker_status()}")
+            return
+        for worker in self._workers:
+            if worker.ended.is_set() and not worker.is_stopping:
+                self._on_broken(
+                    f"its worker died {worker.early_exits} times: {status_text(worker.status)}"
+                )
+
+    def _broker_status(self) -> str:
+        return status_text(self._broker.status)
 
 
-@contextmanager
-def hold_up_lock(state: Path) -> Iterator[None]:
-    """Say in the state directory that this process runs it, for as long as it does."""
-    make_private_directory(state)
-    check_owner(state)
-    descriptor = open_regular(state / UP_FILE, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise StateLocked(
-            f"`taskyard up` runs on {state} already; stop it with `taskyard down --state {state}`"
-        ) from error
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-        yield
-    finally:
-        with suppress(OSError):
-            (state / UP_FILE).unlink()
-        os.close(descriptor)
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM is Ctrl-C, inside."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def reload_on_sighup(reload: Callable[[], None]) -> Iterator[None]:
-    """SIGHUP has the settings read again, inside; but it is Ctrl-C if the terminal is gone."""
-    terminal = Terminal()
-
-    def hang_up(number: int, frame: FrameType | None) -> None:
-        if terminal.is_gone():
-            _interrupt(number, frame)
-        # In a thread: what is interrupted here may hold the lock that this takes.
-        threading.Thread(target=reload, name="reload", daemon=True).start()
-
-    before = signal.signal(signal.SIGHUP, hang_up)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _no_info(_line: str) -> None:
+    """Log nothing: an executor reports what matters by its exceptions."""

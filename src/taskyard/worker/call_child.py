@@ -6,26 +6,130 @@ call goes over the socket; what is printed, and the traceback of an exception, g
 stderr go.
 """
 
+import contextlib
 import faulthandler
 import os
+import resource
+import runpy
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any, Final, NoReturn
 
 from taskyard.core.events import Outcome
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.runs import Run
 from taskyard.errors import UserError
 from taskyard.wire import pickled
 from taskyard.wire.payloads import Call, decode_call, encode_value
-from taskyard.wire.pickled import Pickled
+from taskyard.wire.pickled import IMPORTING_VARIABLE, MAIN_NAME, Origin, Pickled
 from taskyard.worker import allow_list, call_frames
+from taskyard.worker.jobs import cut_reason
 from taskyard.worker.limits import PICKLED_BYTES_MAX, READ_BYTES_MAX, RESULT_BYTES_MAX
-from taskyard.worker.meter import UsageMeter
-from taskyard.worker.origins import MainScripts
-from taskyard.worker.output import cut_reason
 from taskyard.worker.processes import task_env
+
+
+class MainScripts:
+    """The scripts that were run in this process."""
+
+    def __init__(self) -> None:
+        #: Modules, and why there is none, by what was asked for.
+        self._mains: dict[tuple[str | None, str | None], ModuleType | str] = {}
+
+    def activate(self, origin: Origin) -> None:
+        """Raises UserError if its script can't be run here."""
+        missing = [place for place in origin.path if place not in sys.path]
+        sys.path[:0] = missing
+        if origin.main is None and origin.main_module is None:
+            return
+        asked = origin.main, origin.main_module
+        if asked not in self._mains:
+            self._mains[asked] = _run(*asked)
+        main = self._mains[asked]
+        if isinstance(main, str):
+            raise UserError(main)
+        sys.modules["__main__"] = sys.modules[MAIN_NAME] = main
+
+
+def _run(path: str | None, name: str | None) -> ModuleType | str:
+    """The script as a module, or why it could not be run: it is not tried twice, because half of
+    it may have been done."""
+    try:
+        with _script_marker():
+            content = _content(path, name)
+    except BaseException as error:  # noqa: BLE001  # whatever a script does ends its tasks alone
+        return (
+            f"{path or name}, where the function is defined, can't be run by the worker: "
+            f"{type(error).__name__}: {error}"
+        )
+    main = ModuleType(MAIN_NAME)
+    main.__dict__.update(content)
+    return main
+
+
+def _content(path: str | None, name: str | None) -> dict[str, Any]:
+    if name is not None:
+        return runpy.run_module(name, run_name=MAIN_NAME, alter_sys=True)
+    assert path is not None  # noqa: S101 - one of the two is given
+    return runpy.run_path(path, run_name=MAIN_NAME)
+
+
+@contextmanager
+def _script_marker() -> Iterator[None]:
+    os.environ[IMPORTING_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[IMPORTING_VARIABLE]
+
+
+#: Writing this resets the high-water mark (Linux).
+_RESET: Final = b"5"
+
+_STATUS_BYTES_MAX: Final = 4096
+
+
+class UsageMeter:
+    """Measures one call after the other."""
+
+    def __init__(self) -> None:
+        self._reset = self._status = -1
+        with contextlib.suppress(OSError):
+            self._reset = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+            self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        self._started_ns = self._began_ns = self._cpu_ns = 0
+
+    def start(self) -> None:
+        """Begin to measure a call."""
+        with contextlib.suppress(OSError):
+            os.pwrite(self._reset, _RESET, 0)
+        self._cpu_ns = _cpu_ns()
+        self._started_ns, self._began_ns = time.time_ns(), time.monotonic_ns()
+
+    def stop(self) -> Run:
+        """Return what the call used."""
+        run_ns = time.monotonic_ns() - self._began_ns
+        cpu_ns = max(1, _cpu_ns() - self._cpu_ns)
+        return Run(self._started_ns, run_ns, None, cpu_ns, self._peak_bytes())
+
+    def _peak_bytes(self) -> int:
+        try:
+            status = os.pread(self._status, _STATUS_BYTES_MAX, 0)
+        except OSError:
+            return 0
+        peak = status.partition(b"VmHWM:")[2].split(maxsplit=1)
+        return int(peak[0]) * 1024 if peak else 0
+
+
+def _cpu_ns() -> int:
+    """Return the CPU time of this process and of the child processes that it waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time_ns() + round((children.ru_utime + children.ru_stime) * SECOND_NS)
+
 
 #: The outcome, the result or the reason, and what belongs at the end of the output.
 CallResult = tuple[Outcome, bytes, bytes]

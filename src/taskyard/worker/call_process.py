@@ -14,17 +14,23 @@ from typing import Final
 
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
+from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.worker import call_frames
-from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.jobs import Job, JobResult, Tail
 from taskyard.worker.limits import (
     CHILD_START_NS_MAX,
     OUTPUT_TAIL_BYTES,
     PICKLED_BYTES_MAX,
     READ_BYTES_MAX,
 )
-from taskyard.worker.output import Tail
-from taskyard.worker.processes import STATUS_UNKNOWN, Process, Streams, start, status_text
-from taskyard.worker.supervised import Pipe, RunnerContext, SupervisedProcess
+from taskyard.worker.processes import (
+    Pipe,
+    Process,
+    RunnerContext,
+    Streams,
+    SupervisedProcess,
+    start,
+)
 
 #: Not with the current directory in front (-P): a user's `json.py` must not become the child's.
 _PROGRAM: Final = ("-P", "-m", "taskyard.worker.call_child")

@@ -1,246 +1,148 @@
-"""The worker as a process: sockets, signals and the runner around its loop.
+"""The loop of every worker process: signals, parent pipe, poller and announcements.
 
-SIGTERM and SIGINT let it leave: it takes no more tasks, gives back what it has not begun, finishes
-what runs, and says goodbye. A second one ends what runs and gives that back too. Without a broker
-it waits for one, except that it does not stay for ever to deliver its last reports.
+The first SIGTERM or SIGINT lets the worker finish its running tasks, the second one returns them.
+With `until_eof` the end of stdin ends the process at once, because its parent was killed.
+
+Knows no dialect: each gives the host a `HostedWorker`.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import secrets
-import socket
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-from taskyard.core.limits import NAME_BYTES_MAX, SECOND_NS
-from taskyard.core.model import shown
-from taskyard.errors import NameLost, UserError
-from taskyard.net import sockets
-from taskyard.net.channel import Channel
 from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.net.signals import ParentPipe, Signals
-from taskyard.wire.roles import Role, may_act_as, with_article
-from taskyard.worker.agents.runner import AgentRunner
-from taskyard.worker.feeding import make_runner
-from taskyard.worker.native import NativeWorkerLoop, WorkerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from taskyard.net.keys import PeerKey
-    from taskyard.worker.agents.runner import AgentSettings
+    from taskyard.net.sockets import ZmqSocket
     from taskyard.worker.runner import ProcessRunner
 
-logger = logging.getLogger("taskyard.worker")
-
-#: How long to wait for a broker that does not answer a goodbye.
-EXIT_NS_MAX: Final = 2 * SECOND_NS
-
-#: A broker that was not heard for so long is missed aloud.
-BROKER_MISSING_NS: Final = 2 * SECOND_NS
-
-#: How much of a name that is no good is shown.
-_SHOWN: Final = 40
+AnyRunner = TypeVar("AnyRunner", bound="ProcessRunner")
 
 
-def name_of_this_process() -> bytes:
-    """A worker's name if nobody gives one: where it runs, and which process it is."""
-    return f"{socket.gethostname()}-{os.getpid()}".encode()
+class HostedWorker(Protocol):
+    """The worker of a dialect, as the host drives it. No method blocks."""
 
+    @property
+    def has_exited(self) -> bool:
+        """Return whether the process can end."""
 
-def name_for_key(key: PeerKey | None, name: str | None) -> str | None:
-    """The name under which this key lets it work; None: the usual one. Raises UserError."""
-    if key is None or key.role is Role.ADMIN:
-        return name
-    if key.role is not Role.WORKER:
-        raise UserError(
-            f"the key {key.name} is {with_article(key.role)}'s, and can't be worked with; make a "
-            "worker's with `taskyard keys new NAME --role worker`"
-        )
-    if name is None:
-        return f"{key.name}/{name_of_this_process().decode()}"
-    if not may_act_as(key.name, name.encode(errors="surrogateescape")):
-        raise UserError(
-            f"the key {key.name} is for workers named {key.name} or {key.name}/…, not for "
-            f"{name[:_SHOWN]!r}; give such a --name, or none"
-        )
-    return name
+    def turn(self) -> bool:
+        """Receive, run and send. Return whether more input waits."""
 
-
-def worker_settings(
-    slots: int, services: Sequence[str], name: str | None = None, **more: int
-) -> WorkerSettings:
-    """Raises UserError where a broker would refuse whatever such a worker says."""
-    return WorkerSettings(
-        name=_encode_name("name", name) if name is not None else name_of_this_process(),
-        services=tuple(_encode_name("service", service) for service in services),
-        slots=slots,
-        host=socket.gethostname().encode(errors="replace")[:NAME_BYTES_MAX],
-        pid=os.getpid(),
-        incarnation=more.pop("incarnation", 0) or 1 + secrets.randbits(61),
-        **more,
-    )
-
-
-def _encode_name(what: str, given: str) -> bytes:
-    encoded = given.encode(errors="surrogateescape")
-    if not 0 < len(encoded) <= NAME_BYTES_MAX:
-        raise UserError(
-            f"a worker's {what} must have 1 to {NAME_BYTES_MAX} bytes, this one has "
-            f"{len(encoded)}: {given[:_SHOWN]!r}"
-        )
-    return encoded
-
-
-def serve(  # noqa: PLR0913  # the last ones are named
-    endpoint: str,
-    settings: WorkerSettings,
-    allow: Sequence[str],
-    announce: Callable[[str], None],
-    *,
-    key: PeerKey | None = None,
-    command: Sequence[str] | None = None,
-    agents: AgentSettings | None = None,
-    env: Mapping[str, str] | None = None,
-    allow_pickle: bool = False,
-    until_eof: bool = False,
-) -> None:
-    """Work for a broker until told to stop, or sent home. `announce` is told what a user should
-    know. `command` is fed the tasks that don't say what to do, `agents` are fed all of them.
-    Without them the broker says which agents are fed with which tasks. Agents find `env` in their
-    environment.
-
-    Raises `Refused` if the broker does not want the key, `NameLost` if it has given the name to
-    another process. With `until_eof` the end of stdin ends it at once: its owner was killed.
-    """
-    with ExitStack() as stack:
-        clock = SystemClock()
-        signals = stack.enter_context(Signals())
-        slots, host = settings.slots, None
-        if command is None:
-            host = AgentRunner(
-                slots, clock, agents, allow=allow, allow_pickle=allow_pickle, env=env
-            )
-        runner = host or make_runner(slots, clock, command, allow, allow_pickle=allow_pickle)
-        stack.enter_context(closing(runner))
-        wire = stack.enter_context(closing(sockets.connect(endpoint, key, counts=True)))
-        channel = Channel(wire, clock)
-        loop = NativeWorkerLoop(settings, channel, runner, clock, host)
-        if host is not None:
-            host.on_output = loop.set_progress
-        monitor = WorkerMonitor(loop, channel, runner, settings, announce)
-        parent_pipe = ParentPipe() if until_eof else None
-        parent = [] if parent_pipe is None else [parent_pipe.fileno()]
-        poller = _poller(wire, signals.fileno(), *runner.filenos(), *parent)
-        while not loop.has_exited and not monitor.should_give_up():
-            ready = poller.wait(max(0, loop.wake_at_ns() - clock.monotonic_ns()))
-            if parent_pipe is not None and _is_orphaned(parent_pipe, ready):
-                return
-            for _ in signals.received() if signals.fileno() in ready else ():
-                monitor.shut_down()
-            loop.turn()
-            wire.check_accepted(channel.unanswered_ns())
-            monitor.watch_broker(endpoint)
-            monitor.log_refusal()
-
-
-def _is_orphaned(parent_pipe: ParentPipe, ready: Sequence[object]) -> bool:
-    """Return whether the process that started this one has ended."""
-    return parent_pipe.fileno() in ready and parent_pipe.is_closed()
-
-
-def _poller(*things: sockets.ZmqSocket | int) -> Poller:
-    poller = Poller()
-    for thing in things:
-        poller.add(thing)
-    return poller
-
-
-class WorkerMonitor:
-    """What a worker does about a broker that is not there, and about its own leaving."""
-
-    def __init__(
-        self,
-        loop: NativeWorkerLoop,
-        channel: Channel,
-        runner: ProcessRunner,
-        settings: WorkerSettings,
-        announce: Callable[[str], None],
-    ) -> None:
-        self._loop = loop
-        self._channel = channel
-        self._runner = runner
-        self._settings = settings
-        self._announce = announce
-        #: What was said last of the broker: it is there, it is not; None: nothing yet.
-        self._broker_seen: bool | None = None
-        #: What was logged last of the broker's refusals.
-        self._refusal_logged = ""
-        self._waits_for_name = False
-
-    def watch_broker(self, endpoint: str) -> None:
-        """Say once that the broker is not there, and once that it is."""
-        silent = self._channel.unanswered_ns() > BROKER_MISSING_NS
-        broker_seen = self._channel.was_connected and not silent
-        if broker_seen is self._broker_seen or (not broker_seen and not silent):
-            return
-        if broker_seen:
-            self._announce(f"worker {self._name()} works for the broker at {endpoint}")
-        else:
-            self._announce(f"no broker answers at {endpoint}; worker {self._name()} waits for one")
-        self._broker_seen = broker_seen
-
-    def log_refusal(self) -> None:
-        """Log once why the broker refuses this worker, and that it got its name at last.
-
-        Raises `NameLost` where the name was given to another process.
-        """
-        if self._loop.name_lost:
-            raise NameLost(self._loop.name_lost)
-        if self._waits_for_name and not self._loop.waits_for_name:
-            logger.warning("worker %s: it holds its name now", self._name())
-        self._waits_for_name = self._loop.waits_for_name
-        if self._loop.refusal != self._refusal_logged:
-            self._refusal_logged = self._loop.refusal
-            if self._refusal_logged:
-                logger.warning("worker %s: %s", self._name(), self._refusal_logged)
+    def wake_at_ns(self) -> int | None:
+        """Return when the next turn is due without input; None: never."""
 
     def shut_down(self) -> None:
-        """Go when what runs is done; asked again, give that back too."""
-        running = self._runner.running()
-        if not self._loop.stopping:
-            self._loop.shut_down()
-            running = self._runner.running()
-            if running:
-                self._announce(
-                    f"worker {self._name()} leaves when {_count_text(len(running))} done; once "
-                    "more ends what runs"
-                )
-        elif running:
-            self._announce(f"worker {self._name()} ends what runs and gives it back")
-            self._loop.stop_running(running)
+        """Finish running tasks and exit. Called again, return them to the broker."""
 
-    def should_give_up(self) -> bool:
-        """It has nothing to do but to report and to say goodbye, and nobody listens."""
-        if not self._loop.stopping or self._runner.running():
-            return False
-        unanswered_ns = self._channel.unanswered_ns()
-        if not self._loop.held:
-            return unanswered_ns > EXIT_NS_MAX
-        if unanswered_ns <= self._settings.lease_timeout_ns:
-            return False
+
+class WorkerHost:
+    """Owns what a worker process polls and closes. Use it as a context manager."""
+
+    def __init__(self, *, until_eof: bool) -> None:
+        self.clock = SystemClock()
+        self.poller = Poller()
+        self._stack = ExitStack()
+        self._signals = Signals()
+        self._parent_pipe = ParentPipe() if until_eof else None
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self._signals)
+        self.poller.add(self._signals.fileno())
+        if self._parent_pipe is not None:
+            self.poller.add(self._parent_pipe.fileno())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def callback(self, close: Callable[[], None]) -> None:
+        """Call `close` when the host ends."""
+        self._stack.callback(close)
+
+    def add_runner(self, runner: AnyRunner) -> AnyRunner:
+        """Poll a runner, and close it at the end."""
+        self._stack.enter_context(closing(runner))
+        for descriptor in runner.filenos():
+            self.poller.add(descriptor)
+        return runner
+
+    def add_socket(self, wire: ZmqSocket) -> ZmqSocket:
+        """Poll a socket, and close it at the end."""
+        self._stack.enter_context(closing(wire))
+        self.poller.add(wire)
+        return wire
+
+    def run(self, worker: HostedWorker) -> None:
+        """Drive a worker until it has exited, or until the parent has ended."""
+        more = False
+        while not worker.has_exited:
+            ready = self.poller.wait(0 if more else self._wait_ns(worker))
+            if self._is_orphaned(ready):
+                return
+            if self._signals.fileno() in ready:
+                for _ in self._signals.received():
+                    worker.shut_down()
+            more = worker.turn()
+
+    def _is_orphaned(self, ready: Sequence[object]) -> bool:
+        """Return whether the process that started this one has ended."""
+        pipe = self._parent_pipe
+        return pipe is not None and pipe.fileno() in ready and pipe.is_closed()
+
+    def _wait_ns(self, worker: HostedWorker) -> int | None:
+        wake_at_ns = worker.wake_at_ns()
+        return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
+
+
+class Announcer:
+    """Announces to the user whether a broker answers, and the steps of a shutdown."""
+
+    def __init__(self, name: str, announce: Callable[[str], None], *, peer: str = "broker") -> None:
+        self._name = name
+        self._announce = announce
+        self._peer = peer
+        #: The last announcement for each endpoint: whether a broker answers there.
+        self._connected: dict[str, bool] = {}
+
+    def connection(self, endpoint: str, *, connected: bool, missing: bool) -> None:
+        """Announce once that a broker answers, and once that it is `missing`.
+
+        A broker may be neither: it has not answered yet, and it is too early to miss it.
+        """
+        if connected is self._connected.get(endpoint) or not (connected or missing):
+            return
+        self._connected[endpoint] = connected
+        if connected:
+            self._announce(f"worker {self._name} works for the {self._peer} at {endpoint}")
+        else:
+            self._announce(f"no {self._peer} answers at {endpoint}, worker {self._name} waits")
+
+    def finishing(self, tasks: int) -> None:
+        """Announce that the worker exits after its running tasks, if there are any."""
+        if tasks:
+            self._announce(
+                f"worker {self._name} exits after {task_count(tasks)} (a second signal stops "
+                f"{'it' if tasks == 1 else 'them'})"
+            )
+
+    def stopping(self) -> None:
+        """Announce that running tasks are stopped and returned."""
+        self._announce(f"worker {self._name} stops its running tasks and returns them")
+
+    def unreported(self, tasks: int) -> None:
+        """Announce that the worker exits though it could not report tasks."""
         self._announce(
-            f"worker {self._name()} leaves without a broker to report to: "
-            f"{_count_text(self._loop.held)} to be done again"
+            f"worker {self._name} exits without a {self._peer} to report to: {task_count(tasks)} "
+            "will run again"
         )
-        return True
-
-    def _name(self) -> str:
-        return shown(self._settings.name)
 
 
-def _count_text(count: int) -> str:
-    return "1 task is" if count == 1 else f"{count} tasks are"
+def task_count(tasks: int) -> str:
+    """Return a number of tasks in words: `1 task`, `2 tasks`."""
+    return "1 task" if tasks == 1 else f"{tasks} tasks"

@@ -15,26 +15,26 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core import runs
 from taskyard.core.events import Outcome
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Result, WorkerFacts
+from taskyard.net.channel import Channel
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.core.rules import Rule
     from taskyard.core.runs import Run
-    from taskyard.net.channel import Channel
     from taskyard.net.protocols import MonotonicClock
     from taskyard.wire.native.peer import Reply
+    from taskyard.worker.jobs import RuleAwareRunner, Runner
+    from taskyard.worker.settings import WorkerSettings
+
 
 #: How long a wish for tasks may wait at the broker.
 STEAL_WAIT_NS: Final = 30 * SECOND_NS
@@ -59,57 +59,6 @@ REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
 #: a tenth of a second of work, so that a quick task does not wait for a message. Those of slow
 #: tasks ask for none: what they hold and don't run would be missing elsewhere.
 PREFETCH_STEPS: Final = ((2560, 256), (640, 64), (80, 8), (4, 1), (0, 0))
-
-
-class WorkerSettings(Struct, frozen=True):
-    """Who works, and how much at once."""
-
-    name: bytes
-    services: tuple[bytes, ...]
-    slots: int
-    #: Tells this process from an earlier one of the same name.
-    incarnation: int
-    heartbeat_ns: int = SECOND_NS
-    #: Silence after which the broker gives its tasks to others.
-    lease_timeout_ns: int = 15 * SECOND_NS
-    #: The machine and process, for whoever looks for it.
-    host: bytes = b""
-    pid: int = 0
-    #: Its supervisor saw the processes of its name end, from this incarnation on; 0: no supervisor.
-    replaces: int = 0
-
-
-class Runner(Protocol):
-    """Who does the work: the runner."""
-
-    def start(self, job: Job) -> None: ...
-
-    def stop(self, name: bytes, attempt: int) -> None: ...
-
-    def run_so_far(self, name: bytes, attempt: int) -> Run | None: ...
-
-    def turn(self) -> list[JobResult]: ...
-
-    def unstarted(self) -> list[Job]: ...
-
-    def wake_at_ns(self) -> int | None: ...
-
-
-class RuleAwareRunner(Runner, Protocol):
-    """Hands that follow the broker's rules."""
-
-    @property
-    def agent_error(self) -> bytes: ...
-
-    @property
-    def malformed(self) -> int: ...
-
-    @property
-    def overfeed_max(self) -> int: ...
-
-    def overfeed(self, lane: tuple[bytes, bytes]) -> int: ...
-
-    def set_rules(self, clauses: Sequence[Rule]) -> None: ...
 
 
 class NativeWorkerLoop:

@@ -12,7 +12,6 @@ Gets its sockets, hands and clock as arguments.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
@@ -21,9 +20,6 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown, truncated_result_reason
 from taskyard.net import sockets
-from taskyard.net.poller import Poller
-from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import ParentPipe, Signals
 from taskyard.wire.ping_pong.frames import (
     DISCONNECT,
     ERROR,
@@ -36,14 +32,17 @@ from taskyard.wire.ping_pong.frames import (
     is_count,
     is_word,
 )
-from taskyard.worker.host import name_of_this_process
+from taskyard.worker.host import Announcer, WorkerHost
 from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.settings import default_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from taskyard.net.poller import Poller
     from taskyard.net.protocols import Clock, MonotonicClock, Transport
     from taskyard.net.sockets import ZmqSocket
+    from taskyard.worker.jobs import Runner
     from taskyard.worker.runner import ProcessRunner
 
 logger = logging.getLogger("taskyard.worker")
@@ -79,18 +78,6 @@ class SocketFactory(Protocol):
     def open(self) -> Transport: ...
 
     def close(self, carrier: Transport) -> None: ...
-
-
-class Runner(Protocol):
-    """Who does the work: the runner, or one that feeds a program."""
-
-    def start(self, job: Job) -> None: ...
-
-    def stop(self, name: bytes, attempt: int) -> None: ...
-
-    def turn(self) -> list[JobResult]: ...
-
-    def wake_at_ns(self) -> int | None: ...
 
 
 class PingPongWorkerLoop:
@@ -138,7 +125,7 @@ class PingPongWorkerLoop:
     def is_working(self) -> bool:
         return bool(self._held)
 
-    def silent_ns(self) -> int:
+    def unanswered_ns(self) -> int:
         """How long nothing was heard."""
         return self._clock.monotonic_ns() - self._last_received_ns
 
@@ -323,6 +310,50 @@ class _PolledSockets:
             self.close(wire)
 
 
+class PingPongGroup:
+    """The loops of one process, one per slot, as the host drives them."""
+
+    def __init__(
+        self, loops: Sequence[PingPongWorkerLoop], endpoint: str, announce: Callable[[str], None]
+    ) -> None:
+        self._loops = loops
+        self._endpoint = endpoint
+        self._announcer = Announcer(shown(default_name()), announce)
+
+    @property
+    def has_exited(self) -> bool:
+        return not self._running()
+
+    def turn(self) -> bool:
+        for loop in self._running():
+            loop.turn()
+        missing_ns = PingPongSettings().broker_timeout_ns * 2
+        connected = [one for one in self._loops if one.unanswered_ns() <= missing_ns]
+        self._announcer.connection(
+            self._endpoint,
+            connected=any(one.was_connected for one in connected),
+            missing=not connected,
+        )
+        return False
+
+    def wake_at_ns(self) -> int:
+        return min(loop.wake_at_ns() for loop in self._running())
+
+    def shut_down(self) -> None:
+        """Exit after the running jobs. Called again, stop them and return them."""
+        loops = self._running()
+        if all(loop.stopping for loop in loops):
+            for loop in loops:
+                loop.stop_running()
+            return
+        for loop in loops:
+            loop.shut_down()
+        self._announcer.finishing(sum(loop.is_working for loop in loops))
+
+    def _running(self) -> list[PingPongWorkerLoop]:
+        return [loop for loop in self._loops if not loop.has_exited]
+
+
 def serve(  # noqa: PLR0913  # the last ones are named
     endpoint: str,
     make_runner: Callable[[Clock], ProcessRunner],
@@ -332,84 +363,21 @@ def serve(  # noqa: PLR0913  # the last ones are named
     settings: PingPongSettings | None = None,
     until_eof: bool = False,
 ) -> None:
-    """Work for a broker until told to stop, or to exit: `slots` workers, each with a connection and
-    hands of its own, which `make_runner` gets. `announce` is told what a user should know.
+    """Work for a broker until a signal, or until the broker sends EXIT.
 
-    With `until_eof` the end of stdin ends it at once, with what runs: its owner was killed.
+    Each of the `slots` workers has a connection and a runner of its own. `announce` takes lines for
+    the user.
     """
-    with ExitStack() as stack:
-        clock, poller = SystemClock(), Poller()
-        signals = stack.enter_context(Signals())
-        socket_factory = _PolledSockets(endpoint, poller)
-        stack.callback(socket_factory.close_all)
-        host = PingPongHost(endpoint, announce)
-        poller.add(signals.fileno())
-        for _ in range(slots):
-            runner = stack.enter_context(closing(make_runner(clock)))
-            for descriptor in runner.filenos():
-                poller.add(descriptor)
-            host.loops.append(
-                PingPongWorkerLoop(settings or PingPongSettings(), socket_factory, runner, clock)
+    with WorkerHost(until_eof=until_eof) as host:
+        socket_factory = _PolledSockets(endpoint, host.poller)
+        host.callback(socket_factory.close_all)
+        loops = [
+            PingPongWorkerLoop(
+                settings or PingPongSettings(),
+                socket_factory,
+                host.add_runner(make_runner(host.clock)),
+                host.clock,
             )
-        parent_pipe = ParentPipe() if until_eof else None
-        if parent_pipe is not None:
-            poller.add(parent_pipe.fileno())
-        while loops := host.running_loops():
-            wake_at_ns = min(loop.wake_at_ns() for loop in loops)
-            ready = poller.wait(max(0, wake_at_ns - clock.monotonic_ns()))
-            if (
-                parent_pipe is not None
-                and parent_pipe.fileno() in ready
-                and parent_pipe.is_closed()
-            ):
-                return
-            if signals.fileno() in ready:
-                for _ in signals.received():
-                    host.shut_down()
-            for loop in loops:
-                loop.turn()
-            host.watch_broker()
-
-
-class PingPongHost:
-    """The loops of one process, and what is said of them."""
-
-    def __init__(self, endpoint: str, announce: Callable[[str], None]) -> None:
-        self.loops: list[PingPongWorkerLoop] = []
-        self._endpoint = endpoint
-        self._announce = announce
-        self._name = shown(name_of_this_process())
-        #: What was said last of the broker: it is there, it is not; None: nothing yet.
-        self._broker_seen: bool | None = None
-
-    def running_loops(self) -> list[PingPongWorkerLoop]:
-        return [loop for loop in self.loops if not loop.has_exited]
-
-    def shut_down(self) -> None:
-        """Go when what runs is done; asked again, end that and give it back."""
-        loops = self.running_loops()
-        if all(loop.stopping for loop in loops):
-            for loop in loops:
-                loop.stop_running()
-            return
-        for loop in loops:
-            loop.shut_down()
-        working = sum(loop.is_working for loop in loops)
-        if working:
-            what = "its job is" if working == 1 else f"its {working} jobs are"
-            self._announce(f"worker {self._name} leaves when {what} done; once more ends what runs")
-
-    def watch_broker(self) -> None:
-        """Say once that the broker is not there, and once that it is."""
-        missed_ns = PingPongSettings().broker_timeout_ns * 2
-        broker_seen = any(one.was_connected and one.silent_ns() <= missed_ns for one in self.loops)
-        is_missed = all(one.silent_ns() > missed_ns for one in self.loops)
-        if broker_seen is self._broker_seen or (not broker_seen and not is_missed):
-            return
-        if broker_seen:
-            self._announce(f"worker {self._name} works for the broker at {self._endpoint}")
-        else:
-            self._announce(
-                f"no broker answers at {self._endpoint}; worker {self._name} waits for one"
-            )
-        self._broker_seen = broker_seen
+            for _ in range(slots)
+        ]
+        host.run(PingPongGroup(loops, endpoint, announce))

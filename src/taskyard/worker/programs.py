@@ -13,19 +13,19 @@ from typing import Final
 from msgspec import structs
 
 from taskyard.core.events import Outcome
+from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.payloads import Command
-from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
-from taskyard.worker.output import Tail, cut_reason, last_line
 from taskyard.worker.processes import (
-    STATUS_UNKNOWN,
+    Pipe,
     Process,
+    RunnerContext,
     Streams,
+    SupervisedProcess,
     start,
-    status_text,
     task_env,
 )
-from taskyard.worker.supervised import Pipe, RunnerContext, SupervisedProcess
 
 #: The worker's trouble, not the program's: files, processes and memory have run out.
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)

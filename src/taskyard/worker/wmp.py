@@ -12,29 +12,26 @@ itself when all managers have sent it home.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.errors import NameLost
 from taskyard.net import sockets
-from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import ParentPipe, Signals
 from taskyard.wire.wmp import peer as wmp_peer
-from taskyard.worker.feeding import make_runner
+from taskyard.worker.host import Announcer, WorkerHost
 from taskyard.worker.jobs import Job
+from taskyard.worker.runner import make_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.net.protocols import MonotonicClock, Transport
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.worker.jobs import JobResult
-    from taskyard.worker.native import WorkerSettings
-    from taskyard.worker.runner import ProcessRunner
+    from taskyard.worker.jobs import JobResult, Runner
+    from taskyard.worker.settings import WorkerSettings
 
 logger = logging.getLogger("taskyard.worker")
 
@@ -55,20 +52,6 @@ BROKER_MISSING_NS: Final = 10 * SECOND_NS
 
 #: How long a goodbye may take to leave: nobody answers it.
 EXIT_LINGER_MS: Final = 500
-
-
-class Runner(Protocol):
-    """Who does the work: the runner."""
-
-    def start(self, job: Job) -> None: ...
-
-    def stop(self, name: bytes, attempt: int) -> None: ...
-
-    def turn(self) -> list[JobResult]: ...
-
-    def unstarted(self) -> list[Job]: ...
-
-    def wake_at_ns(self) -> int | None: ...
 
 
 class WmpWorkerLoop:
@@ -170,6 +153,73 @@ class WmpWorkerLoop:
                 )
 
 
+class WmpWorker:
+    """A worker loop with its announcements and logs, as the host drives it."""
+
+    def __init__(
+        self,
+        loop: WmpWorkerLoop,
+        connections: Sequence[ZmqSocket],
+        runner: Runner,
+        name: str,
+        announce: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._connections = connections
+        self._runner = runner
+        self._name = name
+        self._announcer = Announcer(name, announce, peer="manager")
+        self._since_ns = SystemClock.monotonic_ns()
+        self._waits_for_name = False
+
+    @property
+    def has_exited(self) -> bool:
+        return self._loop.has_exited
+
+    def turn(self) -> bool:
+        more = self._loop.turn()
+        if self._loop.worker.name_lost:
+            raise NameLost(self._loop.worker.name_lost)
+        self._watch_managers()
+        self._watch_name()
+        if self._loop.has_exited:
+            self._flush_exit()
+        return more
+
+    def wake_at_ns(self) -> int | None:
+        return self._loop.wake_at_ns()
+
+    def shut_down(self) -> None:
+        """Exit after the running tasks. Called again, return them to their managers."""
+        if not self._loop.worker.leaving:
+            self._loop.shut_down()
+            self._announcer.finishing(len(self._runner.running()))
+        elif running := self._runner.running():
+            self._announcer.stopping()
+            self._loop.stop_running(running)
+
+    def _watch_managers(self) -> None:
+        now_ns = SystemClock.monotonic_ns()
+        for wire, received_ns in zip(self._connections, self._loop.last_received_ns, strict=True):
+            missing = now_ns - (received_ns or self._since_ns) > BROKER_MISSING_NS
+            connected = received_ns is not None and not missing
+            self._announcer.connection(wire.endpoint, connected=connected, missing=missing)
+
+    def _watch_name(self) -> None:
+        """Log once that another process holds this worker's name, and once that it is free."""
+        held_by_other = self._loop.worker.name_held
+        if held_by_other and not self._waits_for_name:
+            logger.warning("worker %s: refused by the manager: %s", self._name, held_by_other)
+        elif self._waits_for_name and not held_by_other:
+            logger.warning("worker %s: holds its name now", self._name)
+        self._waits_for_name = bool(held_by_other)
+
+    def _flush_exit(self) -> None:
+        """Let the last messages leave, or a manager would have to wait for the lease to expire."""
+        for wire in self._connections:
+            wire.socket.linger = EXIT_LINGER_MS
+
+
 def serve(  # noqa: PLR0913  # the last ones are named
     endpoints: Sequence[str],
     settings: WorkerSettings,
@@ -180,111 +230,15 @@ def serve(  # noqa: PLR0913  # the last ones are named
     allow_pickle: bool = False,
     until_eof: bool = False,
 ) -> None:
-    """Work for managers until told to stop, or sent home by all of them. `announce` is told what a
-    user should know. `command` is fed the tasks that don't say what to do.
+    """Work for managers until a signal, or until all of them have dismissed this worker.
 
-    Raises `NameLost` if a manager has given its name to another process.
+    `announce` takes lines for the user. `command` runs tasks of services without a payload format.
+    Raises `NameLost` if a manager gave the name to another process.
     """
-    with ExitStack() as stack:
-        clock, poller = SystemClock(), Poller()
-        signals = stack.enter_context(Signals())
-        runner = make_runner(settings.slots, clock, command, allow, allow_pickle=allow_pickle)
-        stack.enter_context(closing(runner))
-        connections = [stack.enter_context(closing(sockets.connect(one))) for one in endpoints]
-        for wire in connections:
-            poller.add(wire)
-        for descriptor in (signals.fileno(), *runner.filenos()):
-            poller.add(descriptor)
-        parent_pipe = ParentPipe() if until_eof else None
-        if parent_pipe is not None:
-            poller.add(parent_pipe.fileno())
-        loop = WmpWorkerLoop(settings, connections, runner, clock)
-        monitor = WorkerMonitor(loop, connections, runner, shown(settings.name), announce)
-        left = False
-        while not loop.has_exited:
-            ready = poller.wait(0 if left else monitor.wait_ns(clock.monotonic_ns()))
-            if (
-                parent_pipe is not None
-                and parent_pipe.fileno() in ready
-                and parent_pipe.is_closed()
-            ):
-                return
-            if signals.fileno() in ready:
-                for _ in signals.received():
-                    monitor.shut_down()
-            left = loop.turn()
-            if loop.worker.name_lost:
-                raise NameLost(loop.worker.name_lost)
-            monitor.watch_managers(clock.monotonic_ns())
-            monitor.watch_name()
-        monitor.flush_exit()
-
-
-class WorkerMonitor:
-    """What a worker says to its user of the managers, and of its own leaving."""
-
-    def __init__(
-        self,
-        loop: WmpWorkerLoop,
-        connections: Sequence[ZmqSocket],
-        runner: ProcessRunner,
-        name: str,
-        announce: Callable[[str], None],
-    ) -> None:
-        self._loop = loop
-        self._connections = connections
-        self._runner = runner
-        self._name = name
-        self._announce = announce
-        #: What was said last of each: somebody is there, nobody is; None: nothing yet.
-        self._managers_seen: list[bool | None] = [None] * len(connections)
-        self._since_ns = SystemClock.monotonic_ns()
-        self._waits_for_name = False
-
-    def wait_ns(self, now_ns: int) -> int | None:
-        wake_at_ns = self._loop.wake_at_ns()
-        return None if wake_at_ns is None else max(0, wake_at_ns - now_ns)
-
-    def watch_managers(self, now_ns: int) -> None:
-        """Say once of each wire that nobody is there, and once that somebody is."""
-        for number, last_received_ns in enumerate(self._loop.last_received_ns):
-            silent = now_ns - (last_received_ns or self._since_ns) > BROKER_MISSING_NS
-            is_there = last_received_ns is not None and not silent
-            if is_there is self._managers_seen[number] or (not is_there and not silent):
-                continue
-            self._managers_seen[number] = is_there
-            endpoint = self._connections[number].endpoint
-            if is_there:
-                self._announce(f"worker {self._name} works for the manager at {endpoint}")
-            else:
-                self._announce(
-                    f"no manager answers at {endpoint}; worker {self._name} waits for one"
-                )
-
-    def watch_name(self) -> None:
-        """Log once that another process has this worker's name, and once that it has it."""
-        held_by_other = self._loop.worker.name_held
-        if held_by_other and not self._waits_for_name:
-            logger.warning("worker %s: the manager refuses it: %s", self._name, held_by_other)
-        elif self._waits_for_name and not held_by_other:
-            logger.warning("worker %s: it holds its name now", self._name)
-        self._waits_for_name = bool(held_by_other)
-
-    def shut_down(self) -> None:
-        """Go when what runs is done; asked again, give that back too."""
-        if not self._loop.worker.leaving:
-            self._loop.shut_down()
-            running = len(self._runner.running())
-            if running:
-                self._announce(
-                    f"worker {self._name} leaves when {running} task(s) are done; once more ends "
-                    "what runs"
-                )
-        elif self._runner.running():
-            self._announce(f"worker {self._name} ends what runs and gives it back")
-            self._loop.stop_running(self._runner.running())
-
-    def flush_exit(self) -> None:
-        """Let what was sent last leave: else a manager would find out by our silence."""
-        for wire in self._connections:
-            wire.socket.linger = EXIT_LINGER_MS
+    with WorkerHost(until_eof=until_eof) as host:
+        runner = host.add_runner(
+            make_runner(settings.slots, host.clock, command, allow, allow_pickle=allow_pickle)
+        )
+        connections = [host.add_socket(sockets.connect(one)) for one in endpoints]
+        loop = WmpWorkerLoop(settings, connections, runner, host.clock)
+        host.run(WmpWorker(loop, connections, runner, shown(settings.name), announce))

@@ -3,7 +3,7 @@
 import pytest
 
 from taskyard.errors import UserError
-from taskyard.worker.environment import clean_environment, read_variables
+from taskyard.worker.agents.runner import clean_environment, read_variables
 
 
 def test_only_what_every_program_needs_is_passed_on() -> None:

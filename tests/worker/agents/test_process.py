@@ -837,7 +837,7 @@ def test_sigterm_lets_agents_finish_and_say_goodbye(tmp_path: Path, gate: Gate) 
         future = client.submit(b"x", name="a", service="s")
         until((tmp_path / "begun").exists)
         host.send(signal.SIGTERM)
-        assert "leaves when 1 task is done" in host.error_line()
+        assert "exits after 1 task (" in host.error_line()
         gate.open()
         assert host.end()[0] == 0
         assert future.result(30) == b"r"

@@ -15,6 +15,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Result
 from taskyard.core.runs import Run
+from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.hungry.frames import (
     FINISHING,
     IDLE,
@@ -31,7 +32,7 @@ from taskyard.wire.hungry.frames import (
 )
 from taskyard.worker.agents.pipes import LineLogger, StdinPipe
 from taskyard.worker.agents.rules import AgentSettings, LaneKey
-from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
 from taskyard.worker.limits import (
     AGENT_CLOSED_NS_MAX,
     AGENT_FINISH_NS_MAX,
@@ -42,9 +43,14 @@ from taskyard.worker.limits import (
     PROGRESS_BYTES_MAX,
     RESULT_BYTES_MAX,
 )
-from taskyard.worker.output import Tail, cut_reason, last_line
-from taskyard.worker.processes import STATUS_UNKNOWN, Process, Streams, start, status_text
-from taskyard.worker.supervised import Pipe, RunnerContext, SupervisedProcess
+from taskyard.worker.processes import (
+    Pipe,
+    Process,
+    RunnerContext,
+    Streams,
+    SupervisedProcess,
+    start,
+)
 
 
 class AgentContext(Struct, frozen=True):

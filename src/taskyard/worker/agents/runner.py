@@ -16,8 +16,9 @@ import os
 import select
 import shlex
 from collections import deque
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
@@ -26,11 +27,8 @@ from taskyard.worker import runner
 from taskyard.worker.agents.lanes import LaneAssignment, lane_of
 from taskyard.worker.agents.process import Agent, AgentContext, start_agent
 from taskyard.worker.agents.rules import AgentRules, AgentSettings
-from taskyard.worker.agents_starts import StartBackoff
-from taskyard.worker.environment import clean_environment
-from taskyard.worker.jobs import Job, JobResult
-from taskyard.worker.limits import KILL_GRACE_NS
-from taskyard.worker.output import cut_reason
+from taskyard.worker.jobs import Job, JobResult, cut_reason
+from taskyard.worker.limits import AGENT_RESTART_NS, AGENT_RESTART_NS_MAX, KILL_GRACE_NS
 from taskyard.worker.processes import find_program
 
 if TYPE_CHECKING:
@@ -41,6 +39,73 @@ if TYPE_CHECKING:
     from taskyard.net.protocols import Clock
     from taskyard.worker.agents.rules import LaneKey
     from taskyard.worker.runner import Work
+
+#: What every program needs.
+PASSED_VARIABLES: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "TMPDIR")
+PASSED_PREFIX: Final = "LC_"
+
+#: What is the worker's own.
+OWN_PREFIX: Final = "TASKYARD_"
+
+
+def clean_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Of the worker's variables those that every program needs."""
+    return {
+        name: value
+        for name, value in own.items()
+        if name in PASSED_VARIABLES or name.startswith(PASSED_PREFIX)
+    }
+
+
+def read_variables(given: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
+    """Those of `NAME=VALUE`, and those of `NAME`, which the worker has. Raises UserError."""
+    return dict(_read_variable(one, own) for one in given)
+
+
+def _read_variable(given: str, own: Mapping[str, str]) -> tuple[str, str]:
+    name, sign, value = given.partition("=")
+    if not name or "\0" in given:
+        raise UserError(f"--env {given!r} is no variable: give NAME=VALUE, or NAME alone")
+    if name.startswith(OWN_PREFIX):
+        raise UserError(
+            f"--env {name}: variables that begin with {OWN_PREFIX} are the worker's own, and not "
+            "for agents; give it another name"
+        )
+    if sign:
+        return name, value
+    if name not in own:
+        raise UserError(f"--env {name}: there is no such variable here; give {name}=VALUE")
+    return name, own[name]
+
+
+logger = logging.getLogger("taskyard.worker")
+
+
+class StartBackoff:
+    """Of one command."""
+
+    def __init__(self) -> None:
+        #: No agent is started before.
+        self.next_ns = 0
+        #: Why none can be started; b"" as soon as one asks for a task.
+        self.agent_error = b""
+        #: The agents of late that came to nothing.
+        self._failures = 0
+
+    def failed(self, reason: bytes, now_ns: int, *, is_error: bool) -> None:
+        """An agent came to nothing: wait before the next one, longer each time. It is trouble if
+        not even a task was to blame."""
+        if now_ns - self.next_ns > AGENT_RESTART_NS_MAX:
+            self._failures = 0
+        delay_ns = min(AGENT_RESTART_NS << self._failures, AGENT_RESTART_NS_MAX)
+        if delay_ns < AGENT_RESTART_NS_MAX:
+            self._failures += 1
+        self.next_ns = now_ns + delay_ns
+        if is_error:
+            self.agent_error = cut_reason(reason)
+        text = reason.decode(errors="replace")
+        logger.warning("%s; the next one is started in %g s", text, delay_ns / SECOND_NS)
+
 
 __all__ = ["AgentRunner", "AgentSettings", "read_command"]
 

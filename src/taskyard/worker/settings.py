@@ -1,0 +1,95 @@
+"""A worker's settings: its name, its services and how much it does at once.
+
+Checks names here, so that a user sees the error before a broker refuses the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from taskyard.core.limits import NAME_BYTES_MAX, SECOND_NS
+from taskyard.errors import UserError
+from taskyard.wire.roles import Role, may_act_as, with_article
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taskyard.net.keys import PeerKey
+
+#: Characters of a rejected name in an error.
+_SHOWN: Final = 40
+
+
+class WorkerSettings(Struct, frozen=True):
+    """Name, services and limits of one worker."""
+
+    name: bytes
+    services: tuple[bytes, ...]
+    slots: int
+    #: Distinguishes this process from an earlier one with the same name.
+    incarnation: int
+    heartbeat_ns: int = SECOND_NS
+    #: After this time without a heartbeat the broker reassigns its tasks.
+    lease_timeout_ns: int = 15 * SECOND_NS
+    #: Host and process id, shown to users.
+    host: bytes = b""
+    pid: int = 0
+    #: The supervisor saw all processes of this name end, from this incarnation on. 0: none.
+    replaces: int = 0
+
+
+def default_name() -> bytes:
+    """Return the name of a worker without `--name`: host and process id."""
+    return f"{socket.gethostname()}-{os.getpid()}".encode()
+
+
+def name_for_key(key: PeerKey | None, name: str | None) -> str | None:
+    """Return the name under which a key lets this worker run; None: the default name.
+
+    Raises `UserError` if the key is for another role or another name.
+    """
+    if key is None or key.role is Role.ADMIN:
+        return name
+    if key.role is not Role.WORKER:
+        raise UserError(
+            f"key {key.name}: is {with_article(key.role)}'s key, not a worker's (make one with "
+            "`taskyard keys new NAME --role worker`)"
+        )
+    if name is None:
+        return f"{key.name}/{default_name().decode()}"
+    if not may_act_as(key.name, name.encode(errors="surrogateescape")):
+        raise UserError(
+            f"key {key.name}: only for workers named {key.name} or {key.name}/…, not "
+            f"{name[:_SHOWN]!r} (change or omit --name)"
+        )
+    return name
+
+
+def worker_settings(
+    slots: int, services: Sequence[str], name: str | None = None, **more: int
+) -> WorkerSettings:
+    """Return the settings of this process. Raises `UserError` for a name of a wrong length."""
+    return WorkerSettings(
+        name=_encode_name("name", name) if name is not None else default_name(),
+        services=tuple(_encode_name("service", service) for service in services),
+        slots=slots,
+        host=socket.gethostname().encode(errors="replace")[:NAME_BYTES_MAX],
+        pid=os.getpid(),
+        incarnation=more.pop("incarnation", 0) or 1 + secrets.randbits(61),
+        **more,
+    )
+
+
+def _encode_name(kind: str, given: str) -> bytes:
+    encoded = given.encode(errors="surrogateescape")
+    if not 0 < len(encoded) <= NAME_BYTES_MAX:
+        raise UserError(
+            f"worker {kind} {given[:_SHOWN]!r}: must have 1 to {NAME_BYTES_MAX} bytes, has "
+            f"{len(encoded)}"
+        )
+    return encoded
