@@ -62,9 +62,9 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "expire": LazyCommand("taskyard.cli.control:expire", "Give up tasks, as if they were too old."),
     "pause": LazyCommand(
-        "taskyard.cli.pausing:pause", "Give workers nothing more of a service, a lane, or at all."
+        "taskyard.cli.control:pause", "Give workers nothing more of a service, a lane, or at all."
     ),
-    "resume": LazyCommand("taskyard.cli.pausing:resume", "Undo a pause."),
+    "resume": LazyCommand("taskyard.cli.control:resume", "Undo a pause."),
     "drain": LazyCommand(
         "taskyard.cli.control:drain", "Give workers no more tasks, and send them home."
     ),
