@@ -10,11 +10,11 @@ import click
 
 from taskyard.campaign.lines import file_label
 from taskyard.campaign.task_spec import InvalidTask
+from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import rows
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
-from taskyard.cli.reaching import connect_client
 from taskyard.cli.refusals import explain_refusal
 from taskyard.cli.task_options import TaskKey, bundle_options, read_payload_option, task_keys
 from taskyard.cli.wait import report, wait_for, wait_target

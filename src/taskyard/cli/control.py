@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from taskyard.cli.completion import complete_lane, complete_name, complete_service
+from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
-from taskyard.cli.reaching import connect_client
 from taskyard.cli.scopes import STATE_FLAGS, scope_options, to_scope, with_service_of_lane
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError

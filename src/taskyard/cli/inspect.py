@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.cli.completion import complete_lane, complete_name, complete_service
+from taskyard.cli.connection import connect_read_only
 from taskyard.cli.control import format_pauses
 from taskyard.cli.format import (
     escape_line,
@@ -38,7 +39,6 @@ from taskyard.cli.output import (
     write_result,
 )
 from taskyard.cli.progress import format_counts
-from taskyard.cli.reaching import connect_read_only
 from taskyard.cli.scopes import campaign_option, scope_options, to_scope, with_service_of_lane
 from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.states import TaskState

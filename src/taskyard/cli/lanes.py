@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.connection import connect_read_only
 from taskyard.cli.format import format_duration
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document, print_table
-from taskyard.cli.reaching import connect_read_only
 from taskyard.cli.scopes import service_option
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ import click
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.lines import STDIN
 from taskyard.campaign.task_spec import check_task, service_of
+from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import rows
 from taskyard.cli.map_answers import MapOutput
 from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.reaching import connect_client
 from taskyard.cli.refusals import explain_refusal
 from taskyard.cli.task_options import (
     check_one_work,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.connection import connect_read_only
 from taskyard.cli.format import format_count, format_slots
 from taskyard.cli.lanes import time_since, time_until
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document, print_table
-from taskyard.cli.reaching import connect_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

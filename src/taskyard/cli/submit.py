@@ -11,6 +11,7 @@ import click
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.task_spec import check_task
 from taskyard.cli.completion import complete_campaign
+from taskyard.cli.connection import connect_client
 from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.output import (
     example,
@@ -19,7 +20,6 @@ from taskyard.cli.output import (
     warn_if_truncated,
     write_result,
 )
-from taskyard.cli.reaching import connect_client
 from taskyard.cli.refusals import explain_refusal
 from taskyard.cli.task_options import (
     TaskKey,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import click
 
 from taskyard.cli.completion import complete_name
+from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration, full_name
 from taskyard.cli.options import DURATION, CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar, format_counts
-from taskyard.cli.reaching import connect_client
 from taskyard.cli.scopes import target_options, to_scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
-from taskyard.cli.reaching import connect_client
 from taskyard.cli.scopes import target_options, to_scope
 from taskyard.errors import ExitCode, UserError
 
