@@ -11,7 +11,7 @@ import pytest
 
 import taskyard
 from taskyard.cli import pages, reference
-from taskyard.cli.verbs import COMMANDS
+from taskyard.cli.commands import COMMANDS
 from taskyard.errors import ExitCode
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
