@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from taskyard.cli.window import FutureWindow
+from taskyard.cli.map import FutureWindow
 
 
 def test_who_leaves_waits_for_the_line_that_is_being_written_and_none_follows() -> None:
