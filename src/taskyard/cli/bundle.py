@@ -15,7 +15,7 @@ from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import rows
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
-from taskyard.cli.refusals import explain_refusal
+from taskyard.cli.submit import explain_refusal
 from taskyard.cli.task_options import TaskKey, bundle_options, read_payload_option, task_keys
 from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.client import bundles

@@ -35,7 +35,7 @@ from taskyard.cli.output import (
     write_bytes,
 )
 from taskyard.cli.progress import ProgressBar, format_counts
-from taskyard.cli.refusals import explain_refusal
+from taskyard.cli.submit import explain_refusal
 from taskyard.cli.task_options import (
     check_one_work,
     read_payload_option,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,7 +20,6 @@ from taskyard.cli.output import (
     warn_if_truncated,
     write_result,
 )
-from taskyard.cli.refusals import explain_refusal
 from taskyard.cli.task_options import (
     TaskKey,
     check_one_work,
@@ -38,6 +37,10 @@ from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
     from taskyard.client.client import Client
+
+#: How a broker says that a name is taken, and that a task to wait for is not there.
+_CONFLICT_TEXT: Final = " is known with another payload"
+_SAME_BATCH_TEXT: Final = ", or in the same batch"
 
 
 @click.command(
@@ -142,3 +145,13 @@ def exit_code_of(state: TaskState) -> ExitCode:
     if state is TaskState.DONE:
         return ExitCode.OK
     return ExitCode.CANCELLED if state is TaskState.CANCELLED else ExitCode.TASK_FAILED
+
+
+def explain_refusal(refused: Refused, options: dict[str, Any], conflict: str) -> Refused:
+    """The refusal of a task with the options `options`; `conflict` tells that its name is taken,
+    with {} where the kind of work stands."""
+    text = str(refused)
+    if _CONFLICT_TEXT in text:
+        work = next((kind for kind in ("call", "payload") if options[kind] is not None), "command")
+        return Refused(conflict.replace("{}", work))
+    return Refused(text.replace(_SAME_BATCH_TEXT, ", or give --wait-for-unknown"))
