@@ -130,7 +130,7 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "workers": LazyCommand("taskyard.cli.inspect:workers", "List the workers."),
     "services": LazyCommand(
-        "taskyard.cli.services:services", "List the services, with what waits and who works."
+        "taskyard.cli.lanes:services", "List the services, with what waits and who works."
     ),
     "lanes": LazyCommand(
         "taskyard.cli.lanes:lanes", "List the lanes, with what waits in them and why."
