@@ -81,7 +81,7 @@ def test_lane_tells_its_section_its_limits_and_its_times(call: Caller) -> None:
     call.submit("one", lane="a.org", service="gpu")
     call.submit("two", lane="a.org", service="gpu", due="1h")
     (found,) = call("lanes", "--json", "--service", "gpu").document()["lanes"]
-    assert (found["clause"], found["clause_limit"], found["limit"]) == ("slow", 2, 1)
+    assert (found["rule"], found["rule_limit"], found["limit"]) == ("slow", 2, 1)
     assert (found["tasks"], found["ready"], found["delayed"], found["leased"]) == (2, 1, 1, 0)
     assert found["oldest"] < found["next_due"]
     assert (found["reason"], found["attempts"]) == ("no worker", 0)
@@ -114,7 +114,7 @@ def test_services_tell_what_their_lanes_wait_for(call: Caller) -> None:
     said = call("services", "--json")
     documents.check(said.out)
     found = {one["name"]: one for one in said.document()["services"]}
-    assert found["gpu"]["clauses"] == [{"name": "", "limit": 0}, {"name": "slow", "limit": 2}]
+    assert found["gpu"]["rules"] == [{"name": "", "limit": 0}, {"name": "slow", "limit": 2}]
     assert found["gpu"]["why"] == "1 lane: waits for its time, 1 lane: no worker"
     assert found["gpu"]["oldest"] < found["gpu"]["next_due"]
     (line,) = [one for one in call("services").out.splitlines() if one.startswith("gpu ")]
@@ -211,7 +211,7 @@ def test_lanes_of_a_stopped_state_are_as_a_broker_of_its_settings_would_have_the
         Caller(yard.state, capsysbinary).submit("held", service="kept", lane="l")
     call = Caller(yard.state, capsysbinary)
     (found,) = call("lanes", "--json").document()["lanes"]
-    assert (found["clause"], found["reason"]) == ("kept", "held")
+    assert (found["rule"], found["reason"]) == ("kept", "held")
     assert call("services").code == 0
     assert call("why", "--lane", "l").out.startswith("kept/l: ")
     assert run(taskyard, ["expire", "held"]) == 3

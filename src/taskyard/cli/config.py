@@ -113,7 +113,9 @@ def check(cli_context: CliContext, file: Path | None, *, as_json: bool) -> ExitC
         sections = _sections(settings)
     if as_json or cli_context.as_json:
         name = str(file or cli_context.config) if settings is None else _name_of(settings)
-        print_document("config check", file=name, good=not wrong, problems=wrong, services=sections)
+        print_document(
+            "config check", file=name, valid=not wrong, problems=wrong, services=sections
+        )
     elif wrong:
         for line in wrong:
             click.echo(escape_line(line))

@@ -154,7 +154,7 @@ def _print_json(outcome: DemoResult) -> None:
         seconds=round(outcome.seconds, 3),
         counts=_counts_text(outcome.counts),
         lines=[
-            {"what": line.what, "figures": line.figures, "holds": line.passed}
+            {"check": line.what, "figures": line.figures, "passed": line.passed}
             for line in outcome.lines
         ],
         sound=all(line.passed for line in outcome.lines),

@@ -37,14 +37,14 @@ from taskyard.wire.views import (
 class JsonDocument(Document):
     """Base of all documents."""
 
-    version: Literal[1]
+    version: Literal[2]
     document: str
 
 
 class StatusDocument(Stats):
     """`status`."""
 
-    version: Literal[1]
+    version: Literal[2]
     document: str
 
 
@@ -125,8 +125,8 @@ class ServiceRow(Service):
     lanes_paused: list[str]
     #: That have tasks.
     lanes: int
-    #: Sections of the settings that its lanes are run by.
-    clauses: list[ServiceRule]
+    #: The rules that apply to its lanes.
+    rules: list[ServiceRule]
     oldest: float | None
     next_due: float | None
     #: How many lanes are where they are for which reason.
@@ -230,7 +230,7 @@ class LoadDocument(JsonDocument):
 
     campaign: str
     new: int
-    known: int
+    existing: int
 
 
 class LoadWaitDocument(JsonDocument):
@@ -238,7 +238,7 @@ class LoadWaitDocument(JsonDocument):
 
     campaign: str
     new: int
-    known: int
+    existing: int
     settled: bool
     counts: Counts
     behind_failure: int
@@ -265,9 +265,9 @@ class LoadDryRunDocument(JsonDocument):
     unknown: list[UnknownDependency]
     duplicates: list[Duplicate]
     cycles: list[list[str]]
-    bad_lines: int
+    rejected_lines: int
     #: The first thousand of them.
-    bad: list[BadLine]
+    rejected: list[BadLine]
 
 
 class PipelineLoadDocument(JsonDocument):
@@ -275,7 +275,7 @@ class PipelineLoadDocument(JsonDocument):
 
     campaign: str
     new: int
-    known: int
+    existing: int
     #: Rows that were left out.
     rejected: int
 
@@ -306,9 +306,9 @@ class PipelineLoadDryRunDocument(JsonDocument):
     critical_path: list[str]
     #: null where the files do not say how long tasks take.
     critical_path_seconds: float | None
-    bad_rows: int
+    rejected_rows: int
     #: The first thousand of them.
-    bad: list[BadRow]
+    rejected: list[BadRow]
 
 
 class PipelineFleetDocument(JsonDocument):
@@ -374,7 +374,7 @@ class GapDocument(JsonDocument):
 class JournalCheckDocument(StateReport, kw_only=True, forbid_unknown_fields=True):
     """`journal check`."""
 
-    version: Literal[1]
+    version: Literal[2]
     document: str
     state: str
     sound: bool
@@ -383,7 +383,7 @@ class JournalCheckDocument(StateReport, kw_only=True, forbid_unknown_fields=True
 class JournalCompactDocument(CompactionResult, kw_only=True, forbid_unknown_fields=True):
     """`journal export` and `journal compact`."""
 
-    version: Literal[1]
+    version: Literal[2]
     document: str
     state: str
 
@@ -442,7 +442,7 @@ class ConfigCheckDocument(JsonDocument):
     """`config check`."""
 
     file: str | None
-    good: bool
+    valid: bool
     problems: list[str]
     #: In the order in which they are tried.
     services: list[ConfigService]
@@ -455,7 +455,7 @@ class KeyRecord(Document):
     role: str
     fingerprint: str
     public: str
-    made: float
+    created: float
     revoked: float | None
 
 
@@ -541,9 +541,9 @@ class DemoCounts(Document):
 class DemoLine(Document):
     """A line of the closing table."""
 
-    what: str
+    check: str
     figures: str
-    holds: bool
+    passed: bool
 
 
 class DemoDocument(JsonDocument):

@@ -301,7 +301,7 @@ def workers(cli_context: CliContext) -> None:
     if not found and not cli_context.quiet:
         click.echo("there are no workers; start one with `taskyard worker`", err=True)
         return
-    columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "HOST", "PID", "DIALECT")
+    columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "SEEN", "HOST", "PID", "DIALECT")
     print_table(columns, [_worker_row(one) for one in found])
     for one in found:
         if one["malformed"] and not cli_context.quiet:
@@ -311,7 +311,7 @@ def workers(cli_context: CliContext) -> None:
 
 def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
     slots = format_slots(one)
-    heard = f"{format_duration(one['heard_ago'])} ago"
+    heard = f"{format_duration(one['last_seen_ago'])} ago"
     services = ", ".join(one["services"])
     where = (one.get("host") or "-", one.get("pid") or "-")
     return (one["name"], one["state"], services, slots, one["tasks"], heard, *where, one["dialect"])

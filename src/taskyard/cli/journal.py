@@ -24,7 +24,7 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.state_check import StateReport
 
 #: Of every document that is printed with --json. A new field is no new version.
-DOCUMENT_VERSION: Final = 1
+DOCUMENT_VERSION: Final = 2
 
 #: A copy of what is being written may be torn; the next one is torn elsewhere.
 _LIVE_CHECKS_MAX: Final = 3

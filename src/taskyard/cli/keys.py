@@ -88,7 +88,7 @@ def list_keys(state: Path, *, as_json: bool) -> None:
         (entry.name, entry.role, entry.fingerprint, _day(entry.made_ns), _day(entry.revoked_ns))
         for entry in entries
     ]
-    print_table(("NAME", "ROLE", "FINGERPRINT", "MADE", "REVOKED"), rows)
+    print_table(("NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"), rows)
 
 
 @keys.command(epilog=example("keys revoke ci-bot"))
@@ -116,7 +116,7 @@ def _row(entry: KeyEntry) -> dict[str, Any]:
         "role": entry.role.value,
         "fingerprint": entry.fingerprint,
         "public": entry.public,
-        "made": entry.made_ns / SECOND_NS,
+        "created": entry.made_ns / SECOND_NS,
         "revoked": entry.revoked_ns / SECOND_NS if entry.revoked_ns else None,
     }
 

@@ -38,15 +38,15 @@ _SERVED: Final = 3
 _ENDED: Final = ("done", "failed", "cancelled")
 
 _SERVICE_COLUMNS: Final = (
-    *("SERVICE", "WORKERS", "USED", "SECTION", "LIMIT", "TASKS", "DUE", "RUNNING", "FAILED"),
+    *("SERVICE", "WORKERS", "USED", "RULE", "LIMIT", "TASKS", "DUE", "RUNNING", "FAILED"),
     *("OLDEST", "NEXT DUE", "WHY"),
 )
 
 #: What can be done without where there is little room.
-_OPTIONAL_SERVICE_COLUMNS: Final = ("SECTION", "FAILED", "OLDEST", "NEXT DUE")
+_OPTIONAL_SERVICE_COLUMNS: Final = ("RULE", "FAILED", "OLDEST", "NEXT DUE")
 
-#: Sections of the settings that a row names; the rest is counted.
-_SECTIONS_LISTED_MAX: Final = 2
+#: Rules that a row names. An ellipsis stands for the rest.
+_RULES_LISTED_MAX: Final = 2
 
 
 @click.command(epilog=example("lanes", "lanes --service smtp --waiting", "lanes --lane '*.org'"))
@@ -203,11 +203,11 @@ def _lane_totals(lanes: list[dict[str, Any]]) -> dict[str, Any]:
     """What the lanes of a service come to."""
     oldest = [one["oldest"] for one in lanes if one["oldest"] is not None]
     due = [one["next_due"] for one in lanes if one["next_due"] is not None]
-    limits = {one["clause"]: one["clause_limit"] for one in lanes}
+    limits = {one["rule"]: one["rule_limit"] for one in lanes}
     reasons = Counter(one["reason"] for one in lanes)
     return {
         "lanes": len(lanes),
-        "clauses": [{"name": name, "limit": limit} for name, limit in limits.items()],
+        "rules": [{"name": name, "limit": limit} for name, limit in limits.items()],
         "oldest": min(oldest, default=None),
         "next_due": min(due, default=None),
         "reasons": dict(reasons.most_common()),
@@ -228,17 +228,17 @@ def _why(lanes: list[dict[str, Any]], reasons: Counter[str]) -> str:
 
 def _service_row(one: dict[str, Any], now: float) -> tuple[object, ...]:
     used = format_slots(one)
-    counts, clauses = one["counts"], one["clauses"]
+    counts, rules = one["counts"], one["rules"]
     tasks = sum(number for state, number in counts.items() if state not in _ENDED)
     return (
         *(one["name"], one["workers"], used),
-        _first_few([clause["name"] or "defaults" for clause in clauses]),
-        _first_few([str(clause["limit"] or "none") for clause in clauses]),
+        _first_few([rule["name"] or "defaults" for rule in rules]),
+        _first_few([str(rule["limit"] or "none") for rule in rules]),
         *(tasks, counts["ready"], counts["leased"], counts["failed"]),
         *(time_since(one["oldest"], now), time_until(one["next_due"], now), one["why"]),
     )
 
 
 def _first_few(words: list[str]) -> str:
-    named = ", ".join(words[:_SECTIONS_LISTED_MAX])
-    return named if len(words) <= _SECTIONS_LISTED_MAX else f"{named}, …"
+    named = ", ".join(words[:_RULES_LISTED_MAX])
+    return named if len(words) <= _RULES_LISTED_MAX else f"{named}, …"

@@ -94,11 +94,11 @@ def _load(
             )
             target = wait_target(client, campaign=campaign)
             settled = wait_for(cli_context, target)
-            more = {"campaign": campaign, "new": done.new, "known": existing}
+            more = {"campaign": campaign, "new": done.new, "existing": existing}
             report(cli_context, "load", target, settled=settled, **more)
             return target.exit_code()
     if cli_context.as_json:
-        print_document("load", campaign=campaign, new=done.new, known=existing)
+        print_document("load", campaign=campaign, new=done.new, existing=existing)
     return ExitCode.OK
 
 
@@ -114,7 +114,7 @@ def _dry_run(
             {"line": one.line, "reason": one.reason} for one in good.rejected[:REJECTED_LISTED_MAX]
         ]
         print_document(
-            "load", file=loaded.file, **summary, bad_lines=len(good.rejected), bad=listed
+            "load", file=loaded.file, **summary, rejected_lines=len(good.rejected), rejected=listed
         )
     else:
         _print_summary(loaded)

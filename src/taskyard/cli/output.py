@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskyard.core.model import Result
 
 #: Of every document that is printed with --json. A new field is no new version.
-DOCUMENT_VERSION: Final = 1
+DOCUMENT_VERSION: Final = 2
 
 #: A longer table is written plainly also on a terminal: to draw one takes time and memory. In a
 #: pipe the widths of the columns are made of so many rows; later ones may stand out.

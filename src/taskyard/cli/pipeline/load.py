@@ -171,7 +171,7 @@ def _load(
             taken = job.submit_all(checked, to, meter.update)
     rejected = len(checked.rejects)
     if cli_context.as_json:
-        counts = {"new": taken.new, "known": taken.existing, "rejected": rejected}
+        counts = {"new": taken.new, "existing": taken.existing, "rejected": rejected}
         print_document("pipeline load", campaign=campaign, **counts)
     else:
         total = format_count(taken.new + taken.existing, "task")
@@ -243,8 +243,8 @@ def _document(checked: CheckedCampaign) -> dict[str, Any]:
         "cycles": validation.cycles[:LISTED_MAX],
         "critical_path": validation.critical_path.names[:LISTED_MAX],
         "critical_path_seconds": validation.critical_path.seconds,
-        "bad_rows": len(checked.rejects),
-        "bad": [
+        "rejected_rows": len(checked.rejects),
+        "rejected": [
             {"file": one.file, "line": one.line, "reason": one.reason}
             for one in checked.rejects[:LISTED_MAX]
         ],
