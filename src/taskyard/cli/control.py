@@ -9,6 +9,15 @@ import click
 
 from taskyard.cli.completion import complete_lane, complete_name, complete_service
 from taskyard.cli.connection import connect_client
+from taskyard.cli.documents import (
+    CancelDocument,
+    DrainDocument,
+    ExpireDocument,
+    MoveDocument,
+    PauseDocument,
+    ResumeDocument,
+    RetryDocument,
+)
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
@@ -52,7 +61,7 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> 
         names, values = _resolve_targets(client, names, values)
         retried = client.retry(names) if names else control.retry(client, to_scope(values))
     if cli_context.as_json:
-        print_document("retry", retried=retried)
+        print_document(RetryDocument(retried=retried))
     elif retried:
         click.echo(f"retried {format_count(retried, 'task')}")
     else:
@@ -88,7 +97,7 @@ def cancel(
         names, values = _resolve_targets(client, names, values)
         cancelled = client.cancel(names) if names else control.cancel(client, to_scope(values))
     if cli_context.as_json:
-        print_document("cancel", cancelled=cancelled)
+        print_document(CancelDocument(cancelled=cancelled))
     elif cancelled:
         click.echo(f"cancelled {format_count(cancelled, 'task')}")
     else:
@@ -164,7 +173,7 @@ def move(
             else control.move(client, to_scope(values), to_service, to_lane)
         )
     if cli_context.as_json:
-        print_document("move", moved=moved)
+        print_document(MoveDocument(moved=moved))
     elif moved:
         click.echo(f"moved {format_count(moved, 'task')}")
     else:
@@ -189,7 +198,7 @@ def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) ->
         names, values = _resolve_targets(client, names, values)
         expired = client.expire(names) if names else control.expire(client, to_scope(values))
     if cli_context.as_json:
-        print_document("expire", expired=expired)
+        print_document(ExpireDocument(expired=expired))
     elif expired:
         click.echo(f"expired {format_count(expired, 'task')}")
     else:
@@ -212,7 +221,7 @@ def drain(cli_context: CliContext, names: tuple[str, ...], *, all_tasks: bool) -
     with connect_client(cli_context) as client:
         drained = client.drain() if all_tasks else _drain(client, names)
     if cli_context.as_json:
-        print_document("drain", drained=drained)
+        print_document(DrainDocument(drained=drained))
     else:
         leaving = ", and the broker leaves when nothing runs any more" if all_tasks else ""
         click.echo(f"drained {format_count(drained, 'worker')}{leaving}")
@@ -294,7 +303,8 @@ def _pause_or_resume(
         act(service, lane)
         stats = client.status()
     if cli_context.as_json:
-        print_document(verb, paused=stats["paused"], pauses=stats["pauses"])
+        kind = PauseDocument if verb == "pause" else ResumeDocument
+        print_document(kind(paused=stats["paused"], pauses=stats["pauses"]))
     else:
         click.echo(format_pauses(stats) or "nothing is paused")
 

@@ -11,12 +11,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from taskyard.cli.connection import connect_read_only
+from taskyard.cli.documents import LanesDocument, ServiceRow, ServiceRule, ServicesDocument
 from taskyard.cli.format import format_count, format_duration, format_slots
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.scopes import service_option
+from taskyard.wire.views import Service
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -79,7 +82,7 @@ def lanes(  # noqa: PLR0913  # one for each option
     shown = found if limit is None else found[:limit]
     more = len(found) - len(shown)
     if cli_context.as_json:
-        print_document("lanes", lanes=shown, more=more)
+        print_document(LanesDocument(lanes=shown, more=more))
         return
     if not found:
         cli_context.info(
@@ -157,7 +160,7 @@ def services(cli_context: CliContext) -> None:
         lanes = _by_service(broker.lanes())
         found = [_service(one, stats, workers, lanes) for one in stats["services"]]
     if cli_context.as_json:
-        print_document("services", services=found, paused=stats["paused"])
+        print_document(ServicesDocument(services=found, paused=stats["paused"]))
         return
     if not found and not cli_context.quiet:
         click.echo("there are no services: no task was submitted, no worker has come", err=True)
@@ -183,20 +186,21 @@ def _service(
     stats: dict[str, Any],
     workers: list[dict[str, Any]],
     lanes: dict[str, list[dict[str, Any]]],
-) -> dict[str, Any]:
-    """What the broker says of a service, with its workers' slots, its pauses and its lanes."""
+) -> ServiceRow:
+    """Return a service with its slots, its pauses and the sums over its lanes."""
     own = [worker for worker in workers if one["name"] in worker["services"]]
     paused = [pause["lane"] for pause in stats["pauses"] if pause["service"] == one["name"]]
-    found = one | {
-        "slots": sum(worker["slots"] for worker in own),
-        "slots_used": sum(worker["slots_used"] for worker in own),
-        "paused": None in paused,
-        "lanes_paused": [lane for lane in paused if lane is not None],
-    }
-    found |= _lane_totals(lanes.get(one["name"], []))
-    if found["paused"] or stats["paused"]:
-        found["why"] = "it is paused" if found["paused"] else "everything is paused"
-    return found
+    row = ServiceRow(
+        **{field: one[field] for field in Service.__struct_fields__},
+        slots=sum(worker["slots"] for worker in own),
+        slots_used=sum(worker["slots_used"] for worker in own),
+        paused=None in paused,
+        lanes_paused=[lane for lane in paused if lane is not None],
+        **_lane_totals(lanes.get(one["name"], [])),
+    )
+    if row.paused or stats["paused"]:
+        row.why = "it is paused" if row.paused else "everything is paused"
+    return row
 
 
 def _lane_totals(lanes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -207,7 +211,7 @@ def _lane_totals(lanes: list[dict[str, Any]]) -> dict[str, Any]:
     reasons = Counter(one["reason"] for one in lanes)
     return {
         "lanes": len(lanes),
-        "rules": [{"name": name, "limit": limit} for name, limit in limits.items()],
+        "rules": [ServiceRule(name=name, limit=limit) for name, limit in limits.items()],
         "oldest": min(oldest, default=None),
         "next_due": min(due, default=None),
         "reasons": dict(reasons.most_common()),
@@ -226,16 +230,15 @@ def _why(lanes: list[dict[str, Any]], reasons: Counter[str]) -> str:
     )
 
 
-def _service_row(one: dict[str, Any], now: float) -> tuple[object, ...]:
-    used = format_slots(one)
-    counts, rules = one["counts"], one["rules"]
+def _service_row(one: ServiceRow, now: float) -> tuple[object, ...]:
+    counts: dict[str, int] = msgspec.to_builtins(one.counts)
     tasks = sum(number for state, number in counts.items() if state not in _ENDED)
     return (
-        *(one["name"], one["workers"], used),
-        _first_few([rule["name"] or "defaults" for rule in rules]),
-        _first_few([str(rule["limit"] or "none") for rule in rules]),
+        *(one.name, one.workers, format_slots(one.slots, one.slots_used)),
+        _first_few([rule.name or "defaults" for rule in one.rules]),
+        _first_few([str(rule.limit or "none") for rule in one.rules]),
         *(tasks, counts["ready"], counts["leased"], counts["failed"]),
-        *(time_since(one["oldest"], now), time_until(one["next_due"], now), one["why"]),
+        *(time_since(one.oldest, now), time_until(one.next_due, now), one.why),
     )
 
 

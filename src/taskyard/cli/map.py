@@ -23,11 +23,11 @@ from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.lines import STDIN
 from taskyard.campaign.task_spec import check_task, service_of
 from taskyard.cli.connection import connect_client
+from taskyard.cli.documents import DOCUMENT_VERSION, MapSubmitDocument, MapTask
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import rows
 from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.output import (
-    DOCUMENT_VERSION,
     encode_json,
     example,
     print_document,
@@ -201,7 +201,7 @@ def _submit(
     if wrong:
         raise wrong[0]
     if cli_context.as_json:
-        print_document("map", campaign=campaign, submitted=number)
+        print_document(MapSubmitDocument(campaign=campaign, submitted=number))
     elif not cli_context.quiet:
         click.echo(
             f"campaign {escape_line(campaign)}: {format_count(number, 'task')} submitted", err=True
@@ -284,8 +284,7 @@ class MapOutput:
     def __enter__(self) -> Self:
         if self._cli_context.as_json:
             campaign = encode_json(self._campaign).decode()
-            head = f'{{"version":{DOCUMENT_VERSION},"document":"map","campaign":{campaign}'
-            click.echo(f'{head},"tasks":[', nl=False)
+            click.echo(f'{{"document":"map","campaign":{campaign},"tasks":[', nl=False)
         self._meter.__enter__()
         return self
 
@@ -300,8 +299,8 @@ class MapOutput:
     def _close(self) -> None:
         counts = dict(self._counts)
         if self._cli_context.as_json:
-            told = encode_json({"counts": counts, "truncated": self._truncated})
-            click.echo(f"\n],{told.decode()[1:]}")
+            end = {"counts": counts, "truncated": self._truncated, "version": DOCUMENT_VERSION}
+            click.echo(f"\n],{encode_json(end).decode()[1:]}")
         if self._cli_context.quiet:
             return
         self.flush()  # the last result stands before the summary, also in one pipe
@@ -344,14 +343,12 @@ class MapOutput:
             self._meter.print_above(f"taskyard: {escape_line(reason)}")
 
     def _write_json(self, future: Future, state: str, value: bytes, reason: str) -> None:
-        names = {"name": future.name, "campaign": future.campaign}
-        told: dict[str, Any] = {**names, "state": state}
+        fields: dict[str, Any] = {"reason": reason}
         if state == "done":
-            told |= text_or_base64("result", value) | {"truncated": bool(reason)}
-        else:
-            told["reason"] = reason
+            fields = text_or_base64("result", value) | {"truncated": bool(reason)}
+        task = MapTask(name=future.name, campaign=future.campaign, state=state, **fields)
         comma = b"," if self._counts.total() > 1 else b""
-        click.echo(comma + b"\n" + encode_json(told), nl=False)
+        click.echo(comma + b"\n" + encode_json(task), nl=False)
 
     def flush(self) -> None:
         """Nothing more is at hand: whoever reads should have what there is."""

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from taskyard.cli import documents, error_texts, reference
+from taskyard.cli import error_texts, reference, schemas
 from taskyard.settings import reference as settings_reference
 
 #: The tables of settings stand in a page that somebody wrote.
@@ -28,7 +28,7 @@ def pages(docs: Path) -> dict[str, str]:
     made["settings.md"] = _SERVICE_TABLE.sub(
         lambda _: settings_reference.service_table(), settings, count=1
     )
-    return made | {f"schemas/{name}": text for name, text in documents.schemas().items()}
+    return made | {f"schemas/{name}": text for name, text in schemas.schemas().items()}
 
 
 def write(docs: Path) -> list[str]:

@@ -12,6 +12,7 @@ from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.task_spec import check_task
 from taskyard.cli.completion import complete_campaign
 from taskyard.cli.connection import connect_client
+from taskyard.cli.documents import SubmitDocument, SubmitWaitDocument
 from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.output import (
     example,
@@ -108,7 +109,7 @@ def submit(
                 warn_unused_stdin(cli_context, values)  # a slow producer may have written by now
             return code
     if cli_context.as_json:
-        print_document("submit", name=spec.name, campaign=campaign, new=bool(new))
+        print_document(SubmitDocument(name=spec.name, campaign=campaign, new=bool(new)))
     else:
         click.echo(name)
     return ExitCode.OK
@@ -130,9 +131,13 @@ def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str)
     state = client.wait_names([name])[name]
     result = client.result_with_size(name) if state is TaskState.DONE else None
     if cli_context.as_json:
-        told = {"reason": client.why(name)} if result is None else result_fields(result)
-        names = {"name": own_name, "campaign": campaign}
-        print_document("submit", **names, state=state.name.lower(), **told)
+        fields: dict[str, Any] = {"reason": client.why(name)}
+        if result is not None:
+            fields = result_fields(result)
+        document = SubmitWaitDocument(
+            name=own_name, campaign=campaign, state=state.name.lower(), **fields
+        )
+        print_document(document)
     elif result is not None:
         write_result(result.text)
     else:
