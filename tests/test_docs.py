@@ -14,7 +14,7 @@ import pytest
 from simulator.mutations import MUTATIONS
 from taskyard.broker import compaction
 from taskyard.cli import connection
-from taskyard.cli.verbs import COMMANDS
+from taskyard.cli.commands import COMMANDS
 from taskyard.client.outage import REPORT_NS
 from taskyard.core import limits
 from taskyard.errors import ExitCode

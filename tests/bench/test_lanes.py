@@ -42,7 +42,7 @@ def test_rules_reach_the_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with BrokerBench("in memory", rules=rules) as stage, Client(broker=stage.endpoint) as client:
         client.submit(b"x", lane="a")
         (found,) = client.lanes()
-        assert (found["clause"], found["clause_limit"]) == ("all", 7)
+        assert (found["rule"], found["rule_limit"]) == ("all", 7)
 
 
 def test_every_campaign_is_of_the_same_size() -> None:

@@ -60,7 +60,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """What `config --json` says: value, source and place."""
     assert run_here(taskyard, ["config", "--json", *words]) == 0
     document = msgspec.json.decode(capsys.readouterr().out)
-    assert (document["version"], document["document"]) == (1, "config")
+    assert (document["version"], document["document"]) == (2, "config")
     return {one["key"]: (one["value"], one["source"], one["place"]) for one in document["settings"]}
 
 
@@ -198,7 +198,7 @@ def test_check_of_another_file_tells_what_sockets_would_refuse(
     settings_file(here, f'[broker]\nurl = "tcp://127.0.0.1:0"\n{listen}', "own.toml")
     assert run_here(taskyard, ["config", "check", "own.toml", "--json"]) == 2
     document = msgspec.json.decode(capsys.readouterr().out)
-    assert (document["file"], document["good"]) == ("own.toml", False)
+    assert (document["file"], document["valid"]) == ("own.toml", False)
     assert [one.partition(": ")[0] for one in document["problems"]] == [
         "own.toml:2",
         "own.toml:5",
@@ -217,7 +217,7 @@ def test_check_of_a_good_file_is_good(
     assert run_here(taskyard, ["config", "check", *words]) == 0
     out, err = capsys.readouterr()
     assert ("the settings are good" in err) is not bool(words)
-    assert ('"good":true' in out) is bool(words)
+    assert ('"valid":true' in out) is bool(words)
 
 
 def test_check_of_a_file_that_is_not_there_is_wrong(

@@ -7,10 +7,9 @@ import click
 import pytest
 
 from taskyard import __version__
-from taskyard.cli.commands import LazyCommand, LazyGroup
+from taskyard.cli.commands import COMMANDS, LazyCommand, LazyGroup
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.options import verbose_option
-from taskyard.cli.verbs import COMMANDS
 from taskyard.errors import (
     ExitCode,
     IllegalTransition,

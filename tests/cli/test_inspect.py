@@ -187,7 +187,7 @@ def test_name_that_nobody_knows_exits_2(call: Caller, verb: str) -> None:
 
 def test_workers_are_listed_with_their_slots(call: Caller) -> None:
     header, row = call("workers").out.splitlines()
-    columns = ["NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "HOST", "PID", "DIALECT"]
+    columns = ["NAME", "STATE", "SERVICES", "USED", "TASKS", "SEEN", "HOST", "PID", "DIALECT"]
     assert header.split() == columns
     assert "exec, call" in row
     (worker,) = call("workers", "--json").document()["workers"]

@@ -74,7 +74,7 @@ def test_keys_are_listed_with_what_became_of_them_and_without_secrets(keys: Keys
     assert re.fullmatch(r"revoked eye, a viewer's key [0-9a-f]{16}\n", revoked.out)
     lines = keys("list").out.splitlines()
     time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
-    assert lines[0].split() == ["NAME", "ROLE", "FINGERPRINT", "MADE", "REVOKED"]
+    assert lines[0].split() == ["NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"]
     assert re.fullmatch(rf"boss  admin   [0-9a-f]{{16}}  {time}  -", lines[1])
     assert re.fullmatch(rf"eye   viewer  [0-9a-f]{{16}}  {time}  {time}", lines[2])
 
@@ -86,16 +86,16 @@ def test_documents_are_for_programs_and_have_no_secrets(keys: Keys) -> None:
     assert (document["document"], document["file"]) == ("keys new", "eye.key")
     assert listed.document()["keys"] == [document["key"]]
     assert {**revoked.document()["key"], "revoked": None} == document["key"]
-    assert revoked.document()["key"]["revoked"] >= document["key"]["made"]
+    assert revoked.document()["key"]["revoked"] >= document["key"]["created"]
     assert sorted(document["key"]) == [
-        *("fingerprint", "made", "name", "public", "revoked", "role")
+        *("created", "fingerprint", "name", "public", "revoked", "role")
     ]
     secret = read_peer_key(keys.directory / "eye.key").secret.reveal().decode()
     assert not any(secret in said.out + said.err for said in (made, listed, revoked))
 
 
 def test_nothing_is_listed_where_there_is_nothing(keys: Keys) -> None:
-    assert keys("list").out.split() == ["NAME", "ROLE", "FINGERPRINT", "MADE", "REVOKED"]
+    assert keys("list").out.split() == ["NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"]
     assert keys("list", "--json").document()["keys"] == []
     assert not (keys.directory / ".taskyard").exists()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.cli import connection, documents
+from taskyard.cli import connection, schemas
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.lanes import ROWS_SHOWN, row, sort_key
 from tests.cli.yard import Caller, running
@@ -43,7 +43,7 @@ def call(state: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[Ca
 
 def lanes(call: Caller, *words: str) -> list[tuple[str, str]]:
     found = call("lanes", "--json", *words)
-    documents.check(found.out)
+    schemas.check(found.out)
     return [(one["service"], one["lane"]) for one in found.document()["lanes"]]
 
 
@@ -81,7 +81,7 @@ def test_lane_tells_its_section_its_limits_and_its_times(call: Caller) -> None:
     call.submit("one", lane="a.org", service="gpu")
     call.submit("two", lane="a.org", service="gpu", due="1h")
     (found,) = call("lanes", "--json", "--service", "gpu").document()["lanes"]
-    assert (found["clause"], found["clause_limit"], found["limit"]) == ("slow", 2, 1)
+    assert (found["rule"], found["rule_limit"], found["limit"]) == ("slow", 2, 1)
     assert (found["tasks"], found["ready"], found["delayed"], found["leased"]) == (2, 1, 1, 0)
     assert found["oldest"] < found["next_due"]
     assert (found["reason"], found["attempts"]) == ("no worker", 0)
@@ -112,9 +112,9 @@ def test_services_tell_what_their_lanes_wait_for(call: Caller) -> None:
     call.submit("org", service="gpu", lane="a.org")
     call.submit("com", service="gpu", lane="a.com", due="1h")
     said = call("services", "--json")
-    documents.check(said.out)
+    schemas.check(said.out)
     found = {one["name"]: one for one in said.document()["services"]}
-    assert found["gpu"]["clauses"] == [{"name": "", "limit": 0}, {"name": "slow", "limit": 2}]
+    assert found["gpu"]["rules"] == [{"name": "", "limit": 0}, {"name": "slow", "limit": 2}]
     assert found["gpu"]["why"] == "1 lane: waits for its time, 1 lane: no worker"
     assert found["gpu"]["oldest"] < found["gpu"]["next_due"]
     (line,) = [one for one in call("services").out.splitlines() if one.startswith("gpu ")]
@@ -128,7 +128,7 @@ def test_why_tells_of_a_lane(call: Caller) -> None:
     assert said.out.startswith("kept/l: ")
     assert "retry --service kept --lane l" in said.out
     told = call("why", "--service", "kept", "--json")
-    documents.check(told.out)
+    schemas.check(told.out)
     assert [one["reason"] for one in told.document()["lanes"]] == ["held"]
     assert "say of what" in call("why").err
     assert "say of what" in call("why", "kept-one", "--lane", "l").err
@@ -141,7 +141,7 @@ def test_move_puts_tasks_into_another_lane_or_service(call: Caller) -> None:
     assert call("move", "m1", "--to-lane", "b") == (0, "moved 1 task\n", "")
     assert task(call, "m1")["lane"] == "b"
     said = call("move", "--lane", "a", "--to-lane", "", "--to-service", "gpu", "--json")
-    documents.check(said.out)
+    schemas.check(said.out)
     assert said.document()["moved"] == 1
     assert (task(call, "m2")["lane"], task(call, "m2")["service"]) == ("", "gpu")
     assert call("move", "m2", "--to-lane", "").out.startswith("nothing to move")
@@ -153,7 +153,7 @@ def test_expired_lane_has_failed_and_can_be_retried(call: Caller) -> None:
     call.submit("e1", lane="a")
     call.submit("e2", lane="a", due="1h")
     said = call("expire", "--lane", "a", "--json")
-    documents.check(said.out)
+    schemas.check(said.out)
     assert said.document()["expired"] == 2
     assert task(call, "e1")["state"] == "failed"
     assert call("expire", "e1").out.startswith("nothing to expire")
@@ -211,7 +211,7 @@ def test_lanes_of_a_stopped_state_are_as_a_broker_of_its_settings_would_have_the
         Caller(yard.state, capsysbinary).submit("held", service="kept", lane="l")
     call = Caller(yard.state, capsysbinary)
     (found,) = call("lanes", "--json").document()["lanes"]
-    assert (found["clause"], found["reason"]) == ("kept", "held")
+    assert (found["rule"], found["reason"]) == ("kept", "held")
     assert call("services").code == 0
     assert call("why", "--lane", "l").out.startswith("kept/l: ")
     assert run(taskyard, ["expire", "held"]) == 3

@@ -63,7 +63,7 @@ def test_dry_run_needs_no_broker_and_counts(
         "cycles": "0",
     }
     document = nobody("load", good(tmp_path, "dry"), "--dry-run", "--json").document()
-    assert (document["tasks"], document["depth"], document["bad_lines"]) == (3, 3, 0)
+    assert (document["tasks"], document["depth"], document["rejected_lines"]) == (3, 3, 0)
 
 
 def test_dry_run_of_a_bad_file_exits_2_and_tells_every_line(
@@ -77,10 +77,10 @@ def test_dry_run_of_a_bad_file_exits_2_and_tells_every_line(
     assert told == [f"{file}:{line}" for line in (1, 2, 4, 5, 6)] + ["taskyard"]
     assert said.err.endswith("has 5 bad lines; mend them: nothing was submitted\n")
     document = nobody("load", file, "--dry-run", "--json").document()
-    assert [one["line"] for one in document["bad"]] == [1, 2, 4, 5, 6]
+    assert [one["line"] for one in document["rejected"]] == [1, 2, 4, 5, 6]
     assert document["cycles"] == [["a", "b"]]
     taken = nobody("load", file, "--dry-run", "--json", "--wait-for-unknown").document()
-    assert [one["line"] for one in taken["bad"]] == [1, 2, 4, 6]
+    assert [one["line"] for one in taken["rejected"]] == [1, 2, 4, 6]
 
 
 def test_dry_run_that_skips_bad_lines_says_what_it_would_leave_out_and_exits_0(
@@ -94,7 +94,7 @@ def test_dry_run_that_skips_bad_lines_says_what_it_would_leave_out_and_exits_0(
     assert [line.partition(": ")[0] for line in lines] == [f"{file}:{n}" for n in (1, 2, 4, 5, 6)]
     assert last == "5 bad lines would be left out, 1 task submitted"
     said = nobody("load", file, "--dry-run", "--skip-bad", "--json")
-    assert (said.code, said.document()["bad_lines"]) == (0, 5)
+    assert (said.code, said.document()["rejected_lines"]) == (0, 5)
     assert [one.name for one in tmp_path.iterdir()] == ["bad.jsonl"]
 
 
@@ -134,7 +134,7 @@ def test_file_is_loaded_and_loading_it_again_is_harmless(call: Caller, tmp_path:
     assert call("wait", "--campaign", "twice").code == 0
     assert call("load", file) == (0, "campaign twice: 3 tasks: 0 new, 3 known\n", "")
     document = call("load", file, "--json").document()
-    assert (document["new"], document["known"], document["campaign"]) == (0, 3, "twice")
+    assert (document["new"], document["existing"], document["campaign"]) == (0, 3, "twice")
 
 
 def test_wait_goes_on_until_all_is_settled(call: Caller, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_wait_goes_on_until_all_is_settled(call: Caller, tmp_path: Path) -> None
     document = call(
         "load", good(tmp_path, "waits"), "--campaign", "w", "--wait", "--json"
     ).document()
-    assert (document["known"], document["counts"]["done"]) == (3, 3)
+    assert (document["existing"], document["counts"]["done"]) == (3, 3)
     failing = tmp_path / "failing.jsonl"
     failing.write_text('{"name": "fails", "argv": ["false"]}\n')
     assert call("load", str(failing), "--wait").code == 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskyard.cli.map import FutureWindow
 from taskyard.worker.limits import RESULT_BYTES_MAX
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import Running
@@ -342,3 +345,25 @@ def test_broker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_path:
     assert [int(line) for line in (*first, *rest)] == list(range(lines))
     ran = (tmp_path / "ran").read_text().split()
     assert sorted(map(int, ran)) == list(range(lines))
+
+
+def test_window_finishes_the_current_line_on_exit_and_delivers_no_more() -> None:
+    delivered: list[Any] = []
+    is_writing, may_go_on = threading.Event(), threading.Event()
+
+    def on_settled(future: Any) -> None:
+        is_writing.set()
+        may_go_on.wait()
+        delivered.append(future.result())
+
+    futures: list[Any] = [Future(), Future()]
+    with FutureWindow(on_settled, lambda: None, in_order=False) as window:
+        for future in futures:
+            window.add(future)
+        futures[0].set_result("one")
+        is_writing.wait()
+        threading.Timer(0.05, may_go_on.set).start()
+    assert delivered == ["one"]
+    futures[1].set_result("two")
+    assert delivered == ["one"]
+    assert window.added == 2

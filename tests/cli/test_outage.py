@@ -11,8 +11,8 @@ import click
 import pytest
 
 from taskyard.cli import connection, entry, wait
+from taskyard.cli.commands import COMMANDS
 from taskyard.cli.entry import taskyard
-from taskyard.cli.verbs import COMMANDS
 from taskyard.client.client import Client
 from taskyard.client.session import ReplyTimeouts
 from taskyard.core.limits import SECOND_NS

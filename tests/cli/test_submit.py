@@ -169,7 +169,7 @@ def test_wrong_usage_is_told_and_exits_2(call: Caller, words: list[str], told: s
 def test_documents_have_what_a_program_needs(call: Caller) -> None:
     document = call("submit", "--name", "doc", "--json", "--", "true").document()
     assert document == {
-        "version": 1,
+        "version": 2,
         "document": "submit",
         "name": "doc",
         "campaign": "",

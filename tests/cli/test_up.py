@@ -163,7 +163,3 @@ def test_down_where_nothing_runs_exits_3(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "down")
     assert (code, out) == (3, "")
     assert "nothing runs on state directory .taskyard" in err
-
-
-def test_page_comes_later(tmp_path: Path) -> None:
-    assert run(tmp_path, "up", "--page", "127.0.0.1:0")[0] == 2

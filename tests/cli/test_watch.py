@@ -46,7 +46,7 @@ def test_document_a_line_is_told_to_programs(call: Caller) -> None:
     said = call("watch", "--campaign", "two", "--since", "0", "--until-settled", "--json")
     told = documents(said.out)
     assert said.code == 0
-    assert {(one["version"], one["document"]) for one in told} == {(1, "watch")}
+    assert {(one["version"], one["document"]) for one in told} == {(2, "watch")}
     assert [one["kind"] for one in told if one["kind"] != "progressed"] == [
         *("submitted", "leased", "finished")
     ]

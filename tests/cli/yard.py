@@ -64,7 +64,7 @@ class Said(NamedTuple):
 
     def document(self) -> Any:
         document = msgspec.json.decode(self.out)
-        assert document["version"] == 1
+        assert document["version"] == 2
         return document
 
 

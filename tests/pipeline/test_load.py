@@ -17,7 +17,7 @@ import pytest
 from taskyard import testing
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
-from taskyard.cli import documents
+from taskyard.cli import schemas
 from taskyard.cli.entry import run, taskyard
 from taskyard.client.client import Client
 from taskyard.core.events import UnknownPolicy
@@ -423,7 +423,7 @@ def test_the_verb_looks_without_a_broker(
     assert (told["tasks"], told["depth"], told["width"]) == ("5", "4", "2 (on level 2)")
     assert "critical path  4 tasks: top → left → end → last" in out
     _, out, _ = _call(file, "--dry-run", "--json", capsys=capsys)
-    documents.check(out)
+    schemas.check(out)
     assert json.loads(out)["critical_path"] == ["top", "left", "end", "last"]
 
 
@@ -445,7 +445,7 @@ def test_the_verb_submits_all_or_nothing(
     with broker.client() as client:
         assert _views(client) == {}
         code, out, _ = _call(file, *to, "--skip-bad", "--json", capsys=capsys)
-        documents.check(out)
+        schemas.check(out)
         assert (code, json.loads(out)["new"], json.loads(out)["rejected"]) == (0, 5, 2)
         _, out, _ = _call(file, *to, "--skip-bad", capsys=capsys)
         assert out == "campaign d: 5 tasks: 0 new, 5 known\n"

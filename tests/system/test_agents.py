@@ -153,10 +153,10 @@ def test_host_that_can_not_start_its_agents_says_so_until_it_can(tmp_path: Path)
         yard.hire("--slots", "1")
         future = yard.submit("a", b"ok", lane="l")
         reason = "can't start the agent ./agent: No such file or directory"
-        until(lambda: [one["trouble"] for one in yard.client.workers()] == [reason])
+        until(lambda: [one["agent_error"] for one in yard.client.workers()] == [reason])
         beside = tmp_path / "agent.new"
         beside.write_text(f"#!/bin/sh\nexec {shlex.join(OBEYS)}\n")
         beside.chmod(0o700)
         beside.replace(tmp_path / "agent")
         assert future.result(60) == b"l"
-        until(lambda: [one["trouble"] for one in yard.client.workers()] == [""])
+        until(lambda: [one["agent_error"] for one in yard.client.workers()] == [""])

@@ -10,7 +10,7 @@ import click
 
 import taskyard
 from docs import pages, reference
-from taskyard.cli.verbs import COMMANDS
+from taskyard.cli.commands import COMMANDS
 from taskyard.errors import ExitCode
 
 DOCS: Final = Path(__file__).parents[2] / "docs"

@@ -125,7 +125,13 @@ def task(name: str, state: str, lane: str = "", service: str = "s") -> dict[str,
 
 
 def worker(**more: Any) -> dict[str, Any]:
-    usual = {"slots": 2, "slots_used": 1, "heard_ago": 0.1, "state": "parked", "services": ["s"]}
+    usual = {
+        "slots": 2,
+        "slots_used": 1,
+        "last_seen_ago": 0.1,
+        "state": "parked",
+        "services": ["s"],
+    }
     return {"name": "w", **usual, **more}
 
 
@@ -135,7 +141,7 @@ def test_ready_task_beside_a_free_slot_is_found() -> None:
 
 @pytest.mark.parametrize(
     "less",
-    [{"slots_used": 2}, {"heard_ago": 20.0}, {"state": "draining"}, {"services": ["other"]}],
+    [{"slots_used": 2}, {"last_seen_ago": 20.0}, {"state": "draining"}, {"services": ["other"]}],
     ids=str,
 )
 def test_worker_without_a_free_slot_for_it_does_not_count(less: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from docs import error_texts, reference
-from taskyard.cli import documents
+from taskyard.cli import schemas
 from taskyard.settings import keys as settings_keys
 
 #: The tables of settings stand in a page that somebody wrote.
@@ -29,7 +29,7 @@ def pages(docs: Path) -> dict[str, str]:
     made["settings.md"] = _SERVICE_TABLE.sub(
         lambda _: settings_keys.service_table(), settings, count=1
     )
-    return made | {f"schemas/{name}": text for name, text in documents.schemas().items()}
+    return made | {f"schemas/{name}": text for name, text in schemas.schemas().items()}
 
 
 def write(docs: Path) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 
 import taskyard
-from taskyard.cli import documents
+from taskyard.cli import schemas
 from taskyard.cli.entry import taskyard as root
 from taskyard.errors import ExitCode
 
@@ -151,8 +151,8 @@ def _exit_codes() -> Iterator[str]:
 
 def _documents() -> Iterator[str]:
     yield _DOCUMENTS
-    for name in documents.DOCUMENTS:
-        file = documents.file_name(name)
+    for name in schemas.DOCUMENTS:
+        file = schemas.file_name(name)
         yield f"| `taskyard {name} --json` | [{file}](schemas/{file}) |\n"
     yield "\n"
 

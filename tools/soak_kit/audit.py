@@ -133,7 +133,7 @@ def free_pairs(
 def is_free(worker: dict[str, Any]) -> bool:
     """Tell whether a worker is alive and has a free slot; 0 slots is no limit."""
     has_slot = not worker["slots"] or worker["slots_used"] < worker["slots"]
-    is_alive = worker["heard_ago"] < ALIVE_SECONDS
+    is_alive = worker["last_seen_ago"] < ALIVE_SECONDS
     return bool(has_slot and is_alive and worker["state"] != "draining")
 
 

@@ -10,12 +10,13 @@ import click
 
 from taskyard.campaign.lines import file_label
 from taskyard.campaign.task_spec import InvalidTask
+from taskyard.cli.connection import connect_client
+from taskyard.cli.documents import BundleDocument, BundleWaitDocument
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import rows
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
-from taskyard.cli.reaching import connect_client
-from taskyard.cli.refusals import explain_refusal
+from taskyard.cli.submit import explain_refusal
 from taskyard.cli.task_options import TaskKey, bundle_options, read_payload_option, task_keys
 from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.client import bundles
@@ -78,8 +79,10 @@ def bundle(
         if wait:
             return _wait(cli_context, client, bundle_spec, new=new)
     if cli_context.as_json:
-        names = {"name": bundle_spec.name, "campaign": bundle_spec.campaign}
-        print_document("bundle", **names, tasks=tasks, new=new)
+        document = BundleDocument(
+            name=bundle_spec.name, campaign=bundle_spec.campaign, tasks=tasks, new=new
+        )
+        print_document(document)
     else:
         cli_context.info(f"{format_count(tasks, 'task')}, {new:,} new")
         click.echo(bundle_spec.name)
@@ -139,11 +142,14 @@ def _wait(
         wait_target(client, campaign=bundle_spec.name) if is_own else wait_target(client, names)
     )
     settled = wait_for(cli_context, target)
-    more = {
-        "name": bundle_spec.name,
-        "campaign": bundle_spec.campaign,
-        "tasks": len(names),
-        "new": new,
-    }
-    report(cli_context, "bundle", target, settled=settled, **more)
+    document = BundleWaitDocument(
+        name=bundle_spec.name,
+        campaign=bundle_spec.campaign,
+        tasks=len(names),
+        new=new,
+        settled=settled,
+        counts=target.counts,
+        behind_failure=target.behind_failure,
+    )
+    report(cli_context, target, document)
     return target.exit_code()

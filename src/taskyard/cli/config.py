@@ -7,12 +7,13 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from taskyard.cli.connection import connect_to
 from taskyard.cli.daemon_options import listen_pairs, listen_setting
+from taskyard.cli.documents import ConfigCheckDocument, ConfigDocument, ConfigService, ConfigSetting
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import (
     CliContext,
@@ -64,7 +65,7 @@ def _show(cli_context: CliContext) -> None:
     _warn_unknown_variables(cli_context, settings)
     if cli_context.as_json:
         listed = [_setting_document(one) for one in settings.all.values()]
-        print_document("config", file=_name_of(settings), settings=listed)
+        print_document(ConfigDocument(file=_name_of(settings), settings=listed))
         return
     cli_context.info(f"settings file: {escape_line(_name_of(settings) or 'none')}")
     rows = [(path, one.key.text(one.value), one.origin) for path, one in settings.all.items()]
@@ -80,16 +81,16 @@ def _name_of(settings: Settings) -> str | None:
     return None if settings.file is None else str(settings.file)
 
 
-def _setting_document(setting: Setting) -> dict[str, Any]:
+def _setting_document(setting: Setting) -> ConfigSetting:
     key, value = setting.key, setting.value
-    return {
-        "key": key.path,
-        "value": None if value is None else key.kind.to_file(value),
-        "source": setting.origin.source.name.lower(),
-        "place": setting.origin.place or None,
-        "environment": key.environment,
-        "help": key.help,
-    }
+    return ConfigSetting(
+        key=key.path,
+        value=None if value is None else key.kind.to_file(value),
+        source=setting.origin.source.name.lower(),
+        place=setting.origin.place or None,
+        environment=key.environment,
+        help=key.help,
+    )
 
 
 @config.command(epilog=example("config check taskyard.toml"))
@@ -106,14 +107,16 @@ def check(cli_context: CliContext, file: Path | None, *, as_json: bool) -> ExitC
     in which they are tried, the first that fits counts. Exit 0 if all is good, 2 if not.
     """
     wrong, settings = problems(file or cli_context.config)
-    sections: list[dict[str, Any]] = []
+    sections: list[ConfigService] = []
     if settings is not None:
         _warn_unknown_variables(cli_context, settings)
         wrong += _endpoint_problems(settings)
         sections = _sections(settings)
     if as_json or cli_context.as_json:
         name = str(file or cli_context.config) if settings is None else _name_of(settings)
-        print_document("config check", file=name, good=not wrong, problems=wrong, services=sections)
+        print_document(
+            ConfigCheckDocument(file=name, valid=not wrong, problems=wrong, services=sections)
+        )
     elif wrong:
         for line in wrong:
             click.echo(escape_line(line))
@@ -124,14 +127,14 @@ def check(cli_context: CliContext, file: Path | None, *, as_json: bool) -> ExitC
     return ExitCode.USAGE if wrong else ExitCode.OK
 
 
-def _sections(settings: Settings) -> list[dict[str, Any]]:
+def _sections(settings: Settings) -> list[ConfigService]:
     """The services of the file, in the order in which they are asked for a lane."""
     return [
-        {
-            "name": name,
-            "match": section.match_for(name),
-            "sets": [key for key in _keys_set(settings, f"service.{name}") if key != "match"],
-        }
+        ConfigService(
+            name=name,
+            match=section.match_for(name),
+            sets=[key for key in _keys_set(settings, f"service.{name}") if key != "match"],
+        )
         for name, section in settings.services.items()
     ]
 
@@ -140,9 +143,9 @@ def _keys_set(settings: Settings, section: str) -> list[str]:
     return [one.key.name for one in settings.all.values() if one.key.section == section]
 
 
-def _print_sections(sections: list[dict[str, Any]]) -> None:
+def _print_sections(sections: list[ConfigService]) -> None:
     if sections:
-        rows = [(one["name"], one["match"], ", ".join(one["sets"])) for one in sections]
+        rows = [(one.name, one.match, ", ".join(one.sets)) for one in sections]
         print_table(("service", "match", "sets"), rows, wrapped=("sets",))
 
 

@@ -1,21 +1,24 @@
-"""A line to the broker for one verb: found by its flags, within the time that a user waits."""
+"""The connection of one verb to a broker, or to a state directory that no broker runs on.
+
+The client takes a while to import, and a shell imports the verbs to complete what is typed. So the
+client is imported when a verb connects.
+"""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskyard.client import discovery
-from taskyard.client.client import Client
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import StateLocked
-from taskyard.process.locks import LOCK_FILE, lock_holder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from taskyard.cli.options import CliContext
+    from taskyard.client.client import Client
+    from taskyard.client.discovery import BrokerLocation
     from taskyard.core.events import Scope
     from taskyard.core.model import Result
 
@@ -58,6 +61,8 @@ def connect_client(cli_context: CliContext) -> Client:
 
 def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) -> Client:
     """Connect to a broker. Warn on stderr when it does not answer. Raises `NoBroker`."""
+    from taskyard.client.client import Client  # noqa: PLC0415  # see above
+
     limit_ns = cli_context.broker_timeout
     return Client(
         endpoint,
@@ -68,7 +73,9 @@ def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) 
     )
 
 
-def _broker_location(cli_context: CliContext) -> discovery.BrokerLocation:
+def _broker_location(cli_context: CliContext) -> BrokerLocation:
+    from taskyard.client import discovery  # noqa: PLC0415
+
     return discovery.locate(cli_context.broker, cli_context.state, settings=cli_context.settings())
 
 
@@ -81,6 +88,8 @@ def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
 
 def _offline_client(cli_context: CliContext) -> Client | None:
     """The state that is meant, if nobody runs on it."""
+    from taskyard.process.locks import LOCK_FILE, lock_holder  # noqa: PLC0415
+
     broker, state = _broker_location(cli_context)
     if broker is not None:
         return None

@@ -1,21 +1,32 @@
-"""The verbs that act on tasks and workers: `retry`, `cancel`, `move`, `expire`, `drain`."""
+"""The verbs that act on tasks, lanes and workers: `retry`, `cancel`, `move`, `expire`, `drain`,
+`pause`, `resume`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
 from taskyard.cli.completion import complete_lane, complete_name, complete_service
-from taskyard.cli.format import format_count
+from taskyard.cli.connection import connect_client
+from taskyard.cli.documents import (
+    CancelDocument,
+    DrainDocument,
+    ExpireDocument,
+    MoveDocument,
+    PauseDocument,
+    ResumeDocument,
+    RetryDocument,
+)
+from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
-from taskyard.cli.reaching import connect_client
 from taskyard.cli.scopes import STATE_FLAGS, scope_options, to_scope, with_service_of_lane
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
+    from taskyard.cli.options import CommandFunction
     from taskyard.client.client import Client
 
 #: What can still be cancelled.
@@ -50,7 +61,7 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> 
         names, values = _resolve_targets(client, names, values)
         retried = client.retry(names) if names else control.retry(client, to_scope(values))
     if cli_context.as_json:
-        print_document("retry", retried=retried)
+        print_document(RetryDocument(retried=retried))
     elif retried:
         click.echo(f"retried {format_count(retried, 'task')}")
     else:
@@ -86,7 +97,7 @@ def cancel(
         names, values = _resolve_targets(client, names, values)
         cancelled = client.cancel(names) if names else control.cancel(client, to_scope(values))
     if cli_context.as_json:
-        print_document("cancel", cancelled=cancelled)
+        print_document(CancelDocument(cancelled=cancelled))
     elif cancelled:
         click.echo(f"cancelled {format_count(cancelled, 'task')}")
     else:
@@ -162,7 +173,7 @@ def move(
             else control.move(client, to_scope(values), to_service, to_lane)
         )
     if cli_context.as_json:
-        print_document("move", moved=moved)
+        print_document(MoveDocument(moved=moved))
     elif moved:
         click.echo(f"moved {format_count(moved, 'task')}")
     else:
@@ -187,7 +198,7 @@ def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) ->
         names, values = _resolve_targets(client, names, values)
         expired = client.expire(names) if names else control.expire(client, to_scope(values))
     if cli_context.as_json:
-        print_document("expire", expired=expired)
+        print_document(ExpireDocument(expired=expired))
     elif expired:
         click.echo(f"expired {format_count(expired, 'task')}")
     else:
@@ -210,7 +221,7 @@ def drain(cli_context: CliContext, names: tuple[str, ...], *, all_tasks: bool) -
     with connect_client(cli_context) as client:
         drained = client.drain() if all_tasks else _drain(client, names)
     if cli_context.as_json:
-        print_document("drain", drained=drained)
+        print_document(DrainDocument(drained=drained))
     else:
         leaving = ", and the broker leaves when nothing runs any more" if all_tasks else ""
         click.echo(f"drained {format_count(drained, 'worker')}{leaving}")
@@ -223,3 +234,102 @@ def _drain(client: Client, names: tuple[str, ...]) -> int:
         if name not in known:
             raise UserError(f"no worker is called {name}; `taskyard workers` lists them")
     return sum(client.drain(name) for name in dict.fromkeys(names))
+
+
+def _pause_options(command: CommandFunction) -> CommandFunction:
+    for option in (
+        click.option("--all", "all_tasks", is_flag=True, help="Everything."),
+        click.option(
+            "--lane",
+            metavar="LANE",
+            help="This lane of the service.",
+            shell_complete=complete_lane,
+        ),
+        click.option(
+            "--service", metavar="SERVICE", help="This service.", shell_complete=complete_service
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(epilog=example("pause --service smtp", "pause --all"))
+@_pause_options
+@broker_options
+@click.pass_obj
+def pause(
+    cli_context: CliContext, service: str | None, lane: str | None, *, all_tasks: bool
+) -> None:
+    """Give workers nothing more of a service, a lane, or at all.
+
+    What they have they finish. Tasks are taken as before, and wait. It outlives a restart of the
+    broker. Says what is paused then.
+    """
+    _pause_or_resume(cli_context, "pause", (service, lane), all_tasks=all_tasks)
+
+
+@click.command(epilog=example("resume --service smtp", "resume --all"))
+@_pause_options
+@broker_options
+@click.pass_obj
+def resume(
+    cli_context: CliContext, service: str | None, lane: str | None, *, all_tasks: bool
+) -> None:
+    """Undo a pause.
+
+    The one that was made with the same options: a service that was paused by itself stays paused
+    when everything goes on. Says what is paused then.
+    """
+    _pause_or_resume(cli_context, "resume", (service, lane), all_tasks=all_tasks)
+
+
+def _pause_or_resume(
+    cli_context: CliContext,
+    verb: Literal["pause", "resume"],
+    what: tuple[str | None, str | None],
+    *,
+    all_tasks: bool,
+) -> None:
+    service, lane = what
+    if all_tasks and (service or lane):
+        raise UserError("--all means everything: give it alone, or --service without it")
+    if not all_tasks and not service and lane is None:
+        raise UserError(f"say what to {verb}: --service, with --lane for one lane of it, or --all")
+    with connect_client(cli_context) as client:
+        service = service or _service_of_lane(client, lane)
+        if service and service not in _pause_names(client.status()):
+            raise UserError(f"no service is called {service}; `taskyard services` lists them")
+        act = client.pause if verb == "pause" else client.resume
+        act(service, lane)
+        stats = client.status()
+    if cli_context.as_json:
+        kind = PauseDocument if verb == "pause" else ResumeDocument
+        print_document(kind(paused=stats["paused"], pauses=stats["pauses"]))
+    else:
+        click.echo(format_pauses(stats) or "nothing is paused")
+
+
+def _service_of_lane(client: Client, lane: str | None) -> str | None:
+    """The one that is meant, where only a lane was given."""
+    if lane is None:
+        return None
+    found: str | None = with_service_of_lane(client, {"service": None, "lane": lane})["service"]
+    if found is None:
+        raise UserError(f"no service has a lane {lane}; say which is meant with --service")
+    return found
+
+
+def _pause_names(stats: dict[str, Any]) -> list[str]:
+    return [one["name"] for one in stats["services"]]
+
+
+def format_pauses(stats: dict[str, Any]) -> str:
+    """What is paused, of a broker's status; "" if nothing is."""
+    parts = ["everything"] if stats["paused"] else []
+    parts += [
+        f"service {escape_line(one['service'])}"
+        if one["lane"] is None
+        else f"lane {escape_line(one['lane']) or '-'} of service {escape_line(one['service'])}"
+        for one in stats["pauses"]
+    ]
+    return f"paused: {', '.join(parts)}" if parts else ""

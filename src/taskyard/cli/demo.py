@@ -13,6 +13,7 @@ import click
 from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext, json_option, quiet_option, verbose_option
 from taskyard.cli.output import example, print_document
+from taskyard.cli.pipeline.documents import DemoCounts, DemoDocument, DemoLine
 from taskyard.cli.pipeline.group import SparkCommand
 from taskyard.cli.progress import ProgressBar
 from taskyard.demo.campaign import TASKS, TASKS_MAX, TASKS_MIN
@@ -22,7 +23,8 @@ from taskyard.process.signals import sigterm_as_interrupt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from taskyard.demo.audit import DemoCounts, ProofLine
+    from taskyard.demo import audit
+    from taskyard.demo.audit import ProofLine
     from taskyard.demo.walkthrough import DemoResult
 
 #: Where it works if nobody says where.
@@ -69,7 +71,7 @@ def demo(cli_context: CliContext, *, tasks: int, out: Path, as_json: bool) -> Ex
     with sigterm_as_interrupt():
         outcome = walkthrough.run(tasks, out, _DemoOutput(cli_context))
     if as_json:
-        _print_json(outcome)
+        print_document(_document(outcome))
     else:
         _print(outcome, out)
     return _exit_code(outcome.lines)
@@ -129,32 +131,31 @@ def _print(outcome: DemoResult, out: Path) -> None:
         click.echo(f"  taskyard {command}")
 
 
-def _counts_text(counts: DemoCounts) -> dict[str, object]:
+def _counts(counts: audit.DemoCounts) -> DemoCounts:
     audit_counts = counts.audit_counts
-    return {
-        "submitted": audit_counts.submitted,
-        "done": audit_counts.done,
-        "failed": audit_counts.failed,
-        "cancelled": audit_counts.cancelled,
-        "blocked_behind_failure": counts.behind_failure,
-        "lost": counts.lost,
-        "completed_twice": audit_counts.completed_twice,
-        "dependencies_broken": audit_counts.dependencies_broken,
-        "stale_refused": audit_counts.stale,
-        "done_by": counts.done_by,
-    }
+    return DemoCounts(
+        submitted=audit_counts.submitted,
+        done=audit_counts.done,
+        failed=audit_counts.failed,
+        cancelled=audit_counts.cancelled,
+        blocked_behind_failure=counts.behind_failure,
+        lost=counts.lost,
+        completed_twice=audit_counts.completed_twice,
+        dependencies_broken=audit_counts.dependencies_broken,
+        stale_refused=audit_counts.stale,
+        done_by=counts.done_by,
+    )
 
 
-def _print_json(outcome: DemoResult) -> None:
-    print_document(
-        "demo",
+def _document(outcome: DemoResult) -> DemoDocument:
+    return DemoDocument(
         directory=str(outcome.directory),
         report=str(outcome.report),
         tables=str(outcome.tables),
         seconds=round(outcome.seconds, 3),
-        counts=_counts_text(outcome.counts),
+        counts=_counts(outcome.counts),
         lines=[
-            {"what": line.what, "figures": line.figures, "holds": line.passed}
+            DemoLine(check=line.what, figures=line.figures, passed=line.passed)
             for line in outcome.lines
         ],
         sound=all(line.passed for line in outcome.lines),

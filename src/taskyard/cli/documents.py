@@ -1,61 +1,51 @@
-"""The documents that verbs print with --json: their fields, which scripts rely on.
+"""The documents that commands print with --json, one struct each. Scripts rely on their fields.
 
-A field may be added; none is renamed, removed, or given another meaning without a new version. The
-schemas in `docs/schemas` are made from this file, and a test compares them, so that a document
-changes on purpose or not at all: `./yard docs` makes them.
-
-Verbs build their documents as they go, some piece by piece; here is what comes out of it.
+A field may be added. Renaming or removing one, or changing its meaning, needs a new version. The
+schemas in `docs/schemas` are generated from these structs, and a test compares the two.
+The documents of `journal` are in `journal.py`, those of `pipeline` and `demo` in
+`pipeline/documents.py`.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from taskyard.campaign.graph import Duplicate, UnknownDependency
-from taskyard.journal.compaction import CompactionResult
-from taskyard.journal.state_check import StateReport
-from taskyard.wire import record_views
-from taskyard.wire.record_views import RecordDocument
-from taskyard.wire.views import (
-    Counts,
-    Document,
-    Explanation,
-    Lane,
-    Pause,
-    Service,
-    ShownTask,
-    Stats,
-    Task,
-    Worker,
-)
+from taskyard.wire.views import Document, Service
+
+if TYPE_CHECKING:
+    # The broker builds these views, and commands print them as they arrived, with fields that a
+    # newer broker may have added. To the type checker they are dicts, to the schemas structs.
+    Counts = dict[str, int]
+    Explanation = dict[str, Any]
+    Lane = dict[str, Any]
+    Pause = dict[str, Any]
+    ShownTask = dict[str, Any]
+    Task = dict[str, Any]
+    Worker = dict[str, Any]
+else:
+    from taskyard.wire.views import Counts, Explanation, Lane, Pause, ShownTask, Task, Worker
+
+#: The version of every document. Adding a field does not change it.
+DOCUMENT_VERSION: Final = 2
 
 
-class JsonDocument(Document):
-    """Base of all documents."""
+class JsonDocument(Document, kw_only=True, tag_field="document"):
+    """A document that a command prints. Its tag is the command."""
 
-    version: Literal[1]
-    document: str
-
-
-class StatusDocument(Stats):
-    """`status`."""
-
-    version: Literal[1]
-    document: str
+    version: Literal[2] = 2
 
 
-class CampaignStatusDocument(JsonDocument):
+class CampaignStatusDocument(JsonDocument, tag="status"):
     """`status --campaign`."""
 
     campaign: str
     counts: Counts
 
 
-class ListDocument(JsonDocument):
+class ListDocument(JsonDocument, tag="list"):
     """`list`."""
 
     tasks: list[Task]
@@ -63,14 +53,14 @@ class ListDocument(JsonDocument):
     more: bool
 
 
-class ShowDocument(JsonDocument):
+class ShowDocument(JsonDocument, tag="show"):
     """`show`."""
 
     task: ShownTask
     why: str
 
 
-class ResultDocument(JsonDocument):
+class ResultDocument(JsonDocument, tag="result"):
     """`result`: bytes that are no text are null, and in base64."""
 
     name: str
@@ -78,10 +68,10 @@ class ResultDocument(JsonDocument):
     result: str | None
     #: Only the end of it is kept.
     truncated: bool
-    result_base64: str | UnsetType = UNSET
+    result_base64: bytes | UnsetType = UNSET
 
 
-class LogDocument(JsonDocument):
+class LogDocument(JsonDocument, tag="log"):
     """`log`."""
 
     name: str
@@ -89,10 +79,10 @@ class LogDocument(JsonDocument):
     output: str | None
     #: Only the end of it is kept.
     truncated: bool
-    output_base64: str | UnsetType = UNSET
+    output_base64: bytes | UnsetType = UNSET
 
 
-class WhyDocument(JsonDocument):
+class WhyDocument(JsonDocument, tag="why"):
     """`why`."""
 
     tasks: list[Explanation]
@@ -100,7 +90,7 @@ class WhyDocument(JsonDocument):
     lanes: list[Lane]
 
 
-class WorkersDocument(JsonDocument):
+class WorkersDocument(JsonDocument, tag="workers"):
     """`workers`."""
 
     workers: list[Worker]
@@ -125,8 +115,8 @@ class ServiceRow(Service):
     lanes_paused: list[str]
     #: That have tasks.
     lanes: int
-    #: Sections of the settings that its lanes are run by.
-    clauses: list[ServiceRule]
+    #: The rules that apply to its lanes.
+    rules: list[ServiceRule]
     oldest: float | None
     next_due: float | None
     #: How many lanes are where they are for which reason.
@@ -134,7 +124,7 @@ class ServiceRow(Service):
     why: str
 
 
-class ServicesDocument(JsonDocument):
+class ServicesDocument(JsonDocument, tag="services"):
     """`services`."""
 
     services: list[ServiceRow]
@@ -142,7 +132,7 @@ class ServicesDocument(JsonDocument):
     paused: bool
 
 
-class LanesDocument(JsonDocument):
+class LanesDocument(JsonDocument, tag="lanes"):
     """`lanes`: what waits first."""
 
     lanes: list[Lane]
@@ -150,7 +140,7 @@ class LanesDocument(JsonDocument):
     more: int
 
 
-class SubmitDocument(JsonDocument):
+class SubmitDocument(JsonDocument, tag="submit"):
     """`submit`."""
 
     name: str
@@ -159,20 +149,20 @@ class SubmitDocument(JsonDocument):
     new: bool
 
 
-class SubmitWaitDocument(JsonDocument):
+class SubmitWaitDocument(JsonDocument, tag="submit"):
     """`submit --wait`: a result, or a reason why there is none."""
 
     name: str
     campaign: str
     state: str
     result: str | UnsetType | None = UNSET
-    result_base64: str | UnsetType = UNSET
+    result_base64: bytes | UnsetType = UNSET
     #: Only the end of the result is kept.
     truncated: bool | UnsetType = UNSET
     reason: str | UnsetType = UNSET
 
 
-class BundleDocument(JsonDocument):
+class BundleDocument(JsonDocument, tag="bundle"):
     """`bundle`."""
 
     name: str
@@ -182,7 +172,7 @@ class BundleDocument(JsonDocument):
     new: int
 
 
-class BundleWaitDocument(JsonDocument):
+class BundleWaitDocument(JsonDocument, tag="bundle"):
     """`bundle --wait`."""
 
     name: str
@@ -201,13 +191,13 @@ class MapTask(Document):
     campaign: str
     state: str
     result: str | UnsetType | None = UNSET
-    result_base64: str | UnsetType = UNSET
+    result_base64: bytes | UnsetType = UNSET
     #: Only the end of the result is kept.
     truncated: bool | UnsetType = UNSET
     reason: str | UnsetType = UNSET
 
 
-class MapDocument(JsonDocument):
+class MapDocument(JsonDocument, tag="map"):
     """`map`."""
 
     campaign: str
@@ -218,27 +208,27 @@ class MapDocument(JsonDocument):
     truncated: int
 
 
-class MapSubmitDocument(JsonDocument):
+class MapSubmitDocument(JsonDocument, tag="map"):
     """`map --no-wait`."""
 
     campaign: str
     submitted: int
 
 
-class LoadDocument(JsonDocument):
+class LoadDocument(JsonDocument, tag="load"):
     """`load`."""
 
     campaign: str
     new: int
-    known: int
+    existing: int
 
 
-class LoadWaitDocument(JsonDocument):
+class LoadWaitDocument(JsonDocument, tag="load"):
     """`load --wait`."""
 
     campaign: str
     new: int
-    known: int
+    existing: int
     settled: bool
     counts: Counts
     behind_failure: int
@@ -251,7 +241,7 @@ class BadLine(Document):
     reason: str
 
 
-class LoadDryRunDocument(JsonDocument):
+class LoadDryRunDocument(JsonDocument, tag="load"):
     """`load --dry-run`."""
 
     file: str
@@ -265,60 +255,12 @@ class LoadDryRunDocument(JsonDocument):
     unknown: list[UnknownDependency]
     duplicates: list[Duplicate]
     cycles: list[list[str]]
-    bad_lines: int
+    rejected_lines: int
     #: The first thousand of them.
-    bad: list[BadLine]
+    rejected: list[BadLine]
 
 
-class PipelineLoadDocument(JsonDocument):
-    """`pipeline load`."""
-
-    campaign: str
-    new: int
-    known: int
-    #: Rows that were left out.
-    rejected: int
-
-
-class BadRow(Document):
-    """A row of a file that can't be used."""
-
-    file: str
-    line: int
-    reason: str
-
-
-class PipelineLoadDryRunDocument(JsonDocument):
-    """`pipeline load --dry-run`."""
-
-    tasks: int
-    edges: int
-    roots: int
-    depth: int
-    width: int
-    widest: int
-    services: dict[str, int]
-    #: Names that no file has, with how many wait for each; the first thousand of them.
-    unknown: dict[str, int]
-    duplicates: int
-    cycles: list[list[str]]
-    #: The chain that takes longest, or has the most tasks; its first thousand.
-    critical_path: list[str]
-    #: null where the files do not say how long tasks take.
-    critical_path_seconds: float | None
-    bad_rows: int
-    #: The first thousand of them.
-    bad: list[BadRow]
-
-
-class PipelineFleetDocument(JsonDocument):
-    """`pipeline fleet`."""
-
-    #: That went home.
-    workers: int
-
-
-class WaitDocument(JsonDocument):
+class WaitDocument(JsonDocument, tag="wait"):
     """`wait`."""
 
     settled: bool
@@ -326,66 +268,53 @@ class WaitDocument(JsonDocument):
     behind_failure: int
 
 
-class RetryDocument(JsonDocument):
+class RetryDocument(JsonDocument, tag="retry"):
     """`retry`."""
 
     retried: int
 
 
-class CancelDocument(JsonDocument):
+class CancelDocument(JsonDocument, tag="cancel"):
     """`cancel`."""
 
     cancelled: int
 
 
-class MoveDocument(JsonDocument):
+class MoveDocument(JsonDocument, tag="move"):
     """`move`."""
 
     moved: int
 
 
-class ExpireDocument(JsonDocument):
+class ExpireDocument(JsonDocument, tag="expire"):
     """`expire`."""
 
     expired: int
 
 
-class DrainDocument(JsonDocument):
+class DrainDocument(JsonDocument, tag="drain"):
     """`drain`."""
 
     drained: int
 
 
-class PauseDocument(JsonDocument):
+class PauseDocument(JsonDocument, tag="pause"):
     """`pause` and `resume`: what is paused now."""
 
     paused: bool
     pauses: list[Pause]
 
 
-class GapDocument(JsonDocument):
+class ResumeDocument(PauseDocument, tag="resume"):
+    """`resume`: the pauses that remain."""
+
+
+class GapDocument(JsonDocument, tag="watch"):
     """A line of `watch`: records up to this one are no longer in the journal."""
 
     kind: Literal["gap"]
     record: int
     reason: str
-
-
-class JournalCheckDocument(StateReport, kw_only=True, forbid_unknown_fields=True):
-    """`journal check`."""
-
-    version: Literal[1]
-    document: str
-    state: str
-    sound: bool
-
-
-class JournalCompactDocument(CompactionResult, kw_only=True, forbid_unknown_fields=True):
-    """`journal export` and `journal compact`."""
-
-    version: Literal[1]
-    document: str
-    state: str
 
 
 class RunFailure(Document):
@@ -398,7 +327,7 @@ class RunFailure(Document):
     dependents: int
 
 
-class RunDocument(JsonDocument):
+class RunDocument(JsonDocument, tag="run"):
     """`run`."""
 
     campaign: str
@@ -421,7 +350,7 @@ class ConfigSetting(Document):
     help: str
 
 
-class ConfigDocument(JsonDocument):
+class ConfigDocument(JsonDocument, tag="config"):
     """`config`."""
 
     file: str | None
@@ -438,11 +367,11 @@ class ConfigService(Document):
     sets: list[str]
 
 
-class ConfigCheckDocument(JsonDocument):
+class ConfigCheckDocument(JsonDocument, tag="config check"):
     """`config check`."""
 
     file: str | None
-    good: bool
+    valid: bool
     problems: list[str]
     #: In the order in which they are tried.
     services: list[ConfigService]
@@ -455,228 +384,24 @@ class KeyRecord(Document):
     role: str
     fingerprint: str
     public: str
-    made: float
+    created: float
     revoked: float | None
 
 
-class KeysNewDocument(JsonDocument):
+class KeysNewDocument(JsonDocument, tag="keys new"):
     """`keys new`."""
 
     file: str
     key: KeyRecord
 
 
-class KeysListDocument(JsonDocument):
+class KeysListDocument(JsonDocument, tag="keys list"):
     """`keys list`."""
 
     keys: list[KeyRecord]
 
 
-class KeysRevokeDocument(JsonDocument):
+class KeysRevokeDocument(JsonDocument, tag="keys revoke"):
     """`keys revoke`."""
 
     key: KeyRecord
-
-
-#: What each document is made of, by its name; some verbs have several, by their options.
-class GuaranteeCounts(Document):
-    """Counts of a whole history; what must be 0 is 0 if it is sound."""
-
-    submitted: int
-    done: int
-    failed: int
-    cancelled: int
-    blocked_behind_failure: int
-    unfinished: int
-    lost: int
-    completed_twice: int
-    dependencies_broken: int
-    unknown: int
-    stale_refused: int
-
-
-class PipelineHistoryDocument(JsonDocument):
-    """`pipeline history`."""
-
-    state: str
-    out: str
-    #: The journal's row up to which the tables go.
-    row_last: int
-    #: Pairs of history files that were new, and campaigns whose tables were made anew.
-    parts: int
-    campaigns: int
-    #: False: a broker runs, and what it has not exported yet is not in the tables.
-    complete: bool
-
-
-class PipelineReportDocument(JsonDocument):
-    """`pipeline report`."""
-
-    page: str
-    tables: str
-    #: Null: all campaigns together.
-    campaign: str | None
-    summary: list[str]
-    makespan_ns: int
-    guarantees: GuaranteeCounts
-    sound: bool
-
-
-class DemoCounts(Document):
-    """What the journal of a demo says; what must be 0 is 0 if all holds."""
-
-    submitted: int
-    done: int
-    failed: int
-    cancelled: int
-    blocked_behind_failure: int
-    lost: int
-    completed_twice: int
-    dependencies_broken: int
-    stale_refused: int
-    #: Tasks done, by the language in which they were handed out.
-    done_by: dict[str, int]
-
-
-class DemoLine(Document):
-    """A line of the closing table."""
-
-    what: str
-    figures: str
-    holds: bool
-
-
-class DemoDocument(JsonDocument):
-    """`demo`."""
-
-    directory: str
-    report: str
-    tables: str
-    seconds: float
-    counts: DemoCounts
-    lines: list[DemoLine]
-    sound: bool
-
-
-class SweepPoint(Document):
-    """What came out of one combination."""
-
-    workers: int
-    slots: int
-    policy: str
-    makespan_ns: int
-    busy_ns: int
-    utilisation: float
-    wait_ns_mean: int
-    wait_ns_p50: int
-    wait_ns_p95: int
-    wait_ns_max: int
-    done: int
-    failed: int
-    unfinished: int
-    cpu_ns: int
-    slot_hours: float
-    cost: float | UnsetType = UNSET
-
-
-class PipelineSweepDocument(JsonDocument):
-    """`pipeline sweep`."""
-
-    tasks: int
-    points: list[SweepPoint]
-    sentences: list[str]
-    critical_path_ns: int
-    work_ns: int
-    #: How long the campaign took, and takes in a simulation of the workers that it had, with how
-    #: far that is off; null: it was not measured.
-    measured_ns: int | None
-    replayed_ns: int | None
-    error: float | None
-    page: str | None
-
-
-DOCUMENTS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
-    "status": (StatusDocument, CampaignStatusDocument),
-    "list": (ListDocument,),
-    "show": (ShowDocument,),
-    "result": (ResultDocument,),
-    "log": (LogDocument,),
-    "why": (WhyDocument,),
-    "workers": (WorkersDocument,),
-    "services": (ServicesDocument,),
-    "lanes": (LanesDocument,),
-    "submit": (SubmitDocument, SubmitWaitDocument),
-    "map": (MapDocument, MapSubmitDocument),
-    "bundle": (BundleDocument, BundleWaitDocument),
-    "load": (LoadDocument, LoadWaitDocument, LoadDryRunDocument),
-    "wait": (WaitDocument,),
-    "retry": (RetryDocument,),
-    "cancel": (CancelDocument,),
-    "move": (MoveDocument,),
-    "expire": (ExpireDocument,),
-    "drain": (DrainDocument,),
-    "pause": (PauseDocument,),
-    "resume": (PauseDocument,),
-    "watch": (GapDocument,),
-    "journal check": (JournalCheckDocument,),
-    "journal export": (JournalCompactDocument,),
-    "journal compact": (JournalCompactDocument,),
-    "run": (RunDocument,),
-    "pipeline load": (PipelineLoadDocument, PipelineLoadDryRunDocument),
-    "pipeline fleet": (PipelineFleetDocument,),
-    "config": (ConfigDocument,),
-    "config check": (ConfigCheckDocument,),
-    "keys new": (KeysNewDocument,),
-    "keys list": (KeysListDocument,),
-    "keys revoke": (KeysRevokeDocument,),
-    "pipeline history": (PipelineHistoryDocument,),
-    "pipeline report": (PipelineReportDocument,),
-    "demo": (DemoDocument,),
-    "pipeline sweep": (PipelineSweepDocument,),
-}
-
-#: The lines of `watch` are records beside that.
-_RECORDS: Final = msgspec.json.Decoder(record_views.AnyRecordDocument)
-
-
-def check(encoded: bytes | str) -> None:
-    """Raise `msgspec.ValidationError` if this is not the document that it says it is."""
-    raw = msgspec.json.decode(encoded)
-    name = raw.get("document")
-    wrong = [f"{name!r} is no document"]
-    if name == "watch" and raw.get("kind") != "gap":
-        opening = {key: raw.pop(key) for key in ("version", "document")}
-        msgspec.convert(opening, JsonDocument)
-        _RECORDS.decode(msgspec.json.encode(raw))
-        return
-    for kind in DOCUMENTS.get(name, ()):
-        try:
-            msgspec.convert(raw, kind)
-        except msgspec.ValidationError as error:
-            wrong.append(f"{kind.__name__}: {error}")
-        else:
-            return
-    raise msgspec.ValidationError("; ".join(wrong))
-
-
-def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of a document."""
-    kinds: list[Any] = [*DOCUMENTS[name]]
-    if name == "watch":
-        kinds += [*RecordDocument.__subclasses__()]
-    made, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
-    title = f"What `taskyard {name} --json` prints{', a line' if name == 'watch' else ''}"
-    return {"title": title, "anyOf": [*made], "$defs": parts}
-
-
-def file_name(name: str) -> str:
-    return f"{name.replace(' ', '-')}.json"
-
-
-def schemas() -> dict[str, str]:
-    """The text of every schema, by the name of its file."""
-    return {
-        file_name(name): json.dumps(schema(name), indent=2, sort_keys=True, ensure_ascii=False)
-        + "\n"
-        for name in DOCUMENTS
-    }

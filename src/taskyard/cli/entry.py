@@ -14,11 +14,10 @@ from typing import Final, NoReturn
 import click
 
 from taskyard import __version__
-from taskyard.cli.commands import LazyGroup
+from taskyard.cli.commands import COMMANDS, LazyGroup
 from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext, config_option, verbose_option
 from taskyard.cli.terminal import escaping_output
-from taskyard.cli.verbs import COMMANDS
 from taskyard.errors import ExitCode, JournalDamaged, TaskyardError, UserError
 
 #: What a shell sets that asks what could follow; click's name for it.

@@ -41,9 +41,8 @@ def format_count(number: int, thing: str) -> str:
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
-def format_slots(one: dict[str, Any]) -> str:
-    """`3 of 4`, of a worker or of all workers of a service. What they have ahead takes no slot."""
-    used, slots = one["slots_used"], one["slots"]
+def format_slots(slots: int, used: int) -> str:
+    """Format the used slots as `3 of 4`. Prefetched tasks use none."""
     return f"{min(used, slots)} of {slots}" if slots else str(used)
 
 
@@ -68,6 +67,6 @@ def full_name(view: Mapping[str, Any]) -> str:
     return spelling(str(view["campaign"]), str(view["name"]))
 
 
-def task_name_fields(view: Mapping[str, Any]) -> dict[str, str]:
+def task_name_fields(view: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that name a task in a document."""
     return {"name": view["name"], "campaign": view["campaign"]}

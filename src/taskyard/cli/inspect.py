@@ -14,6 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.cli.completion import complete_lane, complete_name, complete_service
+from taskyard.cli.connection import connect_read_only
+from taskyard.cli.control import format_pauses
+from taskyard.cli.documents import (
+    DOCUMENT_VERSION,
+    CampaignStatusDocument,
+    LogDocument,
+    ResultDocument,
+    ShowDocument,
+    WhyDocument,
+    WorkersDocument,
+)
 from taskyard.cli.format import (
     escape_line,
     escape_pattern,
@@ -25,20 +36,18 @@ from taskyard.cli.format import (
 )
 from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.output import (
-    DOCUMENT_VERSION,
     ROWS_DRAWN_MAX,
     encode_json,
     example,
     print_document,
     print_table,
+    print_view,
     result_fields,
     text_or_base64,
     warn_if_truncated,
     write_result,
 )
-from taskyard.cli.pausing import format_pauses
 from taskyard.cli.progress import format_counts
-from taskyard.cli.reaching import connect_read_only
 from taskyard.cli.scopes import campaign_option, scope_options, to_scope, with_service_of_lane
 from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.states import TaskState
@@ -113,14 +122,14 @@ def list_tasks(
 
 def _write_list(views: Iterable[dict[str, Any]], rest: Iterator[object]) -> bool:
     """One document, written as its tasks come. Returns whether there are more."""
-    click.echo(f'{{"version":{DOCUMENT_VERSION},"document":"list","tasks":[', nl=False)
+    click.echo('{"document":"list","tasks":[', nl=False)
     line = iter(views)
     comma = b""
     while some := list(islice(line, ROWS_DRAWN_MAX)):
         click.echo(comma + b"\n" + b",\n".join(map(encode_json, some)), nl=False)
         comma = b","
     more = next(rest, None) is not None
-    click.echo(f'\n],"more":{"true" if more else "false"}}}')
+    click.echo(f'\n],"more":{"true" if more else "false"},"version":{DOCUMENT_VERSION}}}')
     return more
 
 
@@ -138,7 +147,7 @@ def show(cli_context: CliContext, name: str) -> None:
         view = broker.show(name)
         why = broker.explain(name)["sentence"]
     if cli_context.as_json:
-        print_document("show", task=view, why=why)
+        print_document(ShowDocument(task=view, why=why))
         return
     view["name"] = full_name(view)
     view["after"] = ", ".join(map(escape_line, view["after"]))
@@ -199,7 +208,7 @@ def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
     if output not in (None, _STDOUT):
         Path(str(output)).write_bytes(value.text)
     if cli_context.as_json:
-        print_document("result", **names, **result_fields(value))
+        print_document(ResultDocument(**names, **result_fields(value)))
     elif output in (None, _STDOUT):
         write_result(value.text)
     return warn_if_truncated(name, value)
@@ -225,7 +234,7 @@ def log(cli_context: CliContext, name: str) -> None:
     is_cut = bool(printed.bytes_total)
     if cli_context.as_json:
         stats = text_or_base64("output", printed.text)
-        print_document("log", **task_name_fields(view), **stats, truncated=is_cut)
+        print_document(LogDocument(**task_name_fields(view), **stats, truncated=is_cut))
         return
     write_result(printed.text)
     if is_cut and not cli_context.quiet:
@@ -261,7 +270,7 @@ def why(
         stats = [broker.explain(name) for name in broker.resolve(names)] if names else []
         found = [] if names else _find_lanes(broker, lane, service)
     if cli_context.as_json:
-        print_document("why", tasks=stats, lanes=found)
+        print_document(WhyDocument(tasks=stats, lanes=found))
         return
     for one in stats:
         click.echo(f"{escape_line(full_name(one))}: {escape_line(one['sentence'])}")
@@ -296,12 +305,12 @@ def workers(cli_context: CliContext) -> None:
     with connect_read_only(cli_context) as broker:
         found = broker.workers()
     if cli_context.as_json:
-        print_document("workers", workers=found)
+        print_document(WorkersDocument(workers=found))
         return
     if not found and not cli_context.quiet:
         click.echo("there are no workers; start one with `taskyard worker`", err=True)
         return
-    columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "HEARD", "HOST", "PID", "DIALECT")
+    columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "SEEN", "HOST", "PID", "DIALECT")
     print_table(columns, [_worker_row(one) for one in found])
     for one in found:
         if one["malformed"] and not cli_context.quiet:
@@ -310,8 +319,8 @@ def workers(cli_context: CliContext) -> None:
 
 
 def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
-    slots = format_slots(one)
-    heard = f"{format_duration(one['heard_ago'])} ago"
+    slots = format_slots(one["slots"], one["slots_used"])
+    heard = f"{format_duration(one['last_seen_ago'])} ago"
     services = ", ".join(one["services"])
     where = (one.get("host") or "-", one.get("pid") or "-")
     return (one["name"], one["state"], services, slots, one["tasks"], heard, *where, one["dialect"])
@@ -334,8 +343,10 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
         stats = broker.status()
     if campaign is not None:
         stats = _campaign_stats(stats, campaign)
-    if cli_context.as_json:
-        print_document("status", **stats)
+    if cli_context.as_json and campaign is not None:
+        print_document(CampaignStatusDocument(campaign=campaign, counts=stats["counts"]))
+    elif cli_context.as_json:
+        print_view("status", stats)
     elif line:
         click.echo(" ".join(f"{state}={number}" for state, number in stats["counts"].items()))
     else:
@@ -346,7 +357,7 @@ def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> Exit
 def _campaign_stats(stats: dict[str, Any], campaign: str) -> dict[str, Any]:
     for one in stats["campaigns"]:
         if one["name"] == campaign:
-            return {"campaign": campaign, "counts": one["counts"]}
+            return {"counts": one["counts"]}
     raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
 
 

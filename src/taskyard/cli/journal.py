@@ -7,14 +7,14 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 import msgspec
 
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, json_option, quiet_option, state_option, verbose_option
-from taskyard.cli.output import encode_json
+from taskyard.cli.output import print_document
 from taskyard.cli.progress import ProgressBar
 from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UserError
 from taskyard.journal import compaction, schema, state_check
@@ -23,11 +23,39 @@ from taskyard.journal.lock import ReadLock, StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.state_check import StateReport
 
-#: Of every document that is printed with --json. A new field is no new version.
-DOCUMENT_VERSION: Final = 1
-
 #: A copy of what is being written may be torn; the next one is torn elsewhere.
 _LIVE_CHECKS_MAX: Final = 3
+
+
+class JournalCheckDocument(
+    StateReport,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="document",
+    tag="journal check",
+):
+    """`journal check`."""
+
+    state: str
+    sound: bool
+    version: Literal[2] = 2
+
+
+class JournalExportDocument(
+    CompactionResult,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="document",
+    tag="journal export",
+):
+    """`journal export`."""
+
+    state: str
+    version: Literal[2] = 2
+
+
+class JournalCompactDocument(JournalExportDocument, tag="journal compact"):
+    """`journal compact`."""
 
 
 def _example(line: str) -> str:
@@ -69,7 +97,9 @@ def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
     logging.getLogger("taskyard.journal").setLevel(logging.ERROR)  # it will be said in better words
     findings = _check_live(state, deep=deep) if live else _check_state(state, deep=deep)
     if as_json:
-        _print_document("check", state, findings, sound=not findings.wrong)
+        fields = msgspec.structs.asdict(findings)
+        sound = not findings.wrong
+        print_document(JournalCheckDocument(state=str(state), sound=sound, **fields))
     else:
         click.echo(_format_report(state, findings))
     return ExitCode.STATE_DAMAGED if findings.wrong else ExitCode.OK
@@ -89,7 +119,7 @@ def export(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
     """
     outcome = _run(compaction.export, cli_context, state)
     if as_json:
-        _print_document("export", state, outcome)
+        print_document(JournalExportDocument(state=str(state), **msgspec.structs.asdict(outcome)))
     else:
         click.echo(_format_result(outcome))
 
@@ -109,7 +139,7 @@ def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
     """
     outcome = _run(compaction.compact, cli_context, state)
     if as_json:
-        _print_document("compact", state, outcome)
+        print_document(JournalCompactDocument(state=str(state), **msgspec.structs.asdict(outcome)))
     else:
         click.echo(_format_result(outcome))
         click.echo(
@@ -179,14 +209,6 @@ class CompactionProgress(ProgressBar):
         if step != self.label:
             self.set_label(step)
         self.update(done, total)
-
-
-def _print_document(
-    command: str, state: Path, content: StateReport | CompactionResult, **more: object
-) -> None:
-    opening = {"version": DOCUMENT_VERSION, "document": f"journal {command}", "state": str(state)}
-    document = {**opening, **more, **msgspec.structs.asdict(content)}
-    click.echo(encode_json(document))
 
 
 def _format_result(outcome: CompactionResult) -> str:

@@ -7,10 +7,11 @@ guest and to nothing else: it is never printed.
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
+from taskyard.cli.documents import KeyRecord, KeysListDocument, KeysNewDocument, KeysRevokeDocument
 from taskyard.cli.options import json_option, quiet_option, state_option, verbose_option
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.core.limits import SECOND_NS
@@ -60,7 +61,7 @@ def new(name: str, role: str, out: Path | None, state: Path, *, as_json: bool) -
     path = out or Path(f"{name}.key")
     entry = Keyring(state).create(name, Role(role), path)
     if as_json:
-        print_document("keys new", file=str(path), key=_row(entry))
+        print_document(KeysNewDocument(file=str(path), key=_record(entry)))
         return
     click.echo(f"{path}: the key of {name}, {with_article(entry.role)}'s; the only copy")
     click.echo(f"use it there: {_usage_hint(entry, path)}")
@@ -82,13 +83,13 @@ def list_keys(state: Path, *, as_json: bool) -> None:
     """List the keys that there are and were, the oldest first; never a secret."""
     entries = Keyring(state).entries()
     if as_json:
-        print_document("keys list", keys=[_row(entry) for entry in entries])
+        print_document(KeysListDocument(keys=[_record(entry) for entry in entries]))
         return
     rows = [
         (entry.name, entry.role, entry.fingerprint, _day(entry.made_ns), _day(entry.revoked_ns))
         for entry in entries
     ]
-    print_table(("NAME", "ROLE", "FINGERPRINT", "MADE", "REVOKED"), rows)
+    print_table(("NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"), rows)
 
 
 @keys.command(epilog=example("keys revoke ci-bot"))
@@ -105,20 +106,20 @@ def revoke(name: str, state: Path, *, as_json: bool) -> None:
     """
     entry = Keyring(state).revoke(name)
     if as_json:
-        print_document("keys revoke", key=_row(entry))
+        print_document(KeysRevokeDocument(key=_record(entry)))
         return
     click.echo(f"revoked {name}, {with_article(entry.role)}'s key {entry.fingerprint}")
 
 
-def _row(entry: KeyEntry) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "role": entry.role.value,
-        "fingerprint": entry.fingerprint,
-        "public": entry.public,
-        "made": entry.made_ns / SECOND_NS,
-        "revoked": entry.revoked_ns / SECOND_NS if entry.revoked_ns else None,
-    }
+def _record(entry: KeyEntry) -> KeyRecord:
+    return KeyRecord(
+        name=entry.name,
+        role=entry.role.value,
+        fingerprint=entry.fingerprint,
+        public=entry.public,
+        created=entry.made_ns / SECOND_NS,
+        revoked=entry.revoked_ns / SECOND_NS if entry.revoked_ns else None,
+    )
 
 
 def _day(at_ns: int) -> str:

@@ -7,32 +7,49 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
-from taskyard.cli.format import format_duration
+from taskyard.cli.connection import connect_read_only
+from taskyard.cli.documents import LanesDocument, ServiceRow, ServiceRule, ServicesDocument
+from taskyard.cli.format import format_count, format_duration, format_slots
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document, print_table
-from taskyard.cli.reaching import connect_read_only
 from taskyard.cli.scopes import service_option
+from taskyard.wire.views import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 #: Lanes that a table has on a terminal unless asked otherwise: a screen of them.
 ROWS_SHOWN: Final = 40
 
-_COLUMNS: Final = (
+_LANE_COLUMNS: Final = (
     *("SERVICE", "LANE", "TASKS", "DUE", "RUNNING", "LIMIT", "OLDEST", "ATTEMPTS", "NEXT DUE"),
     "WHY",
 )
 
 #: What can be done without where there is little room.
-_OPTIONAL_COLUMNS: Final = ("LIMIT", "ATTEMPTS", "NEXT DUE")
+_OPTIONAL_LANE_COLUMNS: Final = ("LIMIT", "ATTEMPTS", "NEXT DUE")
 
 #: By `sort_key`: lanes that nobody serves, though they have tasks, come before these.
 _SERVED: Final = 3
+
+_ENDED: Final = ("done", "failed", "cancelled")
+
+_SERVICE_COLUMNS: Final = (
+    *("SERVICE", "WORKERS", "USED", "RULE", "LIMIT", "TASKS", "DUE", "RUNNING", "FAILED"),
+    *("OLDEST", "NEXT DUE", "WHY"),
+)
+
+#: What can be done without where there is little room.
+_OPTIONAL_SERVICE_COLUMNS: Final = ("RULE", "FAILED", "OLDEST", "NEXT DUE")
+
+#: Rules that a row names. An ellipsis stands for the rest.
+_RULES_LISTED_MAX: Final = 2
 
 
 @click.command(epilog=example("lanes", "lanes --service smtp --waiting", "lanes --lane '*.org'"))
@@ -65,7 +82,7 @@ def lanes(  # noqa: PLR0913  # one for each option
     shown = found if limit is None else found[:limit]
     more = len(found) - len(shown)
     if cli_context.as_json:
-        print_document("lanes", lanes=shown, more=more)
+        print_document(LanesDocument(lanes=shown, more=more))
         return
     if not found:
         cli_context.info(
@@ -73,7 +90,7 @@ def lanes(  # noqa: PLR0913  # one for each option
         )
         return
     rows = [row(one, time.time()) for one in shown]
-    print_table(_COLUMNS, rows, wrapped=("WHY",), optional=_OPTIONAL_COLUMNS)
+    print_table(_LANE_COLUMNS, rows, wrapped=("WHY",), optional=_OPTIONAL_LANE_COLUMNS)
     if more:
         cli_context.info(f"… and {more:,} more; --all shows them")
 
@@ -126,3 +143,105 @@ def time_until(at: float | None, now: float) -> str:
     if at is None:
         return ""
     return f"in {format_duration(at - now)}" if at > now else "now"
+
+
+@click.command(epilog=example("services"))
+@broker_options
+@click.pass_obj
+def services(cli_context: CliContext) -> None:
+    """List the services, with what waits and who works.
+
+    Slots are those of all workers that offer a service, shared with whatever else they offer. The
+    limit is how many of its lanes may be served at once, by the sections of the settings that
+    they are run by. What its lanes wait for `taskyard lanes` tells one by one.
+    """
+    with connect_read_only(cli_context) as broker:
+        stats, workers = broker.status(), broker.workers()
+        lanes = _by_service(broker.lanes())
+        found = [_service(one, stats, workers, lanes) for one in stats["services"]]
+    if cli_context.as_json:
+        print_document(ServicesDocument(services=found, paused=stats["paused"]))
+        return
+    if not found and not cli_context.quiet:
+        click.echo("there are no services: no task was submitted, no worker has come", err=True)
+        return
+    now = time.time()
+    print_table(
+        _SERVICE_COLUMNS,
+        [_service_row(one, now) for one in found],
+        wrapped=("WHY",),
+        optional=_OPTIONAL_SERVICE_COLUMNS,
+    )
+
+
+def _by_service(lanes: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in lanes:
+        found.setdefault(one["service"], []).append(one)
+    return found
+
+
+def _service(
+    one: dict[str, Any],
+    stats: dict[str, Any],
+    workers: list[dict[str, Any]],
+    lanes: dict[str, list[dict[str, Any]]],
+) -> ServiceRow:
+    """Return a service with its slots, its pauses and the sums over its lanes."""
+    own = [worker for worker in workers if one["name"] in worker["services"]]
+    paused = [pause["lane"] for pause in stats["pauses"] if pause["service"] == one["name"]]
+    row = ServiceRow(
+        **{field: one[field] for field in Service.__struct_fields__},
+        slots=sum(worker["slots"] for worker in own),
+        slots_used=sum(worker["slots_used"] for worker in own),
+        paused=None in paused,
+        lanes_paused=[lane for lane in paused if lane is not None],
+        **_lane_totals(lanes.get(one["name"], [])),
+    )
+    if row.paused or stats["paused"]:
+        row.why = "it is paused" if row.paused else "everything is paused"
+    return row
+
+
+def _lane_totals(lanes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the lanes of a service come to."""
+    oldest = [one["oldest"] for one in lanes if one["oldest"] is not None]
+    due = [one["next_due"] for one in lanes if one["next_due"] is not None]
+    limits = {one["rule"]: one["rule_limit"] for one in lanes}
+    reasons = Counter(one["reason"] for one in lanes)
+    return {
+        "lanes": len(lanes),
+        "rules": [ServiceRule(name=name, limit=limit) for name, limit in limits.items()],
+        "oldest": min(oldest, default=None),
+        "next_due": min(due, default=None),
+        "reasons": dict(reasons.most_common()),
+        "why": _why(lanes, reasons),
+    }
+
+
+def _why(lanes: list[dict[str, Any]], reasons: Counter[str]) -> str:
+    """What its lanes wait for; of a single one, its own sentence."""
+    if not lanes:
+        return "nothing waits or runs"
+    if len(lanes) == 1:
+        return str(lanes[0]["why"])
+    return ", ".join(
+        f"{format_count(number, 'lane')}: {why}" for why, number in reasons.most_common()
+    )
+
+
+def _service_row(one: ServiceRow, now: float) -> tuple[object, ...]:
+    counts: dict[str, int] = msgspec.to_builtins(one.counts)
+    tasks = sum(number for state, number in counts.items() if state not in _ENDED)
+    return (
+        *(one.name, one.workers, format_slots(one.slots, one.slots_used)),
+        _first_few([rule.name or "defaults" for rule in one.rules]),
+        _first_few([str(rule.limit or "none") for rule in one.rules]),
+        *(tasks, counts["ready"], counts["leased"], counts["failed"]),
+        *(time_since(one.oldest, now), time_until(one.next_due, now), one.why),
+    )
+
+
+def _first_few(words: list[str]) -> str:
+    named = ", ".join(words[:_RULES_LISTED_MAX])
+    return named if len(words) <= _RULES_LISTED_MAX else f"{named}, …"

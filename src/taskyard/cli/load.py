@@ -11,6 +11,7 @@ from taskyard.campaign.formats import FileOptions, Format
 from taskyard.campaign.reader import LoadedCampaign, read_campaign, reject_unknown_dependencies
 from taskyard.cli import campaign_submit
 from taskyard.cli.connection import connect_client
+from taskyard.cli.documents import BadLine, LoadDocument, LoadDryRunDocument, LoadWaitDocument
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
@@ -94,11 +95,18 @@ def _load(
             )
             target = wait_target(client, campaign=campaign)
             settled = wait_for(cli_context, target)
-            more = {"campaign": campaign, "new": done.new, "known": existing}
-            report(cli_context, "load", target, settled=settled, **more)
+            document = LoadWaitDocument(
+                campaign=campaign,
+                new=done.new,
+                existing=existing,
+                settled=settled,
+                counts=target.counts,
+                behind_failure=target.behind_failure,
+            )
+            report(cli_context, target, document)
             return target.exit_code()
     if cli_context.as_json:
-        print_document("load", campaign=campaign, new=done.new, known=existing)
+        print_document(LoadDocument(campaign=campaign, new=done.new, existing=existing))
     return ExitCode.OK
 
 
@@ -109,13 +117,16 @@ def _dry_run(
     loaded = read_campaign(file, options)
     good = loaded if values["wait_for_unknown"] else _without_unknown_dependencies(loaded)
     if cli_context.as_json:
-        summary = msgspec.to_builtins(loaded.summary)
-        listed = [
-            {"line": one.line, "reason": one.reason} for one in good.rejected[:REJECTED_LISTED_MAX]
-        ]
-        print_document(
-            "load", file=loaded.file, **summary, bad_lines=len(good.rejected), bad=listed
+        document = LoadDryRunDocument(
+            file=loaded.file,
+            **msgspec.structs.asdict(loaded.summary),
+            rejected_lines=len(good.rejected),
+            rejected=[
+                BadLine(line=one.line, reason=one.reason)
+                for one in good.rejected[:REJECTED_LISTED_MAX]
+            ],
         )
+        print_document(document)
     else:
         _print_summary(loaded)
         campaign_submit.print_rejected(good.rejected)

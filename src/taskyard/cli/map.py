@@ -7,24 +7,35 @@ thousands.
 
 from __future__ import annotations
 
+import concurrent.futures
 import secrets
+import sys
+import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.lines import STDIN
 from taskyard.campaign.task_spec import check_task, service_of
+from taskyard.cli.connection import connect_client
+from taskyard.cli.documents import DOCUMENT_VERSION, MapSubmitDocument, MapTask
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import rows
-from taskyard.cli.map_answers import MapOutput
 from taskyard.cli.options import CliContext, broker_options, raw_option
-from taskyard.cli.output import example, print_document
-from taskyard.cli.progress import ProgressBar
-from taskyard.cli.reaching import connect_client
-from taskyard.cli.refusals import explain_refusal
+from taskyard.cli.output import (
+    encode_json,
+    example,
+    print_document,
+    text_or_base64,
+    write_bytes,
+)
+from taskyard.cli.progress import ProgressBar, format_counts
+from taskyard.cli.submit import explain_refusal
 from taskyard.cli.task_options import (
     check_one_work,
     read_payload_option,
@@ -39,9 +50,15 @@ from taskyard.cli.templates import (
     lane_function,
     payload_encoder,
 )
-from taskyard.cli.window import FutureWindow
 from taskyard.client.control import lane_templates
-from taskyard.errors import ExitCode, Refused, UserError
+from taskyard.errors import (
+    ExitCode,
+    OutputTruncated,
+    Refused,
+    TaskBlocked,
+    TaskFailed,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -50,6 +67,19 @@ if TYPE_CHECKING:
     from taskyard.cli.input_rows import InputRow
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
+
+#: Failures that are told one by one; the others are counted.
+FAILURES_SHOWN: Final = 20
+
+#: Tasks under way: more than there are slots, so that a slow one at the head does not leave workers
+#: idle; some tens of megabytes.
+FUTURES_MAX: Final = 20_000
+
+#: How often who waits for room looks whether telling has gone wrong.
+_POLL_SECONDS: Final = 0.2
+
+#: How long who leaves waits for a line that is being written.
+_LAST_LINE_SECONDS: Final = 2
 
 
 @click.command(
@@ -171,7 +201,7 @@ def _submit(
     if wrong:
         raise wrong[0]
     if cli_context.as_json:
-        print_document("map", campaign=campaign, submitted=number)
+        print_document(MapSubmitDocument(campaign=campaign, submitted=number))
     elif not cli_context.quiet:
         click.echo(
             f"campaign {escape_line(campaign)}: {format_count(number, 'task')} submitted", err=True
@@ -234,3 +264,194 @@ def _submitter(
         )
 
     return send
+
+
+# Results.
+
+
+class MapOutput:
+    """Writes results to stdout and failures to stderr, and counts them."""
+
+    def __init__(self, cli_context: CliContext, campaign: str) -> None:
+        self._cli_context = cli_context
+        self._campaign = campaign
+        self._counts: Counter[str] = Counter()
+        self._truncated = 0
+        self._total: int | None = None
+        self._added = 0
+        self._meter = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
+
+    def __enter__(self) -> Self:
+        if self._cli_context.as_json:
+            campaign = encode_json(self._campaign).decode()
+            click.echo(f'{{"document":"map","campaign":{campaign},"tasks":[', nl=False)
+        self._meter.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._meter.__exit__(None, None, None)
+        if kind is None:
+            self._close()
+        elif self._added and issubclass(kind, UserError):
+            look = f"`taskyard list --campaign {escape_line(self._campaign)}`"
+            click.echo(f"what was submitted before this goes on: {look}", err=True)
+
+    def _close(self) -> None:
+        counts = dict(self._counts)
+        if self._cli_context.as_json:
+            end = {"counts": counts, "truncated": self._truncated, "version": DOCUMENT_VERSION}
+            click.echo(f"\n],{encode_json(end).decode()[1:]}")
+        if self._cli_context.quiet:
+            return
+        self.flush()  # the last result stands before the summary, also in one pipe
+        truncated = f", {self._truncated:,} truncated" if self._truncated else ""
+        click.echo(
+            f"campaign {escape_line(self._campaign)}: {format_counts(counts)}{truncated}", err=True
+        )
+        if counts.get("failed"):
+            retry = f"`taskyard retry --campaign {escape_line(self._campaign)} --failed`"
+            click.echo(f"{retry} tries the failed ones again", err=True)
+
+    # For the reader of the input.
+
+    def submitted(self, added: int, *, is_all: bool = False) -> None:
+        """So many tasks were submitted."""
+        self._added = added
+        if is_all:
+            self._total = added
+
+    # For the window.
+
+    def write(self, future: Future) -> None:
+        """What has become of the next task."""
+        state, value, reason = _outcome(future)
+        is_truncated = state == "done" and bool(reason)
+        self._counts[state] += 1
+        self._truncated += is_truncated
+        if self._cli_context.as_json:
+            self._write_json(future, state, value, reason)
+        elif state == "done":
+            write_bytes(value if not value or value.endswith(b"\n") else value + b"\n")
+        if reason and not (self._cli_context.as_json and not is_truncated):
+            self._report(reason)
+        self._meter.count(self._counts, self._total, behind_failure=self._counts["blocked"])
+
+    def _report(self, reason: str) -> None:
+        """Write the first failures and truncations to stderr."""
+        if self._counts.total() - self._counts["done"] + self._truncated <= FAILURES_SHOWN:
+            self.flush()
+            self._meter.print_above(f"taskyard: {escape_line(reason)}")
+
+    def _write_json(self, future: Future, state: str, value: bytes, reason: str) -> None:
+        fields: dict[str, Any] = {"reason": reason}
+        if state == "done":
+            fields = text_or_base64("result", value) | {"truncated": bool(reason)}
+        task = MapTask(name=future.name, campaign=future.campaign, state=state, **fields)
+        comma = b"," if self._counts.total() > 1 else b""
+        click.echo(comma + b"\n" + encode_json(task), nl=False)
+
+    def flush(self) -> None:
+        """Nothing more is at hand: whoever reads should have what there is."""
+        sys.stdout.flush()
+
+    def exit_code(self) -> ExitCode:
+        if self._counts["failed"] or self._counts["blocked"] or self._truncated:
+            return ExitCode.TASK_FAILED
+        return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.OK
+
+
+def _outcome(future: Future) -> tuple[str, bytes, str]:
+    """The state, the result and the reason of a task; raises what is no ending of a task. The
+    reason of a task that is done is that its result is truncated."""
+    if future.cancelled():
+        return "cancelled", b"", f"task {future.full_name} was cancelled"
+    error = future.exception()
+    if error is None:
+        return "done", future.result() or b"", ""
+    if isinstance(error, OutputTruncated):
+        return "done", bytes(error.output), str(error)  # type: ignore[arg-type]  # of no service
+    if isinstance(error, TaskBlocked):
+        return "blocked", b"", str(error)
+    if isinstance(error, TaskFailed):
+        return "failed", b"", str(error)
+    raise error
+
+
+class FutureWindow:
+    """Hands each future to `on_settled` when it is settled; `on_idle` is called before waiting.
+    Use it as a context manager: after its end nothing is told, whatever the reason for leaving."""
+
+    def __init__(
+        self,
+        on_settled: Callable[[Future], None],
+        on_idle: Callable[[], None],
+        *,
+        in_order: bool,
+        futures_max: int = FUTURES_MAX,
+    ) -> None:
+        self._on_settled = on_settled
+        self._on_idle = on_idle
+        self._in_order = in_order
+        self._room = threading.Semaphore(futures_max)
+        self._queue: SimpleQueue[Future | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        #: Held by who tells. Python ends a thread anywhere when the program ends: if it is writing
+        #: then, stdout can't be closed, and the whole program aborts.
+        self._output_lock = threading.Lock()
+        #: How many there were so far.
+        self.added = 0
+        self._thread = threading.Thread(target=self._run, name="taskyard-results", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._output_lock.acquire(timeout=_LAST_LINE_SECONDS)  # and never given back
+
+    def add(self, future: Future) -> None:
+        """One more; waits for room."""
+        while not self._room.acquire(timeout=_POLL_SECONDS):
+            self._raise_error()
+        self._raise_error()
+        self.added += 1
+        if self._in_order:
+            self._queue.put(future)
+        else:
+            future.add_done_callback(self._queue.put)  # type: ignore[arg-type]  # it is the same one
+
+    def finish(self) -> None:
+        """Wait until all are told."""
+        self._queue.put(None)
+        self._thread.join()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._deliver_all()
+        except BaseException as wrong:  # noqa: BLE001  # it is raised to who submits
+            self._error = wrong
+
+    def _deliver_all(self) -> None:
+        told = 0
+        is_last = False
+        while not is_last or told < self.added:
+            if self._queue.empty():
+                with self._output_lock:
+                    self._on_idle()
+            future = self._queue.get()
+            if future is None:
+                is_last = True
+                continue
+            if not future.done():
+                with self._output_lock:
+                    self._on_idle()
+                concurrent.futures.wait([future])
+            with self._output_lock:
+                self._on_settled(future)
+            told += 1
+            self._room.release()

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from taskyard.cli.documents import DOCUMENT_VERSION
 from taskyard.cli.format import escape_line
 from taskyard.cli.terminal import escape_control_json, raw_stream
 from taskyard.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from msgspec import Struct
 
     from taskyard.core.model import Result
-
-#: Of every document that is printed with --json. A new field is no new version.
-DOCUMENT_VERSION: Final = 1
 
 #: A longer table is written plainly also on a terminal: to draw one takes time and memory. In a
 #: pipe the widths of the columns are made of so many rows; later ones may stand out.
@@ -46,10 +46,14 @@ def encode_json(value: object) -> bytes:
     return escape_control_json(msgspec.json.encode(value))
 
 
-def print_document(command: str, **content: Any) -> None:  # noqa: ANN401  # whatever JSON takes
-    """The one document that a verb answers with."""
-    document = {"version": DOCUMENT_VERSION, "document": command, **content}
+def print_document(document: Struct) -> None:
+    """Print the JSON document of a command."""
     click.echo(encode_json(document))
+
+
+def print_view(command: str, view: Mapping[str, Any]) -> None:
+    """Print a view as the broker sent it, as the JSON document of a command."""
+    click.echo(encode_json({"document": command, **view, "version": DOCUMENT_VERSION}))
 
 
 def text_or_base64(name: str, value: bytes) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import shlex
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 from msgspec import Struct
@@ -16,7 +16,8 @@ from taskyard.campaign.task_spec import service_of
 from taskyard.cli import campaign_submit
 from taskyard.cli.connection import connect_to
 from taskyard.cli.daemon_options import usable_cores
-from taskyard.cli.format import escape_line, format_count, format_duration, full_name
+from taskyard.cli.documents import RunDocument, RunFailure
+from taskyard.cli.format import escape_line, format_count, format_duration
 from taskyard.cli.options import (
     CliContext,
     broker_timeout_option,
@@ -29,6 +30,7 @@ from taskyard.cli.options import (
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar
 from taskyard.core.events import Scope
+from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, ExitCode, StateLocked, TimedOut, UserError
 from taskyard.net import endpoints
@@ -307,17 +309,16 @@ def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, re
 def _report(run_options: RunOptions, client: Client, seconds: float) -> ExitCode:
     """Say what came of it."""
     counts, truncated = _counts_and_truncated(client, run_options.campaign)
-    failures: list[dict[str, Any]] = []
+    failures: list[RunFailure] = []
     if counts["failed"]:
         scope = Scope(campaign=run_options.campaign.encode(), states=(TaskState.FAILED,))
         failures = [
-            {key: task[key] for key in ("name", "campaign", "reason", "attempt", "dependents")}
+            RunFailure(**{field: task[field] for field in RunFailure.__struct_fields__})
             for task in client.tasks(scope)
         ]
     code = _exit_code(counts, truncated)
     if run_options.as_json:
-        print_document(
-            "run",
+        document = RunDocument(
             campaign=run_options.campaign,
             state=str(run_options.state),
             seconds=round(seconds, 3),
@@ -325,6 +326,7 @@ def _report(run_options: RunOptions, client: Client, seconds: float) -> ExitCode
             truncated=truncated,
             failures=failures,
         )
+        print_document(document)
     else:
         click.echo(
             f"{escape_line(run_options.campaign)}: {_outcome(counts, truncated)} "
@@ -358,19 +360,21 @@ def _outcome(counts: dict[str, int], truncated: int) -> str:
     return ", ".join(said)
 
 
-def _print_failures(run_options: RunOptions, failures: list[dict[str, Any]]) -> None:
+def _print_failures(run_options: RunOptions, failures: list[RunFailure]) -> None:
     if not failures:
         return
     for one in failures[:FAILURES_SHOWN_MAX]:
-        reason = escape_line(one["reason"]) or "no reason given"
-        attempts = format_count(one["attempt"], "attempt")
-        click.echo(f"  {escape_line(full_name(one))} failed after {attempts}: {reason}")
+        reason = escape_line(one.reason) or "no reason given"
+        attempts = format_count(one.attempt, "attempt")
+        click.echo(
+            f"  {escape_line(spelling(one.campaign, one.name))} failed after {attempts}: {reason}"
+        )
     if len(failures) > FAILURES_SHOWN_MAX:
         more = len(failures) - FAILURES_SHOWN_MAX
         click.echo(
             f"  … and {more:,} more: taskyard list --failed{_state_option(run_options.state)}"
         )
-    name = shlex.quote(escape_line(full_name(failures[0])))
+    name = shlex.quote(escape_line(spelling(failures[0].campaign, failures[0].name)))
     click.echo(f"more about it:      taskyard why {name}{_state_option(run_options.state)}")
     click.echo(f"to try them again:  {_resume_command(run_options)}")
 

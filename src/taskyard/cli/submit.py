@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.task_spec import check_task
 from taskyard.cli.completion import complete_campaign
+from taskyard.cli.connection import connect_client
+from taskyard.cli.documents import SubmitDocument, SubmitWaitDocument
 from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.output import (
     example,
@@ -19,8 +21,6 @@ from taskyard.cli.output import (
     warn_if_truncated,
     write_result,
 )
-from taskyard.cli.reaching import connect_client
-from taskyard.cli.refusals import explain_refusal
 from taskyard.cli.task_options import (
     TaskKey,
     check_one_work,
@@ -38,6 +38,10 @@ from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
     from taskyard.client.client import Client
+
+#: How a broker says that a name is taken, and that a task to wait for is not there.
+_CONFLICT_TEXT: Final = " is known with another payload"
+_SAME_BATCH_TEXT: Final = ", or in the same batch"
 
 
 @click.command(
@@ -105,7 +109,7 @@ def submit(
                 warn_unused_stdin(cli_context, values)  # a slow producer may have written by now
             return code
     if cli_context.as_json:
-        print_document("submit", name=spec.name, campaign=campaign, new=bool(new))
+        print_document(SubmitDocument(name=spec.name, campaign=campaign, new=bool(new)))
     else:
         click.echo(name)
     return ExitCode.OK
@@ -127,9 +131,13 @@ def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str)
     state = client.wait_names([name])[name]
     result = client.result_with_size(name) if state is TaskState.DONE else None
     if cli_context.as_json:
-        told = {"reason": client.why(name)} if result is None else result_fields(result)
-        names = {"name": own_name, "campaign": campaign}
-        print_document("submit", **names, state=state.name.lower(), **told)
+        fields: dict[str, Any] = {"reason": client.why(name)}
+        if result is not None:
+            fields = result_fields(result)
+        document = SubmitWaitDocument(
+            name=own_name, campaign=campaign, state=state.name.lower(), **fields
+        )
+        print_document(document)
     elif result is not None:
         write_result(result.text)
     else:
@@ -142,3 +150,13 @@ def exit_code_of(state: TaskState) -> ExitCode:
     if state is TaskState.DONE:
         return ExitCode.OK
     return ExitCode.CANCELLED if state is TaskState.CANCELLED else ExitCode.TASK_FAILED
+
+
+def explain_refusal(refused: Refused, options: dict[str, Any], conflict: str) -> Refused:
+    """The refusal of a task with the options `options`; `conflict` tells that its name is taken,
+    with {} where the kind of work stands."""
+    text = str(refused)
+    if _CONFLICT_TEXT in text:
+        work = next((kind for kind in ("call", "payload") if options[kind] is not None), "command")
+        return Refused(conflict.replace("{}", work))
+    return Refused(text.replace(_SAME_BATCH_TEXT, ", or give --wait-for-unknown"))

@@ -91,7 +91,6 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     help="What to do; exec and call. Repeatable.",
 )
 @click.option("-d", "--detach", is_flag=True, help="Run in the background; log in STATE/log.")
-@click.option("--page", metavar="ADDRESS", help="Serve the page there. Comes later.")
 @verbose_option
 @quiet_option
 @click.pass_obj
@@ -105,7 +104,6 @@ def up(  # noqa: PLR0913  # an argument an option
     allow: tuple[str, ...],
     services: tuple[str, ...],
     detach: bool,
-    page: str | None,
 ) -> ExitCode | None:
     """Run a broker and workers until they are stopped.
 
@@ -113,8 +111,6 @@ def up(  # noqa: PLR0913  # an argument an option
     and the broker ends. What dies meanwhile is started again. With --detach it returns when all of
     them are ready. SIGHUP, or `taskyard config reload`, has the broker read the settings again.
     """
-    if page is not None:
-        raise UserError("--page comes later; leave it out")
     read_listen(listen)  # what is wrong with it is better said before anything is started
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import click
 
 from taskyard.cli.completion import complete_name
+from taskyard.cli.connection import connect_client
+from taskyard.cli.documents import WaitDocument
 from taskyard.cli.format import escape_line, format_count, format_duration, full_name
 from taskyard.cli.options import DURATION, CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar, format_counts
-from taskyard.cli.reaching import connect_client
 from taskyard.cli.scopes import target_options, to_scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
@@ -31,6 +32,7 @@ from taskyard.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from taskyard.cli.documents import JsonDocument
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
     from taskyard.core.events import Scope
@@ -81,7 +83,10 @@ def wait(
         target = _target_from_options(client, names, values)
         deadline = None if timeout is None else time.monotonic() + timeout / SECOND_NS
         settled = wait_for(cli_context, target, deadline)
-        report(cli_context, "wait", target, settled=settled)
+        document = WaitDocument(
+            settled=settled, counts=target.counts, behind_failure=target.behind_failure
+        )
+        report(cli_context, target, document)
     if timeout is not None and not settled:
         raise TimedOut(
             f"{format_count(target.unsettled(), 'task')} not settled after "
@@ -284,13 +289,10 @@ def wait_for(cli_context: CliContext, target: WaitTarget, deadline: float | None
                 return False
 
 
-def report(
-    cli_context: CliContext, command: str, target: WaitTarget, *, settled: bool, **more: object
-) -> None:
-    """Say what has become of a group."""
+def report(cli_context: CliContext, target: WaitTarget, document: JsonDocument) -> None:
+    """Print the counts and failures of a target, or the document with --json."""
     if cli_context.as_json:
-        counts = {"counts": target.counts, "behind_failure": target.behind_failure}
-        print_document(command, settled=settled, **counts, **more)
+        print_document(document)
         return
     if cli_context.quiet:
         return

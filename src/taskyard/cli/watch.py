@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.cli.connection import connect_client
+from taskyard.cli.documents import GapDocument
 from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.output import example, print_document
-from taskyard.cli.reaching import connect_client
+from taskyard.cli.output import example, print_document, print_view
 from taskyard.cli.scopes import target_options, to_scope
 from taskyard.errors import ExitCode, UserError
 
@@ -136,10 +137,10 @@ def _print_batch(cli_context: CliContext, batch: RecordBatch) -> None:
     if batch.gap:
         click.echo(f"taskyard: {batch.gap}", err=True)
         if cli_context.as_json:
-            print_document("watch", kind="gap", record=batch.cursor, reason=batch.gap)
+            print_document(GapDocument(kind="gap", record=batch.cursor, reason=batch.gap))
     for record in batch.records:
         if cli_context.as_json:
-            print_document("watch", **record)
+            print_view("watch", record)
         elif lines := [*lines_of(record)]:
             click.echo("\n".join(lines))
     sys.stdout.flush()

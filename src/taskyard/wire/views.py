@@ -185,11 +185,12 @@ class Worker(Document):
     slots: int
     slots_used: int
     tasks: int
-    #: Seconds since its last sign of life, and the most that it may be silent.
-    heard_ago: float
-    silence_max: float | None
-    #: Why it can't start its agents; empty: it can, or has none.
-    trouble: str
+    #: Seconds since its last message.
+    last_seen_ago: float
+    #: Seconds without a message after which its leases expire. Null: they don't.
+    lease_timeout: float | None
+    #: Why it can't start its agents. Empty if it can, or has none.
+    agent_error: str
     #: Lines of its agents that are neither report nor comment.
     malformed: int
 
@@ -200,10 +201,10 @@ class Lane(Document):
     service: str
     #: Empty: the open lane of its service.
     lane: str
-    #: The section of the settings that it is run by; empty: none, but the defaults.
-    clause: str
-    #: Lanes of that section served at once; 0: no limit.
-    clause_limit: int
+    #: The rule that applies: the name of its section in the settings. Empty: the defaults.
+    rule: str
+    #: How many lanes of the rule may be served at once. 0: no limit.
+    rule_limit: int
     #: That are not done or cancelled; what is in none of the following states has failed.
     tasks: int
     blocked: int
@@ -361,9 +362,9 @@ def worker(view: effects.WorkerView) -> Worker:
         slots=view.slots_total,
         slots_used=view.slots_used,
         tasks=view.held,
-        heard_ago=seconds(view.last_seen_ns_ago) or 0.0,
-        silence_max=seconds(view.lease_timeout_ns),
-        trouble=shown(view.trouble),
+        last_seen_ago=seconds(view.last_seen_ns_ago) or 0.0,
+        lease_timeout=seconds(view.lease_timeout_ns),
+        agent_error=shown(view.trouble),
         malformed=view.malformed,
     )
 
@@ -381,8 +382,8 @@ def lane(view: effects.LaneView) -> Lane:
     return Lane(
         service=shown(view.service),
         lane=shown(view.lane),
-        clause=shown(view.rule),
-        clause_limit=view.rule_limit,
+        rule=shown(view.rule),
+        rule_limit=view.rule_limit,
         tasks=view.tasks,
         blocked=view.blocked,
         delayed=view.delayed,

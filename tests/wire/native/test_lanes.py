@@ -57,9 +57,9 @@ def test_lanes_are_told_by_service_and_pattern() -> None:
 
 def test_lane_is_told_with_what_waits_in_it_and_why() -> None:
     (found,) = Yard().reply(peer.lanes(2, b"s", b"y")).document()
-    assert {key: found[key] for key in ("clause", "clause_limit", "tasks", "delayed")} == {
-        "clause": "",
-        "clause_limit": 0,
+    assert {key: found[key] for key in ("rule", "rule_limit", "tasks", "delayed")} == {
+        "rule": "",
+        "rule_limit": 0,
         "tasks": 1,
         "delayed": 1,
     }

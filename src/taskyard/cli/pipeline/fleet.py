@@ -9,6 +9,7 @@ import click
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
+from taskyard.cli.pipeline.documents import PipelineFleetDocument
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.client import discovery
 from taskyard.errors import ExitCode
@@ -77,7 +78,7 @@ def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  
         )
         left = job.run(spark, workers, _options(cli_context, endpoint, given))
     if cli_context.as_json:
-        print_document("pipeline fleet", workers=left)
+        print_document(PipelineFleetDocument(workers=left))
     else:
         click.echo(f"{format_count(left, 'worker')} went home")
     return ExitCode.OK

@@ -13,6 +13,7 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.output import example, print_document
+from taskyard.cli.pipeline.documents import PipelineHistoryDocument
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 
 #: Where the tables are if nobody says so, in the state directory.
@@ -71,9 +72,15 @@ def history(
             "run this again, for all"
         )
     if as_json:
-        told = {"state": str(state), "out": str(out), "row_last": outcome.last}
-        more = {"parts": outcome.parts, "campaigns": outcome.campaigns, "complete": is_complete}
-        print_document("pipeline history", **told, **more)
+        document = PipelineHistoryDocument(
+            state=str(state),
+            out=str(out),
+            row_last=outcome.last,
+            parts=outcome.parts,
+            campaigns=outcome.campaigns,
+            complete=is_complete,
+        )
+        print_document(document)
     elif plan.is_empty:
         click.echo(f"nothing new: the tables in {out} go up to row {outcome.last}")
     else:

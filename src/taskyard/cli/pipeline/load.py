@@ -13,6 +13,7 @@ from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
+from taskyard.cli.pipeline.documents import BadRow, PipelineLoadDocument, PipelineLoadDryRunDocument
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.task_options import TaskKey
@@ -123,7 +124,7 @@ def _dry_run(
         checked = _read(spark, cli_context, found, options)
         checked.revalidate(existing=())
         if cli_context.as_json:
-            print_document("pipeline load", **_document(checked))
+            print_document(_document(checked))
         else:
             _print(found, checked)
         if not checked.rejects:
@@ -171,8 +172,10 @@ def _load(
             taken = job.submit_all(checked, to, meter.update)
     rejected = len(checked.rejects)
     if cli_context.as_json:
-        counts = {"new": taken.new, "known": taken.existing, "rejected": rejected}
-        print_document("pipeline load", campaign=campaign, **counts)
+        document = PipelineLoadDocument(
+            campaign=campaign, new=taken.new, existing=taken.existing, rejected=rejected
+        )
+        print_document(document)
     else:
         total = format_count(taken.new + taken.existing, "task")
         click.echo(
@@ -228,27 +231,27 @@ def _check_lanes(unplaced: list[str]) -> None:
         )
 
 
-def _document(checked: CheckedCampaign) -> dict[str, Any]:
+def _document(checked: CheckedCampaign) -> PipelineLoadDryRunDocument:
     validation = checked.validation
-    return {
-        "tasks": validation.tasks,
-        "edges": validation.edges,
-        "roots": validation.roots,
-        "depth": len(validation.sizes),
-        "width": validation.width,
-        "widest": validation.widest,
-        "services": validation.services,
-        "unknown": dict(list(validation.unknown.items())[:LISTED_MAX]),
-        "duplicates": validation.duplicates,
-        "cycles": validation.cycles[:LISTED_MAX],
-        "critical_path": validation.critical_path.names[:LISTED_MAX],
-        "critical_path_seconds": validation.critical_path.seconds,
-        "bad_rows": len(checked.rejects),
-        "bad": [
-            {"file": one.file, "line": one.line, "reason": one.reason}
+    return PipelineLoadDryRunDocument(
+        tasks=validation.tasks,
+        edges=validation.edges,
+        roots=validation.roots,
+        depth=len(validation.sizes),
+        width=validation.width,
+        widest=validation.widest,
+        services=validation.services,
+        unknown=dict(list(validation.unknown.items())[:LISTED_MAX]),
+        duplicates=validation.duplicates,
+        cycles=validation.cycles[:LISTED_MAX],
+        critical_path=validation.critical_path.names[:LISTED_MAX],
+        critical_path_seconds=validation.critical_path.seconds,
+        rejected_rows=len(checked.rejects),
+        rejected=[
+            BadRow(file=one.file, line=one.line, reason=one.reason)
             for one in checked.rejects[:LISTED_MAX]
         ],
-    }
+    )
 
 
 def _print(found: Sequence[str], checked: CheckedCampaign) -> None:

@@ -18,6 +18,7 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.output import example, print_document
+from taskyard.cli.pipeline.documents import GuaranteeCounts, PipelineReportDocument
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.errors import ExitCode, UserError
 
@@ -113,16 +114,16 @@ def _print_result(path: Path, facts: ReportSummary, *, as_json: bool) -> None:
 
     guarantees = facts.guarantees
     if as_json:
-        print_document(
-            "pipeline report",
+        document = PipelineReportDocument(
             page=str(path),
             tables=str(path.parent / "tables"),
             campaign=facts.campaign,
             summary=sentences(facts),
             makespan_ns=facts.makespan_ns,
-            guarantees=msgspec.to_builtins(guarantees),
+            guarantees=msgspec.convert(guarantees, GuaranteeCounts, from_attributes=True),
             sound=guarantees.is_clean,
         )
+        print_document(document)
         return
     for sentence in sentences(facts):
         click.echo(sentence)

@@ -10,6 +10,7 @@ import click
 
 from taskyard.cli.options import DURATION, CliContext, json_option, quiet_option, verbose_option
 from taskyard.cli.output import example, print_document, print_table
+from taskyard.cli.pipeline.documents import PipelineSweepDocument, SweepPoint
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 from taskyard.cli.pipeline.report import history_location, history_options
 from taskyard.errors import UserError
@@ -156,10 +157,9 @@ def _print(table: pa.Table) -> None:
 
 
 def _print_json(sweep_result: SweepResult, table: pa.Table, page: Path | None) -> None:
-    print_document(
-        "pipeline sweep",
+    document = PipelineSweepDocument(
         tasks=len(sweep_result.workload.names),
-        points=table.to_pylist(),
+        points=[SweepPoint(**row) for row in table.to_pylist()],
         sentences=sweep_result.sentences,
         critical_path_ns=sweep_result.time_bounds.chain_ns,
         work_ns=sweep_result.time_bounds.work_ns,
@@ -168,3 +168,4 @@ def _print_json(sweep_result: SweepResult, table: pa.Table, page: Path | None) -
         error=sweep_result.error,
         page=None if page is None else str(page),
     )
+    print_document(document)
