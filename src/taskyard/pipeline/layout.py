@@ -6,6 +6,7 @@ that are of no campaign (workers, pauses) are under the key `yard`. The name its
 
 import hashlib
 import re
+from pathlib import Path
 from typing import Final
 
 from taskyard.journal.history import HistoryPart
@@ -41,3 +42,17 @@ def folder(key: str) -> str:
 def row_range(part: HistoryPart) -> str:
     """A part's rows, as they are written in names of files."""
     return f"{part.first:012}-{part.last:012}"
+
+
+_SPECIAL = re.compile(r"[\\*?\[\]{}]")
+
+
+def spark_write_path(path: Path) -> str:
+    """A path to write to."""
+    return f"file://{path.absolute()}"
+
+
+def spark_read_path(path: Path) -> str:
+    """A path to read, and no other that it might be a pattern of."""
+    escaped = _SPECIAL.sub(r"\\\g<0>", str(path.absolute()))
+    return f"file://{escaped}"

@@ -21,9 +21,16 @@ from pyspark.sql import functions as f
 from taskyard.errors import StateLocked, UserError
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.lock import StateLock
-from taskyard.pipeline import paths
 from taskyard.pipeline.datasets import Dataset
-from taskyard.pipeline.layout import KEY, NO_CAMPAIGN, NO_DAY, campaign_key, folder, row_range
+from taskyard.pipeline.layout import (
+    KEY,
+    NO_CAMPAIGN,
+    NO_DAY,
+    campaign_key,
+    folder,
+    row_range,
+    spark_read_path,
+)
 
 _WORK: Final = "_work"
 
@@ -59,7 +66,7 @@ def read_keys(
     """The rows under these keys, or under all; none if there are none."""
     table = out / dataset.name
     found = [table] if keys is None else [table / folder(key) for key in keys]
-    places = [paths.for_reading(path) for path in found if path.is_dir()]
+    places = [spark_read_path(path) for path in found if path.is_dir()]
     if not places:
         return dataset.empty(spark)
     reading = spark.read.schema(dataset.schema).option("recursiveFileLookup", "true")

@@ -27,7 +27,7 @@ from taskyard.journal import compaction, schema
 from taskyard.journal.history import FOLDER, HistoryPart, part_of
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.pipeline import paths, tables
+from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import (
     ATTEMPTS,
     CRITICAL_PATH,
@@ -42,7 +42,14 @@ from taskyard.pipeline.datasets import (
 from taskyard.pipeline.files import run_shares
 from taskyard.pipeline.files.placement import GraphPlacement
 from taskyard.pipeline.files.split import PartSplit
-from taskyard.pipeline.layout import DAY, KEY, NO_CAMPAIGN, campaign_key
+from taskyard.pipeline.layout import (
+    DAY,
+    KEY,
+    NO_CAMPAIGN,
+    campaign_key,
+    spark_read_path,
+    spark_write_path,
+)
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.sources import locations
 from taskyard.pipeline.tables import StepCallback, Tables
@@ -174,12 +181,12 @@ class HistoryJob:
             .option("pathGlobFilter", "events-*.parquet")
             .option("maxFilesPerTrigger", FILES_PER_BATCH)
             .option("maxFileAge", _FILE_AGE_MAX)
-            .load(paths.for_reading(self._state / FOLDER))
+            .load(spark_read_path(self._state / FOLDER))
         )
         query = (
             reading.select("path")
             .writeStream.foreachBatch(take)
-            .option("checkpointLocation", paths.for_writing(self._tables.checkpoint))
+            .option("checkpointLocation", spark_write_path(self._tables.checkpoint))
             .trigger(availableNow=True)
             .start()
         )
@@ -218,7 +225,7 @@ class HistoryJob:
             f.col("campaign").alias("after_campaign"), f.col("task").alias("after")
         )
         reading = spark.read.schema("campaign string, after string")
-        edges = reading.option("recursiveFileLookup", "true").parquet(paths.for_reading(table))
+        edges = reading.option("recursiveFileLookup", "true").parquet(spark_read_path(table))
         both = edges.distinct().join(submitted.distinct(), on="after", how="inner")
         is_between = f.col("campaign") != f.col("after_campaign")
         found = both.where(is_between).select("campaign", "after_campaign").distinct().collect()
@@ -296,7 +303,7 @@ class _StagedTables:
         if "campaign" in dataset.names:
             placed = placed.join(f.broadcast(self._keys), on="campaign", how="left")
             key = f.coalesce(KEY, key)
-        path = paths.for_writing(self.directory / dataset.name)
+        path = spark_write_path(self.directory / dataset.name)
         rows = placed.select(*dataset.names, key.alias(KEY), day.alias(DAY))
         rows.write.partitionBy(KEY, DAY).parquet(path)
         return self._staged(dataset)

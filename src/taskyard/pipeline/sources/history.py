@@ -16,8 +16,8 @@ from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import history, history_rows, recovery, schema, state_check, witness
 from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.reader import JournalReader
-from taskyard.pipeline import paths
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset
+from taskyard.pipeline.layout import spark_read_path
 
 #: A broker that compacts takes rows away under a reader; the next look finds them in files.
 _READ_TRIES_MAX: Final = 3
@@ -144,5 +144,5 @@ def frame(spark: SparkSession, dataset: Dataset, files: list[Path]) -> DataFrame
     """A dataset of Parquet files; of none, an empty one."""
     if not files:
         return dataset.empty(spark)
-    found = spark.read.schema(dataset.schema).parquet(*map(paths.for_reading, files))
+    found = spark.read.schema(dataset.schema).parquet(*map(spark_read_path, files))
     return dataset.check(found)
