@@ -1,22 +1,153 @@
-"""The datasets that are computed from events and edges.
+"""Datasets: the name, type and meaning of every column of every table.
 
-A task is known by campaign, name and generation: a name that has ended may be submitted anew. Its
-full name, `task`, tells tasks of all campaigns apart.
-Times are UTC to the microsecond; durations are differences of exact nanoseconds.
+Owns the schemas and the check of a DataFrame against one. `docs/pipeline.md` has tables made of
+them. Knows nothing of where rows come from or how they are computed.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
-from taskyard.pipeline.datasets.dataset import (
-    BOOLEAN,
-    COUNTS,
-    DOUBLE,
-    LONG,
-    STRING,
-    STRINGS,
-    TIME,
-    Column,
-    Dataset,
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from taskyard.errors import UserError
+
+LONG: Final = LongType()
+DOUBLE: Final = DoubleType()
+STRING: Final = StringType()
+BOOLEAN: Final = BooleanType()
+TIME: Final = TimestampType()
+STRINGS: Final = ArrayType(STRING)
+COUNTS: Final = MapType(STRING, LONG)
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column, and what it means."""
+
+    name: str
+    kind: DataType
+    meaning: str
+
+
+class Dataset(msgspec.Struct, frozen=True):
+    """A table: what a row is, and its columns in order."""
+
+    name: str
+    #: What one row is.
+    row_meaning: str
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> StructType:
+        """Every column may be null: Parquet that Spark writes says so too."""
+        return StructType([StructField(one.name, one.kind, nullable=True) for one in self.columns])
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+    def check(self, frame: DataFrame) -> DataFrame:
+        """The frame with these columns alone, in their order. Raises UserError that names every
+        column that is missing or of another type; columns that are too many are left out."""
+        found = {field.name: field.dataType for field in frame.schema.fields}
+        missing = [column.name for column in self.columns if column.name not in found]
+        drifted = [
+            f"{column.name} is {found[column.name].simpleString()} instead of "
+            f"{column.kind.simpleString()}"
+            for column in self.columns
+            if column.name in found and not _same_type(found[column.name], column.kind)
+        ]
+        wrong = [f"it lacks {', '.join(missing)}"] if missing else []
+        if wrong or drifted:
+            raise UserError(
+                f"this is no table of {self.name}: {'; '.join(wrong + drifted)}; "
+                "see that it was made by this version, else make it anew"
+            )
+        return frame.select(*self.names)
+
+    def empty(self, spark: SparkSession) -> DataFrame:
+        return spark.createDataFrame([], self.schema)
+
+    def frame(self, spark: SparkSession, rows: Iterable[dict[str, object]]) -> DataFrame:
+        """A frame of rows by the names of columns; what a row does not have is null."""
+        names = self.names
+        table = [tuple(row_meaning.get(name) for name in names) for row_meaning in rows]
+        return spark.createDataFrame(table, self.schema)
+
+
+def _same_type(found: DataType, wanted: DataType) -> bool:
+    """The same type; what may be null inside of it does not matter."""
+    return found.simpleString() == wanted.simpleString()
+
+
+EVENTS: Final = Dataset(
+    "events",
+    "one record of the journal for one task, and one more, `ready`, where it made the task ready",
+    (
+        Column("sequence", LONG, "the journal's row"),
+        Column("record", LONG, "the record's number; it orders all that happened"),
+        Column("time", TIME, "when it was decided"),
+        Column("time_ns", LONG, "the same to the nanosecond"),
+        Column("kind", STRING, "what happened; the kinds are in [journal.md](journal.md)"),
+        Column("task", STRING, "the task's full name; null where a record is about none"),
+        Column("attempt", LONG, "the attempt it is about; where there is none, the latest so far"),
+        Column("worker", STRING, "the worker that did it, or to which it was done"),
+        Column("dialect", STRING, "of a submission, how it came in; else the worker's"),
+        Column("campaign", STRING, "the task's campaign, empty for none; null if not known"),
+        Column("service", STRING, "the task's service"),
+        Column("lane", STRING, "the task's lane, empty for the open one"),
+        Column("priority", LONG, "the task's priority"),
+        Column("due", TIME, "not before: of `submitted`, if it has such a time, and `postponed`"),
+        Column("reason", STRING, "what was said, or why"),
+        Column("payload_bytes", LONG, "of `submitted`"),
+        Column("result_bytes", LONG, "of `finished`"),
+        Column("slots", LONG, "the room that a task takes, or that a worker has"),
+        Column("own_fault", BOOLEAN, "of `failed` and `postponed`: it counts as a failure"),
+        Column("percent", LONG, "of `progressed`"),
+        Column("incarnation", LONG, "of `worker_joined`: another number is another process"),
+        Column("services", STRINGS, "of `worker_joined`: what it offers"),
+        Column("host", STRING, "of an attempt that its worker measured: the machine it ran on"),
+        Column("started_ns", LONG, "of such an attempt: when it started, since the epoch"),
+        Column("run_ns", LONG, "of such an attempt: how long it ran"),
+        Column("exit_status", LONG, "of such an attempt: the exit status of its process"),
+        Column("signal", LONG, "of such an attempt: the signal that ended its process"),
+        Column("cpu_ns", LONG, "of such an attempt: CPU time, with that of its child processes"),
+        Column("memory_max_bytes", LONG, "of such an attempt: peak resident memory"),
+    ),
+)
+
+EDGES: Final = Dataset(
+    "edges",
+    "a task and one that it was ever said to wait for",
+    (
+        Column("sequence", LONG, "the journal's row that said so"),
+        Column("record", LONG, "the record that said so"),
+        Column("task", STRING, "the full name of the task that waits"),
+        Column("after", STRING, "for whom, also if that was done already"),
+    ),
+)
+
+REJECTS: Final = Dataset(
+    "rejects",
+    "a row of input that can't be a task",
+    (
+        Column("file", STRING, "where it stands"),
+        Column("line", LONG, "its line, or its place in a file without lines; the first is 1"),
+        Column("reason", STRING, "what is wrong with it"),
+        Column("row", STRING, "the row as it was read, its beginning if it is long"),
+    ),
 )
 
 #: Whose row it is.
@@ -242,3 +373,18 @@ CRITICAL_PATH: Final = Dataset(
         Column("task_campaign", STRING, "the task's own campaign, empty for none"),
     ),
 )
+
+#: Every dataset by its name, in the order in which they are made.
+DATASETS = {
+    dataset.name: dataset
+    for dataset in (
+        EVENTS,
+        EDGES,
+        ATTEMPTS,
+        TASKS,
+        WORKERS,
+        METRICS,
+        CRITICAL_PATH,
+        REJECTS,
+    )
+}
