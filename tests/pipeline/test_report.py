@@ -33,7 +33,7 @@ from taskyard.pipeline.report.format import format_duration, shorten_name
 from taskyard.pipeline.report.headline import lower_bound_ns, page_of
 from taskyard.pipeline.report.page import Page, Section, Table
 from taskyard.pipeline.report.summary import ReportSummary
-from taskyard.pipeline.sources import locations
+from taskyard.pipeline.sources import history
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.journal.scenarios import BEGIN_NS, WritingYard
 from tests.pipeline.browser import opened
@@ -187,13 +187,13 @@ def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
 
 def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_path: Path) -> None:
     assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
-    live = locations.from_state(spark, state, tmp_path).events.count()
+    live = history.read(spark, state, tmp_path).events.count()
     copy = tmp_path / "copied"
     shutil.copytree(state / "history", copy)
     for place in (state, state / "history", copy):
-        assert locations.from_history(spark, place).events.count() == live
+        assert history.read_directory(spark, place).events.count() == live
     with pytest.raises(UserError, match="there is no history in"):
-        locations.from_history(spark, tmp_path)
+        history.read_directory(spark, tmp_path)
 
 
 def test_campaign_that_is_not_there_is_named(

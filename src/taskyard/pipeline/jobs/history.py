@@ -51,7 +51,6 @@ from taskyard.pipeline.layout import (
     spark_write_path,
 )
 from taskyard.pipeline.sources import history as source
-from taskyard.pipeline.sources import locations
 from taskyard.pipeline.tables import StepCallback, Tables
 from taskyard.pipeline.transforms.attempts import attempts_from_steps
 from taskyard.pipeline.transforms.campaigns import linked
@@ -143,7 +142,7 @@ class HistoryJob:
 
     def _size_bytes(self) -> int:
         """Of all history: what is new may be of a campaign that began with it."""
-        return locations.size_bytes(self._state / FOLDER)
+        return source.size_bytes(self._state / FOLDER)
 
     def outcome(self, plan: HistoryPlan, campaigns: int = 0) -> HistoryResult:
         return HistoryResult(plan.whole[-1].last if plan.whole else 0, len(plan.new), campaigns)

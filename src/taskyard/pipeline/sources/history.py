@@ -5,8 +5,10 @@ are read as they are; rows after them are copied out of the journal to a place t
 names. What is damaged or has gaps is refused, in the journal's own words.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -16,8 +18,14 @@ from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import history, history_rows, recovery, schema, state_check, witness
 from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.reader import JournalReader
+from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset
 from taskyard.pipeline.layout import spark_read_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 #: A broker that compacts takes rows away under a reader; the next look finds them in files.
 _READ_TRIES_MAX: Final = 3
@@ -146,3 +154,30 @@ def frame(spark: SparkSession, dataset: Dataset, files: list[Path]) -> DataFrame
         return dataset.empty(spark)
     found = spark.read.schema(dataset.schema).parquet(*map(spark_read_path, files))
     return dataset.check(found)
+
+
+def read_directory(spark: SparkSession, directory: Path) -> HistoryFrames:
+    """What the files in a directory tell: STATE/history, a copy of it, a directory that holds it,
+    or the tables of `pipeline history`."""
+    if (directory / EVENTS.name).is_dir():
+        events, edges = (tables.read(spark, directory, one) for one in (EVENTS, EDGES))
+        return HistoryFrames(events, edges, 0)
+    if directory.name == history.FOLDER and any(directory.glob("events-*.parquet")):
+        return read(spark, directory.parent)
+    if (directory / history.FOLDER).is_dir():
+        return read(spark, directory)
+    files = sorted(directory.glob("events-*.parquet"))
+    if not files:
+        raise UserError(
+            f"there is no history in {directory}: give the folder {history.FOLDER} of a state "
+            "directory, or the tables that `taskyard pipeline history` makes"
+        )
+    events = frame(spark, EVENTS, files)
+    edges = frame(spark, EDGES, sorted(directory.glob("edges-*.parquet")))
+    return HistoryFrames(events, edges, 0)
+
+
+def size_bytes(directory: Path) -> int:
+    """About how much there is to read."""
+    found = [directory] if directory.is_file() else directory.rglob("*")
+    return sum(path.stat().st_size for path in found if path.suffix in (".parquet", ".sqlite"))
