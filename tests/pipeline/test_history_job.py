@@ -16,7 +16,7 @@ import pytest
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal.history import HistoryPart
-from taskyard.pipeline import tables, tuning
+from taskyard.pipeline import session, tables
 from taskyard.pipeline.datasets import (
     ATTEMPTS,
     CRITICAL_PATH,
@@ -160,7 +160,7 @@ def test_tables_are_the_same_if_executors_make_them(
     expected: dict[str, list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuning, "SMALL_BYTES", 0)
+    monkeypatch.setattr(session, "SMALL_BYTES", 0)
     make_tables(spark, state, tmp_path / "out")
     assert contents(spark, tmp_path / "out") == expected
 

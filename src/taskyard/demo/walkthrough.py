@@ -24,9 +24,8 @@ from taskyard.demo.audit import BrokerKill, DemoCounts, ProofLine
 from taskyard.demo.campaign import Campaign
 from taskyard.demo.yard import DemoCluster
 from taskyard.errors import TimedOut, UserError
-from taskyard.pipeline import tuning
 from taskyard.pipeline.jobs import history, load, report
-from taskyard.pipeline.session import session_scope
+from taskyard.pipeline.session import session_scope, tune_session
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.submit import make_target
 
@@ -198,7 +197,7 @@ def _build_report(
     report counts, and where it is."""
     reporter.step("Spark turns the journal into tables, and draws the report")
     history.export(paths.state)
-    quick = tuning.tune_session(spark, source.size_bytes(paths.state))
+    quick = tune_session(spark, source.size_bytes(paths.state))
     with ThreadPoolExecutor(1, "tables") as helper:
         tables = helper.submit(_make_tables, quick, paths)
         try:

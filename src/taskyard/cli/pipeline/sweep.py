@@ -112,7 +112,7 @@ def _check_history_location(values: dict[str, Any]) -> None:
 
 
 def _workload(cli_context: CliContext, spark: SparkSession, values: dict[str, Any]) -> Workload:
-    from taskyard.pipeline import tuning  # noqa: PLC0415
+    from taskyard.pipeline import session  # noqa: PLC0415
     from taskyard.pipeline.jobs import sweep  # noqa: PLC0415
     from taskyard.pipeline.sources import history  # noqa: PLC0415
     from taskyard.pipeline.sweep.from_file import workload_of_file  # noqa: PLC0415
@@ -120,7 +120,7 @@ def _workload(cli_context: CliContext, spark: SparkSession, values: dict[str, An
     if values["file"] is not None:
         return workload_of_file(values["file"], values["run_time"])
     place = history_location(cli_context, values["state"], values["history"])
-    tune_session = tuning.tune_session(spark, history.size_bytes(place))
+    tune_session = session.tune_session(spark, history.size_bytes(place))
     with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as scratch:
         if values["history"] is None:
             frames = history.read(tune_session, place, Path(scratch))

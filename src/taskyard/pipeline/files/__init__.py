@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
-from taskyard.pipeline.tuning import is_small
+from taskyard.pipeline.session import is_small
 
 ShareResult = TypeVar("ShareResult")
 

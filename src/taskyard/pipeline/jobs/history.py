@@ -50,6 +50,7 @@ from taskyard.pipeline.layout import (
     spark_read_path,
     spark_write_path,
 )
+from taskyard.pipeline.session import SMALL_BYTES, cache_if_small, tune_session
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.tables import StepCallback, Tables
 from taskyard.pipeline.transforms.attempts import attempts_from_steps
@@ -59,7 +60,6 @@ from taskyard.pipeline.transforms.metrics import campaign_metrics, worker_metric
 from taskyard.pipeline.transforms.steps import steps
 from taskyard.pipeline.transforms.tasks import tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
-from taskyard.pipeline.tuning import SMALL_BYTES, cache_if_small, tune_session
 
 #: History files a batch: each has up to 4,000,000 events.
 FILES_PER_BATCH: Final = 8

@@ -24,6 +24,7 @@ from taskyard.pipeline.report.format import shorten_name
 from taskyard.pipeline.report.headline import page_of
 from taskyard.pipeline.report.intervals import TimeSeries, interval_width, over_time
 from taskyard.pipeline.report.summary import ReportSummary
+from taskyard.pipeline.session import cache
 from taskyard.pipeline.transforms import summaries
 from taskyard.pipeline.transforms.attempts import attempts_from_steps
 from taskyard.pipeline.transforms.critical_path import critical_path
@@ -33,7 +34,6 @@ from taskyard.pipeline.transforms.metrics import attempt_deltas, campaign_deltas
 from taskyard.pipeline.transforms.steps import steps
 from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
-from taskyard.pipeline.tuning import cache
 
 if TYPE_CHECKING:
     from pathlib import Path

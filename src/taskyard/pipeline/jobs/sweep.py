@@ -18,6 +18,7 @@ from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
 from taskyard.pipeline.report.format import format_duration
+from taskyard.pipeline.session import cache
 from taskyard.pipeline.sweep.bounds import CampaignBounds, campaign_bounds
 from taskyard.pipeline.sweep.conclusions import check_text, sentences
 from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
@@ -28,7 +29,6 @@ from taskyard.pipeline.transforms.attempts import attempts_from_steps
 from taskyard.pipeline.transforms.steps import steps
 from taskyard.pipeline.transforms.tasks import tasks_from_steps
 from taskyard.pipeline.transforms.workers import workers
-from taskyard.pipeline.tuning import cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

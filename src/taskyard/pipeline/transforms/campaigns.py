@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from taskyard.pipeline.tuning import is_small
+from taskyard.pipeline.session import is_small
 
 #: Makes a row of each row of its first frame, in their order.
 Function = Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]

@@ -10,10 +10,10 @@ import msgspec
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
+from taskyard.pipeline.session import cache
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.steps import ENDED, steps
 from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_without_graph
-from taskyard.pipeline.tuning import cache
 
 _KEY: Final = ("campaign", "task", "generation")
 

@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import METRICS
+from taskyard.pipeline.session import cache_if_small
 from taskyard.pipeline.transforms.steps import STATES, steps
-from taskyard.pipeline.tuning import cache_if_small
 
 _SECOND_NS: Final = 1_000_000_000
 
