@@ -39,9 +39,7 @@ from taskyard.pipeline.datasets import (
     WORKERS,
     Dataset,
 )
-from taskyard.pipeline.files import run_shares
-from taskyard.pipeline.files.placement import GraphPlacement
-from taskyard.pipeline.files.split import PartSplit
+from taskyard.pipeline.files import PartSplit, run_shares
 from taskyard.pipeline.layout import (
     DAY,
     KEY,
@@ -50,6 +48,7 @@ from taskyard.pipeline.layout import (
     spark_read_path,
     spark_write_path,
 )
+from taskyard.pipeline.placement import GraphPlacement
 from taskyard.pipeline.session import SMALL_BYTES, cache_if_small, tune_session
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.tables import StepCallback, Tables

@@ -1,21 +1,26 @@
-"""One part of the history, split into the files that the tables of events and edges are made of.
+"""History files split into table files with Arrow, a share of the work at a time.
 
-A part is a pair of Parquet files, and what is made of it is Parquet with the same rows by campaign
-and day. Knows places, names and times of rows, and nothing of what they mean.
+Taking every row through the JVM and back would cost several times as much. A share names its files
+by path, so on a cluster all machines must see them there. Knows where rows go, by campaign and
+day, and nothing of DataFrames or of what the rows mean.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 from taskyard.journal.history import EDGES, EVENTS, ROWS_PER_GROUP, HistoryPart, with_all_columns
 from taskyard.pipeline.layout import DAY, KEY, NO_DAY, campaign_key, row_range
+from taskyard.pipeline.session import is_small
+
+ShareResult = TypeVar("ShareResult")
 
 #: Kinds of events by which edges are told.
 _KIND_COLUMNS: Final = ("submitted", "extended", "returned")
@@ -88,3 +93,16 @@ def _with_owner(events: Path, edges: pa.Table) -> pa.Table:
     )
     joined = edges.join(told, keys=["record", "task"], join_type="left outer", use_threads=False)
     return joined.select(_EDGES_WITH_OWNER.names).cast(_EDGES_WITH_OWNER)
+
+
+def run_shares(
+    spark: SparkSession, shares: Sequence[Callable[[], ShareResult]]
+) -> list[ShareResult]:
+    """Have all shares done, by the executors; those of a small history here and now."""
+    if is_small(spark) or not shares:
+        return [share() for share in shares]
+    return spark.sparkContext.parallelize(shares, len(shares)).map(_run_share).collect()
+
+
+def _run_share(share: Callable[[], Any]) -> Any:  # noqa: ANN401  # what a share makes is its own affair
+    return share()
