@@ -13,7 +13,7 @@ from taskyard.pipeline.jobs import report
 from taskyard.pipeline.report import charts
 from taskyard.pipeline.report.headline import lower_bound_ns
 from taskyard.pipeline.sources import history
-from taskyard.pipeline.transforms.attempts import attempts
+from taskyard.pipeline.transforms.steps import attempts
 from tests.journal.make_golden import GOLDEN
 from tests.kit.processes import run
 

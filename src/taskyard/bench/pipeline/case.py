@@ -117,7 +117,7 @@ def spark_attempts(state: str) -> Cost:
         from taskyard.pipeline.layout import spark_write_path  # noqa: PLC0415  # Spark is not for the peer's process
         from taskyard.pipeline.session import session  # noqa: PLC0415
         from taskyard.pipeline.sources import history  # noqa: PLC0415
-        from taskyard.pipeline.transforms.attempts import attempts  # noqa: PLC0415
+        from taskyard.pipeline.transforms.steps import attempts  # noqa: PLC0415
 
         spark = session("bench", MASTER, short_job=False)
         attempts(history.read(spark, Path(state)).events).write.parquet(spark_write_path(out))

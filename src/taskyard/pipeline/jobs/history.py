@@ -52,11 +52,10 @@ from taskyard.pipeline.placement import GraphPlacement
 from taskyard.pipeline.session import SMALL_BYTES, cache_if_small, tune_session
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.tables import StepCallback, Tables
-from taskyard.pipeline.transforms.attempts import attempts_from_steps
 from taskyard.pipeline.transforms.campaigns import linked
 from taskyard.pipeline.transforms.critical_path import critical_path
 from taskyard.pipeline.transforms.metrics import campaign_metrics, worker_metrics
-from taskyard.pipeline.transforms.steps import steps
+from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
 from taskyard.pipeline.transforms.tasks import tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
 

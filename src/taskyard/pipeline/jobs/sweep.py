@@ -25,8 +25,7 @@ from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
 from taskyard.pipeline.sweep.grid import Forecast, Point
 from taskyard.pipeline.sweep.simulation import replay, simulate
 from taskyard.pipeline.sweep.workload import Workload, decode_workload, encode_workload
-from taskyard.pipeline.transforms.attempts import attempts_from_steps
-from taskyard.pipeline.transforms.steps import steps
+from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
 from taskyard.pipeline.transforms.tasks import tasks_from_steps
 from taskyard.pipeline.transforms.workers import workers
 
