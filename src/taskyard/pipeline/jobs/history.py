@@ -53,10 +53,9 @@ from taskyard.pipeline.session import SMALL_BYTES, cache_if_small, tune_session
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.tables import StepCallback, Tables
 from taskyard.pipeline.transforms.campaigns import linked
-from taskyard.pipeline.transforms.critical_path import critical_path
 from taskyard.pipeline.transforms.metrics import campaign_metrics, worker_metrics
 from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
-from taskyard.pipeline.transforms.tasks import tasks_without_graph
+from taskyard.pipeline.transforms.tasks import critical_path, tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
 
 #: History files a batch: each has up to 4,000,000 events.

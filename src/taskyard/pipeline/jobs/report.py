@@ -26,12 +26,11 @@ from taskyard.pipeline.report.intervals import TimeSeries, interval_width, over_
 from taskyard.pipeline.report.summary import ReportSummary
 from taskyard.pipeline.session import cache
 from taskyard.pipeline.transforms import summaries
-from taskyard.pipeline.transforms.critical_path import critical_path
 from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees_from_steps
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.metrics import attempt_deltas, campaign_deltas
 from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
-from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_without_graph
+from taskyard.pipeline.transforms.tasks import critical_path, placed_tasks, tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
 
 if TYPE_CHECKING:

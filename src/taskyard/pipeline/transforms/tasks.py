@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from taskyard.pipeline.datasets import PLACED_TASKS, TASKS
+from taskyard.pipeline.datasets import CRITICAL_PATH, PLACED_TASKS, TASKS
 from taskyard.pipeline.transforms.campaigns import by_linked_campaigns
 from taskyard.pipeline.transforms.graph import chains, walk
 from taskyard.pipeline.transforms.links import links
@@ -231,3 +231,56 @@ class TaskIndex:
         if or_first:
             at, is_there = np.where(is_there | ~is_known, at, at + 1), is_known
         return np.where(is_there, self._order[at], -1)
+
+
+def critical_path(tasks: DataFrame) -> DataFrame:
+    """Lay out the chain of every campaign of which something has ended."""
+    begins = tasks.groupBy("campaign").agg(f.min(f.unix_micros("submitted")).alias("first_us"))
+    way = Window.partitionBy("campaign").orderBy("position")
+    chained = (
+        _members(tasks)
+        .join(begins, on="campaign", how="inner")
+        .withColumns(
+            {
+                "after": f.lag("task").over(way),
+                "started_us": f.coalesce(
+                    f.lag(f.unix_micros("ended")).over(way), f.col("first_us")
+                ),
+            }
+        )
+    )
+    return _with_times(chained)
+
+
+def _members(tasks: DataFrame) -> DataFrame:
+    """List tasks by the chains that they are in: a row for each campaign that has it in its own."""
+    renamed = tasks.withColumnRenamed("campaign", "task_campaign")
+    own = renamed.where(f.col("critical_position").isNotNull()).withColumns(
+        {"campaign": f.col("task_campaign"), "position": f.col("critical_position")}
+    )
+    elsewhere = renamed.select("*", f.explode("critical_elsewhere").alias("campaign", "position"))
+    return own.unionByName(elsewhere)
+
+
+def _with_times(joined: DataFrame) -> DataFrame:
+    started, ended = f.col("started_us"), f.unix_micros("ended")
+    total_ns = f.greatest(ended - started, f.lit(0)) * 1000
+    held_ns = f.least(f.greatest(f.unix_micros("ready") - started, f.lit(0)) * 1000, total_ns)
+    # Rounded to microseconds, the parts must not be more than the whole.
+    run_ns = f.least(f.coalesce(f.col("run_last_ns"), f.lit(0)), total_ns - held_ns)
+    wait_ns = f.least(f.col("wait_ns"), total_ns - held_ns - run_ns)
+    rest_ns = total_ns - held_ns - wait_ns - run_ns
+    # What is left of a single attempt passed before it started, or until its report had come.
+    is_single = f.col("attempts") == 1
+    queued_ns = f.when(is_single, rest_ns).otherwise(f.least(f.col("queued_ns"), rest_ns))
+    made = {
+        "started": f.timestamp_micros(started),
+        "total_ns": total_ns,
+        "held_ns": held_ns,
+        "wait_ns": wait_ns,
+        "run_ns": run_ns,
+        "queued_ns": queued_ns,
+        "retry_ns": rest_ns - queued_ns,
+        "gain_ns": total_ns - run_ns,
+    }
+    return joined.select(*(made.get(name, f.col(name)).alias(name) for name in CRITICAL_PATH.names))
