@@ -17,9 +17,9 @@ from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.pipeline.datasets import EDGES, EVENTS
+from taskyard.pipeline.placement import tasks
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees
-from taskyard.pipeline.transforms.tasks import tasks
 from tests.journal.scenarios import WritingYard, rich_story
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS
 from taskyard.pipeline.jobs import report
 from taskyard.pipeline.jobs.history import HistoryJob
 from taskyard.pipeline.layout import campaign_key, folder
+from taskyard.pipeline.placement import linked
 from taskyard.pipeline.sources import history as source
-from taskyard.pipeline.transforms.campaigns import linked
 from taskyard.pipeline.transforms.steps import attempts
 from taskyard.pipeline.transforms.workers import workers
 from tests.journal.scenarios import WritingYard

@@ -4,19 +4,45 @@ The walk along the graph needs all names of these campaigns at once, but only so
 goes by file, from one place to the other.
 """
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from taskyard.pipeline.datasets import PLACED_TASKS, TASKS
 from taskyard.pipeline.layout import folder
-from taskyard.pipeline.transforms.tasks import NODE, place
+from taskyard.pipeline.session import is_small
+from taskyard.pipeline.transforms.graph import chains, walk
+from taskyard.pipeline.transforms.links import links
+from taskyard.pipeline.transforms.steps import steps
+from taskyard.pipeline.transforms.tasks import tasks_without_graph
+
+_KEY: Final = ("campaign", "task", "generation")
+
+Names = pd.Series  # of strings
+
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+#: What the walk has to know of a task.
+NODE: Final = (
+    *_KEY,
+    *("submitted", "submitted_record", "state", "due", "run_last_ns", "attempts", "ended"),
+)
+
+_PLACED_SCHEMA: Final = StructType([TASKS.schema[name] for name in (*_KEY, *PLACED_TASKS)])
+
+#: Makes a row of each row of its first frame, in their order.
+Function = Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]
 
 #: What the walk has to know of an edge.
 _EDGE: Final = ("task", "after", "record")
@@ -24,6 +50,190 @@ _EDGE: Final = ("task", "after", "record")
 _FOUND: Final = to_arrow_schema(
     StructType([TASKS.schema[name] for name in PLACED_TASKS]), timezone="UTC"
 )
+
+
+def tasks(events: DataFrame, edges: DataFrame) -> DataFrame:
+    """Every task there is in these events."""
+    return tasks_from_steps(steps(events), edges)
+
+
+def tasks_from_steps(task_steps: DataFrame, edges: DataFrame) -> DataFrame:
+    """The same from steps."""
+    without_graph = tasks_without_graph(task_steps)
+    return placed_tasks(without_graph, links(without_graph, edges))
+
+
+def placed_tasks(without_graph: DataFrame, link_rows: DataFrame) -> DataFrame:
+    """Tasks with their place in the graph, which is made of the links between them."""
+    placed = _placed(without_graph, link_rows)
+    whole = without_graph.drop("state").join(placed, on=list(_KEY), how="inner")
+    return whole.select(*TASKS.names)
+
+
+def _placed(without_graph: DataFrame, link_rows: DataFrame) -> DataFrame:
+    """Find state and place in the graph, over linked campaigns."""
+    known = link_rows.where(f.col("campaign").isNotNull())
+    return by_linked_campaigns(without_graph.select(*NODE), known, place, _PLACED_SCHEMA)
+
+
+def place(nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
+    """Add to tasks what a walk along their edges finds. All linked campaigns must be there."""
+    pairs, strangers = numbered(nodes, edges)
+    states = nodes["state"].tolist()
+    submitted_ns = _times_ns(nodes["submitted"])
+    durations_ns = nodes["run_last_ns"].fillna(0).astype("int64").tolist()
+    found = walk(states, submitted_ns, durations_ns, pairs, strangers)
+    waiting = np.array([node for node, _ in pairs] + strangers, dtype=np.int64)
+    columns = zip(states, nodes["due"].notna(), found.has_open, found.has_runnable, strict=True)
+    judged = [_waiting_state(*row) for row in columns]
+    positions, elsewhere = _positions(nodes, submitted_ns, pairs)
+    return pd.DataFrame(
+        {
+            "campaign": nodes["campaign"],
+            "task": nodes["task"],
+            "generation": nodes["generation"],
+            "state": [state for state, _ in judged],
+            "is_behind_failure": [is_behind for _, is_behind in judged],
+            "waits_for": np.bincount(waiting, minlength=len(nodes)),
+            "level": pd.array(found.levels, dtype="Int64"),
+            "path_ns": found.paths_ns,
+            "critical_position": pd.array(positions, dtype="Int64"),
+            "critical_elsewhere": pd.Series(elsewhere, index=nodes.index, dtype=object),
+            "earliest_end": pd.to_datetime(found.earliest_ns, unit="ns", utc=True).floor("us"),
+        }
+    )
+
+
+def _positions(
+    nodes: pd.DataFrame, submitted_ns: list[int], pairs: list[tuple[int, int]]
+) -> tuple[list[int | None], list[dict[str, int] | None]]:
+    """Find each task's place in its campaign's critical path, and in those of other campaigns."""
+    campaigns = nodes["campaign"].tolist()
+    # A task that was never leased was cancelled or grew too old: it took no time.
+    ends_ns = [
+        end_ns if end_ns > 0 else None
+        for end_ns in _times_ns(nodes["ended"].where(nodes["attempts"] > 0))
+    ]
+    positions: list[int | None] = [None] * len(nodes)
+    elsewhere: list[dict[str, int] | None] = [None] * len(nodes)
+    for campaign, way in chains(campaigns, submitted_ns, ends_ns, pairs).items():
+        for position, node in enumerate(way, start=1):
+            if campaigns[node] == campaign:
+                positions[node] = position
+            else:
+                elsewhere[node] = {**(elsewhere[node] or {}), campaign: position}
+    return positions, elsewhere
+
+
+def _times_ns(times: pd.Series) -> list[int]:
+    """Turn times into nanoseconds; a missing one is negative."""
+    numbers: list[int] = pd.to_datetime(times, utc=True).dt.as_unit("ns").astype("int64").tolist()
+    return numbers
+
+
+def _waiting_state(
+    state: str,
+    is_timed: bool,  # noqa: FBT001  # columns of a row
+    has_open: bool,  # noqa: FBT001
+    has_runnable: bool,  # noqa: FBT001
+) -> tuple[str, bool]:
+    """A waiting task's state, and whether it waits in vain."""
+    if state != "BLOCKED":
+        return state, False
+    if is_timed and not has_open:
+        return "DELAYED", False
+    return state, has_open and not has_runnable
+
+
+def numbered(nodes: pd.DataFrame, edges: pd.DataFrame) -> tuple[list[tuple[int, int]], list[int]]:
+    """Turn edges into pairs of places, each once. Places of tasks that wait for a name that was
+    never submitted come apart, once for each such name."""
+    named = TaskIndex(nodes["task"], nodes["submitted_record"].to_numpy())
+    records = edges["record"].to_numpy(dtype=np.int64)
+    waiting = named.places(edges["task"], records)
+    before = named.places(edges["after"], records, or_first=True)
+    is_known = (waiting >= 0) & (before >= 0) & (before != waiting)
+    pairs = np.unique(np.stack([waiting[is_known], before[is_known]]), axis=1)
+    strangers: list[int] = waiting[(waiting >= 0) & (before < 0)].tolist()
+    return list(zip(*pairs.tolist(), strict=True)), strangers
+
+
+class TaskIndex:
+    """Where tasks stand in a table, by their names: the newest generation as of a record."""
+
+    def __init__(self, names: Names, records: Numbers) -> None:
+        self._names = pa.array(names, pa.string()).unique()
+        self._records = np.unique(records)
+        keys = self._keys(self._codes(names), records)
+        self._order = np.argsort(keys)
+        self._sorted = keys[self._order]
+
+    def _codes(self, names: Names) -> Numbers:
+        """A number for each name, -1 for a stranger."""
+        found = pc.index_in(pa.array(names, pa.string()), value_set=self._names)
+        codes: Numbers = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return codes
+
+    def _keys(self, codes: Numbers, records: Numbers) -> Numbers:
+        """Numbers that are ordered as names and then records are."""
+        ranks = np.searchsorted(self._records, records, side="right")
+        return codes * (len(self._records) + 1) + ranks
+
+    def places(self, names: Names, records: Numbers, *, or_first: bool = False) -> Numbers:
+        """Find the place of each name, -1 where there is none; the newest as of the record, or,
+        if wanted and all came later, the first of them."""
+        codes = self._codes(names)
+        if not len(self._order):
+            return codes
+        at = np.searchsorted(self._sorted, self._keys(codes, records), side="right") - 1
+        begins = codes * (len(self._records) + 1)
+        is_known = codes >= 0
+        is_there = is_known & (at >= 0) & (self._sorted[at] > begins)
+        if or_first:
+            at, is_there = np.where(is_there | ~is_known, at, at + 1), is_known
+        return np.where(is_there, self._order[at], -1)
+
+
+def by_linked_campaigns(
+    nodes: DataFrame, links: DataFrame, function: Function, schema: StructType
+) -> DataFrame:
+    """Apply a function to the nodes of linked campaigns and the links between them.
+
+    In the executors; in a session for small histories here and at once, because a process takes
+    longer to start.
+    """
+    spark = nodes.sparkSession
+    if is_small(spark):
+        made = function(nodes.toPandas(), links.toPandas())
+        return spark.createDataFrame(made[schema.names] if len(made) else [], schema)
+    groups = [group for group in linked(_pairs(links)) if len(group) > 1]
+    members = [(name, group[0]) for group in groups for name in group]
+    named = spark.createDataFrame(members, "campaign string, linked string")
+
+    def grouped(frame: DataFrame) -> DataFrame:
+        joined = frame.join(f.broadcast(named), on="campaign", how="left")
+        return joined.withColumn("linked", f.coalesce("linked", "campaign"))
+
+    both = grouped(nodes).groupBy("linked").cogroup(grouped(links).groupBy("linked"))
+    return both.applyInPandas(function, schema=schema)
+
+
+def _pairs(links: DataFrame) -> list[tuple[str, str]]:
+    """Collect the campaigns between which there are links."""
+    is_between = f.col("campaign") != f.col("after_campaign")
+    found = links.where(is_between).select("campaign", "after_campaign").distinct()
+    return [(row[0], row[1]) for row in found.collect()]
+
+
+def linked(pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Group names that are linked by pairs, directly or through others."""
+    group_of: dict[str, list[str]] = {}
+    for pair in pairs:
+        one, other = sorted((group_of.setdefault(name, [name]) for name in pair), key=len)
+        if one is not other:
+            other += one
+            group_of |= dict.fromkeys(one, other)
+    return sorted({id(group): sorted(group) for group in group_of.values()}.values())
 
 
 class GraphPlacement(msgspec.Struct, frozen=True):

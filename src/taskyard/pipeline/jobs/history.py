@@ -48,11 +48,10 @@ from taskyard.pipeline.layout import (
     spark_read_path,
     spark_write_path,
 )
-from taskyard.pipeline.placement import GraphPlacement
+from taskyard.pipeline.placement import GraphPlacement, linked
 from taskyard.pipeline.session import SMALL_BYTES, cache_if_small, tune_session
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.tables import StepCallback, Tables
-from taskyard.pipeline.transforms.campaigns import linked
 from taskyard.pipeline.transforms.metrics import campaign_metrics, worker_metrics
 from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
 from taskyard.pipeline.transforms.tasks import critical_path, tasks_without_graph

@@ -18,6 +18,7 @@ from msgspec import Struct
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
+from taskyard.pipeline.placement import placed_tasks
 from taskyard.pipeline.report import page
 from taskyard.pipeline.report.charts import WORKERS_SHOWN_MAX
 from taskyard.pipeline.report.format import shorten_name
@@ -30,7 +31,7 @@ from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees_from_
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.metrics import attempt_deltas, campaign_deltas
 from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
-from taskyard.pipeline.transforms.tasks import critical_path, placed_tasks, tasks_without_graph
+from taskyard.pipeline.transforms.tasks import critical_path, tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
 
 if TYPE_CHECKING:

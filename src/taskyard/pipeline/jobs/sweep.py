@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
+from taskyard.pipeline.placement import tasks_from_steps
 from taskyard.pipeline.report.format import format_duration
 from taskyard.pipeline.session import cache
 from taskyard.pipeline.sweep.bounds import CampaignBounds, campaign_bounds
@@ -26,7 +27,6 @@ from taskyard.pipeline.sweep.grid import Forecast, Point
 from taskyard.pipeline.sweep.simulation import replay, simulate
 from taskyard.pipeline.sweep.workload import Workload, decode_workload, encode_workload
 from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
-from taskyard.pipeline.transforms.tasks import tasks_from_steps
 from taskyard.pipeline.transforms.workers import workers
 
 if TYPE_CHECKING:

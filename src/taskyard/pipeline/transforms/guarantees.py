@@ -10,10 +10,11 @@ import msgspec
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
+from taskyard.pipeline.placement import placed_tasks
 from taskyard.pipeline.session import cache
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.steps import ENDED, steps
-from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_without_graph
+from taskyard.pipeline.transforms.tasks import tasks_without_graph
 
 _KEY: Final = ("campaign", "task", "generation")
 
