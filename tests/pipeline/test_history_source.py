@@ -19,8 +19,9 @@ from taskyard.journal.store import MemoryStore
 from taskyard.pipeline.datasets import EDGES, EVENTS
 from taskyard.pipeline.placement import tasks
 from taskyard.pipeline.sources import history as source
-from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees
+from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.journal.scenarios import WritingYard, rich_story
+from tests.pipeline.scenarios import guarantees
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,9 +23,9 @@ from taskyard.pipeline.datasets import PLACED_TASKS, TASKS
 from taskyard.pipeline.layout import folder
 from taskyard.pipeline.session import is_small
 from taskyard.pipeline.transforms.graph import chains, walk
-from taskyard.pipeline.transforms.links import links
+from taskyard.pipeline.transforms.links import linked_campaigns, links
 from taskyard.pipeline.transforms.steps import steps
-from taskyard.pipeline.transforms.tasks import tasks_without_graph
+from taskyard.pipeline.transforms.tasks import tasks_with_places, tasks_without_graph
 
 _KEY: Final = ("campaign", "task", "generation")
 
@@ -65,15 +65,9 @@ def tasks_from_steps(task_steps: DataFrame, edges: DataFrame) -> DataFrame:
 
 def placed_tasks(without_graph: DataFrame, link_rows: DataFrame) -> DataFrame:
     """Tasks with their place in the graph, which is made of the links between them."""
-    placed = _placed(without_graph, link_rows)
-    whole = without_graph.drop("state").join(placed, on=list(_KEY), how="inner")
-    return whole.select(*TASKS.names)
-
-
-def _placed(without_graph: DataFrame, link_rows: DataFrame) -> DataFrame:
-    """Find state and place in the graph, over linked campaigns."""
     known = link_rows.where(f.col("campaign").isNotNull())
-    return by_linked_campaigns(without_graph.select(*NODE), known, place, _PLACED_SCHEMA)
+    placed = by_linked_campaigns(without_graph.select(*NODE), known, place, _PLACED_SCHEMA)
+    return tasks_with_places(without_graph, placed)
 
 
 def place(nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
@@ -220,9 +214,7 @@ def by_linked_campaigns(
 
 def _pairs(links: DataFrame) -> list[tuple[str, str]]:
     """Collect the campaigns between which there are links."""
-    is_between = f.col("campaign") != f.col("after_campaign")
-    found = links.where(is_between).select("campaign", "after_campaign").distinct()
-    return [(row[0], row[1]) for row in found.collect()]
+    return [(row[0], row[1]) for row in linked_campaigns(links).collect()]
 
 
 def linked(pairs: Iterable[tuple[str, str]]) -> list[list[str]]:

@@ -52,7 +52,14 @@ from taskyard.pipeline.placement import GraphPlacement, linked
 from taskyard.pipeline.session import SMALL_BYTES, cache_if_small, tune_session
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.tables import StepCallback, Tables
-from taskyard.pipeline.transforms.metrics import campaign_metrics, worker_metrics
+from taskyard.pipeline.transforms.links import edges_by_name, linked_campaigns
+from taskyard.pipeline.transforms.metrics import (
+    campaign_sums,
+    campaign_times,
+    metrics_table,
+    worker_sums,
+    worker_times,
+)
 from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
 from taskyard.pipeline.transforms.tasks import critical_path, tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
@@ -216,14 +223,9 @@ class HistoryJob:
         if len(self._tables.keys()) == 1 or not table.is_dir():
             return [[key] for key in stale_keys]
         events = tables.read_keys(spark, self._tables.out, EVENTS)
-        submitted = events.where(f.col("kind") == "submitted").select(
-            f.col("campaign").alias("after_campaign"), f.col("task").alias("after")
-        )
         reading = spark.read.schema("campaign string, after string")
         edges = reading.option("recursiveFileLookup", "true").parquet(spark_read_path(table))
-        both = edges.distinct().join(submitted.distinct(), on="after", how="inner")
-        is_between = f.col("campaign") != f.col("after_campaign")
-        found = both.where(is_between).select("campaign", "after_campaign").distinct().collect()
+        found = linked_campaigns(edges_by_name(edges, events)).collect()
         pairs = [(campaign_key(one), campaign_key(other)) for one, other in found]
         groups = linked([*pairs, *((key, key) for key in stale_keys)])
         return [group for group in groups if not set(group).isdisjoint(stale_keys)]
@@ -236,7 +238,8 @@ class HistoryJob:
         task_steps = cache_if_small(steps(events.where(f.col("campaign").isNotNull())))
         attempts = stage(ATTEMPTS, attempts_from_steps(task_steps))
         known = self._place_in_graph(stage, tasks_without_graph(task_steps), groups)
-        stage(METRICS, campaign_metrics(task_steps, attempts))
+        sums = cache_if_small(campaign_sums(task_steps, attempts))
+        stage(METRICS, metrics_table(sums, campaign_times(task_steps, attempts)))
         stage(CRITICAL_PATH, critical_path(known))
         for dataset in (ATTEMPTS, TASKS, METRICS, CRITICAL_PATH):
             stage.swap(dataset, keys)
@@ -259,7 +262,8 @@ class HistoryJob:
         events = tables.read_keys(spark, self._tables.out, EVENTS, [NO_CAMPAIGN])
         attempts = tables.read_keys(spark, self._tables.out, ATTEMPTS)
         stays = stage(WORKERS, workers(events, attempts))
-        stage(METRICS, worker_metrics(attempts, stays))
+        sums = cache_if_small(worker_sums(attempts, stays))
+        stage(METRICS, metrics_table(sums, worker_times(attempts)))
         for dataset in (WORKERS, METRICS):
             stage.swap(dataset, [NO_CAMPAIGN])
         self._tables.clear_stale([NO_CAMPAIGN])

@@ -49,3 +49,24 @@ def _placed(known: DataFrame, edges: DataFrame, end: str, prefix: str) -> DataFr
         for column in (f"{prefix}campaign", f"{prefix}generation")
     }
     return walk.withColumns(newest).where(f.col("is_edge") == 1).drop("name", "is_edge")
+
+
+def linked_campaigns(both_ends: DataFrame) -> DataFrame:
+    """Find the pairs of campaigns that have an edge between them.
+
+    `both_ends` has the campaigns of both ends of an edge: `campaign` and `after_campaign`.
+    """
+    is_between = f.col("campaign") != f.col("after_campaign")
+    return both_ends.where(is_between).select("campaign", "after_campaign").distinct()
+
+
+def edges_by_name(edges: DataFrame, events: DataFrame) -> DataFrame:
+    """Pair the campaign of each edge with every campaign that has submitted the other end's name.
+
+    Much cheaper than `links`. A name that several campaigns use counts for all of them.
+    """
+    submitted = events.where(f.col("kind") == "submitted").select(
+        f.col("campaign").alias("after_campaign"), f.col("task").alias("after")
+    )
+    both = edges.distinct().join(submitted.distinct(), on="after", how="inner")
+    return both.select("campaign", "after_campaign")

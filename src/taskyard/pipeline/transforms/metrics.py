@@ -13,7 +13,6 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import METRICS
-from taskyard.pipeline.session import cache_if_small
 from taskyard.pipeline.transforms.steps import STATES, steps
 
 _SECOND_NS: Final = 1_000_000_000
@@ -32,6 +31,13 @@ _REASON_CHARACTERS_MAX: Final = 120
 
 _SCOPE: Final = ("scope", "campaign", "service", "lane", "worker")
 
+#: A row of the table: its scope and its interval.
+_KEY: Final = (*_SCOPE, "bucket_ns", "bucket")
+
+#: The columns that deltas are added up by.
+_CAMPAIGN: Final = ("campaign", "service", "lane")
+_WORKER: Final = ("scope", "worker")
+
 _COUNTS: Final = ("submitted", "leased", "finished", "failed", "cancelled", "retries")
 
 #: What is added up: counts, changes, and running time to the end of a stretch.
@@ -46,35 +52,62 @@ def metrics(events: DataFrame, attempts: DataFrame, workers: DataFrame) -> DataF
 
 
 def campaign_metrics(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
-    """Of campaigns, their services and their lanes that have names, from steps and attempts."""
-    spans = task_steps.groupBy("campaign").agg(_span("time_ns"))
-    place = ("campaign", "service", "lane")
-    deltas = campaign_deltas(task_steps, attempts)
-    sums = _sums(_with_intervals(deltas, spans, "campaign"), place)
-    times = _with_intervals(_times(attempts, *place), spans, "campaign")
-    nobody = {"worker": f.lit(None).cast("string"), "slots": f.lit(None).cast("long")}
-    return _metrics_table(_scoped(sums).withColumns(nobody), _scoped(times).withColumns(nobody))
+    """Compute the metrics of campaigns, their services and their named lanes."""
+    return metrics_table(campaign_sums(task_steps, attempts), campaign_times(task_steps, attempts))
 
 
 def worker_metrics(attempts: DataFrame, workers: DataFrame) -> DataFrame:
-    """Of workers, whatever the campaign."""
+    """Compute the metrics of workers over all campaigns."""
+    return metrics_table(worker_sums(attempts, workers), worker_times(attempts))
+
+
+def campaign_sums(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
+    """Add up deltas by campaign, service, named lane and interval."""
+    deltas = campaign_deltas(task_steps, attempts)
+    sums = _sums(_with_intervals(deltas, _campaign_spans(task_steps), "campaign"), _CAMPAIGN)
+    return _by_interval(_scoped(sums).withColumns(_no_worker()))
+
+
+def campaign_times(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
+    """Collect wait and run times by campaign, service, named lane and interval."""
+    spans = _campaign_spans(task_steps)
+    times = _with_intervals(_times(attempts, *_CAMPAIGN), spans, "campaign")
+    return _scoped(times).withColumns(_no_worker()).select(*_KEY, "wait_ns", "run_ns")
+
+
+def worker_sums(attempts: DataFrame, workers: DataFrame) -> DataFrame:
+    """Add up deltas by worker and interval."""
+    deltas = attempt_deltas(attempts).withColumn("scope", f.lit("worker"))
+    sums = _sums(_with_intervals(deltas, _worker_span(attempts), "scope"), _WORKER)
+    slots = f.broadcast(workers.groupBy("worker").agg(f.max("slots").alias("slots")))
+    return _by_interval(sums.join(slots, on="worker", how="left").withColumns(_no_campaign()))
+
+
+def worker_times(attempts: DataFrame) -> DataFrame:
+    """Collect wait and run times by worker and interval."""
     own = attempts.withColumn("scope", f.lit("worker"))
-    # Two marks an attempt; the longest run may end after the last lease.
-    spans = own.groupBy("scope").agg(
+    times = _with_intervals(_times(own, *_WORKER), _worker_span(attempts), "scope")
+    return times.withColumns(_no_campaign()).select(*_KEY, "wait_ns", "run_ns")
+
+
+def _campaign_spans(task_steps: DataFrame) -> DataFrame:
+    return task_steps.groupBy("campaign").agg(_span("time_ns"))
+
+
+def _worker_span(attempts: DataFrame) -> DataFrame:
+    """Find the time from the first lease to the last end, which may be after the last lease."""
+    own = attempts.withColumn("scope", f.lit("worker"))
+    return own.groupBy("scope").agg(
         (f.max(_end_ns()) - f.min(f.col("leased_ns"))).alias("span_ns"),
     )
-    deltas = attempt_deltas(attempts).withColumn("scope", f.lit("worker"))
-    place = ("scope", "worker")
-    slots = f.broadcast(workers.groupBy("worker").agg(f.max("slots").alias("slots")))
-    sums = _sums(_with_intervals(deltas, spans, "scope"), place)
-    times = _with_intervals(_times(own, *place), spans, "scope")
-    elsewhere = {name: f.lit(None).cast("string") for name in ("campaign", "service", "lane")}
-    return _metrics_table(
-        *(
-            frame.join(slots, on="worker", how="left").withColumns(elsewhere)
-            for frame in (sums, times)
-        )
-    )
+
+
+def _no_worker() -> dict[str, Column]:
+    return {"worker": f.lit(None).cast("string"), "slots": f.lit(None).cast("long")}
+
+
+def _no_campaign() -> dict[str, Column]:
+    return {name: f.lit(None).cast("string") for name in _CAMPAIGN}
 
 
 def _scoped(frame: DataFrame) -> DataFrame:
@@ -131,13 +164,12 @@ def campaign_deltas(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
 
 def _run_deltas(attempts: DataFrame) -> DataFrame:
     """Return where attempts started and ended to run."""
-    place = ("campaign", "service", "lane")
     nothing = f.lit(0).cast("long")
     counts = [nothing.alias(name) for name in (*_COUNTS, "depth")]
 
     def deltas(frame: DataFrame, at_ns: Column, running: int) -> DataFrame:
         return frame.select(
-            *place,
+            *_CAMPAIGN,
             at_ns.alias("at_ns"),
             *counts,
             f.lit(running).cast("long").alias("running"),
@@ -240,29 +272,34 @@ def _sums(deltas: DataFrame, place: tuple[str, ...]) -> DataFrame:
     )
 
 
-def _metrics_table(sums: DataFrame, times: DataFrame) -> DataFrame:
-    """The table: sums and times of every scope, with the stretches in between."""
-    key = (*_SCOPE, "bucket_ns", "bucket")
-    by_reason = sums.groupBy(*key, "reason").agg(
+def _by_interval(sums: DataFrame) -> DataFrame:
+    """Add up sums by scope and interval, and collect their reasons."""
+    by_reason = sums.groupBy(*_KEY, "reason").agg(
         *(f.sum(name).alias(name) for name in (*_SUMMED_COLUMNS, "marks")),
         f.max("slots").alias("slots"),
     )
-    added = cache_if_small(
-        by_reason.groupBy(*key).agg(
-            *(f.sum(name).alias(name) for name in _SUMMED_COLUMNS),
-            f.max("slots").alias("slots"),
-            _reasons(),
-        )
+    summed = by_reason.groupBy(*_KEY).agg(
+        *(f.sum(name).alias(name) for name in _SUMMED_COLUMNS),
+        f.max("slots").alias("slots"),
+        _reasons(),
     )
-    parts = times.groupBy(*key).agg(
+    return summed.select(*_KEY, *_SUMMED_COLUMNS, "slots", "reasons")
+
+
+def metrics_table(sums: DataFrame, times: DataFrame) -> DataFrame:
+    """Join sums and times of the same scopes, with a row for each empty interval between them.
+
+    `sums` is read twice. A job may cache it in between.
+    """
+    parts = times.groupBy(*_KEY).agg(
         f.percentile_approx("wait_ns", list(_QUANTILES)).alias("waits"),
         f.max("wait_ns").alias("wait_max_ns"),
         f.percentile_approx("run_ns", list(_QUANTILES)).alias("runs"),
         f.max("run_ns").alias("run_max_ns"),
     )
-    whole = added.unionByName(parts, allowMissingColumns=True)
-    filled = whole.unionByName(_empty_intervals(added), allowMissingColumns=True)
-    merged = filled.groupBy(*key).agg(
+    whole = sums.unionByName(parts, allowMissingColumns=True)
+    filled = whole.unionByName(_empty_intervals(sums), allowMissingColumns=True)
+    merged = filled.groupBy(*_KEY).agg(
         *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in _SUMMED_COLUMNS),
         *(
             f.first(name, ignorenulls=True).alias(name)

@@ -5,7 +5,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-from taskyard.pipeline.datasets import CRITICAL_PATH
+from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS, TASKS_WITHOUT_GRAPH
 from taskyard.pipeline.transforms.steps import ENDED, OUTCOMES, name_in, queued_ns, run_ns
 
 #: Reasons of a return by which the task lost its worker; for others the worker gave it back.
@@ -17,7 +17,14 @@ _KEY: Final = ("campaign", "task", "generation")
 def tasks_without_graph(task_steps: DataFrame) -> DataFrame:
     """What a task's own steps tell; what was never submitted is no task."""
     known = task_steps.where(f.col("generation") > 0)
-    return known.groupBy(*_KEY).agg(*(column.alias(name) for name, column in _columns().items()))
+    made = known.groupBy(*_KEY).agg(*(column.alias(name) for name, column in _columns().items()))
+    return made.select(*TASKS_WITHOUT_GRAPH.names)
+
+
+def tasks_with_places(without_graph: DataFrame, placed: DataFrame) -> DataFrame:
+    """Add the columns of the graph walk, `placed`, to the columns of each task's own steps."""
+    whole = without_graph.drop("state").join(placed, on=list(_KEY), how="inner")
+    return whole.select(*TASKS.names)
 
 
 def _columns() -> dict[str, Column]:
@@ -40,7 +47,6 @@ def _columns() -> dict[str, Column]:
     return of_submission | {
         "name": f.max(name_in(f.col("campaign"), f.col("task"))),
         "state": f.max(f.when(is_last, f.col("state"))),
-        "last_kind": f.max(f.when(is_last, kind)),
         "attempts": f.count_if(is_lease),
         "failures": f.count_if(is_settled & _is_failure()),
         "losses": f.count_if(is_settled & _is_loss()),
