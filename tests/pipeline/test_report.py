@@ -28,7 +28,7 @@ from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline.datasets import CRITICAL_PATH
 from taskyard.pipeline.jobs import report
-from taskyard.pipeline.report import charts, intervals, page
+from taskyard.pipeline.report import charts, page, summary
 from taskyard.pipeline.report.format import format_duration, shorten_name
 from taskyard.pipeline.report.headline import lower_bound_ns, page_of
 from taskyard.pipeline.report.page import Page, Section, Table
@@ -221,9 +221,7 @@ def facts(**more: Any) -> ReportSummary:
         "campaign": "c",
         "guarantees": Guarantees(**counts | {"submitted": 1, "done": 1}),
         "totals": totals,
-        "over_time": intervals.TimeSeries(
-            SECOND_NS, [0, 1], [0, 0], [1, 0], [0, 0], [0, SECOND_NS]
-        ),
+        "over_time": summary.TimeSeries(SECOND_NS, [0, 1], [0, 0], [1, 0], [0, 0], [0, SECOND_NS]),
         "worker_times": {},
         "workers": pa.Table.from_pylist([worker]),
         "worker_runs": pa.Table.from_pylist([{"worker": "w", "run_ns": SECOND_NS}]),
@@ -296,7 +294,7 @@ def test_busy_part_is_of_the_slots_that_were_there_while_the_campaign_ran() -> N
             [{"worker": name, "run_ns": run * SECOND_NS} for name, run in runs.items()]
         ),
     )
-    assert charts.busy_part(told) == 2 / 4
+    assert summary.busy_share(told) == 2 / 4
 
 
 def test_lane_of_which_tasks_ran_side_by_side_sets_no_least_time() -> None:
@@ -368,8 +366,8 @@ def test_long_or_strange_name_becomes_short_and_visible() -> None:
 @pytest.mark.parametrize("seconds", [0.5, 60, 3600, 86_400 * 30, 86_400 * 4000])
 def test_time_of_any_length_is_cut_into_a_bounded_number_of_stretches(seconds: float) -> None:
     makespan_ns = int(seconds * SECOND_NS)
-    width_ns = intervals.interval_width(makespan_ns)
-    assert 20 < makespan_ns / width_ns <= intervals.INTERVALS_MAX
+    width_ns = summary.interval_width(makespan_ns)
+    assert 20 < makespan_ns / width_ns <= summary.INTERVALS_MAX
 
 
 def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
@@ -381,7 +379,7 @@ def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
         "running": [1, -1],
         "busy_ns": [4, -7],
     }
-    told = intervals.over_time(pa.table(changes), 10)
+    told = summary.over_time(pa.table(changes), 10)
     assert told.ready_counts == [2, 2, 2, 1]
     assert told.running == [1, 1, 1, 0]
     assert told.busy_ns == [4, 10, 10, 3]

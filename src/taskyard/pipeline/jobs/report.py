@@ -23,8 +23,7 @@ from taskyard.pipeline.report import page
 from taskyard.pipeline.report.charts import WORKERS_SHOWN_MAX
 from taskyard.pipeline.report.format import shorten_name
 from taskyard.pipeline.report.headline import page_of
-from taskyard.pipeline.report.intervals import TimeSeries, interval_width, over_time
-from taskyard.pipeline.report.summary import ReportSummary
+from taskyard.pipeline.report.summary import ReportSummary, TimeSeries, interval_width, over_time
 from taskyard.pipeline.session import cache
 from taskyard.pipeline.transforms import summaries
 from taskyard.pipeline.transforms.guarantees import (

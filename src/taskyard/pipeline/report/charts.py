@@ -24,12 +24,12 @@ from taskyard.pipeline.report.format import (
     format_percent,
     shorten_name,
 )
-from taskyard.pipeline.report.page import Section, Table
-from taskyard.pipeline.report.summary import ReportSummary, columns, micros
+from taskyard.pipeline.report.page import Section
+from taskyard.pipeline.report.summary import ReportSummary, busy_share, columns, int_of, micros
 from taskyard.pipeline.transforms.summaries import BINS_PER_DECADE
 
 if TYPE_CHECKING:
-    from taskyard.pipeline.report.intervals import TimeSeries
+    from taskyard.pipeline.report.summary import TimeSeries
 
 #: Rows of a picture with a row a worker, and steps of a chain, that can be read.
 WORKERS_SHOWN_MAX: Final = 40
@@ -84,22 +84,18 @@ def over_time(facts: ReportSummary) -> Section:
     return Section("over-time", title, [paragraphs], shown, height=440)
 
 
-def _int(value: Any) -> int:  # noqa: ANN401  # a cell
-    return int(value or 0)
-
-
 def times(facts: ReportSummary) -> Section:
     """How long tasks waited and ran, by service."""
     title = "How long tasks waited and ran"
     services, whats, bins, counts, _ = columns(
         facts.distributions, "service", "what", "bin", "count", "time_ns"
     )
-    rows = sorted(zip(services, whats, bins, counts, strict=True), key=lambda row: _int(row[2]))
+    rows = sorted(zip(services, whats, bins, counts, strict=True), key=lambda row: int_of(row[2]))
     if not any(row[1] != "queued" for row in rows):
         return Section("times", title, ["No task was given to a worker."])
     sizes: dict[str, int] = {}
     for service, _, _, number in rows:
-        sizes[str(service)] = sizes.get(str(service), 0) + _int(number)
+        sizes[str(service)] = sizes.get(str(service), 0) + int_of(number)
     named = sorted(sizes, key=lambda name: -sizes[name])
     more = [f"Shown are the {SERVICES_MAX} services with the most attempts, of {len(named)}."]
     more = more if len(named) > SERVICES_MAX else []
@@ -109,8 +105,8 @@ def times(facts: ReportSummary) -> Section:
         for place, name in enumerate(named)
         for what in ("wait", "run")
     ]
-    lowest = 10 ** (min(_int(row[2]) for row in rows) / BINS_PER_DECADE)
-    highest = 10 ** ((max(_int(row[2]) for row in rows) + 1) / BINS_PER_DECADE)
+    lowest = 10 ** (min(int_of(row[2]) for row in rows) / BINS_PER_DECADE)
+    highest = 10 ** ((max(int_of(row[2]) for row in rows) + 1) / BINS_PER_DECADE)
     ticks = time_ticks(lowest, highest)
     shown = figure(
         traces,
@@ -128,9 +124,9 @@ _Rows = list[tuple[object, object, object, object]]
 
 def _histogram(name: str, what: str, rows: _Rows, place: int) -> object:
     """The part of attempts that took so long, over a logarithmic axis."""
-    every = sum(_int(row[3]) for row in rows) or 1
-    first, last = (_int(rows[0][2]), _int(rows[-1][2])) if rows else (0, -1)
-    by_bin = {_int(row[2]): _int(row[3]) for row in rows}
+    every = sum(int_of(row[3]) for row in rows) or 1
+    first, last = (int_of(rows[0][2]), int_of(rows[-1][2])) if rows else (0, -1)
+    by_bin = {int_of(row[2]): int_of(row[3]) for row in rows}
     bins = range(first, last + 2)
     x = [round(10 ** (one / BINS_PER_DECADE)) for one in bins]
     y = [round(by_bin.get(one, 0) / every * 100, 2) for one in bins]
@@ -167,12 +163,12 @@ _TIME_KINDS: Final = ("wait", "queued", "run")
 
 def _median_ns(rows: _Rows) -> str:
     """About how long half of them took at most, as well as the bins tell."""
-    half = sum(_int(row[3]) for row in rows) / 2
+    half = sum(int_of(row[3]) for row in rows) / 2
     seen = 0
     for _, _, place, number in rows:
-        seen += _int(number)
+        seen += int_of(number)
         if seen >= half:
-            return format_duration(10 ** ((_int(place) + 1) / BINS_PER_DECADE))
+            return format_duration(10 ** ((int_of(place) + 1) / BINS_PER_DECADE))
     return "no time"
 
 
@@ -186,7 +182,7 @@ def workers(facts: ReportSummary) -> Section:
     told = (
         f"{format_count(len(known), 'worker')} with {format_count(_slots(names, slots), 'slot')} "
         f"in all; from "
-        f"the first submission to the last end {format_percent(busy_part(facts))} of their slots' "
+        f"the first submission to the last end {format_percent(busy_share(facts))} of their slots' "
         f"time "
         "went to these tasks."
     )
@@ -200,36 +196,11 @@ def workers(facts: ReportSummary) -> Section:
     )
 
 
-def busy_part(facts: ReportSummary) -> float:
-    """Return how much of the slots' time went to tasks, from the first submission to the last end.
-
-    Workers without a slot limit are left out.
-    """
-    room_ns, limited = 0, set()
-    began_ns, ends_ns = facts.began_us * 1000, facts.began_us * 1000 + facts.makespan_ns
-    names = ("worker", "slots", "joined", "left")
-    stays = sorted(
-        zip(*columns(facts.workers, *names), strict=True), key=lambda row: micros(row[2])
-    )
-    newest = {name: place for place, (name, *_) in enumerate(stays)}
-    for place, (name, slots, joined, left) in enumerate(stays):
-        joined_ns, left_ns = micros(joined) * 1000, micros(left) * 1000
-        if left is None:  # it is still there, or another process took its place
-            following = [row for row in stays[place + 1 :] if row[0] == name]
-            left_ns = ends_ns if newest[name] == place else micros(following[0][2]) * 1000
-        if slots:
-            limited.add(name)
-            room_ns += _int(slots) * max(0, min(left_ns, ends_ns) - max(joined_ns, began_ns))
-    runs = zip(*columns(facts.worker_runs, "worker", "run_ns"), strict=True)
-    run_ns = sum(_int(one) for name, one in runs if name in limited)
-    return run_ns / room_ns if room_ns else 0.0
-
-
 def _slots(names: list[object], slots: list[object]) -> int:
     """Over all workers, a stay each."""
     widest: dict[object, int] = {}
     for name, number in zip(names, slots, strict=True):
-        widest[name] = max(widest.get(name, 0), _int(number))
+        widest[name] = max(widest.get(name, 0), int_of(number))
     return sum(widest.values())
 
 
@@ -238,7 +209,9 @@ def _timeline(
 ) -> Section:
     """A row a worker, a colour a stretch of time."""
     rows = sorted(facts.worker_times, reverse=True)
-    parts = {name: _busy_percent(facts.worker_times[name], _int(slots.get(name))) for name in rows}
+    parts = {
+        name: _busy_percent(facts.worker_times[name], int_of(slots.get(name))) for name in rows
+    }
     unit = TimeUnit(facts.makespan_ns)
     longest = max(facts.worker_times.values(), key=lambda told: len(told.finished))
     x = unit.of([at_ns + longest.width_ns // 2 for at_ns in longest.begins_ns])
@@ -309,10 +282,10 @@ def lanes(facts: ReportSummary) -> Section:
         escape_label(f"{service}/{name}" if several else str(name))
         for name, service in zip(names, services, strict=True)
     ][::-1]
-    unit = TimeUnit(max(map(_int, most)))
-    middle, tail = unit.of([_int(one) for one in half]), unit.of([_int(one) for one in most])
+    unit = TimeUnit(max(map(int_of, most)))
+    middle, tail = unit.of([int_of(one) for one in half]), unit.of([int_of(one) for one in most])
     rest = [round((late or 0) - (early or 0), 6) for early, late in zip(middle, tail, strict=True)]
-    texts = [format_count(_int(one), "attempt") for one in number][::-1]
+    texts = [format_count(int_of(one), "attempt") for one in number][::-1]
     horizontal: dict[str, object] = {"orientation": "h", "customdata": texts}
     traces = [
         bar_trace("half of the waits are up to here", middle[::-1], labels, "@blue", **horizontal),
@@ -324,7 +297,7 @@ def lanes(facts: ReportSummary) -> Section:
         yaxis=axis("", type="category"),
         barmode="stack",
     )
-    every = _int(total[0])
+    every = int_of(total[0])
     which = f"the {len(names)} that made their tasks wait the longest, of {every:,}"
     paragraphs = (
         f"{format_count(every, 'lane')} with names; a lane is normally served by one worker at a "
@@ -341,7 +314,7 @@ def setbacks(facts: ReportSummary) -> Section:
     every = 0
     rows: list[tuple[str, int, int, int]] = []
     for reason, *parts in zip(reasons, retried, failed, lost, strict=True):
-        numbers = tuple(map(_int, parts))
+        numbers = tuple(map(int_of, parts))
         if reason is None:
             every = sum(numbers)
         else:
@@ -381,12 +354,14 @@ def levels(facts: ReportSummary) -> Section:
     if not facts.number("waits_for"):
         return Section("levels", title, ["No task waits for another: there is no graph to draw."])
     level, *parts = columns(facts.levels, "level", "done", "failed", "open")
-    ready_counts = max(map(_int, level)) + 1
+    ready_counts = max(map(int_of, level)) + 1
     together = -(-ready_counts // LEVELS_MAX)
     summed = {place: [0, 0, 0] for place in range(0, ready_counts, together)}
     for at, *numbers in zip(level, *parts, strict=True):
-        place = _int(at) - _int(at) % together
-        summed[place] = [one + _int(more) for one, more in zip(summed[place], numbers, strict=True)]
+        place = int_of(at) - int_of(at) % together
+        summed[place] = [
+            one + int_of(more) for one, more in zip(summed[place], numbers, strict=True)
+        ]
     rows = [(place, *numbers) for place, numbers in summed.items()]
     x = [row[0] + 1 for row in rows]
     series = [
@@ -419,7 +394,7 @@ def critical_path(facts: ReportSummary) -> Section:
     path = facts.critical_path.sort_by("position")
     if not path.num_rows:
         return Section("critical-path", title, ["Nothing has ended yet."])
-    parts = {name: [_int(one) for one in columns(path, name)[0]] for name in _PARTS}
+    parts = {name: [int_of(one) for one in columns(path, name)[0]] for name in _PARTS}
     paragraphs = [_path_text(path.num_rows, parts, facts.number("floor_ns"))]
     steps = range(path.num_rows)
     if path.num_rows > STEPS_SHOWN_MAX:
@@ -430,7 +405,7 @@ def critical_path(facts: ReportSummary) -> Section:
     base_ns = [max(0, micros(one) - facts.began_us) * 1000 for one in started]
     unit = TimeUnit(facts.makespan_ns)
     names, positions = columns(path, "task", "position")
-    labels = [f"{_int(positions[place])}. {escape_label(str(names[place]))}" for place in steps]
+    labels = [f"{int_of(positions[place])}. {escape_label(str(names[place]))}" for place in steps]
     traces = []
     for name, (what, colour) in _PARTS.items():
         values = unit.of([parts[name][place] for place in steps])
@@ -486,52 +461,3 @@ _LOST: Final = {
     "queued_ns": "were waits inside a worker",
     "retry_ns": "went to attempts that came to nothing",
 }
-
-
-def guarantees(facts: ReportSummary) -> Section:
-    """The counts that prove them, from the events alone."""
-    found = facts.guarantees
-    parts = {
-        "done": found.done,
-        "failed": found.failed,
-        "cancelled": found.cancelled,
-        "blocked behind a failure": found.blocked_behind_failure,
-        "unfinished": found.unfinished,
-    }
-    told = " + ".join(f"{number:,} {what}" for what, number in parts.items() if number) or "0"
-    adds_up = sum(parts.values()) == found.submitted
-    rows = [
-        [
-            "every task is accounted for",
-            f"{found.submitted:,} submitted = {told}",
-            _status_word(adds_up),
-        ],
-        ["no task is lost", f"{found.lost:,} lost", _status_word(not found.lost)],
-        [
-            "no task is completed twice",
-            f"{found.completed_twice:,} completed twice",
-            _status_word(not found.completed_twice),
-        ],
-        [
-            "no task begins before what it waits for is done",
-            f"{found.dependencies_broken:,} dependencies broken",
-            _status_word(not found.dependencies_broken),
-        ],
-        [
-            "results of leases that are over are refused",
-            f"{found.stale_refused:,} stale results refused",
-            _status_word(good=True),
-        ],
-    ]
-    if found.unknown:
-        what = f"{found.unknown:,} tasks without a submission"
-        rows.append(["the history is whole", what, _status_word(good=False)])
-    table = Table(["promise", "counted", "verdict"], rows)
-    paragraphs = "Counted from the history's events alone, by other means than the broker's"
-    is_part = facts.number("tasks") < found.submitted
-    paragraphs += ", over all the campaigns in it." if is_part else "."
-    return Section("guarantees", "What is proved", [paragraphs], table=table)
-
-
-def _status_word(good: bool) -> str:  # noqa: FBT001  # a verdict is one or the other
-    return "holds" if good else "broken"

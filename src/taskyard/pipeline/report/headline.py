@@ -11,7 +11,7 @@ from taskyard.pipeline.report.format import (
     format_percent,
     shorten_name,
 )
-from taskyard.pipeline.report.page import Page, Tile
+from taskyard.pipeline.report.page import Page, Section, Table, Tile
 from taskyard.pipeline.report.summary import columns
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def page_of(facts: ReportSummary, footer: str) -> Page:
         f"Campaign {shorten_name(name)}" if name else "All campaigns" if name is None else "Report"
     )
     drawers = (
-        charts.guarantees,
+        guarantees,
         charts.over_time,
         charts.workers,
         charts.times,
@@ -163,3 +163,52 @@ def tiles(facts: ReportSummary) -> list[Tile]:
     if retried:
         shown.append(Tile(f"{retried:,}", "retries"))
     return shown
+
+
+def guarantees(facts: ReportSummary) -> Section:
+    """The counts that prove them, from the events alone."""
+    found = facts.guarantees
+    parts = {
+        "done": found.done,
+        "failed": found.failed,
+        "cancelled": found.cancelled,
+        "blocked behind a failure": found.blocked_behind_failure,
+        "unfinished": found.unfinished,
+    }
+    told = " + ".join(f"{number:,} {what}" for what, number in parts.items() if number) or "0"
+    adds_up = sum(parts.values()) == found.submitted
+    rows = [
+        [
+            "every task is accounted for",
+            f"{found.submitted:,} submitted = {told}",
+            _status_word(adds_up),
+        ],
+        ["no task is lost", f"{found.lost:,} lost", _status_word(not found.lost)],
+        [
+            "no task is completed twice",
+            f"{found.completed_twice:,} completed twice",
+            _status_word(not found.completed_twice),
+        ],
+        [
+            "no task begins before what it waits for is done",
+            f"{found.dependencies_broken:,} dependencies broken",
+            _status_word(not found.dependencies_broken),
+        ],
+        [
+            "results of leases that are over are refused",
+            f"{found.stale_refused:,} stale results refused",
+            _status_word(good=True),
+        ],
+    ]
+    if found.unknown:
+        what = f"{found.unknown:,} tasks without a submission"
+        rows.append(["the history is whole", what, _status_word(good=False)])
+    table = Table(["promise", "counted", "verdict"], rows)
+    paragraphs = "Counted from the history's events alone, by other means than the broker's"
+    is_part = facts.number("tasks") < found.submitted
+    paragraphs += ", over all the campaigns in it." if is_part else "."
+    return Section("guarantees", "What is proved", [paragraphs], table=table)
+
+
+def _status_word(good: bool) -> str:  # noqa: FBT001  # a verdict is one or the other
+    return "holds" if good else "broken"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
+
+from taskyard.core.limits import SECOND_NS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from taskyard.pipeline.report.intervals import TimeSeries
     from taskyard.pipeline.transforms.guarantees import Guarantees
 
 
@@ -57,3 +59,91 @@ def micros(time: object) -> int:
 
 def columns(table: pa.Table, *names: str) -> list[list[object]]:
     return [table.column(name).to_pylist() for name in names]
+
+
+#: Stretches in a picture at most.
+INTERVALS_MAX: Final = 200
+
+#: How long a stretch can be: lengths that people count in. Beyond the last, whole days.
+_WIDTHS_NS: Final = tuple(
+    int(seconds * SECOND_NS)
+    for seconds in (
+        *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+        *(3600, 7200, 10_800, 21_600, 43_200, 86_400),
+    )
+)
+
+
+class TimeSeries(Struct):
+    """What there was in each stretch, from the beginning on."""
+
+    width_ns: int
+    finished: list[int]
+    failed: list[int]
+    #: At the end of each: tasks that are ready, and tasks that are leased.
+    ready_counts: list[int]
+    running: list[int]
+    #: Time that tasks were leased in it, all together.
+    busy_ns: list[int]
+
+    @property
+    def begins_ns(self) -> list[int]:
+        return [place * self.width_ns for place in range(len(self.finished))]
+
+
+def interval_width(makespan_ns: int) -> int:
+    """How long a stretch is in a picture of so long a time."""
+    for width_ns in _WIDTHS_NS:
+        if makespan_ns <= width_ns * INTERVALS_MAX:
+            return width_ns
+    day_ns = _WIDTHS_NS[-1]
+    return (makespan_ns // INTERVALS_MAX // day_ns + 1) * day_ns
+
+
+def over_time(table: pa.Table, width_ns: int) -> TimeSeries:
+    """One series from its sums."""
+    rows = {row["place"]: row for row in table.to_pylist()}
+    places = range(max(rows, default=-1) + 1)
+
+    def column(name: str) -> list[int]:
+        return [rows[place][name] or 0 if place in rows else 0 for place in places]
+
+    running = [*accumulate(column("running"))]
+    held = [0, *running[:-1]]
+    busy_ns = [
+        own + before * width_ns
+        for own, before in zip(column("busy_ns"), held[: len(running)], strict=True)
+    ]
+    ready_counts = [*accumulate(column("depth"))]
+    return TimeSeries(
+        width_ns, column("finished"), column("failed"), ready_counts, running, busy_ns
+    )
+
+
+def int_of(value: Any) -> int:  # noqa: ANN401  # a cell
+    return int(value or 0)
+
+
+def busy_share(facts: ReportSummary) -> float:
+    """Return how much of the slots' time went to tasks, from the first submission to the last end.
+
+    Workers without a slot limit are left out.
+    """
+    room_ns, limited = 0, set()
+    began_ns, ends_ns = facts.began_us * 1000, facts.began_us * 1000 + facts.makespan_ns
+    names = ("worker", "slots", "joined", "left")
+    stays = sorted(
+        zip(*columns(facts.workers, *names), strict=True), key=lambda row: micros(row[2])
+    )
+    newest = {name: place for place, (name, *_) in enumerate(stays)}
+    for place, (name, slots, joined, left) in enumerate(stays):
+        joined_ns, left_ns = micros(joined) * 1000, micros(left) * 1000
+        if left is None:  # it is still there, or another process took its place
+            following = [row for row in stays[place + 1 :] if row[0] == name]
+            left_ns = ends_ns if newest[name] == place else micros(following[0][2]) * 1000
+        if slots:
+            limited.add(name)
+            room_ns += int_of(slots) * max(0, min(left_ns, ends_ns) - max(joined_ns, began_ns))
+    runs = zip(*columns(facts.worker_runs, "worker", "run_ns"), strict=True)
+    run_ns = sum(int_of(one) for name, one in runs if name in limited)
+    return run_ns / room_ns if room_ns else 0.0
