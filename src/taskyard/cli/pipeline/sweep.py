@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from taskyard.pipeline.jobs.sweep import SweepResult
+    from taskyard.pipeline.sweep.conclusions import SweepResult
     from taskyard.pipeline.sweep.workload import Workload
 
 #: Points that are printed one by one; more are for a table, or a picture.

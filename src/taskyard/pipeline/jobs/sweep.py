@@ -13,17 +13,18 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-from msgspec import Struct, structs
+from msgspec import structs
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
 from taskyard.pipeline.placement import tasks_from_steps
 from taskyard.pipeline.report.format import format_duration
 from taskyard.pipeline.session import cache
-from taskyard.pipeline.sweep.bounds import CampaignBounds, campaign_bounds
-from taskyard.pipeline.sweep.conclusions import check_text, sentences
+from taskyard.pipeline.sweep.bounds import campaign_bounds
+from taskyard.pipeline.sweep.conclusions import SweepResult, check_text, sentences
 from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
 from taskyard.pipeline.sweep.grid import Forecast, Point
+from taskyard.pipeline.sweep.page import page_of
 from taskyard.pipeline.sweep.simulation import replay, simulate
 from taskyard.pipeline.sweep.workload import Workload, decode_workload, encode_workload
 from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
@@ -52,25 +53,6 @@ _FORECASTS: Final = (
 )
 
 _HOUR_NS: Final = 3_600_000_000_000
-
-
-class SweepResult(Struct):
-    """What came out of a sweep."""
-
-    workload: Workload
-    time_bounds: CampaignBounds
-    #: The points in the order of the grid, each with what came out.
-    results: list[tuple[Point, Forecast]]
-    sentences: list[str]
-    #: The campaign on the workers that it had; None: it was not measured.
-    replayed: Forecast | None = None
-
-    @property
-    def error(self) -> float | None:
-        """How far the simulated makespan is from the measured one, as a part of it."""
-        if self.replayed is None or not self.workload.makespan_ns:
-            return None
-        return self.replayed.makespan_ns / self.workload.makespan_ns - 1
 
 
 def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> SweepResult:
@@ -160,8 +142,6 @@ def table_of(sweep_result: SweepResult, price: float | None = None) -> pa.Table:
 
 def write(sweep_result: SweepResult, table: pa.Table, directory: Path) -> Path:
     """Write the table and the page; where the page is."""
-    from taskyard.pipeline.sweep.page import page_of  # noqa: PLC0415  # who prints needs no page
-
     directory.mkdir(parents=True, exist_ok=True)
     pa.parquet.write_table(table, directory / "sweep.parquet", compression="zstd")
     pa.csv.write_csv(table, directory / "sweep.csv")

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from taskyard.pipeline.report.format import (
     format_count,
     format_duration,
     format_percent,
     shorten_name,
 )
+from taskyard.pipeline.sweep.bounds import CampaignBounds
+from taskyard.pipeline.sweep.grid import Forecast, Point
+from taskyard.pipeline.sweep.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from taskyard.pipeline.sweep.bounds import CampaignBounds
-    from taskyard.pipeline.sweep.grid import Forecast, Point
-    from taskyard.pipeline.sweep.workload import Workload
 
 #: More workers are of use as long as they make it shorter by more than this part.
 GAIN_USEFUL_MIN: Final = 0.10
@@ -27,7 +28,26 @@ UTILISATION_HIGH: Final = 0.7
 #: A makespan this close to a bound is decided by it.
 BOUND_TOLERANCE: Final = 1.10
 
-Result = tuple["Point", "Forecast"]
+Result = tuple[Point, Forecast]
+
+
+class SweepResult(Struct):
+    """What came out of a sweep."""
+
+    workload: Workload
+    time_bounds: CampaignBounds
+    #: The points in the order of the grid, each with what came out.
+    results: list[tuple[Point, Forecast]]
+    sentences: list[str]
+    #: The campaign on the workers that it had; None: it was not measured.
+    replayed: Forecast | None = None
+
+    @property
+    def error(self) -> float | None:
+        """How far the simulated makespan is from the measured one, as a part of it."""
+        if self.replayed is None or not self.workload.makespan_ns:
+            return None
+        return self.replayed.makespan_ns / self.workload.makespan_ns - 1
 
 
 def sentences(

@@ -12,7 +12,7 @@ from taskyard.pipeline.report.page import Figure, Page, Section, Table, Tile
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from taskyard.pipeline.jobs.sweep import SweepResult
+    from taskyard.pipeline.sweep.conclusions import SweepResult
     from taskyard.pipeline.sweep.grid import Forecast, Point
 
 #: Lines that can be told apart, and rows that somebody reads.
