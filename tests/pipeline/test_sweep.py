@@ -14,7 +14,6 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep import conclusions, pooled, simulation
-from taskyard.pipeline.sweep.bounds import campaign_bounds
 from taskyard.pipeline.sweep.from_file import workload_of_file
 from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
 from taskyard.pipeline.sweep.grid import Forecast, Point, grid, read_numbers
@@ -25,6 +24,7 @@ from taskyard.pipeline.sweep.workload import (
     Stay,
     TaskKind,
     Workload,
+    campaign_bounds,
     decode_workload,
     encode_workload,
 )

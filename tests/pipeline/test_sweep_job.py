@@ -15,11 +15,10 @@ from taskyard.cli.documents import check
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import UserError
 from taskyard.pipeline.jobs import sweep as job
-from taskyard.pipeline.sweep.bounds import campaign_bounds
 from taskyard.pipeline.sweep.from_file import workload_of_file
 from taskyard.pipeline.sweep.grid import Point
 from taskyard.pipeline.sweep.simulation import simulate
-from taskyard.pipeline.sweep.workload import Workload
+from taskyard.pipeline.sweep.workload import Workload, campaign_bounds
 from tests.pipeline.browser import opened
 
 if TYPE_CHECKING:

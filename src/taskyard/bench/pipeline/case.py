@@ -159,9 +159,9 @@ def _check_arrived(endpoint: str, rows: int) -> None:
 def sweep(shape: str, tasks: str) -> Speed:
     """A campaign at some points, without Spark, in a process set up as an executor's is."""
     from taskyard.pipeline.jobs.sweep import GC_THRESHOLD  # noqa: PLC0415  # as above
-    from taskyard.pipeline.sweep.bounds import campaign_bounds  # noqa: PLC0415
     from taskyard.pipeline.sweep.grid import Point  # noqa: PLC0415
     from taskyard.pipeline.sweep.simulation import simulate  # noqa: PLC0415
+    from taskyard.pipeline.sweep.workload import campaign_bounds  # noqa: PLC0415
 
     workload = pipeline_campaigns.SHAPES[shape](int(tasks))
     bounds = campaign_bounds(workload)

@@ -20,13 +20,17 @@ from taskyard.errors import UserError
 from taskyard.pipeline.placement import tasks_from_steps
 from taskyard.pipeline.report.format import format_duration
 from taskyard.pipeline.session import cache
-from taskyard.pipeline.sweep.bounds import campaign_bounds
 from taskyard.pipeline.sweep.conclusions import SweepResult, check_text, sentences
 from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
 from taskyard.pipeline.sweep.grid import Forecast, Point
 from taskyard.pipeline.sweep.page import page_of
 from taskyard.pipeline.sweep.simulation import replay, simulate
-from taskyard.pipeline.sweep.workload import Workload, decode_workload, encode_workload
+from taskyard.pipeline.sweep.workload import (
+    Workload,
+    campaign_bounds,
+    decode_workload,
+    encode_workload,
+)
 from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
 from taskyard.pipeline.transforms.workers import workers
 

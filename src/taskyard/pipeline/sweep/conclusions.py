@@ -12,9 +12,8 @@ from taskyard.pipeline.report.format import (
     format_percent,
     shorten_name,
 )
-from taskyard.pipeline.sweep.bounds import CampaignBounds
 from taskyard.pipeline.sweep.grid import Forecast, Point
-from taskyard.pipeline.sweep.workload import Workload
+from taskyard.pipeline.sweep.workload import CampaignBounds, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,9 +25,8 @@ from taskyard.pipeline.sweep.workload import submissions
 
 if TYPE_CHECKING:
     from taskyard.core.events import Event
-    from taskyard.pipeline.sweep.bounds import CampaignBounds
     from taskyard.pipeline.sweep.grid import Point
-    from taskyard.pipeline.sweep.workload import Workload
+    from taskyard.pipeline.sweep.workload import CampaignBounds, Workload
 
 #: Tasks taken ahead at most: twice as many would make it a tenth faster.
 PREFETCH_MAX: Final = 256

@@ -12,8 +12,7 @@ from taskyard.pipeline.sweep.per_worker import WorkerSimulation, uniform_workers
 from taskyard.pipeline.sweep.pooled import WINDOW_SHARE, PooledSimulation, can_pool, prefetch_of
 
 if TYPE_CHECKING:
-    from taskyard.pipeline.sweep.bounds import CampaignBounds
-    from taskyard.pipeline.sweep.workload import Workload
+    from taskyard.pipeline.sweep.workload import CampaignBounds, Workload
 
 
 def simulate(workload: Workload, time_bounds: CampaignBounds, point: Point) -> Forecast:
