@@ -23,7 +23,7 @@ from taskyard.errors import UserError
 from taskyard.journal.history import ColumnBuilder
 
 if TYPE_CHECKING:
-    from pyspark_taskyard.source import SourceOptions
+    from pyspark_taskyard.options import SourceOptions
 
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 

@@ -18,7 +18,7 @@ from pyspark_taskyard import broker_tables, state_tables
 from pyspark_taskyard.tables import ARROW
 
 if TYPE_CHECKING:
-    from pyspark_taskyard.source import SourceOptions
+    from pyspark_taskyard.options import SourceOptions
 
 
 @dataclass

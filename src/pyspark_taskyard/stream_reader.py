@@ -23,7 +23,7 @@ from pyspark_taskyard.tables import ARROW
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
 
-    from pyspark_taskyard.source import SourceOptions
+    from pyspark_taskyard.options import SourceOptions
 
 _OFFSET: Final = "record"
 
