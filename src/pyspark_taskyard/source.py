@@ -49,7 +49,7 @@ class TaskyardSource(DataSource):
         return TaskWriter(self._options(), schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002  # Spark's
-        from pyspark_taskyard.stream_reader import EventStream  # noqa: PLC0415
+        from pyspark_taskyard.reader import EventStream  # noqa: PLC0415
 
         options = self._options()
         if options.table != "events":
