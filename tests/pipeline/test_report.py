@@ -201,7 +201,7 @@ def test_campaign_that_is_not_there_is_named(
 ) -> None:
     story = Story("nightly")
     story.submit(0, "a")
-    with pytest.raises(UserError, match="campaign weekly is not in this history; it has nig"):
+    with pytest.raises(UserError, match=r"unknown campaign 'weekly' \(this history has nig"):
         report.datasets(*story.frames(spark), "weekly")
     assert run(taskyard, ["pipeline", "report", "--state", str(tmp_path)]) == 2
     assert "is no state directory" in capsys.readouterr().err

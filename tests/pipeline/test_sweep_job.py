@@ -59,7 +59,7 @@ def test_verb_says_what_a_simulation_says_and_writes_a_page_that_opens(
 
 
 def test_nothing_to_simulate_is_said(spark: SparkSession) -> None:
-    with pytest.raises(UserError, match="there are no tasks to simulate"):
+    with pytest.raises(UserError, match="no tasks to simulate"):
         job.sweep(spark, Workload([], []), [Point(1, 1)])
 
 

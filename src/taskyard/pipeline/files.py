@@ -22,10 +22,10 @@ from taskyard.pipeline.session import is_small
 
 ShareResult = TypeVar("ShareResult")
 
-#: Kinds of events by which edges are told.
-_KIND_COLUMNS: Final = ("submitted", "extended", "returned")
+#: Kinds of events that add edges.
+_EDGE_KINDS: Final = ("submitted", "extended", "returned")
 
-#: Directories are made for as many campaigns and days as there are.
+#: No limit on the directories, one for each campaign and day.
 _PARTITIONS_MAX: Final = 1 << 30
 
 _PLACE: Final = pa.schema([(KEY, pa.string()), (DAY, pa.string())])
@@ -33,14 +33,14 @@ _EDGES_WITH_OWNER: Final = pa.schema([*EDGES, EVENTS.field("campaign"), EVENTS.f
 
 
 class PartSplit(msgspec.Struct, frozen=True):
-    """A part to be split, and where its files go."""
+    """A part to split, and the directory that its files are written to."""
 
     state: Path
     part: HistoryPart
     directory: Path
 
     def __call__(self) -> list[str | None]:
-        """Write the files; the campaigns that are in them, None for what is of no campaign."""
+        """Write the files, and return their campaigns. None stands for rows without a campaign."""
         paths = self.part.paths(self.state)
         seen: set[str | None] = set()
         events = pq.ParquetFile(paths["events"]).iter_batches(ROWS_PER_GROUP)
@@ -63,7 +63,7 @@ class PartSplit(msgspec.Struct, frozen=True):
             file_options=kind.make_write_options(compression="zstd"),
             partitioning=ds.partitioning(_PLACE, flavor="hive"),
             basename_template=f"{row_range(self.part)}-{{i}}.parquet",
-            # The same again, should Spark try again.
+            # A second try by Spark writes the same files.
             existing_data_behavior="overwrite_or_ignore",
             max_partitions=_PARTITIONS_MAX,
             max_rows_per_group=ROWS_PER_GROUP,
@@ -74,7 +74,7 @@ class PartSplit(msgspec.Struct, frozen=True):
 def _with_keys_and_days(
     batches: Iterator[pa.RecordBatch], seen: set[str | None]
 ) -> Iterator[pa.RecordBatch]:
-    """Rows with the key of their campaign, made once for each name, and their day."""
+    """Add the campaign key, computed once for each name, and the day."""
     for batch in batches:
         codes = batch.column("campaign").dictionary_encode(null_encoding="encode")
         names = codes.dictionary.to_pylist()
@@ -85,11 +85,11 @@ def _with_keys_and_days(
 
 
 def _with_owner(events: Path, edges: pa.Table) -> pa.Table:
-    """Edges with the campaign and the time of the event that told them."""
+    """Add the campaign and the time of the event that added each edge."""
     told = pq.read_table(
         events,
         columns=["record", "task", "campaign", "time"],
-        filters=pc.field("kind").isin(_KIND_COLUMNS),
+        filters=pc.field("kind").isin(_EDGE_KINDS),
     )
     joined = edges.join(told, keys=["record", "task"], join_type="left outer", use_threads=False)
     return joined.select(_EDGES_WITH_OWNER.names).cast(_EDGES_WITH_OWNER)
@@ -98,11 +98,11 @@ def _with_owner(events: Path, edges: pa.Table) -> pa.Table:
 def run_shares(
     spark: SparkSession, shares: Sequence[Callable[[], ShareResult]]
 ) -> list[ShareResult]:
-    """Have all shares done, by the executors; those of a small history here and now."""
+    """Run all shares in the executors, or here if the history is small."""
     if is_small(spark) or not shares:
         return [share() for share in shares]
     return spark.sparkContext.parallelize(shares, len(shares)).map(_run_share).collect()
 
 
-def _run_share(share: Callable[[], Any]) -> Any:  # noqa: ANN401  # what a share makes is its own affair
+def _run_share(share: Callable[[], Any]) -> Any:  # noqa: ANN401  # each share has its own result
     return share()

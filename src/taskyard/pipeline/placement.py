@@ -1,7 +1,8 @@
-"""Linked campaigns' tasks with their places in the graph, from what the events of each alone tell.
+"""Placement of tasks in the graph: level, state, paths, critical path.
 
-The walk along the graph needs all names of these campaigns at once, but only some columns; the rest
-goes by file, from one place to the other.
+The walk needs all tasks of linked campaigns at once, but only some of their columns. Campaigns are
+linked if a task of one waits for a task of the other, directly or through others. Owns where the
+walk runs: on the driver, in the executors, or file by file.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +34,7 @@ Names = pd.Series  # of strings
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-#: What the walk has to know of a task.
+#: The columns of a task that the walk needs.
 NODE: Final = (
     *_KEY,
     *("submitted", "submitted_record", "state", "due", "run_last_ns", "attempts", "ended"),
@@ -41,10 +42,10 @@ NODE: Final = (
 
 _PLACED_SCHEMA: Final = StructType([TASKS.schema[name] for name in (*_KEY, *PLACED_TASKS)])
 
-#: Makes a row of each row of its first frame, in their order.
+#: Takes nodes and links, and returns one row for each node, in the same order.
 Function = Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]
 
-#: What the walk has to know of an edge.
+#: The columns of an edge that the walk needs.
 _EDGE: Final = ("task", "after", "record")
 
 _FOUND: Final = to_arrow_schema(
@@ -53,41 +54,44 @@ _FOUND: Final = to_arrow_schema(
 
 
 def tasks(events: DataFrame, edges: DataFrame) -> DataFrame:
-    """Every task there is in these events."""
+    """Compute the table of tasks from events and edges."""
     return tasks_from_steps(steps(events), edges)
 
 
 def tasks_from_steps(task_steps: DataFrame, edges: DataFrame) -> DataFrame:
-    """The same from steps."""
+    """Compute the table of tasks from steps and edges."""
     without_graph = tasks_without_graph(task_steps)
     return placed_tasks(without_graph, links(without_graph, edges))
 
 
 def placed_tasks(without_graph: DataFrame, link_rows: DataFrame) -> DataFrame:
-    """Tasks with their place in the graph, which is made of the links between them."""
+    """Compute the table of tasks from their own columns and the links between them."""
     known = link_rows.where(f.col("campaign").isNotNull())
     placed = by_linked_campaigns(without_graph.select(*NODE), known, place, _PLACED_SCHEMA)
     return tasks_with_places(without_graph, placed)
 
 
 def place(nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
-    """Add to tasks what a walk along their edges finds. All linked campaigns must be there."""
-    pairs, strangers = numbered(nodes, edges)
+    """Find the place of every task by a walk along the edges.
+
+    `nodes` must hold all tasks of all linked campaigns.
+    """
+    pairs, waiting_for_unknown = numbered(nodes, edges)
     states = nodes["state"].tolist()
     submitted_ns = _times_ns(nodes["submitted"])
     durations_ns = nodes["run_last_ns"].fillna(0).astype("int64").tolist()
-    found = walk(states, submitted_ns, durations_ns, pairs, strangers)
-    waiting = np.array([node for node, _ in pairs] + strangers, dtype=np.int64)
+    found = walk(states, submitted_ns, durations_ns, pairs, waiting_for_unknown)
+    waiting = np.array([node for node, _ in pairs] + waiting_for_unknown, dtype=np.int64)
     columns = zip(states, nodes["due"].notna(), found.has_open, found.has_runnable, strict=True)
-    judged = [_waiting_state(*row) for row in columns]
+    waiting_states = [_waiting_state(*row) for row in columns]
     positions, elsewhere = _positions(nodes, submitted_ns, pairs)
     return pd.DataFrame(
         {
             "campaign": nodes["campaign"],
             "task": nodes["task"],
             "generation": nodes["generation"],
-            "state": [state for state, _ in judged],
-            "is_behind_failure": [is_behind for _, is_behind in judged],
+            "state": [state for state, _ in waiting_states],
+            "is_behind_failure": [is_behind for _, is_behind in waiting_states],
             "waits_for": np.bincount(waiting, minlength=len(nodes)),
             "level": pd.array(found.levels, dtype="Int64"),
             "path_ns": found.paths_ns,
@@ -101,9 +105,9 @@ def place(nodes: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
 def _positions(
     nodes: pd.DataFrame, submitted_ns: list[int], pairs: list[tuple[int, int]]
 ) -> tuple[list[int | None], list[dict[str, int] | None]]:
-    """Find each task's place in its campaign's critical path, and in those of other campaigns."""
+    """Find each task's position in the critical paths of its own and of other campaigns."""
     campaigns = nodes["campaign"].tolist()
-    # A task that was never leased was cancelled or grew too old: it took no time.
+    # A task that was never leased was cancelled or has expired. It took no time.
     ends_ns = [
         end_ns if end_ns > 0 else None
         for end_ns in _times_ns(nodes["ended"].where(nodes["attempts"] > 0))
@@ -120,7 +124,7 @@ def _positions(
 
 
 def _times_ns(times: pd.Series) -> list[int]:
-    """Turn times into nanoseconds; a missing one is negative."""
+    """Convert times to nanoseconds. A missing time becomes negative."""
     numbers: list[int] = pd.to_datetime(times, utc=True).dt.as_unit("ns").astype("int64").tolist()
     return numbers
 
@@ -131,7 +135,7 @@ def _waiting_state(
     has_open: bool,  # noqa: FBT001
     has_runnable: bool,  # noqa: FBT001
 ) -> tuple[str, bool]:
-    """A waiting task's state, and whether it waits in vain."""
+    """Return the state of a waiting task, and whether it is blocked for good."""
     if state != "BLOCKED":
         return state, False
     if is_timed and not has_open:
@@ -140,20 +144,23 @@ def _waiting_state(
 
 
 def numbered(nodes: pd.DataFrame, edges: pd.DataFrame) -> tuple[list[tuple[int, int]], list[int]]:
-    """Turn edges into pairs of places, each once. Places of tasks that wait for a name that was
-    never submitted come apart, once for each such name."""
+    """Convert edges to distinct pairs of row numbers: waiting task, task before it.
+
+    The second list has the row of each task that waits for a name never submitted, once for each
+    such name.
+    """
     named = TaskIndex(nodes["task"], nodes["submitted_record"].to_numpy())
     records = edges["record"].to_numpy(dtype=np.int64)
     waiting = named.places(edges["task"], records)
     before = named.places(edges["after"], records, or_first=True)
     is_known = (waiting >= 0) & (before >= 0) & (before != waiting)
     pairs = np.unique(np.stack([waiting[is_known], before[is_known]]), axis=1)
-    strangers: list[int] = waiting[(waiting >= 0) & (before < 0)].tolist()
-    return list(zip(*pairs.tolist(), strict=True)), strangers
+    unknown: list[int] = waiting[(waiting >= 0) & (before < 0)].tolist()
+    return list(zip(*pairs.tolist(), strict=True)), unknown
 
 
 class TaskIndex:
-    """Where tasks stand in a table, by their names: the newest generation as of a record."""
+    """Row numbers of tasks by name: the newest generation as of a record."""
 
     def __init__(self, names: Names, records: Numbers) -> None:
         self._names = pa.array(names, pa.string()).unique()
@@ -163,19 +170,21 @@ class TaskIndex:
         self._sorted = keys[self._order]
 
     def _codes(self, names: Names) -> Numbers:
-        """A number for each name, -1 for a stranger."""
+        """Number the names. An unknown name is -1."""
         found = pc.index_in(pa.array(names, pa.string()), value_set=self._names)
         codes: Numbers = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         return codes
 
     def _keys(self, codes: Numbers, records: Numbers) -> Numbers:
-        """Numbers that are ordered as names and then records are."""
+        """Combine name and record into numbers that sort by name, then by record."""
         ranks = np.searchsorted(self._records, records, side="right")
         return codes * (len(self._records) + 1) + ranks
 
     def places(self, names: Names, records: Numbers, *, or_first: bool = False) -> Numbers:
-        """Find the place of each name, -1 where there is none; the newest as of the record, or,
-        if wanted and all came later, the first of them."""
+        """Find the row of each name, the newest as of the record. -1 if there is none.
+
+        With `or_first`, a name that was only submitted later resolves to its first row.
+        """
         codes = self._codes(names)
         if not len(self._order):
             return codes
@@ -193,8 +202,8 @@ def by_linked_campaigns(
 ) -> DataFrame:
     """Apply a function to the nodes of linked campaigns and the links between them.
 
-    In the executors; in a session for small histories here and at once, because a process takes
-    longer to start.
+    Runs in the executors. In a session for small histories it runs here, because starting a Python
+    process takes longer.
     """
     spark = nodes.sparkSession
     if is_small(spark):
@@ -213,12 +222,12 @@ def by_linked_campaigns(
 
 
 def _pairs(links: DataFrame) -> list[tuple[str, str]]:
-    """Collect the campaigns between which there are links."""
+    """Collect the pairs of campaigns that have links between them."""
     return [(row[0], row[1]) for row in linked_campaigns(links).collect()]
 
 
 def linked(pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Group names that are linked by pairs, directly or through others."""
+    """Group names that are connected by pairs, directly or through others."""
     group_of: dict[str, list[str]] = {}
     for pair in pairs:
         one, other = sorted((group_of.setdefault(name, [name]) for name in pair), key=len)
@@ -229,7 +238,7 @@ def linked(pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
 
 
 class GraphPlacement(msgspec.Struct, frozen=True):
-    """Keys of linked campaigns, with the tables that are read and the one that is written."""
+    """Adds places to the tasks of linked campaigns, from one directory of files to another."""
 
     keys: tuple[str, ...]
     without_graph: Path
@@ -239,7 +248,7 @@ class GraphPlacement(msgspec.Struct, frozen=True):
     def __call__(self) -> None:
         files = _files(self.without_graph, self.keys)
         if not files:
-            return  # events without a submission make no task
+            return  # there are events, but no submission
         nodes = _read(files, NODE)
         edges = _read(_files(self.edges, self.keys), _EDGE)
         placed = place(nodes, edges)[_FOUND.names]

@@ -1,7 +1,7 @@
 """The counts that prove the guarantees, from events and edges alone.
 
-By other means than the scheduler's, and than the journal's own tally, which they are compared with
-in a test: joins and windows over the exported tables. Tasks are counted by generation.
+Computed with joins and windows over the exported tables, independently of the scheduler and of the
+journal's own audit. A test compares the two. Tasks are counted by generation.
 """
 
 from typing import Final
@@ -16,25 +16,24 @@ _KEY: Final = ("campaign", "task", "generation")
 
 
 class Guarantees(msgspec.Struct, frozen=True):
-    """How many tasks came to which end, and what must be 0."""
+    """Counts of tasks by how they ended, and of violations, which must be 0."""
 
     submitted: int
     done: int
     failed: int
     cancelled: int
-    #: They wait for a task that failed, and nothing before them can still run.
+    #: Blocked by a failed task, with nothing before them that can still run.
     blocked_behind_failure: int
-    #: They can still come to an end.
+    #: Can still end.
     unfinished: int
-    #: Nobody will ever come back to them: replaced before their end, blocked by nothing, or leased
-    #: to a worker that has left.
+    #: Can never end: replaced while open, blocked by nothing, or leased to a worker that has left.
     lost: int
     completed_twice: int
-    #: Leases of a task before something it waits for was done, counted by pairs.
+    #: Leases before a dependency was done, counted by pairs.
     dependencies_broken: int
-    #: Tasks with a history and without a submission: 0, unless older files are missing.
+    #: Tasks with events but no submission. 0 unless older files are missing.
     unknown: int
-    #: Reports on leases that were over; refused, as they should be.
+    #: Reports on expired leases. Refusing them is correct.
     stale_refused: int
 
     @property
@@ -43,7 +42,7 @@ class Guarantees(msgspec.Struct, frozen=True):
 
 
 def task_ends(known: DataFrame, lost_rows: DataFrame) -> DataFrame:
-    """Count tasks by `end`: their final state, or why they have none."""
+    """Count tasks by `end`: their final state, or the reason why they have none."""
     marked = lost_rows.withColumn("is_lost", f.lit(1))
     judged = known.join(marked, on=list(_KEY), how="left")
     end = (
@@ -58,7 +57,7 @@ def task_ends(known: DataFrame, lost_rows: DataFrame) -> DataFrame:
 def lost_tasks(
     events: DataFrame, task_steps: DataFrame, known: DataFrame, link_rows: DataFrame
 ) -> DataFrame:
-    """Tasks that nobody will come back to, each once."""
+    """Find the tasks that can never end."""
     is_open = ~f.col("state").isin(*ENDED)
     newest = f.max("submitted_record").over(Window.partitionBy("task"))
     replaced = known.withColumn("newest", newest).where(
@@ -80,7 +79,7 @@ def lost_tasks(
 
 
 def _with_unfinished_dependency(known: DataFrame, link_rows: DataFrame) -> DataFrame:
-    """Tasks that wait for one that is not done, or not known."""
+    """Find tasks that wait for a task that is not done or not known."""
     others = known.select(
         *(f.col(name).alias(f"after_{name}") for name in ("campaign", "generation")),
         f.col("task").alias("after"),
@@ -91,7 +90,7 @@ def _with_unfinished_dependency(known: DataFrame, link_rows: DataFrame) -> DataF
 
 
 def repeated_completions(task_steps: DataFrame) -> DataFrame:
-    """A row for each completion after the first."""
+    """Find all completions of a task after its first."""
     way = Window.partitionBy(*_KEY).orderBy("record")
     finished = task_steps.where(f.col("kind") == "finished")
     numbered = finished.withColumn("number", f.row_number().over(way))
@@ -99,7 +98,7 @@ def repeated_completions(task_steps: DataFrame) -> DataFrame:
 
 
 def broken_dependencies(task_steps: DataFrame, link_rows: DataFrame) -> DataFrame:
-    """Leases after an edge was told and before what it waits for was done."""
+    """Find leases that came after an edge was added and before its dependency was done."""
     done = (
         task_steps.where(f.col("kind") == "finished")
         .groupBy(*_KEY)
