@@ -166,14 +166,14 @@ def test_counts_are_those_of_the_journal(
     tiles = seen.page.locator("header dl").inner_text()
     assert rows[0].split("\t")[1] == (
         f"{counted.submitted} submitted = {counted.done} done + {counted.failed} failed + "
-        f"{counted.unfinished} blocked behind a failure"
+        f"{counted.unfinished} blocked by a failure"
     )
     assert [row.split("\t")[2] for row in rows] == ["holds"] * 5
     assert rows[-1].split("\t")[1] == f"{counted.stale} stale results refused"
     assert f"tasks\n{counted.submitted}" in tiles
     assert told["sound"] is True
     assert told["guarantees"]["done"] == counted.done
-    assert told["summary"][0].startswith("Of 26 tasks 24 are done, 1 failed and 1 waiting")
+    assert told["summary"][0].startswith("26 tasks: 24 done, 1 failed, 1 blocked by a failure. ")
 
 
 def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
@@ -225,7 +225,7 @@ def facts(**more: Any) -> ReportSummary:
         "worker_times": {},
         "workers": pa.Table.from_pylist([worker]),
         "worker_runs": pa.Table.from_pylist([{"worker": "w", "run_ns": SECOND_NS}]),
-        "distributions": _empty("service", "what", "bin", "count", "time_ns"),
+        "distributions": _empty("service", "phase", "bin", "count", "time_ns"),
         "lanes": _empty(
             *("lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes"),
             *("run_ns", "alone_ns"),
@@ -258,9 +258,9 @@ def test_what_has_nothing_to_show_is_left_out_with_a_sentence() -> None:
     text = page.render(page_of(facts(), ""))
     for name in ("lanes", "setbacks", "levels", "times", "critical-path"):
         assert f'<div class="figure" id="{name}"' not in text
-    assert "No task waits for another: there is no graph to draw." in text
-    assert "Every attempt succeeded: nothing was retried." in text
-    assert "No task was in a lane with a name" in text
+    assert "No dependencies between tasks." in text
+    assert "Every attempt succeeded." in text
+    assert "No named lanes: every task was in the open lane" in text
 
 
 def test_thousand_workers_are_shown_together() -> None:

@@ -1,4 +1,4 @@
-"""What a report knows when it is written: the counts, and the small tables behind its pictures."""
+"""The data of a report: counts, and the small tables behind its charts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class ReportSummary(Struct):
-    """All of it. Tables are small: aggregates, bounded whatever the campaign's size."""
+    """Everything a report shows. All tables are aggregates of limited size."""
 
-    #: The campaign's name; None: all there are, together.
+    #: None: all campaigns together.
     campaign: str | None
     guarantees: Guarantees
-    #: One row, as `summaries.totals` has it.
+    #: The row of `summaries.totals`.
     totals: dict[str, object]
     over_time: TimeSeries
-    #: By the worker's name, where they are few.
+    #: By worker, if there are few.
     worker_times: dict[str, TimeSeries]
-    #: Their stays, whatever they did in them.
+    #: All stays of workers.
     workers: pa.Table
-    #: How long each ran the tasks of this report: `worker`, `run_ns`.
+    #: Run time of this report's tasks by worker: `worker`, `run_ns`.
     worker_runs: pa.Table
     distributions: pa.Table
     lanes: pa.Table
@@ -37,7 +37,7 @@ class ReportSummary(Struct):
     critical_path: pa.Table
 
     def number(self, name: str) -> int:
-        """One of the totals; 0 where there is none."""
+        """Return one of the totals, or 0."""
         value = self.totals.get(name)
         return value if isinstance(value, int) else 0
 
@@ -47,13 +47,13 @@ class ReportSummary(Struct):
 
     @property
     def makespan_ns(self) -> int:
-        """From the first submission to the last end."""
+        """The time from the first submission to the last end."""
         ended = self.totals.get("ended")
         return 0 if ended is None else max(0, micros(ended) - self.began_us) * 1000
 
 
 def micros(time: object) -> int:
-    """A time of a table, in microseconds."""
+    """Convert a time of a table to microseconds."""
     return 0 if time is None else round(time.timestamp() * 1_000_000)  # type: ignore[attr-defined]
 
 
@@ -61,10 +61,10 @@ def columns(table: pa.Table, *names: str) -> list[list[object]]:
     return [table.column(name).to_pylist() for name in names]
 
 
-#: Stretches in a picture at most.
+#: The most intervals in a chart.
 INTERVALS_MAX: Final = 200
 
-#: How long a stretch can be: lengths that people count in. Beyond the last, whole days.
+#: Lengths of an interval, all of them round. Beyond the last, whole days.
 _WIDTHS_NS: Final = tuple(
     int(seconds * SECOND_NS)
     for seconds in (
@@ -75,15 +75,15 @@ _WIDTHS_NS: Final = tuple(
 
 
 class TimeSeries(Struct):
-    """What there was in each stretch, from the beginning on."""
+    """Values by interval, from the first one on."""
 
     width_ns: int
     finished: list[int]
     failed: list[int]
-    #: At the end of each: tasks that are ready, and tasks that are leased.
+    #: Ready and running tasks at the end of each interval.
     ready_counts: list[int]
     running: list[int]
-    #: Time that tasks were leased in it, all together.
+    #: Total time that tasks were leased in the interval.
     busy_ns: list[int]
 
     @property
@@ -92,7 +92,7 @@ class TimeSeries(Struct):
 
 
 def interval_width(makespan_ns: int) -> int:
-    """How long a stretch is in a picture of so long a time."""
+    """Return the length of an interval for a chart of this time span."""
     for width_ns in _WIDTHS_NS:
         if makespan_ns <= width_ns * INTERVALS_MAX:
             return width_ns
@@ -101,7 +101,7 @@ def interval_width(makespan_ns: int) -> int:
 
 
 def over_time(table: pa.Table, width_ns: int) -> TimeSeries:
-    """One series from its sums."""
+    """Accumulate the sums of one series. Intervals without a row count as empty."""
     rows = {row["place"]: row for row in table.to_pylist()}
     places = range(max(rows, default=-1) + 1)
 
@@ -125,7 +125,7 @@ def int_of(value: Any) -> int:  # noqa: ANN401  # a cell
 
 
 def busy_share(facts: ReportSummary) -> float:
-    """Return how much of the slots' time went to tasks, from the first submission to the last end.
+    """Return the share of slot time that went to tasks, over the whole makespan.
 
     Workers without a slot limit are left out.
     """
@@ -138,7 +138,7 @@ def busy_share(facts: ReportSummary) -> float:
     newest = {name: place for place, (name, *_) in enumerate(stays)}
     for place, (name, slots, joined, left) in enumerate(stays):
         joined_ns, left_ns = micros(joined) * 1000, micros(left) * 1000
-        if left is None:  # it is still there, or another process took its place
+        if left is None:  # it is still registered, or another process replaced it
             following = [row for row in stays[place + 1 :] if row[0] == name]
             left_ns = ends_ns if newest[name] == place else micros(following[0][2]) * 1000
         if slots:

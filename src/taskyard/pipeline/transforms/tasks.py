@@ -1,4 +1,10 @@
-"""Events and edges to tasks: one row a generation of a name, with its place in the graph."""
+"""Tasks and the critical path: one row for each generation of a name.
+
+The critical path is the chain that decided how long a campaign really took. It goes back from the
+task that ended last, each time to the dependency that ended last. That may be a task of another
+campaign, unless it ended before this campaign began. `placement` finds the chain, and this module
+splits its time. `earliest_end` shows how short it could have been with any number of workers.
+"""
 
 from typing import Final
 
@@ -8,21 +14,24 @@ from pyspark.sql import functions as f
 from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS, TASKS_WITHOUT_GRAPH
 from taskyard.pipeline.transforms.steps import ENDED, OUTCOMES, name_in, queued_ns, run_ns
 
-#: Reasons of a return by which the task lost its worker; for others the worker gave it back.
+#: Reasons of a return that mean that the worker was lost. For others the worker returned the task.
 _LOSSES: Final = ("unlisted", "left", "restarted", "broker_restarted")
 
 _KEY: Final = ("campaign", "task", "generation")
 
 
 def tasks_without_graph(task_steps: DataFrame) -> DataFrame:
-    """What a task's own steps tell; what was never submitted is no task."""
+    """Compute the columns that follow from each task's own steps.
+
+    Names that were never submitted are left out.
+    """
     known = task_steps.where(f.col("generation") > 0)
     made = known.groupBy(*_KEY).agg(*(column.alias(name) for name, column in _columns().items()))
     return made.select(*TASKS_WITHOUT_GRAPH.names)
 
 
 def tasks_with_places(without_graph: DataFrame, placed: DataFrame) -> DataFrame:
-    """Add the columns of the graph walk, `placed`, to the columns of each task's own steps."""
+    """Add the columns of the graph walk to the columns of each task's own steps."""
     whole = without_graph.drop("state").join(placed, on=list(_KEY), how="inner")
     return whole.select(*TASKS.names)
 
@@ -79,7 +88,7 @@ def _is_loss() -> Column:
 
 
 def critical_path(tasks: DataFrame) -> DataFrame:
-    """Lay out the chain of every campaign of which something has ended."""
+    """List the critical path of every campaign in which a task has ended."""
     begins = tasks.groupBy("campaign").agg(f.min(f.unix_micros("submitted")).alias("first_us"))
     way = Window.partitionBy("campaign").orderBy("position")
     chained = (
@@ -98,7 +107,7 @@ def critical_path(tasks: DataFrame) -> DataFrame:
 
 
 def _members(tasks: DataFrame) -> DataFrame:
-    """List tasks by the chains that they are in: a row for each campaign that has it in its own."""
+    """List tasks by chain, with a row for each campaign whose chain they are in."""
     renamed = tasks.withColumnRenamed("campaign", "task_campaign")
     own = renamed.where(f.col("critical_position").isNotNull()).withColumns(
         {"campaign": f.col("task_campaign"), "position": f.col("critical_position")}
@@ -111,11 +120,11 @@ def _with_times(joined: DataFrame) -> DataFrame:
     started, ended = f.col("started_us"), f.unix_micros("ended")
     total_ns = f.greatest(ended - started, f.lit(0)) * 1000
     held_ns = f.least(f.greatest(f.unix_micros("ready") - started, f.lit(0)) * 1000, total_ns)
-    # Rounded to microseconds, the parts must not be more than the whole.
+    # After rounding to microseconds, the parts must not exceed the whole.
     run_ns = f.least(f.coalesce(f.col("run_last_ns"), f.lit(0)), total_ns - held_ns)
     wait_ns = f.least(f.col("wait_ns"), total_ns - held_ns - run_ns)
     rest_ns = total_ns - held_ns - wait_ns - run_ns
-    # What is left of a single attempt passed before it started, or until its report had come.
+    # The rest of a single attempt is the wait before its start and for its report.
     is_single = f.col("attempts") == 1
     queued_ns = f.when(is_single, rest_ns).otherwise(f.least(f.col("queued_ns"), rest_ns))
     made = {
