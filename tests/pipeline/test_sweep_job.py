@@ -103,6 +103,6 @@ def test_simulated_makespan_is_that_of_the_run(
     document: dict[str, Any] = json.loads(told)
     assert document["tasks"] == 120
     assert abs(document["error"]) < ERROR_MAX
-    assert "Checked against the run itself" in document["sentences"][-1]
+    assert "Check: on the workers of the measured run" in document["sentences"][-1]
     spans = [point["makespan_ns"] for point in document["points"]]
     assert spans[0] > spans[1] > spans[2] >= document["critical_path_ns"]
