@@ -313,7 +313,7 @@ def test_damaged_history_is_refused_before_anything_is_written(
 
 def test_no_state_is_no_history(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(taskyard, ["pipeline", "history", "--state", str(tmp_path)]) == 2
-    assert "is no state directory, there is no journal in it" in capfd.readouterr().err
+    assert "not a state directory, it has no journal" in capfd.readouterr().err
 
 
 def test_without_spark_a_verb_says_what_to_install(

@@ -163,7 +163,7 @@ def test_rows_that_are_trimmed_and_in_no_file_are_missed(yard: WritingYard, tmp_
 
 
 def test_directory_without_a_journal_is_no_state(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no state directory, there is no journal in it"):
+    with pytest.raises(UserError, match="not a state directory, it has no journal"):
         source.parts(tmp_path)
 
 

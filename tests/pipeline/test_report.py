@@ -192,7 +192,7 @@ def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_
     shutil.copytree(state / "history", copy)
     for place in (state, state / "history", copy):
         assert history.read_directory(spark, place).events.count() == live
-    with pytest.raises(UserError, match="there is no history in"):
+    with pytest.raises(UserError, match="no history found"):
         history.read_directory(spark, tmp_path)
 
 
@@ -204,7 +204,7 @@ def test_campaign_that_is_not_there_is_named(
     with pytest.raises(UserError, match=r"unknown campaign 'weekly' \(this history has nig"):
         report.datasets(*story.frames(spark), "weekly")
     assert run(taskyard, ["pipeline", "report", "--state", str(tmp_path)]) == 2
-    assert "is no state directory" in capsys.readouterr().err
+    assert "not a state directory" in capsys.readouterr().err
 
 
 # Without Spark.
