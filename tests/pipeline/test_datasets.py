@@ -29,8 +29,8 @@ def test_missing_and_drifted_columns_are_all_named(spark: SparkSession) -> None:
     with pytest.raises(UserError) as error:
         EDGES.check(frame)
     assert str(error.value) == (
-        "this is no table of edges: it lacks record, after; sequence is string instead of bigint; "
-        "see that it was made by this version, else make it anew"
+        "not a table of edges: no column record, after; sequence is string instead of bigint "
+        "(was it written by another version?)"
     )
 
 
