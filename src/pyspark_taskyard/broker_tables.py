@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from pyspark_taskyard.state_tables import results_batch, tasks_batch
-from pyspark_taskyard.tables import ARROW
+from pyspark_taskyard.tables import ARROW, results_batch, tasks_batch
 from taskyard.client.client import Client, scope_of
 from taskyard.client.record_stream import poll_records
 from taskyard.client.requests import PAGE_TASKS, full_name
@@ -23,7 +22,7 @@ from taskyard.errors import UserError
 from taskyard.journal.history import ColumnBuilder
 
 if TYPE_CHECKING:
-    from pyspark_taskyard.source import SourceOptions
+    from pyspark_taskyard.options import SourceOptions
 
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 

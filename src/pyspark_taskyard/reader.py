@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pyspark_taskyard import broker_tables, state_tables
 from pyspark_taskyard.tables import ARROW
 
 if TYPE_CHECKING:
-    from pyspark_taskyard.source import SourceOptions
+    from pyspark.sql.streaming.datasource import ReadLimit
+
+    from pyspark_taskyard.options import SourceOptions
 
 
 @dataclass
@@ -67,3 +72,93 @@ _BROKER_TABLES: Final[dict[str, Callable[[SourceOptions], Iterator[pa.RecordBatc
     "tasks": broker_tables.tasks,
     "results": broker_tables.results,
 }
+
+
+_OFFSET: Final = "record"
+
+
+@dataclass
+class RecordRange(InputPartition):
+    """Records after one and up to another: of a history file, or of what the state holds after
+    that row of the journal."""
+
+    after: int
+    last: int
+    file: str = ""
+    row: int = 0
+
+
+class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows what a broker decides."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        #: Where a run that takes what there is ends; None: it goes on.
+        self._end: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's
+        return {_OFFSET: 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._end = self._newest()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802, ARG002
+        newest = self._newest() if self._end is None else self._end
+        return {_OFFSET: max(newest, start[_OFFSET])}
+
+    def _newest(self) -> int:
+        state = self._options.directory
+        return (
+            broker_tables.last_record(self._options)
+            if state is None
+            else state_tables.last_record(state)
+        )
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        after, last = start[_OFFSET], end[_OFFSET]
+        state = self._options.directory
+        if after >= last:
+            return []
+        if state is None:
+            return [RecordRange(after, last)]
+        files, row = state_tables.files(state, "events")
+        spans = [(file, *_records_in(file)) for file in files]
+        wanted = [
+            RecordRange(after, last, str(file))
+            for file, lowest, highest in spans
+            if lowest <= last and highest > after
+        ]
+        covered = max((highest for _, _, highest in spans), default=0)
+        return [*wanted, RecordRange(after, last, row=row)] if last > covered else wanted
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RecordRange)  # noqa: S101  # ours, from above
+        for batch in self._batches(partition):
+            numbers = batch["record"]
+            inside = pc.and_(
+                pc.greater(numbers, partition.after), pc.less_equal(numbers, partition.last)
+            )
+            yield batch.filter(inside).cast(ARROW["events"])
+
+    def _batches(self, record_range: RecordRange) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        state = options.directory
+        if state is None:
+            return broker_tables.events(options, record_range.after, record_range.last)
+        found = (
+            state_tables.read_file(Path(record_range.file))
+            if record_range.file
+            else state_tables.read_tail(state, "events", record_range.row)
+        )
+        return state_tables.only_campaign(found, options.campaign)
+
+
+def _records_in(file: Path) -> tuple[int, int]:
+    """The first and the last record that a history file tells of."""
+    with pq.ParquetFile(file) as opened:
+        column = opened.schema_arrow.get_field_index("record")
+        groups = range(opened.num_row_groups)
+        found = [opened.metadata.row_group(group).column(column).statistics for group in groups]
+    if not found:
+        return 1, 0
+    return min(one.min for one in found), max(one.max for one in found)

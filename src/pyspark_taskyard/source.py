@@ -5,12 +5,11 @@ Owns the options and their defaults. `writing` submits, `reading` reads, `stream
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from pyspark.sql.datasource import DataSource
 
+from pyspark_taskyard.options import SourceOptions, parse_options
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,46 +19,6 @@ if TYPE_CHECKING:
         DataSourceWriter,
     )
     from pyspark.sql.types import StructType
-
-#: What can be read.
-TABLES: Final = ("events", "edges", "tasks", "results")
-
-#: Every option, with what it says.
-OPTIONS: Final = {
-    "broker": "the broker's endpoint, as the executors reach it",
-    "state": "the state directory: of a broker on this machine, or to read from",
-    "key": "the key to come with, a file on the executors",
-    "campaign": "the campaign to write to, or to read alone",
-    "service": "the service of tasks that name none",
-    "unknown": "what a name means that nobody submitted yet: wait or refuse",
-    "table": "what to read: " + ", ".join(TABLES),
-}
-
-#: Options of Spark's own that may come along.
-_SPARK_OPTIONS: Final = ("path",)
-
-
-class SourceOptions(Struct, frozen=True):
-    """What was asked for."""
-
-    broker: str | None = None
-    state: str | None = None
-    key: str | None = None
-    campaign: str | None = None
-    service: str | None = None
-    unknown: str | None = None
-    table: str = "events"
-
-    def endpoint(self) -> str:
-        """The broker's, by the rules that every client has."""
-        from taskyard.client import discovery  # noqa: PLC0415  # only who talks to a broker
-
-        return discovery.endpoint(self.broker, self.state)
-
-    @property
-    def directory(self) -> Path | None:
-        """The state directory to read from; None: ask the broker."""
-        return None if self.broker or not self.state else Path(self.state)
 
 
 class TaskyardSource(DataSource):
@@ -90,7 +49,7 @@ class TaskyardSource(DataSource):
         return TaskWriter(self._options(), schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002  # Spark's
-        from pyspark_taskyard.stream_reader import EventStream  # noqa: PLC0415
+        from pyspark_taskyard.reader import EventStream  # noqa: PLC0415
 
         options = self._options()
         if options.table != "events":
@@ -98,15 +57,4 @@ class TaskyardSource(DataSource):
         return EventStream(options)
 
     def _options(self) -> SourceOptions:
-        """Raises UserError for an option that is not known."""
-        given = {name.lower(): value for name, value in self.options.items()}
-        unknown = [name for name in given if name not in OPTIONS and name not in _SPARK_OPTIONS]
-        if unknown:
-            raise UserError(
-                f"format('taskyard') has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}"
-            )
-        if given.get("table", "events") not in TABLES:
-            raise UserError(
-                f"there is no table {given['table']!r}; read one of {', '.join(TABLES)}"
-            )
-        return SourceOptions(**{name: given[name] for name in OPTIONS if name in given})
+        return parse_options(self.options)

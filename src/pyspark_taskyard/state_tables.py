@@ -10,16 +10,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_taskyard.tables import RESULTS, TASKS
+from pyspark_taskyard.tables import View, results_batch, tasks_batch
 from taskyard.core import effects
 from taskyard.core.events import ListRequested, Scope
-from taskyard.core.model import Result, shown, truncated_result_reason
+from taskyard.core.model import Result
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UserError
@@ -40,9 +40,6 @@ _READ_TRIES_MAX: Final = 3
 _PAGE: Final = 1000
 
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
-
-#: A task as `taskyard show` has it.
-View = dict[str, Any]
 
 
 def files(state: Path, table: str) -> tuple[list[Path], int]:
@@ -172,41 +169,3 @@ class _StateReader:
 
 def _fields(task: wire_views.Task) -> View:
     return {name: getattr(task, name) for name in task.__struct_fields__}
-
-
-# Views as rows.
-
-
-def tasks_batch(views: Iterable[View]) -> pa.RecordBatch:
-    """Tasks as the table `tasks` has them."""
-    return _batch(list(views), TASKS)
-
-
-def results_batch(views: Iterable[View], results: Iterable[Result | None]) -> pa.RecordBatch:
-    """Ended tasks and their results as the table `results` has them."""
-    rows = [_row(view, result) for view, result in zip(views, results, strict=True)]
-    return _batch(rows, RESULTS)
-
-
-def _row(view: View, result: Result | None) -> View:
-    """A task with its result. The reason of a truncated one says so."""
-    if result is None:
-        return {**view, "result": None}
-    row = {**view, "result": result.text}
-    if result.bytes_total:
-        row["reason"] = shown(truncated_result_reason(*result))
-    return row
-
-
-def _batch(rows: list[View], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [
-        pa.array([_cell(row[one.name], one.type) for row in rows], one.type) for one in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _cell(value: object, kind: pa.DataType) -> object:
-    """Times come in seconds; what is empty is nothing, but for the campaign and the lane."""
-    if pa.types.is_timestamp(kind):
-        return None if value is None else round(float(value) * 1_000_000)  # type: ignore[arg-type]
-    return shown(value) if isinstance(value, bytes) and pa.types.is_string(kind) else value

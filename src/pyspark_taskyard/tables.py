@@ -6,12 +6,17 @@ it is asked, or what its state holds. Batches must match these exactly.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from taskyard.core.model import Result, shown, truncated_result_reason
 from taskyard.journal import history
+
+#: A task as `taskyard show` has it.
+View = dict[str, Any]
 
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -67,3 +72,38 @@ ARROW: Final = {
 }
 
 SCHEMAS: Final = {name: from_arrow_schema(schema) for name, schema in ARROW.items()}
+
+
+def tasks_batch(views: Iterable[View]) -> pa.RecordBatch:
+    """Tasks as the table `tasks` has them."""
+    return _batch(list(views), TASKS)
+
+
+def results_batch(views: Iterable[View], results: Iterable[Result | None]) -> pa.RecordBatch:
+    """Ended tasks and their results as the table `results` has them."""
+    rows = [_row(view, result) for view, result in zip(views, results, strict=True)]
+    return _batch(rows, RESULTS)
+
+
+def _row(view: View, result: Result | None) -> View:
+    """A task with its result. The reason of a truncated one says so."""
+    if result is None:
+        return {**view, "result": None}
+    row = {**view, "result": result.text}
+    if result.bytes_total:
+        row["reason"] = shown(truncated_result_reason(*result))
+    return row
+
+
+def _batch(rows: list[View], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        pa.array([_cell(row[one.name], one.type) for row in rows], one.type) for one in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cell(value: object, kind: pa.DataType) -> object:
+    """Times come in seconds; what is empty is nothing, but for the campaign and the lane."""
+    if pa.types.is_timestamp(kind):
+        return None if value is None else round(float(value) * 1_000_000)  # type: ignore[arg-type]
+    return shown(value) if isinstance(value, bytes) and pa.types.is_string(kind) else value

@@ -23,7 +23,7 @@ from taskyard.pipeline.arrow_rows import prepare
 from taskyard.pipeline.submit import make_target, submit
 
 if TYPE_CHECKING:
-    from pyspark_taskyard.source import SourceOptions
+    from pyspark_taskyard.options import SourceOptions
 
 _UNKNOWN: Final = {"wait": UnknownPolicy.WAIT, "refuse": UnknownPolicy.REFUSE}
 

@@ -15,11 +15,18 @@ import pyarrow.parquet as pq
 
 from taskyard.journal import history
 from taskyard.pipeline.datasets import EDGES, EVENTS
+from taskyard.pipeline.jobs.report import count_guarantees
+from taskyard.pipeline.placement import placed_tasks
+from taskyard.pipeline.transforms.links import links
+from taskyard.pipeline.transforms.steps import steps
+from taskyard.pipeline.transforms.tasks import tasks_without_graph
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from taskyard.pipeline.transforms.guarantees import Guarantees
 
 #: Spark's settings for frames of a few rows, which are done sooner than code for them is made.
 SMALL = {
@@ -127,3 +134,15 @@ def write_part(state: Path, first: int, last: int, *stories: Story) -> None:
         rows = [row for row in told[table] if first <= int(str(row["sequence"])) <= last]
         columns = {name: [row.get(name) for row in rows] for name in history.TABLES[table].names}
         pq.write_table(pa.table(columns, schema=history.TABLES[table]), path)
+
+
+def guarantees(events: DataFrame, edges: DataFrame) -> Guarantees:
+    """Count the guarantees of a history, as the report does."""
+    task_steps = steps(events).persist()
+    alone = tasks_without_graph(task_steps).persist()
+    between = links(alone, edges).persist()
+    try:
+        return count_guarantees(events, task_steps, placed_tasks(alone, between), between)
+    finally:
+        for frame in (task_steps, alone, between):
+            frame.unpersist()

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from pyspark_taskyard.source import OPTIONS
+from pyspark_taskyard.options import OPTIONS
 from taskyard import testing
 from taskyard.journal import compaction, history
 from taskyard.journal.sqlite import SqliteStore

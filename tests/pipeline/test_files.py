@@ -10,9 +10,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from taskyard.journal.history import HistoryPart
 from taskyard.pipeline.datasets import TASKS, TASKS_WITHOUT_GRAPH
-from taskyard.pipeline.files.placement import GraphPlacement
-from taskyard.pipeline.files.split import PartSplit
+from taskyard.pipeline.files import PartSplit
 from taskyard.pipeline.layout import campaign_key, folder
+from taskyard.pipeline.placement import GraphPlacement
 from tests.pipeline.scenarios import START, Story, write_part
 
 if TYPE_CHECKING:

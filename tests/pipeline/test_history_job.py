@@ -16,7 +16,7 @@ import pytest
 from taskyard.cli.entry import run, taskyard
 from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal.history import HistoryPart
-from taskyard.pipeline import tables, tuning
+from taskyard.pipeline import session, tables
 from taskyard.pipeline.datasets import (
     ATTEMPTS,
     CRITICAL_PATH,
@@ -160,7 +160,7 @@ def test_tables_are_the_same_if_executors_make_them(
     expected: dict[str, list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuning, "SMALL_BYTES", 0)
+    monkeypatch.setattr(session, "SMALL_BYTES", 0)
     make_tables(spark, state, tmp_path / "out")
     assert contents(spark, tmp_path / "out") == expected
 
@@ -246,24 +246,24 @@ def test_tables_of_another_state_are_left_alone(
     monkeypatch.setattr(source, "identity", lambda _state: "one")
     HistoryJob(state, out).close()
     monkeypatch.setattr(source, "identity", lambda _state: "another")
-    with pytest.raises(UserError, match="are of another state's journal: give another --out"):
+    with pytest.raises(UserError, match="tables of another journal"):
         HistoryJob(state, out)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
-    with pytest.raises(UserError, match=r"is not empty and holds no tables of ours \(letter.txt"):
+    with pytest.raises(UserError, match=r"not a directory of tables, it contains 'letter\.txt'"):
         HistoryJob(state, tmp_path / "mine")
 
 
 def test_tables_of_another_version_are_not_gone_on_with(state: Path, tmp_path: Path) -> None:
     (tmp_path / "_work").mkdir()
     (tmp_path / "_work" / "origin.json").write_text('{"version": 1, "journal": ""}')
-    with pytest.raises(UserError, match="were made by another version of Taskyard: remove it"):
+    with pytest.raises(UserError, match="tables of another version of Taskyard"):
         HistoryJob(state, tmp_path)
 
 
 def test_two_runs_do_not_write_the_same_tables(state: Path, tmp_path: Path) -> None:
     first = HistoryJob(state, tmp_path)
-    with pytest.raises(UserError, match="is being written by another process: wait until"):
+    with pytest.raises(UserError, match="another process is writing to it"):
         HistoryJob(state, tmp_path)
     first.close()
     HistoryJob(state, tmp_path).close()
@@ -273,7 +273,7 @@ def test_rows_that_came_by_other_files_are_refused(state: Path, tmp_path: Path) 
     (tmp_path / "out" / "_work" / "parts").mkdir(parents=True)
     (tmp_path / "out" / "_work" / "parts" / "000000000001-000000000005").touch()
     job = HistoryJob(state, tmp_path / "out")
-    with pytest.raises(UserError, match=r"rows 1..8 came into .* by other files"):
+    with pytest.raises(UserError, match=r"rows 1..8 came from other history files"):
         job.plan()
     job.close()
 
@@ -313,7 +313,7 @@ def test_damaged_history_is_refused_before_anything_is_written(
 
 def test_no_state_is_no_history(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(taskyard, ["pipeline", "history", "--state", str(tmp_path)]) == 2
-    assert "is no state directory, there is no journal in it" in capfd.readouterr().err
+    assert "not a state directory, it has no journal" in capfd.readouterr().err
 
 
 def test_without_spark_a_verb_says_what_to_install(

@@ -17,10 +17,11 @@ from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.pipeline.datasets import EDGES, EVENTS
+from taskyard.pipeline.placement import tasks
 from taskyard.pipeline.sources import history as source
-from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees
-from taskyard.pipeline.transforms.tasks import tasks
+from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.journal.scenarios import WritingYard, rich_story
+from tests.pipeline.scenarios import guarantees
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,7 +163,7 @@ def test_rows_that_are_trimmed_and_in_no_file_are_missed(yard: WritingYard, tmp_
 
 
 def test_directory_without_a_journal_is_no_state(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no state directory, there is no journal in it"):
+    with pytest.raises(UserError, match="not a state directory, it has no journal"):
         source.parts(tmp_path)
 
 

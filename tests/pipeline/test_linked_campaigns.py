@@ -23,14 +23,14 @@ from taskyard.core.identity import spelling, split
 from taskyard.core.states import TaskState
 from taskyard.journal import compaction, recovery
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.pipeline import tables, tuning
+from taskyard.pipeline import session, tables
 from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS
 from taskyard.pipeline.jobs import report
 from taskyard.pipeline.jobs.history import HistoryJob
 from taskyard.pipeline.layout import campaign_key, folder
+from taskyard.pipeline.placement import linked
 from taskyard.pipeline.sources import history as source
-from taskyard.pipeline.transforms.attempts import attempts
-from taskyard.pipeline.transforms.campaigns import linked
+from taskyard.pipeline.transforms.steps import attempts
 from taskyard.pipeline.transforms.workers import workers
 from tests.journal.scenarios import WritingYard
 from tests.pipeline.scenarios import Story
@@ -358,7 +358,7 @@ def test_tables_made_in_two_runs_follow_dependencies_across_campaigns(
 def test_executors_follow_dependencies_across_campaigns(
     spark: SparkSession, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "SMALL_BYTES", 0)
+    monkeypatch.setattr(session, "SMALL_BYTES", 0)
     make_tables(spark, told.state, tmp_path / "tables")
     check_tasks(tables.read(spark, tmp_path / "tables", TASKS), told)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.pipeline.datasets import METRICS
-from taskyard.pipeline.transforms.attempts import attempts
 from taskyard.pipeline.transforms.metrics import BUCKETS_MAX, metrics
+from taskyard.pipeline.transforms.steps import attempts
 from taskyard.pipeline.transforms.workers import workers
 from tests.pipeline.scenarios import SECOND_NS, Story, at
 

@@ -28,12 +28,12 @@ from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline.datasets import CRITICAL_PATH
 from taskyard.pipeline.jobs import report
-from taskyard.pipeline.report import charts, intervals, page
+from taskyard.pipeline.report import charts, page, summary
 from taskyard.pipeline.report.format import format_duration, shorten_name
 from taskyard.pipeline.report.headline import lower_bound_ns, page_of
 from taskyard.pipeline.report.page import Page, Section, Table
 from taskyard.pipeline.report.summary import ReportSummary
-from taskyard.pipeline.sources import locations
+from taskyard.pipeline.sources import history
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.journal.scenarios import BEGIN_NS, WritingYard
 from tests.pipeline.browser import opened
@@ -166,14 +166,14 @@ def test_counts_are_those_of_the_journal(
     tiles = seen.page.locator("header dl").inner_text()
     assert rows[0].split("\t")[1] == (
         f"{counted.submitted} submitted = {counted.done} done + {counted.failed} failed + "
-        f"{counted.unfinished} blocked behind a failure"
+        f"{counted.unfinished} blocked by a failure"
     )
     assert [row.split("\t")[2] for row in rows] == ["holds"] * 5
     assert rows[-1].split("\t")[1] == f"{counted.stale} stale results refused"
     assert f"tasks\n{counted.submitted}" in tiles
     assert told["sound"] is True
     assert told["guarantees"]["done"] == counted.done
-    assert told["summary"][0].startswith("Of 26 tasks 24 are done, 1 failed and 1 waiting")
+    assert told["summary"][0].startswith("26 tasks: 24 done, 1 failed, 1 blocked by a failure. ")
 
 
 def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
@@ -187,13 +187,13 @@ def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
 
 def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_path: Path) -> None:
     assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
-    live = locations.from_state(spark, state, tmp_path).events.count()
+    live = history.read(spark, state, tmp_path).events.count()
     copy = tmp_path / "copied"
     shutil.copytree(state / "history", copy)
     for place in (state, state / "history", copy):
-        assert locations.from_history(spark, place).events.count() == live
-    with pytest.raises(UserError, match="there is no history in"):
-        locations.from_history(spark, tmp_path)
+        assert history.read_directory(spark, place).events.count() == live
+    with pytest.raises(UserError, match="no history found"):
+        history.read_directory(spark, tmp_path)
 
 
 def test_campaign_that_is_not_there_is_named(
@@ -201,10 +201,10 @@ def test_campaign_that_is_not_there_is_named(
 ) -> None:
     story = Story("nightly")
     story.submit(0, "a")
-    with pytest.raises(UserError, match="campaign weekly is not in this history; it has nig"):
+    with pytest.raises(UserError, match=r"unknown campaign 'weekly' \(this history has nig"):
         report.datasets(*story.frames(spark), "weekly")
     assert run(taskyard, ["pipeline", "report", "--state", str(tmp_path)]) == 2
-    assert "is no state directory" in capsys.readouterr().err
+    assert "not a state directory" in capsys.readouterr().err
 
 
 # Without Spark.
@@ -221,13 +221,11 @@ def facts(**more: Any) -> ReportSummary:
         "campaign": "c",
         "guarantees": Guarantees(**counts | {"submitted": 1, "done": 1}),
         "totals": totals,
-        "over_time": intervals.TimeSeries(
-            SECOND_NS, [0, 1], [0, 0], [1, 0], [0, 0], [0, SECOND_NS]
-        ),
+        "over_time": summary.TimeSeries(SECOND_NS, [0, 1], [0, 0], [1, 0], [0, 0], [0, SECOND_NS]),
         "worker_times": {},
         "workers": pa.Table.from_pylist([worker]),
         "worker_runs": pa.Table.from_pylist([{"worker": "w", "run_ns": SECOND_NS}]),
-        "distributions": _empty("service", "what", "bin", "count", "time_ns"),
+        "distributions": _empty("service", "phase", "bin", "count", "time_ns"),
         "lanes": _empty(
             *("lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes"),
             *("run_ns", "alone_ns"),
@@ -260,9 +258,9 @@ def test_what_has_nothing_to_show_is_left_out_with_a_sentence() -> None:
     text = page.render(page_of(facts(), ""))
     for name in ("lanes", "setbacks", "levels", "times", "critical-path"):
         assert f'<div class="figure" id="{name}"' not in text
-    assert "No task waits for another: there is no graph to draw." in text
-    assert "Every attempt succeeded: nothing was retried." in text
-    assert "No task was in a lane with a name" in text
+    assert "No dependencies between tasks." in text
+    assert "Every attempt succeeded." in text
+    assert "No named lanes: every task was in the open lane" in text
 
 
 def test_thousand_workers_are_shown_together() -> None:
@@ -296,7 +294,7 @@ def test_busy_part_is_of_the_slots_that_were_there_while_the_campaign_ran() -> N
             [{"worker": name, "run_ns": run * SECOND_NS} for name, run in runs.items()]
         ),
     )
-    assert charts.busy_part(told) == 2 / 4
+    assert summary.busy_share(told) == 2 / 4
 
 
 def test_lane_of_which_tasks_ran_side_by_side_sets_no_least_time() -> None:
@@ -368,8 +366,8 @@ def test_long_or_strange_name_becomes_short_and_visible() -> None:
 @pytest.mark.parametrize("seconds", [0.5, 60, 3600, 86_400 * 30, 86_400 * 4000])
 def test_time_of_any_length_is_cut_into_a_bounded_number_of_stretches(seconds: float) -> None:
     makespan_ns = int(seconds * SECOND_NS)
-    width_ns = intervals.interval_width(makespan_ns)
-    assert 20 < makespan_ns / width_ns <= intervals.INTERVALS_MAX
+    width_ns = summary.interval_width(makespan_ns)
+    assert 20 < makespan_ns / width_ns <= summary.INTERVALS_MAX
 
 
 def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
@@ -381,7 +379,7 @@ def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
         "running": [1, -1],
         "busy_ns": [4, -7],
     }
-    told = intervals.over_time(pa.table(changes), 10)
+    told = summary.over_time(pa.table(changes), 10)
     assert told.ready_counts == [2, 2, 2, 1]
     assert told.running == [1, 1, 1, 0]
     assert told.busy_ns == [4, 10, 10, 3]

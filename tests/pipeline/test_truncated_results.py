@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from pyspark_taskyard.state_tables import results_batch
+from pyspark_taskyard.tables import results_batch
 from taskyard.client.client import Client
 from taskyard.client.requests import TaskResult
 from taskyard.core.model import Result

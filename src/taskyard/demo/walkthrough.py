@@ -24,10 +24,9 @@ from taskyard.demo.audit import BrokerKill, DemoCounts, ProofLine
 from taskyard.demo.campaign import Campaign
 from taskyard.demo.yard import DemoCluster
 from taskyard.errors import TimedOut, UserError
-from taskyard.pipeline import tuning
 from taskyard.pipeline.jobs import history, load, report
-from taskyard.pipeline.session import session_scope
-from taskyard.pipeline.sources import locations
+from taskyard.pipeline.session import session_scope, tune_session
+from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.submit import make_target
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ def _build_report(
     report counts, and where it is."""
     reporter.step("Spark turns the journal into tables, and draws the report")
     history.export(paths.state)
-    quick = tuning.tune_session(spark, locations.size_bytes(paths.state))
+    quick = tune_session(spark, source.size_bytes(paths.state))
     with ThreadPoolExecutor(1, "tables") as helper:
         tables = helper.submit(_make_tables, quick, paths)
         try:
@@ -213,7 +212,7 @@ def _build_report(
 
 def _draw(spark: SparkSession, paths: DemoDirectory) -> tuple[Guarantees, Path]:
     with tempfile.TemporaryDirectory(prefix="taskyard-demo-") as scratch:
-        frames = locations.from_state(spark, paths.state, Path(scratch))
+        frames = source.read(spark, paths.state, Path(scratch))
         found = report.datasets(frames.events, frames.edges, campaign.NAME)
         try:
             page, facts = report.write(found, paths.report, f"Made by Taskyard {__version__}.")

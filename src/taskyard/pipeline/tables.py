@@ -1,10 +1,10 @@
-"""The directory of tables that `pipeline history` keeps: where each row lies, and who may write.
+"""The output directory of `pipeline history`: its files, its lock and its marks.
 
     OUT/TABLE/campaign_key=KEY/day=YYYY-MM-DD/*.parquet
-    OUT/_work/...                                        not for readers: no tool looks into it
+    OUT/_work/...
 
-Owns marks and renames; `layout` has the names. Knows nothing of Spark but columns, and nothing of
-what tables mean.
+Readers never look into `_work`. Owns marks and renames. Knows Spark's columns, but not the meaning
+of any table. `layout` has the names.
 """
 
 import re
@@ -21,18 +21,25 @@ from pyspark.sql import functions as f
 from taskyard.errors import StateLocked, UserError
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.lock import StateLock
-from taskyard.pipeline import paths
 from taskyard.pipeline.datasets import Dataset
-from taskyard.pipeline.layout import KEY, NO_CAMPAIGN, NO_DAY, campaign_key, folder, row_range
+from taskyard.pipeline.layout import (
+    KEY,
+    NO_CAMPAIGN,
+    NO_DAY,
+    campaign_key,
+    folder,
+    row_range,
+    spark_read_path,
+)
 
 _WORK: Final = "_work"
 
-#: What the tables hold, and how; others are not gone on with.
+#: Raised whenever the content or format of the tables changes. Other versions are refused.
 _VERSION: Final = 4
 
 _MARK = re.compile(r"(\d{12,})-(\d{12,})")
 
-#: Called with the name of each step that is taken, for tests that end it there.
+#: Called with the name of each step. Tests interrupt the job there.
 StepCallback = Callable[[str], None]
 
 
@@ -43,10 +50,10 @@ def day_column(time: Column) -> Column:
 def read(
     spark: SparkSession, out: Path, dataset: Dataset, campaign: str | None = None
 ) -> DataFrame:
-    """A table, or one campaign's rows of it. Raises UserError if there are no such tables."""
+    """Read a table, or the rows of one campaign. Raises UserError if there are no tables."""
     if not (out / _WORK).is_dir():
         raise UserError(
-            f"there are no tables in {out}: make them with `taskyard pipeline history --out {out}`"
+            f"{out}: no tables found (create them with `taskyard pipeline history --out {out}`)"
         )
     keys = None if campaign is None else [campaign_key(campaign)]
     frame = read_keys(spark, out, dataset, keys)
@@ -56,10 +63,10 @@ def read(
 def read_keys(
     spark: SparkSession, out: Path, dataset: Dataset, keys: Iterable[str] | None = None
 ) -> DataFrame:
-    """The rows under these keys, or under all; none if there are none."""
+    """Read the rows under these keys, or under all keys."""
     table = out / dataset.name
     found = [table] if keys is None else [table / folder(key) for key in keys]
-    places = [paths.for_reading(path) for path in found if path.is_dir()]
+    places = [spark_read_path(path) for path in found if path.is_dir()]
     if not places:
         return dataset.empty(spark)
     reading = spark.read.schema(dataset.schema).option("recursiveFileLookup", "true")
@@ -67,14 +74,14 @@ def read_keys(
 
 
 class TablesOrigin(msgspec.Struct):
-    """Whose history the tables hold."""
+    """The journal that the tables were made from."""
 
     version: int
     journal: str
 
 
 class Tables:
-    """The directory, held by the one process that writes it."""
+    """The directory, locked by the one process that writes to it."""
 
     def __init__(self, out: Path, journal: str, on_step: StepCallback) -> None:
         self.out = out
@@ -83,9 +90,7 @@ class Tables:
         try:
             self._lock = StateLock(self._work)
         except StateLocked as error:
-            raise UserError(
-                f"{out} is being written by another process: wait until it has ended"
-            ) from error
+            raise UserError(f"{out}: another process is writing to it") from error
         try:
             self._check_origin(journal)
         except UserError:
@@ -93,7 +98,7 @@ class Tables:
             raise
         for name in ("dirty", "keys", "parts"):
             (self._work / name).mkdir(exist_ok=True)
-        self._clear()  # what a process that was killed has left; it may write on for a moment
+        self._clear()  # left by a killed process, whose executors may write on for a moment
 
     def close(self) -> None:
         self._clear()
@@ -110,24 +115,24 @@ class Tables:
     def _check_origin(self, journal: str) -> None:
         path = self._work / "origin.json"
         if not path.exists():
-            strangers = [one.name for one in self.out.iterdir() if one.name != _WORK]
-            if strangers:
+            others = [one.name for one in self.out.iterdir() if one.name != _WORK]
+            if others:
                 raise UserError(
-                    f"{self.out} is not empty and holds no tables of ours ({strangers[0]} is in "
-                    "it): give another --out"
+                    f"{self.out}: not a directory of tables, it contains {others[0]!r} "
+                    "(use another --out)"
                 )
             self._write(path, msgspec.json.encode(TablesOrigin(_VERSION, journal)))
             return
         origin = msgspec.json.decode(path.read_bytes(), type=TablesOrigin)
         if origin.version != _VERSION:
             raise UserError(
-                f"the tables in {self.out} were made by another version of Taskyard: remove it, "
-                "and make them anew"
+                f"{self.out}: tables of another version of Taskyard (remove the directory and "
+                "run again)"
             )
         if journal and origin.journal and origin.journal != journal:
             raise UserError(
-                f"the tables in {self.out} are of another state's journal: give another --out, or "
-                "remove it"
+                f"{self.out}: tables of another journal (use another --out, or remove the "
+                "directory)"
             )
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -136,29 +141,29 @@ class Tables:
         beside.rename(path)
 
     def new_staging(self) -> Path:
-        """A directory that nobody else writes to, also no process that was killed."""
+        """Create a directory that no other process writes to, not even a killed one's executors."""
         path = self._work / "staging" / uuid.uuid4().hex
         path.mkdir(parents=True)
         return path
 
     def parts(self) -> list[HistoryPart]:
-        """Whose rows are in the tables of events and edges."""
+        """List the parts whose rows are in the tables of events and edges."""
         named = [_MARK.fullmatch(path.name) for path in (self._work / "parts").iterdir()]
         return sorted(HistoryPart(int(one[1]), int(one[2])) for one in named if one)
 
     def check_parts(self, whole: list[HistoryPart]) -> None:
-        """Refuse files that hold rows which came in by another file."""
+        """Raise UserError if a file holds rows that came from another file."""
         known = self.parts()
         for part in whole:
             for other in known:
                 if other != part and other.first <= part.last and part.first <= other.last:
                     raise UserError(
-                        f"rows {part.first}..{part.last} came into {self.out} by other files than "
-                        "those that are there now: remove it, and make the tables anew"
+                        f"{self.out}: rows {part.first}..{part.last} came from other history files "
+                        "(remove the directory and run again)"
                     )
 
     def mark_stale(self, campaigns: Iterable[str | None]) -> None:
-        """What is computed from these campaigns' rows is out of date."""
+        """Mark everything computed from these campaigns' rows as out of date."""
         for campaign in campaigns:
             key = campaign_key(campaign)
             named = {campaign, *self.campaigns([key])}
@@ -171,7 +176,7 @@ class Tables:
         return [key for key in names if key != NO_CAMPAIGN and not key.startswith(".")]
 
     def campaigns(self, keys: Iterable[str]) -> list[str | None]:
-        """The campaigns that have these keys."""
+        """List the campaigns that have these keys."""
         found: list[str | None] = []
         for path in (self._work / "keys" / key for key in keys):
             if path.exists():
@@ -186,8 +191,10 @@ class Tables:
         return sorted(path.name for path in (self._work / "dirty").iterdir())
 
     def add(self, staged: Path, tables: Iterable[str], parts: list[HistoryPart]) -> None:
-        """Move staged files of these parts to their places. What an earlier try has moved is taken
-        away first: it may have been cut into other files."""
+        """Move staged files of these parts to their places.
+
+        First removes the files of an earlier try, which may have been split differently.
+        """
         for table in tables:
             files = sorted((staged / table).glob(f"{KEY}=*/*/*.parquet"))
             places = {file: self.out / table / file.relative_to(staged / table) for file in files}
@@ -205,15 +212,17 @@ class Tables:
         self._on_step("parts noted")
 
     def swap(self, staged: Path, table: str, keys: Iterable[str]) -> None:
-        """Put what is staged of these keys in place of what is there, or in place of nothing; where
-        nothing is staged, what is there is out of date."""
+        """Replace the rows of these keys by the staged ones.
+
+        A key without staged rows ends up empty.
+        """
         trash = self._work / "trash" / uuid.uuid4().hex
         trash.mkdir(parents=True)
         for key in keys:
             new, old = staged / table / folder(key), self.out / table / folder(key)
             if old.exists():
                 old.rename(trash / key)
-                self._on_step(f"old {table} away")
+                self._on_step(f"old {table} removed")
             if new.exists():
                 old.parent.mkdir(parents=True, exist_ok=True)
                 new.rename(old)

@@ -1,8 +1,8 @@
-"""A campaign's graph on the driver: what is wrong with it, and in which order to submit the rest.
+"""Validation of a campaign's graph on the driver, and the order of its submission.
 
-Names become numbers and edges become arrays (numpy); levels and cycles are found by the code that
-`taskyard load` uses. A million tasks with two million edges take some seconds and some hundred
-megabytes. Knows nothing of Spark, nor of files beyond what a place is called.
+Names become numbers, and edges become numpy arrays. Levels and cycles are found by the code of
+`taskyard load`. A million tasks with two million edges take some seconds and some hundred
+megabytes. Knows nothing of Spark, and of files only the names of places.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from taskyard.pipeline.arrow_rows import service_of_terms
 
 Numbers = np.ndarray[Any, Any]
 
-#: Where a place is: the file and the line.
+#: Returns the file and the line of a place.
 PlaceLookup = Callable[[int], tuple[str, int]]
 
-#: The columns that are needed here.
+#: The columns that validation needs.
 COLUMNS: Final = ("place", "name", "after", "terms", "seconds", "reason", "row")
 
-#: Unknown names that are listed: more of them are one mistake.
+#: The most unknown names that are listed. More are one and the same mistake.
 UNKNOWN_LISTED_MAX: Final = 1000
 
 
@@ -39,18 +39,17 @@ class CriticalPath(Struct):
     """The chain of tasks that takes longest."""
 
     names: list[str]
-    #: None: not all of them say how long they take.
+    #: None if not all of them have a run time.
     seconds: float | None
 
 
 class ValidationResult(Struct):
-    """What there is to say about a campaign."""
+    """The result of validating a campaign."""
 
-    #: Good rows and what they wait for, in an order in which nobody stands before what it waits
-    #: for: their places, and the level of each, from 0 on.
+    #: Places of valid rows, each after all its dependencies, and the level of each from 0 on.
     places: Numbers
     levels: Numbers
-    #: What is wrong with rows that were good by themselves.
+    #: Errors of rows that are valid on their own, by place.
     rejected: dict[int, str]
     tasks: int
     edges: int
@@ -58,7 +57,7 @@ class ValidationResult(Struct):
     #: Tasks of each level.
     sizes: list[int]
     services: dict[str, int]
-    #: Names that the files do not have, with how many wait for each.
+    #: Dependencies that the files do not have, with the number of their dependents.
     unknown: dict[str, int]
     duplicates: int
     cycles: list[list[str]]
@@ -70,16 +69,16 @@ class ValidationResult(Struct):
 
     @property
     def widest(self) -> int:
-        """The level that has the most, from 1 on."""
+        """The number of the largest level, from 1 on."""
         return self.sizes.index(self.width) + 1 if self.sizes else 0
 
 
 class _Tasks(Struct):
-    """The good rows, each name once; a task is its number here."""
+    """The valid rows, each name once. A task is its row number."""
 
     table: pa.Table
     names: pa.Array
-    #: Who waits (a number), and for which name, where it stands in `dependencies` if it is known.
+    #: Edges as two columns: the dependent's number, and the dependency's, -1 if unknown.
     dependents: Numbers
     dependencies: Numbers
     rejected: dict[int, str] = field(default_factory=dict)
@@ -92,11 +91,11 @@ class _Tasks(Struct):
 
 
 class _TaskGraph(Struct):
-    """How the tasks hang together."""
+    """The dependencies between tasks."""
 
     graph: Graph
     levels: Levels
-    #: Groups of tasks that all wait for each other, and one cycle through each.
+    #: Groups of tasks that wait for each other, and one cycle through each.
     cycles: list[tuple[list[int], list[int]]]
 
 
@@ -107,8 +106,10 @@ def validate(
     existing: Iterable[str] = (),
     reject_unknown: bool = False,
 ) -> ValidationResult:
-    """Look at all rows. With `reject_unknown` so is whoever waits for a name that is neither
-    here nor among the `existing`."""
+    """Validate all rows.
+
+    With `reject_unknown`, also reject dependencies that are neither here nor in `existing`.
+    """
     locate = lru_cache(maxsize=None)(locate)
     table = table.sort_by("place") if not _is_sorted(table) else table
     good = table.filter(pc.is_null(table["reason"]))
@@ -134,7 +135,7 @@ def _is_sorted(table: pa.Table) -> bool:
 
 
 def _first_of_each_name(good: pa.Table, locate: PlaceLookup) -> tuple[_Tasks, dict[int, str]]:
-    """The first row of each name, and what is wrong with the others, by place."""
+    """Return the first row of each name, and the errors of the others by place."""
     names = _combined(good["name"])
     encoded = names.dictionary_encode()
     rejected: dict[int, str] = {}
@@ -159,8 +160,10 @@ def _first_of_each_name(good: pa.Table, locate: PlaceLookup) -> tuple[_Tasks, di
 def _reject_behind_doubles(
     tasks: _Tasks, good: pa.Table, doubles: Mapping[int, str], locate: PlaceLookup
 ) -> None:
-    """Reject tasks that wait for a name of which their own file's row was rejected: the row that
-    counts is another file's, and another task."""
+    """Reject tasks that wait for a name whose row in their own file was rejected as a duplicate.
+
+    The valid row of that name is in another file, and is another task.
+    """
     if not doubles:
         return
     is_double = pc.is_in(good["place"], value_set=pa.array([*doubles], pa.int64()))
@@ -187,13 +190,13 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _describe_place(place: int, earlier: int, locate: PlaceLookup) -> str:
-    """Where something else is, seen from a place."""
+    """Describe where another row is, as seen from a place."""
     (file, _), (other, line) = locate(place), locate(earlier)
     return f"on line {line}" if file == other else f"in {other}:{line}"
 
 
 def _unknown_dependencies(tasks: _Tasks) -> dict[str, list[int]]:
-    """Who waits for names that no good row has."""
+    """Find the dependents of names that no valid row has."""
     strange = np.flatnonzero(tasks.dependencies < 0)
     if not len(strange):
         return {}
@@ -205,7 +208,7 @@ def _unknown_dependencies(tasks: _Tasks) -> dict[str, list[int]]:
 
 
 def _rejected_names(table: pa.Table, tasks: _Tasks) -> dict[str, int]:
-    """The places of names that were rejected and that no good row has."""
+    """Find the places of rejected names that no valid row has."""
     if len(tasks.table) == len(table):
         return {}
     is_bad = pc.and_(pc.is_valid(table["reason"]), pc.is_valid(table["name"]))
@@ -264,14 +267,14 @@ def _build_graph(tasks: _Tasks) -> _TaskGraph:
 
 
 def _array(numbers: Numbers) -> array[int]:
-    """What plain Python walks faster than numpy's."""
+    """Convert to an array that plain Python reads faster than numpy's."""
     return array("I", numbers.astype(np.uint32).tobytes())
 
 
 def _reject_dependents(tasks: _Tasks, graph: Graph, locate: PlaceLookup) -> None:
-    """Whoever waits for a rejected task is rejected too."""
+    """Reject all dependents of rejected tasks."""
     line = list(tasks.rejected)
-    for number in line:  # grows while it is walked
+    for number in line:  # grows during the walk
         for dependent in graph.dependents_of(number):
             if dependent not in tasks.rejected:
                 name, place = tasks.name(number), tasks.place(number)
@@ -316,7 +319,7 @@ def _services(table: pa.Table) -> dict[str, int]:
 
 
 def _critical_path(tasks: _Tasks, graph: Graph, levels: Levels) -> CriticalPath:
-    """The longest chain: by time where all tasks say theirs, else by the number of tasks."""
+    """Find the longest chain, by run time if all tasks have one, otherwise by length."""
     seconds = tasks.table["seconds"]
     is_timed = bool(levels.order) and not seconds.null_count
     costs = seconds.to_pylist() if is_timed else [1.0] * len(tasks.table)

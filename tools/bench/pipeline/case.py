@@ -114,13 +114,13 @@ def spark_attempts(state: str) -> Cost:
     out = Path(state) / "out"
     shutil.rmtree(out, ignore_errors=True)
     with CostMeter() as took:
-        from taskyard.pipeline import paths  # noqa: PLC0415  # Spark is not for the peer's process
+        from taskyard.pipeline.layout import spark_write_path  # noqa: PLC0415  # Spark is not for the peer's process
         from taskyard.pipeline.session import session  # noqa: PLC0415
         from taskyard.pipeline.sources import history  # noqa: PLC0415
-        from taskyard.pipeline.transforms.attempts import attempts  # noqa: PLC0415
+        from taskyard.pipeline.transforms.steps import attempts  # noqa: PLC0415
 
         spark = session("bench", MASTER, short_job=False)
-        attempts(history.read(spark, Path(state)).events).write.parquet(paths.for_writing(out))
+        attempts(history.read(spark, Path(state)).events).write.parquet(spark_write_path(out))
     return took.cost
 
 
@@ -159,9 +159,9 @@ def _check_arrived(endpoint: str, rows: int) -> None:
 def sweep(shape: str, tasks: str) -> Speed:
     """A campaign at some points, without Spark, in a process set up as an executor's is."""
     from taskyard.pipeline.jobs.sweep import GC_THRESHOLD  # noqa: PLC0415  # as above
-    from taskyard.pipeline.sweep.bounds import campaign_bounds  # noqa: PLC0415
     from taskyard.pipeline.sweep.grid import Point  # noqa: PLC0415
     from taskyard.pipeline.sweep.simulation import simulate  # noqa: PLC0415
+    from taskyard.pipeline.sweep.workload import campaign_bounds  # noqa: PLC0415
 
     workload = pipeline_campaigns.SHAPES[shape](int(tasks))
     bounds = campaign_bounds(workload)

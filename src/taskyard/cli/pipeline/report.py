@@ -83,23 +83,24 @@ def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) ->
     none was lost, completed twice, or begun too early; exit 6 if one was. The tables are in
     DIR/tables, as Parquet and as CSV. A broker may run meanwhile: the page tells what is so far.
     """
-    from taskyard.pipeline import tuning  # noqa: PLC0415  # it imports Spark
+    from taskyard.pipeline import session  # noqa: PLC0415  # it imports Spark
     from taskyard.pipeline.jobs import report as job  # noqa: PLC0415
-    from taskyard.pipeline.session import session_scope  # noqa: PLC0415
-    from taskyard.pipeline.sources import locations  # noqa: PLC0415
+    from taskyard.pipeline.sources import history  # noqa: PLC0415
 
     place = history_location(cli_context, values["state"], values["history"])
-    size = locations.size_bytes(place)
+    size = history.size_bytes(place)
     cli_context.info(f"starting Spark on {master}")
     with (
         tempfile.TemporaryDirectory(prefix="taskyard-report-") as scratch,
-        session_scope("taskyard report", master, short_job=size <= tuning.SMALL_BYTES) as spark,
+        session.session_scope(
+            "taskyard report", master, short_job=size <= session.SMALL_BYTES
+        ) as spark,
     ):
-        tune_session = tuning.tune_session(spark, size)
+        tune_session = session.tune_session(spark, size)
         if values["history"] is None:
-            frames = locations.from_state(tune_session, place, Path(scratch))
+            frames = history.read(tune_session, place, Path(scratch))
         else:
-            frames = locations.from_history(tune_session, place)
+            frames = history.read_directory(tune_session, place)
         found = job.datasets(frames.events, frames.edges, values["campaign"])
         try:
             path, facts = job.write(found, out, f"Made by Taskyard {__version__}.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from taskyard.pipeline.jobs.sweep import SweepResult
+    from taskyard.pipeline.sweep.conclusions import SweepResult
     from taskyard.pipeline.sweep.workload import Workload
 
 #: Points that are printed one by one; more are for a table, or a picture.
@@ -113,20 +113,20 @@ def _check_history_location(values: dict[str, Any]) -> None:
 
 
 def _workload(cli_context: CliContext, spark: SparkSession, values: dict[str, Any]) -> Workload:
-    from taskyard.pipeline import tuning  # noqa: PLC0415
+    from taskyard.pipeline import session  # noqa: PLC0415
     from taskyard.pipeline.jobs import sweep  # noqa: PLC0415
-    from taskyard.pipeline.sources import locations  # noqa: PLC0415
+    from taskyard.pipeline.sources import history  # noqa: PLC0415
     from taskyard.pipeline.sweep.from_file import workload_of_file  # noqa: PLC0415
 
     if values["file"] is not None:
         return workload_of_file(values["file"], values["run_time"])
     place = history_location(cli_context, values["state"], values["history"])
-    tune_session = tuning.tune_session(spark, locations.size_bytes(place))
+    tune_session = session.tune_session(spark, history.size_bytes(place))
     with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as scratch:
         if values["history"] is None:
-            frames = locations.from_state(tune_session, place, Path(scratch))
+            frames = history.read(tune_session, place, Path(scratch))
         else:
-            frames = locations.from_history(tune_session, place)
+            frames = history.read_directory(tune_session, place)
         return sweep.workload_from_history(frames.events, frames.edges, values["campaign"])
 
 

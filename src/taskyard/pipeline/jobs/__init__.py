@@ -1,1 +1,1 @@
-"""Jobs: read, call transforms, write. One file a verb of `taskyard pipeline`."""
+"""Jobs read, call transforms and write. One module for each command of `taskyard pipeline`."""

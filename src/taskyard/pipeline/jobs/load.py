@@ -1,9 +1,9 @@
-"""`pipeline load`: campaigns' files, checked by Spark and submitted from its partitions.
+"""`pipeline load`: validate campaign files in Spark and submit them from its partitions.
 
-Read, judge, write the rejects, submit. Nothing is submitted before all is judged, and nothing at
-all while there are rejects, unless they are to be left out. Tasks are submitted level by level: in
-waves, each a Spark job of its own, so that whatever the broker has been given at any moment waits
-for nothing that it does not have. Run again after a kill it submits what is missing.
+Read, validate, write the rejects, submit. Nothing is submitted before validation is complete. By
+default, a single reject prevents the submission. Tasks are submitted level by level, in waves of
+one Spark job each. So at any time the broker has every dependency of the tasks that it has. A
+second run after a kill submits the missing tasks.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from taskyard.campaign.formats import FileOptions
     from taskyard.pipeline.sources.campaigns import CampaignFiles
 
-#: Tasks of one wave at least, where levels are smaller: a Spark job takes a tenth of a second.
+#: The least tasks in a wave of small levels. A Spark job takes a tenth of a second.
 WAVE_TASKS_MIN: Final = 50_000
 
-#: Tasks that one partition submits, where a level is larger.
+#: Tasks that one partition submits if a level is larger.
 PORTION_TASKS: Final = 50_000
 
-#: Rejects that are kept: beyond this the files are not what they were taken for.
+#: More rejects than this mean that the files have another format.
 REJECTS_MAX: Final = 1_000_000
 
-#: Told how many tasks are submitted, and of how many.
+#: Called with the number of tasks submitted and the total.
 Progress = Callable[[int, int], None]
 
-#: What a partition does.
+#: A function that Spark runs in a partition.
 _PartitionFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _OUTCOME: Final = "new long, known long, error string"
 
 
 class Reject(Struct):
-    """A row that can't be taken; as `taskyard load` writes it."""
+    """A rejected row, in the form that `taskyard load` writes."""
 
     file: str
     line: int
@@ -68,17 +68,17 @@ class Reject(Struct):
 
 
 class CheckedCampaign(Struct):
-    """Files that were read and judged. Close it: Spark holds the rows until then."""
+    """Validated files. Close it to release the rows that Spark caches."""
 
     campaign: CampaignFiles
     chunks: DataFrame
-    #: All but the payloads.
+    #: All columns but the payloads.
     table: pa.Table
     validation: ValidationResult
     rejects: list[Reject]
 
     def revalidate(self, existing: Iterable[str]) -> None:
-        """The same, where names that are neither here nor among the known are bad."""
+        """Validate again, and reject dependencies that neither the files nor `existing` have."""
         if not self.validation.unknown:
             return
         where = self.campaign.where
@@ -91,13 +91,13 @@ class CheckedCampaign(Struct):
         self.chunks.unpersist()
 
     def rejects_frame(self, spark: SparkSession) -> DataFrame:
-        """The dataset `rejects`."""
+        """Return the rejected rows as the dataset `rejects`."""
         rows = ((one.file, one.line, one.reason, bytes(one.raw).decode()) for one in self.rejects)
         return spark.createDataFrame(list(rows), REJECTS.schema)
 
 
 def read(spark: SparkSession, files: Sequence[str], options: FileOptions) -> CheckedCampaign:
-    """Read and judge campaigns' files. Raises UserError for a file that can't be read at all."""
+    """Read and validate campaign files. Raises UserError for an unreadable file."""
     campaign = campaigns.plan(files, options)
     chunks = campaigns.read(spark, campaign).persist(StorageLevel.MEMORY_AND_DISK)
     table = unpack(chunks.select("graph").toArrow()["graph"])
@@ -109,7 +109,7 @@ def read(spark: SparkSession, files: Sequence[str], options: FileOptions) -> Che
 
 
 def _check_files(table: pa.Table) -> None:
-    """Refuse all if a file can't be read to its end: nobody knows what it lacks."""
+    """Raise UserError if a file can't be read to its end: its missing rows are unknown."""
     is_refused = pc.and_(pc.is_valid(table["reason"]), pc.is_null(table["row"]))
     refused = table.filter(is_refused)["reason"].to_pylist()
     if refused:
@@ -120,11 +120,11 @@ def _check_files(table: pa.Table) -> None:
 def _rejects(
     campaign: CampaignFiles, chunks: DataFrame, table: pa.Table, validation: ValidationResult
 ) -> list[Reject]:
-    """What was wrong with rows by themselves, and with their names and dependencies."""
+    """List invalid rows, then rows with invalid names or dependencies."""
     bad = table.filter(pc.is_valid(table["reason"]))
     if len(bad) + len(validation.rejected) > REJECTS_MAX:
         raise UserError(
-            f"more than {REJECTS_MAX:,} rows are bad; see that it is the right format. The first: "
+            f"more than {REJECTS_MAX:,} invalid rows (is this the right format?), the first: "
             f"{bad['reason'][0] if len(bad) else next(iter(validation.rejected.values()))}"
         )
     found = [
@@ -140,7 +140,7 @@ def _rejects(
 
 
 def _rows_at_places(chunks: DataFrame, places: list[int]) -> list[tuple[int, str]]:
-    """Tasks as they could be written, by their places."""
+    """Return the tasks at these places, as a file would have them."""
     if not places:
         return []
     wanted = pa.array(places, pa.int64())
@@ -160,8 +160,10 @@ def _rows_at_places(chunks: DataFrame, places: list[int]) -> list[tuple[int, str
 
 
 def write_rejects(rejects: Sequence[Reject], target: Path | None) -> list[Path]:
-    """Write what was rejected, an object a line: into one file, or beside each input. Returns
-    where. Replaces what an earlier run left there."""
+    """Write rejects as JSON lines, to one file or beside each input.
+
+    Returns the paths. Replaces the files of an earlier run.
+    """
     by_place: dict[Path, list[Reject]] = {}
     for one in rejects:
         by_place.setdefault(target or Path(one.file + REJECTED_SUFFIX), []).append(one)
@@ -170,10 +172,10 @@ def write_rejects(rejects: Sequence[Reject], target: Path | None) -> list[Path]:
         try:
             with unfinished.open("wb") as file:
                 file.writelines(msgspec.json.encode(one) + b"\n" for one in some)
-            os.replace(unfinished, place)  # noqa: PTH105  # the same, said plainly
-        except OSError as wrong:
+            os.replace(unfinished, place)  # noqa: PTH105  # replaces an existing file
+        except OSError as error:
             raise UserError(
-                f"{place}: can't be written: {wrong.strerror}; say where to: --rejects FILE"
+                f"{place}: can't be written: {error.strerror} (use --rejects FILE)"
             ) from None
     return list(by_place)
 
@@ -182,7 +184,7 @@ def write_rejects(rejects: Sequence[Reject], target: Path | None) -> list[Path]:
 
 
 class SubmitPlan(Struct):
-    """Who submits what, when: waves of portions, each portion a partition of Spark."""
+    """The order of submission: waves of portions, with one Spark partition for each portion."""
 
     #: The portion of each task, in the order of `ValidationResult.places`.
     portions: Numbers
@@ -195,7 +197,10 @@ class SubmitPlan(Struct):
 def plan(
     sizes: Sequence[int], *, wave: int = WAVE_TASKS_MIN, portion: int = PORTION_TASKS
 ) -> SubmitPlan:
-    """Small levels follow each other within one portion; a large one is spread over several."""
+    """Plan the waves.
+
+    A portion may span several small levels. A large level is spread over several portions.
+    """
     waves: list[range] = []
     totals: list[int] = []
     portions: list[int] = []
@@ -216,7 +221,7 @@ def plan(
 def submit_all(
     checked: CheckedCampaign, target: Target, progress: Progress = lambda _done, _total: None
 ) -> SubmitCounts:
-    """Submit all good tasks, wave by wave. Raises `Refused`."""
+    """Submit all valid tasks, wave by wave. Raises `Refused`."""
     validation = checked.validation
     total = len(validation.places)
     counts = SubmitCounts()
@@ -229,19 +234,18 @@ def submit_all(
         for new, existing, error in context.runJob(portions, list, partitions=list(wave)):
             counts.add(SubmitCounts(new, existing))
             if error:
-                so_far = f"{counts.new:,} new tasks were taken before it; mend it and run it again"
-                raise Refused(f"{error} ({so_far})")
+                raise Refused(f"{error} ({counts.new:,} new tasks were submitted before it)")
         progress(counts.new + counts.existing, total)
     return counts
 
 
 def conflicts(checked: CheckedCampaign, target: Target) -> list[str]:
-    """What the broker knows under the same names, and not the same. Nothing is submitted."""
+    """List tasks that the broker has with another payload or campaign. Submits nothing."""
     return _collect_messages(checked, _message_function(target, find_conflicts))
 
 
 def unplaced_tasks(checked: CheckedCampaign, target: Target) -> list[str]:
-    """What is wrong with tasks whose lane the broker's settings make. Nothing is submitted."""
+    """List tasks whose lane can't be derived by the broker's settings. Submits nothing."""
     shared = SharedTerms(target.campaign.encode(), target.now_ns)
     terms = [shared.get(text) for text in checked.table["terms"].unique().to_pylist() if text]
     with target.client() as client:
@@ -251,7 +255,7 @@ def unplaced_tasks(checked: CheckedCampaign, target: Target) -> list[str]:
 
 
 def _collect_messages(checked: CheckedCampaign, find_messages: _PartitionFunction) -> list[str]:
-    """What there is to say of all good tasks."""
+    """Collect the messages about all valid tasks."""
     validation = checked.validation
     if not len(validation.places):
         return []
@@ -261,11 +265,12 @@ def _collect_messages(checked: CheckedCampaign, find_messages: _PartitionFunctio
 
 
 def _portions(checked: CheckedCampaign, plans: SubmitPlan) -> DataFrame:
-    """The chunks cut into pieces, those of a portion in a partition."""
+    """Split chunks by portion, and move each portion to its own partition."""
     spark = checked.chunks.sparkSession
     places = checked.validation.places
     by_place = np.argsort(places)
-    # What a task's place says of its turn; partitions that read nothing need not have it.
+    # Maps a task's place to its position in the order of submission. It is broadcast, because
+    # partitions that read no file do not need it.
     turns = spark.sparkContext.broadcast((places[by_place], by_place, plans.portions))
 
     def cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -278,7 +283,7 @@ def _portions(checked: CheckedCampaign, plans: SubmitPlan) -> DataFrame:
 
 
 def _pieces(tasks: pa.Table, places: Numbers, turns: Numbers, portions: Numbers) -> pa.RecordBatch:
-    """A chunk by portions; tasks that were rejected are in none."""
+    """Split a chunk by portion. Rejected tasks are in none."""
     found = np.minimum(np.searchsorted(places, tasks["place"].to_numpy()), len(places) - 1)
     is_wanted = places[found] == tasks["place"].to_numpy()
     tasks = tasks.filter(pa.array(is_wanted))
@@ -299,7 +304,7 @@ def _pieces(tasks: pa.Table, places: Numbers, turns: Numbers, portions: Numbers)
 
 
 def _in_submit_order(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The tasks of a portion, in the order of submission."""
+    """Sort the tasks of a portion in the order of submission."""
     pieces = [piece for batch in batches for piece in batch["tasks"]]
     return unpack(pieces).sort_by("turn").to_batches() if pieces else []
 
@@ -308,7 +313,7 @@ def _submit_function(target: Target) -> _PartitionFunction:
     def submit_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
             counts = submit(_in_submit_order(batches), target)
-        except TaskyardError as error:  # as data: Spark would try it again, and tell it in pages
+        except TaskyardError as error:  # returned as data: Spark would retry, and print pages
             yield _outcome(SubmitCounts(), [str(error)])
         else:
             yield _outcome(counts, [None])
@@ -319,14 +324,14 @@ def _submit_function(target: Target) -> _PartitionFunction:
 def _message_function(
     target: Target, tell: Callable[[Iterable[pa.RecordBatch], Target], Iterator[str]]
 ) -> _PartitionFunction:
-    def tell_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def check_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
             found = list(tell(_in_submit_order(batches), target))
         except TaskyardError as error:
             found = [str(error)]
         yield _outcome(SubmitCounts(), [*found])
 
-    return tell_portion
+    return check_portion
 
 
 def _outcome(counts: SubmitCounts, errors: list[str | None]) -> pa.RecordBatch:

@@ -1,7 +1,8 @@
-"""A frame's rows as tasks, and what became of them as a frame: what `taskyard.spark` offers.
+"""Rows of a DataFrame as tasks, and their results as a DataFrame, for `taskyard.spark`.
 
-Submits through the data source, waits on the driver, and fetches results from the partitions. Who
-did a task and how long it took is what the broker decided, read after the end of it.
+Submits through the data source, waits on the driver, and fetches results in the partitions. The
+worker and the run time of a task come from the broker's records, read after the campaign has
+settled.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from taskyard.errors import UserError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-#: What there is to say of a task, beside its key.
+#: The columns of a result, beside its key.
 _RESULTS: Final = (
     "name string, task string, state string, result string, reason string, attempts long"
 )
 
-#: `{column}` in a word of a command; a brace that is meant is doubled.
+#: `{column}` in an argument of a command. A literal brace is doubled.
 _FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
 class MapTarget(Struct, frozen=True):
-    """Where the broker is, and which campaign is meant."""
+    """The broker's address and the campaign."""
 
     broker: str
     key: str | None
@@ -47,9 +48,9 @@ class MapTarget(Struct, frozen=True):
 
 
 def map_target(broker: str | None, state: str | None, key: str | None, campaign: str) -> MapTarget:
-    """The place that is meant, by the rules that every client has."""
+    """Find the broker by the rules of every client. Raises UserError without a campaign."""
     if not campaign:
-        raise UserError("give the campaign a name: the tasks have the full names CAMPAIGN/KEY")
+        raise UserError("campaign: a name is required (tasks are named CAMPAIGN/KEY)")
     return MapTarget(discovery.endpoint(broker, state), key, campaign)
 
 
@@ -59,10 +60,10 @@ def tasks_of(
     work: dict[str, Any],
     options: dict[str, Any],
 ) -> DataFrame:
-    """The tasks of a frame's rows: a name each, what to do, and the keys of a task as given."""
+    """Return the tasks of a frame's rows: their names, their work and the given options."""
     _check_columns(frame, [key])
     if (work["call"] is None) == (work["argv"] is None):
-        raise UserError("say what to do with a row: call='module:function', or argv=[…]")
+        raise UserError("exactly one of call='module:function' and argv=[…] is required")
     columns = {"name": name_of(key)}
     if work["call"] is not None:
         columns |= _call(frame, work["call"], work["arguments"])
@@ -78,7 +79,7 @@ def name_of(key: str) -> Column:
 
 
 def _call(frame: DataFrame, call: str, arguments: Sequence[str] | None) -> dict[str, Column]:
-    """A function that gets the row's columns by their names."""
+    """Return the columns of a call that gets the row's values as keyword arguments."""
     names = frame.columns if arguments is None else list(arguments)
     _check_columns(frame, names)
     row = F.struct(*(F.col(f"`{name}`") for name in names))
@@ -86,9 +87,9 @@ def _call(frame: DataFrame, call: str, arguments: Sequence[str] | None) -> dict[
 
 
 def _argv(frame: DataFrame, argv: Sequence[str]) -> Column:
-    """A command with the row's values in its words."""
+    """Return a command with the row's values in its arguments."""
     if isinstance(argv, str):
-        raise UserError(f"{argv!r} is one word where a list of words is wanted; give a list")
+        raise UserError(f"argv: {argv!r} is not a list")
     return F.array(*(_word(frame, word) for word in argv))
 
 
@@ -109,14 +110,14 @@ def _word(frame: DataFrame, word: str) -> Column:
 def _check_columns(frame: DataFrame, names: Sequence[str]) -> None:
     for name in names:
         if name not in frame.columns:
-            raise UserError(
-                f"the frame has no column {name!r}; give one of {', '.join(frame.columns)}"
-            )
+            raise UserError(f"unknown column {name!r} (the frame has {', '.join(frame.columns)})")
 
 
 def run(tasks: DataFrame, target: MapTarget, timeout: float | None) -> int:
-    """Submit tasks and wait until all of their campaign is settled. Returns the record after which
-    it is told what became of them. Raises `TimedOut`."""
+    """Submit tasks and wait until their whole campaign has settled.
+
+    Returns the record after which their results are found. Raises `TimedOut`.
+    """
     with target.client() as client:
         is_new = not any(client.counts(target.campaign).values())
         since = int(client.status()["records"]) if is_new else 0
@@ -129,7 +130,7 @@ def run(tasks: DataFrame, target: MapTarget, timeout: float | None) -> int:
 
 
 def outcomes(frame: DataFrame, key: str, target: MapTarget, since: int) -> DataFrame:
-    """What became of each row's task."""
+    """Return the result of each row's task."""
     full_name = F.concat(F.lit(prefix(target.campaign)), name_of(key))
     keys = frame.select(
         F.col(f"`{key}`").alias("key"), name_of(key).alias("name"), full_name.alias("task")
@@ -161,7 +162,7 @@ def _fetched(client: Client, batch: pa.RecordBatch) -> pa.RecordBatch:
     names = batch["task"].to_pylist()
     results, views = client.results(names), client.existing(names)
     states = [views[name]["state"] for name in names]
-    # A truncated result is no result: the reason says so.
+    # A truncated result is left out. The reason says so.
     is_done = [views[name]["state"] == "done" and not results[name].bytes_total for name in names]
     texts = [_text(results[name]) for name in names]
     columns = {
@@ -188,7 +189,7 @@ def _lookup(texts: list[str], wanted: list[bool]) -> list[str | None]:
 
 
 def _workers_and_times(target: MapTarget, since: int) -> pa.Table:
-    """Who did each task at last, and for how long, as far as the broker still tells."""
+    """Return the last worker and run time of each task, as far as the broker has the records."""
     leased: dict[str, tuple[str, float]] = {}
     done: dict[str, tuple[str, float]] = {}
     with target.client() as client:

@@ -1,8 +1,8 @@
-"""`pipeline report`: what happened, as one page with pictures, and the tables beside it.
+"""`pipeline report`: one HTML page about a history, with its tables beside it.
 
-Reads events and edges, has the transforms make the datasets, and collects aggregates alone: the
-page of a million tasks is as large as that of a hundred. Beside the page lie the tables, each as
-Parquet and as CSV: a file each, or a directory of files where a table is large.
+Reads events and edges, calls the transforms, and collects only aggregates. So the page of a million
+tasks is as large as that of a hundred. Each table is written as Parquet and as CSV: one file, or a
+directory of files if the table is large.
 """
 
 from __future__ import annotations
@@ -18,22 +18,27 @@ from msgspec import Struct
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
+from taskyard.pipeline.placement import placed_tasks
 from taskyard.pipeline.report import page
 from taskyard.pipeline.report.charts import WORKERS_SHOWN_MAX
 from taskyard.pipeline.report.format import shorten_name
 from taskyard.pipeline.report.headline import page_of
-from taskyard.pipeline.report.intervals import TimeSeries, interval_width, over_time
-from taskyard.pipeline.report.summary import ReportSummary
+from taskyard.pipeline.report.summary import ReportSummary, TimeSeries, interval_width, over_time
+from taskyard.pipeline.session import cache
 from taskyard.pipeline.transforms import summaries
-from taskyard.pipeline.transforms.attempts import attempts_from_steps
-from taskyard.pipeline.transforms.critical_path import critical_path
-from taskyard.pipeline.transforms.guarantees import Guarantees, guarantees_from_steps
+from taskyard.pipeline.transforms.guarantees import (
+    Guarantees,
+    broken_dependencies,
+    lost_tasks,
+    repeated_completions,
+    task_ends,
+    unknown_tasks,
+)
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.metrics import attempt_deltas, campaign_deltas
-from taskyard.pipeline.transforms.steps import steps
-from taskyard.pipeline.transforms.tasks import placed_tasks, tasks_without_graph
+from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
+from taskyard.pipeline.transforms.tasks import critical_path, tasks_without_graph
 from taskyard.pipeline.transforms.workers import workers
-from taskyard.pipeline.tuning import cache
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,24 +47,24 @@ if TYPE_CHECKING:
 
 PAGE: Final = "report.html"
 
-#: Rows that a table may have to be one file; a larger one is a directory of them.
+#: A larger table is written as a directory of files.
 ROWS_PER_FILE_MAX: Final = 2_000_000
 
-#: Campaigns that an error names.
+#: Campaigns that an error lists.
 _CAMPAIGNS_LISTED_MAX: Final = 10
 
 
 class ReportDatasets(Struct):
-    """What a history comes to. Spark holds them until they are let go."""
+    """The datasets of a report. Call `release` to free Spark's cache."""
 
     campaign: str | None
-    #: Of the campaign; workers are everybody's.
+    #: Rows of the campaign. Workers are shared by all campaigns.
     task_steps: DataFrame
     tasks: DataFrame
     attempts: DataFrame
     workers: DataFrame
     critical_path: DataFrame
-    #: Of the whole history.
+    #: Counted over the whole history.
     guarantees: Guarantees
     cached: list[DataFrame]
 
@@ -69,8 +74,10 @@ class ReportDatasets(Struct):
 
 
 def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> ReportDatasets:
-    """The datasets of one campaign, or of all of them as one. What must never happen is counted
-    over the whole history."""
+    """Compute the datasets of one campaign, or of all campaigns as one.
+
+    Violations of guarantees are counted over the whole history.
+    """
     known = _campaigns(events)
     if campaign is None and len(known) == 1:
         campaign = known[0]
@@ -94,8 +101,36 @@ def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> Repor
         attempts=attempts.where(own),
         workers=stays,
         critical_path=path.where(own),
-        guarantees=guarantees_from_steps(events, task_steps, tasks, between),
+        guarantees=count_guarantees(events, task_steps, tasks, between),
         cached=[task_steps, attempts, alone, between, tasks, stays, path],
+    )
+
+
+def count_guarantees(
+    events: DataFrame, task_steps: DataFrame, tasks: DataFrame, between: DataFrame
+) -> Guarantees:
+    """Count how tasks ended, and every violation of a guarantee.
+
+    Each count is a query of its own: Spark takes twice as long to plan all of them as one.
+    """
+    lost = cache(lost_tasks(events, task_steps, tasks, between))
+    try:
+        rows = task_ends(tasks, lost).toArrow().to_pylist()
+    finally:
+        lost.unpersist()
+    ends = {row["end"]: row["count"] for row in rows}
+    return Guarantees(
+        submitted=sum(ends.values()),
+        done=ends.get("DONE", 0),
+        failed=ends.get("FAILED", 0),
+        cancelled=ends.get("CANCELLED", 0),
+        blocked_behind_failure=ends.get("blocked_behind_failure", 0),
+        unfinished=ends.get("unfinished", 0),
+        lost=ends.get("lost", 0),
+        completed_twice=repeated_completions(task_steps).count(),
+        dependencies_broken=broken_dependencies(task_steps, between).count(),
+        unknown=unknown_tasks(task_steps).count(),
+        stale_refused=events.where(f.col("kind") == "stale").count(),
     )
 
 
@@ -105,16 +140,16 @@ def _campaigns(events: DataFrame) -> list[str]:
 
 
 def _unknown_campaign(campaign: str, known: list[str]) -> str:
-    text = f"campaign {shorten_name(campaign)} is not in this history"
+    text = f"unknown campaign {shorten_name(campaign)!r}"
     if not known:
-        return f"{text}: nothing has been submitted"
+        return f"{text} (this history has no tasks)"
     names = ", ".join(shorten_name(one) or "(none)" for one in known[:_CAMPAIGNS_LISTED_MAX])
     more = ", …" if len(known) > _CAMPAIGNS_LISTED_MAX else ""
-    return f"{text}; it has {names}{more}"
+    return f"{text} (this history has {names}{more})"
 
 
 def summarize(found: ReportDatasets) -> ReportSummary:
-    """The aggregates that the page shows, collected."""
+    """Collect the aggregates that the page shows."""
     totals = summaries.totals(found.tasks).toArrow().to_pylist()[0]
     stays = found.workers.toArrow()
     facts = ReportSummary(
@@ -151,10 +186,10 @@ def _by_worker(summed: pa.Table, width_ns: int) -> dict[str, TimeSeries]:
 
 
 def write(found: ReportDatasets, out: Path, footer: str) -> tuple[Path, ReportSummary]:
-    """Write the page and the tables; where the page is, and what it says."""
+    """Write the page and the tables. Returns the path of the page and its summary."""
     facts = summarize(found)
     if not facts.number("tasks"):
-        raise UserError("there is nothing to report yet; submit tasks first")
+        raise UserError("nothing to report: this history has no tasks")
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
     unfinished = path.with_name(PAGE + ".new")
@@ -165,12 +200,12 @@ def write(found: ReportDatasets, out: Path, footer: str) -> tuple[Path, ReportSu
     return path, facts
 
 
-#: The tables beside the page.
+#: The tables that are written beside the page.
 TABLES: Final = ("tasks", "attempts", "workers", "critical_path")
 
 
 def _write_table(frame: DataFrame, directory: Path, name: str) -> None:
-    """One table, in both formats. A list or a map has no place in CSV, but as text."""
+    """Write one table in both formats. Lists and maps become text in CSV."""
     directory.mkdir(parents=True, exist_ok=True)
     parquet, csv = directory / f"{name}.parquet", directory / f"{name}.csv"
     for path in (parquet, csv):
@@ -198,7 +233,7 @@ def _text(name: str, kind: str) -> Column:
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """The same with texts in place of lists and maps."""
+    """Replace lists and maps by text."""
     for place, field in enumerate(table.schema):
         if pa.types.is_nested(field.type):
             texts = [None if one is None else str(one) for one in table.column(place).to_pylist()]

@@ -1,7 +1,7 @@
-"""`pipeline sweep`: a campaign at every point of a grid, spread over the executors.
+"""`pipeline sweep`: simulate a campaign at every point of a grid, in the executors.
 
-Reads the workload, lets each executor simulate its share of the points, and writes what came out:
-a table, and a page with a picture. The simulation itself is `taskyard.pipeline.sweep`.
+Reads the workload, gives each executor a share of the points, and writes the results as a table and
+as a page with charts. The simulation itself is in `taskyard.pipeline.sweep`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-from msgspec import Struct, structs
+from msgspec import structs
 from pyspark.sql import functions as f
 
 from taskyard.errors import UserError
+from taskyard.pipeline.placement import tasks_from_steps
 from taskyard.pipeline.report.format import format_duration
-from taskyard.pipeline.sweep.bounds import CampaignBounds, campaign_bounds
-from taskyard.pipeline.sweep.conclusions import check_text, sentences
+from taskyard.pipeline.session import cache
+from taskyard.pipeline.sweep.conclusions import SweepResult, check_text, sentences
 from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
 from taskyard.pipeline.sweep.grid import Forecast, Point
+from taskyard.pipeline.sweep.page import page_of
 from taskyard.pipeline.sweep.simulation import replay, simulate
-from taskyard.pipeline.sweep.workload import Workload, decode_workload, encode_workload
-from taskyard.pipeline.transforms.attempts import attempts_from_steps
-from taskyard.pipeline.transforms.steps import steps
-from taskyard.pipeline.transforms.tasks import tasks_from_steps
+from taskyard.pipeline.sweep.workload import (
+    Workload,
+    campaign_bounds,
+    decode_workload,
+    encode_workload,
+)
+from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
 from taskyard.pipeline.transforms.workers import workers
-from taskyard.pipeline.tuning import cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,13 +40,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-#: Shares of the points for each core: points differ in how long they take.
+#: Shares per core. Several, because points differ in how long they take.
 SHARES_PER_CORE: Final = 4
 
-#: As the broker sets it: many live objects make each collection dear.
+#: The broker's own setting. Many live objects make each collection expensive.
 GC_THRESHOLD: Final = 50_000
 
-#: Tasks in one sweep: they are sent to every executor.
+#: Limit of the tasks in a sweep. All of them are sent to every executor.
 TASKS_MAX: Final = 2_000_000
 
 _POINTS: Final = "number long, workers long, slots long, policy array<string>"
@@ -55,32 +59,13 @@ _FORECASTS: Final = (
 _HOUR_NS: Final = 3_600_000_000_000
 
 
-class SweepResult(Struct):
-    """What came out of a sweep."""
-
-    workload: Workload
-    time_bounds: CampaignBounds
-    #: The points in the order of the grid, each with what came out.
-    results: list[tuple[Point, Forecast]]
-    sentences: list[str]
-    #: The campaign on the workers that it had; None: it was not measured.
-    replayed: Forecast | None = None
-
-    @property
-    def error(self) -> float | None:
-        """How far the simulated makespan is from the measured one, as a part of it."""
-        if self.replayed is None or not self.workload.makespan_ns:
-            return None
-        return self.replayed.makespan_ns / self.workload.makespan_ns - 1
-
-
 def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> SweepResult:
-    """Simulate a campaign at every point. Raises UserError where there is nothing to simulate."""
+    """Simulate a campaign at every point. Raises UserError for too few or too many tasks."""
     if not workload.names:
-        raise UserError("there are no tasks to simulate; see that the campaign's name is right")
+        raise UserError("no tasks to simulate (check the campaign's name)")
     if len(workload.names) > TASKS_MAX:
         raise UserError(
-            f"{len(workload.names):,} tasks are more than {TASKS_MAX:,}; give one --campaign"
+            f"{len(workload.names):,} tasks, the limit is {TASKS_MAX:,} (use --campaign)"
         )
     time_bounds = campaign_bounds(workload)
     results = list(zip(points, forecasts(spark, workload, points), strict=True))
@@ -94,7 +79,7 @@ def sweep(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> S
 
 
 def workload_from_history(events: DataFrame, edges: DataFrame, campaign: str | None) -> Workload:
-    """The workload of a past campaign, or of all in a history together."""
+    """Build the workload of a past campaign, or of all campaigns of a history together."""
     moves = cache(steps(events))
     attempts = cache(attempts_from_steps(moves))
     tasks = tasks_from_steps(moves, edges)
@@ -112,7 +97,7 @@ def workload_from_history(events: DataFrame, edges: DataFrame, campaign: str | N
 
 
 def forecasts(spark: SparkSession, workload: Workload, points: Sequence[Point]) -> list[Forecast]:
-    """What comes out of each point, in the order of the points."""
+    """Simulate all points, and return their forecasts in the order of the points."""
     shared = spark.sparkContext.broadcast(encode_workload(workload))
     rows = [(number, one.workers, one.slots, list(one.policy)) for number, one in enumerate(points)]
     shares = min(len(points), SHARES_PER_CORE * spark.sparkContext.defaultParallelism)
@@ -123,10 +108,10 @@ def forecasts(spark: SparkSession, workload: Workload, points: Sequence[Point]) 
 
 
 def _simulate_share(shared: object) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.DataFrame]]:
-    """What an executor does with its share of the points."""
+    """Return the function that simulates an executor's share of the points."""
 
     def run(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        gc.freeze()  # what was imported stays
+        gc.freeze()  # imported modules are never collected
         gc.set_threshold(GC_THRESHOLD)
         workload = decode_workload(shared.value)  # type: ignore[attr-defined]
         time_bounds = campaign_bounds(workload)
@@ -142,7 +127,7 @@ def _simulate_share(shared: object) -> Callable[[Iterable[pd.DataFrame]], Iterat
 
 
 def table_of(sweep_result: SweepResult, price: float | None = None) -> pa.Table:
-    """The sweep as a table: a row a point. A price is that of one slot for an hour."""
+    """Return the sweep as a table with one row for each point. `price` is per slot and hour."""
     rows = []
     for point, forecast in sweep_result.results:
         slot_hours = point.slots_total * forecast.makespan_ns / _HOUR_NS
@@ -160,9 +145,7 @@ def table_of(sweep_result: SweepResult, price: float | None = None) -> pa.Table:
 
 
 def write(sweep_result: SweepResult, table: pa.Table, directory: Path) -> Path:
-    """Write the table and the page; where the page is."""
-    from taskyard.pipeline.sweep.page import page_of  # noqa: PLC0415  # who prints needs no page
-
+    """Write the table and the page. Returns the path of the page."""
     directory.mkdir(parents=True, exist_ok=True)
     pa.parquet.write_table(table, directory / "sweep.parquet", compression="zstd")
     pa.csv.write_csv(table, directory / "sweep.csv")
@@ -172,11 +155,11 @@ def write(sweep_result: SweepResult, table: pa.Table, directory: Path) -> Path:
 
 
 def speed_text(sweep_result: SweepResult) -> str:
-    """How fast it was simulated."""
+    """Describe the speed of the simulation."""
     cpu_ns = sum(forecast.cpu_ns for _, forecast in sweep_result.results)
     tasks = len(sweep_result.workload.names) * len(sweep_result.results)
     rate = tasks / cpu_ns * 1e9 if cpu_ns else 0
     return (
         f"{len(sweep_result.results):,} points of {len(sweep_result.workload.names):,} tasks took "
-        f"{format_duration(cpu_ns)} of CPU: {rate:,.0f} simulated tasks a second and core"
+        f"{format_duration(cpu_ns)} of CPU: {rate:,.0f} simulated tasks per second and core"
     )

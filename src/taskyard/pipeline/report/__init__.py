@@ -1,6 +1,6 @@
-"""Pages with pictures: the report of what happened, and that of a sweep.
+"""HTML pages with charts: the report of a history, and that of a sweep.
 
-Owns how a page looks (`page`), its words (`words`) and its pictures (`figures`, `pictures`). What
-is drawn are aggregates, a few thousand points a picture at most: however large a campaign, its page
-opens at once. Nothing here asks Spark or reads files.
+Owns the look of a page (`page`), text (`format`, `headline`) and charts (`figures`, `charts`).
+Charts show aggregates of at most a few thousand points, so the page of any campaign opens at once.
+Nothing here uses Spark or reads files.
 """

@@ -1,6 +1,6 @@
-"""The report's pictures, each from a small table: what it shows, and a sentence that says it.
+"""The report's charts, each from a small table, with a paragraph that states its message.
 
-A picture that would show nothing is left out, and its sentence says why. Axes have names and units.
+A chart without data is left out, and its paragraph says why. Axes have names and units.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from taskyard.pipeline.report.format import (
     format_percent,
     shorten_name,
 )
-from taskyard.pipeline.report.page import Section, Table
-from taskyard.pipeline.report.summary import ReportSummary, columns, micros
+from taskyard.pipeline.report.page import Section
+from taskyard.pipeline.report.summary import ReportSummary, busy_share, columns, int_of, micros
 from taskyard.pipeline.transforms.summaries import BINS_PER_DECADE
 
 if TYPE_CHECKING:
-    from taskyard.pipeline.report.intervals import TimeSeries
+    from taskyard.pipeline.report.summary import TimeSeries
 
-#: Rows of a picture with a row a worker, and steps of a chain, that can be read.
+#: The most workers, and steps of a chain, that fit as rows of a chart.
 WORKERS_SHOWN_MAX: Final = 40
 STEPS_SHOWN_MAX: Final = 40
 
-#: Services whose lines can be told apart, and levels that have a bar each.
+#: Services whose lines stay distinct, and levels that get a bar each.
 SERVICES_MAX: Final = 6
 LEVELS_MAX: Final = 100
 
-#: Stretches of time that can be told apart with a gap between them.
+#: The most intervals that are drawn with a gap between them.
 INTERVALS_SEPARATE_MAX: Final = 60
 
-#: Pixels of one row in a picture of rows, and of what is around them.
+#: Height of one row of a chart, and of its frame, in pixels.
 _ROW_HEIGHT: Final = 22
 _AROUND_HEIGHT: Final = 110
 
@@ -50,92 +50,88 @@ _SINCE: Final = "{} since the first submission"
 
 
 def over_time(facts: ReportSummary) -> Section:
-    """Throughput, and what waits and runs."""
-    title = "How it went"
-    told = facts.over_time
-    if not told.finished:
-        return Section("over-time", title, ["Nothing has happened yet."])
+    """Draw throughput, and the number of waiting and running tasks."""
+    title = "Throughput and queue"
+    series = facts.over_time
+    if not series.finished:
+        return Section("over-time", title, ["No events yet."])
     unit = TimeUnit(facts.makespan_ns)
-    x = unit.of(told.begins_ns)
-    seconds = told.width_ns / SECOND_NS
-    done = [round(one / seconds, 3) for one in told.finished]
-    wrong = [round(one / seconds, 3) for one in told.failed]
-    width = told.width_ns / unit.length_ns
+    x = unit.of(series.begins_ns)
+    seconds = series.width_ns / SECOND_NS
+    done = [round(one / seconds, 3) for one in series.finished]
+    failed = [round(one / seconds, 3) for one in series.failed]
+    width = series.width_ns / unit.length_ns
     traces = [
         bar_trace("done", x, done, "@blue", offset=0, width=width),
-        line_trace("waiting for a worker", x, told.ready_counts, "@orange", xaxis="x", yaxis="y2"),
-        line_trace("running", x, told.running, "@green", xaxis="x", yaxis="y2"),
+        line_trace("ready", x, series.ready_counts, "@orange", xaxis="x", yaxis="y2"),
+        line_trace("running", x, series.running, "@green", xaxis="x", yaxis="y2"),
     ]
-    if any(wrong):
-        traces.insert(1, bar_trace("failed", x, wrong, "@red", offset=0, width=width))
+    if any(failed):
+        traces.insert(1, bar_trace("failed", x, failed, "@red", offset=0, width=width))
     paragraphs = (
-        f"Up to {max(done):,.0f} tasks a second were done, counted over "
-        f"{format_duration(told.width_ns)}; up "
-        f"to {format_count(max(told.ready_counts), 'task')} waited for a worker at once, and up to "
-        f"{format_count(max(told.running), 'task')} ran."
+        f"Peak throughput was {max(done):,.0f} tasks per second, in intervals of "
+        f"{format_duration(series.width_ns)}. At most "
+        f"{format_count(max(series.ready_counts), 'task')} waited for a worker at once, and at "
+        f"most {format_count(max(series.running), 'task')} ran at once."
     )
     shown = figure(
         traces,
         xaxis=axis(_SINCE.format(unit.name), anchor="y2"),
-        yaxis=axis("tasks a second", domain=[0.57, 1], rangemode="tozero"),
+        yaxis=axis("tasks per second", domain=[0.57, 1], rangemode="tozero"),
         yaxis2=axis("tasks", domain=[0, 0.45], rangemode="tozero", anchor="x"),
         barmode="stack",
     )
     return Section("over-time", title, [paragraphs], shown, height=440)
 
 
-def _int(value: Any) -> int:  # noqa: ANN401  # a cell
-    return int(value or 0)
-
-
 def times(facts: ReportSummary) -> Section:
-    """How long tasks waited and ran, by service."""
-    title = "How long tasks waited and ran"
-    services, whats, bins, counts, _ = columns(
-        facts.distributions, "service", "what", "bin", "count", "time_ns"
+    """Draw the distribution of wait and run times by service."""
+    title = "Wait and run times"
+    services, phases, bins, counts, _ = columns(
+        facts.distributions, "service", "phase", "bin", "count", "time_ns"
     )
-    rows = sorted(zip(services, whats, bins, counts, strict=True), key=lambda row: _int(row[2]))
+    rows = sorted(zip(services, phases, bins, counts, strict=True), key=lambda row: int_of(row[2]))
     if not any(row[1] != "queued" for row in rows):
-        return Section("times", title, ["No task was given to a worker."])
+        return Section("times", title, ["No task was leased."])
     sizes: dict[str, int] = {}
     for service, _, _, number in rows:
-        sizes[str(service)] = sizes.get(str(service), 0) + _int(number)
+        sizes[str(service)] = sizes.get(str(service), 0) + int_of(number)
     named = sorted(sizes, key=lambda name: -sizes[name])
-    more = [f"Shown are the {SERVICES_MAX} services with the most attempts, of {len(named)}."]
+    more = [f"The {SERVICES_MAX} services with the most attempts, of {len(named)}."]
     more = more if len(named) > SERVICES_MAX else []
     named = named[:SERVICES_MAX]
     traces = [
-        _histogram(name, what, [row for row in rows if row[:2] == (name, what)], place)
+        _histogram(name, phase, [row for row in rows if row[:2] == (name, phase)], place)
         for place, name in enumerate(named)
-        for what in ("wait", "run")
+        for phase in ("wait", "run")
     ]
-    lowest = 10 ** (min(_int(row[2]) for row in rows) / BINS_PER_DECADE)
-    highest = 10 ** ((max(_int(row[2]) for row in rows) + 1) / BINS_PER_DECADE)
+    lowest = 10 ** (min(int_of(row[2]) for row in rows) / BINS_PER_DECADE)
+    highest = 10 ** ((max(int_of(row[2]) for row in rows) + 1) / BINS_PER_DECADE)
     ticks = time_ticks(lowest, highest)
     shown = figure(
         traces,
-        xaxis=axis("time from ready to leased", domain=[0, 0.46], **ticks),
-        xaxis2=axis("time from started to ended", domain=[0.54, 1], anchor="y2", **ticks),
+        xaxis=axis("wait, from ready to leased", domain=[0, 0.46], **ticks),
+        xaxis2=axis("run, from start to end", domain=[0.54, 1], anchor="y2", **ticks),
         yaxis=axis("attempts, %", rangemode="tozero"),
         yaxis2=axis("", rangemode="tozero", anchor="x2"),
     )
-    paragraphs = "; ".join(_median_text(rows, name) for name in named[:3])
-    return Section("times", title, [f"{paragraphs[0].upper()}{paragraphs[1:]}.", *more], shown)
+    paragraphs = " ".join(_median_text(rows, name) for name in named[:3])
+    return Section("times", title, [paragraphs, *more], shown)
 
 
 _Rows = list[tuple[object, object, object, object]]
 
 
-def _histogram(name: str, what: str, rows: _Rows, place: int) -> object:
-    """The part of attempts that took so long, over a logarithmic axis."""
-    every = sum(_int(row[3]) for row in rows) or 1
-    first, last = (_int(rows[0][2]), _int(rows[-1][2])) if rows else (0, -1)
-    by_bin = {_int(row[2]): _int(row[3]) for row in rows}
+def _histogram(name: str, phase: str, rows: _Rows, place: int) -> object:
+    """Draw the share of attempts by duration, on a logarithmic axis."""
+    every = sum(int_of(row[3]) for row in rows) or 1
+    first, last = (int_of(rows[0][2]), int_of(rows[-1][2])) if rows else (0, -1)
+    by_bin = {int_of(row[2]): int_of(row[3]) for row in rows}
     bins = range(first, last + 2)
     x = [round(10 ** (one / BINS_PER_DECADE)) for one in bins]
     y = [round(by_bin.get(one, 0) / every * 100, 2) for one in bins]
     colour = COLOURS[place % len(COLOURS)]
-    suffix = "" if what == "wait" else "2"
+    suffix = "" if phase == "wait" else "2"
     return line_trace(
         escape_label(name),
         x,
@@ -144,7 +140,7 @@ def _histogram(name: str, what: str, rows: _Rows, place: int) -> object:
         fill="tozeroy",
         fillcolor="rgba(128,128,128,0.10)",
         legendgroup=str(place),
-        showlegend=what == "run",
+        showlegend=phase == "run",
         xaxis=f"x{suffix}",
         yaxis=f"y{suffix}",
         hovertemplate="%{y:.1f} % of the attempts",
@@ -152,95 +148,67 @@ def _histogram(name: str, what: str, rows: _Rows, place: int) -> object:
 
 
 def _median_text(rows: _Rows, name: str) -> str:
-    times = {what: [row for row in rows if row[:2] == (name, what)] for what in _TIME_KINDS}
-    text = (
-        f"half of the tasks of {shorten_name(name)} waited up to {_median_ns(times['wait'])} for a "
-        f"worker"
-    )
+    times = {phase: [row for row in rows if row[:2] == (name, phase)] for phase in _PHASES}
+    text = f"Service {shorten_name(name)}: median wait {_median_ns(times['wait'])}"
     if times["queued"]:
-        text += f", up to {_median_ns(times['queued'])} inside it"
-    return f"{text} and ran up to {_median_ns(times['run'])}"
+        text += f", median queue time in the worker {_median_ns(times['queued'])}"
+    return f"{text}, median run {_median_ns(times['run'])}."
 
 
-_TIME_KINDS: Final = ("wait", "queued", "run")
+_PHASES: Final = ("wait", "queued", "run")
 
 
 def _median_ns(rows: _Rows) -> str:
-    """About how long half of them took at most, as well as the bins tell."""
-    half = sum(_int(row[3]) for row in rows) / 2
+    """Return the approximate median: the upper limit of its bin."""
+    half = sum(int_of(row[3]) for row in rows) / 2
     seen = 0
     for _, _, place, number in rows:
-        seen += _int(number)
+        seen += int_of(number)
         if seen >= half:
-            return format_duration(10 ** ((_int(place) + 1) / BINS_PER_DECADE))
-    return "no time"
+            return format_duration(10 ** ((int_of(place) + 1) / BINS_PER_DECADE))
+    return "unknown"
 
 
 def workers(facts: ReportSummary) -> Section:
-    """Who worked when, and how much of it."""
-    title = "The workers"
+    """Draw when each worker was busy."""
+    title = "Workers"
     names, slots, used = columns(facts.workers, "worker", "slots", "utilisation")
     if not names:
-        return Section("workers", title, ["No worker has come yet."])
+        return Section("workers", title, ["No worker has registered yet."])
     known = dict.fromkeys(str(name) for name in names)
-    told = (
+    text = (
         f"{format_count(len(known), 'worker')} with {format_count(_slots(names, slots), 'slot')} "
-        f"in all; from "
-        f"the first submission to the last end {format_percent(busy_part(facts))} of their slots' "
-        f"time "
-        "went to these tasks."
+        "in total. From the first submission to the last end, "
+        f"{format_percent(busy_share(facts))} of their slot time was used by these tasks."
     )
-    paragraphs = [told]
+    paragraphs = [text]
     if facts.worker_times:
         return _timeline(facts, title, paragraphs, dict(zip(map(str, names), slots, strict=True)))
     if len(known) <= WORKERS_SHOWN_MAX:
-        return Section("workers", title, [*paragraphs, "None of them was given a task."])
+        return Section("workers", title, [*paragraphs, "None of them was assigned a task."])
     return _busy_histogram(
         title, paragraphs, [min(1.0, float(str(one))) for one in used if one is not None]
     )
 
 
-def busy_part(facts: ReportSummary) -> float:
-    """Return how much of the slots' time went to tasks, from the first submission to the last end.
-
-    Workers without a slot limit are left out.
-    """
-    room_ns, limited = 0, set()
-    began_ns, ends_ns = facts.began_us * 1000, facts.began_us * 1000 + facts.makespan_ns
-    names = ("worker", "slots", "joined", "left")
-    stays = sorted(
-        zip(*columns(facts.workers, *names), strict=True), key=lambda row: micros(row[2])
-    )
-    newest = {name: place for place, (name, *_) in enumerate(stays)}
-    for place, (name, slots, joined, left) in enumerate(stays):
-        joined_ns, left_ns = micros(joined) * 1000, micros(left) * 1000
-        if left is None:  # it is still there, or another process took its place
-            following = [row for row in stays[place + 1 :] if row[0] == name]
-            left_ns = ends_ns if newest[name] == place else micros(following[0][2]) * 1000
-        if slots:
-            limited.add(name)
-            room_ns += _int(slots) * max(0, min(left_ns, ends_ns) - max(joined_ns, began_ns))
-    runs = zip(*columns(facts.worker_runs, "worker", "run_ns"), strict=True)
-    run_ns = sum(_int(one) for name, one in runs if name in limited)
-    return run_ns / room_ns if room_ns else 0.0
-
-
 def _slots(names: list[object], slots: list[object]) -> int:
-    """Over all workers, a stay each."""
+    """Add up the most slots of each worker over its stays."""
     widest: dict[object, int] = {}
     for name, number in zip(names, slots, strict=True):
-        widest[name] = max(widest.get(name, 0), _int(number))
+        widest[name] = max(widest.get(name, 0), int_of(number))
     return sum(widest.values())
 
 
 def _timeline(
     facts: ReportSummary, title: str, paragraphs: list[str], slots: dict[str, Any]
 ) -> Section:
-    """A row a worker, a colour a stretch of time."""
+    """Draw a row for each worker, coloured by use."""
     rows = sorted(facts.worker_times, reverse=True)
-    parts = {name: _busy_percent(facts.worker_times[name], _int(slots.get(name))) for name in rows}
+    parts = {
+        name: _busy_percent(facts.worker_times[name], int_of(slots.get(name))) for name in rows
+    }
     unit = TimeUnit(facts.makespan_ns)
-    longest = max(facts.worker_times.values(), key=lambda told: len(told.finished))
+    longest = max(facts.worker_times.values(), key=lambda series: len(series.finished))
     x = unit.of([at_ns + longest.width_ns // 2 for at_ns in longest.begins_ns])
     labels = [escape_label(name) for name in rows]
     heat = {
@@ -273,22 +241,24 @@ def _height(rows: int) -> int:
     return max(200, _AROUND_HEIGHT + rows * _ROW_HEIGHT)
 
 
-def _busy_percent(told: TimeSeries, slots: int) -> list[float | None]:
-    """How much of a worker's slots was in use, in each stretch, in per cent. It may hold more
-    tasks than it has slots."""
-    room_ns = max(1, slots or max(told.running)) * told.width_ns
-    return [round(min(100.0, busy_ns * 100 / room_ns), 1) for busy_ns in told.busy_ns]
+def _busy_percent(series: TimeSeries, slots: int) -> list[float | None]:
+    """Return the share of a worker's slots in use by interval, in percent.
+
+    A worker may hold more tasks than it has slots.
+    """
+    room_ns = max(1, slots or max(series.running)) * series.width_ns
+    return [round(min(100.0, busy_ns * 100 / room_ns), 1) for busy_ns in series.busy_ns]
 
 
 def _busy_histogram(title: str, paragraphs: list[str], used: list[float]) -> Section:
-    """Too many workers for a row each: how many were how busy."""
+    """Draw how many workers were how busy, if there are too many for a row each."""
     tenths = [0] * 10
     for one in used:
         tenths[min(9, int(one * 10))] += 1
     names = [f"{low * 10} to {low * 10 + 10} %" for low in range(10)]
     shown = figure(
         [bar_trace("workers", names, tenths, "@blue")],
-        xaxis=axis("part of its slots' time that went to tasks", type="category"),
+        xaxis=axis("share of slot time in use", type="category"),
         yaxis=axis("workers"),
         showlegend=False,
     )
@@ -296,27 +266,27 @@ def _busy_histogram(title: str, paragraphs: list[str], used: list[float]) -> Sec
 
 
 def lanes(facts: ReportSummary) -> Section:
-    """Which lanes made their tasks wait."""
+    """Draw the lanes with the longest waits."""
     title = "Lanes"
     names, services, half, most, number, total = columns(
         facts.lanes, "lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes"
     )
     if not names:
-        paragraphs = "No task was in a lane with a name: all went to their service's open lane."
+        paragraphs = "No named lanes: every task was in the open lane of its service."
         return Section("lanes", title, [paragraphs])
     several = len(set(services)) > 1
     labels = [
         escape_label(f"{service}/{name}" if several else str(name))
         for name, service in zip(names, services, strict=True)
     ][::-1]
-    unit = TimeUnit(max(map(_int, most)))
-    middle, tail = unit.of([_int(one) for one in half]), unit.of([_int(one) for one in most])
+    unit = TimeUnit(max(map(int_of, most)))
+    middle, tail = unit.of([int_of(one) for one in half]), unit.of([int_of(one) for one in most])
     rest = [round((late or 0) - (early or 0), 6) for early, late in zip(middle, tail, strict=True)]
-    texts = [format_count(_int(one), "attempt") for one in number][::-1]
+    texts = [format_count(int_of(one), "attempt") for one in number][::-1]
     horizontal: dict[str, object] = {"orientation": "h", "customdata": texts}
     traces = [
-        bar_trace("half of the waits are up to here", middle[::-1], labels, "@blue", **horizontal),
-        bar_trace("19 of 20 up to here", rest[::-1], labels, "@pale", **horizontal),
+        bar_trace("median wait", middle[::-1], labels, "@blue", **horizontal),
+        bar_trace("95th percentile", rest[::-1], labels, "@pale", **horizontal),
     ]
     shown = figure(
         traces,
@@ -324,36 +294,35 @@ def lanes(facts: ReportSummary) -> Section:
         yaxis=axis("", type="category"),
         barmode="stack",
     )
-    every = _int(total[0])
-    which = f"the {len(names)} that made their tasks wait the longest, of {every:,}"
+    every = int_of(total[0])
+    shown_lanes = f"the {len(names)} lanes" if every > len(names) else "all of them"
     paragraphs = (
-        f"{format_count(every, 'lane')} with names; a lane is normally served by one worker at a "
-        f"time. "
-        f"Shown are {which if every > len(names) else 'all of them, the longest waits first'}."
+        f"{format_count(every, 'named lane')}. By default, one worker at a time serves a lane. "
+        f"The chart has {shown_lanes}, the longest waits first."
     )
     return Section("lanes", title, [paragraphs], shown, height=_height(len(names)))
 
 
 def setbacks(facts: ReportSummary) -> Section:
-    """What went wrong, by what was said."""
+    """Draw unsuccessful attempts by reason."""
     title = "Retries and failures"
     reasons, retried, failed, lost = columns(facts.setbacks, "reason", "retried", "failed", "lost")
     every = 0
     rows: list[tuple[str, int, int, int]] = []
     for reason, *parts in zip(reasons, retried, failed, lost, strict=True):
-        numbers = tuple(map(_int, parts))
+        numbers = tuple(map(int_of, parts))
         if reason is None:
             every = sum(numbers)
         else:
             rows.append((str(reason), *numbers))  # type: ignore[arg-type]
     if not rows:
-        return Section("setbacks", title, ["Every attempt succeeded: nothing was retried."])
+        return Section("setbacks", title, ["Every attempt succeeded."])
     rows.sort(key=lambda row: sum(row[1:]))
     labels = [escape_label(row[0]) for row in rows]
     series = [
-        ("tried again later", "@orange", [row[1] for row in rows]),
-        ("failed for good", "@red", [row[2] for row in rows]),
-        ("lost with its worker, or given back", "@purple", [row[3] for row in rows]),
+        ("retried", "@orange", [row[1] for row in rows]),
+        ("failed", "@red", [row[2] for row in rows]),
+        ("lost with the worker, or returned", "@purple", [row[3] for row in rows]),
     ]
     traces = [
         bar_trace(name, values, labels, colour, orientation="h")
@@ -368,78 +337,79 @@ def setbacks(facts: ReportSummary) -> Section:
         showlegend=True,
     )
     paragraphs = (
-        f"{format_count(every, 'attempt')} of {facts.number('attempts'):,} came to nothing; "
-        f"{format_count(facts.number('failed'), 'task')} failed for good. Most often: "
-        f"{shorten_name(rows[-1][0])}."
+        f"{every:,} of {format_count(facts.number('attempts'), 'attempt')} did not succeed. "
+        f"{format_count(facts.number('failed'), 'task').capitalize()} failed. "
+        f"The most frequent reason: {shorten_name(rows[-1][0])}."
     )
     return Section("setbacks", title, [paragraphs], shown, height=_height(len(rows)))
 
 
 def levels(facts: ReportSummary) -> Section:
-    """How wide the graph is, level by level."""
-    title = "The graph by level"
+    """Draw the width of the graph, level by level."""
+    title = "Graph by level"
     if not facts.number("waits_for"):
-        return Section("levels", title, ["No task waits for another: there is no graph to draw."])
+        return Section("levels", title, ["No dependencies between tasks."])
     level, *parts = columns(facts.levels, "level", "done", "failed", "open")
-    ready_counts = max(map(_int, level)) + 1
-    together = -(-ready_counts // LEVELS_MAX)
-    summed = {place: [0, 0, 0] for place in range(0, ready_counts, together)}
+    level_count = max(map(int_of, level)) + 1
+    together = -(-level_count // LEVELS_MAX)
+    summed = {place: [0, 0, 0] for place in range(0, level_count, together)}
     for at, *numbers in zip(level, *parts, strict=True):
-        place = _int(at) - _int(at) % together
-        summed[place] = [one + _int(more) for one, more in zip(summed[place], numbers, strict=True)]
+        place = int_of(at) - int_of(at) % together
+        summed[place] = [
+            one + int_of(more) for one, more in zip(summed[place], numbers, strict=True)
+        ]
     rows = [(place, *numbers) for place, numbers in summed.items()]
     x = [row[0] + 1 for row in rows]
     series = [
         ("done", "@blue", [row[1] for row in rows]),
         ("failed or cancelled", "@red", [row[2] for row in rows]),
-        ("not ended", "@pale", [row[3] for row in rows]),
+        ("unfinished", "@pale", [row[3] for row in rows]),
     ]
     traces = [bar_trace(name, x, values, colour) for name, colour, values in series if any(values)]
-    levels_text = f", {together} levels a bar" if together > 1 else ""
+    levels_text = f" ({together} levels per bar)" if together > 1 else ""
     shown = figure(
         traces,
-        xaxis=axis(f"level: tasks before it on the longest chain, and itself{levels_text}"),
+        xaxis=axis(f"level: tasks on the longest chain up to it{levels_text}"),
         yaxis=axis("tasks"),
         barmode="stack",
         showlegend=len(traces) > 1,
     )
     widest = max(sum(row[1:]) for row in rows)
-    at = "a bar" if together > 1 else "a level"
+    unit = "bar" if together > 1 else "level"
     paragraphs = (
-        f"{format_count(ready_counts, 'level')}, up to {format_count(widest, 'task')} on {at}: "
-        f"that many can "
-        "run at once at most."
+        f"{format_count(level_count, 'level')} with up to {format_count(widest, 'task')} per "
+        f"{unit}, which limits how many tasks can run at once."
     )
     return Section("levels", title, [paragraphs], shown, height=280)
 
 
 def critical_path(facts: ReportSummary) -> Section:
-    """The chain that decided how long it took."""
-    title = "The critical path"
+    """Draw the chain that decided how long the campaign took."""
+    title = "Critical path"
     path = facts.critical_path.sort_by("position")
     if not path.num_rows:
-        return Section("critical-path", title, ["Nothing has ended yet."])
-    parts = {name: [_int(one) for one in columns(path, name)[0]] for name in _PARTS}
+        return Section("critical-path", title, ["No task has ended yet."])
+    parts = {name: [int_of(one) for one in columns(path, name)[0]] for name in _PARTS}
     paragraphs = [_path_text(path.num_rows, parts, facts.number("floor_ns"))]
     steps = range(path.num_rows)
     if path.num_rows > STEPS_SHOWN_MAX:
         longest = sorted(steps, key=lambda place: -sum(parts[name][place] for name in _PARTS))
         steps = sorted(longest[:STEPS_SHOWN_MAX])  # type: ignore[assignment]
-        paragraphs.append(f"Shown are the {STEPS_SHOWN_MAX} steps that took the longest.")
+        paragraphs.append(f"The chart has the {STEPS_SHOWN_MAX} longest steps.")
     started = columns(path, "started")[0]
     base_ns = [max(0, micros(one) - facts.began_us) * 1000 for one in started]
     unit = TimeUnit(facts.makespan_ns)
     names, positions = columns(path, "task", "position")
-    labels = [f"{_int(positions[place])}. {escape_label(str(names[place]))}" for place in steps]
+    labels = [f"{int_of(positions[place])}. {escape_label(str(names[place]))}" for place in steps]
     traces = []
-    for name, (what, colour) in _PARTS.items():
+    for name, (caption, colour) in _PARTS.items():
         values = unit.of([parts[name][place] for place in steps])
         bases = unit.of([base_ns[place] for place in steps])
         base_ns = [base + part for base, part in zip(base_ns, parts[name], strict=True)]
         if any(values):
             more: dict[str, object] = {"orientation": "h", "base": bases}
-            more["hovertemplate"] = f"%{{y}}: {what} %{{x:.3g}} {unit.name}<extra></extra>"
-            traces.append(bar_trace(what, values, labels, colour, **more))
+            more["hovertemplate"] = f"%{{y}}: {caption} %{{x:.3g}} {unit.name}<extra></extra>"
+            traces.append(bar_trace(caption, values, labels, colour, **more))
     shown = figure(
         traces,
         xaxis=axis(_SINCE.format(unit.name)),
@@ -450,13 +420,13 @@ def critical_path(facts: ReportSummary) -> Section:
     return Section("critical-path", title, paragraphs, shown, height=_height(len(labels)))
 
 
-#: The parts of a step in the order in which they pass, what they are called, and their colours.
+#: The parts of a step in order of time, with their captions and colours.
 _PARTS: Final = {
-    "held_ns": ("not due or not submitted", "@grey"),
-    "wait_ns": ("waited for a worker", "@orange"),
-    "queued_ns": ("waited inside a worker", "@purple"),
-    "retry_ns": ("attempts that came to nothing", "@red"),
-    "run_ns": ("ran", "@blue"),
+    "held_ns": ("not submitted or not due", "@grey"),
+    "wait_ns": ("waiting for a worker", "@orange"),
+    "queued_ns": ("queued in a worker", "@purple"),
+    "retry_ns": ("unsuccessful attempts", "@red"),
+    "run_ns": ("running", "@blue"),
 }
 
 
@@ -464,74 +434,16 @@ def _path_text(steps: int, parts: dict[str, list[int]], floor_ns: int) -> str:
     sums = {name: sum(values) for name, values in parts.items()}
     whole = sum(sums.values())
     gained = whole - sums["run_ns"]
-    chain = f"{format_count(steps, 'task')}, one after the other," if steps > 1 else "One task"
+    chain = f"A chain of {format_count(steps, 'task')}" if steps > 1 else "One task"
     text = (
-        f"{chain} decided how long it took: {format_duration(whole)}, of which "
-        f"{format_duration(sums['run_ns'])} were "
-        "work"
+        f"{chain} determined the total time of {format_duration(whole)}: "
+        f"{format_duration(sums['run_ns'])} running"
     )
     lost = {name: one for name, one in sums.items() if name != "run_ns" and one * 100 > whole}
     if lost:
-        texts = [f"{format_duration(one)} {_LOST[name]}" for name, one in lost.items()]
-        text += f", {' and '.join(texts)}"
-    text += f". At most {format_duration(gained)} could be gained here"
+        texts = [f"{format_duration(one)} {_PARTS[name][0]}" for name, one in lost.items()]
+        text += f", {', '.join(texts)}"
+    text += f". At most {format_duration(gained)} of it can be saved."
     if floor_ns:
-        text += f"; with any number of workers it takes at least {format_duration(floor_ns)}"
-    return text + "."
-
-
-_LOST: Final = {
-    "held_ns": "passed before tasks were due or submitted",
-    "wait_ns": "were waits for a worker",
-    "queued_ns": "were waits inside a worker",
-    "retry_ns": "went to attempts that came to nothing",
-}
-
-
-def guarantees(facts: ReportSummary) -> Section:
-    """The counts that prove them, from the events alone."""
-    found = facts.guarantees
-    parts = {
-        "done": found.done,
-        "failed": found.failed,
-        "cancelled": found.cancelled,
-        "blocked behind a failure": found.blocked_behind_failure,
-        "unfinished": found.unfinished,
-    }
-    told = " + ".join(f"{number:,} {what}" for what, number in parts.items() if number) or "0"
-    adds_up = sum(parts.values()) == found.submitted
-    rows = [
-        [
-            "every task is accounted for",
-            f"{found.submitted:,} submitted = {told}",
-            _status_word(adds_up),
-        ],
-        ["no task is lost", f"{found.lost:,} lost", _status_word(not found.lost)],
-        [
-            "no task is completed twice",
-            f"{found.completed_twice:,} completed twice",
-            _status_word(not found.completed_twice),
-        ],
-        [
-            "no task begins before what it waits for is done",
-            f"{found.dependencies_broken:,} dependencies broken",
-            _status_word(not found.dependencies_broken),
-        ],
-        [
-            "results of leases that are over are refused",
-            f"{found.stale_refused:,} stale results refused",
-            _status_word(good=True),
-        ],
-    ]
-    if found.unknown:
-        what = f"{found.unknown:,} tasks without a submission"
-        rows.append(["the history is whole", what, _status_word(good=False)])
-    table = Table(["promise", "counted", "verdict"], rows)
-    paragraphs = "Counted from the history's events alone, by other means than the broker's"
-    is_part = facts.number("tasks") < found.submitted
-    paragraphs += ", over all the campaigns in it." if is_part else "."
-    return Section("guarantees", "What is proved", [paragraphs], table=table)
-
-
-def _status_word(good: bool) -> str:  # noqa: FBT001  # a verdict is one or the other
-    return "holds" if good else "broken"
+        text += f" With any number of workers, it takes at least {format_duration(floor_ns)}."
+    return text

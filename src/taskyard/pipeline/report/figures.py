@@ -1,7 +1,6 @@
-"""Pictures as plain data: axes with names and units, traces with colours by name.
+"""Charts as plain data for Plotly: axes with names and units, traces with named colours.
 
-What Plotly wants, and no more of it than the pictures here need. Text that users wrote goes through
-`escape_label`: Plotly would take tags in it for its own.
+Text from users goes through `escape_label`, because Plotly interprets tags in labels.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 
     from taskyard.pipeline.report.page import Figure
 
-#: In the order in which series take them; neighbours differ in lightness, too.
+#: In the order of use. Neighbours also differ in lightness.
 COLOURS: Final = ("@blue", "@orange", "@green", "@purple", "@sky", "@red", "@grey")
 
-#: Units of a time axis, and from how many nanoseconds on they are used.
+#: Units of a time axis: name, length, and the longest time they are used for.
 _UNITS: Final = (
     ("milliseconds", SECOND_NS // 1000, 2 * SECOND_NS),
     ("seconds", SECOND_NS, 300 * SECOND_NS),
@@ -33,12 +32,12 @@ _FONT: Final = 'system-ui, -apple-system, "Segoe UI", "Liberation Sans", "DejaVu
 
 
 def escape_label(name: str) -> str:
-    """A user's text for a picture: short, and nothing but text."""
+    """Shorten and escape a user's text for a chart."""
     return html.escape(shorten_name(name), quote=False)
 
 
 class TimeUnit:
-    """The unit in which times up to some length are shown."""
+    """The unit for times up to a given length."""
 
     def __init__(self, longest_ns: int) -> None:
         self.name, self.length_ns = next(
@@ -62,7 +61,7 @@ def axis(title: str, **more: object) -> dict[str, object]:
 
 
 def figure(traces: Sequence[object], **layout: object) -> Figure:
-    """A picture with the looks that all of them share."""
+    """Return a chart with the common layout."""
     common: dict[str, object] = {
         "font": {"family": _FONT, "size": 13, "color": "@ink"},
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -78,7 +77,7 @@ def figure(traces: Sequence[object], **layout: object) -> Figure:
 def line_trace(
     name: str, x: Sequence[object], y: Sequence[object], colour: str, **more: object
 ) -> object:
-    """A line that jumps: what is counted holds for its whole stretch of time."""
+    """Return a stepped line: each value holds for its whole interval."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -104,7 +103,7 @@ def bar_trace(
 
 
 def time_ticks(lowest_ns: float, highest_ns: float) -> dict[str, object]:
-    """Ticks of a logarithmic axis of times, in words."""
+    """Return labelled ticks for a logarithmic time axis."""
     words = [
         (1_000, "1 µs"), (10_000, "10 µs"), (100_000, "100 µs"), (1_000_000, "1 ms"),
         (10_000_000, "10 ms"), (100_000_000, "100 ms"), (SECOND_NS, "1 s"),

@@ -1,4 +1,4 @@
-"""Words for people who read a report: counts, spans of time, and names that can't play tricks."""
+"""Text for readers of a page: counts, durations, percentages and safe names."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Final
 
 from taskyard.core.limits import SECOND_NS
 
-#: Names longer than this are cut: they would push a picture aside.
+#: Longer names are cut, because they would displace the chart.
 NAME_CHARACTERS_MAX: Final = 48
 
 _MINUTE_SECONDS: Final = 60
 _HOUR_SECONDS: Final = 3600
 _DAY_SECONDS: Final = 86_400
 
-#: Below these, smaller parts mean something.
+#: Below these, the smaller unit is shown too.
 _SHORT_SECONDS: Final = 10
 _FEW_UNITS: Final = 10
 
 
 def format_duration(time_ns: float) -> str:
-    """How long something takes: `3 ms`, `4.2 s`, `41 min`, `5 h 12 min`."""
+    """Format a duration: `3 ms`, `4.2 s`, `41 min`, `5 h 12 min`."""
     seconds = time_ns / SECOND_NS
     if 0 < seconds < 1:
         millis = seconds * 1000
@@ -37,29 +37,29 @@ def format_duration(time_ns: float) -> str:
 
 
 def _two_units(whole: int, large: int, name: str, small: int, part: str) -> str:
-    """Two units, or one where the second would say little."""
-    format_count, rest = divmod(whole, large)
+    """Format two units, or one if the second adds little."""
+    count, rest = divmod(whole, large)
     left = rest // small
-    if format_count >= _FEW_UNITS or not left:
+    if count >= _FEW_UNITS or not left:
         return f"{round(whole / large)} {name}"
-    return f"{format_count} {name} {left} {part}"
+    return f"{count} {name} {left} {part}"
 
 
 def format_count(number: int, thing: str) -> str:
-    """`1 task`, `2,000 tasks`, `no tasks`."""
+    """Format a count: `1 task`, `2,000 tasks`, `no tasks`."""
     if not number:
         return f"no {thing}s"
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def format_percent(part: float) -> str:
-    """A part of 1, such as `97 %`."""
+    """Format a fraction of 1 as a percentage, such as `97 %`."""
     shown = part * 100
     return f"{shown:.1f} %" if 0 < shown < 1 else f"{shown:.0f} %"
 
 
 def shorten_name(name: str) -> str:
-    """A name on one line, with what can't be seen escaped, cut in the middle if it is long."""
+    """Return a name on one line, with unprintable characters escaped, cut in the middle if long."""
     text = "".join(one if one.isprintable() else _escaped(one) for one in name)
     if len(text) <= NAME_CHARACTERS_MAX:
         return text

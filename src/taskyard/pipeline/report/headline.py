@@ -1,4 +1,4 @@
-"""The report's opening: sentences that a person can quote, and the numbers to be read from afar."""
+"""The top of the report: a summary in sentences, key figures, and the table of guarantees."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from taskyard.pipeline.report.format import (
     format_percent,
     shorten_name,
 )
-from taskyard.pipeline.report.page import Page, Tile
+from taskyard.pipeline.report.page import Page, Section, Table, Tile
 from taskyard.pipeline.report.summary import columns
 
 if TYPE_CHECKING:
     from taskyard.pipeline.report.summary import ReportSummary
 
 
-#: Times of a lane are rounded: if no more than this part overlaps, its tasks ran one by one.
+#: Times are rounded. Up to this overlap, the tasks of a lane count as run one by one.
 OVERLAP_PART_MAX: Final = 0.001
 
 
 def page_of(facts: ReportSummary, footer: str) -> Page:
-    """The whole report."""
+    """Build the whole report."""
     name = facts.campaign
     title = (
         f"Campaign {shorten_name(name)}" if name else "All campaigns" if name is None else "Report"
     )
     drawers = (
-        charts.guarantees,
+        guarantees,
         charts.over_time,
         charts.workers,
         charts.times,
@@ -51,26 +51,24 @@ def sentences(facts: ReportSummary) -> list[str]:
 
 
 def _ends_text(facts: ReportSummary) -> str:
-    """How many tasks came to which end, and how long it took."""
+    """Describe how tasks ended, and how long it took."""
     tasks, done = facts.number("tasks"), facts.number("done")
     ends = {
         "failed": facts.number("failed"),
         "cancelled": facts.number("cancelled"),
-        "waiting behind a failure": facts.number("blocked"),
+        "blocked by a failure": facts.number("blocked"),
     }
-    ends["not ended yet"] = tasks - done - sum(ends.values())
-    parts = [f"{done:,} are done", *(f"{one:,} {caption}" for caption, one in ends.items() if one)]
-    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    if done == tasks:
-        listed = "all are done"
+    ends["unfinished"] = tasks - done - sum(ends.values())
+    parts = [f"{done:,} done", *(f"{one:,} {caption}" for caption, one in ends.items() if one)]
+    text = "all done" if done == tasks else ", ".join(parts)
     return (
-        f"Of {format_count(tasks, 'task')} {listed}, {format_duration(facts.makespan_ns)} after "
-        f"the first came."
+        f"{format_count(tasks, 'task')}: {text}. The last one ended "
+        f"{format_duration(facts.makespan_ns)} after the first submission."
     )
 
 
 def _busiest_worker_text(facts: ReportSummary) -> str:
-    """Who had the most to do."""
+    """Name the worker, and the service, with the most work."""
     names, run_ns = columns(facts.worker_runs, "worker", "run_ns")
     work: dict[str, int] = {}
     for name, time_ns in zip(names, run_ns, strict=True):
@@ -78,30 +76,29 @@ def _busiest_worker_text(facts: ReportSummary) -> str:
     if not any(work.values()):
         return ""
     name = max(work, key=lambda one: work[one])
-    text = f"The busiest of {format_count(len(work), 'worker')} was {shorten_name(name)}"
-    text += (
-        f" with {format_duration(work[name])} of work of {format_duration(sum(work.values()))} in "
-        f"all"
+    text = (
+        f"Of {format_count(len(work), 'worker')}, {shorten_name(name)} was the busiest, with "
+        f"{format_duration(work[name])} of {format_duration(sum(work.values()))} of work"
     )
     services = _service_work(facts)
     if len(services) > 1:
         service = max(services, key=lambda one: services[one])
         part = services[service] / (sum(services.values()) or 1)
-        text += f"; {format_percent(part)} of it was for the service {shorten_name(service)}"
+        text += f". {format_percent(part)} of all work was for service {shorten_name(service)}"
     return f"{text}."
 
 
 def _service_work(facts: ReportSummary) -> dict[str, int]:
-    names, whats, times_ns = columns(facts.distributions, "service", "what", "time_ns")
+    names, phases, times_ns = columns(facts.distributions, "service", "phase", "time_ns")
     work: dict[str, int] = {}
-    for name, caption, time_ns in zip(names, whats, times_ns, strict=True):
-        if caption == "run":
+    for name, phase, time_ns in zip(names, phases, times_ns, strict=True):
+        if phase == "run":
             work[str(name)] = work.get(str(name), 0) + int(str(time_ns or 0))
     return work
 
 
 def limiting_factor(facts: ReportSummary) -> str:
-    """What decided how long it took."""
+    """Name the part of the critical path that took the most time."""
     path = facts.critical_path
     if not path.num_rows:
         return ""
@@ -114,32 +111,26 @@ def limiting_factor(facts: ReportSummary) -> str:
     part = format_percent(parts[most] / whole)
     if most == "wait_ns":
         return (
-            f"What held it back: {part} of the critical path was waiting for a worker; whatever "
-            f"their number, it can't take less than {format_duration(lower_bound_ns(facts))}."
+            f"Bottleneck: waiting for a worker, {part} of the critical path. With any number of "
+            f"workers, it takes at least {format_duration(lower_bound_ns(facts))}."
         )
     if most == "queued_ns":
-        return (
-            f"What held it back: for {part} of the critical path tasks were with a worker that did "
-            "not run them yet."
-        )
+        return f"Bottleneck: tasks queued in a worker, {part} of the critical path."
     if most == "retry_ns":
-        return f"What held it back: {part} of the critical path went to attempts that failed."
+        return f"Bottleneck: unsuccessful attempts, {part} of the critical path."
     if most == "held_ns":
-        return (
-            f"What held it back: for {part} of the critical path tasks were not submitted or not "
-            "due yet."
-        )
+        return f"Bottleneck: tasks not submitted or not due yet, {part} of the critical path."
     return (
-        f"What held it back: the tasks themselves; {part} of the critical path was work, and more "
-        "workers would change little."
+        f"Bottleneck: the tasks themselves, {part} of the critical path. More workers would "
+        "change little."
     )
 
 
 def lower_bound_ns(facts: ReportSummary) -> int:
-    """Return what it can't be quicker than: its longest chain, or serial lane.
+    """Return the least time that the campaign can take.
 
-    Tasks of a chain are submitted when they were. A lane of which several tasks ran at once is not
-    serial, and says nothing about the least time.
+    That is its longest chain, with submissions as they were, or its longest serial lane. A lane
+    that ran several tasks at once is not serial, and gives no bound.
     """
     rows = zip(*columns(facts.lanes, "run_ns", "alone_ns"), strict=True)
     lanes = [(int(str(run or 0)), int(str(alone or 0))) for run, alone in rows]
@@ -157,9 +148,58 @@ def tiles(facts: ReportSummary) -> list[Tile]:
     ]
     seconds = facts.makespan_ns / 1e9
     if seconds:
-        shown.append(Tile(f"{done / seconds:,.1f}", "done a second"))
+        shown.append(Tile(f"{done / seconds:,.1f}", "done per second"))
     rows = facts.setbacks.to_pylist()
     retried = sum(row["retried"] + row["lost"] for row in rows if row["reason"] is None)
     if retried:
         shown.append(Tile(f"{retried:,}", "retries"))
     return shown
+
+
+def guarantees(facts: ReportSummary) -> Section:
+    """Tabulate the counts that prove the guarantees."""
+    found = facts.guarantees
+    parts = {
+        "done": found.done,
+        "failed": found.failed,
+        "cancelled": found.cancelled,
+        "blocked by a failure": found.blocked_behind_failure,
+        "unfinished": found.unfinished,
+    }
+    ends = " + ".join(f"{number:,} {end}" for end, number in parts.items() if number) or "0"
+    adds_up = sum(parts.values()) == found.submitted
+    rows = [
+        [
+            "every task is accounted for",
+            f"{found.submitted:,} submitted = {ends}",
+            _status_word(adds_up),
+        ],
+        ["no task is lost", f"{found.lost:,} lost", _status_word(not found.lost)],
+        [
+            "no task is completed twice",
+            f"{found.completed_twice:,} completed twice",
+            _status_word(not found.completed_twice),
+        ],
+        [
+            "no task starts before its dependencies are done",
+            f"{found.dependencies_broken:,} dependencies broken",
+            _status_word(not found.dependencies_broken),
+        ],
+        [
+            "results of expired leases are refused",
+            f"{found.stale_refused:,} stale results refused",
+            _status_word(good=True),
+        ],
+    ]
+    if found.unknown:
+        counted = f"{found.unknown:,} tasks without a submission"
+        rows.append(["the history is complete", counted, _status_word(good=False)])
+    table = Table(["guarantee", "counted", "result"], rows)
+    paragraphs = "Counted from the history's events, independently of the broker"
+    is_part = facts.number("tasks") < found.submitted
+    paragraphs += ", over all campaigns." if is_part else "."
+    return Section("guarantees", "Guarantees", [paragraphs], table=table)
+
+
+def _status_word(good: bool) -> str:  # noqa: FBT001  # one of two words
+    return "holds" if good else "broken"

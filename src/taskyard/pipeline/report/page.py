@@ -1,9 +1,9 @@
-"""A page that stands alone: words, tables and pictures in one HTML file that opens anywhere.
+"""A self-contained HTML page: text, tables and charts in one file.
 
-Owns the frame, the looks in light and dark, and what keeps a user's text from being more than text.
-Plotly's script comes from its wheel and goes in whole, once; nothing is loaded from a network, and
-the page's own policy forbids it. Pictures are plain data (`figures`); colours in them are names
-that the page's script looks up, so that they follow the reader's light or dark.
+Owns the template, the light and dark styles, and the escaping of users' text. Plotly's script is
+copied in from its wheel. Nothing is loaded from a network, and the page's own policy forbids it.
+Colours in charts are names that the page's script resolves, so they follow the reader's light or
+dark mode.
 """
 
 from __future__ import annotations
@@ -18,56 +18,55 @@ from msgspec import Struct
 
 from taskyard.errors import UserError
 
-#: What a picture is, for Plotly: traces and layout.
+#: A chart for Plotly: traces and layout.
 Figure = dict[str, object]
 
 
 class Table(Struct):
-    """Rows of text. A cell that is one of `paragraphs` is shown as a verdict, in colour."""
+    """Rows of text. A cell that is one of `STATUS_WORDS` is shown in colour."""
 
     head: list[str]
     rows: list[list[str]]
-    #: Columns that hold numbers, to be aligned.
+    #: Columns with numbers, aligned to the right.
     numbers: tuple[int, ...] = ()
 
 
 class Section(Struct):
-    """One part of a page: what it says, and what it shows, if there is something to show."""
+    """One section: its paragraphs, and a chart or a table if there is data."""
 
     name: str
     title: str
-    #: Sentences, each a paragraph.
     paragraphs: list[str]
     figure: Figure | None = None
     table: Table | None = None
-    #: Height of the picture in pixels.
+    #: Height of the chart in pixels.
     height: int = 320
 
 
 class Tile(Struct):
-    """A number to be read from afar."""
+    """A key figure with its caption."""
 
     value: str
     caption: str
 
 
 class Page(Struct):
-    """All of it."""
+    """The content of a page."""
 
     title: str
-    #: The sentences that a person can quote.
+    #: The sentences at the top.
     summary: list[str]
     tiles: list[Tile]
     sections: list[Section]
     footer: str = ""
 
 
-#: Verdicts in tables, and how they look. The word says it too: nobody has to see the colour.
+#: Cells shown in colour. The word alone is enough, for readers who can't see the colour.
 STATUS_WORDS: Final = {"holds": "good", "broken": "bad"}
 
 
 def render(page: Page) -> str:
-    """The page as HTML."""
+    """Render the page as HTML."""
     body = [_header(page), *(_section(section) for section in page.sections)]
     figures = {one.name: one.figure for one in page.sections if one.figure is not None}
     scripts = ""
@@ -125,24 +124,22 @@ def _cells(row: list[str], numbers: tuple[int, ...]) -> str:
 
 
 def _json(value: object) -> str:
-    """JSON that can stand in a script element: nothing in it can end that, or begin another."""
+    """Encode JSON for a script element, so that it can't end the element or start another."""
     text = msgspec.json.encode(value).decode()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _plotly() -> str:
-    """Plotly's script, as it lies in its wheel."""
+    """Read Plotly's script from its wheel."""
     try:
         script = files("plotly") / "package_data" / "plotly.min.js"
         text = Path(str(script)).read_text(encoding="utf-8")
     except (ModuleNotFoundError, OSError):
-        raise UserError(
-            "pictures need plotly, which is not installed: `pip install 'taskyard[spark]'`"
-        ) from None
+        raise UserError("plotly is not installed (`pip install 'taskyard[spark]'`)") from None
     return text.replace("</script", "<\\/script")
 
 
-#: Nothing may be loaded, and nobody may be told.
+#: Nothing is loaded, and nothing is sent.
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 )
@@ -163,7 +160,7 @@ _TEMPLATE: Final = f"""<!doctype html>
 {{body}}
 <footer>{{footer}}</footer>
 </main>
-<noscript><p>The pictures are drawn by this page's own script, which is switched off.</p></noscript>
+<noscript><p>The charts need JavaScript. The script is part of this page.</p></noscript>
 {{scripts}}</body>
 </html>
 """
@@ -204,8 +201,8 @@ footer { color: var(--quiet); font-size: .85rem; margin-top: 32px; }
 @media print { section { break-inside: avoid; } }
 """
 
-#: Draws every picture, and again when the reader turns from light to dark. The palette is Okabe's
-#: and Ito's, which people with any kind of colour vision can tell apart.
+#: Draws every chart, and again when the reader switches between light and dark. The palette is
+#: Okabe and Ito's, made for every kind of colour vision.
 _SCRIPT: Final = """
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);

@@ -1,32 +1,34 @@
-"""What a report knows when it is written: the counts, and the small tables behind its pictures."""
+"""The data of a report: counts, and the small tables behind its charts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
+
+from taskyard.core.limits import SECOND_NS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from taskyard.pipeline.report.intervals import TimeSeries
     from taskyard.pipeline.transforms.guarantees import Guarantees
 
 
 class ReportSummary(Struct):
-    """All of it. Tables are small: aggregates, bounded whatever the campaign's size."""
+    """Everything a report shows. All tables are aggregates of limited size."""
 
-    #: The campaign's name; None: all there are, together.
+    #: None: all campaigns together.
     campaign: str | None
     guarantees: Guarantees
-    #: One row, as `summaries.totals` has it.
+    #: The row of `summaries.totals`.
     totals: dict[str, object]
     over_time: TimeSeries
-    #: By the worker's name, where they are few.
+    #: By worker, if there are few.
     worker_times: dict[str, TimeSeries]
-    #: Their stays, whatever they did in them.
+    #: All stays of workers.
     workers: pa.Table
-    #: How long each ran the tasks of this report: `worker`, `run_ns`.
+    #: Run time of this report's tasks by worker: `worker`, `run_ns`.
     worker_runs: pa.Table
     distributions: pa.Table
     lanes: pa.Table
@@ -35,7 +37,7 @@ class ReportSummary(Struct):
     critical_path: pa.Table
 
     def number(self, name: str) -> int:
-        """One of the totals; 0 where there is none."""
+        """Return one of the totals, or 0."""
         value = self.totals.get(name)
         return value if isinstance(value, int) else 0
 
@@ -45,15 +47,103 @@ class ReportSummary(Struct):
 
     @property
     def makespan_ns(self) -> int:
-        """From the first submission to the last end."""
+        """The time from the first submission to the last end."""
         ended = self.totals.get("ended")
         return 0 if ended is None else max(0, micros(ended) - self.began_us) * 1000
 
 
 def micros(time: object) -> int:
-    """A time of a table, in microseconds."""
+    """Convert a time of a table to microseconds."""
     return 0 if time is None else round(time.timestamp() * 1_000_000)  # type: ignore[attr-defined]
 
 
 def columns(table: pa.Table, *names: str) -> list[list[object]]:
     return [table.column(name).to_pylist() for name in names]
+
+
+#: The most intervals in a chart.
+INTERVALS_MAX: Final = 200
+
+#: Lengths of an interval, all of them round. Beyond the last, whole days.
+_WIDTHS_NS: Final = tuple(
+    int(seconds * SECOND_NS)
+    for seconds in (
+        *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+        *(3600, 7200, 10_800, 21_600, 43_200, 86_400),
+    )
+)
+
+
+class TimeSeries(Struct):
+    """Values by interval, from the first one on."""
+
+    width_ns: int
+    finished: list[int]
+    failed: list[int]
+    #: Ready and running tasks at the end of each interval.
+    ready_counts: list[int]
+    running: list[int]
+    #: Total time that tasks were leased in the interval.
+    busy_ns: list[int]
+
+    @property
+    def begins_ns(self) -> list[int]:
+        return [place * self.width_ns for place in range(len(self.finished))]
+
+
+def interval_width(makespan_ns: int) -> int:
+    """Return the length of an interval for a chart of this time span."""
+    for width_ns in _WIDTHS_NS:
+        if makespan_ns <= width_ns * INTERVALS_MAX:
+            return width_ns
+    day_ns = _WIDTHS_NS[-1]
+    return (makespan_ns // INTERVALS_MAX // day_ns + 1) * day_ns
+
+
+def over_time(table: pa.Table, width_ns: int) -> TimeSeries:
+    """Accumulate the sums of one series. Intervals without a row count as empty."""
+    rows = {row["place"]: row for row in table.to_pylist()}
+    places = range(max(rows, default=-1) + 1)
+
+    def column(name: str) -> list[int]:
+        return [rows[place][name] or 0 if place in rows else 0 for place in places]
+
+    running = [*accumulate(column("running"))]
+    held = [0, *running[:-1]]
+    busy_ns = [
+        own + before * width_ns
+        for own, before in zip(column("busy_ns"), held[: len(running)], strict=True)
+    ]
+    ready_counts = [*accumulate(column("depth"))]
+    return TimeSeries(
+        width_ns, column("finished"), column("failed"), ready_counts, running, busy_ns
+    )
+
+
+def int_of(value: Any) -> int:  # noqa: ANN401  # a cell
+    return int(value or 0)
+
+
+def busy_share(facts: ReportSummary) -> float:
+    """Return the share of slot time that went to tasks, over the whole makespan.
+
+    Workers without a slot limit are left out.
+    """
+    room_ns, limited = 0, set()
+    began_ns, ends_ns = facts.began_us * 1000, facts.began_us * 1000 + facts.makespan_ns
+    names = ("worker", "slots", "joined", "left")
+    stays = sorted(
+        zip(*columns(facts.workers, *names), strict=True), key=lambda row: micros(row[2])
+    )
+    newest = {name: place for place, (name, *_) in enumerate(stays)}
+    for place, (name, slots, joined, left) in enumerate(stays):
+        joined_ns, left_ns = micros(joined) * 1000, micros(left) * 1000
+        if left is None:  # it is still registered, or another process replaced it
+            following = [row for row in stays[place + 1 :] if row[0] == name]
+            left_ns = ends_ns if newest[name] == place else micros(following[0][2]) * 1000
+        if slots:
+            limited.add(name)
+            room_ns += int_of(slots) * max(0, min(left_ns, ends_ns) - max(joined_ns, began_ns))
+    runs = zip(*columns(facts.worker_runs, "worker", "run_ns"), strict=True)
+    run_ns = sum(int_of(one) for name, one in runs if name in limited)
+    return run_ns / room_ns if room_ns else 0.0

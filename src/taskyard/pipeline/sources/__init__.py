@@ -1,1 +1,1 @@
-"""Sources: from files and journals to datasets. They read; they compute and write nothing."""
+"""Sources read files and journals into DataFrames. They compute and write nothing."""

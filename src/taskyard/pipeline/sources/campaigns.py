@@ -1,13 +1,12 @@
-"""Campaigns' files as tasks that are ready to be submitted: any format, in parallel.
+"""Campaign files of any format, read in parallel into prepared tasks.
 
-The driver finds the files and cuts them into splits (row groups of Parquet, whole lines of JSONL
-and comma lines, else the whole file); the executors read them with the functions of
-`campaign`, so that a file means here what it means to `taskyard load`. The files have to be
-where every executor finds them. What is wrong with a row becomes a row of its own, with the reason;
-nothing here raises because of what stands in a file.
+The driver finds the files and divides them into splits: row groups of Parquet, whole lines of JSONL
+and dwork, otherwise whole files. The executors read them with the functions of `campaign`, so a
+file means the same as to `taskyard load`. Every executor must be able to open the files. An invalid
+row becomes a reject with a reason. No content of a file raises an error here.
 
-Tasks travel through Spark in chunks, some thousand in one value (Arrow's own bytes): a JVM that
-looks at each of them would take ten times as long as all that is done with them.
+Tasks travel through Spark in chunks, some thousand to a value, as Arrow bytes. A JVM that handled
+each task would take ten times as long as all other work.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ from taskyard.pipeline.validate import COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Bytes of text, and rows of Parquet, that one split has: some seconds of work.
+#: The size of a split in bytes of text and in rows of Parquet: some seconds of work.
 SPLIT_BYTES: Final = 32 * 1024 * 1024
 SPLIT_ROWS: Final = 200_000
 
-#: A row group that has more than this is read by several, each of which has to pass over the rows
-#: of those before it: not too many.
+#: A larger row group is read in slices. Each slice skips the rows before it, so there must not be
+#: too many.
 SLICE_ROWS: Final = 500_000
 
-#: Spark's tasks at most, however many small files there are.
+#: The most Spark tasks, for any number of small files.
 PARTITIONS_MAX: Final = 256
 
-#: A place is the number of a split and a line in it; a split has fewer lines than this.
+#: A place is the number of a split plus a line in it. A split has fewer lines than this.
 LINES_PER_SPLIT: Final = 1 << 40
 
-#: A chunk: what the graph is made of, and what is submitted.
+#: A chunk: the columns of the graph, and the columns to submit.
 CHUNKS: Final = "graph binary, tasks binary"
 
-#: The columns of `PREPARED_SCHEMA` that are submitted, with the place by which they are found.
+#: The columns of `PREPARED_SCHEMA` to submit, with the place that identifies a task.
 TASKS: Final = ("place", "name", "payload", "lane", "after", "terms")
 
-#: What has parts that can be read by themselves: one line is one task.
+#: Formats with one task to a line, which can be split.
 _BY_LINE: Final = (Format.JSONL, Format.DWORK)
 
 _GZIP: Final = b"\x1f\x8b"
@@ -64,28 +63,28 @@ _PEEK_BYTES: Final = 1024 * 1024
 
 
 class FileSplit(Struct, frozen=True):
-    """A part of a file, read by one task of Spark."""
+    """A part of a file, read by one Spark task."""
 
     path: str
     form: Format
-    #: The bytes or row groups from here to before there; the whole file where both are 0.
+    #: A range of bytes or row groups, without its end. Both 0: the whole file.
     first: int = 0
     last: int = 0
-    #: Lines that stand before it; None: they have to be counted.
+    #: Lines before it. None if they must be counted.
     lines_before: int | None = 0
-    #: Of the row groups, without so many rows and then so many of them; 0: all.
+    #: Rows of the row groups to skip, and rows to read after them. 0: all.
     rows_skipped: int = 0
     rows: int = 0
 
 
 class CampaignFiles(Struct):
-    """What there is to read."""
+    """The files of a campaign, divided into splits."""
 
     splits: list[FileSplit]
     options: FileOptions
 
     def where(self, place: int) -> tuple[str, int]:
-        """The file and the line of a place."""
+        """Return the file and the line of a place."""
         split = self.splits[place // LINES_PER_SPLIT]
         before = split.lines_before
         if before is None:
@@ -93,24 +92,24 @@ class CampaignFiles(Struct):
         return split.path, before + place % LINES_PER_SPLIT
 
     def places_in_order(self) -> list[int]:
-        """The first place of each split."""
+        """Return the first place of each split."""
         return [number * LINES_PER_SPLIT for number in range(len(self.splits))]
 
 
 def find(names: Sequence[str]) -> list[str]:
-    """The files that are meant: by name, by pattern, or all in a directory. Raises UserError."""
+    """Find files by name, by pattern, or in a directory. Raises UserError if there are none."""
     found: dict[str, None] = {}
     for name in names:
         some = _expand_pattern(name)
         if not some:
-            raise UserError(f"{name}: there is no such file; give one, a directory or a pattern")
+            raise UserError(f"{name}: no such file")
         found |= dict.fromkeys(some)
     return list(found)
 
 
 def _expand_pattern(name: str) -> list[str]:
     if name == STDIN:
-        raise UserError("Spark reads files, not stdin; use `taskyard load -`, or write a file")
+        raise UserError("-: Spark can't read stdin (use `taskyard load -`)")
     path = Path(name.removeprefix("file://"))
     if path.is_dir():
         return sorted(str(one) for one in path.rglob("*") if _is_data(one, path))
@@ -118,21 +117,21 @@ def _expand_pattern(name: str) -> list[str]:
         return [str(path)]
     if "://" in name:
         raise UserError(
-            f"{name}: campaigns are read from files that every executor can open; mount it, or "
-            "read it with Spark and write it with df.write.format('taskyard')"
+            f"{name}: not a path that executors can open (mount it, or read it with Spark and "
+            "write it with df.write.format('taskyard'))"
         )
     return sorted(one for one in glob.glob(name, recursive=True) if Path(one).is_file())  # noqa: PTH207  # it may be absolute
 
 
 def _is_data(path: Path, directory: Path) -> bool:
-    """Neither what other programs leave beside their tables nor what an earlier load rejected."""
+    """Return whether a file has input. Marker files of other programs and old rejects do not."""
     parts = path.relative_to(directory).parts
     hidden = any(part.startswith((".", "_")) for part in parts)
     return path.is_file() and not hidden and not path.name.endswith(REJECTED_SUFFIX)
 
 
 def plan(files: Sequence[str], options: FileOptions) -> CampaignFiles:
-    """The splits of these files. Raises `InvalidCampaign` for a file that can't be read at all."""
+    """Divide files into splits. Raises `InvalidCampaign` for an unreadable file."""
     splits: list[FileSplit] = []
     for path in files:
         with open_input(path) as stream:
@@ -156,7 +155,7 @@ def _is_compressed(path: str) -> bool:
 
 
 def _parquet_splits(path: str) -> list[FileSplit]:
-    """Row groups that belong together until there are enough rows."""
+    """Group row groups until a split has enough rows."""
     try:
         with pq.ParquetFile(path) as file:
             parquet.check_columns(file.schema_arrow.names, path)
@@ -174,7 +173,7 @@ def _parquet_splits(path: str) -> list[FileSplit]:
 
 
 def _slices(whole: FileSplit, rows: int) -> list[FileSplit]:
-    """A split as it is, or, where it has too many rows, parts of it."""
+    """Divide a split that has too many rows."""
     if rows <= SLICE_ROWS:
         return [whole]
     before = whole.lines_before or 0
@@ -190,7 +189,7 @@ def _slices(whole: FileSplit, rows: int) -> list[FileSplit]:
 
 
 def _line_splits(path: str, form: Format) -> list[FileSplit]:
-    """Splits that begin where a line does."""
+    """Divide a file into splits that begin at a line."""
     size = Path(path).stat().st_size
     begins = [0]
     with Path(path).open("rb") as file:
@@ -207,7 +206,7 @@ def _line_splits(path: str, form: Format) -> list[FileSplit]:
 
 
 def _next_line(file: io.BufferedReader, after: int) -> int:
-    """Where the first line begins at or after this byte."""
+    """Return where the first line begins at or after this byte."""
     file.seek(after - 1)
     while chunk := file.read(_PEEK_BYTES):
         end = chunk.find(b"\n")
@@ -217,7 +216,7 @@ def _next_line(file: io.BufferedReader, after: int) -> int:
 
 
 def _count_lines(path: str, length: int) -> int:
-    """The lines in the first bytes of a file. Asked for where something is to be told about one."""
+    """Count the lines in the first bytes of a file. Only called to report an error."""
     lines = 0
     with Path(path).open("rb") as file:
         while length and (chunk := file.read(min(_PEEK_BYTES, length))):
@@ -227,7 +226,7 @@ def _count_lines(path: str, length: int) -> int:
 
 
 def read(spark: SparkSession, campaign: CampaignFiles) -> DataFrame:
-    """The rows of all files in chunks, in the order of files and lines."""
+    """Read all files in chunks, in the order of files and lines."""
     count = len(campaign.splits)
     numbers = spark.range(0, count, 1, max(1, min(count, PARTITIONS_MAX)))
     return numbers.mapInArrow(_reader(campaign), CHUNKS)
@@ -236,11 +235,11 @@ def read(spark: SparkSession, campaign: CampaignFiles) -> DataFrame:
 def _reader(
     campaign: CampaignFiles,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What Spark calls in a partition, with numbers of splits."""
+    """Return the function that reads splits, by number, in a partition."""
 
     def read_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for flush in batches:
-            for number in flush.column("id").to_pylist():
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
                 for prepared in _read_split(campaign, number):
                     yield _chunk(prepared)
 
@@ -248,8 +247,8 @@ def _reader(
 
 
 def _chunk(prepared: pa.RecordBatch) -> pa.RecordBatch:
-    good = prepared.filter(pc.is_null(prepared["reason"]))
-    chunk = {"graph": [pack(prepared.select(COLUMNS))], "tasks": [pack(good.select(TASKS))]}
+    valid = prepared.filter(pc.is_null(prepared["reason"]))
+    chunk = {"graph": [pack(prepared.select(COLUMNS))], "tasks": [pack(valid.select(TASKS))]}
     return pa.RecordBatch.from_pydict(chunk, pa.schema([(name, pa.binary()) for name in chunk]))
 
 
@@ -261,10 +260,10 @@ def _read_split(campaign: CampaignFiles, number: int) -> Iterator[pa.RecordBatch
             yield from _read_parquet(split, base, options.campaign)
         else:
             yield from _read_text(split, base, options)
-    except UserError as wrong:  # the file can't be read to its end
-        gathering = RowCollector(options.campaign)
-        gathering.reject_file(base, str(wrong))
-        yield gathering.flush()
+    except UserError as error:  # the file can't be read to its end
+        collector = RowCollector(options.campaign)
+        collector.reject_file(base, str(error))
+        yield collector.flush()
 
 
 def _read_parquet(split: FileSplit, base: int, campaign: str) -> Iterator[pa.RecordBatch]:
@@ -273,20 +272,20 @@ def _read_parquet(split: FileSplit, base: int, campaign: str) -> Iterator[pa.Rec
         with pq.ParquetFile(split.path) as file:
             groups = range(split.first, split.last)
             batches = file.iter_batches(batch_size=SPLIT_ROWS // 8, row_groups=groups)
-            for flush in _sliced(batches, split):
-                places = base + np.arange(row + 1, row + flush.num_rows + 1)
-                row += flush.num_rows
-                yield from prepare(flush, places, campaign)
-    except (pa.ArrowException, OSError) as wrong:
-        raise parquet.read_error(split.path, row + 1, wrong) from None
+            for batch in _sliced(batches, split):
+                places = base + np.arange(row + 1, row + batch.num_rows + 1)
+                row += batch.num_rows
+                yield from prepare(batch, places, campaign)
+    except (pa.ArrowException, OSError) as error:
+        raise parquet.read_error(split.path, row + 1, error) from None
 
 
 def _sliced(batches: Iterable[pa.RecordBatch], split: FileSplit) -> Iterator[pa.RecordBatch]:
-    """The rows of a split out of those of its row groups."""
+    """Return the rows of a split from its row groups."""
     skip, left = split.rows_skipped, split.rows or LINES_PER_SPLIT
-    for flush in batches:
-        some = flush.slice(min(skip, flush.num_rows), left)
-        skip = max(0, skip - flush.num_rows)
+    for batch in batches:
+        some = batch.slice(min(skip, batch.num_rows), left)
+        skip = max(0, skip - batch.num_rows)
         left -= some.num_rows
         if some.num_rows:
             yield some
@@ -295,19 +294,19 @@ def _sliced(batches: Iterable[pa.RecordBatch], split: FileSplit) -> Iterator[pa.
 
 
 def _read_text(split: FileSplit, base: int, options: FileOptions) -> Iterator[pa.RecordBatch]:
-    gathering = RowCollector(options.campaign)
+    collector = RowCollector(options.campaign)
     seconds = _seconds(split, options)
     for line, raw in _rows(split, options):
         name = raw.get("name", "") if isinstance(raw, dict) else ""
-        gathering.add_row(base + line, raw, seconds.get(name) if seconds else None)
-        if gathering.is_full:
-            yield gathering.flush()
-    if len(gathering):
-        yield gathering.flush()
+        collector.add_row(base + line, raw, seconds.get(name) if seconds else None)
+        if collector.is_full:
+            yield collector.flush()
+    if len(collector):
+        yield collector.flush()
 
 
 def _seconds(split: FileSplit, options: FileOptions) -> dict[str, float]:
-    """How long tasks took when they were run before, where the format tells."""
+    """Return the recorded run times of tasks, if the format has them."""
     if split.form is not Format.WFCOMMONS:
         return {}
     with open_input(split.path) as stream:
@@ -326,15 +325,13 @@ def _rows(split: FileSplit, options: FileOptions) -> Iterator[tuple[int, object]
 
 
 class _FileSlice:
-    """Some bytes of a file, as `lines.Stream`."""
+    """A range of bytes of a file, as a `lines.Stream`."""
 
     def __init__(self, split: FileSplit) -> None:
         try:
             self._file = Path(split.path).open("rb")  # noqa: SIM115  # `close` is below
-        except OSError as wrong:
-            raise InvalidCampaign(
-                f"{split.path}: can't be read: {wrong.strerror}; see that it is there and yours"
-            ) from None
+        except OSError as error:
+            raise InvalidCampaign(f"{split.path}: can't be read: {error.strerror}") from None
         self._file.seek(split.first)
         self._left = split.last - split.first
 

@@ -1,12 +1,14 @@
-"""A state's history as frames: the exported files, and the journal's rows that are not yet there.
+"""The history of a state as DataFrames: exported files, and journal rows after them.
 
-Reads alone, and takes no lock: a broker may run. Files never change once they are there, so they
-are read as they are; rows after them are copied out of the journal to a place that the caller
-names. What is damaged or has gaps is refused, in the journal's own words.
+Only reads, and takes no lock, so a broker may run. Files never change, so they are read in place.
+Later rows are copied from the journal to a directory of the caller. Damage and gaps are refused
+with the journal's own errors.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -16,38 +18,47 @@ from taskyard.errors import JournalDamaged, UserError
 from taskyard.journal import history, history_rows, recovery, schema, state_check, witness
 from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.reader import JournalReader
-from taskyard.pipeline import paths
+from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset
+from taskyard.pipeline.layout import spark_read_path
 
-#: A broker that compacts takes rows away under a reader; the next look finds them in files.
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+#: A broker that compacts removes rows under a reader. The next try finds them in files.
 _READ_TRIES_MAX: Final = 3
 
 
 class HistoryFrames(msgspec.Struct, frozen=True):
-    """What a state tells."""
+    """The events and edges of a history."""
 
     events: DataFrame
     edges: DataFrame
-    #: The journal's row up to which it goes; 0: nothing is told yet.
+    #: The last journal row that is included. 0 if there is none.
     last: int
 
 
 def read(spark: SparkSession, state: Path, scratch: Path | None = None) -> HistoryFrames:
-    """The events and edges of a state: of its history files, and if there is a `scratch` directory
-    to copy them to, also of the rows after them. The copy must stay while the frames are used."""
+    """Read the events and edges of a state.
+
+    Reads its history files. With a `scratch` directory, also copies later rows there and reads
+    them. The copy must stay while the frames are used.
+    """
     if scratch is None:
         whole = parts(state)
         return HistoryFrames(*_frames(spark, [(state, whole)]), whole[-1].last if whole else 0)
-    for look in range(1, _READ_TRIES_MAX + 1):
+    for attempt in range(1, _READ_TRIES_MAX + 1):
         try:
             whole = parts(state)
             copied = export_tail(state, whole, scratch)
         except JournalDamaged:
-            if look == _READ_TRIES_MAX:
+            if attempt == _READ_TRIES_MAX:
                 raise
         else:
             return _read_parts_and_tail(spark, state, whole, scratch, copied)
-    raise AssertionError  # the last look raises
+    raise AssertionError  # the last try raises
 
 
 def _read_parts_and_tail(
@@ -63,19 +74,19 @@ def _read_parts_and_tail(
 
 
 def parts(state: Path) -> list[HistoryPart]:
-    """The pairs of history files of a state, looked at: whole, readable, without a gap."""
+    """List the pairs of history files of a state. Raises JournalDamaged for gaps or damage."""
     require_state(state)
     trimmed = _trimmed_row(state)
     whole, _ = history.parts(state)
     folder = state / history.FOLDER
-    wrong = history.gaps(whole, trimmed)
-    if wrong:
-        raise JournalDamaged(f"{folder}: {'; '.join(wrong)}", history.gap_hint(whole, trimmed or 0))
+    gaps = history.gaps(whole, trimmed)
+    if gaps:
+        raise JournalDamaged(f"{folder}: {'; '.join(gaps)}", history.gap_hint(whole, trimmed or 0))
     if trimmed and (not whole or whole[-1].last < trimmed):
         first = whole[-1].last + 1 if whole else 1
         raise JournalDamaged(
             f"{folder}: rows {first}..{trimmed} are trimmed and in no history file",
-            "put the files back from a copy",
+            "restore the files from a backup",
         )
     for part in whole:
         history.check_part(state, part, trimmed or 0)
@@ -85,19 +96,18 @@ def parts(state: Path) -> list[HistoryPart]:
 def require_state(state: Path) -> None:
     if not state.is_dir() or not state_check.has_journal(state):
         raise UserError(
-            f"{state} is no state directory, there is no journal in it: give --state DIR, the one "
-            "that the broker uses"
+            f"{state}: not a state directory, it has no journal (use --state DIR, the broker's)"
         )
 
 
 def identity(state: Path) -> str:
-    """The random name of a state's journal; empty for a history without its journal."""
+    """Return the random name of a state's journal. Empty for a history without its journal."""
     witnessed = witness.read(state)
     return witnessed[0].hex() if witnessed else ""
 
 
 def _trimmed_row(state: Path) -> int | None:
-    """The row up to which the journal is trimmed; None if there is no journal."""
+    """Return the last row that was trimmed from the journal. None if there is no journal."""
     witnessed = witness.read(state)
     if witnessed is None or not (state / schema.FILE_NAME).exists():
         return None
@@ -106,8 +116,11 @@ def _trimmed_row(state: Path) -> int | None:
 
 
 def export_tail(state: Path, whole: list[HistoryPart], scratch: Path) -> HistoryPart | None:
-    """Write the rows that are in no history file as a pair of files under `scratch`, as an export
-    would. None if there are none. Raises JournalDamaged also if a broker trims under it."""
+    """Write the rows after all history files to a pair of files under `scratch`.
+
+    None if there are no such rows. Raises JournalDamaged, also if a broker trims the journal
+    meanwhile.
+    """
     witnessed = witness.read(state)
     reached = whole[-1].last if whole else 0
     if witnessed is None or witnessed[1].sequence <= reached:
@@ -141,8 +154,37 @@ def _frames(
 
 
 def frame(spark: SparkSession, dataset: Dataset, files: list[Path]) -> DataFrame:
-    """A dataset of Parquet files; of none, an empty one."""
+    """Read a dataset from Parquet files. Without files it is empty."""
     if not files:
         return dataset.empty(spark)
-    found = spark.read.schema(dataset.schema).parquet(*map(paths.for_reading, files))
+    found = spark.read.schema(dataset.schema).parquet(*map(spark_read_path, files))
     return dataset.check(found)
+
+
+def read_directory(spark: SparkSession, directory: Path) -> HistoryFrames:
+    """Read the history in a directory.
+
+    It may be STATE, STATE/history, a copy of that, or the tables of `pipeline history`.
+    """
+    if (directory / EVENTS.name).is_dir():
+        events, edges = (tables.read(spark, directory, one) for one in (EVENTS, EDGES))
+        return HistoryFrames(events, edges, 0)
+    if directory.name == history.FOLDER and any(directory.glob("events-*.parquet")):
+        return read(spark, directory.parent)
+    if (directory / history.FOLDER).is_dir():
+        return read(spark, directory)
+    files = sorted(directory.glob("events-*.parquet"))
+    if not files:
+        raise UserError(
+            f"{directory}: no history found (use the folder {history.FOLDER} of a state "
+            "directory, or the output of `taskyard pipeline history`)"
+        )
+    events = frame(spark, EVENTS, files)
+    edges = frame(spark, EDGES, sorted(directory.glob("edges-*.parquet")))
+    return HistoryFrames(events, edges, 0)
+
+
+def size_bytes(directory: Path) -> int:
+    """Return the approximate size of the files to read."""
+    found = [directory] if directory.is_file() else directory.rglob("*")
+    return sum(path.stat().st_size for path in found if path.suffix in (".parquet", ".sqlite"))

@@ -1,7 +1,7 @@
-"""A workload from a campaign's file: what it says of run times, nobody has measured.
+"""A workload from a campaign file, with run times that were not measured.
 
-A task's time is what the file says it took (WfCommons), what it sleeps, its time limit, or what
-the user says of all others; one that says nothing is an error.
+A task's run time is the one recorded in the file (WfCommons), the duration of its sleep, its time
+limit, or the user's default. A task without any of these is an error.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def workload_of_file(path: str, run_ns: int | None) -> Workload:
-    """The campaign in a file; `run_ns` for tasks that say nothing of their time."""
+    """Build the workload of a campaign file. `run_ns` is for tasks without a run time."""
     loaded = read_campaign(path, FileOptions(replay=_is_wfcommons(path)))
     if loaded.rejected:
-        raise UserError(f"{loaded.rejected[0]}; mend it first: `taskyard load --dry-run {path}`")
+        raise UserError(f"{loaded.rejected[0]} (see `taskyard load --dry-run {path}`)")
     specs = loaded.specs
     numbers = {spec.name: number for number, spec in enumerate(specs)}
     kinds: dict[TaskKind, int] = {}
@@ -52,7 +52,7 @@ def workload_of_file(path: str, run_ns: int | None) -> Workload:
 
 
 def _is_wfcommons(path: str) -> bool:
-    """WfCommons says how long tasks took, which a replay sleeps."""
+    """Return whether a file is in the WfCommons format, whose run times a replay sleeps."""
     with open_input(path) as stream:
         return format_of(path, stream) is Format.WFCOMMONS
 
@@ -63,14 +63,14 @@ def _run_ns(spec: TaskSpec, otherwise_ns: int | None, path: str) -> int:
         return slept_ns
     if otherwise_ns is None and not spec.time_limit_ns:
         raise UserError(
-            f"{path}: task {spec.name!r} does not say how long it runs; give --run-time, such as "
-            "--run-time 30s, for all that do not, or a time_limit in the file"
+            f"{path}: task {spec.name!r} has no run time (use --run-time, such as --run-time 30s, "
+            "or set time_limit in the file)"
         )
     return otherwise_ns if otherwise_ns is not None else spec.time_limit_ns
 
 
 def _sleep_command_ns(argv: list[str] | None) -> int | None:
-    """How long a command sleeps; None if it is another."""
+    """Return how long a command sleeps, or None if it is another command."""
     if argv is None or len(argv) != 2 or argv[0].rpartition("/")[2] != "sleep":  # noqa: PLR2004
         return None
     try:

@@ -1,10 +1,9 @@
-"""A workload from a history: the graph, the run times and the workers as they were.
+"""A workload from a history: graph, run times and workers of a past campaign.
 
-Works on Arrow tables of the datasets `tasks`, `attempts`, `edges` and `workers`, collected once.
-An attempt that its worker measured takes as long as it ran. Others are known by their leases alone,
-and a worker that takes tasks ahead has some waiting for a slot: these are counted from when their
-worker had a slot for them. What the broker and the wire cost is what lies between a slot that is
-free and the next attempt that starts in it, where a task was ready.
+Works on Arrow tables of the datasets `tasks`, `attempts`, `edges` and `workers`. An attempt that
+its worker measured takes as long as it ran. Others are known only by their leases. A worker that
+prefetches holds leases without a free slot, so these count from when a slot was free. The cost of
+broker and wire is the time from a free slot to the next start in it, while a task was ready.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from taskyard.pipeline.sweep.workload import Setback, Stay, TaskKind, Workload
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: Columns that it takes, by dataset.
+#: The columns that are needed, by dataset.
 COLUMNS: Final = {
     "tasks": (
         *("task", "generation", "service", "lane", "priority", "slots", "state", "due"),
@@ -37,13 +36,13 @@ COLUMNS: Final = {
     "workers": ("worker", "services", "slots", "joined", "left", "reason"),
 }
 
-#: Attempts that say how long a task takes; the others were cut short.
+#: Outcomes of attempts that ran to their end. Others were cut short.
 _ATTEMPT_OUTCOMES: Final = ("finished", "failed", "postponed")
 
-#: A worker that can take any number of tasks has this many slots here.
+#: Slots of a worker without a limit.
 _SLOTS_ANY: Final = 1 << 20
 
-#: How a worker leaves that says goodbye.
+#: The reason of a regular exit.
 _EXITED: Final = "left"
 
 _MICROSECOND_NS: Final = 1000
@@ -61,7 +60,7 @@ class Attempt(Struct, gc=False):
     leased_ns: int
     settled_ns: int | None
     outcome: str | None
-    #: When it started, and how long it ran; None: not measured.
+    #: Start and run time. None if not measured.
     started_ns: int | None
     run_ns: int | None
     #: When its worker had a slot for it, and when the slot was free again.
@@ -70,14 +69,14 @@ class Attempt(Struct, gc=False):
 
 
 class TimedAttempts(Struct):
-    """All attempts with their beginnings, and what a task costs beside them."""
+    """All attempts with their start times, and the broker's cost per task."""
 
     attempts: list[Attempt]
     gap_ns: int
 
 
 def with_start_times(attempts: pa.Table, workers: pa.Table) -> TimedAttempts:
-    """When each attempt began at its worker. Slots go to tasks in the order of their leases."""
+    """Find when each attempt started. Slots go to tasks in the order of their leases."""
     slots: dict[str, int] = {}
     for name, count in zip(*_columns(workers, "worker", "slots"), strict=True):
         slots[name] = max(slots.get(name, 0), count or _SLOTS_ANY)
@@ -116,7 +115,7 @@ def _columns(table: pa.Table, *names: str) -> list[list[Any]]:
 
 
 def _times_ns(table: pa.Table, name: str) -> list[Any]:
-    """A column of times, in nanoseconds."""
+    """Return a column of times in nanoseconds."""
     micros = table.column(name).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     return pc.multiply(micros, _MICROSECOND_NS).to_pylist()  # type: ignore[no-any-return]
 
@@ -124,8 +123,11 @@ def _times_ns(table: pa.Table, name: str) -> list[Any]:
 def workload_of(
     tasks: pa.Table, attempts: pa.Table, edges: pa.Table, workers: pa.Table
 ) -> Workload:
-    """The campaign of these tasks. Attempts of other tasks count for what workers had to do.
-    Cancelled tasks are left out: nobody knows how long they would have taken."""
+    """Build the workload of these tasks.
+
+    Attempts of other tasks count as load of the workers. Cancelled tasks are left out, because
+    their run time is unknown.
+    """
     every = with_start_times(attempts, workers)
     rows = _rows(tasks)
     begin_ns = min((row.submitted_ns for row in rows), default=0)
@@ -166,7 +168,7 @@ class _Row(Struct, gc=False):
 
 
 def _rows(table: pa.Table) -> list[_Row]:
-    """The tasks in the order in which they came; those of one message as they were leased."""
+    """Return tasks in order of submission. Those of one message are in order of their leases."""
     names = ("task", "generation", "service", "lane", "priority", "slots", "state")
     more = ("is_behind_failure", "submitted_record")
     times = [_times_ns(table, name) for name in ("submitted", "leased", "ended", "due")]
@@ -180,13 +182,13 @@ def _rows(table: pa.Table) -> list[_Row]:
 
 
 def _name(row: _Row) -> bytes:
-    """A name of its own; one that was submitted anew is another task."""
+    """Return a unique name. Each generation of a name is a task."""
     text = row.task if row.generation <= 1 else f"{row.task}\0{row.generation}"
     return text.encode()
 
 
 def _set_queues(workload: Workload, rows: list[_Row], begin_ns: int) -> None:
-    """Where each task queues."""
+    """Set the service, priority, slots, due time and lane of each task."""
     kinds: dict[TaskKind, int] = {}
     workload.kind_at = []
     for row in rows:
@@ -199,7 +201,7 @@ def _set_queues(workload: Workload, rows: list[_Row], begin_ns: int) -> None:
 
 
 def _set_dependencies(workload: Workload, rows: list[_Row], edges: pa.Table) -> None:
-    """What each task waits for. An edge is of the generation that was there when it was said."""
+    """Set the dependencies. An edge resolves to the generations as of its record."""
     by_name: dict[str, tuple[list[int], list[int]]] = {}
     for number, row in enumerate(rows):
         records, numbers = by_name.setdefault(row.task, ([], []))
@@ -218,8 +220,10 @@ def _set_dependencies(workload: Workload, rows: list[_Row], edges: pa.Table) -> 
 
 
 def _task_at_record(generations: tuple[list[int], list[int]] | None, record: int) -> int | None:
-    """The task that had a name when a record was written. Who waits for a name that comes later
-    waits for the first of it."""
+    """Return the task that had a name as of a record.
+
+    A name that was only submitted later resolves to its first task.
+    """
     if generations is None:
         return None
     records, numbers = generations
@@ -229,7 +233,7 @@ def _task_at_record(generations: tuple[list[int], list[int]] | None, record: int
 def _set_run_times(
     workload: Workload, attempts: Iterable[Attempt], numbers: dict[tuple[str, int], int]
 ) -> None:
-    """How long each task took, and what went wrong before."""
+    """Set the run time of each task, and its failures before that."""
     tried: dict[int, list[Attempt]] = {}
     for one in attempts:
         number = numbers.get((one.task, one.generation))
@@ -250,7 +254,7 @@ def _run_ns(attempt: Attempt) -> int:
 
 
 def _estimate_untried(workload: Workload, rows: list[_Row]) -> None:
-    """Tasks that were never tried take as long as others of their service."""
+    """Give tasks that never ran the median run time of their service."""
     by_service: dict[str, list[int]] = {}
     for row, run_ns in zip(rows, workload.run_ns, strict=True):
         if run_ns >= 0:
@@ -265,7 +269,7 @@ def _estimate_untried(workload: Workload, rows: list[_Row]) -> None:
 
 
 def _stays(workers: pa.Table, begin_ns: int, ended_ns: int) -> Iterator[Stay]:
-    """The workers that were there between these times."""
+    """Return the workers that were registered between these times."""
     times = [_times_ns(workers, name) for name in ("joined", "left")]
     columns = [*_columns(workers, "worker", "services", "slots", "reason"), *times]
     for name, services, slots, reason, joined_ns, left_ns in zip(*columns, strict=True):

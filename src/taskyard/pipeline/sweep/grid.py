@@ -1,6 +1,6 @@
-"""The grid: which numbers of workers and slots, and which rules, are tried.
+"""The grid of a sweep: numbers of workers, numbers of slots, and rules.
 
-Reads what a user wrote. A point is one combination; what came out of one is a `Forecast`.
+Parses the user's options. A point is one combination, and its result is a `Forecast`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from taskyard.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: Points in one sweep: each is a run of the whole campaign.
+#: Limit of the points in a sweep. Each simulates the whole campaign.
 POINTS_MAX: Final = 100_000
 
-#: Workers and slots of one point: more than any yard has, and few enough to name each worker.
+#: Limit of workers and slots: more than any installation has, few enough to name each worker.
 NUMBER_MAX: Final = 1_000_000
 
 
 class Point(Struct, frozen=True):
-    """One combination: so many workers, each with so many slots, by these rules."""
+    """One combination of workers, slots per worker, and rules."""
 
     workers: int
     slots: int
-    #: What differs from the usual rules: `name=value`, in the order given.
+    #: Changes to the default rules, as `name=value`, in the given order.
     policy: tuple[str, ...] = ()
 
     @property
@@ -37,7 +37,7 @@ class Point(Struct, frozen=True):
         return self.workers * self.slots
 
     def rules(self) -> tuple[LaneOptions, int]:
-        """The rules of every service, and the limit of workers at once over all of them."""
+        """Return the rules of every service, and the limit of workers over all services."""
         rules, workers_max = LaneOptions(), 0
         for pair in self.policy:
             name, _, text = pair.partition("=")
@@ -49,12 +49,12 @@ class Point(Struct, frozen=True):
 
 
 class Forecast(Struct, frozen=True):
-    """What came out of one point. Times are of the simulated campaign."""
+    """The simulated result of one point, in simulated time."""
 
     makespan_ns: int
-    #: Time that slots were at work, all together.
+    #: Total time that slots were in use.
     busy_ns: int
-    #: Of all slots and the whole time, the part at work: from 0 to 1.
+    #: Share of the slot time in use, from 0 to 1.
     utilisation: float
     wait_ns_mean: int
     wait_ns_p50: int
@@ -62,16 +62,16 @@ class Forecast(Struct, frozen=True):
     wait_ns_max: int
     done: int
     failed: int
-    #: Never run: behind a failure, or too wide for every worker.
+    #: Never run: blocked by a failure, or in need of more slots than any worker has.
     unfinished: int
-    #: CPU time that the simulation took, by the real clock.
+    #: CPU time of the simulation, in real time.
     cpu_ns: int
 
 
 def _number(field: str) -> Callable[[str], dict[str, object]]:
     def read(text: str) -> dict[str, object]:
         if not re.fullmatch(r"\d{1,7}", text):
-            raise UserError(f"--policy {field}={text}: must be a whole number from 0 on")
+            raise UserError(f"--policy {field}={text}: not a whole number of at most 7 digits")
         return {field: int(text)}
 
     return read
@@ -79,11 +79,11 @@ def _number(field: str) -> Callable[[str], dict[str, object]]:
 
 def _order(text: str) -> dict[str, object]:
     if text not in ("age", "random"):
-        raise UserError(f"--policy order={text}: must be age or random")
+        raise UserError(f"--policy order={text}: not age or random")
     return {"is_random": text == "random"} if "is_random" in LaneOptions.__struct_fields__ else {}
 
 
-#: What of the scheduler's rules can be varied, and who reads its value.
+#: The rules that can be varied, with the function that parses the value.
 POLICIES: Final[dict[str, Callable[[str], dict[str, object]]]] = {
     "lane_workers_max": _number("lane_workers_max"),
     "workers_max": _number("workers_max"),
@@ -94,8 +94,10 @@ POLICIES: Final[dict[str, Callable[[str], dict[str, object]]]] = {
 
 
 def read_numbers(text: str, option: str) -> list[int]:
-    """`1,2,4,…,1024` as numbers: what is left out (… or ...) goes on as the two before it do,
-    by the same factor or the same step."""
+    """Parse a list of numbers such as `1,2,4,…,1024`.
+
+    The omission (… or ...) continues the two numbers before it, by factor or by step.
+    """
     numbers: list[int] = []
     cells = [cell.strip() for cell in text.replace("...", "…").split(",")]
     for place, cell in enumerate(cells):
@@ -110,15 +112,17 @@ def read_numbers(text: str, option: str) -> list[int]:
 def _read(cell: str, text: str, option: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,6}", cell) or int(cell) > NUMBER_MAX:
         raise UserError(
-            f"{option} {text}: {cell or 'nothing'} is no number from 1 to {NUMBER_MAX}; write "
-            "numbers with commas between them, such as 1,2,4,…,64"
+            f"{option} {text}: {cell!r} is not a number from 1 to {NUMBER_MAX} (example: "
+            "1,2,4,…,64)"
         )
     return int(cell)
 
 
 def _between(numbers: list[int], last: int, text: str, option: str) -> list[int]:
     if len(numbers) < 2 or not numbers[-2] < numbers[-1] <= last:  # noqa: PLR2004  # two make a step
-        raise UserError(f"{option} {text}: two rising numbers must stand before …, and one after")
+        raise UserError(
+            f"{option} {text}: … needs two increasing numbers before it and one after it"
+        )
     before, number = numbers[-2:]
     by_factor = number % before == 0 and number // before > 1 and _is_power(numbers)
     factor, step = (number // before, 0) if by_factor else (1, number - before)
@@ -126,12 +130,12 @@ def _between(numbers: list[int], last: int, text: str, option: str) -> list[int]
     while (number := number * factor + step) < last:
         more.append(number)
         if len(more) > POINTS_MAX:
-            raise UserError(f"{option} {text}: are more than {POINTS_MAX} numbers; give fewer")
+            raise UserError(f"{option} {text}: more than {POINTS_MAX} numbers")
     return more
 
 
 def _is_power(numbers: list[int]) -> bool:
-    """1,2,4 goes on by the factor; so does 1,2, but 1,2,3 does not, nor 10,20."""
+    """Return whether numbers continue by factor: 1,2 and 1,2,4 do, 1,2,3 and 10,20 do not."""
     tail = numbers[-3:]
     if len(tail) < 3:  # noqa: PLR2004
         return tail[0] == 1
@@ -139,13 +143,13 @@ def _is_power(numbers: list[int]) -> bool:
 
 
 def read_policies(pairs: Sequence[str]) -> list[tuple[str, ...]]:
-    """`name=value,value` pairs as every combination of them."""
+    """Return every combination of `name=value,value` pairs."""
     axes: list[list[str]] = []
     for pair in pairs:
         name, equals, values = pair.partition("=")
         if name not in POLICIES or not equals:
-            known = ", ".join(POLICIES)
-            raise UserError(f"--policy {pair}: write NAME=VALUE; the names are {known}")
+            names = ", ".join(POLICIES)
+            raise UserError(f"--policy {pair}: not NAME=VALUE (the names are {names})")
         texts = [value.strip() for value in values.split(",")]
         for text in texts:
             POLICIES[name](text)
@@ -154,11 +158,11 @@ def read_policies(pairs: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def grid(workers: Sequence[int], slots: Sequence[int], policies: Sequence[str]) -> list[Point]:
-    """Every combination, the fewest slots first."""
+    """Return every combination, the fewest slots first."""
     points = [
         Point(count, room, policy)
         for policy, room, count in product(read_policies(policies), slots, workers)
     ]
     if len(points) > POINTS_MAX:
-        raise UserError(f"{len(points)} points are more than {POINTS_MAX}; give fewer numbers")
+        raise UserError(f"{len(points)} points, the limit is {POINTS_MAX}")
     return points

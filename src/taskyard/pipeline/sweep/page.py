@@ -12,10 +12,10 @@ from taskyard.pipeline.report.page import Figure, Page, Section, Table, Tile
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from taskyard.pipeline.jobs.sweep import SweepResult
+    from taskyard.pipeline.sweep.conclusions import SweepResult
     from taskyard.pipeline.sweep.grid import Forecast, Point
 
-#: Lines that can be told apart, and rows that somebody reads.
+#: Lines that stay distinct, and rows of the table.
 SERIES_MAX: Final = 7
 ROWS_MAX: Final = 200
 
@@ -23,42 +23,42 @@ _Series = list[tuple["Point", "Forecast"]]
 
 
 def page_of(sweep_result: SweepResult, table: pa.Table) -> str:
-    """The page as HTML."""
+    """Render the page as HTML."""
     series = _series(sweep_result)
     shown = dict(list(series.items())[:SERIES_MAX])
     paragraphs = (
-        [] if len(series) <= SERIES_MAX else [f"Shown are {SERIES_MAX} of {len(series)} rules."]
+        [] if len(series) <= SERIES_MAX else [f"The chart has {SERIES_MAX} of {len(series)} rules."]
     )
     sections = [
         Section(
             "makespan",
-            "How long it takes",
-            ["Where the line meets the dotted one, more workers do not help.", *paragraphs],
+            "Makespan",
+            ["Where a line meets the dotted one, more workers do not help.", *paragraphs],
             _makespans(sweep_result, shown),
             height=380,
         ),
         Section(
             "use",
-            "How much of the slots is used, and how long tasks wait",
-            ["Workers that have nothing to do on the left, tasks that wait for them on the right."],
+            "Slot use and wait times",
+            ["Slot time in use on the left, mean wait for a worker on the right."],
             _uses(shown),
         ),
         _rows(table),
     ]
-    told = sweep_result.sentences or ["Nothing was simulated."]
+    summary = sweep_result.sentences or ["Nothing was simulated."]
     tiles = [
         Tile(f"{len(sweep_result.workload.names):,}", "tasks"),
         Tile(f"{len(sweep_result.results):,}", "points"),
-        Tile(format_duration(sweep_result.time_bounds.work_ns), "work in all"),
+        Tile(format_duration(sweep_result.time_bounds.work_ns), "total work"),
         Tile(format_duration(sweep_result.time_bounds.chain_ns), "critical path"),
     ]
     if sweep_result.error is not None:
-        tiles.append(Tile(f"{sweep_result.error:+.1%}", "simulated to measured"))
-    return page.render(Page("How many workers?", told, tiles, sections, "Made by Taskyard."))
+        tiles.append(Tile(f"{sweep_result.error:+.1%}", "simulated vs. measured"))
+    return page.render(Page("How many workers?", summary, tiles, sections, "Made by Taskyard."))
 
 
 def _series(sweep_result: SweepResult) -> dict[str, _Series]:
-    """The points that differ in workers alone, by what they share."""
+    """Group the points that differ only in workers."""
     series: dict[str, _Series] = {}
     for point, forecast in sweep_result.results:
         name = ", ".join([format_count(point.slots, "slot"), *point.policy])
@@ -73,7 +73,7 @@ def _makespans(sweep_result: SweepResult, series: dict[str, _Series]) -> Figure:
         _line(name, place, one, unit.of([forecast.makespan_ns for _, forecast in one]))
         for place, (name, one) in enumerate(series.items())
     ]
-    everybody = sorted({point.workers for one in series.values() for point, _ in one})
+    worker_counts = sorted({point.workers for one in series.values() for point, _ in one})
     time_bounds = sweep_result.time_bounds
     bound_ns = max(time_bounds.chain_ns, time_bounds.lane_ns, time_bounds.arrival_ns)
     bound = unit.of([bound_ns])[0]
@@ -81,15 +81,15 @@ def _makespans(sweep_result: SweepResult, series: dict[str, _Series]) -> Figure:
         {
             "type": "scatter",
             "mode": "lines",
-            "name": "can't be shorter",
-            "x": [everybody[0], everybody[-1]],
+            "name": "lower bound",
+            "x": [worker_counts[0], worker_counts[-1]],
             "y": [bound, bound],
             "line": {"color": "@grey", "width": 1.5, "dash": "dot"},
         }
     )
     return figure(
         traces,
-        xaxis=_workers_axis(everybody),
+        xaxis=_workers_axis(worker_counts),
         yaxis=axis(f"makespan, {unit.name}", type="log", dtick="D2"),
         showlegend=True,
     )
@@ -116,7 +116,7 @@ def _workers_axis(workers: list[int], **more: object) -> dict[str, object]:
 
 
 def _uses(series: dict[str, _Series]) -> Figure:
-    everybody = sorted({point.workers for one in series.values() for point, _ in one})
+    worker_counts = sorted({point.workers for one in series.values() for point, _ in one})
     longest_ns = max(forecast.wait_ns_p95 for one in series.values() for _, forecast in one)
     unit = TimeUnit(longest_ns)
     traces = []
@@ -130,9 +130,9 @@ def _uses(series: dict[str, _Series]) -> Figure:
         )
     return figure(
         traces,
-        xaxis=_workers_axis(everybody, domain=[0, 0.46]),
-        xaxis2=_workers_axis(everybody, domain=[0.54, 1], anchor="y2"),
-        yaxis=axis("slots' time in use, %", range=[0, 105]),
+        xaxis=_workers_axis(worker_counts, domain=[0, 0.46]),
+        xaxis2=_workers_axis(worker_counts, domain=[0.54, 1], anchor="y2"),
+        yaxis=axis("slot time in use, %", range=[0, 105]),
         yaxis2=axis(f"mean wait, {unit.name}", rangemode="tozero", anchor="x2"),
         showlegend=len(series) > 1,
     )
@@ -143,7 +143,7 @@ def _rows(table: pa.Table) -> Section:
     head = ["workers", "slots", "rules", "makespan", "used", "mean wait", "slot hours"]
     cells = [
         [
-            *(f"{row['workers']:,}", f"{row['slots']:,}", row["policy"] or "as usual"),
+            *(f"{row['workers']:,}", f"{row['slots']:,}", row["policy"] or "default"),
             *(format_duration(row["makespan_ns"]), format_percent(row["utilisation"])),
             *(format_duration(row["wait_ns_mean"]), f"{row['slot_hours']:,.3g}"),
         ]
@@ -153,7 +153,7 @@ def _rows(table: pa.Table) -> Section:
         head.append("cost")
         cells = [[*cell, f"{row['cost']:,.2f}"] for cell, row in zip(cells, rows, strict=True)]
     more = table.num_rows - len(rows)
-    paragraphs = [f"The first {len(rows)} points; sweep.csv has {more:,} more."] if more else []
+    paragraphs = [f"The first {len(rows)} points. sweep.csv has {more:,} more."] if more else []
     return Section(
         "points", "All points", paragraphs, table=Table(head, cells, (0, 1, 3, 4, 5, 6, 7))
     )

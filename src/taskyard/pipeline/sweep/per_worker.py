@@ -1,7 +1,8 @@
-"""Simulating a campaign worker by worker, message by message: for whatever depends on who works.
+"""Simulation of a campaign worker by worker and message by message.
 
-The slow way: wide tasks, limits of workers, overfed lanes, and the workers of a measured run as
-they were, with their comings and goings. An overfed worker does a lane's tasks one after the other.
+Slow, but exact for everything that depends on single workers: tasks of several slots, limits of
+workers, overfed lanes, and the workers of a measured run, with their joins and exits. An overfed
+worker runs a lane's tasks one after the other.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ if TYPE_CHECKING:
     from taskyard.pipeline.sweep.grid import Point
     from taskyard.pipeline.sweep.workload import Workload
 
-#: A task at a worker: its number, its attempt, and who holds it.
+#: A task at a worker: its number, its attempt, and the worker.
 _Held = tuple[int, int, bytes]
 
 _NEVER_NS: Final = 1 << 63
 
 
 def uniform_workers(workload: Workload, point: Point) -> list[Stay]:
-    """The workers of a point: all there from the beginning to the end."""
+    """Return the workers of a point, registered from the beginning to the end."""
     services = workload.services
     names = [b"worker-%d" % number for number in range(point.workers)]
     return [Stay(name, services, point.slots, joined_ns=0) for name in names]
 
 
 class WorkerSimulation:
-    """One run of a campaign. The scheduler decides; this keeps the tasks' times."""
+    """One run of a campaign. The scheduler decides, and this keeps the tasks' times."""
 
     def __init__(self, workload: Workload, point: Point, stays: list[Stay]) -> None:
         self._workload = workload
@@ -55,16 +56,16 @@ class WorkerSimulation:
         self._dependents = workload.dependents()
         self._setbacks = {number: deque(them) for number, them in workload.setbacks.items()}
         self._failing = frozenset(workload.failing)
-        #: (when, number, event): what comes from outside, the next last.
+        #: Submissions, joins and exits in reverse order of time.
         self._arrivals = _arrivals(workload, stays)
         #: When each lane is free at the worker that is overfed with it.
         self._lane_free_ns: dict[tuple[bytes, bytes], int] = {}
         self._is_overfed = bool(rules.overfeed) and workload.lanes is not None
         self._ends: list[tuple[int, _Held]] = []
-        #: Which attempt at a task counts.
+        #: The current attempt of each task.
         self._attempts = [0] * len(workload.names)
         self._now_ns = 0
-        #: When each task was let go by all that it waits for.
+        #: When each task became ready.
         self.ready_ns = workload.earliest_ns()
         self.begun_ns = [-1] * len(workload.names)
         self.lane_wait_ns: dict[int, int] = {}
@@ -74,7 +75,7 @@ class WorkerSimulation:
         self.failed = 0
 
     def run(self) -> None:
-        """From the first submission until nothing more can happen."""
+        """Run from the first submission until nothing more can happen."""
         coming, ends = self._arrivals, self._ends
         while True:
             end_ns = ends[0][0] if ends else _NEVER_NS
@@ -92,11 +93,11 @@ class WorkerSimulation:
                 self._report(self._ended(next_ns))
 
     def _is_over(self) -> bool:
-        """Nothing is left but workers that go."""
+        """Return whether only exits of workers are left."""
         return self.done + self.failed == len(self._workload.names)
 
     def _ended(self, now_ns: int) -> dict[bytes, list[_Held]]:
-        """What ends now, by worker. What was lost with its worker does not count."""
+        """Collect the tasks that end now, by worker. Tasks of lost workers do not count."""
         by_worker: dict[bytes, list[_Held]] = {}
         while self._ends and self._ends[0][0] == now_ns:
             held = heappop(self._ends)[1]
@@ -118,7 +119,7 @@ class WorkerSimulation:
             self._handle(report)
 
     def _settle(self, report: TasksReported, place: int, number: int) -> None:
-        """What became of a task: as it was when it was measured."""
+        """Set the outcome of a task as it was measured."""
         now_ns = self._now_ns
         self.busy_ns += (now_ns - self.begun_ns[number]) * self._workload.kind(number).slots
         setbacks = self._setbacks.get(number)
@@ -141,7 +142,7 @@ class WorkerSimulation:
             if type(effect) is Assign:
                 self._begin(effect)
             elif type(effect) is Refused:
-                raise UserError(f"the scheduler refuses the campaign, so mend it: {effect.text}")
+                raise UserError(f"the scheduler refuses the campaign: {effect.text}")
 
     def _begin(self, assigned: Assign) -> None:
         for name, attempt, lane in zip(
@@ -159,14 +160,14 @@ class WorkerSimulation:
             heappush(self._ends, (end_ns, (number, attempt, assigned.worker)))
 
     def _time_ns(self, number: int) -> int:
-        """How long the next attempt at a task takes."""
+        """Return how long the next attempt of a task takes."""
         setbacks = self._setbacks.get(number)
         run_ns = setbacks[0].run_ns if setbacks else self._workload.run_ns[number]
         return run_ns + self._workload.gap_ns
 
 
 def _arrivals(workload: Workload, stays: list[Stay]) -> list[Event]:
-    """What comes from outside, the last first: submissions, and workers that come and go."""
+    """Return submissions, joins and exits in reverse order of time."""
     events: list[Event] = list(submissions(workload))
     for stay in stays:
         facts = WorkerFacts(services=stay.services, slots_total=stay.slots, always_ready=True)

@@ -1,13 +1,13 @@
-"""Simulating a campaign fast: all workers are one crew, which reports in batches.
+"""Fast simulation of a campaign: all workers form one pool that reports in batches.
 
-Workers that are all alike are one large worker to the scheduler, as long as nothing counts them: no
-task is wider than a slot, no limit is of workers, nothing is overfed, no lane is long enough to
-keep a worker. A message costs the scheduler ten times a task, so the crew reports together what
-ends within a short time. Every slot keeps its own time meanwhile: a task begins when its slot is
-free and what it waits for has ended, to the nanosecond, whenever that is reported.
+Equal workers are one large worker to the scheduler, as long as nothing counts them: every task
+needs one slot, no limit is on workers, nothing is overfed, and no lane is long enough to keep a
+worker. A message costs the scheduler ten times as much as a task, so the pool reports ends within a
+short window together. Every slot keeps its own time: a task starts when its slot is free and its
+dependencies have ended, to the nanosecond, whenever that is reported.
 
-Where the order of tasks can't matter, the crew also takes some ahead, as real workers do, and
-reports when its hand is empty. `workers` simulates without all that, one by one; a test compares.
+If the order of tasks can't matter, the pool also prefetches tasks, as real workers do, and reports
+when it has none left. `per_worker` simulates without these shortcuts, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -25,40 +25,39 @@ from taskyard.pipeline.sweep.workload import submissions
 
 if TYPE_CHECKING:
     from taskyard.core.events import Event
-    from taskyard.pipeline.sweep.bounds import CampaignBounds
     from taskyard.pipeline.sweep.grid import Point
-    from taskyard.pipeline.sweep.workload import Workload
+    from taskyard.pipeline.sweep.workload import CampaignBounds, Workload
 
-#: Tasks taken ahead at most: twice as many would make it a tenth faster.
+#: The most tasks that are prefetched. Twice as many would make it a tenth faster.
 PREFETCH_MAX: Final = 256
 
-#: At most this part of the tasks is ahead, so that a small campaign is not decided at once.
+#: At most one in this many tasks is prefetched, so that a small campaign is not assigned at once.
 PREFETCH_SHARE: Final = 16
 
-#: Any order of tasks ends within the longest chain of the best. Where that is less than this part
-#: of the whole, the order need not be the scheduler's to the task.
+#: Any order of tasks ends within one longest chain of the best order. If that is less than one part
+#: in this many of the whole, the exact order does not matter.
 ORDER_SHARE: Final = 20
 
-#: Ends this close to each other, in parts of a mean run, are reported together.
+#: Ends within a mean run divided by this are reported together.
 WINDOW_SHARE: Final = 2
 
-_POOL_NAME: Final = b"crew"
+_POOL_NAME: Final = b"pool"
 
 _NEVER_NS: Final = 1 << 63
 
 
 def can_pool(workload: Workload, time_bounds: CampaignBounds, point: Point) -> bool:
-    """Nothing counts workers, so that a crew does what they would."""
+    """Return whether a pool behaves like its workers, because nothing counts them."""
     rules, workers_max = point.rules()
     if workers_max or rules.workers_max or rules.overfeed:
         return False
     if time_bounds.lane_ns and not _order_is_irrelevant(time_bounds, point):
-        return False  # a worker goes on with its lane
+        return False  # a worker continues with its lane
     return all(kind.slots == 1 for kind in workload.kinds)
 
 
 def _order_is_irrelevant(time_bounds: CampaignBounds, point: Point) -> bool:
-    """Any order of tasks takes as long, or nearly so."""
+    """Return whether every order of tasks takes about the same time."""
     lane_workers = point.rules()[0].lane_workers_max
     bound_ns = time_bounds.bound_ns(point.slots_total, lane_workers)
     lane_ns = time_bounds.lane_ns // lane_workers if lane_workers else 0
@@ -66,14 +65,14 @@ def _order_is_irrelevant(time_bounds: CampaignBounds, point: Point) -> bool:
 
 
 def prefetch_of(time_bounds: CampaignBounds, point: Point) -> int:
-    """How many tasks to take ahead: none where their order could matter."""
+    """Return how many tasks to prefetch: 0 if their order could matter."""
     if not _order_is_irrelevant(time_bounds, point):
         return 0
     return min(PREFETCH_MAX, time_bounds.tasks // PREFETCH_SHARE)
 
 
 class PooledSimulation:
-    """One run of a campaign. The scheduler decides; this keeps the slots' times."""
+    """One run of a campaign. The scheduler decides, and this keeps the slots' times."""
 
     def __init__(self, workload: Workload, point: Point, prefetch: int, window_ns: int) -> None:
         self._workload = workload
@@ -88,13 +87,13 @@ class PooledSimulation:
         self._dependents = workload.dependents()
         self._setbacks = {number: deque(them) for number, them in workload.setbacks.items()}
         self._failing = frozenset(workload.failing)
-        #: Some tasks wait for time, so that the scheduler's clock must be asked.
+        #: Some tasks have due times, so the scheduler's timers are needed.
         self._has_due_times = bool(workload.setbacks) or any(kind.due_ns for kind in workload.kinds)
-        #: When each task was let go by all that it waits for.
+        #: When each task became ready.
         self.ready_ns = workload.earliest_ns()
         for number in self._setbacks:
             self._run_ns[number] = self._time_ns(number)
-        #: Ends of a lane's tasks that its next ones follow, and how long those waited for them.
+        #: Ends of a lane's tasks that its next tasks follow, and how long those waited.
         self._lane_ends: dict[bytes, deque[int]] = {}
         self.lane_wait_ns: dict[int, int] = {}
         self._ends: list[tuple[int, int]] = []
@@ -108,7 +107,7 @@ class PooledSimulation:
         self.failed = 0
 
     def run(self) -> None:
-        """From the first submission until nothing more can happen."""
+        """Run from the first submission until nothing more can happen."""
         arrivals = submissions(self._workload)[::-1]
         slots, services = self._slots + self._prefetch, self._workload.services
         facts = WorkerFacts(services=services, slots_total=slots, always_ready=True)
@@ -128,15 +127,17 @@ class PooledSimulation:
                 self._handle(event)
 
     def _next_ns(self, arrival_ns: int | None) -> int | None:
-        """When something comes that is no end of a task: a submission, or a due time."""
+        """Return the time of the next event other than an end: a submission or a due time."""
         due_ns = self._scheduler.wake_at_ns() if self._has_due_times else None
         if due_ns is None or arrival_ns is None:
             return arrival_ns if due_ns is None else due_ns
         return min(arrival_ns, due_ns)
 
     def _work(self, until_ns: int | None) -> list[tuple[int, int]]:
-        """What ends until the hand is empty and slots have nothing to do, as (end, number). Each
-        slot that ends goes on with what is in hand."""
+        """Run slots until no prefetched task is left, and return the ends as (end, number).
+
+        Each slot that becomes free takes the next prefetched task.
+        """
         ends, free, ready_ns, run_ns = self._ends, self._free, self.ready_ns, self._run_ns
         hand, dependents, begun_ns = self._prefetched, self._dependents, self.begun_ns
         place, count = 0, len(hand)
@@ -162,7 +163,7 @@ class PooledSimulation:
                 heapreplace(ends, (begin_ns + run_ns[following], following))
                 continue
             if place == count:
-                place += 1  # the first slot that has nothing to do
+                place += 1  # the first idle slot
                 limit_ns = min(limit_ns, end_ns + self._window_ns + 1)
             heappop(ends)
             heappush(free, end_ns)
@@ -170,7 +171,7 @@ class PooledSimulation:
         return batch
 
     def _report(self, batch: list[tuple[int, int]]) -> None:
-        """Tell the scheduler what has ended; it leases the next."""
+        """Report ended tasks to the scheduler, which leases the next ones."""
         names, lanes = self._workload.names, self._workload.lanes
         last_ns = max(batch)[0]
         self.makespan_ns = max(self.makespan_ns, last_ns)
@@ -190,7 +191,7 @@ class PooledSimulation:
         self._handle(report)
 
     def _set_failures(self, report: TasksReported, batch: list[tuple[int, int]]) -> None:
-        """Let tasks fail that failed when it was measured."""
+        """Fail the tasks that failed in the measured run."""
         report.outcomes = [Outcome.DONE] * len(batch)
         report.retry_at_ns = [0] * len(batch)
         for place, (end_ns, number) in enumerate(batch):
@@ -208,7 +209,7 @@ class PooledSimulation:
                 self.done += 1
 
     def _time_ns(self, number: int) -> int:
-        """How long the next attempt at a task takes."""
+        """Return how long the next attempt of a task takes."""
         setbacks = self._setbacks.get(number)
         run_ns = setbacks[0].run_ns if setbacks else self._workload.run_ns[number]
         return run_ns + self._workload.gap_ns
@@ -220,10 +221,10 @@ class PooledSimulation:
             if type(effect) is Assign:
                 self._begin(effect)
             elif type(effect) is Refused:
-                raise UserError(f"the scheduler refuses the campaign, so mend it: {effect.text}")
+                raise UserError(f"the scheduler refuses the campaign: {effect.text}")
 
     def _begin(self, assigned: Assign) -> None:
-        """Let free slots begin with these tasks, and keep the rest in hand."""
+        """Start tasks in free slots, and keep the rest as prefetched."""
         numbers, free, ends = self._numbers, self._free, self._ends
         ready_ns, run_ns, begun_ns = self.ready_ns, self._run_ns, self.begun_ns
         fresh = [numbers[name] for name in assigned.names]
@@ -242,8 +243,11 @@ class PooledSimulation:
             heappush(ends, (begin_ns + run_ns[number], number))
 
     def _in_slot_order(self, fresh: list[int]) -> list[int]:
-        """These tasks in the order of the slots' times. What was just let go comes first, as the
-        scheduler has it, but no slot waits for it while there is something else to do."""
+        """Sort tasks in the order of the slots' times.
+
+        Tasks that have just become ready come first, as in the scheduler, but no slot waits for one
+        while another task can start.
+        """
         ready_ns, since_ns = self.ready_ns, self._free[0]
         late = [number for number in fresh if ready_ns[number] > since_ns]
         if not late:
@@ -255,15 +259,15 @@ class PooledSimulation:
         others.reverse()
         ordered: list[int] = []
         for free_ns in sorted(self._free)[: len(fresh)]:
-            is_let_go = bool(late) and ready_ns[late[-1]] <= free_ns
-            ordered.append(late.pop() if is_let_go or not others else others.pop())
+            is_ready = bool(late) and ready_ns[late[-1]] <= free_ns
+            ordered.append(late.pop() if is_ready or not others else others.pop())
         return ordered + others[::-1] + late[::-1]
 
     def _delay_in_lane(self, numbers: list[int]) -> None:
-        """A task of a lane begins when one before it has ended."""
+        """Delay each task of a lane until the one before it has ended."""
         lanes, ready_ns = self._workload.lanes, self.ready_ns
         for number in numbers:
-            ends = self._lane_ends.get(lanes[number])  # type: ignore[index]  # there are lanes
+            ends = self._lane_ends.get(lanes[number])  # type: ignore[index]  # lanes is not None
             if ends:
                 wait_ns = ends.popleft() - ready_ns[number]
                 if wait_ns > 0:

@@ -1,4 +1,4 @@
-"""One point of the grid: simulate the campaign there, and say what came out."""
+"""The simulation of one point of the grid, pooled if possible, otherwise worker by worker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from taskyard.pipeline.sweep.per_worker import WorkerSimulation, uniform_workers
 from taskyard.pipeline.sweep.pooled import WINDOW_SHARE, PooledSimulation, can_pool, prefetch_of
 
 if TYPE_CHECKING:
-    from taskyard.pipeline.sweep.bounds import CampaignBounds
-    from taskyard.pipeline.sweep.workload import Workload
+    from taskyard.pipeline.sweep.workload import CampaignBounds, Workload
 
 
 def simulate(workload: Workload, time_bounds: CampaignBounds, point: Point) -> Forecast:
-    """The campaign on the workers of a point."""
+    """Simulate the campaign on the workers of a point."""
     begin_ns = process_time_ns()
     run: PooledSimulation | WorkerSimulation
     if can_pool(workload, time_bounds, point):
@@ -30,7 +29,7 @@ def simulate(workload: Workload, time_bounds: CampaignBounds, point: Point) -> F
 
 
 def replay(workload: Workload) -> Forecast:
-    """The campaign on the workers that it had when it was measured."""
+    """Simulate the campaign on the workers of the measured run."""
     begin_ns = process_time_ns()
     slots_total = sum(stay.slots for stay in workload.stays)
     run = WorkerSimulation(workload, Point(max(1, len(workload.stays)), 1), workload.stays)

@@ -1,8 +1,9 @@
-"""A campaign as the simulation needs it: columns of plain numbers and bytes, small enough to send.
+"""A campaign as the simulation needs it, and the bounds of its makespan.
 
-Owns what is known of the tasks: what each waits for, where it queues, how long it takes, how often
-it failed before. Times are nanoseconds from the campaign's beginning. Knows neither Spark nor where
-the columns came from.
+Columns of plain numbers and bytes, small enough to send to every executor: dependencies, queue, run
+time and failures of each task. Times are nanoseconds from the campaign's beginning. The bounds say
+why more workers stop helping, and how far the simulation may prefetch without changing its result.
+Knows neither Spark nor the origin of the columns.
 """
 
 from __future__ import annotations
@@ -16,66 +17,65 @@ from taskyard.core.events import SubmitRequested, UnknownPolicy
 from taskyard.core.limits import TASKS_PER_MESSAGE_MAX
 from taskyard.core.model import Submission, Terms
 
-#: Who submits in a simulation.
+#: The client that submits in a simulation.
 CLIENT: Final = b"sweep"
 
 
 class TaskKind(Struct, frozen=True, array_like=True):
-    """What tasks have in common; most campaigns have a handful of kinds."""
+    """Properties that tasks share. Most campaigns have a handful of kinds."""
 
     service: bytes = b"default"
     priority: int = 0
     slots: int = 1
-    #: Not before this time; 0 for at once.
+    #: 0 for at once.
     due_ns: int = 0
 
 
 class Setback(Struct, frozen=True, array_like=True):
-    """An attempt that failed, and how long it was until the next could begin."""
+    """A failed attempt, and the time until the next could start."""
 
     run_ns: int
     delay_ns: int
 
 
 class Stay(Struct, frozen=True, array_like=True):
-    """A worker of the measured run: when it came, when it went, what it had room for."""
+    """A worker of the measured run: when it joined and left, and its slots."""
 
     name: bytes
     services: tuple[bytes, ...]
     slots: int
     joined_ns: int
-    #: 0: it stayed until the end.
+    #: 0 if it stayed until the end.
     left_ns: int = 0
-    #: It went without a goodbye, so that its tasks are charged.
+    #: It was lost without an exit message, so its tasks are charged.
     is_lost: bool = False
 
 
 class Workload(Struct, array_like=True):
-    """The tasks of a campaign by number, in the order of their submission."""
+    """The tasks of a campaign by number, in order of submission."""
 
     names: list[bytes]
-    #: How long each keeps its slots, by the attempt that settled it.
+    #: How long each holds its slots, by its last attempt.
     run_ns: list[int]
     kinds: list[TaskKind] = field(default_factory=lambda: [TaskKind()])
-    #: Which of `kinds` each task is of; None: all are of the first.
+    #: The index in `kinds` of each task. None: all are of the first kind.
     kind_at: list[int] | None = None
-    #: The lane of each task, b"" for the open one; None: all are in the open lane.
+    #: The lane of each task, b"" for the open one. None: all are in the open lane.
     lanes: list[bytes] | None = None
-    #: The numbers of the tasks that each waits for; None: nobody waits.
+    #: The numbers of the tasks that each waits for. None: there are no dependencies.
     after: list[list[int]] | None = None
-    #: When each was submitted; None: all at the beginning. It never falls from one to the next.
+    #: When each was submitted, in ascending order. None: all at the beginning.
     arrivals_ns: list[int] | None = None
-    #: By number: what went wrong before the attempt that settled the task.
+    #: By task: its failed attempts before the last.
     setbacks: dict[int, list[Setback]] = field(default_factory=dict)
-    #: Tasks that failed for good.
+    #: Tasks that failed.
     failing: list[int] = field(default_factory=list)
-    #: From a slot that is free, and a task that is ready, to the lease: what the broker and the
-    #: wire cost a task, as measured.
+    #: The measured cost of broker and wire: from a free slot and a ready task to the lease.
     gap_ns: int = 0
-    #: The workers as they were, and how long it took; of a campaign that was run.
+    #: The workers of the measured run, and its makespan.
     stays: list[Stay] = field(default_factory=list)
     makespan_ns: int = 0
-    #: Tasks whose time is not their own but the median of their service.
+    #: Tasks whose run time is the median of their service.
     estimated_count: int = 0
 
     def kind(self, number: int) -> TaskKind:
@@ -86,14 +86,14 @@ class Workload(Struct, array_like=True):
         return tuple(dict.fromkeys(kind.service for kind in self.kinds))
 
     def earliest_ns(self) -> list[int]:
-        """When each task has arrived and is due."""
+        """Return the time from which each task is submitted and due."""
         arrivals = self.arrivals_ns or [0] * len(self.names)
         if not any(kind.due_ns for kind in self.kinds):
             return list(arrivals)
         return [max(at_ns, self.kind(number).due_ns) for number, at_ns in enumerate(arrivals)]
 
     def dependents(self) -> list[list[int]] | None:
-        """Who waits for each task; None: nobody for anybody."""
+        """Return the tasks that wait for each task, or None without dependencies."""
         if self.after is None:
             return None
         waiting: list[list[int]] = [[] for _ in self.names]
@@ -112,7 +112,7 @@ def decode_workload(data: bytes) -> Workload:
 
 
 def submissions(workload: Workload) -> list[SubmitRequested]:
-    """The events that submit it, in the order of their times."""
+    """Return the events that submit the campaign, in order of time."""
     arrivals = workload.arrivals_ns
     asked: list[SubmitRequested] = []
     first, count = 0, len(workload.names)
@@ -130,7 +130,7 @@ def submissions(workload: Workload) -> list[SubmitRequested]:
 
 
 def _end_of_batch(arrivals: list[int], first: int, last: int) -> int:
-    """The first task after `first` that came at another time."""
+    """Return the first task after `first` that was submitted at another time."""
     now_ns = arrivals[first]
     if arrivals[last - 1] == now_ns:
         return last
@@ -155,3 +155,89 @@ def _part(workload: Workload, first: int, last: int) -> Submission:
 
 def _terms(kind: TaskKind) -> Terms:
     return Terms(service=kind.service, priority=kind.priority, slots=kind.slots, due_ns=kind.due_ns)
+
+
+class CampaignBounds(Struct, frozen=True):
+    """Lower bounds of a campaign's makespan. Times include the broker's cost per task."""
+
+    tasks: int
+    #: The sum of run times, each multiplied by its slots.
+    work_ns: int
+    #: The longest chain of dependent tasks, from its submission on.
+    chain_ns: int
+    #: The most tasks in sequence, in a chain or in a lane.
+    steps: int
+    #: The lane with the most work, and its work. 0 if nothing is in a lane.
+    lane: bytes = b""
+    lane_ns: int = 0
+    #: When the last task is submitted.
+    arrival_ns: int = 0
+
+    def bound_ns(self, slots: int, lane_workers: int) -> int:
+        """Return the least makespan with this many slots, and workers per lane."""
+        lane_ns = self.lane_ns // lane_workers if lane_workers else 0
+        return max(self.chain_ns, self.work_ns // slots, lane_ns, self.arrival_ns)
+
+
+def campaign_bounds(workload: Workload) -> CampaignBounds:
+    times = _times(workload)
+    ends, levels = _walk(workload, times)
+    lane, lane_ns, lane_tasks = _longest_lane(workload, times)
+    slots = [workload.kind(number).slots for number in range(len(times))]
+    return CampaignBounds(
+        tasks=len(times),
+        work_ns=sum(time * wide for time, wide in zip(times, slots, strict=True)),
+        chain_ns=max(ends, default=0),
+        steps=max(max(levels, default=0), lane_tasks),
+        lane=lane,
+        lane_ns=lane_ns,
+        arrival_ns=max(workload.arrivals_ns or [0]),
+    )
+
+
+def _times(workload: Workload) -> list[int]:
+    """Return how long each task holds its slots, over all attempts."""
+    times = [run_ns + workload.gap_ns for run_ns in workload.run_ns]
+    for number, setbacks in workload.setbacks.items():
+        times[number] += sum(setback.run_ns + workload.gap_ns for setback in setbacks)
+    return times
+
+
+def _walk(workload: Workload, times: list[int]) -> tuple[list[int], list[int]]:
+    """Return when each task could end at the earliest, and the length of its chain.
+
+    A task that can never run counts as if it could.
+    """
+    ends = [at_ns + time for at_ns, time in zip(workload.earliest_ns(), times, strict=True)]
+    for number, setbacks in workload.setbacks.items():
+        ends[number] += sum(setback.delay_ns for setback in setbacks)
+    levels = [1] * len(times)
+    dependents = workload.dependents()
+    if dependents is None or workload.after is None:
+        return ends, levels
+    left = [len(after) for after in workload.after]
+    line = [number for number, waits in enumerate(left) if not waits]
+    for number in line:  # grows during the walk
+        for dependent in dependents[number]:
+            ends[dependent] = max(ends[dependent], ends[number] + times[dependent])
+            levels[dependent] = max(levels[dependent], levels[number] + 1)
+            left[dependent] -= 1
+            if not left[dependent]:
+                line.append(dependent)
+    return ends, levels
+
+
+def _longest_lane(workload: Workload, times: list[int]) -> tuple[bytes, int, int]:
+    """Return the lane with the most work, its work, and the most tasks of any lane."""
+    if workload.lanes is None:
+        return b"", 0, 0
+    work: dict[bytes, int] = {}
+    tasks: dict[bytes, int] = {}
+    for lane, time in zip(workload.lanes, times, strict=True):
+        if lane:
+            work[lane] = work.get(lane, 0) + time
+            tasks[lane] = tasks.get(lane, 0) + 1
+    if not work:
+        return b"", 0, 0
+    lane = max(work, key=lambda name: work[name])
+    return lane, work[lane], max(tasks.values())

@@ -1,1 +1,1 @@
-"""Transforms: pure functions from DataFrames to a DataFrame. No session, no reading, no writing."""
+"""Transforms: functions from DataFrames to a DataFrame. No session, no reading, no writing."""

@@ -1,6 +1,7 @@
-"""The graph of linked campaigns, walked in plain Python: a join for every level takes minutes.
+"""The walk along the graph of linked campaigns, in plain Python.
 
-Knows numbers and lists alone: nodes are places in lists, an edge is a pair of them.
+A join for every level would take minutes. Knows only numbers and lists: a node is an index, an edge
+is a pair of indexes.
 """
 
 from collections.abc import Sequence
@@ -8,22 +9,22 @@ from typing import Final
 
 from msgspec import Struct
 
-#: States of tasks that come to a worker without anybody's help.
+#: States from which a task reaches a worker without further action.
 RUNNABLE: Final = ("DELAYED", "READY", "LEASED")
 
 
 class Walk(Struct):
-    """What is known of each node when all nodes before it are known."""
+    """The properties of each node, computed after all nodes before it."""
 
-    #: The longest chain of nodes before it; None: it is in a circle, or behind one.
+    #: The longest chain of nodes before it. None if it is in a cycle or behind one.
     levels: list[int | None]
-    #: The longest chain up to its end, by its nodes' durations.
+    #: The longest chain up to its end, by duration.
     paths_ns: list[int]
-    #: The earliest time at which it could have ended, were no node ever to wait for a worker.
+    #: The earliest time it could have ended if no node ever waited for a worker.
     earliest_ns: list[int]
-    #: Something before it is not done.
+    #: A node before it is not done.
     has_open: list[bool]
-    #: Something before it can still run.
+    #: A node before it can still run.
     has_runnable: list[bool]
 
 
@@ -34,10 +35,10 @@ def walk(
     edges: Sequence[tuple[int, int]],
     unknown_names: Sequence[int] = (),
 ) -> Walk:
-    """Visit every node after all those that it waits for.
+    """Visit every node after all nodes that it waits for.
 
-    An edge is (waiting node, node before it). `unknown_names` wait for something that is not a
-    node, which may be open and may run.
+    An edge is (waiting node, node before it). `unknown_names` are nodes that wait for a name
+    without a node. It counts as open and runnable.
     """
     count = len(states)
     successors: list[list[int]] = [[] for _ in range(count)]
@@ -69,7 +70,7 @@ def walk(
 def _propagate(
     found: Walk, node: int, state: str, successors: list[int], durations_ns: Sequence[int]
 ) -> None:
-    """Tell those that wait for a node what it means for them."""
+    """Update the nodes that wait for a node."""
     path_ns, earliest_ns = found.paths_ns[node], found.earliest_ns[node]
     is_open = state != "DONE"
     is_runnable = state in RUNNABLE or (state == "BLOCKED" and found.has_runnable[node])
@@ -89,10 +90,11 @@ def chains(
     ends_ns: Sequence[int | None],
     edges: Sequence[tuple[int, int]],
 ) -> dict[str, list[int]]:
-    """Find the nodes that decided when each group's last node ended, in order.
+    """Find the chain of nodes that decided when each group ended, in order.
 
-    From that node back, each step goes to the node that ended last among those waited for. That may
-    be a node of another group, unless it ended before the first node of this one was submitted.
+    The walk goes back from the group's last node. Each step takes the node that ended last among
+    those waited for. It may be of another group, unless it ended before this group's first
+    submission.
     """
     befores: dict[int, list[int]] = {}
     for node, before in edges:

@@ -1,8 +1,8 @@
-"""Edges with the very tasks that they connect: names are used again, tasks are not.
+"""Edges resolved to tasks, and the campaigns that they connect.
 
-An edge is of the generation that was the newest of its name when it was told, and so is what it
-waits for. A task may also wait for a name that is submitted later: then for the first of that name.
-Both ends may be of different campaigns.
+Edges connect names, and a name can be submitted again. Both ends of an edge resolve to the newest
+generation of the name when the edge was added. If the name was only submitted later, its first
+generation counts. The two ends may be of different campaigns.
 """
 
 from pyspark.sql import DataFrame, Window
@@ -10,8 +10,10 @@ from pyspark.sql import functions as f
 
 
 def links(tasks: DataFrame, edges: DataFrame) -> DataFrame:
-    """Campaign, task and generation of both ends of each edge: `task` waits for `after`. What was
-    never submitted, as far as is known, has a null campaign and generation."""
+    """Resolve both ends of each edge to campaign, task and generation.
+
+    `task` waits for `after`. A name that was never submitted has a null campaign and generation.
+    """
     known = tasks.select(
         f.col("task").alias("name"),
         f.col("submitted_record").alias("record"),
@@ -36,11 +38,11 @@ def _placed(known: DataFrame, edges: DataFrame, end: str, prefix: str) -> DataFr
     way = Window.partitionBy("name").orderBy("record", "is_edge")
     so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     from_now = way.rowsBetween(Window.currentRow, Window.unboundedFollowing)
-    told = edges.withColumns({"name": f.col(end), "is_edge": f.lit(1)})
+    added = edges.withColumns({"name": f.col(end), "is_edge": f.lit(1)})
     submitted = known.withColumnsRenamed(
         {"campaign": f"{prefix}campaign", "generation": f"{prefix}generation"}
     ).withColumn("is_edge", f.lit(0))
-    walk = submitted.unionByName(told, allowMissingColumns=True)
+    walk = submitted.unionByName(added, allowMissingColumns=True)
     newest = {
         column: f.coalesce(
             f.last(column, ignorenulls=True).over(so_far),
@@ -49,3 +51,24 @@ def _placed(known: DataFrame, edges: DataFrame, end: str, prefix: str) -> DataFr
         for column in (f"{prefix}campaign", f"{prefix}generation")
     }
     return walk.withColumns(newest).where(f.col("is_edge") == 1).drop("name", "is_edge")
+
+
+def linked_campaigns(both_ends: DataFrame) -> DataFrame:
+    """Find the pairs of campaigns that have an edge between them.
+
+    `both_ends` has the campaigns of both ends of an edge: `campaign` and `after_campaign`.
+    """
+    is_between = f.col("campaign") != f.col("after_campaign")
+    return both_ends.where(is_between).select("campaign", "after_campaign").distinct()
+
+
+def edges_by_name(edges: DataFrame, events: DataFrame) -> DataFrame:
+    """Pair the campaign of each edge with every campaign that has submitted the other end's name.
+
+    Much cheaper than `links`. A name that several campaigns use counts for all of them.
+    """
+    submitted = events.where(f.col("kind") == "submitted").select(
+        f.col("campaign").alias("after_campaign"), f.col("task").alias("after")
+    )
+    both = edges.distinct().join(submitted.distinct(), on="after", how="inner")
+    return both.select("campaign", "after_campaign")

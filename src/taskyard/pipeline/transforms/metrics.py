@@ -1,10 +1,9 @@
-"""Steps, attempts and workers to metrics: what went on in each stretch of time.
+"""Metrics: counts, queue depth, use and times by interval, from steps and attempts.
 
-A campaign's stretches are as long as makes some hundred of them, so a run of a minute and one of a
-month both make a picture; those of all workers likewise. Each row of what happened becomes a mark:
-how many of what, what it changes in depth and running, and how much of its stretch it ran.
-Marks are summed up a scope at a time. A stretch in which nothing happened has a row, too, but in
-lanes, of which there may be a million.
+A campaign has some hundred intervals of one length, so a run of a minute and one of a month both
+make a chart. Workers share one length. Every step becomes a delta: its counts, its change of depth
+and running, and its running time in the interval. Deltas are then added up by scope. Empty
+intervals have a row too, except in lanes, of which there may be a million.
 """
 
 from typing import Final
@@ -14,71 +13,104 @@ from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import METRICS
 from taskyard.pipeline.transforms.steps import STATES, steps
-from taskyard.pipeline.tuning import cache_if_small
 
 _SECOND_NS: Final = 1_000_000_000
 
-#: How long a stretch can be, in seconds: lengths that people count in.
+#: Lengths of an interval in seconds, all of them round.
 WIDTHS_SECONDS: Final = (
     1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400,
     604_800, 2_592_000,
 )  # fmt: skip
 
-#: More points than this a picture does not show.
+#: A chart does not show more points than this.
 BUCKETS_MAX: Final = 240
 
-#: Where a reason's text stops: a map by whole tracebacks would be no summary.
+#: Reasons are cut here. A map keyed by whole tracebacks would be no summary.
 _REASON_CHARACTERS_MAX: Final = 120
 
 _SCOPE: Final = ("scope", "campaign", "service", "lane", "worker")
 
+#: A row of the table: its scope and its interval.
+_KEY: Final = (*_SCOPE, "bucket_ns", "bucket")
+
+#: The columns that deltas are added up by.
+_CAMPAIGN: Final = ("campaign", "service", "lane")
+_WORKER: Final = ("scope", "worker")
+
 _COUNTS: Final = ("submitted", "leased", "finished", "failed", "cancelled", "retries")
 
-#: What is added up: counts, changes, and running time to the end of a stretch.
+#: Columns that are added up: counts, changes, and running time to the end of the interval.
 _SUMMED_COLUMNS: Final = (*_COUNTS, "depth", "running", "busy_ns")
 
 _QUANTILES: Final = (0.5, 0.95)
 
 
 def metrics(events: DataFrame, attempts: DataFrame, workers: DataFrame) -> DataFrame:
-    """Of campaigns, their services and lanes, and of workers."""
+    """Compute the metrics of campaigns, their services and lanes, and of workers."""
     return campaign_metrics(steps(events), attempts).unionByName(worker_metrics(attempts, workers))
 
 
 def campaign_metrics(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
-    """Of campaigns, their services and their lanes that have names, from steps and attempts."""
-    spans = task_steps.groupBy("campaign").agg(_span("time_ns"))
-    place = ("campaign", "service", "lane")
-    deltas = campaign_deltas(task_steps, attempts)
-    sums = _sums(_with_intervals(deltas, spans, "campaign"), place)
-    times = _with_intervals(_times(attempts, *place), spans, "campaign")
-    nobody = {"worker": f.lit(None).cast("string"), "slots": f.lit(None).cast("long")}
-    return _metrics_table(_scoped(sums).withColumns(nobody), _scoped(times).withColumns(nobody))
+    """Compute the metrics of campaigns, their services and their named lanes."""
+    return metrics_table(campaign_sums(task_steps, attempts), campaign_times(task_steps, attempts))
 
 
 def worker_metrics(attempts: DataFrame, workers: DataFrame) -> DataFrame:
-    """Of workers, whatever the campaign."""
+    """Compute the metrics of workers over all campaigns."""
+    return metrics_table(worker_sums(attempts, workers), worker_times(attempts))
+
+
+def campaign_sums(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
+    """Add up deltas by campaign, service, named lane and interval."""
+    deltas = campaign_deltas(task_steps, attempts)
+    sums = _sums(_with_intervals(deltas, _campaign_spans(task_steps), "campaign"), _CAMPAIGN)
+    return _by_interval(_scoped(sums).withColumns(_no_worker()))
+
+
+def campaign_times(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
+    """Collect wait and run times by campaign, service, named lane and interval."""
+    spans = _campaign_spans(task_steps)
+    times = _with_intervals(_times(attempts, *_CAMPAIGN), spans, "campaign")
+    return _scoped(times).withColumns(_no_worker()).select(*_KEY, "wait_ns", "run_ns")
+
+
+def worker_sums(attempts: DataFrame, workers: DataFrame) -> DataFrame:
+    """Add up deltas by worker and interval."""
+    deltas = attempt_deltas(attempts).withColumn("scope", f.lit("worker"))
+    sums = _sums(_with_intervals(deltas, _worker_span(attempts), "scope"), _WORKER)
+    slots = f.broadcast(workers.groupBy("worker").agg(f.max("slots").alias("slots")))
+    return _by_interval(sums.join(slots, on="worker", how="left").withColumns(_no_campaign()))
+
+
+def worker_times(attempts: DataFrame) -> DataFrame:
+    """Collect wait and run times by worker and interval."""
     own = attempts.withColumn("scope", f.lit("worker"))
-    # Two marks an attempt; the longest run may end after the last lease.
-    spans = own.groupBy("scope").agg(
+    times = _with_intervals(_times(own, *_WORKER), _worker_span(attempts), "scope")
+    return times.withColumns(_no_campaign()).select(*_KEY, "wait_ns", "run_ns")
+
+
+def _campaign_spans(task_steps: DataFrame) -> DataFrame:
+    return task_steps.groupBy("campaign").agg(_span("time_ns"))
+
+
+def _worker_span(attempts: DataFrame) -> DataFrame:
+    """Find the time from the first lease to the last end, which may be after the last lease."""
+    own = attempts.withColumn("scope", f.lit("worker"))
+    return own.groupBy("scope").agg(
         (f.max(_end_ns()) - f.min(f.col("leased_ns"))).alias("span_ns"),
     )
-    deltas = attempt_deltas(attempts).withColumn("scope", f.lit("worker"))
-    place = ("scope", "worker")
-    slots = f.broadcast(workers.groupBy("worker").agg(f.max("slots").alias("slots")))
-    sums = _sums(_with_intervals(deltas, spans, "scope"), place)
-    times = _with_intervals(_times(own, *place), spans, "scope")
-    elsewhere = {name: f.lit(None).cast("string") for name in ("campaign", "service", "lane")}
-    return _metrics_table(
-        *(
-            frame.join(slots, on="worker", how="left").withColumns(elsewhere)
-            for frame in (sums, times)
-        )
-    )
+
+
+def _no_worker() -> dict[str, Column]:
+    return {"worker": f.lit(None).cast("string"), "slots": f.lit(None).cast("long")}
+
+
+def _no_campaign() -> dict[str, Column]:
+    return {name: f.lit(None).cast("string") for name in _CAMPAIGN}
 
 
 def _scoped(frame: DataFrame) -> DataFrame:
-    """Rows of a campaign, a service and a lane: each is of all three; of lanes that have names."""
+    """Repeat rows for the scopes campaign, service and, if it has a name, lane."""
     nothing = f.lit(None).cast("string")
     scopes = [
         f.struct(f.lit("campaign").alias("scope"), nothing.alias("service"), nothing.alias("lane")),
@@ -99,22 +131,22 @@ def _micros_ns(name: str) -> Column:
 
 
 def _start_ns() -> Column:
-    """When an attempt started, or where that is not known, when it was leased."""
+    """Return when an attempt started. Without a measurement, when it was leased."""
     return f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
 
 
 def _end_ns() -> Column:
-    """When an attempt ended, as far as it is known."""
+    """Return when an attempt ended, by the best known time."""
     return f.coalesce(_start_ns() + f.col("run_ns"), _micros_ns("settled"), _start_ns())
 
 
 def _is_running() -> Column:
-    """An attempt ran, or may be running. Of one that was lost it is not known whether it did."""
+    """Return whether an attempt ran or may be running. A lost attempt counts as not running."""
     return f.col("run_ns").isNotNull() | f.col("outcome").isNull()
 
 
 def _times(attempts: DataFrame, *place: str) -> DataFrame:
-    """A row where an attempt begins, with how long it waited, and one where it ends."""
+    """Return a row for the begin of each attempt, with its wait, and one for its end."""
     nothing = f.lit(None).cast("long")
     at_ns = f.col("leased_ns").alias("at_ns")
     begun = attempts.select(*place, at_ns, "wait_ns", nothing.alias("run_ns"))
@@ -125,19 +157,18 @@ def _times(attempts: DataFrame, *place: str) -> DataFrame:
 
 
 def campaign_deltas(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
-    """Return a mark a step, and two for each attempt that ran."""
+    """Return a delta for each step, and two for each attempt that ran."""
     return _step_deltas(task_steps).unionByName(_run_deltas(attempts))
 
 
 def _run_deltas(attempts: DataFrame) -> DataFrame:
-    """Return where attempts started and ended to run."""
-    place = ("campaign", "service", "lane")
+    """Return a delta for the start and one for the end of each run."""
     nothing = f.lit(0).cast("long")
     counts = [nothing.alias(name) for name in (*_COUNTS, "depth")]
 
     def deltas(frame: DataFrame, at_ns: Column, running: int) -> DataFrame:
         return frame.select(
-            *place,
+            *_CAMPAIGN,
             at_ns.alias("at_ns"),
             *counts,
             f.lit(running).cast("long").alias("running"),
@@ -151,7 +182,7 @@ def _run_deltas(attempts: DataFrame) -> DataFrame:
 
 
 def _step_deltas(task_steps: DataFrame) -> DataFrame:
-    """Return a mark a step, without what runs."""
+    """Return a delta for each step, without running time."""
     kind, time_ns, last_kind = f.col("kind"), f.col("time_ns"), f.col("last_kind")
     was_leased = last_kind == "leased"
     is_setback = kind.isin("failed", "aged") | ((kind == "postponed") & f.col("own_fault"))
@@ -173,14 +204,14 @@ def _step_deltas(task_steps: DataFrame) -> DataFrame:
 
 
 def _change(state: str) -> Column:
-    """What a step changes in the number of tasks of a state."""
+    """Return the change that a step makes to the number of tasks in a state."""
     kinds = [kind for kind, after in STATES.items() if after == state]
     was = f.coalesce(f.col("last_kind").isin(*kinds).cast("long"), f.lit(0))
     return (f.col("state") == state).cast("long") - was
 
 
 def attempt_deltas(attempts: DataFrame) -> DataFrame:
-    """Two marks an attempt: where it began and where it ended."""
+    """Return two deltas for each attempt: one where it began, one where it ended."""
     outcome = f.col("outcome")
     nothing = f.lit(0).cast("long")
     running = _is_running().cast("long")
@@ -216,7 +247,7 @@ def _short(name: str) -> Column:
 
 
 def _with_intervals(deltas: DataFrame, spans: DataFrame, by: str) -> DataFrame:
-    """Marks with their stretch, which is as long for all of one campaign, or for all workers."""
+    """Add the interval to each delta. All intervals of a campaign, or of all workers, are equal."""
     widths = spans.select(by, _width(f.col("span_ns")).alias("bucket_ns"))
     at_ns, width = f.col("at_ns"), f.col("bucket_ns")
     return deltas.join(f.broadcast(widths), on=by, how="inner").withColumn(
@@ -231,38 +262,43 @@ def _width(span_ns: Column) -> Column:
 
 
 def _sums(deltas: DataFrame, place: tuple[str, ...]) -> DataFrame:
-    """All that can be added up, a row for each place, stretch and reason."""
+    """Add up deltas by place, interval and reason."""
     rest_ns = f.col("bucket") + f.col("bucket_ns") - f.col("at_ns")
     busy = deltas.withColumn("busy_ns", f.col("running") * rest_ns)
     return busy.groupBy(*place, "bucket_ns", "bucket", "reason").agg(
         *(f.sum(name).alias(name) for name in _SUMMED_COLUMNS),
-        f.count(f.lit(1)).alias("marks"),
+        f.count(f.lit(1)).alias("deltas"),
     )
 
 
-def _metrics_table(sums: DataFrame, times: DataFrame) -> DataFrame:
-    """The table: sums and times of every scope, with the stretches in between."""
-    key = (*_SCOPE, "bucket_ns", "bucket")
-    by_reason = sums.groupBy(*key, "reason").agg(
-        *(f.sum(name).alias(name) for name in (*_SUMMED_COLUMNS, "marks")),
+def _by_interval(sums: DataFrame) -> DataFrame:
+    """Add up sums by scope and interval, and collect their reasons."""
+    by_reason = sums.groupBy(*_KEY, "reason").agg(
+        *(f.sum(name).alias(name) for name in (*_SUMMED_COLUMNS, "deltas")),
         f.max("slots").alias("slots"),
     )
-    added = cache_if_small(
-        by_reason.groupBy(*key).agg(
-            *(f.sum(name).alias(name) for name in _SUMMED_COLUMNS),
-            f.max("slots").alias("slots"),
-            _reasons(),
-        )
+    summed = by_reason.groupBy(*_KEY).agg(
+        *(f.sum(name).alias(name) for name in _SUMMED_COLUMNS),
+        f.max("slots").alias("slots"),
+        _reasons(),
     )
-    parts = times.groupBy(*key).agg(
+    return summed.select(*_KEY, *_SUMMED_COLUMNS, "slots", "reasons")
+
+
+def metrics_table(sums: DataFrame, times: DataFrame) -> DataFrame:
+    """Join sums and times of the same scopes, with a row for each empty interval between them.
+
+    `sums` is read twice. A job may cache it in between.
+    """
+    parts = times.groupBy(*_KEY).agg(
         f.percentile_approx("wait_ns", list(_QUANTILES)).alias("waits"),
         f.max("wait_ns").alias("wait_max_ns"),
         f.percentile_approx("run_ns", list(_QUANTILES)).alias("runs"),
         f.max("run_ns").alias("run_max_ns"),
     )
-    whole = added.unionByName(parts, allowMissingColumns=True)
-    filled = whole.unionByName(_empty_intervals(added), allowMissingColumns=True)
-    merged = filled.groupBy(*key).agg(
+    whole = sums.unionByName(parts, allowMissingColumns=True)
+    filled = whole.unionByName(_empty_intervals(sums), allowMissingColumns=True)
+    merged = filled.groupBy(*_KEY).agg(
         *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in _SUMMED_COLUMNS),
         *(
             f.first(name, ignorenulls=True).alias(name)
@@ -273,14 +309,14 @@ def _metrics_table(sums: DataFrame, times: DataFrame) -> DataFrame:
 
 
 def _reasons() -> Column:
-    """Reasons with how often each was said; null if none was."""
-    said = f.when(f.col("reason").isNotNull(), f.struct("reason", "marks"))
-    pairs = f.sort_array(f.collect_list(said))
+    """Return the count of each reason, null if there are none."""
+    pair = f.when(f.col("reason").isNotNull(), f.struct("reason", "deltas"))
+    pairs = f.sort_array(f.collect_list(pair))
     return f.when(f.size(pairs) > 0, f.map_from_entries(pairs)).alias("reasons")
 
 
 def _empty_intervals(added: DataFrame) -> DataFrame:
-    """All stretches from the first to the last, empty; of lanes none, there may be too many."""
+    """Return all intervals from first to last, empty. Lanes get none: there may be too many."""
     group = (*_SCOPE, "bucket_ns")
     dense = added.where(f.col("scope") != "lane").groupBy(*group)
     spans = dense.agg(
@@ -292,7 +328,7 @@ def _empty_intervals(added: DataFrame) -> DataFrame:
 
 
 def _running_totals(dense: DataFrame) -> DataFrame:
-    """Count the tasks that are ready and run at the end of each interval, and all through it."""
+    """Turn changes into the number of ready and running tasks at the end of each interval."""
     way = Window.partitionBy(*_SCOPE).orderBy("bucket")
     so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = way.rowsBetween(Window.unboundedPreceding, -1)

@@ -1,10 +1,10 @@
-"""Steps: what moves a task from state to state, with what stands before and after each of them.
+"""Steps and attempts: the events that move a task, each with its neighbours.
 
-All that is known of a task's way follows from its own events in their order, without a graph: the
-journal says when it became ready. One shuffle and one sort here serve attempts, tasks and metrics.
+A task's own events in order are enough, because the journal records when it became ready. One
+shuffle and one sort here serve attempts, tasks and metrics.
 
-A step is an event of a kind that moves tasks. `due`, `expired` and `retried` are followed by a
-`ready` of the same record if that is where they lead.
+A step is an event of a kind that moves tasks. If `due`, `expired` and `retried` make a task ready,
+a `ready` event of the same record follows.
 """
 
 from typing import Final
@@ -12,8 +12,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-#: The state after a step, by its kind. What only says that a task waits depends on for what: with
-#: a `ready` of the same record, for a worker; else for tasks or for a time.
+from taskyard.pipeline.datasets import ATTEMPTS
+
+#: The state after a step, by its kind. BLOCKED stands for any wait: a `ready` event of the same
+#: record follows if the task only waits for a worker.
 STATES: Final = {
     "submitted": "BLOCKED",
     "extended": "BLOCKED",
@@ -30,13 +32,13 @@ STATES: Final = {
     "cancelled": "CANCELLED",
 }
 
-#: What an attempt can end in.
+#: The ways an attempt can end.
 OUTCOMES: Final = ("finished", "failed", "postponed", "returned", "expired", "cancelled")
 
-#: Where nothing moves a task any more by itself.
+#: States that no task leaves by itself.
 ENDED: Final = ("DONE", "FAILED", "CANCELLED")
 
-#: Columns of events that tell how an attempt ran, told by its end.
+#: Columns that measure a run. The event that ends the attempt has them.
 RUN_COLUMNS: Final = (
     "started_ns",
     "run_ns",
@@ -47,7 +49,7 @@ RUN_COLUMNS: Final = (
     "memory_max_bytes",
 )
 
-#: Columns of events that a step keeps.
+#: Columns of an event that a step keeps.
 _STEP_COLUMNS: Final = (
     "campaign",
     "task",
@@ -71,9 +73,11 @@ _STEP_COLUMNS: Final = (
 
 
 def steps(events: DataFrame) -> DataFrame:
-    """Events that move tasks, with `generation`, `state`, and of the step before (`last_…`) and
-    after (`next_…`) what it takes to tell waiting from running. `measured` is what the step after
-    tells of the run that it ended."""
+    """Select the events that move tasks, with their neighbours.
+
+    Adds `generation`, `state`, and columns of the step before (`last_…`) and after (`next_…`).
+    `measured` has the measurements of the run that the next step ended.
+    """
     way = Window.partitionBy("campaign", "task").orderBy("record", f.col("kind") == "ready")
     so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     is_first = f.col("kind") == "submitted"
@@ -100,14 +104,14 @@ def steps(events: DataFrame) -> DataFrame:
 
 
 def run_ns() -> Column:
-    """Return how long the attempt of a `leased` step ran; null if that is not known.
+    """Return how long the attempt of a `leased` step ran, or null.
 
-    A worker that does not measure reports at the end of a run, so that is taken to have lasted as
-    long as its lease. An attempt that was lost, given back or cancelled may never have started.
+    A worker that does not measure reports at the end of a run, so the run counts as long as its
+    lease. An attempt that was lost, returned or cancelled may never have started.
     """
     kind = f.col("next_kind")
     is_report = kind.isin("finished", "postponed") | ((kind == "failed") & f.col("next_own_fault"))
-    # A clock that was set back makes no negative time.
+    # A clock that is set back must not give negative times.
     leased_ns = f.greatest(f.col("next_time_ns") - f.col("time_ns"), f.lit(0))
     is_lease = f.col("kind") == "leased"
     measured_ns = f.when(f.col("measured.started_ns").isNotNull(), f.col("measured.run_ns"))
@@ -115,7 +119,7 @@ def run_ns() -> Column:
 
 
 def queued_ns() -> Column:
-    """Return how long the attempt of a `leased` step waited inside its worker; null if unknown."""
+    """Return how long the attempt of a `leased` step waited inside its worker, or null."""
     started_ns = f.col("measured.started_ns")
     is_known = (f.col("kind") == "leased") & started_ns.isNotNull()
     return f.when(is_known, f.greatest(started_ns - f.col("time_ns"), f.lit(0)))
@@ -129,8 +133,53 @@ def _state() -> Column:
 def name_in(campaign: Column, task: Column) -> Column:
     """Return the name of a task in its campaign, from its full name.
 
-    Tasks of old journals have their name alone as full name.
+    In old journals, full names have no campaign.
     """
     is_full = (campaign != "") & task.startswith(f.concat(campaign, f.lit("/")))
     rest = task.substr(f.length(campaign) + 2, f.length(task))
     return f.when(is_full, rest).otherwise(task)
+
+
+def attempts(events: DataFrame) -> DataFrame:
+    """Compute the table of attempts from events."""
+    return attempts_from_steps(steps(events))
+
+
+def attempts_from_steps(task_steps: DataFrame) -> DataFrame:
+    """Compute the table of attempts from steps.
+
+    A task takes no other step between a lease and its end, so the end is the next step, if any.
+    Only leases of old history files have no `ready` before them.
+    """
+    leases = task_steps.where(f.col("kind") == "leased")
+    is_ready = f.col("last_kind") == "ready"
+    is_settled = f.col("next_kind").isin(*OUTCOMES) & (f.col("next_attempt") == f.col("attempt"))
+    waited = f.col("time_ns") - f.col("last_time_ns")
+    started_ns = f.col("measured.started_ns")
+    ended_ns = started_ns + f.col("measured.run_ns")
+    made: dict[str, Column] = {
+        "name": name_in(f.col("campaign"), f.col("task")),
+        "ready": f.when(is_ready, f.col("last_time")),
+        "leased": f.col("time"),
+        "settled": f.when(is_settled, f.col("next_time")),
+        "leased_record": f.col("record"),
+        "outcome": f.when(is_settled, f.col("next_kind")),
+        "reason": f.when(is_settled, f.col("next_reason")),
+        "own_fault": f.when(is_settled, f.col("next_own_fault")),
+        # A clock that is set back must not give negative times.
+        "wait_ns": f.when(is_ready, f.greatest(waited, f.lit(0))),
+        "run_ns": f.when(is_settled, run_ns()),
+        "result_bytes": f.when(is_settled, f.col("next_result_bytes")),
+        "leased_ns": f.col("time_ns"),
+        "started": f.when(is_settled, _time(started_ns)),
+        "ended": f.when(is_settled, _time(ended_ns)),
+        "queued_ns": f.when(is_settled, queued_ns()),
+    }
+    for name in ("exit_status", "signal", "host", "cpu_ns", "memory_max_bytes"):
+        made[name] = f.when(is_settled, f.col(f"measured.{name}"))
+    return leases.select(*(made.get(name, f.col(name)).alias(name) for name in ATTEMPTS.names))
+
+
+def _time(at_ns: Column) -> Column:
+    """Convert nanoseconds since the epoch to a time, rounded down like the journal's times."""
+    return f.timestamp_micros(f.call_function("div", at_ns, f.lit(1000)))

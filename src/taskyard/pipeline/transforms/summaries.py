@@ -1,17 +1,17 @@
-"""Attempts and tasks to what a picture shows: few rows, however many tasks there are."""
+"""Aggregates for the report's charts: a few rows, for any number of tasks."""
 
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-#: Bins of a logarithmic axis of times, for each factor of ten.
+#: Bins on a logarithmic time axis, for each factor of ten.
 BINS_PER_DECADE: Final = 8
 
-#: Times below this are in the first bin: a microsecond says nothing.
+#: Shorter times are in the first bin: they are noise.
 TIME_NS_MIN: Final = 100_000
 
-#: Lanes and reasons that a picture shows.
+#: Lanes and reasons that a chart shows.
 LANES_MAX: Final = 20
 REASONS_MAX: Final = 12
 
@@ -19,29 +19,34 @@ _REASON_CHARACTERS_MAX: Final = 120
 
 
 def distributions(attempts: DataFrame) -> DataFrame:
-    """How many attempts waited, queued inside their workers, and ran, about how long: `service`,
-    `what`, `bin`, `count`, and how much `time_ns` that is together."""
-    whats = f.array(*map(f.lit, ("wait", "queued", "run")))
+    """Count attempts by time: waiting, queued inside their workers, and running.
+
+    Columns: `service`, `phase`, `bin`, `count`, and the sum `time_ns`.
+    """
+    phases = f.array(*map(f.lit, ("wait", "queued", "run")))
     times = attempts.select(
         "service",
-        f.explode(f.map_from_arrays(whats, f.array("wait_ns", "queued_ns", "run_ns"))).alias(
-            "what", "time_ns"
+        f.explode(f.map_from_arrays(phases, f.array("wait_ns", "queued_ns", "run_ns"))).alias(
+            "phase", "time_ns"
         ),
     ).where(f.col("time_ns").isNotNull())
     long_enough = f.greatest(f.col("time_ns"), f.lit(TIME_NS_MIN))
     place = f.floor(f.log10(long_enough) * BINS_PER_DECADE).cast("long")
     return (
-        times.groupBy("service", "what", place.alias("bin"))
+        times.groupBy("service", "phase", place.alias("bin"))
         .agg(f.count(f.lit(1)).alias("count"), f.sum("time_ns").alias("time_ns"))
-        .select("service", "what", "bin", "count", "time_ns")
+        .select("service", "phase", "bin", "count", "time_ns")
     )
 
 
 def interval_sums(
     deltas: DataFrame, began_ns: int, width_ns: int, by: tuple[str, ...]
 ) -> DataFrame:
-    """Marks summed up over stretches of time, counted from the beginning. `depth` and `running` are
-    changes, `busy_ns` what those mean for their own stretch; whoever adds them up has the rest."""
+    """Add up deltas by interval, counted from the beginning.
+
+    `depth` and `running` are changes, and `busy_ns` is their effect on their own interval.
+    `over_time` of the report accumulates them.
+    """
     at_ns = f.greatest(f.col("at_ns") - began_ns, f.lit(0))
     place = f.floor(at_ns / width_ns).cast("long")
     rest_ns = (place + 1) * width_ns - at_ns
@@ -57,9 +62,11 @@ def interval_sums(
 
 
 def lanes(attempts: DataFrame) -> DataFrame:
-    """The lanes that made tasks wait the longest: `service`, `lane`, how many attempts, their waits
-    and how long they ran, `alone_ns` of it while no other attempt of the lane did; and in `lanes`
-    how many there are in all."""
+    """Find the lanes whose tasks waited the longest.
+
+    Columns: `service`, `lane`, `attempts`, their waits and run times. `alone_ns` is the run time
+    while no other attempt of the lane ran. `lanes` is the number of all lanes.
+    """
     start_ns = f.col("leased_ns") + f.coalesce("queued_ns", f.lit(0))
     way = Window.partitionBy("service", "lane").orderBy("start_ns", "leased_record")
     before = way.rowsBetween(Window.unboundedPreceding, -1)
@@ -98,23 +105,24 @@ def lanes(attempts: DataFrame) -> DataFrame:
 
 
 def runs_by_worker(attempts: DataFrame) -> DataFrame:
-    """How long each worker ran these attempts: `worker`, `run_ns`."""
+    """Add up the run time of each worker: `worker`, `run_ns`."""
     summed = attempts.groupBy("worker").agg(f.sum("run_ns").alias("run_ns"))
     return summed.select("worker", "run_ns")
 
 
 def setbacks(attempts: DataFrame) -> DataFrame:
-    """Attempts that came to nothing, by what was said: `reason`, how many were `retried`, `failed`
-    for good, or `lost` with their worker. The most frequent ones, and all together where `reason`
-    is null."""
+    """Count unsuccessful attempts by `reason`: `retried`, `failed`, or `lost` with their worker.
+
+    Only the most frequent reasons. A null `reason` is the total.
+    """
     outcome = f.col("outcome")
-    told = attempts.where(outcome.isin("failed", "postponed", "returned", "expired"))
+    unsuccessful = attempts.where(outcome.isin("failed", "postponed", "returned", "expired"))
     reason = (
-        f.when(outcome == "expired", f.lit("its worker fell silent"))
-        .when(outcome == "returned", f.concat(f.lit("given back: "), _first_line()))
+        f.when(outcome == "expired", f.lit("lease expired"))
+        .when(outcome == "returned", f.concat(f.lit("returned: "), _first_line()))
         .otherwise(_first_line())
     )
-    named = told.select(
+    named = unsuccessful.select(
         reason.alias("reason"),
         (outcome == "postponed").cast("long").alias("retried"),
         (outcome == "failed").cast("long").alias("failed"),
@@ -135,7 +143,7 @@ def _first_line() -> Column:
 
 
 def levels(tasks: DataFrame) -> DataFrame:
-    """How many tasks stand on each level of the graph, and what became of them."""
+    """Count tasks by level of the graph and by state."""
     state = f.col("state")
     return (
         tasks.where(f.col("level").isNotNull())
@@ -150,7 +158,7 @@ def levels(tasks: DataFrame) -> DataFrame:
 
 
 def totals(tasks: DataFrame) -> DataFrame:
-    """One row: how many tasks of each kind, from when to when, and what they took together."""
+    """Summarize all tasks in one row: counts, first and last times, sums."""
     state = f.col("state")
     return tasks.agg(
         f.count(f.lit(1)).alias("tasks"),
@@ -165,7 +173,7 @@ def totals(tasks: DataFrame) -> DataFrame:
         f.max("ended").alias("ended"),
         f.sum("wait_ns").alias("wait_ns"),
         f.sum("run_ns").alias("run_ns"),
-        # What no number of workers could have made shorter.
+        # The least time with any number of workers.
         ((f.max(f.unix_micros("earliest_end")) - f.min(f.unix_micros("submitted"))) * 1000).alias(
             "floor_ns"
         ),

@@ -1,4 +1,4 @@
-"""Events and attempts to workers: one row a stay, with what it did in it."""
+"""Workers: one row for each stay, from registration to exit, with the work done in it."""
 
 from typing import Final
 
@@ -12,13 +12,13 @@ _LEFT: Final = "worker_left"
 
 
 def workers(events: DataFrame, attempts: DataFrame) -> DataFrame:
-    """Every stay there is in these events, with these attempts."""
+    """Compute the table of workers from events and attempts."""
     walk = _joins_and_leaves(events).unionByName(_work_by_stay(attempts), allowMissingColumns=True)
     stays = _with_stay_numbers(walk)
     busy = Window.partitionBy("worker", "stay").orderBy("start_ns", "record")
     before = busy.rowsBetween(Window.unboundedPreceding, -1)
     begins = f.greatest("start_ns", f.max("end_ns").over(before))
-    # Tasks at the same time keep a worker busy once.
+    # Tasks that run at the same time count once.
     alone_ns = f.greatest(f.col("end_ns") - begins, f.lit(0))
     return _per_stay(stays.withColumn("alone_ns", f.when(f.col("end_ns").isNotNull(), alone_ns)))
 
@@ -43,12 +43,15 @@ def _work_by_stay(attempts: DataFrame) -> DataFrame:
 
 
 def _with_stay_numbers(walk: DataFrame) -> DataFrame:
-    """A stay begins with a joining after a leaving, or as another process than before."""
+    """Number the stays of each worker.
+
+    A stay begins when a worker joins after it left, or joins as another process.
+    """
     way = Window.partitionBy("worker").orderBy("record")
     before = way.rowsBetween(Window.unboundedPreceding, -1)
     so_far = way.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    is_coming = f.col("kind").isin(_JOINED, _LEFT)
-    last_kind = f.last(f.when(is_coming, f.col("kind")), ignorenulls=True).over(before)
+    is_membership = f.col("kind").isin(_JOINED, _LEFT)
+    last_kind = f.last(f.when(is_membership, f.col("kind")), ignorenulls=True).over(before)
     last_process = f.last("incarnation", ignorenulls=True).over(before)
     is_new = (f.col("kind") == _JOINED) & (
         last_kind.isNull() | (last_kind == _LEFT) | (last_process != f.col("incarnation"))
@@ -62,7 +65,7 @@ def _per_stay(stays: DataFrame) -> DataFrame:
     kind = f.col("kind")
     is_joining, is_leaving = kind == _JOINED, kind == _LEFT
     is_attempt = ~(is_joining | is_leaving)
-    heard_ns = f.max(f.coalesce("time_ns", "end_ns", "start_ns"))
+    last_seen_ns = f.max(f.coalesce("time_ns", "end_ns", "start_ns"))
     joined_ns = f.min(f.when(is_joining, f.col("time_ns")))
     left_ns = f.max(f.when(is_leaving, f.col("time_ns")))
     summed = stays.groupBy("worker", "stay").agg(
@@ -77,7 +80,7 @@ def _per_stay(stays: DataFrame) -> DataFrame:
         f.count_if(kind.isin("returned", "expired")).alias("lost"),
         f.coalesce(f.sum("alone_ns"), f.lit(0)).alias("busy_ns"),
         f.coalesce(f.sum("run_ns"), f.lit(0)).alias("run_ns"),
-        f.greatest(f.coalesce(left_ns, heard_ns) - joined_ns, f.lit(0)).alias("stay_ns"),
+        f.greatest(f.coalesce(left_ns, last_seen_ns) - joined_ns, f.lit(0)).alias("stay_ns"),
     )
     room_ns = f.col("slots") * f.col("stay_ns")
     used = f.when(room_ns > 0, f.col("run_ns").cast("double") / room_ns)

@@ -1,26 +1,31 @@
-"""One part of the history, split into the files that the tables of events and edges are made of.
+"""History files split into table files with Arrow, a share of the work at a time.
 
-A part is a pair of Parquet files, and what is made of it is Parquet with the same rows by campaign
-and day. Knows places, names and times of rows, and nothing of what they mean.
+Taking every row through the JVM and back would cost several times as much. A share names its files
+by path, so on a cluster all machines must see them there. Knows where rows go, by campaign and
+day, and nothing of DataFrames or of what the rows mean.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 from taskyard.journal.history import EDGES, EVENTS, ROWS_PER_GROUP, HistoryPart, with_all_columns
 from taskyard.pipeline.layout import DAY, KEY, NO_DAY, campaign_key, row_range
+from taskyard.pipeline.session import is_small
 
-#: Kinds of events by which edges are told.
-_KIND_COLUMNS: Final = ("submitted", "extended", "returned")
+ShareResult = TypeVar("ShareResult")
 
-#: Directories are made for as many campaigns and days as there are.
+#: Kinds of events that add edges.
+_EDGE_KINDS: Final = ("submitted", "extended", "returned")
+
+#: No limit on the directories, one for each campaign and day.
 _PARTITIONS_MAX: Final = 1 << 30
 
 _PLACE: Final = pa.schema([(KEY, pa.string()), (DAY, pa.string())])
@@ -28,14 +33,14 @@ _EDGES_WITH_OWNER: Final = pa.schema([*EDGES, EVENTS.field("campaign"), EVENTS.f
 
 
 class PartSplit(msgspec.Struct, frozen=True):
-    """A part to be split, and where its files go."""
+    """A part to split, and the directory that its files are written to."""
 
     state: Path
     part: HistoryPart
     directory: Path
 
     def __call__(self) -> list[str | None]:
-        """Write the files; the campaigns that are in them, None for what is of no campaign."""
+        """Write the files, and return their campaigns. None stands for rows without a campaign."""
         paths = self.part.paths(self.state)
         seen: set[str | None] = set()
         events = pq.ParquetFile(paths["events"]).iter_batches(ROWS_PER_GROUP)
@@ -58,7 +63,7 @@ class PartSplit(msgspec.Struct, frozen=True):
             file_options=kind.make_write_options(compression="zstd"),
             partitioning=ds.partitioning(_PLACE, flavor="hive"),
             basename_template=f"{row_range(self.part)}-{{i}}.parquet",
-            # The same again, should Spark try again.
+            # A second try by Spark writes the same files.
             existing_data_behavior="overwrite_or_ignore",
             max_partitions=_PARTITIONS_MAX,
             max_rows_per_group=ROWS_PER_GROUP,
@@ -69,7 +74,7 @@ class PartSplit(msgspec.Struct, frozen=True):
 def _with_keys_and_days(
     batches: Iterator[pa.RecordBatch], seen: set[str | None]
 ) -> Iterator[pa.RecordBatch]:
-    """Rows with the key of their campaign, made once for each name, and their day."""
+    """Add the campaign key, computed once for each name, and the day."""
     for batch in batches:
         codes = batch.column("campaign").dictionary_encode(null_encoding="encode")
         names = codes.dictionary.to_pylist()
@@ -80,11 +85,24 @@ def _with_keys_and_days(
 
 
 def _with_owner(events: Path, edges: pa.Table) -> pa.Table:
-    """Edges with the campaign and the time of the event that told them."""
+    """Add the campaign and the time of the event that added each edge."""
     told = pq.read_table(
         events,
         columns=["record", "task", "campaign", "time"],
-        filters=pc.field("kind").isin(_KIND_COLUMNS),
+        filters=pc.field("kind").isin(_EDGE_KINDS),
     )
     joined = edges.join(told, keys=["record", "task"], join_type="left outer", use_threads=False)
     return joined.select(_EDGES_WITH_OWNER.names).cast(_EDGES_WITH_OWNER)
+
+
+def run_shares(
+    spark: SparkSession, shares: Sequence[Callable[[], ShareResult]]
+) -> list[ShareResult]:
+    """Run all shares in the executors, or here if the history is small."""
+    if is_small(spark) or not shares:
+        return [share() for share in shares]
+    return spark.sparkContext.parallelize(shares, len(shares)).map(_run_share).collect()
+
+
+def _run_share(share: Callable[[], Any]) -> Any:  # noqa: ANN401  # each share has its own result
+    return share()
