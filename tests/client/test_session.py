@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from taskyard.client import lane_rules, session
+from taskyard.campaign import lanes
+from taskyard.client import session
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
 from taskyard.core.events import LaneOptions, Rule
@@ -510,7 +511,7 @@ def test_rules_are_asked_for_again_when_they_are_old(
     second = stage.hear()
     assert [*second.batch.lane] == []
     stage.say(second, Q.OK)
-    monkeypatch.setattr(lane_rules, "CACHE_NS", SECOND_NS // 20)
+    monkeypatch.setattr(lanes, "CACHE_NS", SECOND_NS // 20)
     assert stage.is_quiet()  # for longer than that
     client.submit(b"", name="third")
     assert [*stage.hear().batch.lane] == [b"third"]

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from taskyard.campaign.batches import encode_text
+from taskyard.campaign.lanes import template_of
 from taskyard.client.futures import check_not_truncated, decode_whole_result
-from taskyard.client.lane_rules import template_of
 from taskyard.client.submit import TaskRef
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling

@@ -26,9 +26,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskyard.campaign.batches import task_bytes
+from taskyard.campaign.lanes import LaneTemplates
 from taskyard.campaign.values import InvalidValue
 from taskyard.client import discovery
-from taskyard.client.lane_rules import LaneTemplates
 from taskyard.client.outage import Outage
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS

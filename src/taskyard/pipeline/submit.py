@@ -23,10 +23,10 @@ from taskyard.campaign.batches import (
     BYTES_PER_BATCH,
     TASKS_PER_BATCH,
 )
+from taskyard.campaign.lanes import expand_lane
 from taskyard.campaign.values import InvalidValue
 from taskyard.client.client import Client
 from taskyard.client.control import lane_templates
-from taskyard.client.lane_rules import expand_lane
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, shown
 from taskyard.errors import Refused
