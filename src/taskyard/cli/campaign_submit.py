@@ -28,7 +28,6 @@ from taskyard.campaign.reader import (
 )
 from taskyard.campaign.task_spec import InvalidTask, service_of
 from taskyard.cli.format import escape_line, format_count, full_name
-from taskyard.client.control import known_predecessors, lane_templates
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
@@ -112,7 +111,7 @@ def submit(  # noqa: PLR0913  # all but three are named
 def _settle_lanes(client: Client, loaded: LoadedCampaign, campaign: str) -> None:
     """Where a task says no lane, the settings of its service may."""
     services = Counter(service_of(spec) for spec in loaded.specs if not spec.lane)
-    templates = lane_templates(client, services)
+    templates = client.lane_templates(services)
     if not templates and not any(spec.bundle_ref for spec in loaded.specs):
         return
     for spec, line in zip(loaded.specs, loaded.lines, strict=True):
@@ -166,7 +165,7 @@ def _unknown_names(
     names = [stranger.name for stranger in loaded.summary.unknown]
     if is_empty:
         return names
-    existing = known_predecessors(client, campaign, names)
+    existing = client.known_predecessors(campaign, names)
     return [name for name in names if name not in existing]
 
 

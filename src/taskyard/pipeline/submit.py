@@ -26,7 +26,6 @@ from taskyard.campaign.batches import (
 from taskyard.campaign.lanes import expand_lane
 from taskyard.campaign.values import InvalidValue
 from taskyard.client.client import Client
-from taskyard.client.control import lane_templates
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, shown
 from taskyard.errors import Refused
@@ -129,7 +128,7 @@ class LaneResolver:
 
     def _request_templates(self, services: set[bytes]) -> None:
         if services:
-            told = lane_templates(self._client, map(bytes.decode, services))
+            told = self._client.lane_templates(map(bytes.decode, services))
             self._templates |= {service: told.get(service.decode(), "") for service in services}
 
 

@@ -146,7 +146,6 @@ def _load(
     options: FileOptions,
     values: dict[str, Any],
 ) -> ExitCode:
-    from taskyard.client.control import known_predecessors  # noqa: PLC0415
     from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
     from taskyard.pipeline.submit import make_target  # noqa: PLC0415
 
@@ -154,7 +153,7 @@ def _load(
     with _spark(cli_context, values["master"]) as spark:
         checked = _read(spark, cli_context, found, options)
         unknown_names = [] if is_empty else list(checked.validation.unknown)
-        checked.revalidate(known_predecessors(client, options.campaign, unknown_names))
+        checked.revalidate(client.known_predecessors(options.campaign, unknown_names))
         _report_rejects(cli_context, checked, values)
         key = cli_context.key or cli_context.settings().broker.key
         campaign = options.campaign
