@@ -7,7 +7,8 @@ because every command imports this package and few of them need a client.
 
 TYPE_CHECKING = False  # as in typing, which is not imported for that
 if TYPE_CHECKING:
-    from taskyard.client.aio import AsyncClient, AsyncFuture
+    from taskyard.client.aio import AsyncClient
+    from taskyard.client.async_futures import AsyncFuture
     from taskyard.client.campaigns import AsyncBundle, AsyncCampaign, Bundle, Campaign
     from taskyard.client.client import Client
     from taskyard.client.executor import Executor, ExecutorBroken
@@ -55,7 +56,7 @@ _HOMES = {
     "AsyncBundle": "taskyard.client.campaigns",
     "AsyncCampaign": "taskyard.client.campaigns",
     "AsyncClient": "taskyard.client.aio",
-    "AsyncFuture": "taskyard.client.aio",
+    "AsyncFuture": "taskyard.client.async_futures",
     "Bundle": "taskyard.client.campaigns",
     "BundlePart": "taskyard.wire.bundles",
     "Campaign": "taskyard.client.campaigns",

@@ -17,7 +17,8 @@ import pytest
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.task_spec import check_task
 from taskyard.client import aio, outbox
-from taskyard.client.aio import AsyncClient, AsyncFuture
+from taskyard.client.aio import AsyncClient
+from taskyard.client.async_futures import AsyncFuture
 from taskyard.client.campaigns import AsyncCampaign, Campaign
 from taskyard.client.client import Client, scope_of
 from taskyard.client.futures import Future, as_completed
