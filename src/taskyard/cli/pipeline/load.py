@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.campaign.formats import FileOptions, Format
-from taskyard.cli.campaign_submit import default_campaign_name, print_rejected
+from taskyard.campaign.reader import default_campaign_name
 from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration
+from taskyard.cli.load import print_rejected
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.group import SparkCommand, master_option
