@@ -14,7 +14,7 @@ import pytest
 from taskyard.broker import compaction
 from taskyard.cli import connection
 from taskyard.cli.verbs import COMMANDS
-from taskyard.client.pending import REPORT_NS
+from taskyard.client.open_requests import REPORT_NS
 from taskyard.core import limits
 from taskyard.errors import ExitCode
 from taskyard.journal.store import DISK_RESERVE_BYTES

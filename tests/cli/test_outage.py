@@ -14,7 +14,7 @@ from taskyard.cli import connection, entry, wait
 from taskyard.cli.entry import taskyard
 from taskyard.cli.verbs import COMMANDS
 from taskyard.client.client import Client
-from taskyard.client.pending import ReplyTimeouts
+from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ExitCode
 from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run

@@ -20,7 +20,7 @@ from taskyard.client.async_futures import AsyncFuture, LoopBridge
 from taskyard.client.campaigns import AsyncBundle, AsyncCampaign
 from taskyard.client.client import CLOSE_ON_ERROR_SECONDS, TIMEOUT_SECONDS
 from taskyard.client.exchanges import awaited
-from taskyard.client.pending import ReplyTimeouts
+from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter
 from taskyard.core.events import Scope, UnknownPolicy

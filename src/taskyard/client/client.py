@@ -14,7 +14,7 @@ from taskyard.client import campaigns, commands, discovery, record_stream, reque
 from taskyard.client.campaigns import Bundle, Campaign
 from taskyard.client.exchanges import blocking, request_and_wait, run_exchange
 from taskyard.client.futures import Future
-from taskyard.client.pending import ReplyTimeouts
+from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.requests import scope_of
 from taskyard.client.session import Session
 from taskyard.client.submit import Submitter

@@ -14,8 +14,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client import discovery
+from taskyard.client.open_requests import Outage, PendingRequest, PendingRequests
 from taskyard.client.outbox import Outbox, message_bytes
-from taskyard.client.pending import Outage, PendingRequest, PendingRequests
 from taskyard.client.results import SettableFuture, settle_future
 from taskyard.client.watches import Watches
 from taskyard.core.limits import SECOND_NS
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    from taskyard.client.open_requests import ReplyTimeouts
     from taskyard.client.outbox import PendingTask
-    from taskyard.client.pending import ReplyTimeouts
     from taskyard.net.channel import Transport
     from taskyard.net.keys import PeerKey
     from taskyard.net.protocols import Clock

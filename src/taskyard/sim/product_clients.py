@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from taskyard.client import outbox, pending, round_robin, session
+from taskyard.client import open_requests, outbox, round_robin, session
 from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _Q: Final = pb.QueryMsg
 
 #: It waits for a broker for ever.
-_LIMITS: Final = pending.ReplyTimeouts(3600 * SECOND_NS, None)
+_LIMITS: Final = open_requests.ReplyTimeouts(3600 * SECOND_NS, None)
 
 
 class SettableFuture:
