@@ -15,7 +15,7 @@ from simulator.mutations import MUTATIONS
 from taskyard.broker import compaction
 from taskyard.cli import connection
 from taskyard.cli.commands import COMMANDS
-from taskyard.client.outage import REPORT_NS
+from taskyard.client.open_requests import REPORT_NS
 from taskyard.core import limits
 from taskyard.errors import ExitCode
 from taskyard.journal.store import DISK_RESERVE_BYTES

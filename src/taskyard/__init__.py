@@ -7,9 +7,9 @@ because every command imports this package and few of them need a client.
 
 TYPE_CHECKING = False  # as in typing, which is not imported for that
 if TYPE_CHECKING:
-    from taskyard.client.aio import AsyncClient, AsyncFuture
-    from taskyard.client.bundles import AsyncBundle, Bundle
-    from taskyard.client.campaigns import AsyncCampaign, Campaign
+    from taskyard.client.aio import AsyncClient
+    from taskyard.client.async_futures import AsyncFuture
+    from taskyard.client.campaigns import AsyncBundle, AsyncCampaign, Bundle, Campaign
     from taskyard.client.client import Client
     from taskyard.client.executor import Executor, ExecutorBroken
     from taskyard.client.futures import Future, as_completed, wait
@@ -53,11 +53,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncBundle": "taskyard.client.bundles",
+    "AsyncBundle": "taskyard.client.campaigns",
     "AsyncCampaign": "taskyard.client.campaigns",
     "AsyncClient": "taskyard.client.aio",
-    "AsyncFuture": "taskyard.client.aio",
-    "Bundle": "taskyard.client.bundles",
+    "AsyncFuture": "taskyard.client.async_futures",
+    "Bundle": "taskyard.client.campaigns",
     "BundlePart": "taskyard.wire.payloads",
     "Campaign": "taskyard.client.campaigns",
     "Client": "taskyard.client.client",

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.campaign import cycles, reader
-from taskyard.campaign.cycles import shortest_cycles, strong_components
+from taskyard.campaign import graph, reader
 from taskyard.campaign.graph import (
     Duplicate,
     GraphSummary,
     UnknownDependency,
     graph_of,
     levels_of,
+    shortest_cycles,
+    strong_components,
 )
 from taskyard.campaign.lines import InvalidCampaign
 from taskyard.campaign.reader import (
@@ -351,7 +352,7 @@ def check_cycles(waits: Waits, cycles: list[list[str]], cyclic: set[str]) -> Non
 def test_shortest_cycles_of_huge_groups_are_looked_for_within_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cycles, "CYCLE_STEPS_MAX", 3000)
+    monkeypatch.setattr(graph, "CYCLE_STEPS_MAX", 3000)
     size, groups = 200, [range(200), range(200, 400), range(400, 600)]
     looked = 0
 

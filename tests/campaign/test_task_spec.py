@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.campaign.cells import from_cell
 from taskyard.campaign.task_spec import KEYS, InvalidTask, TaskSpec, check_task, to_row
-from taskyard.campaign.values import InvalidValue, TimeSpec, read_duration
+from taskyard.campaign.values import InvalidValue, TimeSpec, from_cell, read_duration
 from taskyard.core.limits import AFTER_MAX, NUMBER_MAX, SECOND_NS
 
 MINUTE_NS = 60 * SECOND_NS

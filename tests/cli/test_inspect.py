@@ -147,8 +147,8 @@ def test_task_without_a_result_exits_1_and_says_why(call: Caller) -> None:
     said = call("result", "bad")
     assert said.code == 1
     assert said.err == (
-        "taskyard: task looks/bad has no result, it is FAILED: exit status 4: trouble; "
-        "`taskyard why looks/bad` says more\n"
+        "taskyard: task looks/bad has no result, it is FAILED: exit status 4: trouble "
+        "(see `taskyard why looks/bad`)\n"
     )
     assert call("result", "late").code == 1
 

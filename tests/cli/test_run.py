@@ -191,8 +191,8 @@ def test_name_that_is_known_with_another_command_is_refused_and_nothing_is_submi
     code, out, err = run(tmp_path, "run", file)
     assert (code, out) == (2, "")
     assert err == (
-        "taskyard: campaign.jsonl:3: task campaign/b is known with another command; nothing was "
-        "submitted. Give it another name, or another --campaign to do all of it again\n"
+        "taskyard: campaign.jsonl:3: task 'campaign/b': exists with another command; nothing was "
+        "submitted (rename the task, or use another campaign name)\n"
     )
     assert counts(tmp_path) == {"done": 2}
 
@@ -215,8 +215,8 @@ def test_file_whose_full_names_are_those_of_other_tasks_is_refused(tmp_path: Pat
     code, _, err = run(tmp_path, "run", file)
     assert code == 2
     assert err.startswith(
-        "taskyard: campaign.jsonl:2: task campaign/b: the name is that of a task outside any "
-        "campaign; nothing was submitted."
+        "taskyard: campaign.jsonl:2: task 'campaign/b': the name belongs to a task outside any "
+        "campaign; nothing was submitted"
     )
     assert counts(tmp_path) == {"ready": 1}
 
@@ -236,7 +236,7 @@ def test_state_that_is_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None
         ({"payload": "x"}, [], "is for a worker of your own (service default)"),
         ({"argv": ["true"], "slots": 3}, ["--slots", "2"], "takes 3 slots, and a worker here has"),
         ({"call": "os.path:join"}, ["--allow", "o"], "not allowed; give --allow os.path"),
-        ({"argv": "true"}, [], "campaign.jsonl has 1 bad line"),
+        ({"argv": "true"}, [], "campaign.jsonl: 1 bad line"),
         ({"argv": ["true"], "after": ["x"]}, [], "waits for 'x', which neither the file nor"),
     ],
 )
@@ -294,5 +294,5 @@ def test_more_than_one_batch_is_checked_before_any_is_submitted(tmp_path: Path) 
     tasks[9]["argv"] = ["false"]
     code, _, err = run(tmp_path, "run", campaign(tmp_path, tasks), "--campaign", "c")
     assert code == 2
-    assert "campaign.jsonl:10: task c/t9 is known with another command" in err
+    assert "campaign.jsonl:10: task 'c/t9': exists with another command" in err
     assert counts(tmp_path) == {"done": 2}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard import AsyncClient, Client, NoBroker
-from taskyard.client.outage import REPEAT_NS, REPORT_NS, Outage
+from taskyard.client.open_requests import REPEAT_NS, REPORT_NS, Outage
 from taskyard.client.session import Session
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.channel import Channel

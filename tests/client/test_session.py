@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from taskyard.client import lane_rules, session
+from taskyard.campaign import lanes
+from taskyard.client import outbox, watches
 from taskyard.client.client import Client
 from taskyard.client.futures import Future
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
@@ -137,7 +138,7 @@ def test_refusal_does_not_count_while_an_earlier_submission_is_open(
 def hold_up(stage: Stage, client: Client) -> list[Q]:
     """As many submissions as may be under way; what is submitted now is gathered."""
     held = []
-    for number in range(session.CREATES_MAX):
+    for number in range(outbox.CREATES_MAX):
         client.submit(b"", name=f"held-{number}")
         held.append(stage.hear())
     return held
@@ -251,7 +252,7 @@ def test_submission_that_fits_no_message_is_told_to_who_made_it(client: Client) 
 def test_names_count_where_batches_are_cut(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "BYTES_PER_CREATE_MAX", 10_000)
+    monkeypatch.setattr(outbox, "BYTES_PER_CREATE_MAX", 10_000)
     held = hold_up(stage, client)
     for name in ("a", "b"):
         client.submit_encoded(name, b"", Terms(), after=["n" * 500] * 12)
@@ -315,7 +316,7 @@ class Overtaken(deque[Any]):
 def test_task_handed_over_while_the_client_is_closed_is_still_taken(
     stage: Stage, client: Client
 ) -> None:
-    parcels = client._session._outbox = Overtaken(client)  # noqa: SLF001
+    parcels = client._session._outbox.tasks = Overtaken(client)  # noqa: SLF001
     future = client.submit(b"", name="late")
     stage.say(stage.hear(), Q.OK)
     parcels.closer.join(PATIENCE_SECONDS)
@@ -326,7 +327,7 @@ def test_task_handed_over_while_the_client_is_closed_is_still_taken(
 def test_question_put_while_the_client_is_closed_is_still_asked(
     stage: Stage, client: Client
 ) -> None:
-    questions = client._session._pending_requests = Overtaken(client)  # noqa: SLF001
+    questions = client._session._requests.waiting = Overtaken(client)  # noqa: SLF001
     with ThreadPoolExecutor(1) as pool:
         status = pool.submit(client.status)
         asked = stage.hear()
@@ -378,11 +379,11 @@ def test_callback_that_waits_for_the_client_is_told_so(stage: Stage, client: Cli
 
 
 def test_callback_may_submit_however_full_the_outbox_is_and_close(
-    stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, client: Client
 ) -> None:
     client.submit(b"", name="before")
     stage.say(stage.hear(), Q.OK)  # by now it knows the rules
-    monkeypatch.setattr(session, "OUTBOX_MAX", 0)
+    client._session._outbox.tasks_max = 0  # noqa: SLF001
     following: AnyFuture[Future] = AnyFuture()
 
     def go_on(_settled: object) -> None:
@@ -430,8 +431,8 @@ def test_watch_is_asked_for_again_without_what_is_settled(stage: Stage, client: 
 def test_late_tasks_get_a_watch_of_their_own_when_there_are_enough(
     stage: Stage, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "STREAMS_MAX", 1)
-    monkeypatch.setattr(session, "POLLED_STREAM_TASKS_MIN", 3)
+    monkeypatch.setattr(watches, "STREAMS_MAX", 1)
+    monkeypatch.setattr(watches, "POLLED_STREAM_TASKS_MIN", 3)
 
     def submit(name: str) -> None:
         client.submit(b"", name=name)
@@ -494,7 +495,7 @@ def test_task_that_the_template_does_not_fit_is_refused_and_others_go_on(
 
 def hold_up_in_lanes(stage: Stage, client: Client) -> list[Q]:
     held = []
-    for number in range(session.CREATES_MAX):
+    for number in range(outbox.CREATES_MAX):
         client.submit(b"", name=f"held-{number}", lane="own")
         held.append(stage.hear())
     return held
@@ -510,7 +511,7 @@ def test_rules_are_asked_for_again_when_they_are_old(
     second = stage.hear()
     assert [*second.batch.lane] == []
     stage.say(second, Q.OK)
-    monkeypatch.setattr(lane_rules, "CACHE_NS", SECOND_NS // 20)
+    monkeypatch.setattr(lanes, "CACHE_NS", SECOND_NS // 20)
     assert stage.is_quiet()  # for longer than that
     client.submit(b"", name="third")
     assert [*stage.hear().batch.lane] == [b"third"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taskyard import bundle_part
-from taskyard.client import bundles
+from taskyard.client import campaigns
 from taskyard.client.client import Client
 from tests.kit.processes import run, until
 from tests.system.kit import Broker
@@ -81,9 +81,9 @@ def test_bundle_is_kept_once_by_a_broker_that_is_killed(
 def submit(broker: Broker) -> int:
     """How many of its tasks are new."""
     recipients = [f"recipient-{number}" for number in range(RECIPIENTS)]
-    bundle_spec = bundles.bundle_spec(BODY, recipients, "news", None, {"service": "load"})
+    bundle_spec = campaigns.bundle_spec(BODY, recipients, "news", None, {"service": "load"})
     with Client(broker.endpoint) as client:
-        return bundles.create(client, bundle_spec)
+        return client.create_bundle(bundle_spec)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from simulator.plan import SECOND_NS
 from simulator.processes import SimProcess
 from simulator.reference_model import BLOCKED
 from simulator.sockets import ENDPOINT, Socket
-from taskyard.client import round_robin, session
+from taskyard.client import open_requests, outbox, round_robin, session
 from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 _Q: Final = pb.QueryMsg
 
 #: It waits for a broker for ever.
-_LIMITS: Final = session.ReplyTimeouts(3600 * SECOND_NS, None)
+_LIMITS: Final = open_requests.ReplyTimeouts(3600 * SECOND_NS, None)
 
 
 class SettableFuture:
-    """One task that a client waits for. Keeps `client.futures.SettableFuture`."""
+    """One task that a client waits for. Keeps `client.results.SettableFuture`."""
 
     def __init__(self, client: NativeProductClient, name: bytes) -> None:
         self._client = client
@@ -74,15 +74,15 @@ class NativeProductClient(SimProcess):
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
         #: What it submits, and when.
-        self.pending: list[tuple[int, session.PendingTask]] = []
+        self.pending: list[tuple[int, outbox.PendingTask]] = []
         #: Tasks that it submitted and that are not settled for it.
-        self.open: dict[bytes, session.PendingTask] = {}
+        self.open: dict[bytes, outbox.PendingTask] = {}
 
     def plan(self, when_ns: int, campaign: bytes, name: bytes, service: bytes) -> None:
         """Submit a task at a time, or as soon as it runs then."""
         terms = Terms(campaign=campaign, service=service)
         payload = DO + identity.spelling(campaign, name)
-        parcel = session.PendingTask(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
+        parcel = outbox.PendingTask(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
         self.pending.append((when_ns, parcel))
 
     def build(self) -> None:
@@ -97,7 +97,7 @@ class NativeProductClient(SimProcess):
             submit = partial(self._submit, self.process, parcel)
             self.world.timeline.at(max(when_ns, now_ns), submit)
 
-    def _submit(self, process: int, parcel: session.PendingTask) -> None:
+    def _submit(self, process: int, parcel: outbox.PendingTask) -> None:
         if process != self.process or not self.alive:
             return
         full_name = _full_name(parcel)
@@ -200,7 +200,7 @@ class RoundRobinProductClient(SimProcess):
         self._socket.close()
 
 
-def _full_name(parcel: session.PendingTask) -> bytes:
+def _full_name(parcel: outbox.PendingTask) -> bytes:
     return identity.spelling(parcel.terms.campaign, parcel.name)
 
 

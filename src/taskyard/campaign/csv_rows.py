@@ -10,10 +10,9 @@ from __future__ import annotations
 import csv
 from typing import TYPE_CHECKING, Final
 
-from taskyard.campaign.cells import from_cell
 from taskyard.campaign.lines import InvalidCampaign, InvalidRow, text_error, text_of
 from taskyard.campaign.task_spec import KEYS, unknown_key_text
-from taskyard.campaign.values import InvalidValue, shown
+from taskyard.campaign.values import InvalidValue, from_cell, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -14,20 +14,23 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from taskyard.campaign import commas, csv_rows, jsonl, parquet, wfcommons
+from taskyard.campaign import csv_rows, parquet, wfcommons
 from taskyard.campaign.lines import (
     STDIN,
     InvalidCampaign,
+    InvalidRow,
     Stream,
     file_label,
     numbered_lines,
     open_input,
     peek_start,
+    text_error,
+    text_of,
 )
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class Format(Enum):
@@ -78,9 +81,9 @@ def rows(path: str, options: FileOptions) -> Iterator[tuple[int, object]]:
         elif form is Format.CSV:
             yield from csv_rows.rows(numbered_lines(stream, label), label)
         elif form is Format.DWORK:
-            yield from commas.dwork_rows(numbered_lines(stream, label))
+            yield from dwork_rows(numbered_lines(stream, label))
         else:
-            yield from jsonl.jsonl_rows(numbered_lines(stream, label))
+            yield from jsonl_rows(numbered_lines(stream, label))
 
 
 def check_options(options: FileOptions, form: Format) -> None:
@@ -126,3 +129,52 @@ def _guess_object_format(line: bytes, text: bytes) -> Format:
         open_ended = line.endswith((b"{", b",", b"["))
         return Format.WFCOMMONS if whole or open_ended else Format.JSONL
     return Format.WFCOMMONS if "workflow" in value else Format.JSONL
+
+
+def jsonl_rows(lines: Iterable[tuple[int, bytes | InvalidRow]]) -> Iterator[tuple[int, object]]:
+    """What each line says. Blank lines are passed over."""
+    decode = msgspec.json.Decoder().decode
+    for number, line in lines:
+        if isinstance(line, InvalidRow):
+            yield number, line
+        elif line and not line.isspace():
+            try:
+                raw = decode(line)
+            except (ValueError, RecursionError) as problem:
+                raw = InvalidRow(_json_error(line, problem), text_of(line))
+            yield number, raw
+
+
+def _json_error(line: bytes, problem: Exception) -> str:
+    """What is wrong with a line that is no JSON."""
+    if trouble := text_error(line):
+        return trouble
+    if isinstance(problem, RecursionError):
+        return "the JSON is nested too deeply"
+    if line.lstrip().startswith((b"#", b"//")):
+        return "this is no JSON; there are no comments in a campaign"
+    if "truncated" in str(problem):
+        return "the JSON ends too early; a task is one whole line"
+    return str(problem)
+
+
+def dwork_rows(lines: Iterable[tuple[int, bytes | InvalidRow]]) -> Iterator[tuple[int, object]]:
+    """The task of each line. Blank lines are passed over."""
+    for number, line in lines:
+        if isinstance(line, InvalidRow):
+            yield number, line
+        elif line and not line.isspace():
+            yield number, _dwork_task(line)
+
+
+def _dwork_task(line: bytes) -> object:
+    if trouble := text_error(line):
+        return InvalidRow(trouble, text_of(line))
+    text = line.decode()
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        return InvalidRow("a name is missing between commas", text, words[0])
+    spaced = next((word for word in words if len(word.split()) > 1), None)
+    if spaced is not None:
+        return InvalidRow(f"a name has spaces: {spaced!r}; a line is task,dependency,…", text)
+    return {"name": words[0], "payload": "", "after": words[1:]}

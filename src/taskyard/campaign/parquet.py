@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from taskyard.campaign.cells import from_cell
 from taskyard.campaign.csv_rows import check_column
 from taskyard.campaign.lines import InvalidCampaign, InvalidRow
-from taskyard.campaign.values import InvalidValue
+from taskyard.campaign.values import InvalidValue, from_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -126,6 +126,14 @@ class _CampaignReader(Struct):
             raise InvalidCampaign(f"{self.file}:{line}: {text} The first: {first}")
 
 
+def default_campaign_name(file: str) -> str:
+    """Return the name of a file's campaign if none is given: the file's, without suffixes."""
+    if file == STDIN:
+        return "stdin"
+    path = Path(file)
+    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).stem
+
+
 def read_campaign(path: str | Path, options: FileOptions | None = None) -> LoadedCampaign:
     """The campaign in a file, "-" for stdin. Raises `InvalidCampaign` if it can't be read at
     all."""

@@ -19,7 +19,7 @@ from taskyard.cli.output import example, print_document
 from taskyard.cli.submit import explain_refusal
 from taskyard.cli.task_options import TaskKey, bundle_options, read_payload_option, task_keys
 from taskyard.cli.wait import report, wait_for, wait_target
-from taskyard.client import bundles
+from taskyard.client import campaigns
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, Refused, UserError
 
@@ -96,7 +96,7 @@ def _recipient_format(path: str) -> str:
 
 def _bundle_spec(
     recipients: Sequence[InputRow], path: str, name: str | None, values: dict[str, Any]
-) -> bundles.BundleSpec:
+) -> campaigns.BundleSpec:
     if values["payload"] is None:
         raise UserError("say what they get: --payload TEXT, or --payload @FILE")
     if not recipients:
@@ -104,7 +104,7 @@ def _bundle_spec(
     entries = [row.text if row.fields is None else row.fields for row in recipients]
     payload = read_payload_option(values["payload"])
     with _with_line_numbers(recipients):
-        bundle_spec = bundles.bundle_spec(
+        bundle_spec = campaigns.bundle_spec(
             payload, entries, name, values["campaign"], task_keys(values)
         )
     bundle_spec.unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
@@ -121,17 +121,19 @@ def _with_line_numbers(recipients: Sequence[InputRow]) -> Iterator[None]:
         raise UserError(f"{place}: {bad}") from bad
 
 
-def _create(client: Client, bundle_spec: bundles.BundleSpec, recipients: Sequence[InputRow]) -> int:
+def _create(
+    client: Client, bundle_spec: campaigns.BundleSpec, recipients: Sequence[InputRow]
+) -> int:
     try:
         with _with_line_numbers(recipients):
-            return bundles.create(client, bundle_spec)
+            return client.create_bundle(bundle_spec)
     except Refused as refused:
         known = f"bundle {bundle_spec.name} is known with another {{}}; give another --name"
         raise explain_refusal(refused, {"call": None, "payload": ""}, known) from refused
 
 
 def _wait(
-    cli_context: CliContext, client: Client, bundle_spec: bundles.BundleSpec, *, new: int
+    cli_context: CliContext, client: Client, bundle_spec: campaigns.BundleSpec, *, new: int
 ) -> ExitCode:
     campaign, names = escape_line(bundle_spec.campaign), [*bundle_spec.tasks()]
     cli_context.interrupt_message = (

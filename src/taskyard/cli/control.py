@@ -55,11 +55,9 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> 
     (`hold`), what is ready in it is let go. Without --service the one that has such a lane is
     meant.
     """
-    from taskyard.client import control  # noqa: PLC0415  # when it is used
-
     with connect_client(cli_context) as client:
         names, values = _resolve_targets(client, names, values)
-        retried = client.retry(names) if names else control.retry(client, to_scope(values))
+        retried = client.retry(names or to_scope(values))
     if cli_context.as_json:
         print_document(RetryDocument(retried=retried))
     elif retried:
@@ -88,14 +86,12 @@ def cancel(
 
     By name, or all that fit what is given. A task that runs is ended. What is done stays done.
     """
-    from taskyard.client import control  # noqa: PLC0415  # when it is used
-
     if all_tasks:
         _check_all(names, values, yes=yes)
         values["only"] = [state.name.lower() for state in _UNSETTLED_STATES]
     with connect_client(cli_context) as client:
         names, values = _resolve_targets(client, names, values)
-        cancelled = client.cancel(names) if names else control.cancel(client, to_scope(values))
+        cancelled = client.cancel(names or to_scope(values))
     if cli_context.as_json:
         print_document(CancelDocument(cancelled=cancelled))
     elif cancelled:
@@ -161,17 +157,11 @@ def move(
     ended, too. Tasks that go to another service keep their payload: its workers have to know what
     to do with it. Without --to-lane they keep their lane.
     """
-    from taskyard.client import control  # noqa: PLC0415  # when it is used
-
     if to_lane is None and to_service is None:
         raise UserError("say where to: --to-lane, --to-service, or both")
     with connect_client(cli_context) as client:
         names, values = _resolve_targets(client, names, values)
-        moved = (
-            client.move(names, to_lane=to_lane, to_service=to_service)
-            if names
-            else control.move(client, to_scope(values), to_service, to_lane)
-        )
+        moved = client.move(names or to_scope(values), to_lane=to_lane, to_service=to_service)
     if cli_context.as_json:
         print_document(MoveDocument(moved=moved))
     elif moved:
@@ -192,11 +182,9 @@ def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) ->
     waiting, and `taskyard retry` undoes it. What a worker holds is left to it. To be rid of tasks
     and all that wait for them, cancel them.
     """
-    from taskyard.client import control  # noqa: PLC0415  # when it is used
-
     with connect_client(cli_context) as client:
         names, values = _resolve_targets(client, names, values)
-        expired = client.expire(names) if names else control.expire(client, to_scope(values))
+        expired = client.expire(names or to_scope(values))
     if cli_context.as_json:
         print_document(ExpireDocument(expired=expired))
     elif expired:

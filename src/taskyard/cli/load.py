@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from taskyard.campaign.formats import FileOptions, Format
-from taskyard.campaign.reader import LoadedCampaign, read_campaign, reject_unknown_dependencies
-from taskyard.cli import campaign_submit
+from taskyard.campaign.reader import (
+    LoadedCampaign,
+    RejectedRow,
+    default_campaign_name,
+    read_campaign,
+    reject_unknown_dependencies,
+    write_rejected,
+)
+from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import BadLine, LoadDocument, LoadDryRunDocument, LoadWaitDocument
 from taskyard.cli.format import escape_line, format_count
@@ -20,6 +28,12 @@ from taskyard.cli.task_options import TaskKey
 from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Bad lines that are printed. The others are counted, and --skip-bad writes them all.
+REJECTED_SHOWN_MAX: Final = 20
 
 #: Bad lines in a document: more would fill it with one mistake.
 REJECTED_LISTED_MAX: Final = 1000
@@ -62,7 +76,7 @@ def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: 
     reason`, nothing is submitted, and it exits 2. To load the same file again is harmless.
     """
     form = Format(values["form"]) if values["form"] else None
-    campaign = campaign or campaign_submit.default_campaign_name(file)
+    campaign = campaign or default_campaign_name(file)
     options = FileOptions(form, values["replay"], values["speedup"], campaign)
     if values["dry_run"]:
         return _dry_run(cli_context, file, options, values)
@@ -72,14 +86,14 @@ def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: 
 def _load(
     cli_context: CliContext, file: str, campaign: str, options: FileOptions, values: dict[str, Any]
 ) -> ExitCode:
-    loaded = campaign_submit.read(file, options, skip_bad=values["skip_bad"])
+    loaded = read_or_report(file, options, skip_bad=values["skip_bad"])
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
     with connect_client(cli_context) as client:
         with ProgressBar(cli_context, file, verb="submitted") as meter:
-            done = campaign_submit.submit(
+            done = submit_campaign(
                 *(client, loaded, campaign),
-                skip_bad=values["skip_bad"],
                 unknown=unknown,
+                on_rejected=partial(report_rejected, file, skip_bad=values["skip_bad"]),
                 progress=meter.update,
             )
         existing = sum(done.existing.values())
@@ -129,7 +143,7 @@ def _dry_run(
         print_document(document)
     else:
         _print_summary(loaded)
-        campaign_submit.print_rejected(good.rejected)
+        print_rejected(good.rejected)
     if not good.rejected:
         return ExitCode.OK
     lines = format_count(len(good.rejected), "bad line")
@@ -166,3 +180,40 @@ def _print_summary(loaded: LoadedCampaign) -> None:
     click.echo(escape_line(loaded.file))
     for name, value in lines.items():
         click.echo(f"  {name:<10}  {value}")
+
+
+# Bad lines.
+
+
+def read_or_report(
+    file: str, options: FileOptions | None = None, *, skip_bad: bool = False
+) -> LoadedCampaign:
+    """Read a campaign and print its bad lines. They are an error unless `skip_bad` is given."""
+    loaded = read_campaign(file, options)
+    if loaded.rejected:
+        report_rejected(file, loaded.rejected, loaded.rejected, skip_bad=skip_bad)
+    return loaded
+
+
+def report_rejected(
+    file: str,
+    rejected: Sequence[RejectedRow],
+    all_rejected: Sequence[RejectedRow],
+    *,
+    skip_bad: bool,
+) -> None:
+    """Print rejected rows. With `skip_bad`, write all of them beside the file, else raise."""
+    print_rejected(rejected)
+    lines = format_count(len(rejected), "bad line")
+    if not skip_bad:
+        raise UserError(f"{file}: {lines}; nothing was submitted (--skip-bad leaves them out)")
+    place = write_rejected(file, all_rejected)
+    click.echo(f"{lines} left out, see {place}", err=True)
+
+
+def print_rejected(rejected: Sequence[object]) -> None:
+    """Print the first rejected rows, and how many more there are."""
+    for one in rejected[:REJECTED_SHOWN_MAX]:
+        click.echo(escape_line(str(one)), err=True)
+    if len(rejected) > REJECTED_SHOWN_MAX:
+        click.echo(f"… and {len(rejected) - REJECTED_SHOWN_MAX:,} more", err=True)

@@ -50,7 +50,6 @@ from taskyard.cli.templates import (
     lane_function,
     payload_encoder,
 )
-from taskyard.client.control import lane_templates
 from taskyard.errors import (
     ExitCode,
     OutputTruncated,
@@ -250,7 +249,7 @@ def _submitter(
     submission = encode_batch([pattern], campaign.encode(), time.time_ns())
     terms, unknown = submission.terms[0], values["wait_for_unknown"]
     service = service_of(pattern)
-    lane = values["lane"] or lane_templates(client, [service]).get(service, "")
+    lane = values["lane"] or client.lane_templates([service]).get(service, "")
     lane_of = lane_function(lane, campaign, service)
 
     def send(row: InputRow, payload: bytes) -> Future:

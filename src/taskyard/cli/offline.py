@@ -12,8 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from taskyard.broker.results import ResultLoader
-from taskyard.client import requests
 from taskyard.client.client import Client
+from taskyard.client.exchanges import run_exchange
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import NoBroker
@@ -27,7 +27,7 @@ from taskyard.wire.native.server import NativeServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskyard.client.requests import Exchange, Query
+    from taskyard.client.exchanges import Exchange, Query
     from taskyard.core.events import Event, RulesSet
     from taskyard.wire.native.peer import Reply
 
@@ -81,7 +81,7 @@ class OfflineClient(Client):
         self._open.close()
 
     def _run_query(self, exchange: Exchange[_T]) -> _T:
-        return requests.run_exchange(exchange, self._request)
+        return run_exchange(exchange, self._request)
 
     def _request(self, query: Query) -> Reply:
         body = query.build(next(self._numbers))

@@ -85,7 +85,7 @@ def warn_if_truncated(name: str, result: Result) -> ExitCode:
     """Write to stderr that a result is truncated. Returns the exit code of the verb."""
     if not result.bytes_total:
         return ExitCode.OK
-    from taskyard.client.futures import truncation_text  # noqa: PLC0415  # not for `taskyard --help`
+    from taskyard.client.results import truncation_text  # noqa: PLC0415  # not for `taskyard --help`
 
     sys.stdout.flush()
     click.echo(f"taskyard: {escape_line(truncation_text(name, result))}", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -12,12 +13,14 @@ import click
 from msgspec import Struct
 
 from taskyard.campaign.formats import FileOptions
+from taskyard.campaign.reader import default_campaign_name
+from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.campaign.task_spec import service_of
-from taskyard.cli import campaign_submit
 from taskyard.cli.connection import connect_to
 from taskyard.cli.daemon_options import usable_cores
 from taskyard.cli.documents import RunDocument, RunFailure
 from taskyard.cli.format import escape_line, format_count, format_duration
+from taskyard.cli.load import read_or_report, report_rejected
 from taskyard.cli.options import (
     CliContext,
     broker_timeout_option,
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taskyard.campaign.reader import LoadedCampaign
-    from taskyard.cli.campaign_submit import SubmitResult
+    from taskyard.campaign.submit_campaign import SubmitResult
     from taskyard.client.client import Client
 
 #: How often the counts are looked at.
@@ -132,9 +135,9 @@ def run(  # noqa: PLR0913  # an argument an option
     So it does after Ctrl-C, and after whatever else ended it. FILE may be JSONL, CSV, Parquet,
     WfCommons JSON or dwork's lines; - is stdin.
     """
-    name = campaign or campaign_submit.default_campaign_name(file)
+    name = campaign or default_campaign_name(file)
     options = FileOptions(replay=replay, speedup=speedup, campaign=name)
-    loaded = campaign_submit.read(file, options, skip_bad=skip_bad)
+    loaded = read_or_report(file, options, skip_bad=skip_bad)
     slots = slots or usable_cores()
     worker_spec = WorkerSpec(workers, slots, allow, _services(loaded))
     _check_workers(cli_context, workers)
@@ -155,7 +158,8 @@ def run(  # noqa: PLR0913  # an argument an option
             _close_with_broker(supervisor, client),
         ):
             began = time.monotonic()
-            submitted = campaign_submit.submit(client, loaded, name, skip_bad=skip_bad)
+            report = partial(report_rejected, file, skip_bad=skip_bad)
+            submitted = submit_campaign(client, loaded, name, on_rejected=report)
             _run(cli_context, run_options, submitted, RunResources(supervisor, worker_spec, client))
             return _report(run_options, client, time.monotonic() - began)
 
@@ -382,7 +386,7 @@ def _print_failures(run_options: RunOptions, failures: list[RunFailure]) -> None
 def _resume_command(run_options: RunOptions) -> str:
     own = (
         ""
-        if run_options.campaign == campaign_submit.default_campaign_name(run_options.file)
+        if run_options.campaign == default_campaign_name(run_options.file)
         else f" --campaign {run_options.campaign}"
     )
     return f"taskyard run {shlex.quote(run_options.file)}{own}{_state_option(run_options.state)}"

@@ -30,7 +30,6 @@ from taskyard.cli.task_options import (
     task_options,
     warn_unused_stdin,
 )
-from taskyard.client.control import assign_lanes, create_after
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
@@ -93,11 +92,11 @@ def submit(
     is_warned = warn_unused_stdin(cli_context, values)
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
     with connect_client(cli_context) as client:
-        assign_lanes(client, [spec], campaign)
+        client.assign_lanes([spec], campaign)
         submission = encode_batch([spec], campaign.encode(), time.time_ns())
         name = spelling(campaign, spec.name)
         try:
-            new = create_after(client, submission, values["after_campaign"], unknown)
+            new = client.create(submission, unknown, after_campaigns=values["after_campaign"])
         except Refused as refused:
             known = f"task {name} is known with another {{}}; give another --name"
             raise explain_refusal(refused, values, known) from refused

@@ -15,9 +15,8 @@ from typing import Any, Final
 import click
 import msgspec
 
-from taskyard.campaign.cells import from_cell
 from taskyard.campaign.task_spec import KEYS
-from taskyard.campaign.values import InvalidValue, shown
+from taskyard.campaign.values import InvalidValue, from_cell, shown
 from taskyard.cli.completion import complete_name
 from taskyard.cli.options import CliContext, CommandFunction
 from taskyard.errors import UserError

@@ -1,47 +1,54 @@
-"""Futures of tasks: real `concurrent.futures` ones that know their task.
+"""Futures of tasks: real `concurrent.futures` ones, with the name of their task.
 
 A future is settled when its task is: with the result, with `TaskFailed` or `TaskBlocked`, or as
-cancelled. A task that is tried again after that has a new story, and needs a new future.
-
-What futures of both clients have in common is here, too; those of `AsyncClient` are in `aio`.
+cancelled. A retry does not reopen it: ask the client for a new future. Owns the parts that the
+futures of both clients share. Those of `AsyncClient` are in `aio`. Imports no client.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-from typing import TYPE_CHECKING, Any, Protocol, cast, overload
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
 from taskyard.client import progress as drawing
+from taskyard.client.results import result_or_error
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
-from taskyard.core.states import TaskState
-from taskyard.errors import OutputTruncated, TaskBlocked, TaskFailed
 from taskyard.wire import payloads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
-    from taskyard.client.aio import AsyncClient, AsyncFuture
-    from taskyard.client.client import Client
+    from taskyard.client.session import Session
     from taskyard.core.model import Result
+    from taskyard.core.states import TaskState
 
 
-class SettableFuture(Protocol):
-    """What the courier keeps: the ends of a future at which it is settled."""
+class SessionOwner(Protocol):
+    """A client of either kind."""
 
-    def done(self) -> bool: ...
+    _session: Session
 
-    def settle(self, state: TaskState, result: Result) -> None: ...
 
-    def set_result(self, result: Any, /) -> None: ...  # noqa: ANN401  # whatever there is
+class FutureOwner(SessionOwner, Protocol):
+    """The methods of `Client` that its futures call."""
 
-    def set_exception(self, exception: BaseException, /) -> None: ...
+    timeout: float
+
+    def show(self, name: str) -> dict[str, Any]: ...
+
+    def why(self, name: str) -> str: ...
+
+    def result_bytes(self, name: str) -> bytes: ...
+
+    def cancel(self, names: Iterable[str], *, timeout: float | None) -> int: ...
 
 
 class FutureBase:
-    """A future's side that knows its task."""
+    """The parts of a future that name its task."""
 
-    _client: Client | AsyncClient
+    _client: SessionOwner
     _name: bytes
     _service: bytes
     _campaign: bytes
@@ -53,27 +60,41 @@ class FutureBase:
 
     @property
     def campaign(self) -> str:
-        """The task's campaign; empty: none."""
+        """The task's campaign. Empty: none."""
         return shown(self._campaign)
 
     @property
     def full_name(self) -> str:
-        """The name that is good for any call: CAMPAIGN/NAME, outside any campaign NAME."""
+        """The name that every call accepts: CAMPAIGN/NAME, or NAME outside any campaign."""
         return shown(spelling(self._campaign, self._name))
 
     def _repr_html_(self) -> str:
-        """For notebooks. Never raises, and takes a second at most."""
+        """Return HTML for a notebook, within a second. Never raises."""
         from taskyard.client import notebook  # noqa: PLC0415  # only notebooks need it
 
-        return notebook.future_html(self._client, self)  # type: ignore[arg-type]  # it is one of the two
+        session = self._client._session  # noqa: SLF001  # a future is a part of its client
+        return notebook.future_html(session, cast("notebook.SettledFuture", self))
+
+
+class AwaitableFuture(FutureBase, Awaitable[Any]):
+    """A future of an `AsyncClient`, as far as `as_completed` needs it."""
+
+    @classmethod
+    def completed(
+        cls, futures: Sequence[Any], timeout: float | None, *, progress: bool
+    ) -> AsyncIterator[Any]:
+        """Yield these futures as they are settled."""
+        raise NotImplementedError
 
 
 class Future(FutureBase, concurrent.futures.Future[Any]):
-    """What will become of a task."""
+    """A task's result, once it is there."""
 
-    _client: Client
+    _client: FutureOwner
 
-    def __init__(self, client: Client, name: bytes, service: bytes, campaign: bytes = b"") -> None:
+    def __init__(
+        self, client: FutureOwner, name: bytes, service: bytes, campaign: bytes = b""
+    ) -> None:
         super().__init__()
         self._client = client
         self._campaign = campaign
@@ -82,11 +103,11 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
 
     @property
     def state(self) -> str:
-        """Where the task is: blocked, delayed, ready, leased, done, failed or cancelled."""
+        """The task's state: blocked, delayed, ready, leased, done, failed or cancelled."""
         return str(self._client.show(self.full_name)["state"])
 
     def why(self) -> str:
-        """What the task waits for, or how it ended, in a sentence."""
+        """Return a sentence on why the task is in its state."""
         return self._client.why(self.full_name)
 
     def bytes(self, timeout: float | None = None) -> bytes:
@@ -97,8 +118,10 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
         return value if isinstance(value, bytes) else self._client.result_bytes(self.full_name)
 
     def cancel(self) -> bool:
-        """Cancel the task, also where it runs already. True if it will not be done. Raises
-        `TimedOut` if the broker does not answer in the client's time."""
+        """Cancel the task, even if it runs. Return whether it was cancelled.
+
+        Raises `TimedOut` if the broker does not answer within the client's timeout.
+        """
         if not self.done():
             self._client.cancel([self.full_name], timeout=self._client.timeout)
             concurrent.futures.wait([self], timeout=self._client.timeout)
@@ -107,10 +130,8 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
     def __repr__(self) -> str:
         return f"<Future of task {self.full_name!r}: {super().__repr__().split(' state=')[-1]}"
 
-    # For the courier.
-
     def settle(self, state: TaskState, result: Result) -> None:
-        """The task is settled: whoever waits for it is told."""
+        """Set the outcome of the settled task. Called by the session."""
         if self.done():
             return
         value, error = result_or_error(self.full_name, self._service, state, result)
@@ -123,56 +144,7 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
             self.set_exception(error)
 
 
-def result_or_error(
-    name: str, service: bytes, state: TaskState, result: Result
-) -> tuple[Any, Exception | None]:
-    """What has become of a settled task: its value, or what is raised instead."""
-    if state is TaskState.CANCELLED:
-        return None, concurrent.futures.CancelledError(f"task {name} was cancelled")
-    if state is not TaskState.DONE:
-        return None, _failure(name, state, result.text)
-    try:
-        return decode_whole_result(name, service, result), None
-    except Exception as error:  # noqa: BLE001  # it is whoever asks for the result's to see
-        return None, error
-
-
-def decode_whole_result(name: str, service: bytes, result: Result) -> Any:  # noqa: ANN401  # a task's own
-    """Return a result as Python sees it: text of a program, value of a function, or bytes.
-
-    Bytes that are not UTF-8 become surrogates, as in file names. Raises `OutputTruncated`.
-    """
-    text = result.text
-    if service == payloads.EXEC:
-        printed = text.decode(errors="surrogateescape")
-        check_not_truncated(name, result, printed)
-        return printed
-    check_not_truncated(name, result, text)
-    return payloads.decode_value(text) if service == payloads.CALL else text
-
-
-def check_not_truncated(name: str, result: Result, output: str | bytes) -> None:
-    """Raise `OutputTruncated` with this output if the result is truncated."""
-    if result.bytes_total:
-        raise OutputTruncated(truncation_text(name, result), output, result.bytes_total)
-
-
-def truncation_text(name: str, result: Result) -> str:
-    """Return the message on a truncated result."""
-    kept, total = len(result.text), result.bytes_total
-    return (
-        f"task {name}: output truncated: only the last {kept:,} of {total:,} bytes are kept; "
-        "write large output to a file"
-    )
-
-
-def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:
-    if state is TaskState.FAILED:
-        reason = shown(text) or "no reason given"
-        return TaskFailed(f"task {name} failed: {reason}")
-    return TaskBlocked(
-        f"task {name} waits behind a task that failed; `taskyard why {name}` says which"
-    )
+_A = TypeVar("_A", bound=AwaitableFuture)
 
 
 @overload
@@ -183,26 +155,27 @@ def as_completed(
 
 @overload
 def as_completed(
-    futures: Iterable[AsyncFuture], timeout: float | None = None, *, progress: bool = False
-) -> AsyncIterator[AsyncFuture]: ...
+    futures: Iterable[_A], timeout: float | None = None, *, progress: bool = False
+) -> AsyncIterator[_A]: ...
 
 
 def as_completed(
-    futures: Iterable[Future] | Iterable[AsyncFuture],
+    futures: Iterable[Future] | Iterable[_A],
     timeout: float | None = None,
     *,
     progress: bool = False,
-) -> Iterator[Future] | AsyncIterator[AsyncFuture]:
-    """Futures as they are settled, whatever became of them: `for`, or of an `AsyncClient`'s
-    `async for`. With `progress` a bar is drawn, on a terminal or in a notebook; in a pipe nothing
-    is. Raises `TimeoutError` if they are not all settled in time."""
+) -> Iterator[Future] | AsyncIterator[_A]:
+    """Yield futures as they are settled: by `for`, or by `async for` those of an `AsyncClient`.
+
+    With `progress`, draw a bar on a terminal or in a notebook. Raises `TimeoutError` if they are
+    not all settled in time.
+    """
     waiting = list(dict.fromkeys(futures))
     if not waiting:
         return _NoFutures()
-    if not isinstance(waiting[0], Future):
-        from taskyard.client.aio import as_completed_async  # noqa: PLC0415  # asyncio takes a while
-
-        return as_completed_async(cast("list[AsyncFuture]", waiting), timeout, progress=progress)
+    first = waiting[0]
+    if isinstance(first, AwaitableFuture):
+        return type(first).completed(waiting, timeout, progress=progress)
     return _as_completed(cast("list[Future]", waiting), timeout, progress=progress)
 
 
@@ -216,18 +189,18 @@ def _as_completed(
 
 
 class _NoFutures:
-    """No futures, of whichever kind."""
+    """An empty iterator, for `for` and `async for`."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401  # there is none
+    def __next__(self) -> Any:  # noqa: ANN401  # never returns
         raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
-    async def __anext__(self) -> Any:  # noqa: ANN401  # there is none
+    async def __anext__(self) -> Any:  # noqa: ANN401  # never returns
         raise StopAsyncIteration
 
 
@@ -238,8 +211,10 @@ def wait(
     *,
     progress: bool = False,
 ) -> concurrent.futures._base.DoneAndNotDoneFutures[Any]:
-    """Wait until futures are settled, as `concurrent.futures.wait` does. With `progress` a bar is
-    drawn meanwhile. Those of an `AsyncClient` go with `asyncio.wait`."""
+    """Wait until futures are settled, as `concurrent.futures.wait` does.
+
+    With `progress`, draw a bar. Futures of an `AsyncClient` go with `asyncio.wait`.
+    """
     waiting = list(futures)
     if not progress:
         return concurrent.futures.wait(waiting, timeout, return_when)
@@ -248,7 +223,7 @@ def wait(
             if _is_condition_met(settled, return_when):
                 break
     except TimeoutError:
-        pass  # those that are settled are returned
+        pass  # return the settled ones
     return concurrent.futures.wait(waiting, 0, return_when)
 
 

@@ -1,8 +1,8 @@
-"""How clients, campaigns and futures look in a notebook. Everything that is shown is escaped.
+"""HTML for notebooks: clients, campaigns, futures and progress bars. All text is escaped.
 
-A look asks the broker once more, waits a second at most, and never raises: who evaluates a name in
-a cell wants to see something. Colours are set only where they mean a state, and are such that they
-can be read on white and on black; the rest is the notebook's.
+Each call sends one request, waits a second at most, and never raises: a notebook would print a
+traceback. Colours mark states only, and can be read on white and on black. Imports no client: a
+session is enough.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ from __future__ import annotations
 import reprlib
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from taskyard.client import requests
+from taskyard.client.exchanges import request_and_wait, run_exchange
 from taskyard.errors import OutputTruncated, TaskyardError, TimedOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from taskyard.client.aio import AsyncClient, AsyncFuture
-    from taskyard.client.client import Client
-    from taskyard.client.futures import Future
-    from taskyard.client.requests import Exchange
+    from taskyard.client.exchanges import Exchange
+    from taskyard.client.session import Session
 
 _T = TypeVar("_T")
 
-#: Nobody waits longer to see what a name stands for.
+#: Timeout of the request behind a box.
 _SECONDS: Final = 1.0
 
-#: A result that is longer than this is not shown.
+#: A longer result is described, not shown.
 _RESULT_CHARACTERS_MAX: Final = 200
 
-#: The states of tasks, in the order in which a person asks for them.
+#: The states of tasks, most interesting first.
 _COLOURS: Final = {
     "done": "#2f9e58",
     "failed": "#d9483b",
@@ -53,43 +52,57 @@ _TRACK: Final = (
 )
 
 
-def client_html(client: Client | AsyncClient) -> str:
-    """Where the broker is, its tasks by state, its workers."""
-    title = _title(type(client).__name__, client.broker)
-    return _box(title, client, lambda: _client_lines(client))
+class SettledFuture(Protocol):
+    """A future of either client."""
+
+    @property
+    def full_name(self) -> str: ...
+
+    def done(self) -> bool: ...
+
+    def cancelled(self) -> bool: ...
+
+    def exception(self) -> BaseException | None: ...
+
+    def result(self) -> object: ...
 
 
-def _client_lines(client: Client | AsyncClient) -> list[str]:
-    told = _query(client, requests.status(_SECONDS))
-    workers = told["workers"]
+def client_html(session: Session, kind: str) -> str:
+    """Return a box with the broker's endpoint, its tasks by state and its workers."""
+    return _box(_title(kind, session.endpoint), session, lambda: _client_lines(session))
+
+
+def _client_lines(session: Session) -> list[str]:
+    status = _query(session, requests.status(_SECONDS))
+    workers = status["workers"]
     note = f"{workers:,} worker{'' if workers == 1 else 's'}"
-    if told["behind_failure"]:
-        note += f", {told['behind_failure']:,} blocked behind a failure"
-    if not told["accepting"]:
-        note += ", takes no more tasks"
-    if told["paused"]:
+    if status["behind_failure"]:
+        note += f", {status['behind_failure']:,} blocked behind a failure"
+    if not status["accepting"]:
+        note += ", accepts no more tasks"
+    if status["paused"]:
         note += ", paused"
-    return [*_counts_bar(told["counts"]), _line(note)]
+    return [*_counts_bar(status["counts"]), _line(note)]
 
 
-def campaign_html(client: Client | AsyncClient, name: str) -> str:
-    """A campaign's tasks by state."""
+def campaign_html(session: Session, name: str) -> str:
+    """Return a box with a campaign's tasks by state."""
     return _box(
         _title("Campaign", name),
-        client,
-        lambda: _counts_bar(_query(client, requests.campaign_counts(name, _SECONDS))),
+        session,
+        lambda: _counts_bar(_query(session, requests.counts(name, _SECONDS))),
     )
 
 
-def future_html(client: Client | AsyncClient, future: Future | AsyncFuture) -> str:
-    """Where a task is, what it waits for, what came of it."""
+def future_html(session: Session, future: SettledFuture) -> str:
+    """Return a box with a task's state, and its result or why it has none yet."""
     title = _title("Future of task", future.full_name)
     if future.done():
-        return _box(title, client, lambda: _ended_lines(future))
-    return _box(title, client, lambda: _waiting_lines(client, future.full_name))
+        return _box(title, session, lambda: _ended_lines(future))
+    return _box(title, session, lambda: _waiting_lines(session, future.full_name))
 
 
-def _ended_lines(future: Future | AsyncFuture) -> list[str]:
+def _ended_lines(future: SettledFuture) -> list[str]:
     if future.cancelled():
         return [_state("cancelled")]
     error = future.exception()
@@ -100,7 +113,7 @@ def _ended_lines(future: Future | AsyncFuture) -> list[str]:
 
 
 def _result(value: object) -> str:
-    """The result if it is short, else what it is."""
+    """Return the result if it is short, else its type and length."""
     text = _shorten.repr(value)
     if len(text) <= _RESULT_CHARACTERS_MAX and _CUT not in text:
         return text
@@ -108,7 +121,7 @@ def _result(value: object) -> str:
     return f"{type(value).__name__}{size}"
 
 
-#: Stands where something is left out, and in no text that is shown.
+#: Marks an omission. No shown text contains it.
 _CUT: Final = "\0"
 
 _shorten: Final = reprlib.Repr()
@@ -117,30 +130,29 @@ _shorten.maxstring = _shorten.maxother = _shorten.maxlong = _RESULT_CHARACTERS_M
 _shorten.maxlist = _shorten.maxtuple = _shorten.maxdict = 20
 
 
-def _waiting_lines(client: Client | AsyncClient, name: str) -> list[str]:
-    state, sentence = _query(client, requests.state_and_why(name, _SECONDS))
+def _waiting_lines(session: Session, name: str) -> list[str]:
+    state, sentence = _query(session, requests.state_and_why(name, _SECONDS))
     return [_state(state), _line(sentence)]
 
 
 def progress_html(ended: int, failed: int, total: int, text: str) -> str:
-    """A bar, and how far it is in words."""
-    well, rest = (_COLOURS["done"], ended - failed), ("transparent", total - ended)
-    bar = _bar([well, (_COLOURS["failed"], failed), rest])
+    """Return a progress bar with a caption."""
+    good, rest = (_COLOURS["done"], ended - failed), ("transparent", total - ended)
+    bar = _bar([good, (_COLOURS["failed"], failed), rest])
     return f'<div style="max-width:40em">{bar}{_line(text)}</div>'
 
 
-def _query(client: Client | AsyncClient, exchange: Exchange[_T]) -> _T:
-    """Ask, also on behalf of an `AsyncClient`: a notebook does not wait for what is awaited."""
-    courier = client._session  # noqa: SLF001  # these pages are the client's own
-    return requests.run_exchange(exchange, partial(requests.request_and_wait, courier))
+def _query(session: Session, exchange: Exchange[_T]) -> _T:
+    """Run an exchange by blocking. A notebook can't await the HTML of an `AsyncClient`."""
+    return run_exchange(exchange, partial(request_and_wait, session))
 
 
-def _box(title: str, client: Client | AsyncClient, lines: Callable[[], list[str]]) -> str:
-    """A box, with what is wrong in it where something is."""
+def _box(title: str, session: Session, lines: Callable[[], list[str]]) -> str:
+    """Return a box with these lines, or with the error that they raise."""
     try:
         inside = lines()
     except TimedOut:
-        inside = [_line(f"no broker answers at {client.broker} (waited {_SECONDS:g} s)")]
+        inside = [_line(f"no broker answers at {session.endpoint} (waited {_SECONDS:g} s)")]
     except TaskyardError as error:
         inside = [_line(str(error))]
     except Exception as error:  # noqa: BLE001  # a notebook would show a traceback instead
@@ -161,7 +173,7 @@ def _state(state: str) -> str:
 
 
 def _counts_bar(counts: dict[str, int]) -> list[str]:
-    """A bar of all tasks, and their numbers by state; states that nobody is in are left out."""
+    """Return a bar of all tasks, and their numbers by state. Skip empty states."""
     total = sum(counts.values())
     if not total:
         return [_line("no tasks")]

@@ -1,7 +1,7 @@
-"""Following a broker: what it decides, record by record, without a gap that is not told.
+"""The stream of a broker's records, as they are written to its journal.
 
-The number of the last record is the only thing to remember: a broker that was restarted goes on
-from there. What a compaction has taken out of the journal meanwhile is told as a gap.
+The cursor is the number of the last record. A stream resumes from it after the broker restarts. A
+batch reports a gap if compaction has removed records meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from taskyard.client.requests import Query
+from taskyard.client.exchanges import Query
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import Refused
@@ -21,80 +21,78 @@ from taskyard.wire.native import peer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-    from taskyard.client.client import Client
-    from taskyard.client.requests import Exchange
+    from taskyard.client.exchanges import BlockingRunner, Exchange
 
-#: An answer waits at the broker for at most this long, and is asked for again.
+#: The broker holds a reply for at most this long. Then the request is sent again.
 WAIT_NS: Final = 20 * SECOND_NS
 
-#: Who was just told waits a moment before asking again, so that a busy broker tells much at a time
-#: and not a little in each of its turns. Nobody sees the difference.
+#: Pause between requests, so that a busy broker sends many records at a time. Too short to notice.
 RETRY_SECONDS: Final = 0.02
 
-#: Records in one answer. With fewer than this there may be no more for now.
+#: Records in one reply. A reply with fewer is the last for now.
 RECORDS_PER_REQUEST: Final = 1000
 
 
 class RecordBatch(Struct):
-    """What a broker decided, some of it."""
+    """Some records of a broker's journal."""
 
     #: A document a record, in order: see `taskyard.wire.record_views`.
     records: list[dict[str, Any]]
-    #: Where to go on: the last record that was told or passed over, and the journal that it is of.
+    #: The last record that was sent or skipped, and the journal that it is in.
     cursor: int
     journal: bytes
-    #: Why records before these can't be told; "": none are missing.
+    #: Why records before these are missing. Empty: none are.
     gap: str = ""
 
 
 def follow(
-    client: Client,
+    client: BlockingRunner,
     since: int | None = None,
     scope: Scope | None = None,
     wait_ns: int = WAIT_NS,
 ) -> Iterator[RecordBatch]:
-    """What is decided after record `since`, or from now on, for ever. A scope leaves out what is of
-    other tasks; its states and names are not looked at.
+    """Yield batches of records after record `since`, or from now on, without end.
 
-    There is something at least every `wait_ns`, perhaps with no records. Raises `Refused` if
-    `since` is no record of that broker's journal.
+    A scope selects records by campaign, service and lane. Its states and names are ignored. A batch
+    comes at least every `wait_ns`, perhaps without records. Raises `Refused` if `since` is not a
+    record of that broker's journal.
     """
-    asks = partial(poll_records, client, scope=scope)
-    batch = asks(since)  # also from now on there is a record to begin after, should it be restarted
+    poll = partial(poll_records, client, scope=scope)
+    batch = poll(since)  # without `since`, this sets the cursor, for a broker that restarts
     while True:
         yield batch
         if batch.records and len(batch.records) < RECORDS_PER_REQUEST:
             time.sleep(RETRY_SECONDS)
-        batch = asks(batch.cursor, batch.journal, wait_ns=wait_ns)
+        batch = poll(batch.cursor, batch.journal, wait_ns=wait_ns)
 
 
 async def follow_async(
-    converse: Callable[[Exchange[RecordBatch]], Awaitable[RecordBatch]],
+    run: Callable[[Exchange[RecordBatch]], Awaitable[RecordBatch]],
     since: int | None = None,
     scope: Scope | None = None,
     wait_ns: int = WAIT_NS,
 ) -> AsyncIterator[RecordBatch]:
-    """The same of a client that is awaited: `converse` leads a conversation."""
-    import asyncio  # noqa: PLC0415  # who awaits has it already, others take 25 ms to import it
+    """Like `follow`, for `async for`. `run` runs an exchange."""
+    import asyncio  # noqa: PLC0415  # takes 25 ms to import, and async callers have it
 
-    batch = await converse(_follow_request(since, b"", scope, 0))
+    batch = await run(_follow_request(since, b"", scope, 0))
     while True:
         yield batch
         if batch.records and len(batch.records) < RECORDS_PER_REQUEST:
             await asyncio.sleep(RETRY_SECONDS)
-        batch = await converse(_follow_request(batch.cursor, batch.journal, scope, wait_ns))
+        batch = await run(_follow_request(batch.cursor, batch.journal, scope, wait_ns))
 
 
 def poll_records(
-    client: Client,
+    client: BlockingRunner,
     since: int | None = None,
     journal: bytes = b"",
     *,
     scope: Scope | None = None,
     wait_ns: int = 0,
 ) -> RecordBatch:
-    """What was decided after a record, some of it; waits for something if there is nothing."""
-    return client._run_query(_follow_request(since, journal, scope, wait_ns))  # noqa: SLF001  # a part of it
+    """Return records after `since`. If there are none, wait for some for `wait_ns` at most."""
+    return client._run_query(_follow_request(since, journal, scope, wait_ns))  # noqa: SLF001  # see its protocol
 
 
 def _follow_request(
@@ -107,7 +105,6 @@ def _follow_request(
     is_gap = reply.kind == peer.NOT_FOUND and since is not None and since < reply.cursor
     if not is_gap or (journal and journal != reply.journal):
         raise Refused(
-            reply.reason
-            or "the broker can't be followed; if it is of another version, start this one's"
+            reply.reason or "the broker did not understand the request; is it of this version?"
         )
     return RecordBatch([], reply.cursor, reply.journal, reply.reason)

@@ -1,7 +1,7 @@
-"""What a caller wants done becomes tasks on their way, and futures of them.
+"""From the arguments of `submit` and `map` to tasks in the outbox, and their futures.
 
-Shared by `Client` and `AsyncClient`, which differ in the futures that they make. It checks and
-encodes; what is sent when is the courier's business.
+Checks and encodes tasks for `Client` and `AsyncClient`, which differ in the futures that they make.
+Does not send: the session decides when.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 import time
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from taskyard.campaign.batches import encode_batch, encode_text
 from taskyard.campaign.task_spec import check_task
 from taskyard.client.futures import FutureBase
-from taskyard.client.session import PendingTask
+from taskyard.client.outbox import PendingTask
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Terms
 from taskyard.errors import UserError
@@ -23,39 +23,31 @@ from taskyard.wire import payloads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from taskyard.client.futures import SettableFuture
+    from taskyard.client.requests import TaskRef
+    from taskyard.client.results import SettableFuture
     from taskyard.client.session import Session
     from taskyard.core.model import Submission
 
 _F = TypeVar("_F", bound="SettableFuture")
 
 
-class TaskRef(NamedTuple):
-    """A task that was submitted before."""
-
-    name: str
-    campaign: str
-    service: bytes
-
-
-#: Tasks that are watched together: their names fit one message.
+#: Tasks of one watch: their names fit one message.
 _NAMES_PER_WATCH: Final = 1000
 
 
 class Submitter(Generic[_F]):
-    """Hands tasks to a courier. `make_future` gives the future of a task: by name, service,
-    campaign."""
+    """Passes tasks to a session. `make_future` takes a task's name, service and campaign."""
 
-    def __init__(self, courier: Session, make_future: Callable[[bytes, bytes, bytes], _F]) -> None:
-        self._session = courier
+    def __init__(self, session: Session, make_future: Callable[[bytes, bytes, bytes], _F]) -> None:
+        self._session = session
         self._make_future = make_future
-        #: Names that nobody else will make.
+        #: Random, so that generated names are unique.
         self._prefix = secrets.token_hex(5)
         self._count = count(1)
-        #: Terms that are used again and again: by service and campaign.
+        #: Terms of plain tasks, by service and campaign: the outbox sends shared terms once.
         self._terms: dict[tuple[bytes, bytes], Terms] = {}
 
-    def submit(  # noqa: PLR0913  # one a key
+    def submit(  # noqa: PLR0913  # one per key
         self,
         work: Sequence[str] | str | bytes,
         name: str | None,
@@ -65,7 +57,7 @@ class Submitter(Generic[_F]):
         *,
         wait_for_unknown: bool = False,
     ) -> _F:
-        """Send one task: an argv, a "module:function" with its arguments, or bytes."""
+        """Submit one task: an argv, a "module:function" with its arguments, or bytes."""
         _check_work_type(work, arguments)
         task = f"{campaign or 'task'}-{self._prefix}-{next(self._count)}" if name is None else name
         if not options and not wait_for_unknown:
@@ -89,9 +81,9 @@ class Submitter(Generic[_F]):
         campaign: bytes,
         arguments: tuple[Sequence[Any] | None, Mapping[str, Any] | None],
     ) -> _F:
-        """A task with nothing special: the quick way for loops of many."""
+        """Submit a task without options. Skips the checks of options, for loops of many tasks."""
         if not name:
-            raise UserError("a task's name must not be empty")
+            raise UserError("task name: must not be empty")
         service, payload = _encode_work(work, *arguments)
         terms = self._terms.get((service, campaign))
         if terms is None:
@@ -111,7 +103,7 @@ class Submitter(Generic[_F]):
         campaign: str,
         options: dict[str, Any],
     ) -> Iterator[_F]:
-        """Send a task an item, when its future is asked for."""
+        """Submit a task per item, lazily, and yield the futures."""
         for item in items:
             if callable(work):
                 yield self.submit(work(item), None, campaign, (None, None), options)
@@ -121,7 +113,7 @@ class Submitter(Generic[_F]):
     def submit_all(
         self, submission: Submission, unknown: UnknownPolicy, *, watch: bool = True
     ) -> Iterator[_F | None]:
-        """Send a task a row, when its future is asked for; without `watch` there is none."""
+        """Submit a task per row, lazily, and yield the futures: None without `watch`."""
         for index, name in enumerate(submission.names):
             terms = submission.terms_of(index)
             future = self._make_future(name, terms.service, terms.campaign) if watch else None
@@ -145,7 +137,7 @@ class Submitter(Generic[_F]):
         terms = submission.terms_of(index)
         self._session.submit(PendingTask(name, payload, terms, lane, after, unknown, future))
 
-    def submit_encoded(  # noqa: PLR0913  # one a key
+    def submit_encoded(  # noqa: PLR0913  # one per key
         self,
         name: str,
         payload: bytes,
@@ -156,7 +148,7 @@ class Submitter(Generic[_F]):
         wait_for_unknown: bool,
         watch: bool,
     ) -> _F:
-        """Send a task that is encoded already."""
+        """Submit a task with an encoded payload."""
         encoded = encode_text(name)
         future = self._make_future(encoded, b"", terms.campaign)
         before = tuple([encode_text(one) for one in after])
@@ -166,7 +158,7 @@ class Submitter(Generic[_F]):
         return future
 
     def watch(self, tasks: Mapping[str, TaskRef]) -> dict[str, _F]:
-        """Return futures of tasks that were submitted before, by their full names."""
+        """Return futures of tasks that were submitted earlier, by their full names."""
         made = {
             full_name: self._make_future(
                 encode_text(one.name), one.service, encode_text(one.campaign)
@@ -181,23 +173,22 @@ class Submitter(Generic[_F]):
 
 
 def _check_work_type(work: object, arguments: tuple[object, object]) -> None:
-    """What is no work at all is best told where it was written."""
+    """Raise `UserError` for work that can't be encoded."""
     if any(arguments) and not isinstance(work, str):
-        raise UserError("args and kwargs are for a function: give it as 'module:function'")
+        raise UserError("args and kwargs: only for a function, given as 'module:function'")
     if callable(work):
         raise UserError(
-            f"{work!r} can't be sent: give a function by its import path, 'module:function', that "
-            "a worker allows"
+            f"{work!r}: a function must be given by its import path, 'module:function', and a "
+            "worker must allow it"
         )
     if isinstance(work, str) and (":" not in work or " " in work):
         raise UserError(
-            f"{work!r} names no function: write 'module:function', or a list for a command, such "
-            "as ['echo', 'hi']"
+            f"{work!r}: neither 'module:function' nor a list of words, such as ['echo', 'hi']"
         )
 
 
 def after_names(after: object, campaign: str) -> object:
-    """Return names for a task of this campaign. Futures may stand for the names of their tasks."""
+    """Return the `after` of a task in this campaign, with names in place of futures."""
     if isinstance(after, list | tuple):
         return [_name(one, campaign) for one in after]
     return [_name(after, campaign)] if isinstance(after, FutureBase) else after
@@ -214,7 +205,7 @@ def _encode_work(
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
 ) -> tuple[bytes, bytes]:
-    """The service and the payload of a task with nothing special."""
+    """Return the service and the payload of a task without options."""
     if isinstance(work, str):
         return payloads.CALL, payloads.encode_call(work, args or (), kwargs)
     if isinstance(work, bytes):
@@ -227,7 +218,7 @@ def _work_keys(
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The same as keys of a task."""
+    """Return work and arguments as the keys of a task in a file."""
     if isinstance(work, str):
         return {"call": work, "args": args, "kwargs": kwargs}
     if isinstance(work, bytes):

@@ -23,10 +23,9 @@ from taskyard.campaign.batches import (
     BYTES_PER_BATCH,
     TASKS_PER_BATCH,
 )
+from taskyard.campaign.lanes import expand_lane
 from taskyard.campaign.values import InvalidValue
 from taskyard.client.client import Client
-from taskyard.client.control import lane_templates
-from taskyard.client.lane_rules import expand_lane
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, shown
 from taskyard.errors import Refused
@@ -130,8 +129,8 @@ class LaneResolver:
 
     def _request_templates(self, services: set[bytes]) -> None:
         if services:
-            found = lane_templates(self._client, map(bytes.decode, services))
-            self._templates |= {service: found.get(service.decode(), "") for service in services}
+            told = self._client.lane_templates(map(bytes.decode, services))
+            self._templates |= {service: told.get(service.decode(), "") for service in services}
 
 
 def _add_counts(counts: SubmitCounts, tasks: int, sent: Future[int]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simulator.mutations.registry import mutation, mutation_for_kinds, patched
-from taskyard.client.session import Session
+from taskyard.client.watches import Watches
 from taskyard.core.events import Outcome
 from taskyard.net.channel import Channel
 from taskyard.relay.forwarder import Forwarder
@@ -303,27 +303,27 @@ def relay_answers_lost() -> Iterator[None]:
 @mutation
 def client_does_not_watch() -> Iterator[None]:
     """A task that was taken is not watched."""
-    sound = Session._on_accepted
+    sound = Watches.on_accepted
 
-    def taken(self: Session, number: int, parcels: Any) -> None:
-        sound(self, number, parcels)
-        self._watches.pop(number, None)
-        self._channel.drop(number)
+    def taken(self: Watches, number: int, futures: Any) -> None:
+        sound(self, number, futures)
+        self.open.pop(number, None)
+        self.channel.drop(number)
 
-    with patched(Session, "_on_accepted", taken):
+    with patched(Watches, "on_accepted", taken):
         yield
 
 
 @mutation
 def client_stops_after_first_reply() -> Iterator[None]:
     """A client that is told of some tasks waits no more for the others."""
-    sound = Session._on_settled
+    sound = Watches.on_reply
 
-    def told(self: Session, number: int, reply: Any) -> None:
-        sound(self, number, reply)
-        if self._watches.pop(number, None) is not None:
-            self._watched_count.pop(number, None)
-            self._channel.drop(number)
+    def told(self: Watches, reply: Any) -> None:
+        sound(self, reply)
+        if self.open.pop(reply.request, None) is not None:
+            self._named_count.pop(reply.request, None)
+            self.channel.drop(reply.request)
 
-    with patched(Session, "_on_settled", told):
+    with patched(Watches, "on_reply", told):
         yield

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.campaign.formats import FileOptions, Format
-from taskyard.cli.campaign_submit import default_campaign_name, print_rejected
+from taskyard.campaign.reader import default_campaign_name
 from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration
+from taskyard.cli.load import print_rejected
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import BadRow, PipelineLoadDocument, PipelineLoadDryRunDocument
@@ -147,7 +148,6 @@ def _load(
     options: FileOptions,
     values: dict[str, Any],
 ) -> ExitCode:
-    from taskyard.client.control import known_predecessors  # noqa: PLC0415
     from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
     from taskyard.pipeline.submit import make_target  # noqa: PLC0415
 
@@ -155,7 +155,7 @@ def _load(
     with _spark(cli_context, values["master"]) as spark:
         checked = _read(spark, cli_context, found, options)
         unknown_names = [] if is_empty else list(checked.validation.unknown)
-        checked.revalidate(known_predecessors(client, options.campaign, unknown_names))
+        checked.revalidate(client.known_predecessors(options.campaign, unknown_names))
         _report_rejects(cli_context, checked, values)
         key = cli_context.key or cli_context.settings().broker.key
         campaign = options.campaign

@@ -22,7 +22,6 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from taskyard.campaign.reader import REJECTED_SUFFIX
-from taskyard.client.control import lane_templates
 from taskyard.errors import Refused, TaskyardError, UserError
 from taskyard.pipeline import validate
 from taskyard.pipeline.arrow_rows import SharedTerms, pack, prepared_to_row, row_text, unpack
@@ -249,7 +248,7 @@ def unplaced_tasks(checked: CheckedCampaign, target: Target) -> list[str]:
     shared = SharedTerms(target.campaign.encode(), target.now_ns)
     terms = [shared.get(text) for text in checked.table["terms"].unique().to_pylist() if text]
     with target.client() as client:
-        if not lane_templates(client, {one.service.decode() for one in terms}):
+        if not client.lane_templates({one.service.decode() for one in terms}):
             return []
     return _collect_messages(checked, _message_function(target, find_unplaced))
 

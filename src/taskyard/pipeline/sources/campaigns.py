@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
-from taskyard.campaign import commas, formats, jsonl, parquet, wfcommons
+from taskyard.campaign import formats, parquet, wfcommons
 from taskyard.campaign.formats import FileOptions, Format
 from taskyard.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
 from taskyard.campaign.reader import REJECTED_SUFFIX
@@ -319,7 +319,7 @@ def _rows(split: FileSplit, options: FileOptions) -> Iterator[tuple[int, object]
         own = FileOptions(split.form, options.replay, options.speedup, options.campaign)
         yield from formats.rows(split.path, own)
         return
-    rows = jsonl.jsonl_rows if split.form is Format.JSONL else commas.dwork_rows
+    rows = formats.jsonl_rows if split.form is Format.JSONL else formats.dwork_rows
     with closing(_FileSlice(split)) as part:
         yield from rows(numbered_lines(part, split.path))
 

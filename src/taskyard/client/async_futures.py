@@ -1,0 +1,246 @@
+"""Futures of `AsyncClient`, and how outcomes reach its loop.
+
+The session's thread queues outcomes in a `LoopBridge`, which wakes the loop once for all that
+arrive together. Imports no client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from taskyard.client.futures import AwaitableFuture, SessionOwner
+from taskyard.client.progress import ProgressBar
+from taskyard.client.results import result_or_error
+from taskyard.wire import payloads
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+    from contextvars import Context
+
+    from taskyard.client.exchanges import Awaited
+    from taskyard.core.model import Result
+    from taskyard.core.states import TaskState
+
+
+class AsyncFutureOwner(SessionOwner, Protocol):
+    """The methods of `AsyncClient` that its futures call."""
+
+    timeout: float
+
+    def show(self, name: str) -> Awaited[dict[str, Any]]: ...
+
+    def why(self, name: str) -> Awaited[str]: ...
+
+    def result_bytes(self, name: str) -> Awaited[bytes]: ...
+
+    def cancel(self, names: Iterable[str], *, timeout: float | None) -> Awaited[int]: ...
+
+
+class LoopBridge:
+    """Outcomes on their way from the session's thread to the loop.
+
+    The loop is woken once for all outcomes of a turn, and for all that arrive until it runs.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._arrived: deque[tuple[AsyncFuture, Any, BaseException | None]] = deque()
+        self._awake = False
+
+    def put(self, future: AsyncFuture, value: object, error: BaseException | None) -> None:
+        """Queue the outcome of a future. Called by the session's thread."""
+        self._arrived.append((future, value, error))
+
+    def wake(self) -> None:
+        """Wake the loop if outcomes are queued. Called by the session's thread after a turn."""
+        if self._arrived and not self._awake:
+            self._awake = True
+            with suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        # Reset first: outcomes that arrive after the count wake the loop again.
+        self._awake = False
+        for _ in range(len(self._arrived)):
+            future, value, error = self._arrived.popleft()
+            future.deliver(value, error)
+
+
+class AsyncFuture(AwaitableFuture):
+    """A task's result, once it is there. May be awaited many times, and by several at once.
+
+    It is not an `asyncio.Future`, which is cancelled with the asyncio task that awaits it. It works
+    with `asyncio.wait`, `gather`, `wait_for`, `timeout` and `as_completed`.
+    """
+
+    _client: AsyncFutureOwner
+
+    def __init__(
+        self,
+        client: AsyncFutureOwner,
+        bridge: LoopBridge,
+        name: bytes,
+        service: bytes,
+        campaign: bytes = b"",
+    ) -> None:
+        self._client = client
+        self._bridge = bridge
+        self._campaign = campaign
+        self._name = name
+        self._service = service
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._callbacks: list[tuple[Callable[[AsyncFuture], object], Context | None]] = []
+
+    @property
+    def state(self) -> Awaited[str]:
+        """The task's state: blocked, delayed, ready, leased, done, failed or cancelled."""
+        return self._state()
+
+    async def _state(self) -> str:
+        return str((await self._client.show(self.full_name))["state"])
+
+    def why(self) -> Awaited[str]:
+        """Return a sentence on why the task is in its state."""
+        return self._client.why(self.full_name)
+
+    async def cancel(self) -> bool:
+        """Cancel the task, even if it runs. Return whether it was cancelled.
+
+        Raises `TimedOut` if the broker does not answer within the client's timeout.
+        """
+        if not self._done:
+            await self._client.cancel([self.full_name], timeout=self._client.timeout)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._client.timeout):
+                    await self._settled()
+        return self.cancelled()
+
+    def done(self) -> bool:
+        return self._done
+
+    def cancelled(self) -> bool:
+        return isinstance(self._error, CancelledError)
+
+    def result(self) -> Any:  # noqa: ANN401  # a task's own value
+        """Return the result, or raise what awaiting raises. `InvalidStateError` if unsettled."""
+        if not self._done:
+            raise asyncio.InvalidStateError(f"task {self.full_name}: not settled yet")
+        if self._error is not None:
+            raise self._error.with_traceback(None)  # without the frames of earlier calls
+        return self._value
+
+    async def bytes(self) -> bytes:
+        """Wait for the result, and return it as the worker sent it. Raises what awaiting raises."""
+        value = await self
+        if isinstance(value, str) and self._service == payloads.EXEC:
+            return value.encode(errors="surrogateescape")
+        return (
+            value if isinstance(value, bytes) else await self._client.result_bytes(self.full_name)
+        )
+
+    def exception(self) -> BaseException | None:
+        """Return the exception that awaiting raises, or None. Raises if the task was cancelled."""
+        if not self._done or self.cancelled():
+            self.result()
+        return self._error
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from self._settled().__await__()
+        return self.result()
+
+    async def _settled(self) -> None:
+        """Wait until the task is settled. Each call has its own waiter, which may be cancelled."""
+        if self._done:
+            return
+        waiter = self._bridge.loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if not self._done:  # `deliver` has removed them all
+                self._waiters.remove(waiter)
+
+    def add_done_callback(
+        self, callback: Callable[[AsyncFuture], object], *, context: Context | None = None
+    ) -> None:
+        """Have the loop call this once the task is settled."""
+        if self._done:
+            self._bridge.loop.call_soon(callback, self, context=context)
+        else:
+            self._callbacks.append((callback, context))
+
+    def remove_done_callback(self, callback: Callable[[AsyncFuture], object]) -> int:
+        """Remove a callback. Return how many times it was registered."""
+        left = [one for one in self._callbacks if one[0] != callback]
+        removed = len(self._callbacks) - len(left)
+        self._callbacks = left
+        return removed
+
+    def __repr__(self) -> str:
+        state = "pending"
+        if self._done:
+            state = "cancelled" if self.cancelled() else "failed" if self._error else "done"
+        return f"<AsyncFuture of task {self.full_name!r}: {state}>"
+
+    @classmethod
+    def completed(
+        cls, futures: Sequence[AsyncFuture], timeout: float | None, *, progress: bool
+    ) -> AsyncIterator[AsyncFuture]:
+        """Yield these futures as they are settled. See `taskyard.as_completed`."""
+        return _as_completed(futures, timeout, progress=progress)
+
+    # For the session's thread.
+
+    def settle(self, state: TaskState, result: Result) -> None:
+        """Pass the outcome of the settled task to the loop."""
+        self._bridge.put(self, *result_or_error(self.full_name, self._service, state, result))
+
+    def set_result(self, result: Any, /) -> None:  # noqa: ANN401  # a task's own value
+        self._bridge.put(self, result, None)
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        self._bridge.put(self, None, exception)
+
+    # For the loop.
+
+    def deliver(self, value: object, error: BaseException | None) -> None:
+        """Settle the future. Ignore any but the first outcome."""
+        if self._done:
+            return
+        self._value, self._error, self._done = value, error, True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        for callback, context in self._callbacks:
+            self._bridge.loop.call_soon(callback, self, context=context)
+        self._waiters, self._callbacks = [], []
+
+
+async def _as_completed(
+    futures: Sequence[AsyncFuture],
+    timeout: float | None,  # noqa: ASYNC109  # as the standard library's
+    *,
+    progress: bool,
+) -> AsyncIterator[AsyncFuture]:
+    arrived: asyncio.Queue[AsyncFuture] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    ends = None if timeout is None else loop.time() + timeout
+    for future in futures:
+        future.add_done_callback(arrived.put_nowait)
+    try:
+        with ProgressBar(len(futures), drawn=progress) as bar:
+            for _ in futures:
+                async with asyncio.timeout_at(ends):
+                    settled = await arrived.get()
+                bar.count(settled)
+                yield settled
+    finally:
+        for future in futures:
+            future.remove_done_callback(arrived.put_nowait)

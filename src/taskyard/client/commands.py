@@ -1,0 +1,206 @@
+"""Requests that change something: submit, cancel, retry, expire, move, pause, resume and drain.
+
+Each function returns an exchange. `Client` and `AsyncClient` have them as methods, with these
+docstrings. Also here: the lookups that a submission needs, of lanes and of dependencies.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from taskyard.campaign import bundles
+from taskyard.campaign.batches import encode_text
+from taskyard.campaign.lanes import template_of
+from taskyard.campaign.task_spec import service_of
+from taskyard.client.exchanges import Deadline, Query
+from taskyard.client.requests import (
+    check_names,
+    checked_reply,
+    existing,
+    full_name,
+    portions,
+    scope_of,
+)
+from taskyard.core.events import Scope, UnknownPolicy
+from taskyard.core.identity import spelling
+from taskyard.core.limits import SERVICES_MAX
+from taskyard.errors import Refused
+from taskyard.wire.native import peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from taskyard.campaign.task_spec import TaskSpec
+    from taskyard.client.exchanges import Exchange
+    from taskyard.core.model import Submission
+
+
+# Submissions.
+
+
+def create(
+    submission: Submission,
+    unknown: UnknownPolicy = UnknownPolicy.REFUSE,
+    *,
+    after_campaigns: Sequence[str] = (),
+) -> Exchange[int]:
+    """Submit a batch whole or not at all, and wait until the broker has it.
+
+    Its tasks also wait for all unsettled tasks of `after_campaigns`. Returns how many of its tasks
+    are new. Raises `Refused`.
+    """
+    more: dict[str, Any] = {"unknown": unknown}
+    if after_campaigns:
+        more["after_campaigns"] = [*map(encode_text, after_campaigns)]
+    build = partial(peer.create, submission=submission, **more)
+    reply = yield from checked_reply(Query(build))
+    if reply.kind == peer.EXIT:
+        raise Refused("the broker is shutting down and accepts no tasks")
+    return reply.count
+
+
+def lane_templates(services: Iterable[str]) -> Exchange[dict[str, str]]:
+    """Return the lane templates of services. Skip services without one."""
+    templates: dict[str, str] = {}
+    names = [*dict.fromkeys(services)]
+    for some in portions(names, SERVICES_MAX) if names else ():
+        encoded = [*map(encode_text, some)]
+        reply = yield Query(partial(peer.rules, services=encoded))
+        # A broker without this request has no lane templates.
+        rules = [] if reply.kind == peer.ERROR else reply.clauses()
+        for service, name in zip(some, encoded, strict=True):
+            templates[service] = template_of(name, rules)
+    return {service: template for service, template in templates.items() if template}
+
+
+def assign_lanes(specs: Sequence[TaskSpec], campaign: str) -> Exchange[None]:
+    """Set the lanes of tasks that give none, by the templates of their services.
+
+    Raises `InvalidTask` if a template does not fit a task.
+    """
+    services = [service_of(spec) for spec in specs if not spec.lane]
+    if services:
+        templates = yield from lane_templates(services)
+        bundles.assign_lanes(specs, campaign, lambda service: templates.get(service, ""))
+
+
+def known_predecessors(campaign: str, names: Sequence[str]) -> Exchange[dict[str, None]]:
+    """Return those names in `after` that a task of this campaign could wait for now."""
+    found = yield from existing([one for name in names for one in (spelling(campaign, name), name)])
+
+    def is_known(name: str) -> bool:
+        own, other = found.get(spelling(campaign, name)), found.get(name)
+        if own is not None and own["campaign"] == campaign:
+            return True
+        return other is not None and full_name(other) == name
+
+    return dict.fromkeys(filter(is_known, names))
+
+
+# Commands on tasks.
+
+
+def cancel(
+    names: Iterable[str] | Scope | None = None,
+    *,
+    timeout: float | None = None,
+    **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
+) -> Exchange[int]:
+    """Cancel tasks and all that wait for them: by names, or by campaign, service, lane, states.
+
+    Returns how many. Raises `TimedOut`.
+    """
+    return (yield from _command(partial(peer.command, kind=peer.CANCEL), names, scope, timeout))
+
+
+def retry(
+    names: Iterable[str] | Scope | None = None,
+    *,
+    timeout: float | None = None,
+    **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
+) -> Exchange[int]:
+    """Retry failed tasks, and delayed ones now: by names, or by campaign, service, lane, states.
+
+    Returns how many. Raises `TimedOut`.
+    """
+    return (yield from _command(partial(peer.command, kind=peer.RETRY), names, scope, timeout))
+
+
+def expire(
+    names: Iterable[str] | Scope | None = None,
+    *,
+    timeout: float | None = None,
+    **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
+) -> Exchange[int]:
+    """Expire tasks that no worker holds: by names, or by campaign, service, lane, states.
+
+    They end as failed. Returns how many. Raises `TimedOut`.
+    """
+    return (yield from _command(partial(peer.command, kind=peer.EXPIRE), names, scope, timeout))
+
+
+def move(
+    names: Iterable[str] | Scope | None = None,
+    *,
+    to_lane: str | None = None,
+    to_service: str | None = None,
+    timeout: float | None = None,
+    **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
+) -> Exchange[int]:
+    """Move tasks that no worker holds to another lane ("" is the open one), service, or both.
+
+    By names, or by campaign, service, lane, states. Returns how many. Raises `TimedOut`.
+    """
+    service, lane = (None if one is None else encode_text(one) for one in (to_service, to_lane))
+    build = partial(peer.move, service=service, lane=lane)
+    return (yield from _command(build, names, scope, timeout))
+
+
+def _command(
+    build: Callable[..., bytes],
+    names: Iterable[str] | Scope | None,
+    scope: dict[str, Any],
+    timeout: float | None,
+) -> Exchange[int]:
+    deadline, total = Deadline.after(timeout), 0
+    check_names(names)
+    if isinstance(names, Scope):
+        scopes = [names]
+    elif names is None:
+        scopes = [scope_of(**scope)]
+    else:
+        scopes = [scope_of(some, **scope) for some in portions(list(names))]
+    for one in scopes:
+        query = Query(partial(build, scope=one), deadline=deadline, what="the tasks")
+        reply = yield from checked_reply(query)
+        total += reply.count
+    return total
+
+
+# Commands on workers, services and lanes.
+
+
+def drain(worker: str | None = None) -> Exchange[int]:
+    """Stop assigning tasks to a worker, and shut it down when it is idle.
+
+    Without a name, drain all workers and then the broker. Returns how many workers there were.
+    """
+    location = None if worker is None else encode_text(worker)
+    reply = yield from checked_reply(Query(partial(peer.drain, location=location)))
+    return reply.count
+
+
+def pause(service: str | None = None, lane: str | None = None) -> Exchange[None]:
+    """Stop assigning tasks of a lane, of a whole service, or, without a service, all tasks."""
+    scope = scope_of(service=service, lane=lane)
+    yield from checked_reply(Query(partial(peer.command, kind=peer.PAUSE, scope=scope)))
+
+
+def resume(service: str | None = None, lane: str | None = None) -> Exchange[None]:
+    """End the pause of a lane, of a service, or, without a service, the pause of everything.
+
+    Other pauses stay.
+    """
+    scope = scope_of(service=service, lane=lane)
+    yield from checked_reply(Query(partial(peer.command, kind=peer.RESUME, scope=scope)))

@@ -1,0 +1,143 @@
+"""Exchanges: a request and what becomes of its reply, without a connection.
+
+An exchange is a generator. It yields a query, is sent the reply, and returns the caller's value.
+`blocking` makes a method of `Client` of a function that returns an exchange, and `awaited` a method
+of `AsyncClient`. Both clients are made this way from the functions in `requests`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future as AnyFuture
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from taskyard.errors import TimedOut
+from taskyard.wire.native.peer import Reply
+
+if TYPE_CHECKING:
+    from taskyard.client.session import Session
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+#: Something to await, or to make an asyncio task of.
+Awaited = Coroutine[Any, Any, _T]
+
+
+class Deadline(NamedTuple):
+    """When a caller stops waiting, by the monotonic clock."""
+
+    at: float
+    #: The seconds that the caller gave.
+    timeout: float
+
+    @classmethod
+    def after(cls, timeout: float | None) -> Deadline | None:
+        return None if timeout is None else cls(time.monotonic() + timeout, timeout)
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.at - time.monotonic())
+
+
+class Query(NamedTuple):
+    """A request, and how long its caller waits for the reply."""
+
+    build: Callable[[int], bytes]
+    #: How long the broker may hold the reply back until there is something to report.
+    wait_ns: int = 0
+    deadline: Deadline | None = None
+    #: Added to the deadline: a reply that the broker holds until then needs time to travel.
+    grace_seconds: float = 0.0
+    #: The subject of a timeout's message.
+    what: str = ""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the caller stops waiting. None: no limit."""
+        return None if self.deadline is None else self.deadline.seconds_left + self.grace_seconds
+
+    def timed_out(self) -> TimedOut:
+        """Return the error for a reply that did not arrive in time."""
+        seconds = 0.0 if self.deadline is None else self.deadline.timeout
+        about = self.what and f"{self.what}: "
+        return TimedOut(f"{about}the broker did not answer within {seconds:g} s")
+
+
+#: Queries and their replies, until the value is complete.
+Exchange = Generator[Query, Reply, _T]
+
+
+def run_exchange(exchange: Exchange[_T], reply_to: Callable[[Query], Reply]) -> _T:
+    """Run an exchange to its end. `reply_to` returns the reply to each query."""
+    try:
+        query = next(exchange)
+        while True:
+            query = exchange.send(reply_to(query))
+    except StopIteration as end:
+        value: _T = end.value
+        return value
+
+
+def request_and_wait(session: Session, query: Query) -> Reply:
+    """Send a query, and block until the reply arrives. Raises `TimedOut`."""
+    answer: AnyFuture[Reply] = AnyFuture()
+    session.request(query.build, answer, query.wait_ns)
+    try:
+        return answer.result(query.seconds_left)
+    except TimeoutError:
+        session.cancel_request(answer)
+        raise query.timed_out() from None
+
+
+class BlockingRunner(Protocol):
+    """An object that runs exchanges by blocking, such as `Client`."""
+
+    def _run_query(self, exchange: Exchange[_T]) -> _T: ...
+
+
+class AsyncRunner(Protocol):
+    """An object that runs exchanges by awaiting, such as `AsyncClient`."""
+
+    def _run_query(self, exchange: Exchange[_T]) -> Awaited[_T]: ...
+
+
+def blocking(
+    operation: Callable[_P, Exchange[_T]],
+) -> Callable[Concatenate[BlockingRunner, _P], _T]:
+    """Return a method that runs the operation and blocks until it has its value."""
+
+    def method(self: BlockingRunner, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self._run_query(operation(*args, **kwargs))  # a method of `self`
+
+    _describe(method, operation, "{}")
+    return method
+
+
+def awaited(
+    operation: Callable[_P, Exchange[_T]],
+) -> Callable[Concatenate[AsyncRunner, _P], Awaited[_T]]:
+    """Return a method that runs the operation and returns its value to `await`."""
+
+    def method(self: AsyncRunner, /, *args: _P.args, **kwargs: _P.kwargs) -> Awaited[_T]:
+        return self._run_query(operation(*args, **kwargs))  # a method of `self`
+
+    _describe(method, operation, "Awaitable[{}]")
+    return method
+
+
+def _describe(method: Any, operation: Any, returned: str) -> None:  # noqa: ANN401  # functions
+    """Give a method its operation's name, docstring and signature, for `help` and notebooks."""
+    method.__name__ = operation.__name__
+    method.__qualname__ = operation.__qualname__
+    method.__module__ = operation.__module__
+    method.__doc__ = operation.__doc__
+    signature = inspect.signature(operation)
+    value = str(signature.return_annotation).removeprefix("Exchange[").removesuffix("]")
+    self_ = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    method.__signature__ = signature.replace(
+        parameters=[self_, *signature.parameters.values()],
+        return_annotation=returned.format(value),
+    )

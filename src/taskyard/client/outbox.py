@@ -1,0 +1,306 @@
+"""The outbox: tasks from `submit` until the broker has accepted or refused them.
+
+Owns batching, lanes by template, and refusals of whole batches. Tasks that are submitted while two
+batches are in flight are gathered into the next one, so a loop of single calls becomes a few large
+messages. The broker refuses a batch as a whole, so a refused batch is bisected until the bad task
+is found. A refusal counts only when all earlier tasks are acknowledged: a dependency may still be
+in flight. Has no socket and no thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskyard.campaign.batches import task_bytes
+from taskyard.campaign.lanes import LaneTemplates
+from taskyard.campaign.values import InvalidValue
+from taskyard.client.results import SettableFuture, settle_future
+from taskyard.client.watches import STREAM_NS
+from taskyard.core.events import UnknownPolicy
+from taskyard.core.identity import spelling
+from taskyard.core.model import Submission, Terms, shown
+from taskyard.errors import Refused
+from taskyard.wire.native import peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.client.watches import Watches
+    from taskyard.net.channel import Channel
+    from taskyard.net.protocols import Clock
+    from taskyard.wire.native.peer import Reply
+
+#: Batches in flight: one travels while the next is gathered.
+CREATES_MAX: Final = 2
+
+#: Tasks and bytes in one batch.
+TASKS_PER_CREATE_MAX: Final = 2_000
+BYTES_PER_CREATE_MAX: Final = 4 * 1024 * 1024
+
+#: Tasks that wait to be sent. Beyond this, `submit` blocks until half of them are sent.
+OUTBOX_MAX: Final = 100_000
+
+
+class PendingTask(NamedTuple):
+    """A task that the broker has not acknowledged."""
+
+    #: In the campaign of its terms.
+    name: bytes
+    payload: bytes
+    terms: Terms
+    #: None: by the lane template of its service.
+    lane: bytes | None
+    after: tuple[bytes, ...]
+    unknown: UnknownPolicy
+    future: SettableFuture | None
+    #: Settle the future when the task is settled. False: as soon as it is accepted.
+    watched: bool = True
+
+
+class Batch(NamedTuple):
+    """Tasks that are submitted in one message."""
+
+    #: How many tasks were submitted before the first of them.
+    before: int
+    tasks: list[PendingTask]
+
+
+class Outbox:
+    """Tasks that wait to be sent, and batches in flight.
+
+    Callers append to `tasks` under the session's lock. The thread of the session calls all methods
+    but `wait_for_room`.
+    """
+
+    #: Set by the session before the first turn.
+    channel: Channel
+
+    def __init__(self, watches: Watches, clock: Clock) -> None:
+        self.tasks: deque[PendingTask] = deque()
+        self.tasks_max = OUTBOX_MAX
+        #: Tasks ever submitted, and those of them that left `tasks`.
+        self.submitted_count = 0
+        self._batched_count = 0
+        self._room = threading.Condition()
+        self._watches = watches
+        self._clock = clock
+        #: Batches in flight, by request number.
+        self.open: dict[int, Batch] = {}
+        #: Batches that were refused as a whole, to be sent again whole or in halves, in order.
+        self._refused: list[Batch] = []
+        self._lane_templates = LaneTemplates()
+        #: The open request for lane templates, and the services that it names. 0: none is open.
+        self.rules_request = 0
+        self._rules_services: list[bytes] = []
+
+    def __bool__(self) -> bool:
+        """Return whether a task is not acknowledged."""
+        return bool(self.tasks or self.open or self._refused)
+
+    def wait_for_room(self, is_running: Callable[[], bool]) -> None:
+        """Block until half of the outbox is free, or the session has ended."""
+        with self._room:
+            while len(self.tasks) > self.tasks_max // 2 and is_running():
+                self._room.wait(0.1)
+
+    def acknowledged(self) -> int:
+        """Return how many of the first tasks are accepted or refused, without a gap."""
+        unacknowledged = (*self.open.values(), *self._refused)
+        return min([batch.before for batch in unacknowledged], default=self._batched_count)
+
+    def send(self) -> None:
+        """Send as many batches as may be in flight."""
+        while len(self.open) < CREATES_MAX and (batch := self._next_batch()) is not None:
+            self._send_batch(batch)
+
+    def take_futures(self) -> list[SettableFuture]:
+        """Drop all tasks. Return the futures of those that have one."""
+        batches = (*self.open.values(), *self._refused)
+        futures = [
+            task.future
+            for tasks in (*(batch.tasks for batch in batches), self.tasks)
+            for task in tasks
+            if task.future is not None
+        ]
+        self.open.clear()
+        self._refused.clear()
+        self.tasks.clear()
+        self._batched_count = self.submitted_count
+        self.rules_request = 0
+        return futures
+
+    # Batches.
+
+    def _next_batch(self) -> Batch | None:
+        """Return the next batch to send, if there is one.
+
+        A refused batch waits until all tasks before it are acknowledged: then its reply is final.
+        """
+        if not self._refused:
+            while self.tasks and self._has_lane_template():
+                if (batch := self._collect_batch()) is not None:
+                    return batch
+            return None
+        if self._refused[0].before <= self.acknowledged():
+            return self._refused.pop(0)
+        return None
+
+    def _collect_batch(self) -> Batch | None:
+        """Take the next tasks that fit one message, with one policy and known lane templates."""
+        waiting = self.tasks
+        tasks = [waiting.popleft()]
+        room = BYTES_PER_CREATE_MAX - message_bytes(tasks[0])
+        unknown, has = tasks[0].unknown, self._lane_templates.has
+        while waiting and len(tasks) < TASKS_PER_CREATE_MAX:
+            following = waiting[0]
+            room -= message_bytes(following)
+            if room < 0 or following.unknown is not unknown:
+                break
+            if following.lane is None and not has(following.terms.service):
+                break
+            tasks.append(waiting.popleft())
+        if len(waiting) <= self.tasks_max // 2:
+            with self._room:
+                self._room.notify_all()
+        before, self._batched_count = self._batched_count, self._batched_count + len(tasks)
+        fit = self._assign_lanes(tasks)
+        return Batch(before, fit) if fit else None
+
+    def _send_batch(self, batch: Batch) -> None:
+        tasks = batch.tasks
+        stream = self._watches.may_stream() and all(
+            task.watched and task.future is not None for task in tasks
+        )
+        try:
+            submission, unknown = _submission(tasks), tasks[0].unknown
+            number = self.channel.request(
+                lambda number: peer.create(number, submission, unknown, stream=stream),
+                STREAM_NS if stream else 0,
+                stream=stream,
+            )
+        except Exception as error:  # noqa: BLE001  # raised by the future of the bad task
+            self._bisect(batch, error)
+            return
+        self.open[number] = batch
+        if stream:
+            self._watches.reserve(number)
+
+    # Replies.
+
+    def on_reply(self, reply: Reply) -> None:
+        """Accept or refuse the tasks of a batch in flight."""
+        number = reply.request
+        batch = self.open.pop(number)
+        if reply.kind == peer.OK:
+            self._on_accepted(number, batch.tasks)
+            return
+        self._watches.release(number)
+        if reply.kind != peer.ERROR:
+            self._refuse(batch.tasks, "the broker is shutting down")
+        elif batch.before <= self.acknowledged():
+            self._bisect(batch, reply.reason)
+        else:
+            self._requeue(batch)
+
+    def _on_accepted(self, number: int, tasks: list[PendingTask]) -> None:
+        watched: dict[bytes, SettableFuture] = {}
+        for task in tasks:
+            if task.future is None:
+                continue
+            if task.watched:
+                watched[spelling(task.terms.campaign, task.name)] = task.future
+            elif not task.future.done():
+                settle_future(task.future.set_result, None)
+        self._watches.on_accepted(number, watched)
+
+    def _requeue(self, batch: Batch) -> None:
+        insort(self._refused, batch, key=_batch_start)
+
+    def _bisect(self, batch: Batch, reason: str | Exception) -> None:
+        """Queue the halves of a refused batch, or refuse its only task."""
+        before, tasks = batch
+        if len(tasks) == 1:
+            self._refuse(tasks, reason)
+            return
+        middle = len(tasks) // 2
+        self._requeue(Batch(before, tasks[:middle]))
+        self._requeue(Batch(before + middle, tasks[middle:]))
+
+    def _refuse(self, tasks: list[PendingTask], reason: str | Exception) -> None:
+        for task in tasks:
+            if task.future is not None and not task.future.done():
+                full_name = shown(spelling(task.terms.campaign, task.name))
+                text = f"task {full_name} was refused: {reason}"
+                settle_future(task.future.set_exception, Refused(text))
+
+    # Lanes.
+
+    def _has_lane_template(self) -> bool:
+        """Return whether the next task's lane can be set. If not, request the lane templates."""
+        first = self.tasks[0]
+        if first.lane is not None:
+            return True
+        self._lane_templates.drop_old(self._clock.monotonic_ns())
+        if self._lane_templates.has(first.terms.service):
+            return True
+        if not self.rules_request:
+            services = self._rules_services = [first.terms.service]
+            self.rules_request = self.channel.request(lambda number: peer.rules(number, services))
+        return False
+
+    def on_rules(self, reply: Reply) -> None:
+        """Keep the lane templates of the requested services."""
+        # A broker without this request has no lane templates.
+        rules = [] if reply.kind == peer.ERROR else reply.clauses()
+        self._lane_templates.update(self._rules_services, rules, self._clock.monotonic_ns())
+        self.rules_request = 0
+
+    def _assign_lanes(self, tasks: list[PendingTask]) -> list[PendingTask]:
+        """Return the tasks with their lanes. Refuse those that their template does not fit."""
+        fit: list[PendingTask] = []
+        for task in tasks:
+            if task.lane is not None:
+                fit.append(task)
+                continue
+            try:
+                lane = self._lane_templates.lane_of(task.name, task.payload, task.terms)
+            except InvalidValue as bad:
+                self._refuse([task], str(bad))
+            else:
+                fit.append(task._replace(lane=lane) if lane else task)
+        return fit
+
+
+def message_bytes(task: PendingTask) -> int:
+    """Return the size of a task in a message. Raises `InvalidTask` if it is too large."""
+    return task_bytes(task.name, task.payload, task.lane or b"", task.after)
+
+
+def _batch_start(batch: Batch) -> int:
+    return batch.before
+
+
+def _submission(tasks: list[PendingTask]) -> Submission:
+    """Return tasks as columns. Shared terms are sent once."""
+    places: dict[int, int] = {}
+    terms: list[Terms] = []
+    terms_at: list[int] = []
+    for task in tasks:
+        place = places.get(id(task.terms))
+        if place is None:
+            place = places[id(task.terms)] = len(terms)
+            terms.append(task.terms)
+        terms_at.append(place)
+    lanes = [task.lane or b"" for task in tasks]
+    after = [task.after for task in tasks]
+    return Submission(
+        names=[task.name for task in tasks],
+        payloads=[task.payload for task in tasks],
+        terms=terms,
+        terms_at=terms_at if len(terms) > 1 else None,
+        lanes=lanes if any(lanes) else None,
+        after=[list(names) for names in after] if any(after) else None,
+    )

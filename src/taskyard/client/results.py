@@ -1,0 +1,98 @@
+"""Outcomes of settled tasks: what a future gets, and what its caller sees raised.
+
+Owns the decoding of results and the errors for tasks without one. Does not import futures, clients
+or the session: all of them use it.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import CancelledError, InvalidStateError
+from typing import TYPE_CHECKING, Any, Protocol
+
+from taskyard.core.model import shown
+from taskyard.core.states import TaskState
+from taskyard.errors import OutputTruncated, TaskBlocked, TaskFailed
+from taskyard.wire import payloads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.core.model import Result
+
+logger = logging.getLogger("taskyard.client")
+
+
+class SettableFuture(Protocol):
+    """The methods of a future that the session calls to settle it."""
+
+    def done(self) -> bool: ...
+
+    def settle(self, state: TaskState, result: Result) -> None: ...
+
+    def set_result(self, result: Any, /) -> None: ...  # noqa: ANN401  # a task's own value
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
+def settle_future(settle: Callable[..., None], *outcome: object) -> None:
+    """Call one of a future's settling methods, and survive its callbacks.
+
+    A callback may raise anything, even `SystemExit`.
+    """
+    try:
+        settle(*outcome)
+    except InvalidStateError:  # its owner cancelled it at the same moment
+        pass
+    except BaseException:
+        logger.exception("a callback of a future raised")
+
+
+def result_or_error(
+    name: str, service: bytes, state: TaskState, result: Result
+) -> tuple[Any, Exception | None]:
+    """Return the value of a settled task, or the exception that its future raises."""
+    if state is TaskState.CANCELLED:
+        return None, CancelledError(f"task {name} was cancelled")
+    if state is not TaskState.DONE:
+        return None, _failure(name, state, result.text)
+    try:
+        return decode_whole_result(name, service, result), None
+    except Exception as error:  # noqa: BLE001  # raised to the caller of `result`
+        return None, error
+
+
+def decode_whole_result(name: str, service: bytes, result: Result) -> Any:  # noqa: ANN401  # a task's own
+    """Return a result as Python sees it: text of a program, value of a function, or bytes.
+
+    Bytes that are not UTF-8 become surrogates, as in file names. Raises `OutputTruncated`.
+    """
+    text = result.text
+    if service == payloads.EXEC:
+        printed = text.decode(errors="surrogateescape")
+        check_not_truncated(name, result, printed)
+        return printed
+    check_not_truncated(name, result, text)
+    return payloads.decode_value(text) if service == payloads.CALL else text
+
+
+def check_not_truncated(name: str, result: Result, output: str | bytes) -> None:
+    """Raise `OutputTruncated` with this output if the result is truncated."""
+    if result.bytes_total:
+        raise OutputTruncated(truncation_text(name, result), output, result.bytes_total)
+
+
+def truncation_text(name: str, result: Result) -> str:
+    """Return the message on a truncated result."""
+    kept, total = len(result.text), result.bytes_total
+    return (
+        f"task {name}: output truncated: only the last {kept:,} of {total:,} bytes are kept; "
+        "write large output to a file"
+    )
+
+
+def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:
+    if state is TaskState.FAILED:
+        reason = shown(text) or "no reason given"
+        return TaskFailed(f"task {name} failed: {reason}")
+    return TaskBlocked(f"task {name}: blocked behind a failed task (see `taskyard why {name}`)")

@@ -1,0 +1,166 @@
+"""Watches: which futures are settled by which of the broker's replies.
+
+Owns the choice between a stream and polling. An accepted batch is watched by a stream: the broker
+sends results as tasks are settled. A broker allows a peer a limited number of streams. Beyond that,
+tasks are polled together until there are enough of them for a stream. Has no socket and no thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from taskyard.client.results import SettableFuture, settle_future
+from taskyard.core.limits import SECOND_NS
+from taskyard.wire.native import peer
+
+if TYPE_CHECKING:
+    from taskyard.net.channel import Channel
+    from taskyard.wire.native.peer import Reply
+
+#: A stream sends a message at least this often.
+STREAM_NS: Final = 20 * SECOND_NS
+
+#: Streams that are opened for any number of tasks. A broker allows far more.
+STREAMS_MAX: Final = 200
+
+#: Polled tasks that are worth one more stream. Doubles with every `POLLED_STREAMS_PER_STEP` streams
+#: beyond `STREAMS_MAX`, so that few tasks are polled and the broker's limit is never reached.
+POLLED_STREAM_TASKS_MIN: Final = 500
+POLLED_STREAMS_PER_STEP: Final = 50
+
+#: Tasks of such a stream: their names, however long, fit one message.
+POLLED_STREAM_TASKS_MAX: Final = 20_000
+
+#: How long a poll waits at the broker for a result, and how many tasks it names: their results come
+#: in one message.
+POLL_NS: Final = SECOND_NS // 2
+POLL_TASKS_MAX: Final = 1_000
+
+
+class Watches:
+    """The futures of accepted tasks, by request number.
+
+    Callers append to `requested` under the session's lock. The thread of the session calls all
+    methods.
+    """
+
+    #: Set by the session before the first turn.
+    channel: Channel
+
+    def __init__(self) -> None:
+        #: Futures of tasks that were accepted earlier, perhaps from other clients.
+        self.requested: deque[dict[bytes, SettableFuture]] = deque()
+        #: Futures by the names of their tasks, for each stream and poll.
+        self.open: dict[int, dict[bytes, SettableFuture]] = {}
+        #: How many tasks a stream names when it is requested again, after a reconnect.
+        self._named_count: dict[int, int] = {}
+        #: Batches in flight that become streams when they are accepted.
+        self._reserved: dict[int, None] = {}
+        #: The numbers in `open` that are polls.
+        self._polls: dict[int, None] = {}
+        #: Tasks for the next poll.
+        self._polled: dict[bytes, SettableFuture] = {}
+
+    def may_stream(self) -> bool:
+        """Return whether a batch of any size may open a stream."""
+        return self._stream_count() < STREAMS_MAX
+
+    def _stream_count(self) -> int:
+        return len(self.open) - len(self._polls) + len(self._reserved)
+
+    def reserve(self, number: int) -> None:
+        """Count a batch in flight as a stream."""
+        self._reserved[number] = None
+
+    def release(self, number: int) -> None:
+        """Forget a refused batch."""
+        self._reserved.pop(number, None)
+
+    def on_accepted(self, number: int, futures: dict[bytes, SettableFuture]) -> None:
+        """Watch the tasks of an accepted batch, by its own stream if one is reserved."""
+        if number in self._reserved:
+            del self._reserved[number]
+            self.open[number] = futures
+            self._shrink(number)
+        else:
+            self._add(futures)
+
+    def start_requested(self) -> None:
+        """Watch the tasks that callers requested."""
+        while self.requested:
+            self._add(self.requested.popleft())
+
+    def poll(self) -> None:
+        """Send the next poll, or turn the polled tasks into a stream if they are many."""
+        if not self._polled or self._polls:
+            return
+        polled, self._polled = self._polled, {}
+        steps = max(0, self._stream_count() - STREAMS_MAX) // POLLED_STREAMS_PER_STEP
+        stream = self.may_stream() or len(polled) >= POLLED_STREAM_TASKS_MIN << steps
+        request, size = (
+            (self._open_stream, POLLED_STREAM_TASKS_MAX)
+            if stream
+            else (self._open_poll, POLL_TASKS_MAX)
+        )
+        items = list(polled.items())
+        for first in range(0, len(items), size):
+            request(dict(items[first : first + size]))
+
+    def on_reply(self, reply: Reply) -> None:
+        """Settle the futures of the tasks in a reply."""
+        number = reply.request
+        futures = self.open[number]
+        for name, state, result in zip(reply.names, reply.states, reply.results, strict=True):
+            future = futures.pop(name, None)
+            if future is not None:
+                settle_future(future.settle, state, result)
+        if not futures or number in self._polls or reply.kind == peer.ERROR:
+            del self.open[number]
+            self._named_count.pop(number, None)
+            self._polls.pop(number, None)
+            self.channel.drop(number)
+            self._add(futures)
+        elif 2 * len(futures) <= self._named_count[number]:
+            self._shrink(number)
+
+    def take_futures(self) -> list[SettableFuture]:
+        """Drop all watches. Return their futures."""
+        watched = (*self.open.values(), *self.requested, self._polled)
+        futures = [future for each in watched for future in each.values()]
+        for numbers in (self.open, self._named_count, self._reserved, self._polls):
+            numbers.clear()
+        self._polled.clear()
+        self.requested.clear()
+        return futures
+
+    def _add(self, futures: dict[bytes, SettableFuture]) -> None:
+        if not futures:
+            return
+        # A task with two futures needs two watches.
+        if self.may_stream() or not self._polled.keys().isdisjoint(futures):
+            self._open_stream(futures)
+        else:
+            self._polled.update(futures)
+
+    def _open_stream(self, futures: dict[bytes, SettableFuture]) -> None:
+        names = list(futures)
+        number = self.channel.request(
+            lambda number: peer.watch(number, names, stream=True), STREAM_NS, stream=True
+        )
+        self.open[number] = futures
+        self._named_count[number] = len(names)
+
+    def _open_poll(self, futures: dict[bytes, SettableFuture]) -> None:
+        names = list(futures)
+        number = self.channel.request(
+            lambda number: peer.watch(number, names, wait_ns=POLL_NS), POLL_NS
+        )
+        self.open[number] = futures
+        self._polls[number] = None
+
+    def _shrink(self, number: int) -> None:
+        """Name only the unsettled tasks, without payloads, when the stream is requested again."""
+        futures = self.open[number]
+        self._named_count[number] = len(futures)
+        self.channel.replace(number, peer.watch(number, list(futures), stream=True))
