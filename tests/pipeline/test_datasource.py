@@ -125,11 +125,11 @@ class TestWriting:
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         frame = spark.createDataFrame([("a", "x")], "name string, payload string")
-        with pytest.raises(Exception, match="has no option 'campain'"):
+        with pytest.raises(Exception, match="unknown option 'campain'"):
             _write(frame, broker, campain="c")
         with pytest.raises(Exception, match="tasks can't be overwritten"):
             frame.write.format("taskyard").mode("overwrite").save()
-        with pytest.raises(Exception, match="there is no table 'jobs'"):
+        with pytest.raises(Exception, match="unknown table 'jobs'"):
             _read(spark, "jobs", broker=broker.endpoint)
 
 

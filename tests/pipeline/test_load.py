@@ -152,7 +152,7 @@ def test_files_are_found_by_pattern_and_in_directories(tmp_path: Path) -> None:
     assert campaigns.find([str(tmp_path / "?.jsonl"), wanted[0]]) == wanted
     with pytest.raises(UserError, match="no such file"):
         campaigns.find([str(tmp_path / "z*")])
-    with pytest.raises(UserError, match="every executor can open"):
+    with pytest.raises(UserError, match="not a path that executors can open"):
         campaigns.find(["s3a://bucket/a.jsonl"])
 
 
