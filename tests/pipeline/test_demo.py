@@ -209,7 +209,7 @@ def test_agent_takes_defers_and_refuses_by_destination(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines() == [
         "#hungry",
-        "mail-0/1\t\tok 250 taken",
+        "mail-0/1\t\tok 250 accepted",
         "#hungry",
         "mail-1/1\t\terror 550 no such user here",
         "#hungry",
@@ -225,7 +225,7 @@ def test_destination_that_is_down_comes_back(
     assert agent.deliver(agent.DOWN).startswith("deferall")
     before_s = agent.OUTAGE_FILE.stat().st_mtime - agent.OUTAGE_SECONDS
     os.utime(agent.OUTAGE_FILE, (before_s, before_s))
-    assert agent.deliver(agent.DOWN) == "ok 250 taken"
+    assert agent.deliver(agent.DOWN) == "ok 250 accepted"
 
 
 # The directory.

@@ -68,7 +68,7 @@ def test_nothing_to_simulate_is_said(spark: SparkSession) -> None:
     [
         (["x.jsonl", "--state", "y"], "a FILE has no --state"),
         (["--run-time", "3s"], "--run-time goes with a FILE"),
-        (["--workers", "none"], "is no number from 1 to"),
+        (["--workers", "none"], "is not a number from 1 to"),
         (["--policy", "x=1"], "the names are lane_workers_max"),
     ],
 )

@@ -59,9 +59,7 @@ class Campaign(Struct, frozen=True):
 
     @property
     def graph(self) -> int:
-        """Tasks of the graph. Each sample is fetched, counted in parts and merged. One summary
-        follows.
-        """
+        """Each sample is fetched, counted in parts and merged. One summary follows."""
         return self.samples * (PARTS + 2) + 1
 
     @property
@@ -145,5 +143,5 @@ def _call(function: str, name: str, args: list[object], after: list[str] | None 
 
 
 def _every(step: int, first: int, total: int) -> int:
-    """Count the numbers below `total` that are hit."""
+    """Return how many numbers `range(first, total, step)` has."""
     return len(range(first, total, step))
