@@ -86,7 +86,7 @@ def _rows(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 class TestWriting:
-    def test_rows_are_tasks_and_written_twice_they_are_the_same_tasks(
+    def test_rows_written_twice_are_submitted_once(
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         name = F.concat(F.lit("t"), "id")
@@ -99,7 +99,7 @@ class TestWriting:
             broker.run_all()
             assert client.result("c/t299") == "299\n"
 
-    def test_what_is_waited_for_may_come_later(
+    def test_dependency_may_be_submitted_later(
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         rows = [(f"t{n}", f"p{n}", [f"t{n + 1}"] if n < 9 else [], n) for n in range(10)]
@@ -111,7 +111,7 @@ class TestWriting:
         done = broker.run_all({"work": lambda payload: payload})
         assert done == [f"t{n}" for n in range(9, -1, -1)]
 
-    def test_a_row_that_is_no_task_is_told_with_its_reason(
+    def test_invalid_row_raises_with_its_reason(
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         frame = spark.createDataFrame([("a", "x", -1)], "name string, payload string, slots long")
@@ -121,9 +121,7 @@ class TestWriting:
         with pytest.raises(Exception, match="has an unknown column 'colour'"):
             _write(odd, broker)
 
-    def test_options_that_make_no_sense_are_refused(
-        self, spark: SparkSession, broker: InMemoryBroker
-    ) -> None:
+    def test_invalid_options_are_refused(self, spark: SparkSession, broker: InMemoryBroker) -> None:
         frame = spark.createDataFrame([("a", "x")], "name string, payload string")
         with pytest.raises(Exception, match="unknown option 'campain'"):
             _write(frame, broker, campain="c")
@@ -134,7 +132,7 @@ class TestWriting:
 
 
 class TestStateAsTables:
-    def test_events_and_edges_are_those_of_an_export(
+    def test_events_and_edges_equal_those_of_an_export(
         self, spark: SparkSession, state: State
     ) -> None:
         where = {"state": str(state.directory)}
@@ -144,9 +142,7 @@ class TestStateAsTables:
         assert events == _exported(state, "events")
         assert edges == _exported(state, "edges")
 
-    def test_tasks_are_all_that_there_are_also_those_long_ended(
-        self, spark: SparkSession, state: State
-    ) -> None:
+    def test_tasks_include_archived_ones(self, spark: SparkSession, state: State) -> None:
         tasks = _read(spark, "tasks", state=str(state.directory)).collect()
         assert {task["name"]: task["state"] for task in tasks} == {
             "a": "done",
@@ -156,14 +152,14 @@ class TestStateAsTables:
         }
         assert {task["name"]: task["campaign"] for task in tasks}["c"] == "two"
 
-    def test_results_are_those_of_ended_tasks(self, spark: SparkSession, state: State) -> None:
+    def test_results_have_every_ended_task(self, spark: SparkSession, state: State) -> None:
         results = _read(spark, "results", state=str(state.directory)).collect()
         assert {one["name"]: bytes(one["result"]) for one in results} == {
             "a": b"result of a",
             "c": b"result of two/c",
         }
 
-    def test_a_campaign_can_be_read_alone(self, spark: SparkSession, state: State) -> None:
+    def test_one_campaign_can_be_read(self, spark: SparkSession, state: State) -> None:
         where = {"state": str(state.directory), "campaign": "two"}
         assert {row["task"] for row in _read(spark, "events", **where).collect()} == {"two/c"}
         with pytest.raises(Exception, match="edges have no campaign"):
@@ -171,7 +167,7 @@ class TestStateAsTables:
 
 
 class TestBrokerAsTables:
-    def test_tasks_results_events_and_edges(
+    def test_broker_serves_tasks_results_events_and_edges(
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         with broker.client() as client:
@@ -219,7 +215,7 @@ def run_stream(writer: DataStreamWriter) -> None:
 
 
 class TestStream:
-    def test_each_record_comes_once_over_runs_and_compactions(
+    def test_each_record_is_streamed_once_over_runs_and_compactions(
         self, spark: SparkSession, state: State, tmp_path: Path
     ) -> None:
         seen: list[tuple[int, list[tuple[int, str]]]] = []
@@ -245,7 +241,7 @@ class TestStream:
         assert follow() == []
 
 
-def test_the_page_has_every_option() -> None:
+def test_page_has_every_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
     table = [f"| `{option}` | {meaning} |" for option, meaning in OPTIONS.items()]
     assert [line for line in table if line not in page] == []

@@ -24,7 +24,7 @@ def write_rows(path: Path, schema: pa.Schema, rows: list[dict[str, object]]) -> 
     pq.write_table(pa.Table.from_pylist(rows, schema), path)
 
 
-def test_part_is_split_by_campaign_and_day_and_the_same_again(tmp_path: Path) -> None:
+def test_part_is_split_by_campaign_and_day_repeatably(tmp_path: Path) -> None:
     story = Story("night run")
     story.join(0, "w")
     story.submit(0, "a")
@@ -48,7 +48,7 @@ def test_part_is_split_by_campaign_and_day_and_the_same_again(tmp_path: Path) ->
     assert (edge["task"], edge["after"], edge["campaign"]) == ("b", "a", "night run")
 
 
-def test_linked_campaigns_are_placed_together_whatever_their_keys(tmp_path: Path) -> None:
+def test_linked_campaigns_are_placed_together(tmp_path: Path) -> None:
     schema = to_arrow_schema(TASKS_WITHOUT_GRAPH.schema, timezone="UTC")
     given = {"generation": 1, "attempts": 1, "state": "DONE", "submitted": START}
     rows: list[dict[str, object]] = [
@@ -86,6 +86,6 @@ def test_linked_campaigns_are_placed_together_whatever_their_keys(tmp_path: Path
     ]
 
 
-def test_events_without_a_submission_make_no_task(tmp_path: Path) -> None:
+def test_events_without_a_submission_give_no_task(tmp_path: Path) -> None:
     GraphPlacement(("k",), tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
     assert not (tmp_path / "tasks").exists()

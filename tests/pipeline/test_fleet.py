@@ -133,7 +133,7 @@ def _counts(client: Client) -> dict[str, int]:
     return client.counts("c")
 
 
-def test_a_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = f"--executor-memory 512m --conf 'spark.executor.extraJavaOptions={SHORT_LIVED}'"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{executor} pyspark-shell")
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", SHORT_LIVED)
@@ -161,7 +161,7 @@ def test_a_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.Mon
     assert tally.is_clean
 
 
-def test_a_fleet_that_could_not_work_is_refused() -> None:
+def test_fleet_that_cannot_run_is_refused() -> None:
     with pytest.raises(UserError, match=r"local\[2\]: 2 cores for 8 workers"):
         fleet.check(8, "local[2]", "ipc:///x")
     with pytest.raises(UserError, match="ipc:///x: not reachable"):
@@ -169,6 +169,6 @@ def test_a_fleet_that_could_not_work_is_refused() -> None:
     fleet.check(2, "local[2]", "ipc:///x")
 
 
-def test_a_worker_that_can_t_work_ends_the_fleet(spark: Any) -> None:
+def test_worker_with_invalid_options_ends_the_fleet(spark: Any) -> None:
     with pytest.raises(UserError, match="rejected its options or its key"):
         fleet.run(spark, 1, ["--broker", "nonsense"])

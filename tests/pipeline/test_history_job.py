@@ -139,7 +139,7 @@ def expected(spark: SparkSession, clean: Path) -> dict[str, list[str]]:
     return contents(spark, clean)
 
 
-def test_tables_hold_what_the_story_tells(spark: SparkSession, clean: Path) -> None:
+def test_tables_have_the_history(spark: SparkSession, clean: Path) -> None:
     made = tables.read(spark, clean, ATTEMPTS, "long").select(
         "task", "outcome", "leased", "settled"
     )
@@ -153,7 +153,7 @@ def test_tables_hold_what_the_story_tells(spark: SparkSession, clean: Path) -> N
     assert sorted(map(tuple, stays.collect())) == [(1, 3, at(86_420)), (2, 2, None)]
 
 
-def test_tables_are_the_same_if_executors_make_them(
+def test_tables_built_by_executors_are_the_same(
     spark: SparkSession,
     state: Path,
     tmp_path: Path,
@@ -165,7 +165,7 @@ def test_tables_are_the_same_if_executors_make_them(
     assert contents(spark, tmp_path / "out") == expected
 
 
-def test_rows_lie_by_campaign_and_day_under_paths_that_lead_nowhere_else(clean: Path) -> None:
+def test_rows_are_stored_by_campaign_and_day_under_safe_paths(clean: Path) -> None:
     folders = {
         f"{path.parent.parent.parent.name} {path.parent.name}"
         for path in clean.rglob("*.parquet")
@@ -198,7 +198,7 @@ def test_rerun_with_nothing_new_writes_nothing(
 
 
 @pytest.mark.timeout(900)  # its runs are many, and take five times as long where others run beside
-def test_job_that_is_killed_ten_times_makes_the_same_tables(
+def test_job_killed_ten_times_gives_the_same_tables(
     spark: SparkSession, tmp_path: Path, expected: dict[str, list[str]]
 ) -> None:
     """Parts come one by one, and over each of them the job dies again and again.
@@ -239,7 +239,7 @@ def kill(state: Path, out: Path, number: int) -> None:
     assert killed.returncode == -signal.SIGKILL
 
 
-def test_tables_of_another_state_are_left_alone(
+def test_tables_of_another_state_are_refused(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -254,14 +254,14 @@ def test_tables_of_another_state_are_left_alone(
         HistoryJob(state, tmp_path / "mine")
 
 
-def test_tables_of_another_version_are_not_gone_on_with(state: Path, tmp_path: Path) -> None:
+def test_tables_of_another_version_are_refused(state: Path, tmp_path: Path) -> None:
     (tmp_path / "_work").mkdir()
     (tmp_path / "_work" / "origin.json").write_text('{"version": 1, "journal": ""}')
     with pytest.raises(UserError, match="tables of another version of Taskyard"):
         HistoryJob(state, tmp_path)
 
 
-def test_two_runs_do_not_write_the_same_tables(state: Path, tmp_path: Path) -> None:
+def test_second_writer_of_the_tables_is_refused(state: Path, tmp_path: Path) -> None:
     first = HistoryJob(state, tmp_path)
     with pytest.raises(UserError, match="another process is writing to it"):
         HistoryJob(state, tmp_path)
@@ -269,7 +269,7 @@ def test_two_runs_do_not_write_the_same_tables(state: Path, tmp_path: Path) -> N
     HistoryJob(state, tmp_path).close()
 
 
-def test_rows_that_came_by_other_files_are_refused(state: Path, tmp_path: Path) -> None:
+def test_rows_from_other_files_are_refused(state: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "_work" / "parts").mkdir(parents=True)
     (tmp_path / "out" / "_work" / "parts" / "000000000001-000000000005").touch()
     job = HistoryJob(state, tmp_path / "out")
@@ -311,12 +311,14 @@ def test_damaged_history_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_no_state_is_no_history(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_directory_without_a_state_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run(taskyard, ["pipeline", "history", "--state", str(tmp_path)]) == 2
     assert "not a state directory, it has no journal" in capfd.readouterr().err
 
 
-def test_without_spark_a_verb_says_what_to_install(
+def test_command_without_spark_prints_the_install_command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)

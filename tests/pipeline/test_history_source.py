@@ -65,7 +65,7 @@ def told(
     return source.read(spark, state, tmp_path_factory.mktemp("scratch"))
 
 
-def test_files_and_rows_beside_them_are_one_history(
+def test_files_and_later_rows_are_one_history(
     yard: WritingYard, state: Path, told: source.HistoryFrames, tmp_path: Path
 ) -> None:
     whole = shutil.copytree(state, tmp_path / "whole")
@@ -85,7 +85,7 @@ def test_files_and_rows_beside_them_are_one_history(
         assert sorted(map(repr, found)) == expected
 
 
-def test_states_are_those_of_the_scheduler(yard: WritingYard, told: source.HistoryFrames) -> None:
+def test_states_equal_those_of_the_scheduler(yard: WritingYard, told: source.HistoryFrames) -> None:
     known = tasks(told.events, told.edges).collect()
     newest = {row["task"]: row for row in sorted(known, key=lambda row: row["submitted_record"])}
     held = {
@@ -96,7 +96,7 @@ def test_states_are_those_of_the_scheduler(yard: WritingYard, told: source.Histo
     assert set(held.values()) >= {state.name for state in TaskState} - {"DELAYED"}
 
 
-def test_guarantees_agree_with_the_journals_own_tally(
+def test_guarantees_agree_with_the_journals_audit(
     yard: WritingYard, told: source.HistoryFrames
 ) -> None:
     counting = Auditor()
@@ -123,7 +123,7 @@ def tallied(found: Guarantees, tally: AuditCounts) -> bool:
     return found.is_clean == tally.is_clean
 
 
-def test_state_that_is_all_exported_has_no_rows_beside(
+def test_fully_exported_state_has_no_later_rows(
     yard: WritingYard, tmp_path: Path, spark: SparkSession
 ) -> None:
     rows = write_rows(yard, tmp_path / "state", len(list(yard.store.rows())))
@@ -132,7 +132,7 @@ def test_state_that_is_all_exported_has_no_rows_beside(
     assert not (tmp_path / "scratch").exists()
 
 
-def test_state_that_nothing_was_exported_of_is_read_from_its_journal(
+def test_state_without_exports_is_read_from_its_journal(
     yard: WritingYard, tmp_path: Path, spark: SparkSession
 ) -> None:
     rows = write_rows(yard, tmp_path / "state", 0)
@@ -153,7 +153,7 @@ def test_reading_takes_no_lock_and_writes_nothing(state: Path, tmp_path: Path) -
     assert [path for path in before if path.is_file() and after[path] != before[path]] == []
 
 
-def test_rows_that_are_trimmed_and_in_no_file_are_missed(yard: WritingYard, tmp_path: Path) -> None:
+def test_trimmed_rows_without_a_file_are_refused(yard: WritingYard, tmp_path: Path) -> None:
     rows = write_rows(yard, tmp_path, len(list(yard.store.rows())))
     with closing(SqliteStore(tmp_path)) as store:
         compaction.compact(tmp_path, store)
@@ -162,12 +162,12 @@ def test_rows_that_are_trimmed_and_in_no_file_are_missed(yard: WritingYard, tmp_
         source.parts(tmp_path)
 
 
-def test_directory_without_a_journal_is_no_state(tmp_path: Path) -> None:
+def test_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a state directory, it has no journal"):
         source.parts(tmp_path)
 
 
-def test_datasets_are_the_tables_of_the_journal() -> None:
+def test_datasets_match_the_journals_tables() -> None:
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
     for dataset in (EVENTS, EDGES):

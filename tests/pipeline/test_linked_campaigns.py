@@ -325,7 +325,7 @@ def check_paths(frame: DataFrame, told: Told, *campaigns: str) -> None:
     }
 
 
-def test_story_has_what_it_should(told: Told) -> None:
+def test_scenario_has_the_expected_links(told: Told) -> None:
     nodes = told.truth.nodes
     assert {node.state for node in nodes} == {"open", "DONE", "FAILED", "CANCELLED"}
     crossing = {
@@ -346,7 +346,7 @@ def test_story_has_what_it_should(told: Told) -> None:
     assert len(told.stuck) > 5
 
 
-def test_tables_made_in_two_runs_follow_dependencies_across_campaigns(
+def test_tables_of_two_runs_follow_dependencies_across_campaigns(
     spark: SparkSession, told: Told
 ) -> None:
     out = told.state.parent / "tables"
@@ -363,7 +363,7 @@ def test_executors_follow_dependencies_across_campaigns(
     check_tasks(tables.read(spark, tmp_path / "tables", TASKS), told)
 
 
-def test_report_of_a_campaign_counts_tasks_behind_failures_of_others(
+def test_report_counts_tasks_blocked_by_other_campaigns(
     spark: SparkSession, told: Told, tmp_path: Path
 ) -> None:
     read = source.read(spark, told.state, tmp_path)
@@ -380,7 +380,7 @@ def test_report_of_a_campaign_counts_tasks_behind_failures_of_others(
     assert 0 < facts.number("floor_ns") <= facts.makespan_ns
 
 
-def test_change_in_one_campaign_renews_linked_ones_and_no_other(
+def test_change_in_one_campaign_updates_only_linked_ones(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     state, out = tmp_path / "state", tmp_path / "tables"

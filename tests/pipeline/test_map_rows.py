@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_a_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
+def test_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
     frame = spark.createDataFrame(
         [(n, f"x{n}", None) for n in range(20)], "id int, a string, b int"
     )
@@ -49,7 +49,7 @@ def test_a_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
     assert rows[7]["seconds"] >= 0
 
 
-def test_a_command_has_the_values_of_its_row_in_its_words(spark: SparkSession) -> None:
+def test_command_gets_the_values_of_its_row(spark: SparkSession) -> None:
     frame = spark.createDataFrame([("a", 0), ("b", 3)], "k string, code int")
     script = "echo {{{k}}}; exit {code}"
     with testing.broker() as broker, broker.worker():
@@ -62,13 +62,13 @@ def test_a_command_has_the_values_of_its_row_in_its_words(spark: SparkSession) -
     assert bad["reason"].startswith("exit status 3")
 
 
-def test_who_waits_too_long_is_told(spark: SparkSession) -> None:
+def test_timeout_is_raised(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(1,)], "id int")
     with testing.broker() as broker, pytest.raises(TimedOut):
         map_rows(frame, argv=["true"], key="id", campaign="c", broker=broker.endpoint, timeout=0.1)
 
 
-def test_what_makes_no_sense_is_refused_before_anything_is_submitted(spark: SparkSession) -> None:
+def test_invalid_arguments_are_refused_before_submission(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(1,)], "id int")
     to: dict[str, Any] = {"campaign": "c", "broker": "ipc:///nowhere"}
     with pytest.raises(UserError, match="exactly one of call"):

@@ -59,7 +59,7 @@ def rows(found: list[Row], scope: str, campaign: str | None, *columns: str) -> l
     return sorted(tuple(row[name] for name in ("bucket", *columns)) for row in mine)
 
 
-def test_each_stretch_counts_what_happened_in_it(found: list[Row]) -> None:
+def test_each_interval_counts_its_events(found: list[Row]) -> None:
     columns = ("submitted", "leased", "finished", "failed", "retries", "throughput")
     assert rows(found, "campaign", "c", *columns) == [
         (at(0), 2, 0, 0, 0, 0, 0.0),
@@ -72,7 +72,7 @@ def test_each_stretch_counts_what_happened_in_it(found: list[Row]) -> None:
     ]
 
 
-def test_depth_and_running_are_carried_on(found: list[Row]) -> None:
+def test_depth_and_running_accumulate(found: list[Row]) -> None:
     told = rows(found, "campaign", "c", "depth", "running", "busy_ns")
     assert [(depth, running, busy / SECOND_NS) for _, depth, running, busy in told] == [
         (2, 0, 0),
@@ -85,7 +85,7 @@ def test_depth_and_running_are_carried_on(found: list[Row]) -> None:
     ]
 
 
-def test_times_are_told_where_attempts_begin_and_end(found: list[Row]) -> None:
+def test_times_are_in_the_intervals_of_begin_and_end(found: list[Row]) -> None:
     told = rows(found, "campaign", "c", "wait_p50_ns", "wait_max_ns", "run_max_ns", "reasons")
     begun, put_off, ended = told[1], told[2], told[6]
     assert begun == (at(1), 1_250_000_000, 1_500_000_000, None, None)
@@ -93,7 +93,7 @@ def test_times_are_told_where_attempts_begin_and_end(found: list[Row]) -> None:
     assert ended == (at(6), 250_000_000, 250_000_000, 250_000_000, {"busy": 1})
 
 
-def test_services_lanes_and_workers_have_rows_of_their_own(found: list[Row]) -> None:
+def test_services_lanes_and_workers_have_their_own_rows(found: list[Row]) -> None:
     scopes = {
         (row["scope"], row["campaign"], row["service"], row["lane"], row["worker"]) for row in found
     }
@@ -111,13 +111,13 @@ def test_services_lanes_and_workers_have_rows_of_their_own(found: list[Row]) -> 
     assert times == [at(second) for second in (0, 1, 2, 4, 6)], "where something happened"
 
 
-def test_workers_are_used_as_far_as_their_slots_go(found: list[Row]) -> None:
+def test_utilisation_is_relative_to_slots(found: list[Row]) -> None:
     told = rows(found, "worker", None, "leased", "finished", "running", "utilisation", "depth")
     assert told[0] == (at(1), 4, 0, 4, 0.75, None)
     assert [row[4] for row in told] == [0.75, 1.0, 1.0, 0.5, 0.0, 0.25]
 
 
-def test_stretches_get_longer_with_the_campaign(found: list[Row]) -> None:
+def test_intervals_get_longer_with_the_campaign(found: list[Row]) -> None:
     told = rows(found, "campaign", "long", "bucket_ns", "depth")
     assert 2 <= len(told) <= BUCKETS_MAX + 1
     assert {width for _, width, _ in told} == {600 * SECOND_NS}

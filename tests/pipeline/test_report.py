@@ -130,7 +130,7 @@ def out(told: dict[str, Any]) -> Path:
     return Path(told["page"]).parent
 
 
-def test_page_opens_offline_without_a_complaint_and_shows_every_picture(
+def test_page_opens_offline_without_errors_and_shows_every_chart(
     out: Path, browser: Browser
 ) -> None:
     seen = opened(browser, out / report.PAGE)
@@ -146,7 +146,7 @@ def test_page_opens_offline_without_a_complaint_and_shows_every_picture(
     assert HOSTILE[:20] in seen.page.inner_text("body")
 
 
-def test_page_is_drawn_in_the_dark_too(out: Path, browser: Browser) -> None:
+def test_page_is_drawn_in_dark_mode(out: Path, browser: Browser) -> None:
     seen = opened(browser, out / report.PAGE, dark=True)
     ground = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert seen.complaints == []
@@ -156,7 +156,7 @@ def test_page_is_drawn_in_the_dark_too(out: Path, browser: Browser) -> None:
     )
 
 
-def test_counts_are_those_of_the_journal(
+def test_counts_equal_those_of_the_journal(
     out: Path, told: dict[str, Any], state: Path, browser: Browser
 ) -> None:
     counted = tally_of(state)
@@ -176,7 +176,7 @@ def test_counts_are_those_of_the_journal(
     assert told["summary"][0].startswith("26 tasks: 24 done, 1 failed, 1 blocked by a failure. ")
 
 
-def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
+def test_tables_are_written_as_parquet_and_csv(out: Path) -> None:
     for name, rows in {"tasks": 26, "workers": 2}.items():
         assert pq.read_table(out / "tables" / f"{name}.parquet").num_rows == rows
         assert pyarrow.csv.read_csv(out / "tables" / f"{name}.csv").num_rows == rows
@@ -185,7 +185,9 @@ def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
     assert f"{CAMPAIGN}/{HOSTILE}" in tasks.column("task").to_pylist()
 
 
-def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_path: Path) -> None:
+def test_history_is_found_in_every_kind_of_directory(
+    state: Path, spark: SparkSession, tmp_path: Path
+) -> None:
     assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
     live = history.read(spark, state, tmp_path).events.count()
     copy = tmp_path / "copied"
@@ -196,7 +198,7 @@ def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_
         history.read_directory(spark, tmp_path)
 
 
-def test_campaign_that_is_not_there_is_named(
+def test_unknown_campaign_is_named(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     story = Story("nightly")
@@ -247,14 +249,14 @@ def traces_of(section: Section) -> list[dict[str, Any]]:
     return list(traces)
 
 
-def test_broken_promise_is_told_in_red() -> None:
+def test_broken_guarantee_is_shown_in_red() -> None:
     broken = msgspec.structs.replace(facts().guarantees, completed_twice=1)
     text = page.render(page_of(facts(guarantees=broken), ""))
     assert text.count('<td class="bad">broken</td>') == 1
     assert text.count('<td class="good">holds</td>') == 4
 
 
-def test_what_has_nothing_to_show_is_left_out_with_a_sentence() -> None:
+def test_chart_without_data_is_replaced_by_a_sentence() -> None:
     text = page.render(page_of(facts(), ""))
     for name in ("lanes", "setbacks", "levels", "times", "critical-path"):
         assert f'<div class="figure" id="{name}"' not in text
@@ -263,7 +265,7 @@ def test_what_has_nothing_to_show_is_left_out_with_a_sentence() -> None:
     assert "No named lanes: every task was in the open lane" in text
 
 
-def test_thousand_workers_are_shown_together() -> None:
+def test_thousand_workers_are_shown_as_a_histogram() -> None:
     rows = [
         {"worker": f"w{n}", "slots": 1, "joined": None, "left": None, "utilisation": n / 1000}
         for n in range(1000)
@@ -273,7 +275,7 @@ def test_thousand_workers_are_shown_together() -> None:
     assert trace["y"] == [100] * 10
 
 
-def test_busy_part_is_of_the_slots_that_were_there_while_the_campaign_ran() -> None:
+def test_busy_share_counts_slots_registered_during_the_campaign() -> None:
     began = datetime(2026, 3, 1, tzinfo=UTC)
 
     def stay(worker: str, slots: int, joined: float, left: float | None) -> dict[str, object]:
@@ -297,7 +299,7 @@ def test_busy_part_is_of_the_slots_that_were_there_while_the_campaign_ran() -> N
     assert summary.busy_share(told) == 2 / 4
 
 
-def test_lane_of_which_tasks_ran_side_by_side_sets_no_least_time() -> None:
+def test_parallel_lane_gives_no_lower_bound() -> None:
     lanes = [
         {"run_ns": 8 * SECOND_NS, "alone_ns": 2 * SECOND_NS},  # four at once
         {"run_ns": SECOND_NS, "alone_ns": SECOND_NS},
@@ -321,7 +323,7 @@ def test_long_critical_path_shows_its_longest_steps() -> None:
     assert trace["y"][-1] == "100. t100"
 
 
-def test_users_text_can_neither_end_a_script_nor_begin_a_tag() -> None:
+def test_users_text_can_neither_end_a_script_nor_start_a_tag() -> None:
     figure: page.Figure = {"data": [{"name": HOSTILE}], "layout": {}}
     table = Table([HOSTILE], [[MARKUP]])
     section = Section("one", HOSTILE, [MARKUP], figure, table)
@@ -332,7 +334,7 @@ def test_users_text_can_neither_end_a_script_nor_begin_a_tag() -> None:
     assert text.count("</script>") == 3  # figures, plotly, drawing
 
 
-def test_page_without_pictures_needs_no_script() -> None:
+def test_page_without_charts_has_no_script() -> None:
     text = page.render(Page("words", ["Nothing to draw."], [], [Section("one", "One", ["Two."])]))
     assert "<script" not in text
     assert len(text) < 10_000
@@ -352,11 +354,11 @@ def test_page_without_pictures_needs_no_script() -> None:
         (100 * 3600 * SECOND_NS, "4 d 4 h"),
     ],
 )
-def test_time_is_told_in_units_that_people_use(time_ns: int, text: str) -> None:
+def test_durations_have_readable_units(time_ns: int, text: str) -> None:
     assert format_duration(time_ns) == text
 
 
-def test_long_or_strange_name_becomes_short_and_visible() -> None:
+def test_long_or_unprintable_name_becomes_short_and_visible() -> None:
     assert shorten_name("x\ny\x1b[31m") == "x\\ny\\x1b[31m"
     cut = shorten_name("a" * 30 + "b" * 30)
     assert len(cut) < 50
@@ -364,13 +366,13 @@ def test_long_or_strange_name_becomes_short_and_visible() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.5, 60, 3600, 86_400 * 30, 86_400 * 4000])
-def test_time_of_any_length_is_cut_into_a_bounded_number_of_stretches(seconds: float) -> None:
+def test_any_time_span_has_a_limited_number_of_intervals(seconds: float) -> None:
     makespan_ns = int(seconds * SECOND_NS)
     width_ns = summary.interval_width(makespan_ns)
     assert 20 < makespan_ns / width_ns <= summary.INTERVALS_MAX
 
 
-def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
+def test_changes_accumulate_over_empty_intervals() -> None:
     changes = {
         "place": [0, 3],
         "finished": [0, 1],

@@ -66,7 +66,7 @@ def told(
     return facts, rows
 
 
-def test_campaign_does_not_take_less_than_its_least_time(
+def test_campaign_takes_at_least_its_lower_bound(
     told: tuple[ReportSummary, Rows],
 ) -> None:
     facts, _ = told
@@ -76,7 +76,7 @@ def test_campaign_does_not_take_less_than_its_least_time(
         assert lane["alone_ns"] <= facts.makespan_ns
 
 
-def test_slots_are_never_busier_than_they_can_be(told: tuple[ReportSummary, Rows]) -> None:
+def test_slot_use_is_at_most_1(told: tuple[ReportSummary, Rows]) -> None:
     facts, rows = told
     run_ns = sum(row["run_ns"] for row in rows)
     count = NAPS + 8 + 16
@@ -88,7 +88,7 @@ def test_slots_are_never_busier_than_they_can_be(told: tuple[ReportSummary, Rows
     assert stay["utilisation"] <= 1
 
 
-def test_times_of_an_attempt_follow_one_another(told: tuple[ReportSummary, Rows]) -> None:
+def test_times_of_an_attempt_are_in_order(told: tuple[ReportSummary, Rows]) -> None:
     _, rows = told
     for row in rows:
         times = [row[name] for name in ("ready", "leased", "started", "ended", "settled")]
@@ -97,14 +97,14 @@ def test_times_of_an_attempt_follow_one_another(told: tuple[ReportSummary, Rows]
     assert any(row["queued_ns"] > SECOND_NS // 1000 for row in rows)  # it was held ahead
 
 
-def test_attempts_have_their_status_and_what_they_used(told: tuple[ReportSummary, Rows]) -> None:
+def test_attempts_have_exit_status_and_resource_use(told: tuple[ReportSummary, Rows]) -> None:
     _, rows = told
     ends = {row["name"]: (row["exit_status"], row["signal"]) for row in rows}
     assert (ends["killed"], ends["fails"], ends["nap-0"]) == ((None, 9), (3, None), (0, None))
     assert all(row["cpu_ns"] > 0 and row["host"] for row in rows)
 
 
-def test_history_of_an_earlier_version_is_read_without_what_it_did_not_measure(
+def test_history_of_an_earlier_version_is_read_without_measurements(
     spark: SparkSession,
 ) -> None:
     path, *_ = (GOLDEN / "format-2" / "state" / "history").glob("events-*.parquet")

@@ -117,7 +117,7 @@ def check_end(verb: Verb, number: signal.Signals, said: str = "") -> None:
 
 
 @pytest.mark.parametrize(("words", "number"), STARTING)
-def test_verb_that_starts_its_jvm_is_ended_with_it(
+def test_command_is_ended_while_its_jvm_starts(
     place: Path, words: Sequence[str], number: signal.Signals
 ) -> None:
     with running(place, *words) as verb:
@@ -126,7 +126,7 @@ def test_verb_that_starts_its_jvm_is_ended_with_it(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_verb_whose_tasks_run_is_ended_with_all_its_processes(
+def test_command_with_running_tasks_ends_with_all_its_processes(
     place: Path, number: signal.Signals
 ) -> None:
     """A sweep of many points: Python processes of Spark's simulate them."""
@@ -144,9 +144,7 @@ def test_verb_whose_tasks_run_is_ended_with_all_its_processes(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_fleet_is_ended_with_its_tasks_and_loses_none(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_fleet_is_ended_without_losing_tasks(tmp_path: Path, number: signal.Signals) -> None:
     with Broker(tmp_path), running(tmp_path, "fleet", "--workers", "1") as fleet:
         mark = f"print({tmp_path.name!r})"
         words = (sys.executable, "-c", f"{mark}; import time; time.sleep(1000)")

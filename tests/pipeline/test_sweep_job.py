@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ERROR_MAX = 0.15
 
 
-def test_verb_says_what_a_simulation_says_and_writes_a_page_that_opens(
+def test_command_prints_the_simulation_and_writes_a_page(
     spark: SparkSession, browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert spark is not None
@@ -58,7 +58,7 @@ def test_verb_says_what_a_simulation_says_and_writes_a_page_that_opens(
     assert all(drawn for _, _, drawn in figures.values())
 
 
-def test_nothing_to_simulate_is_said(spark: SparkSession) -> None:
+def test_empty_campaign_is_refused(spark: SparkSession) -> None:
     with pytest.raises(UserError, match="no tasks to simulate"):
         job.sweep(spark, Workload([], []), [Point(1, 1)])
 
@@ -72,7 +72,7 @@ def test_nothing_to_simulate_is_said(spark: SparkSession) -> None:
         (["--policy", "x=1"], "the names are lane_workers_max"),
     ],
 )
-def test_bad_usage_is_told_before_spark_starts(
+def test_invalid_usage_is_refused_before_spark_starts(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(taskyard, ["pipeline", "sweep", *arguments]) == 2
@@ -81,7 +81,7 @@ def test_bad_usage_is_told_before_spark_starts(
     assert "starting Spark" not in told
 
 
-def test_simulated_makespan_is_that_of_the_run(
+def test_simulated_makespan_is_close_to_the_measured_one(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert spark is not None

@@ -105,7 +105,7 @@ def held_ahead(told: Story) -> None:
     told.tell(5, "failed", "b", worker="holder", own_fault=True, **measured(3.5, 1, signal=9))
 
 
-def test_run_is_what_the_worker_measured_and_waiting_inside_it_is_a_time_of_its_own(
+def test_run_time_is_measured_and_queue_time_is_separate(
     book: Book,
 ) -> None:
     times = ("started", "ended", "queued_ns", "run_ns")
@@ -140,7 +140,7 @@ def retried(told: Story) -> None:
     told.fail(9, "a", "exit 2")
 
 
-def test_retries_are_attempts_of_their_own(book: Book) -> None:
+def test_each_retry_is_an_attempt(book: Book) -> None:
     found = book.attempts("retried", "outcome", "reason", "own_fault", "wait_ns", "run_ns")
     assert found == [
         ("a", 1, "postponed", "exit 1", True, 1 * SECOND_NS, 1 * SECOND_NS),
@@ -166,7 +166,7 @@ def lost_worker(told: Story) -> None:
     told.finish(14, "a", "other")
 
 
-def test_attempt_ends_with_its_worker_and_stale_report_changes_nothing(book: Book) -> None:
+def test_attempt_ends_with_its_worker_and_ignores_stale_reports(book: Book) -> None:
     assert book.attempts("lost_worker", "worker", "outcome", "run_ns") == [
         ("a", 1, "lost", "expired", None),
         ("a", 2, "other", "finished", 2 * SECOND_NS),
@@ -180,7 +180,7 @@ def still_out(told: Story) -> None:
     told.lease(1, "a")
 
 
-def test_lease_that_is_still_out_has_no_end(book: Book) -> None:
+def test_open_lease_has_no_end(book: Book) -> None:
     columns = ("settled", "outcome", "run_ns")
     assert book.attempts("still_out", *columns) == [("a", 1, None, None, None)]
     assert book.tasks("still_out", "state", "ended", "run_ns") == [("a", 1, "LEASED", None, 0)]
@@ -195,7 +195,7 @@ def called_off(told: Story) -> None:
     told.tell(4, "cancelled", "b")
 
 
-def test_task_is_cancelled_under_its_worker_and_before_it(book: Book) -> None:
+def test_task_is_cancelled_during_and_before_its_lease(book: Book) -> None:
     assert book.attempts("called_off", "outcome", "run_ns") == [("a", 1, "cancelled", None)]
     assert book.tasks("called_off", "state", "attempts", "ended") == [
         ("a", 1, "CANCELLED", 1, at(4)),
@@ -213,7 +213,7 @@ def given_back(told: Story) -> None:
     told.tell(4, "aged", "a", reason="too old")
 
 
-def test_attempt_that_was_over_is_not_ended_again(book: Book) -> None:
+def test_settled_attempt_is_not_settled_again(book: Book) -> None:
     """A task that waits is postponed, cancelled or grows old under the number of its last lease."""
     assert book.attempts("given_back", "outcome", "run_ns") == [("a", 1, "returned", None)]
     assert book.tasks("given_back", "state", "reason", "losses") == [
@@ -233,7 +233,7 @@ def generations(told: Story) -> None:
     told.ready(30, "c")
 
 
-def test_generations_of_one_name_are_tasks_of_their_own(book: Book) -> None:
+def test_each_generation_of_a_name_is_a_task(book: Book) -> None:
     assert book.attempts("generations", "generation", "submitted") == [
         ("a", 1, 1, at(0)),
         ("a", 2, 2, at(20)),
@@ -262,7 +262,7 @@ def first_campaign(told: Story) -> None:
     told.ready(10, "y", "submitted")
 
 
-def test_name_is_used_again_in_another_campaign(book: Book) -> None:
+def test_name_may_be_reused_in_another_campaign(book: Book) -> None:
     assert book.tasks("first_campaign", "waits_for", "level") == [("x", 1, 0, 0), ("y", 1, 1, 1)]
     assert book.tasks("next_campaign", "waits_for", "level") == [("y", 1, 1, 1)]
     for campaign in ("first_campaign", "next_campaign"):
@@ -278,7 +278,7 @@ def delayed(told: Story) -> None:
     told.run("b", 32, 33)
 
 
-def test_delayed_task_waits_for_its_time_then_for_a_worker(book: Book) -> None:
+def test_delayed_task_waits_for_its_due_time_then_for_a_worker(book: Book) -> None:
     assert book.tasks("delayed", "state", "due", "ready", "blocked_ns", "wait_ns") == [
         ("a", 1, "DELAYED", at(60), None, None, 0),
         ("b", 1, "DONE", at(30), at(30), 30 * SECOND_NS, 2 * SECOND_NS),
@@ -296,7 +296,7 @@ def failing(told: Story) -> None:
     told.fail(2, "bad", "no")
 
 
-def test_blocked_behind_a_failure_is_told_from_blocked_for_now(book: Book) -> None:
+def test_blocked_by_a_failure_differs_from_blocked_for_now(book: Book) -> None:
     assert book.tasks("failing", "state", "is_behind_failure", "level") == [
         ("bad", 1, "FAILED", False, 0),
         ("behind", 1, "BLOCKED", True, 1),
@@ -336,7 +336,7 @@ def test_level_and_path_follow_the_longest_chain(book: Book) -> None:
     ]
 
 
-def test_critical_path_tells_where_the_time_went(book: Book) -> None:
+def test_critical_path_splits_the_time(book: Book) -> None:
     spans = ("total_ns", "held_ns", "wait_ns", "retry_ns", "run_ns", "gain_ns")
     found = book.rows("paths", "diamond", "position", "task", "after", *spans)
     assert [(*row[:3], *(value / SECOND_NS for value in row[3:])) for row in found] == [
@@ -347,7 +347,7 @@ def test_critical_path_tells_where_the_time_went(book: Book) -> None:
     assert book.rows("paths", "diamond", "task", "started", "ended")[0] == ("a", at(0), at(3))
 
 
-def test_campaign_of_which_nothing_ended_has_no_critical_path(book: Book) -> None:
+def test_campaign_without_ended_tasks_has_no_critical_path(book: Book) -> None:
     assert book.rows("paths", "still_out", "task") == []
 
 
@@ -368,7 +368,7 @@ def stays(told: Story) -> None:
     told.run("c", 26, 30, "visitor")
 
 
-def test_workers_stay_ends_with_its_leaving_and_with_its_process(book: Book) -> None:
+def test_stay_ends_when_the_worker_leaves_or_its_process_changes(book: Book) -> None:
     times = book.workers("visitor", "stay", "incarnation", "slots", "joined", "left", "attempts")
     assert times == [
         (1, 1, 4, at(0), at(10), 2),
@@ -384,7 +384,7 @@ def test_workers_stay_ends_with_its_leaving_and_with_its_process(book: Book) -> 
     assert book.workers("visitor", "stay", "utilisation") == [(1, 5 / 40), (2, None), (3, 4 / 5)]
 
 
-def test_guarantees_hold_in_sound_stories(spark: SparkSession) -> None:
+def test_guarantees_hold_in_correct_histories(spark: SparkSession) -> None:
     """A second generation that runs is no reason to wait for what the first one did."""
     told = Story()
     diamond(told)
@@ -427,5 +427,5 @@ def test_every_broken_guarantee_is_found(spark: SparkSession) -> None:
     assert not found.is_clean
 
 
-def test_nothing_comes_of_nothing(spark: SparkSession) -> None:
+def test_empty_history_has_no_tasks(spark: SparkSession) -> None:
     assert guarantees(*Story().frames(spark)).submitted == 0

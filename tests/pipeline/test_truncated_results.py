@@ -29,14 +29,14 @@ class Told:
         return {name: {"state": state, "attempt": 1} for name, state in states.items()}
 
 
-def test_map_rows_gives_a_reason_instead_of_a_truncated_result() -> None:
+def test_truncated_result_is_replaced_by_a_reason() -> None:
     batch = pa.record_batch({"task": ["whole", "cut", "bad"]})
     fetched = map_rows._fetched(cast("Client", Told()), batch)  # noqa: SLF001
     assert fetched["result"].to_pylist() == ["all", None, None]
     assert fetched["reason"].to_pylist() == [None, REASON, "why"]
 
 
-def test_table_of_results_has_the_end_of_a_truncated_result_and_a_reason() -> None:
+def test_results_have_the_end_of_a_truncated_result_and_a_reason() -> None:
     view = {"campaign": "", "service": "exec", "attempt": 1, "reason": "", "ended": 1.0}
     views = [{"name": name, "state": "done", **view} for name in ("whole", "cut")]
     batch = results_batch(views, [Result(b"all"), Result(b"end", 9)])
