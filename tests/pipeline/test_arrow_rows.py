@@ -1,4 +1,4 @@
-"""Tasks as Arrow columns: what is quick says the same as what is slow."""
+"""Tasks as Arrow columns: the fast path gives the same as the slow one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets: a frame is checked against its columns, and the page has every one of them."""
+"""Datasets: the check of a frame, and the tables in the docs."""
 
 from __future__ import annotations
 

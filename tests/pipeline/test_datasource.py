@@ -1,4 +1,4 @@
-"""`format("taskyard")`: rows become tasks once, and a state or a broker can be read as tables."""
+"""`format("taskyard")`: write rows as tasks, and read tables of a state or a broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from pyspark_taskyard.options import OPTIONS
+from pyspark_taskyard.tables import results_batch
 from taskyard import testing
+from taskyard.core.model import Result
 from taskyard.journal import compaction, history
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal.scenarios import WritingYard
@@ -32,7 +34,7 @@ def broker() -> Iterator[InMemoryBroker]:
 
 
 class State:
-    """A state directory whose first rows are compacted, and others are not."""
+    """A state directory with compacted rows and later ones."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -182,8 +184,8 @@ class TestBrokerAsTables:
         assert results["b"]["result"] is None
         assert results["b"]["reason"].startswith("exit status 1")
         events = _read(spark, "events", **where).orderBy("record").collect()
-        told = [(one["kind"], one["task"]) for one in events if one["task"]]
-        assert told == [
+        kinds = [(one["kind"], one["task"]) for one in events if one["task"]]
+        assert kinds == [
             *(("submitted", "c/a"), ("submitted", "c/b")),
             *(("leased", "c/a"), ("finished", "c/a"), ("leased", "c/b"), ("failed", "c/b")),
         ]
@@ -193,15 +195,15 @@ class TestBrokerAsTables:
         assert [(one["task"], one["after"]) for one in edges] == [("c/b", "c/a")]
 
 
-#: How often a stream is started again.
+#: The most restarts of a stream.
 RESTARTS_MAX = 5
 
 
 def run_stream(writer: DataStreamWriter) -> None:
-    """Run a stream to its end, again if Spark lost patience with its own Python process.
+    """Run a stream to its end, and restart it if its Python process did not start in time.
 
-    Spark gives that process 10 s to start, which it may need on a busy machine. A stream that is
-    started again goes on from its checkpoint.
+    Spark's limit is 10 s, which may be too short on a busy machine. A restarted stream continues
+    from its checkpoint.
     """
     for _ in range(RESTARTS_MAX):
         try:
@@ -245,3 +247,14 @@ def test_page_has_every_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
     table = [f"| `{option}` | {meaning} |" for option, meaning in OPTIONS.items()]
     assert [line for line in table if line not in page] == []
+
+
+def test_results_have_the_end_of_a_truncated_result_and_a_reason() -> None:
+    view = {"campaign": "", "service": "exec", "attempt": 1, "reason": "", "ended": 1.0}
+    views = [{"name": name, "state": "done", **view} for name in ("whole", "cut")]
+    batch = results_batch(views, [Result(b"all"), Result(b"end", 9)])
+    assert batch["result"].to_pylist() == [b"all", b"end"]
+    assert batch["reason"].to_pylist() == [
+        "",
+        "result truncated: only the last 3 of 9 bytes are kept",
+    ]

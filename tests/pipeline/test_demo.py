@@ -1,4 +1,4 @@
-"""The demo: the one of the README is run as it stands there, and its parts one by one."""
+"""The demo: the run that the README shows, and each of its parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: The note of README's blocks that are run here.
+#: The note at the README's blocks that this file runs.
 NOTE = "run by tests/pipeline/test_demo.py"
 
 PLANNED = campaign.make_campaign(campaign.TASKS)
@@ -49,7 +49,7 @@ OK = DemoCounts(
 )
 
 
-# The whole of it.
+# The whole demo.
 
 
 def of_readme() -> list[Block]:
@@ -57,30 +57,30 @@ def of_readme() -> list[Block]:
 
 
 def shape(line: str) -> str:
-    """A line without what differs from run to run: its numbers."""
+    """Replace the numbers of a line, which differ between runs."""
     return re.sub(r"\s+", " ", re.sub(r"\d[\d,.]*", "#", line)).strip()
 
 
-@pytest.mark.timeout(900)  # a minute on two free cores; on busy ones it is still to be believed
+@pytest.mark.timeout(900)  # a minute on two free cores
 def test_readme_demo_exits_0_and_prints_the_shown_output(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert spark.version  # of the session that the demo finds, and leaves running
+    assert spark.version  # the demo uses this session and leaves it running
     command, shown = of_readme()
     program, *arguments = shlex.split(command.body)
     assert program == "./yard"
     monkeypatch.chdir(tmp_path)
     code = run(taskyard, arguments)
-    told = capfd.readouterr()
-    assert code == 0, told
-    # In its order, and nothing beside it: what the page leaves out it says.
-    printed = iter(map(shape, (told.err + told.out).splitlines()))
+    output = capfd.readouterr()
+    assert code == 0, output
+    # In this order. The README marks omitted lines.
+    printed = iter(map(shape, (output.err + output.out).splitlines()))
     for line in shown.body.splitlines():
         if line.strip() not in ("", "…"):
-            assert shape(line) in printed, (line, told)
+            assert shape(line) in printed, (line, output)
     assert (tmp_path / "taskyard-demo/report/report.html").stat().st_size > 100_000
     assert (tmp_path / "taskyard-demo/tables/tasks").is_dir()
 
@@ -89,7 +89,7 @@ def test_readme_demo_exits_0_and_prints_the_shown_output(
 
 
 def guarantees(counts: DemoCounts, **changed: int) -> Guarantees:
-    """What Spark counts where it agrees."""
+    """Return Spark's counts, equal to the journal's unless changed."""
     audit_counts = counts.audit_counts
     return Guarantees(
         **{
@@ -162,8 +162,8 @@ def test_records_are_counted_by_dialect_and_blocking_failure() -> None:
     names = [b"mail", b"receipt", b"digest", b"other", b"late"]
     after = [[], [b"mail"], [b"receipt", b"other"], [], [b"other"]]
     submission = Submission(names, [b""], [Terms()], after=after)
-    story = RecordFold()
-    story.add(
+    fold = RecordFold()
+    fold.add(
         [
             WorkerJoined(0, b"agents", WorkerFacts(dialect=b"dwork")),
             WorkerJoined(0, b"w", WorkerFacts(dialect=b"dwork")),
@@ -173,8 +173,10 @@ def test_records_are_counted_by_dialect_and_blocking_failure() -> None:
             Finished(0, b"p", [b"other"], [1]),
         ]
     )
-    assert story.behind_failure() == 2  # the receipt and the digest; the late one could run
-    assert story.done_by["ping-pong"] == 1
+    assert (
+        fold.behind_failure() == 2
+    )  # the receipt and the digest, but not the late task, which could run
+    assert fold.done_by["ping-pong"] == 1
 
 
 # The campaign.
@@ -290,7 +292,7 @@ def test_broker_restarts_on_its_ports_and_all_processes_end(yard: DemoCluster) -
             os.kill(pid, 0)
 
 
-# The verb.
+# The command.
 
 
 def test_missing_spark_is_reported_with_the_install_command(
@@ -298,16 +300,16 @@ def test_missing_spark_is_reported_with_the_install_command(
 ) -> None:
     monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
     assert run(taskyard, ["demo"]) == 2
-    told = capfd.readouterr().err
-    assert "needs pyspark and pandas" in told
-    assert "pip install 'taskyard[spark]'" in told
-    assert told.count("\n") == 1
+    err = capfd.readouterr().err
+    assert "needs pyspark and pandas" in err
+    assert "pip install 'taskyard[spark]'" in err
+    assert err.count("\n") == 1
 
 
 def test_document_matches_its_schema(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from taskyard.demo import walkthrough  # noqa: PLC0415  # it is changed here
+    from taskyard.demo import walkthrough  # noqa: PLC0415  # patched here
 
     lines = audit.lines(changed(completed_twice=1), guarantees(OK), PLANNED, KILL)
     outcome = walkthrough.DemoResult(tmp_path, tmp_path, tmp_path, tmp_path, OK, lines, 1.0)

@@ -1,4 +1,4 @@
-"""`pipeline fleet`: workers inside the executors of a real cluster, one of which is killed."""
+"""`pipeline fleet`: workers in the executors of a real cluster, one of which is killed."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 SPARK_HOME = Path(pyspark.__file__).parent
 TASKS = 1000
 PATIENCE_SECONDS = 200
-#: For the many JVMs of a short test.
+#: JVM options for short runs.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: Two executors with as many cores as this, a worker on each.
+#: Cores of each of two executors, with a worker on each core.
 CORES = 2
 
 
 @contextmanager
 def _daemon(directory: Path, kind: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A part of a cluster."""
+    """Run a daemon of a cluster."""
     main = f"org.apache.spark.deploy.{kind.lower()}.{kind}"
     places = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     environment = os.environ | {
@@ -63,7 +63,7 @@ def _daemon(directory: Path, kind: str, *words: str) -> Iterator[subprocess.Pope
 
 
 def _place(process: subprocess.Popen[str]) -> str:
-    """Where it says that it is, when it has started."""
+    """Return the address that a daemon prints when it has started."""
     assert process.stderr is not None
     for line in process.stderr:
         found = re.search(r"Starting Spark (?:master at|worker) (\S+)", line)
@@ -74,7 +74,7 @@ def _place(process: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def _cluster(directory: Path) -> Iterator[tuple[str, list[int]]]:
-    """The master's URL, and the processes of two of Spark's own workers."""
+    """Run a cluster. Yields the master's URL and the processes of two Spark workers."""
     with ExitStack() as stack:
         url = _place(stack.enter_context(_daemon(directory, "Master")))
         started = [
@@ -91,8 +91,7 @@ def _cluster(directory: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def _executor_of(worker: int) -> int:
-    """The process of a worker's executor. Others live for a moment: what a worker asks its system
-    is asked by processes."""
+    """Return the executor process of a Spark worker, which also has short-lived children."""
     found = [
         int(child)
         for task in Path(f"/proc/{worker}/task").iterdir()
@@ -122,7 +121,7 @@ def _tally(state: Path) -> AuditCounts:
 
 
 def _until(is_so: Callable[[], object], what: str) -> None:
-    """Wait for a cluster: on a busy machine its parts take a minute to start."""
+    """Wait for a condition. On a busy machine a cluster takes a minute to start."""
     ends = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         assert time.monotonic() < ends, f"did not happen: {what}"

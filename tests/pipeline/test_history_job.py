@@ -1,4 +1,4 @@
-"""`pipeline history`: incremental, and the same tables however often it is killed."""
+"""`pipeline history`: incremental, with the same tables after any number of kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 from taskyard.pipeline.layout import campaign_key
 from taskyard.pipeline.sources import history as source
 from tests.pipeline.killed_history import Bomb
-from tests.pipeline.scenarios import Story, at, write_part
+from tests.pipeline.scenarios import EventLog, at, write_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,20 +39,19 @@ if TYPE_CHECKING:
 
 TABLES = (EVENTS, EDGES, ATTEMPTS, TASKS, WORKERS, METRICS, CRITICAL_PATH)
 
-#: Names that would lead elsewhere, or nowhere, if they were taken for paths.
+#: Names that would be unsafe or invalid as paths.
 ODD_NAMES = ("../../../evil", "", "A/b=c%2F", "a/b=c%2f", "campaign " * 60, "2024", "\u00fc \n*?[")
 
-#: How often an error at a step ends the job, over each part; and at which of its steps it is killed
-#: in a process of its own.
+#: Errors raised at a step for each part, and steps at which a process is killed.
 RAISES_A_PART = 3
 KILLED_AT = 5
-#: A step is drawn from so many.
+#: The number of steps to choose from.
 STEPS = 14
 SEED = 20
 
 
 class Raised(Exception):
-    """The end of a run, in place of a kill."""
+    """Ends a run in place of a kill."""
 
 
 class RaisingBomb(Bomb):
@@ -60,10 +59,10 @@ class RaisingBomb(Bomb):
         raise Raised(step)
 
 
-def tell_all() -> list[Story]:
-    """A campaign that goes on over all parts, one of the first part alone, and workers."""
+def make_logs() -> list[EventLog]:
+    """Return a campaign over all parts, one of the first part only, and workers."""
     numbers = count(1)
-    long, short = Story("long", numbers), Story(ODD_NAMES[0], numbers)
+    long, short = EventLog("long", numbers), EventLog(ODD_NAMES[0], numbers)
     long.join(0, "w", slots=2)
     long.submit(0, "a")
     long.submit(0, "b", "a")
@@ -71,15 +70,15 @@ def tell_all() -> list[Story]:
     short.submit(1, "x")
     long.lease(2, "a")
     short.run("x", 2, 3)
-    long.finish(86_400, "a")  # the second part begins here: the lease of a is in the first
+    long.finish(86_400, "a")  # the second part begins here, the lease of a is in the first
     long.ready(86_400, "b")
     long.lease(86_410, "b", "w")
-    long.tell(86_420, "worker_left", worker="w", reason="gone")
-    long.tell(86_430, "expired", "b", worker="w")
+    long.add(86_420, "worker_left", worker="w", reason="gone")
+    long.add(86_430, "expired", "b", worker="w")
     long.ready(86_430, "b", "expired")
     long.join(86_440, "w", incarnation=2)
     long.run("b", 86_500, 86_510)  # the third part
-    long.tell(90_000, "due", "c")
+    long.add(90_000, "due", "c")
     long.ready(90_000, "c", "due")
     long.lease(90_001, "c")
     long.fail(90_002, "c", "broken\nall over")
@@ -91,9 +90,9 @@ SPANS = [(1, 8), (9, 14), (15, 20)]
 
 
 def make_state(state: Path, parts: int) -> Path:
-    told = tell_all()
+    logs = make_logs()
     for first, last in SPANS[:parts]:
-        write_part(state, first, last, *told)
+        write_part(state, first, last, *logs)
     return state
 
 
@@ -197,21 +196,21 @@ def test_rerun_with_nothing_new_writes_nothing(
     assert files_of(clean) == before
 
 
-@pytest.mark.timeout(900)  # its runs are many, and take five times as long where others run beside
+@pytest.mark.timeout(900)  # many runs, five times slower on a busy machine
 def test_job_killed_ten_times_gives_the_same_tables(
     spark: SparkSession, tmp_path: Path, expected: dict[str, list[str]]
 ) -> None:
-    """Parts come one by one, and over each of them the job dies again and again.
+    """Parts are added one by one, and the job dies several times during each.
 
-    A real kill costs a JVM, so most are errors raised at a step: what is on disk is the same, since
-    every step that changes a table is a rename or a removal of this very process.
+    A real kill costs a JVM, so most are errors raised at a step. The files are the same then,
+    because every step that changes a table is a rename or a removal by this process.
     """
     state, out = tmp_path / "state", tmp_path / "out"
-    luck = random.Random(SEED)
+    rng = random.Random(SEED)
     died: list[str] = []
     for parts in range(1, len(SPANS) + 1):
         make_state(state, parts)
-        died += [die(spark, state, out, luck.randrange(1, STEPS)) for _ in range(RAISES_A_PART)]
+        died += [die(spark, state, out, rng.randrange(1, STEPS)) for _ in range(RAISES_A_PART)]
         if parts < len(SPANS):
             make_tables(spark, state, out)
     kill(state, out, KILLED_AT)
@@ -222,7 +221,7 @@ def test_job_killed_ten_times_gives_the_same_tables(
 
 
 def die(spark: SparkSession, state: Path, out: Path, number: int) -> str:
-    """The step at which a run ended; empty if it came to its own end before."""
+    """Return the step at which a run died, or "" if it ended before."""
     try:
         make_tables(spark, state, out, RaisingBomb(number))
     except Raised as error:
@@ -323,6 +322,6 @@ def test_command_without_spark_prints_the_install_command(
 ) -> None:
     monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
     assert run(taskyard, ["pipeline", "history", "--state", str(tmp_path)]) == 2
-    told = capfd.readouterr().err
-    assert "needs pyspark and pandas, which is not installed: `pip install" in told
+    err = capfd.readouterr().err
+    assert "needs pyspark and pandas, which is not installed: `pip install" in err
     assert run(taskyard, ["pipeline", "history", "--help"]) == 0

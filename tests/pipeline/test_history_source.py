@@ -1,4 +1,4 @@
-"""A real state's history: files, rows beside them, and what Spark makes of them."""
+"""The history of a real state: files, later rows, and their DataFrames."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: Rows that are exported; those after them are in the journal alone.
+#: Exported rows. Later ones are only in the journal.
 EXPORTED = 30
 
 
 @pytest.fixture(scope="module")
 def yard() -> WritingYard:
-    """Every kind of record, tasks in every state."""
+    """Return a yard with every kind of record and tasks in every state."""
     return rich_story(MemoryStore())
 
 
 def write_rows(yard: WritingYard, state: Path, exported: int) -> int:
-    """The yard's rows as a state's journal, the first of them exported, too."""
+    """Write the yard's rows to a state's journal, and export the first of them."""
     rows = list(yard.store.rows())
     with closing(SqliteStore(state)) as store:
         for row in islice(rows, exported):
@@ -59,14 +59,14 @@ def state(yard: WritingYard, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(
+def frames(
     spark: SparkSession, state: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> source.HistoryFrames:
     return source.read(spark, state, tmp_path_factory.mktemp("scratch"))
 
 
 def test_files_and_later_rows_are_one_history(
-    yard: WritingYard, state: Path, told: source.HistoryFrames, tmp_path: Path
+    yard: WritingYard, state: Path, frames: source.HistoryFrames, tmp_path: Path
 ) -> None:
     whole = shutil.copytree(state, tmp_path / "whole")
     shutil.rmtree(whole / "history")
@@ -75,18 +75,20 @@ def test_files_and_later_rows_are_one_history(
     with closing(SqliteStore(whole)) as store:
         compaction.export(whole, store)
     ((part,), _) = history.parts(whole)
-    assert part.last == told.last == yard.store.head.sequence
-    tables = {"events": told.events, "edges": told.edges}
+    assert part.last == frames.last == yard.store.head.sequence
+    tables = {"events": frames.events, "edges": frames.edges}
     for table, path in part.paths(whole).items():
         expected = sorted(map(repr, pq.read_table(path).to_pylist()))
         found = tables[table].toArrow().cast(history.TABLES[table]).to_pylist()
-        # What was told of a report on a task depends on whether that is still in memory.
+        # Events of late reports depend on whether the task is still in memory.
         assert len(found) == len(expected)
         assert sorted(map(repr, found)) == expected
 
 
-def test_states_equal_those_of_the_scheduler(yard: WritingYard, told: source.HistoryFrames) -> None:
-    known = tasks(told.events, told.edges).collect()
+def test_states_equal_those_of_the_scheduler(
+    yard: WritingYard, frames: source.HistoryFrames
+) -> None:
+    known = tasks(frames.events, frames.edges).collect()
     newest = {row["task"]: row for row in sorted(known, key=lambda row: row["submitted_record"])}
     held = {
         task.name.decode(errors="backslashreplace"): task.state.name
@@ -97,18 +99,18 @@ def test_states_equal_those_of_the_scheduler(yard: WritingYard, told: source.His
 
 
 def test_guarantees_agree_with_the_journals_audit(
-    yard: WritingYard, told: source.HistoryFrames
+    yard: WritingYard, frames: source.HistoryFrames
 ) -> None:
     counting = Auditor()
     before = 0
     for row in yard.store.rows():
         counting.add(recovery.records_of(row, before))
         before = row.record_last
-    assert tallied(guarantees(told.events, told.edges), counting.tally())
+    assert agrees_with_audit(guarantees(frames.events, frames.edges), counting.tally())
 
 
-def tallied(found: Guarantees, tally: AuditCounts) -> bool:
-    """The tally counts a name that was cancelled and is there again by its newest task."""
+def agrees_with_audit(found: Guarantees, tally: AuditCounts) -> bool:
+    """Compare. The audit counts a name that was cancelled and resubmitted by its newest task."""
     waiting = found.blocked_behind_failure + found.unfinished + found.lost
     assert (found.submitted, found.done, found.failed) == (
         tally.submitted,
@@ -143,9 +145,9 @@ def test_state_without_exports_is_read_from_its_journal(
 
 
 def test_reading_takes_no_lock_and_writes_nothing(state: Path, tmp_path: Path) -> None:
-    kept = ("journal.sqlite-shm", "journal.sqlite-wal")  # SQLite's own scratch, made by any reader
+    kept = ("journal.sqlite-shm", "journal.sqlite-wal")  # SQLite's own files, created by any reader
     before = {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.name not in kept}
-    with closing(SqliteStore(state)) as store:  # as a broker holds it
+    with closing(SqliteStore(state)) as store:  # as a broker has it open
         assert source.export_tail(state, source.parts(state), tmp_path) == history.HistoryPart(
             EXPORTED + 1, store.head.sequence
         )

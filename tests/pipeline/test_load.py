@@ -1,4 +1,4 @@
-"""`pipeline load`: files of every format in, tasks out, nothing half and nothing twice."""
+"""`pipeline load`: files of every format are submitted completely, and only once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from taskyard.testing import InMemoryBroker
 
-#: A diamond, and a chain behind it: four levels.
+#: A diamond and a chain after it: four levels.
 DIAMOND: list[dict[str, Any]] = [
     {"name": "end", "argv": ["true", "end"], "after": ["left", "right"]},
     {"name": "left", "argv": ["true", "left"], "after": ["top"], "priority": 2},
@@ -107,7 +107,7 @@ def test_every_format_submits_the_same_tasks(spark: SparkSession, tmp_path: Path
 
 
 def _prepared(checked: load.CheckedCampaign) -> list[dict[str, Any]]:
-    """What would be submitted."""
+    """Return the tasks that would be submitted."""
     tasks = unpack(checked.chunks.select("tasks").toArrow()["tasks"])
     rows: list[dict[str, Any]] = tasks.drop_columns("place").to_pylist()
     return rows
@@ -217,7 +217,7 @@ def test_every_error_is_rejected_with_place_and_reason(spark: SparkSession, tmp_
 
 
 def _corpus(directory: Path) -> dict[str, str]:
-    """Files that are broken, and what is said of each."""
+    """Write invalid files, and return the expected error of each."""
     good = [{"name": f"g{n}", "payload": "x" * 50} for n in range(200)]
     packed = gzip.compress(_lines(good))
     (directory / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
@@ -341,10 +341,10 @@ def test_task_never_depends_on_another_files_task_of_the_same_name(
     _write(tmp_path / "two.jsonl", tasks("2"))
     files = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
     checked = load.read(spark, files, FileOptions(campaign="c"))
-    told = [str(one).partition("two.jsonl:")[2] for one in checked.rejects]
-    assert told[0].startswith("1: the name 'first' stands in ")
-    assert told[1] == "2: waits for 'first', which was rejected (line 1)"
-    assert len(told) == 2
+    rejects = [str(one).partition("two.jsonl:")[2] for one in checked.rejects]
+    assert rejects[0].startswith("1: the name 'first' stands in ")
+    assert rejects[1] == "2: waits for 'first', which was rejected (line 1)"
+    assert len(rejects) == 2
     assert len(checked.validation.places) == 4
 
 
@@ -395,7 +395,7 @@ def _tally(state: Path) -> Any:
     return counting.tally()
 
 
-# The verb.
+# The command.
 
 
 def _call(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -411,8 +411,8 @@ def test_dry_run_needs_no_broker(tmp_path: Path, capsys: pytest.CaptureFixture[s
     code, out, _ = _call(file, "--dry-run", capsys=capsys)
     assert code == 0
     lines = [line.split(maxsplit=1) for line in out.splitlines()[1:]]
-    told = {first: rest for first, rest in lines if first != "critical"}
-    assert (told["tasks"], told["depth"], told["width"]) == ("5", "4", "2 (on level 2)")
+    printed = {first: rest for first, rest in lines if first != "critical"}
+    assert (printed["tasks"], printed["depth"], printed["width"]) == ("5", "4", "2 (on level 2)")
     assert "critical path  4 tasks: top → left → end → last" in out
     _, out, _ = _call(file, "--dry-run", "--json", capsys=capsys)
     documents.check(out)

@@ -1,18 +1,24 @@
-"""`map_rows`: a frame in, a frame out, and tasks in between."""
+"""`map_rows`: run a task for each row, and return the results."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 import pytest
 
 from taskyard import testing
+from taskyard.client.requests import TaskResult
+from taskyard.core.states import TaskState
 from taskyard.errors import TimedOut, UserError
+from taskyard.pipeline.jobs import map_rows as job
 from taskyard.spark import map_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from taskyard.client.client import Client
 
 
 def test_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
@@ -79,3 +85,29 @@ def test_invalid_arguments_are_refused_before_submission(spark: SparkSession) ->
         map_rows(frame, argv=["true"], key="k", **to)
     with pytest.raises(UserError, match="campaign: a name is required"):
         map_rows(frame, argv=["true"], key="id", campaign="", broker="ipc:///nowhere")
+
+
+class FakeClient:
+    """A client of a broker with three tasks."""
+
+    def results(self, _names: list[str]) -> dict[str, TaskResult]:
+        return {
+            "whole": TaskResult(TaskState.DONE, b"all"),
+            "cut": TaskResult(TaskState.DONE, b"end", 9),
+            "bad": TaskResult(TaskState.FAILED, b"why"),
+        }
+
+    def existing(self, _names: list[str]) -> dict[str, dict[str, Any]]:
+        states = {"whole": "done", "cut": "done", "bad": "failed"}
+        return {name: {"state": state, "attempt": 1} for name, state in states.items()}
+
+
+def test_truncated_result_is_replaced_by_a_reason() -> None:
+    batch = pa.record_batch({"task": ["whole", "cut", "bad"]})
+    fetched = job._fetched(cast("Client", FakeClient()), batch)  # noqa: SLF001
+    assert fetched["result"].to_pylist() == ["all", None, None]
+    assert fetched["reason"].to_pylist() == [
+        None,
+        "result truncated: only the last 3 of 9 bytes are kept",
+        "why",
+    ]

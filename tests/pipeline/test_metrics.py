@@ -1,4 +1,4 @@
-"""Events to metrics: counts, depth and times of each stretch of a campaign, a lane, a worker."""
+"""Metrics: counts, depth and times by interval of a campaign, a lane and a worker."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from taskyard.pipeline.datasets import METRICS
 from taskyard.pipeline.transforms.metrics import BUCKETS_MAX, metrics
 from taskyard.pipeline.transforms.steps import attempts
 from taskyard.pipeline.transforms.workers import workers
-from tests.pipeline.scenarios import SECOND_NS, Story, at
+from tests.pipeline.scenarios import SECOND_NS, EventLog, at
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
 
-def tell() -> Story:
-    """Two tasks wait; one is done after three seconds, the other fails twice."""
-    story = Story()
-    story.join(0, "w", slots=2)
-    story.submit(0, "a")
-    story.submit(0.5, "b")
-    story.lease(1.5, "a")
-    story.lease(1.75, "b")
-    story.tell(2, "postponed", "b", worker="w", reason="busy\nsince noon", own_fault=True)
-    story.finish(4.5, "a")
-    story.tell(6, "due", "b")
-    story.ready(6, "b", "due")
-    story.lease(6.25, "b")
-    story.fail(6.5, "b", "busy")
-    return story
+def make_log() -> EventLog:
+    """Return a log of two tasks. One is done after three seconds, the other fails twice."""
+    log = EventLog()
+    log.join(0, "w", slots=2)
+    log.submit(0, "a")
+    log.submit(0.5, "b")
+    log.lease(1.5, "a")
+    log.lease(1.75, "b")
+    log.add(2, "postponed", "b", worker="w", reason="busy\nsince noon", own_fault=True)
+    log.finish(4.5, "a")
+    log.add(6, "due", "b")
+    log.ready(6, "b", "due")
+    log.lease(6.25, "b")
+    log.fail(6.5, "b", "busy")
+    return log
 
 
-def of_lanes() -> Story:
-    story = Story("laned")
-    for event in tell().events:
-        story.events.append({**event, "record": int(str(event["record"])) + 100})
+def of_lanes() -> EventLog:
+    log = EventLog("laned")
+    for event in make_log().events:
+        log.events.append({**event, "record": int(str(event["record"])) + 100})
         if event.get("task"):
-            story.events[-1] |= {"campaign": "laned", "lane": "x", "task": f"laned {event['task']}"}
-    return story
+            log.events[-1] |= {"campaign": "laned", "lane": "x", "task": f"laned {event['task']}"}
+    return log
 
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> list[Row]:
-    whole, long = tell(), Story("long")
+    whole, long = make_log(), EventLog("long")
     whole.events += [event for event in of_lanes().events if event.get("task")]
     long.submit(0, "early")
     long.submit(100_000, "late")
@@ -73,8 +73,8 @@ def test_each_interval_counts_its_events(found: list[Row]) -> None:
 
 
 def test_depth_and_running_accumulate(found: list[Row]) -> None:
-    told = rows(found, "campaign", "c", "depth", "running", "busy_ns")
-    assert [(depth, running, busy / SECOND_NS) for _, depth, running, busy in told] == [
+    found_rows = rows(found, "campaign", "c", "depth", "running", "busy_ns")
+    assert [(depth, running, busy / SECOND_NS) for _, depth, running, busy in found_rows] == [
         (2, 0, 0),
         (0, 2, 0.75),
         (0, 1, 1),
@@ -86,10 +86,10 @@ def test_depth_and_running_accumulate(found: list[Row]) -> None:
 
 
 def test_times_are_in_the_intervals_of_begin_and_end(found: list[Row]) -> None:
-    told = rows(found, "campaign", "c", "wait_p50_ns", "wait_max_ns", "run_max_ns", "reasons")
-    begun, put_off, ended = told[1], told[2], told[6]
+    found_rows = rows(found, "campaign", "c", "wait_p50_ns", "wait_max_ns", "run_max_ns", "reasons")
+    begun, postponed, ended = found_rows[1], found_rows[2], found_rows[6]
     assert begun == (at(1), 1_250_000_000, 1_500_000_000, None, None)
-    assert put_off == (at(2), None, None, 250_000_000, {"busy": 1})
+    assert postponed == (at(2), None, None, 250_000_000, {"busy": 1})
     assert ended == (at(6), 250_000_000, 250_000_000, 250_000_000, {"busy": 1})
 
 
@@ -112,13 +112,15 @@ def test_services_lanes_and_workers_have_their_own_rows(found: list[Row]) -> Non
 
 
 def test_utilisation_is_relative_to_slots(found: list[Row]) -> None:
-    told = rows(found, "worker", None, "leased", "finished", "running", "utilisation", "depth")
-    assert told[0] == (at(1), 4, 0, 4, 0.75, None)
-    assert [row[4] for row in told] == [0.75, 1.0, 1.0, 0.5, 0.0, 0.25]
+    found_rows = rows(
+        found, "worker", None, "leased", "finished", "running", "utilisation", "depth"
+    )
+    assert found_rows[0] == (at(1), 4, 0, 4, 0.75, None)
+    assert [row[4] for row in found_rows] == [0.75, 1.0, 1.0, 0.5, 0.0, 0.25]
 
 
 def test_intervals_get_longer_with_the_campaign(found: list[Row]) -> None:
-    told = rows(found, "campaign", "long", "bucket_ns", "depth")
-    assert 2 <= len(told) <= BUCKETS_MAX + 1
-    assert {width for _, width, _ in told} == {600 * SECOND_NS}
-    assert [depth for *_, depth in told][-2:] == [1, 2]
+    found_rows = rows(found, "campaign", "long", "bucket_ns", "depth")
+    assert 2 <= len(found_rows) <= BUCKETS_MAX + 1
+    assert {width for _, width, _ in found_rows} == {600 * SECOND_NS}
+    assert [depth for *_, depth in found_rows][-2:] == [1, 2]

@@ -1,4 +1,4 @@
-"""The report: its page in a real browser, its tables, and that users' names are but text."""
+"""The report: its page in a real browser, its tables, and the escaping of users' names."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from taskyard.pipeline.sources import history
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.journal.scenarios import BEGIN_NS, WritingYard
 from tests.pipeline.browser import opened
-from tests.pipeline.scenarios import Story
+from tests.pipeline.scenarios import EventLog
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from pyspark.sql import SparkSession
 
-#: Text that would do something if it were taken for more than text.
+#: Text that would run as a script without escaping.
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
-#: A campaign has no `/`.
+#: A campaign's name has no `/`.
 CAMPAIGN = HOSTILE.replace("/", "|")
 MARKUP = '<a href="javascript:alert(2)">x</a>&lt;b&gt;<br>'
 
-#: What a page of a run shows that has everything.
-PICTURES = (*("over-time", "workers", "times", "lanes", "setbacks", "levels", "critical-path"),)
+#: All charts of a page.
+CHARTS = (*("over-time", "workers", "times", "lanes", "setbacks", "levels", "critical-path"),)
 
 
-def tell(yard: WritingYard) -> None:
-    """A campaign with a graph, lanes, failures, a lost worker and a stale report."""
+def fill(yard: WritingYard) -> None:
+    """Run a campaign with a graph, lanes, failures, a lost worker and a stale report."""
     hostile, markup = HOSTILE.encode(), MARKUP.encode()
     yard.join(markup, slots_total=2, services=(b"exec", b"smtp"), incarnation=1)
     yard.join(b"w2", slots_total=2, services=(b"exec", b"smtp"), lease_timeout_ns=5 * SECOND_NS)
@@ -67,7 +67,7 @@ def tell(yard: WritingYard) -> None:
     lanes = [markup, markup, b"y", b"y", hostile, hostile]
     yard.submit(*mail, lanes=lanes, campaign=campaign, service=b"smtp")
     yard.take(b"w2", 1)
-    yard.later(6)  # w2 fell silent
+    yard.later(6)  # the leases of w2 expire
     yard.handle_stale(CAMPAIGN.encode() + b"/mail-0")
     for _ in range(60):
         taken = yard.take(markup, 2)
@@ -106,13 +106,13 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("report") / "state"
     directory.mkdir()
     with closing(SqliteStore(directory)) as store:
-        tell(WritingYard(store))
+        fill(WritingYard(store))
     return directory
 
 
 @pytest.fixture(scope="module")
-def told(state: Path, spark: SparkSession) -> dict[str, Any]:
-    """What the verb says, which has written the page by then."""
+def document(state: Path, spark: SparkSession) -> dict[str, Any]:
+    """Return the JSON output of the command, which also writes the page."""
     assert spark is not None
     answer = io.TextIOWrapper(io.BytesIO())
     arguments = ["pipeline", "report", "--state", str(state), "--campaign", CAMPAIGN, "--json"]
@@ -126,8 +126,8 @@ def told(state: Path, spark: SparkSession) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def out(told: dict[str, Any]) -> Path:
-    return Path(told["page"]).parent
+def out(document: dict[str, Any]) -> Path:
+    return Path(document["page"]).parent
 
 
 def test_page_opens_offline_without_errors_and_shows_every_chart(
@@ -137,7 +137,7 @@ def test_page_opens_offline_without_errors_and_shows_every_chart(
     figures = seen.figures()
     assert seen.complaints == []
     assert seen.requests == []
-    assert sorted(figures) == sorted(PICTURES)
+    assert sorted(figures) == sorted(CHARTS)
     for name, (wide, high, drawn) in figures.items():
         assert wide > 800, name
         assert high >= 200, name
@@ -157,7 +157,7 @@ def test_page_is_drawn_in_dark_mode(out: Path, browser: Browser) -> None:
 
 
 def test_counts_equal_those_of_the_journal(
-    out: Path, told: dict[str, Any], state: Path, browser: Browser
+    out: Path, document: dict[str, Any], state: Path, browser: Browser
 ) -> None:
     counted = tally_of(state)
     assert (counted.submitted, counted.failed, counted.stale) == (26, 1, 1)
@@ -171,9 +171,11 @@ def test_counts_equal_those_of_the_journal(
     assert [row.split("\t")[2] for row in rows] == ["holds"] * 5
     assert rows[-1].split("\t")[1] == f"{counted.stale} stale results refused"
     assert f"tasks\n{counted.submitted}" in tiles
-    assert told["sound"] is True
-    assert told["guarantees"]["done"] == counted.done
-    assert told["summary"][0].startswith("26 tasks: 24 done, 1 failed, 1 blocked by a failure. ")
+    assert document["sound"] is True
+    assert document["guarantees"]["done"] == counted.done
+    assert document["summary"][0].startswith(
+        "26 tasks: 24 done, 1 failed, 1 blocked by a failure. "
+    )
 
 
 def test_tables_are_written_as_parquet_and_csv(out: Path) -> None:
@@ -201,10 +203,10 @@ def test_history_is_found_in_every_kind_of_directory(
 def test_unknown_campaign_is_named(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    story = Story("nightly")
-    story.submit(0, "a")
+    log = EventLog("nightly")
+    log.submit(0, "a")
     with pytest.raises(UserError, match=r"unknown campaign 'weekly' \(this history has nig"):
-        report.datasets(*story.frames(spark), "weekly")
+        report.datasets(*log.frames(spark), "weekly")
     assert run(taskyard, ["pipeline", "report", "--state", str(tmp_path)]) == 2
     assert "not a state directory" in capsys.readouterr().err
 
@@ -213,7 +215,7 @@ def test_unknown_campaign_is_named(
 
 
 def facts(**more: Any) -> ReportSummary:
-    """What is known of a campaign of one task, done by one worker."""
+    """Return the summary of a campaign with one task and one worker."""
     counts = dict.fromkeys((field.name for field in msgspec.structs.fields(Guarantees)), 0)
     began = datetime(2026, 3, 1, tzinfo=UTC)
     totals = {"tasks": 1, "done": 1, "attempts": 1, "submitted": began}
@@ -284,19 +286,19 @@ def test_busy_share_counts_slots_registered_during_the_campaign() -> None:
 
     stays = [
         stay("early", 2, -100, 1),  # 2 slots for 1 of 2 s
-        stay("restarted", 1, 0, None),  # as two processes, 2 s in all
+        stay("restarted", 1, 0, None),  # as two processes, 2 s in total
         stay("restarted", 1, 1, None),
         stay("any", 0, 0, None),
         stay("late", 9, 50, None),
     ]
     runs = {"early": 1, "restarted": 1, "any": 7}
-    told = facts(
+    found = facts(
         workers=pa.Table.from_pylist(stays),
         worker_runs=pa.Table.from_pylist(
             [{"worker": name, "run_ns": run * SECOND_NS} for name, run in runs.items()]
         ),
     )
-    assert summary.busy_share(told) == 2 / 4
+    assert summary.busy_share(found) == 2 / 4
 
 
 def test_parallel_lane_gives_no_lower_bound() -> None:
@@ -304,10 +306,10 @@ def test_parallel_lane_gives_no_lower_bound() -> None:
         {"run_ns": 8 * SECOND_NS, "alone_ns": 2 * SECOND_NS},  # four at once
         {"run_ns": SECOND_NS, "alone_ns": SECOND_NS},
     ]
-    told = facts(lanes=pa.Table.from_pylist(lanes))
-    assert lower_bound_ns(told) == SECOND_NS
-    told.totals["floor_ns"] = 3 * SECOND_NS
-    assert lower_bound_ns(told) == 3 * SECOND_NS
+    found = facts(lanes=pa.Table.from_pylist(lanes))
+    assert lower_bound_ns(found) == SECOND_NS
+    found.totals["floor_ns"] = 3 * SECOND_NS
+    assert lower_bound_ns(found) == 3 * SECOND_NS
 
 
 def test_long_critical_path_shows_its_longest_steps() -> None:
@@ -381,8 +383,8 @@ def test_changes_accumulate_over_empty_intervals() -> None:
         "running": [1, -1],
         "busy_ns": [4, -7],
     }
-    told = summary.over_time(pa.table(changes), 10)
-    assert told.ready_counts == [2, 2, 2, 1]
-    assert told.running == [1, 1, 1, 0]
-    assert told.busy_ns == [4, 10, 10, 3]
-    assert told.begins_ns == [0, 10, 20, 30]
+    series = summary.over_time(pa.table(changes), 10)
+    assert series.ready_counts == [2, 2, 2, 1]
+    assert series.running == [1, 1, 1, 0]
+    assert series.busy_ns == [4, 10, 10, 3]
+    assert series.begins_ns == [0, 10, 20, 30]

@@ -1,4 +1,4 @@
-"""Run times of a real campaign: none is longer than the time that passed, and all add up."""
+"""Run times of a real campaign: none exceeds the elapsed time, and all add up."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 SLOTS = 4
 NAP_SECONDS = 0.05
 
-#: Enough for the worker to see that tasks are quick, and to take some ahead of its slots.
+#: Enough short tasks for the worker to start prefetching.
 NAPS = 120
 
 Rows = list[dict[str, Any]]
 
 
 def tasks() -> Rows:
-    """Return quick tasks, a chain, a lane of which several run at once, and failures."""
+    """Return short tasks, a chain, a parallel lane, and failures."""
     nap = ["sleep", str(NAP_SECONDS)]
     naps: Rows = [{"name": f"nap-{n}", "argv": nap} for n in range(NAPS)]
     chain: Rows = [
@@ -48,10 +48,10 @@ def tasks() -> Rows:
 
 
 @pytest.fixture(scope="module")
-def told(
+def measured_run(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ReportSummary, Rows]:
-    """Return what the report knows of a campaign that was run by real programs."""
+    """Return the summary and the attempts of a campaign of real programs."""
     directory = tmp_path_factory.mktemp("runs")
     (directory / "c.jsonl").write_text("\n".join(map(json.dumps, tasks())))
     rules = "[service.wide]\nmatch = 'exec/*'\nlane_workers_max = 4\n"
@@ -67,17 +67,17 @@ def told(
 
 
 def test_campaign_takes_at_least_its_lower_bound(
-    told: tuple[ReportSummary, Rows],
+    measured_run: tuple[ReportSummary, Rows],
 ) -> None:
-    facts, _ = told
+    facts, _ = measured_run
     assert 8 * NAP_SECONDS * SECOND_NS <= facts.number("floor_ns") <= facts.makespan_ns
     assert lower_bound_ns(facts) <= facts.makespan_ns
     for lane in facts.lanes.to_pylist():
         assert lane["alone_ns"] <= facts.makespan_ns
 
 
-def test_slot_use_is_at_most_1(told: tuple[ReportSummary, Rows]) -> None:
-    facts, rows = told
+def test_slot_use_is_at_most_1(measured_run: tuple[ReportSummary, Rows]) -> None:
+    facts, rows = measured_run
     run_ns = sum(row["run_ns"] for row in rows)
     count = NAPS + 8 + 16
     assert count * NAP_SECONDS * SECOND_NS <= run_ns <= SLOTS * facts.makespan_ns
@@ -88,17 +88,19 @@ def test_slot_use_is_at_most_1(told: tuple[ReportSummary, Rows]) -> None:
     assert stay["utilisation"] <= 1
 
 
-def test_times_of_an_attempt_are_in_order(told: tuple[ReportSummary, Rows]) -> None:
-    _, rows = told
+def test_times_of_an_attempt_are_in_order(measured_run: tuple[ReportSummary, Rows]) -> None:
+    _, rows = measured_run
     for row in rows:
         times = [row[name] for name in ("ready", "leased", "started", "ended", "settled")]
         assert times == sorted(times)
         assert row["queued_ns"] >= 0
-    assert any(row["queued_ns"] > SECOND_NS // 1000 for row in rows)  # it was held ahead
+    assert any(row["queued_ns"] > SECOND_NS // 1000 for row in rows)  # it was prefetched
 
 
-def test_attempts_have_exit_status_and_resource_use(told: tuple[ReportSummary, Rows]) -> None:
-    _, rows = told
+def test_attempts_have_exit_status_and_resource_use(
+    measured_run: tuple[ReportSummary, Rows],
+) -> None:
+    _, rows = measured_run
     ends = {row["name"]: (row["exit_status"], row["signal"]) for row in rows}
     assert (ends["killed"], ends["fails"], ends["nap-0"]) == ((None, 9), (3, None), (0, None))
     assert all(row["cpu_ns"] > 0 and row["host"] for row in rows)

@@ -1,4 +1,4 @@
-"""The session and its Java: the user's, the wheel's, the path's, or a line that says what to do."""
+"""The session and its Java: the user's, the wheel's, the one on the path, or an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskyard.pipeline.session import local_cores, session, session_scope
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Prints what a new session answers, and which Java it has.
+#: Prints the result of a query in a new session, and its Java.
 PROGRAM = """
 from taskyard.pipeline.session import session
 spark = session("other java", "local[1]")
@@ -124,8 +124,8 @@ def test_shim_drops_only_its_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     real.chmod(0o755)
     program = java.shim(real.parent.parent) / "bin" / "java"
     words = ["-cp", "a b*", "--add-modules=jdk.incubator.vector", "", "$x", "--add-modules=other"]
-    told = subprocess.check_output([program, *words], text=True)
-    assert told == "<-cp><a b*><><$x><--add-modules=other>"
+    output = subprocess.check_output([program, *words], text=True)
+    assert output == "<-cp><a b*><><$x><--add-modules=other>"
 
 
 def test_shim_is_built_once_by_concurrent_processes(

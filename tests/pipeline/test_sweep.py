@@ -1,4 +1,4 @@
-"""The sweep: the simulation by itself, what it is fed from, and what is said of it."""
+"""The sweep: simulation, grid, workloads from histories and files, and conclusions."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ MILLI_NS = SECOND_NS // 1000
 
 
 def flat(count: int, seed: int = 1) -> Workload:
-    luck = random.Random(seed)
-    run_ns = [int(luck.expovariate(1) * SECOND_NS) + 1 for _ in range(count)]
+    rng = random.Random(seed)
+    run_ns = [int(rng.expovariate(1) * SECOND_NS) + 1 for _ in range(count)]
     return Workload([b"t%d" % number for number in range(count)], run_ns, gap_ns=MILLI_NS)
 
 
@@ -49,9 +49,9 @@ def chains(count: int, length: int) -> Workload:
 
 
 def tangle(count: int) -> Workload:
-    workload, luck = flat(count), random.Random(2)
+    workload, rng = flat(count), random.Random(2)
     workload.after = [
-        sorted({luck.randrange(max(0, n - 60), n) for _ in range(luck.randrange(3))}) if n else []
+        sorted({rng.randrange(max(0, n - 60), n) for _ in range(rng.randrange(3))}) if n else []
         for n in range(count)
     ]
     return workload
@@ -195,7 +195,7 @@ def test_replay_has_the_workers_of_the_measured_run() -> None:
     ]
     made = simulation.replay(workload)
     assert made.done == 4
-    assert made.makespan_ns == 7 * SECOND_NS  # of four tasks, one was begun twice
+    assert made.makespan_ns == 7 * SECOND_NS  # one of four tasks was started twice
 
 
 def test_pool_is_only_used_if_single_workers_do_not_matter() -> None:
@@ -264,7 +264,7 @@ def test_too_large_grid_is_refused() -> None:
         grid(range(1, 1000), range(1, 1000), [])
 
 
-# What it is fed from.
+# Workloads.
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -272,7 +272,7 @@ BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 def history(
     tasks: list[dict[str, Any]], attempts: list[dict[str, Any]], **more: list[dict[str, Any]]
 ) -> Workload:
-    """A workload from rows by hand; times are seconds."""
+    """Return a workload from hand-written rows. Times are in seconds."""
     usual = {"generation": 1, "service": "exec", "lane": "", "slots": 1, "state": "DONE"}
     usual |= {"submitted": 0, "submitted_record": 1, "is_behind_failure": False, "ended": 9}
     rows = {
@@ -438,10 +438,10 @@ def test_run_times_are_read_from_wfcommons(tmp_path: Path) -> None:
     assert workload_of_file(str(path), None).run_ns == [SECOND_NS * 5 // 2, SECOND_NS]
 
 
-# What is said.
+# Conclusions.
 
 
-def told(workload: Workload, workers: list[int], *policy: str) -> list[str]:
+def sentences_of(workload: Workload, workers: list[int], *policy: str) -> list[str]:
     results = [(Point(count, 1, policy), forecast(workload, count, *policy)) for count in workers]
     return conclusions.sentences(workload, campaign_bounds(workload), results)
 
@@ -450,7 +450,7 @@ def test_sentence_names_makespans_and_the_limit_beyond_them() -> None:
     workload = Workload(
         [b"%d" % n for n in range(80)], [60 * SECOND_NS] * 80, after=[[]] * 78 + [[77], [78]]
     )
-    (text,) = told(workload, [1, 8, 16, 80, 200])
+    (text,) = sentences_of(workload, [1, 8, 16, 80, 200])
     assert text == (
         "1 worker finishes in 1 h 20 min, 8 in 12 min, 80 in 3 min. Beyond 80, the critical path "
         "of 3 min is the limit."
@@ -459,17 +459,17 @@ def test_sentence_names_makespans_and_the_limit_beyond_them() -> None:
 
 def test_sentence_names_the_lane_that_is_the_limit() -> None:
     workload = Workload([b"%d" % n for n in range(20)], [SECOND_NS] * 20, lanes=[b"disk"] * 20)
-    (text,) = told(workload, [1, 2, 4])
+    (text,) = sentences_of(workload, [1, 2, 4])
     assert text.endswith("Beyond 1, the lane disk with 20 s of work is the limit.")
 
 
 def test_sentence_states_that_more_workers_would_help() -> None:
-    (text,) = told(flat(500), [1, 2, 4])
+    (text,) = sentences_of(flat(500), [1, 2, 4])
     assert text.endswith("More would still help: 99 % of the slot time is in use.")
 
 
 def test_fine_steps_hide_no_gain() -> None:
-    (text,) = told(flat(500), [1, 20, 21])
+    (text,) = sentences_of(flat(500), [1, 20, 21])
     assert "More would still help" in text
 
 

@@ -1,4 +1,4 @@
-"""A campaign's graph: everything that can be wrong with it is found, and named."""
+"""Validation of a campaign's graph: every kind of error is found and named."""
 
 from __future__ import annotations
 
