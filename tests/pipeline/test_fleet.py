@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SPARK_HOME = Path(pyspark.__file__).parent
 TASKS = 1000
-PATIENCE_SECONDS = 200
+TIMEOUT_SECONDS = 200
 #: JVM options for short runs.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: Cores of each of two executors, with a worker on each core.
@@ -122,7 +122,7 @@ def _tally(state: Path) -> AuditCounts:
 
 def _until(is_so: Callable[[], object], what: str) -> None:
     """Wait for a condition. On a busy machine a cluster takes a minute to start."""
-    ends = time.monotonic() + PATIENCE_SECONDS
+    ends = time.monotonic() + TIMEOUT_SECONDS
     while not is_so():
         assert time.monotonic() < ends, f"did not happen: {what}"
         time.sleep(0.2)
@@ -148,8 +148,8 @@ def test_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.Monke
             _until(lambda: _counts(client)["done"] > TASKS // 5, "a fifth is done")
             os.kill(_executor_of(daemons[0]), signal.SIGKILL)
             assert _counts(client)["done"] < TASKS
-            client.wait_campaign("c", timeout=PATIENCE_SECONDS)
-            _until(lambda: len(client.workers()) == 4, "those who were lost are back")
+            client.wait_campaign("c", timeout=TIMEOUT_SECONDS)
+            _until(lambda: len(client.workers()) == 4, "the lost workers are back")
             client.drain()
             code, out, err = running.end()
         assert (code, out) == (0, "4 workers went home\n")

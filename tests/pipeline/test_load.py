@@ -191,7 +191,7 @@ def test_every_error_is_rejected_with_place_and_reason(spark: SparkSession, tmp_
         {"name": "self", "payload": "x", "after": ["self"]},
         {"name": "one", "payload": "x", "after": ["two"]},
         {"name": "two", "payload": "x", "after": ["one"]},
-        {"name": "lost", "payload": "x", "after": ["nobody"]},
+        {"name": "lost", "payload": "x", "after": ["missing"]},
         {"name": "slow", "payload": "x", "priority": "high"},
         {"name": "behind", "payload": "x", "after": ["slow", "good"]},
     ]
@@ -202,7 +202,7 @@ def test_every_error_is_rejected_with_place_and_reason(spark: SparkSession, tmp_
     reasons = {(one.file, one.line): one.reason for one in checked.rejects}
     assert reasons[first, 2].startswith("waits for itself")
     assert reasons[first, 3] == "is in a cycle: 'one' after 'two' after 'one'"
-    assert reasons[first, 5] == "waits for 'nobody', which neither the file nor the broker has"
+    assert reasons[first, 5] == "waits for 'missing', which neither the file nor the broker has"
     assert reasons[first, 6].startswith('"priority" must be a whole number')
     assert reasons[first, 7] == "waits for 'slow', which was rejected (line 6)"
     assert reasons[first, 8].startswith("is in a cycle: 'r0' after 'r1'")
@@ -462,8 +462,8 @@ def test_lanes_follow_the_brokers_templates_or_nothing_is_submitted(
         {"name": "c", "service": "other", "payload": {"host": "h3"}},
     ]
     good = _write(tmp_path / "good.jsonl", tasks)
-    nobody = {"name": "d", "service": "mail", "payload": {"text": ""}}
-    bad = _write(tmp_path / "bad.jsonl", [*tasks, nobody])
+    unplaced = {"name": "d", "service": "mail", "payload": {"text": ""}}
+    bad = _write(tmp_path / "bad.jsonl", [*tasks, unplaced])
     with Broker(tmp_path) as broker, Client(broker.endpoint) as client:
         code, _, err = _call(bad, "--broker", broker.endpoint, capsys=capsys)
         assert code == 2

@@ -374,7 +374,7 @@ def test_resubmitted_name_is_another_task_and_keeps_its_edges() -> None:
         edges=[
             {"record": 2, "task": "b", "after": "a"},
             {"record": 11, "task": "b", "after": "a"},
-            {"record": 11, "task": "b", "after": "somebody else's"},
+            {"record": 11, "task": "b", "after": "other's"},
         ],
     )
     assert made.after == [[], [0], [], [2]]

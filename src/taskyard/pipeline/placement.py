@@ -170,7 +170,7 @@ class TaskIndex:
         self._sorted = keys[self._order]
 
     def _codes(self, names: Names) -> Numbers:
-        """Number the names. An unknown name is -1."""
+        """Return a number for each name, -1 for an unknown one."""
         found = pc.index_in(pa.array(names, pa.string()), value_set=self._names)
         codes: Numbers = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         return codes
