@@ -13,12 +13,12 @@ import pytest
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.pipeline.sweep import conclusions, pooled, simulation
+from taskyard.pipeline.sweep import conclusions, simulation
 from taskyard.pipeline.sweep.from_file import workload_of_file
 from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
 from taskyard.pipeline.sweep.grid import Forecast, Point, grid, read_numbers
 from taskyard.pipeline.sweep.per_worker import WorkerSimulation, uniform_workers
-from taskyard.pipeline.sweep.pooled import PooledSimulation
+from taskyard.pipeline.sweep.simulation import PooledSimulation
 from taskyard.pipeline.sweep.workload import (
     Setback,
     Stay,
@@ -200,14 +200,14 @@ def test_replay_has_the_workers_of_the_measured_run() -> None:
 
 def test_pool_is_only_used_if_single_workers_do_not_matter() -> None:
     plain, shape = flat(40), campaign_bounds(flat(40))
-    assert pooled.can_pool(plain, shape, Point(2, 1))
-    assert not pooled.can_pool(plain, shape, Point(2, 1, ("workers_max=1",)))
-    assert not pooled.can_pool(plain, shape, Point(2, 1, ("overfeed=1",)))
+    assert simulation.can_pool(plain, shape, Point(2, 1))
+    assert not simulation.can_pool(plain, shape, Point(2, 1, ("workers_max=1",)))
+    assert not simulation.can_pool(plain, shape, Point(2, 1, ("overfeed=1",)))
     wide = Workload([b"a"], [1], [TaskKind(slots=2)])
-    assert not pooled.can_pool(wide, campaign_bounds(wide), Point(2, 1))
+    assert not simulation.can_pool(wide, campaign_bounds(wide), Point(2, 1))
     laned = lanes(40, 2)
-    assert not pooled.can_pool(laned, campaign_bounds(laned), Point(2, 1))
-    assert pooled.prefetch_of(campaign_bounds(chains(40, 20)), Point(8, 1)) == 0
+    assert not simulation.can_pool(laned, campaign_bounds(laned), Point(2, 1))
+    assert simulation.prefetch_of(campaign_bounds(chains(40, 20)), Point(8, 1)) == 0
 
 
 def test_workload_survives_encoding() -> None:
