@@ -17,9 +17,10 @@ from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.pipeline.datasets import EDGES, EVENTS
-from taskyard.pipeline.placement import tasks
+from taskyard.pipeline.placement import tasks_from_steps
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.guarantees import Guarantees
+from taskyard.pipeline.transforms.steps import steps
 from tests.journal.scenarios import WritingYard, rich_story
 from tests.pipeline.scenarios import guarantees
 
@@ -88,7 +89,7 @@ def test_files_and_later_rows_are_one_history(
 def test_states_equal_those_of_the_scheduler(
     yard: WritingYard, frames: source.HistoryFrames
 ) -> None:
-    known = tasks(frames.events, frames.edges).collect()
+    known = tasks_from_steps(steps(frames.events), frames.edges).collect()
     newest = {row["task"]: row for row in sorted(known, key=lambda row: row["submitted_record"])}
     held = {
         task.name.decode(errors="backslashreplace"): task.state.name

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.pipeline.datasets import METRICS
-from taskyard.pipeline.transforms.metrics import BUCKETS_MAX, metrics
-from taskyard.pipeline.transforms.steps import attempts
+from taskyard.pipeline.transforms.metrics import (
+    BUCKETS_MAX,
+    campaign_sums,
+    campaign_times,
+    metrics_table,
+    worker_sums,
+    worker_times,
+)
+from taskyard.pipeline.transforms.steps import attempts, steps
 from taskyard.pipeline.transforms.workers import workers
 from tests.pipeline.scenarios import SECOND_NS, EventLog, at
 
@@ -50,8 +57,10 @@ def found(spark: SparkSession) -> list[Row]:
     long.submit(100_000, "late")
     whole.events += long.events
     events, _ = whole.frames(spark)
-    made = attempts(events).persist()
-    return METRICS.check(metrics(events, made, workers(events, made))).collect()
+    task_steps, made = steps(events), attempts(events).persist()
+    of_campaigns = metrics_table(campaign_sums(task_steps, made), campaign_times(task_steps, made))
+    of_workers = metrics_table(worker_sums(made, workers(events, made)), worker_times(made))
+    return METRICS.check(of_campaigns.unionByName(of_workers)).collect()
 
 
 def rows(found: list[Row], scope: str, campaign: str | None, *columns: str) -> list[Any]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.pipeline.datasets import ATTEMPTS, CRITICAL_PATH, TASKS, WORKERS
-from taskyard.pipeline.placement import tasks
+from taskyard.pipeline.placement import tasks_from_steps
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from taskyard.pipeline.transforms.links import links
-from taskyard.pipeline.transforms.steps import attempts
+from taskyard.pipeline.transforms.steps import attempts, steps
 from taskyard.pipeline.transforms.tasks import critical_path
 from taskyard.pipeline.transforms.workers import workers
 from tests.pipeline.scenarios import SECOND_NS, START_NS, EventLog, at, guarantees, measured
@@ -46,7 +46,7 @@ class Computed:
             self.whole.edges += one.edges
         events, edges = self.whole.frames(spark)
         made = ATTEMPTS.check(attempts(events)).persist()
-        known = TASKS.check(tasks(events, edges)).persist()
+        known = TASKS.check(tasks_from_steps(steps(events), edges)).persist()
         self._tables = {
             "attempts": made.collect(),
             "tasks": known.collect(),
