@@ -218,10 +218,10 @@ def _draw(spark: SparkSession, paths: DemoDirectory) -> tuple[Guarantees, Path]:
         frames = source.read(spark, paths.state, Path(scratch))
         found = report.datasets(frames.events, frames.edges, campaign.NAME)
         try:
-            page, facts = report.write(found, paths.report, f"Made by Taskyard {__version__}.")
+            page, summary = report.write(found, paths.report, f"Made by Taskyard {__version__}.")
         finally:
             found.release()
-    return facts.guarantees, page
+    return summary.guarantees, page
 
 
 def _make_tables(spark: SparkSession, paths: DemoDirectory) -> None:
