@@ -68,7 +68,7 @@ def over_time(summary: ReportSummary) -> Section:
     ]
     if any(failed):
         traces.insert(1, bar_trace("failed", x, failed, "@red", offset=0, width=width))
-    paragraphs = (
+    text = (
         f"Peak throughput was {max(done):,.0f} tasks per second, in intervals of "
         f"{format_duration(series.width_ns)}. At most "
         f"{format_count(max(series.ready_counts), 'task')} waited for a worker at once, and at "
@@ -81,7 +81,7 @@ def over_time(summary: ReportSummary) -> Section:
         yaxis2=axis("tasks", domain=[0, 0.45], rangemode="tozero", anchor="x"),
         barmode="stack",
     )
-    return Section("over-time", title, [paragraphs], shown, height=440)
+    return Section("over-time", title, [text], shown, height=440)
 
 
 def times(summary: ReportSummary) -> Section:
@@ -115,8 +115,8 @@ def times(summary: ReportSummary) -> Section:
         yaxis=axis("attempts, %", rangemode="tozero"),
         yaxis2=axis("", rangemode="tozero", anchor="x2"),
     )
-    paragraphs = " ".join(_median_text(rows, name) for name in named[:3])
-    return Section("times", title, [paragraphs, *more], shown)
+    text = " ".join(_median_text(rows, name) for name in named[:3])
+    return Section("times", title, [text, *more], shown)
 
 
 _Rows = list[tuple[object, object, object, object]]
@@ -272,8 +272,8 @@ def lanes(summary: ReportSummary) -> Section:
         summary.lanes, "lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes"
     )
     if not names:
-        paragraphs = "No named lanes: every task was in the open lane of its service."
-        return Section("lanes", title, [paragraphs])
+        text = "No named lanes: every task was in the open lane of its service."
+        return Section("lanes", title, [text])
     several = len(set(services)) > 1
     labels = [
         escape_label(f"{service}/{name}" if several else str(name))
@@ -296,11 +296,11 @@ def lanes(summary: ReportSummary) -> Section:
     )
     every = int_of(total[0])
     shown_lanes = f"the {len(names)} lanes" if every > len(names) else "all of them"
-    paragraphs = (
+    text = (
         f"{format_count(every, 'named lane')}. By default, one worker at a time serves a lane. "
         f"The chart has {shown_lanes}, the longest waits first."
     )
-    return Section("lanes", title, [paragraphs], shown, height=_height(len(names)))
+    return Section("lanes", title, [text], shown, height=_height(len(names)))
 
 
 def setbacks(summary: ReportSummary) -> Section:
@@ -338,12 +338,12 @@ def setbacks(summary: ReportSummary) -> Section:
         barmode="stack",
         showlegend=True,
     )
-    paragraphs = (
+    text = (
         f"{every:,} of {format_count(summary.number('attempts'), 'attempt')} did not succeed. "
         f"{format_count(summary.number('failed'), 'task').capitalize()} failed. "
         f"The most frequent reason: {shorten_name(rows[-1][0])}."
     )
-    return Section("setbacks", title, [paragraphs], shown, height=_height(len(rows)))
+    return Section("setbacks", title, [text], shown, height=_height(len(rows)))
 
 
 def levels(summary: ReportSummary) -> Section:
@@ -378,11 +378,11 @@ def levels(summary: ReportSummary) -> Section:
     )
     widest = max(sum(row[1:]) for row in rows)
     unit = "bar" if together > 1 else "level"
-    paragraphs = (
+    text = (
         f"{format_count(level_count, 'level')} with up to {format_count(widest, 'task')} per "
         f"{unit}, which limits how many tasks can run at once."
     )
-    return Section("levels", title, [paragraphs], shown, height=280)
+    return Section("levels", title, [text], shown, height=280)
 
 
 def critical_path(summary: ReportSummary) -> Section:

@@ -195,10 +195,10 @@ def guarantees(summary: ReportSummary) -> Section:
         counted = f"{found.unknown:,} tasks without a submission"
         rows.append(["the history is complete", counted, _status_word(good=False)])
     table = Table(["guarantee", "counted", "result"], rows)
-    paragraphs = "Counted from the history's events, independently of the broker"
+    text = "Counted from the history's events, independently of the broker"
     is_part = summary.number("tasks") < found.submitted
-    paragraphs += ", over all campaigns." if is_part else "."
-    return Section("guarantees", "Guarantees", [paragraphs], table=table)
+    text += ", over all campaigns." if is_part else "."
+    return Section("guarantees", "Guarantees", [text], table=table)
 
 
 def _status_word(good: bool) -> str:  # noqa: FBT001  # one of two words
