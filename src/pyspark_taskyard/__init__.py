@@ -1,8 +1,8 @@
-"""Taskyard as a data source of Spark: rows become tasks, and what became of them becomes rows.
+"""Taskyard as a Spark data source: rows become tasks, and tasks and events become rows.
 
-Spark finds top-level modules named `pyspark_*` by itself and asks each for its `DefaultSource`, so
-`spark.read.format("taskyard")` needs no more than that this is installed. It is imported for every
-session that uses any data source in Python: what takes long is imported where it is needed.
+Spark discovers top-level modules named `pyspark_*` and asks each for its `DefaultSource`, so
+`spark.read.format("taskyard")` only needs this package to be installed. It is imported for every
+session that uses a Python data source, so slow imports are deferred.
 
     df.write.format("taskyard").option("broker", URL).option("campaign", "c").mode("append").save()
     spark.read.format("taskyard").option("state", DIR).option("table", "events").load()

@@ -1,8 +1,8 @@
-"""What a broker says when it is asked: tasks, results, and what it decided.
+"""Tables read from a running broker: tasks, results, events and edges.
 
-What it decided comes as documents (`wire.record_views`), which say less than the history has:
-no sizes, no rows of tasks that became ready, and campaign, service, lane and priority only of tasks
-that were submitted among what is read. Who needs more reads the state directory.
+Events come as documents (`wire.record_views`), which have less than the history: no sizes and no
+`ready` events. Campaign, service, lane and priority are known only for tasks submitted within the
+records that are read. The state directory has everything.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def results(options: SourceOptions) -> Iterator[pa.RecordBatch]:
     with connect(options) as client:
         for views in _pages(client, options, _ENDED):
             names = [full_name(view) for view in views]
-            told = client.results(names)
-            found = [told[name] for name in names]
+            by_name = client.results(names)
+            found = [by_name[name] for name in names]
             is_done = [view["state"] == "done" for view in views]
             kept = [Result(one.text, one.bytes_total) for one in found]
             yield results_batch(
@@ -69,17 +69,17 @@ def _pages(
 
 
 def records(options: SourceOptions, after: int, last: int | None) -> Iterator[list[dict[str, Any]]]:
-    """What was decided after a record, up to one; None: up to now. Raises UserError for a gap."""
+    """Yield the records after one and up to another, or up to now. Raises UserError for a gap."""
     with connect(options) as client:
         end = client.status()["records"] if last is None else last
         scope = None if options.campaign is None else scope_of(campaign=options.campaign)
         cursor, journal = after, b""
         while cursor < end:
-            told = poll_records(client, cursor, journal, scope=scope)
-            if told.gap and (cursor or last is not None):
-                raise UserError(f"{told.gap}; read the state directory instead: its history has it")
-            yield [one for one in told.records if one["record"] <= end]
-            cursor, journal = told.cursor, told.journal
+            reply = poll_records(client, cursor, journal, scope=scope)
+            if reply.gap and (cursor or last is not None):
+                raise UserError(f"{reply.gap} (read the state directory instead)")
+            yield [one for one in reply.records if one["record"] <= end]
+            cursor, journal = reply.cursor, reply.journal
 
 
 def last_record(options: SourceOptions) -> int:
@@ -111,7 +111,7 @@ def edges(options: SourceOptions) -> Iterator[pa.RecordBatch]:
 
 
 class _SubmittedTerms:
-    """What was said of tasks when they were submitted."""
+    """The campaign, service, lane and priority of tasks, from their submissions."""
 
     def __init__(self) -> None:
         self._columns_by_name: dict[str, tuple[bytes, bytes, bytes, int]] = {}
@@ -121,19 +121,19 @@ class _SubmittedTerms:
         lanes = one["lanes"] or [""] * len(one["names"])
         for name, place, lane in zip(one["names"], places, lanes, strict=True):
             terms = one["terms"][place]
-            said = (terms["campaign"].encode(), terms["service"].encode(), lane.encode())
-            self._columns_by_name[name] = (*said, terms["priority"])
+            texts = (terms["campaign"].encode(), terms["service"].encode(), lane.encode())
+            self._columns_by_name[name] = (*texts, terms["priority"])
 
     def columns(self, names: list[str]) -> dict[str, object]:
-        said = [self._columns_by_name.get(name, (None, None, None, None)) for name in names]
+        rows = [self._columns_by_name.get(name, (None, None, None, None)) for name in names]
         found = zip(
-            ("campaign", "service", "lane", "priority"), zip(*said, strict=True), strict=True
+            ("campaign", "service", "lane", "priority"), zip(*rows, strict=True), strict=True
         )
         return {key: list(column) for key, column in found}
 
 
 def _to_event_rows(one: dict[str, Any], known: _SubmittedTerms, columns: ColumnBuilder) -> None:
-    """A document as rows of events, one a task."""
+    """Add the rows of one document, one for each task."""
     if one["kind"] == "submitted":
         known.note(one)
     at_ns = round((one["at"] or 0) * _SECOND_NS)
@@ -158,7 +158,7 @@ def _to_event_rows(one: dict[str, Any], known: _SubmittedTerms, columns: ColumnB
 
 
 def _record_columns(one: dict[str, Any]) -> dict[str, object]:
-    """What all rows of a document have."""
+    """Return the values that all rows of a document share."""
     shared: dict[str, object] = {
         key: one[key].encode() for key in ("worker", "dialect", "reason", "lane") if one.get(key)
     }
@@ -170,7 +170,7 @@ def _record_columns(one: dict[str, Any]) -> dict[str, object]:
 
 
 def _task_columns(one: dict[str, Any]) -> dict[str, object]:
-    """What each of its tasks has."""
+    """Return the values that differ by task."""
     each: dict[str, object] = {}
     if one.get("attempts"):
         each["attempt"] = list(one["attempts"])

@@ -1,6 +1,6 @@
-"""The options of `format("taskyard")`, with their defaults and their checks.
+"""The options of `format("taskyard")`, with their defaults and checks.
 
-Imported for every session that uses a data source in Python, so it imports nothing that is slow.
+Imported for every session that uses a Python data source, so it has no slow imports.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from msgspec import Struct
 
 from taskyard.errors import UserError
 
-#: What can be read.
+#: The tables that can be read.
 TABLES: Final = ("events", "edges", "tasks", "results")
 
-#: Every option, with what it says.
+#: Every option with its meaning.
 OPTIONS: Final = {
     "broker": "the broker's endpoint, as the executors reach it",
-    "state": "the state directory: of a broker on this machine, or to read from",
-    "key": "the key to come with, a file on the executors",
-    "campaign": "the campaign to write to, or to read alone",
-    "service": "the service of tasks that name none",
-    "unknown": "what a name means that nobody submitted yet: wait or refuse",
-    "table": "what to read: " + ", ".join(TABLES),
+    "state": "a state directory to read from, or of a broker on this machine",
+    "key": "the path of a key on the executors",
+    "campaign": "the campaign to write to, or to read",
+    "service": "the service of tasks without one",
+    "unknown": "for a dependency that was not submitted yet: wait or refuse",
+    "table": "the table to read: " + ", ".join(TABLES),
 }
 
-#: Options of Spark's own that may come along.
+#: Options that Spark adds.
 _SPARK_OPTIONS: Final = ("path",)
 
 
 class SourceOptions(Struct, frozen=True):
-    """What was asked for."""
+    """The parsed options."""
 
     broker: str | None = None
     state: str | None = None
@@ -43,25 +43,26 @@ class SourceOptions(Struct, frozen=True):
     table: str = "events"
 
     def endpoint(self) -> str:
-        """The broker's, by the rules that every client has."""
-        from taskyard.client import discovery  # noqa: PLC0415  # only who talks to a broker
+        """Find the broker's endpoint by the rules of every client."""
+        from taskyard.client import discovery  # noqa: PLC0415  # only needed to reach a broker
 
         return discovery.endpoint(self.broker, self.state)
 
     @property
     def directory(self) -> Path | None:
-        """The state directory to read from; None: ask the broker."""
+        """The state directory to read from, or None to ask the broker."""
         return None if self.broker or not self.state else Path(self.state)
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """Read the options of a DataFrame reader or writer. Raises UserError for an unknown one."""
+    """Parse the options of a DataFrame reader or writer. Raises UserError for an unknown one."""
     values = {name.lower(): value for name, value in given.items()}
     unknown = [name for name in values if name not in OPTIONS and name not in _SPARK_OPTIONS]
     if unknown:
         raise UserError(
-            f"format('taskyard') has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}"
+            f"format('taskyard'): unknown option {unknown[0]!r} (the options are "
+            f"{', '.join(OPTIONS)})"
         )
     if values.get("table", "events") not in TABLES:
-        raise UserError(f"there is no table {values['table']!r}; read one of {', '.join(TABLES)}")
+        raise UserError(f"unknown table {values['table']!r} (the tables are {', '.join(TABLES)})")
     return SourceOptions(**{name: values[name] for name in OPTIONS if name in values})

@@ -1,7 +1,11 @@
-"""Tables in one go: of a state directory, whether a broker runs there or not, or of a broker.
+"""Readers of tables and of the event stream, from a state directory or a broker.
 
-A state's history files are read as they are, a partition each; the journal's rows after them are
-one more. What a broker is asked is one partition.
+A state's history files are read in place, one partition each. Journal rows after them are one more
+partition, and a broker's tables are one. A broker may run on the state.
+
+The offset of the stream is the number of the last record that was read. Records are numbered
+without gaps and never change, so a batch that is read again is the same, also after a restart of
+the query or of the broker.
 """
 
 from __future__ import annotations
@@ -28,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class TablePartition(InputPartition):
-    """A history file, or "" for what the state holds after that row of the journal."""
+    """A history file, or "" for the state's content after a journal row."""
 
     file: str = ""
     after: int = 0
 
 
 class TableReader(DataSourceReader):
-    """Reads one of the tables."""
+    """Reads one table."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -48,7 +52,7 @@ class TableReader(DataSourceReader):
         return [*(TablePartition(str(file)) for file in files), TablePartition(after=last)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, TablePartition)  # noqa: S101  # ours, from above
+        assert isinstance(partition, TablePartition)  # noqa: S101  # from our `partitions`
         schema = ARROW[self._options.table]
         for batch in self._batches(partition):
             whole = batch.cast(schema)
@@ -79,8 +83,10 @@ _OFFSET: Final = "record"
 
 @dataclass
 class RecordRange(InputPartition):
-    """Records after one and up to another: of a history file, or of what the state holds after
-    that row of the journal."""
+    """A range of records in a history file, or in the state's content after a journal row.
+
+    Begins after `after` and includes `last`.
+    """
 
     after: int
     last: int
@@ -89,11 +95,11 @@ class RecordRange(InputPartition):
 
 
 class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows what a broker decides."""
+    """Streams a broker's decisions as rows of the table `events`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        #: Where a run that takes what there is ends; None: it goes on.
+        #: The last record of a run with `availableNow`. None: the stream continues.
         self._end: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's
@@ -132,7 +138,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*wanted, RecordRange(after, last, row=row)] if last > covered else wanted
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RecordRange)  # noqa: S101  # ours, from above
+        assert isinstance(partition, RecordRange)  # noqa: S101  # from our `partitions`
         for batch in self._batches(partition):
             numbers = batch["record"]
             inside = pc.and_(
@@ -154,7 +160,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _records_in(file: Path) -> tuple[int, int]:
-    """The first and the last record that a history file tells of."""
+    """Return the first and the last record of a history file."""
     with pq.ParquetFile(file) as opened:
         column = opened.schema_arrow.get_field_index("record")
         groups = range(opened.num_row_groups)

@@ -1,6 +1,6 @@
-"""The data source itself: which options there are, and who reads and writes by them.
+"""The data source: creates the readers and the writer for `format("taskyard")`.
 
-Owns the options and their defaults. `writing` submits, `reading` reads, `streaming` follows.
+Imports them when they are needed, because they take long to import.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class TaskyardSource(DataSource):
-    """`format("taskyard")`."""
+    """The data source behind `format("taskyard")`."""
 
     @classmethod
     def name(cls) -> str:
         return "taskyard"
 
     def schema(self) -> StructType:
-        from pyspark_taskyard import tables  # noqa: PLC0415  # see above
+        from pyspark_taskyard import tables  # noqa: PLC0415  # slow
 
         return tables.SCHEMAS[self._options().table]
 
@@ -43,8 +43,8 @@ class TaskyardSource(DataSource):
 
         if overwrite:
             raise UserError(
-                "tasks can't be overwritten: write with mode('append'); what is known already is "
-                "left as it is"
+                "format('taskyard'): tasks can't be overwritten (use mode('append'), which skips "
+                "existing tasks)"
             )
         return TaskWriter(self._options(), schema.names)
 
@@ -53,7 +53,7 @@ class TaskyardSource(DataSource):
 
         options = self._options()
         if options.table != "events":
-            raise UserError(f"only events can be followed, not {options.table}; leave `table` out")
+            raise UserError(f"table {options.table!r}: can't be streamed, only events can")
         return EventStream(options)
 
     def _options(self) -> SourceOptions:

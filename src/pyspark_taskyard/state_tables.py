@@ -1,7 +1,7 @@
-"""What a state directory holds, read without its lock: a broker may run there.
+"""Tables read from a state directory without its lock, so a broker may run there.
 
-History files never change; the journal's rows after them are told anew, as an export would. Tasks
-and results are the ledger's, recovered as a broker would, and those of the index of ended tasks.
+History files never change. Journal rows after them are converted as an export would. Tasks and
+results come from the ledger, recovered as a broker would, and from the index of ended tasks.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from taskyard.wire import views as wire_views
 #: The tables that history files have.
 HISTORY: Final = ("events", "edges")
 
-#: A broker that compacts takes rows away under a reader; the next look finds them in files.
+#: A broker that compacts removes rows under a reader. The next try finds them in files.
 _READ_TRIES_MAX: Final = 3
 
-#: Tasks that are looked at together.
+#: Tasks in one batch.
 _PAGE: Final = 1000
 
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
 
 def files(state: Path, table: str) -> tuple[list[Path], int]:
-    """The history files of a table, and the journal's row up to which they go."""
+    """Return the history files of a table, and the last journal row in them."""
     whole = history.parts(state)
     return [part.paths(state)[table] for part in whole], whole[-1].last if whole else 0
 
@@ -54,35 +54,35 @@ def read_file(file: Path) -> Iterator[pa.RecordBatch]:
 
 
 def read_tail(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
-    """What the state holds after that row of the journal; of tasks and results all."""
+    """Read the state's content after a journal row. Tasks and results are read whole."""
     if table not in HISTORY:
         return _READERS[table](state)
     return _read_rows(state, table, after)
 
 
 def _read_rows(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
-    """What became history files since, and the rows after those."""
+    """Read history files that were added since, and the rows after them."""
     with tempfile.TemporaryDirectory(prefix="taskyard-rows-") as scratch:
         for file in _read_tail_files(state, table, after, Path(scratch)):
             yield from read_file(file)
 
 
 def _read_tail_files(state: Path, table: str, after: int, scratch: Path) -> list[Path]:
-    for look in range(1, _READ_TRIES_MAX + 1):
+    for attempt in range(1, _READ_TRIES_MAX + 1):
         try:
             whole = history.parts(state)
             rest = history.export_tail(state, whole, scratch)
         except JournalDamaged:
-            if look == _READ_TRIES_MAX:
+            if attempt == _READ_TRIES_MAX:
                 raise
         else:
             newer = [part.paths(state)[table] for part in whole if part.first > after]
             return newer if rest is None else [*newer, rest.paths(scratch)[table]]
-    raise AssertionError  # the last look raises
+    raise AssertionError  # the last try raises
 
 
 def last_record(state: Path) -> int:
-    """The number of the newest record of a state's journal."""
+    """Return the number of the newest record of a state's journal."""
     history.require_state(state)
     witnessed = witness.read(state)
     return 0 if witnessed is None else witnessed[1].record
@@ -91,12 +91,12 @@ def last_record(state: Path) -> int:
 def only_campaign(
     batches: Iterable[pa.RecordBatch], campaign: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one campaign, or all."""
+    """Filter the rows of one campaign, or return all."""
     for batch in batches:
         if campaign is None:
             yield batch
         elif "campaign" not in batch.schema.names:
-            raise UserError("edges have no campaign: leave it out, and join them with the events")
+            raise UserError("edges have no campaign (join them with the events instead)")
         else:
             yield batch.filter(pc.equal(batch["campaign"], campaign))
 
@@ -105,16 +105,16 @@ def only_campaign(
 
 
 def _read_tasks(state: Path) -> Iterator[pa.RecordBatch]:
-    with _StateReader(state) as look:
-        for views in look.pages():
+    with _StateReader(state) as reader:
+        for views in reader.pages():
             yield tasks_batch(views)
 
 
 def _read_results(state: Path) -> Iterator[pa.RecordBatch]:
-    with _StateReader(state) as look:
-        for views in look.pages():
+    with _StateReader(state) as reader:
+        for views in reader.pages():
             ended = [view for view in views if TaskState[view["state"].upper()] in _ENDED]
-            yield results_batch(ended, [look.result(view) for view in ended])
+            yield results_batch(ended, [reader.result(view) for view in ended])
 
 
 _READERS: Final[dict[str, Callable[[Path], Iterator[pa.RecordBatch]]]] = {
@@ -124,13 +124,13 @@ _READERS: Final[dict[str, Callable[[Path], Iterator[pa.RecordBatch]]]] = {
 
 
 class _StateReader:
-    """A state as a broker would have it, in memory."""
+    """A state as a broker has it in memory."""
 
     def __init__(self, state: Path) -> None:
         history.require_state(state)
         witnessed = witness.read(state)
         if witnessed is None:
-            raise UserError(f"{state} has no journal, only its history; read the table events")
+            raise UserError(f"{state}: no journal, only its history (read the table events)")
         self._reader = JournalReader(state, *witnessed)
         self._index = Archive(state)
         self._ledger = recovery.open_ledger(state, self._reader)
@@ -144,24 +144,24 @@ class _StateReader:
         self._reader.close()
 
     def pages(self) -> Iterator[list[View]]:
-        """All tasks: those in memory, then those that a compaction moved out of it."""
-        inside = list(self._ledger.tasks)
-        for first in range(0, len(inside), _PAGE):
-            yield self._views(inside[first : first + _PAGE])
-        known = dict.fromkeys(inside)
+        """Yield all tasks: those in memory, then those that a compaction has archived."""
+        in_memory = list(self._ledger.tasks)
+        for first in range(0, len(in_memory), _PAGE):
+            yield self._views(in_memory[first : first + _PAGE])
+        known = dict.fromkeys(in_memory)
         names = self._index.names(None, _PAGE)
         while names:
-            outside = [name for name in names if name not in known]
-            recovery.recall_for(self._ledger, self._index, outside)
-            yield self._views(outside)
-            self._ledger.archive(outside)
+            archived = [name for name in names if name not in known]
+            recovery.recall_for(self._ledger, self._index, archived)
+            yield self._views(archived)
+            self._ledger.archive(archived)
             names = self._index.names(names[-1], _PAGE)
 
     def _views(self, names: list[bytes]) -> list[View]:
-        asked = ListRequested(time.monotonic_ns(), b"", Scope(names=tuple(names)), count=_PAGE)
-        (told,) = self._scheduler.handle(asked)
-        assert isinstance(told, effects.TaskPage)  # noqa: S101  # what it answers with
-        return [{"key": view.name, **_fields(wire_views.task(view))} for view in told.views]
+        request = ListRequested(time.monotonic_ns(), b"", Scope(names=tuple(names)), count=_PAGE)
+        (page,) = self._scheduler.handle(request)
+        assert isinstance(page, effects.TaskPage)  # noqa: S101  # the reply to this request
+        return [{"key": view.name, **_fields(wire_views.task(view))} for view in page.views]
 
     def result(self, view: View) -> Result | None:
         return recovery.result_of(self._reader, self._index, self._ledger, view["key"])

@@ -1,7 +1,7 @@
-"""The tables that can be read: their columns for Spark, and the same for Arrow.
+"""The tables that can be read: schemas for Arrow and Spark, and rows of tasks.
 
-`events` and `edges` are the journal's history; `tasks` and `results` are what a broker says when
-it is asked, or what its state holds. Batches must match these exactly.
+`events` and `edges` are the journal's history. `tasks` and `results` come from a broker or from its
+state. Batches must match these schemas exactly.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from taskyard.core.model import Result, shown, truncated_result_reason
 from taskyard.journal import history
 
-#: A task as `taskyard show` has it.
+#: A task with the fields of `taskyard show`.
 View = dict[str, Any]
 
 _TIME = pa.timestamp("us", tz="UTC")
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    """Spark reads what may be null; that some columns never are is no part of the type."""
+    """Return a schema whose columns are all nullable, as Spark expects."""
     return pa.schema([pa.field(one.name, one.type) for one in schema])
 
 
-#: Where tasks are now; the fields of `taskyard show`.
+#: Tasks in their latest state, with the fields of `taskyard show`.
 TASKS: Final = pa.schema(
     [
         pa.field("name", pa.string()),
@@ -49,7 +49,7 @@ TASKS: Final = pa.schema(
     ]
 )
 
-#: What came of tasks that have ended.
+#: Tasks that have ended, with their results.
 RESULTS: Final = pa.schema(
     [
         pa.field("name", pa.string()),
@@ -57,7 +57,7 @@ RESULTS: Final = pa.schema(
         pa.field("campaign", pa.string()),
         pa.field("service", pa.string()),
         pa.field("attempt", pa.int64()),
-        # As the worker sent it: what a program printed, what a function returned as JSON.
+        # The worker's bytes: the output of a program, or the return value of a function as JSON.
         pa.field("result", pa.binary()),
         pa.field("reason", pa.string()),
         pa.field("ended", _TIME),
@@ -75,18 +75,18 @@ SCHEMAS: Final = {name: from_arrow_schema(schema) for name, schema in ARROW.item
 
 
 def tasks_batch(views: Iterable[View]) -> pa.RecordBatch:
-    """Tasks as the table `tasks` has them."""
+    """Return tasks as rows of the table `tasks`."""
     return _batch(list(views), TASKS)
 
 
 def results_batch(views: Iterable[View], results: Iterable[Result | None]) -> pa.RecordBatch:
-    """Ended tasks and their results as the table `results` has them."""
+    """Return ended tasks and their results as rows of the table `results`."""
     rows = [_row(view, result) for view, result in zip(views, results, strict=True)]
     return _batch(rows, RESULTS)
 
 
 def _row(view: View, result: Result | None) -> View:
-    """A task with its result. The reason of a truncated one says so."""
+    """Combine a task and its result. The reason marks a truncated result."""
     if result is None:
         return {**view, "result": None}
     row = {**view, "result": result.text}
@@ -103,7 +103,7 @@ def _batch(rows: list[View], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _cell(value: object, kind: pa.DataType) -> object:
-    """Times come in seconds; what is empty is nothing, but for the campaign and the lane."""
+    """Convert a value of a view: times are in seconds, and names are bytes."""
     if pa.types.is_timestamp(kind):
         return None if value is None else round(float(value) * 1_000_000)  # type: ignore[arg-type]
     return shown(value) if isinstance(value, bytes) and pa.types.is_string(kind) else value

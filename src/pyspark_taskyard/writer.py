@@ -1,8 +1,8 @@
-"""Rows to tasks: a batch write that can be tried again and run twice.
+"""The writer: submits each row as a task. A write can be retried and repeated.
 
-A row is a task; its columns are the keys of a task in a file. Each partition submits its own rows
-in batches. A name that is known with the same work is passed over, so it does not matter how often
-Spark runs a partition, nor that an abort can't take anything back.
+The columns of a row are the keys of a task in a file. Each partition submits its own rows in
+batches. The broker skips a name that it has with the same payload. So Spark may run a partition any
+number of times, and an abort need not undo anything.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _UNKNOWN: Final = {"wait": UnknownPolicy.WAIT, "refuse": UnknownPolicy.REFUSE}
 
 @dataclass
 class SubmitCommit(WriterCommitMessage):
-    """What a partition submitted."""
+    """The counts of one partition."""
 
     new: int
     existing: int
 
 
 class TaskWriter(DataSourceArrowWriter):
-    """Submits a task a row. Made by the driver, used in the executors."""
+    """Submits a task for each row. Created by the driver, used in the executors."""
 
     def __init__(self, options: SourceOptions, columns: list[str]) -> None:
         check_columns(columns, "the frame")
-        # Partitions come in any order, so what a task waits for may come later.
+        # Partitions run in any order, so a dependency may be submitted later.
         unknown = options.unknown or ("wait" if "after" in columns else "refuse")
         if unknown not in _UNKNOWN:
-            raise UserError(f"the option unknown is wait or refuse, not {unknown!r}")
+            raise UserError(f"option unknown: {unknown!r} is not wait or refuse")
         self._service = options.service
         self._to = make_target(
             options.endpoint(), options.key, options.campaign or "", _UNKNOWN[unknown]
@@ -64,7 +64,7 @@ class TaskWriter(DataSourceArrowWriter):
                 yield prepared
 
     def _with_service(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows with the service that was asked for, where they name none."""
+        """Set the default service of rows that have none."""
         if self._service is None:
             return batch
         if "service" in batch.schema.names:
@@ -75,12 +75,12 @@ class TaskWriter(DataSourceArrowWriter):
 
 
 def _check(prepared: pa.RecordBatch) -> None:
-    """Refuse a batch with a row that is no task."""
+    """Raise UserError if a row is not a valid task."""
     bad = prepared.filter(pc.is_valid(prepared["reason"]))
     if bad.num_rows:
         first = bad.slice(0, 1).to_pylist()[0]
         name = f"task {first['name']!r}" if first["name"] else f"row {first['place'] + 1}"
         raise UserError(
-            f"{name} {first['reason']} ({bad.num_rows} such rows in a batch; what came before may "
-            "be submitted, and to write it all again is harmless)"
+            f"{name} {first['reason']} ({bad.num_rows} invalid rows in this batch; earlier ones "
+            "may be submitted, and writing them again is harmless)"
         )

@@ -1,11 +1,11 @@
-"""Taskyard in a Spark program: a frame's rows become tasks, and what became of them a frame.
+"""Taskyard in a Spark program: run a task for each row of a DataFrame.
 
     from taskyard.spark import map_rows
 
     done = map_rows(photos, call="imaging:thumbnail", key="path", campaign="thumbs")
     done.where("state = 'failed'").select("key", "reason").show()
 
-Needs `taskyard[spark]`. Nothing else of Taskyard imports this.
+Needs `taskyard[spark]`. No other module imports this one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["map_rows", "session"]
 
 
-def map_rows(  # noqa: PLR0913  # all but the first are named
+def map_rows(  # noqa: PLR0913  # all but the first are keywords
     df: DataFrame,
     *,
     key: str,
@@ -37,20 +37,20 @@ def map_rows(  # noqa: PLR0913  # all but the first are named
     timeout: float | None = None,
     **options: Any,  # noqa: ANN401  # the keys of a task, checked there
 ) -> DataFrame:
-    """Submit a task a row, wait until they are settled, and return what became of each.
+    """Submit a task for each row, wait until all have settled, and return their results.
 
-    `call` names a function, "module:function", that gets the row's columns by their names, or
-    those of `arguments`; `argv` is a command, in whose words {column} stands for the row's value.
-    `key` is the column that tells rows apart: its value is the name of the row's task in the
-    campaign, so to run it again submits nothing twice and waits for the same. Options are the keys
-    of a task: service, lane, priority, retries, backoff, time_limit, slots, …, the same for all.
+    `call` is a function, "module:function", that gets the row's columns (or only `arguments`) as
+    keyword arguments. `argv` is a command. {column} in its arguments stands for the row's value.
+    `key` is a column with a unique value for each row, which names the task in the campaign. A
+    second run submits nothing twice and waits for the same tasks. Options are the keys of a task
+    and apply to all rows: service, lane, priority, retries, backoff, time_limit, slots, …
 
-    The frame has the columns key, name, campaign, state, result (text: what a program printed, what
-    a function returned as JSON), reason, attempts, worker and seconds. It is kept by Spark until it
-    is `unpersist`ed. Raises `TimedOut` after `timeout` seconds; the tasks go on.
+    The result has the columns key, name, campaign, state, result (text: the output of a program, or
+    the return value of a function as JSON), reason, attempts, worker and seconds. Spark caches it
+    until `unpersist`. Raises `TimedOut` after `timeout` seconds. The tasks continue.
     """
-    at = job.map_target(broker, state, key_file, campaign)
+    target = job.map_target(broker, state, key_file, campaign)
     work = {"call": call, "arguments": arguments, "argv": argv}
     tasks = job.tasks_of(df, key, work, options)
-    since = job.run(tasks, at, timeout)
-    return job.outcomes(df, key, at, since)
+    since = job.run(tasks, target, timeout)
+    return job.outcomes(df, key, target, since)

@@ -1,4 +1,4 @@
-"""Pages in a real browser, the system's chromium, without a network."""
+"""Pages in a real browser: the system's Chromium, without a network."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page, Route
 
-#: What the browser is called, by system.
+#: Names of the browser's program.
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
-#: Enough for a busy machine to draw a page of five megabytes.
-_PATIENCE_MS = 60_000
+#: Time limit for a busy machine to draw a page of five megabytes.
+_TIMEOUT_MS = 60_000
 
 
 def chromium() -> str:
-    """Where the browser is; without one the test is skipped aloud, and on CI it fails."""
+    """Return the path of the browser. Without one, skip the test, or fail on CI."""
     for name in _NAMES:
         found = shutil.which(name)
         if found:
@@ -35,7 +35,7 @@ def chromium() -> str:
 
 
 class Opened:
-    """A page that was opened, and all that it said and asked for."""
+    """An opened page with its console messages and requests."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -59,7 +59,7 @@ class Opened:
             route.abort()
 
     def figures(self) -> dict[str, tuple[float, float, int]]:
-        """The pictures: width, height, and how many marks are drawn."""
+        """Return width, height and number of drawn marks of each chart."""
         script = """() => [...document.querySelectorAll(".figure")].map((one) => {
           const box = one.getBoundingClientRect();
           const drawn = one.querySelectorAll(".overplot path, .overplot image").length;
@@ -69,7 +69,7 @@ class Opened:
 
 @contextlib.contextmanager
 def launched() -> Iterator[Browser]:
-    """A browser, for as long as it is needed."""
+    """Start a browser and close it at the end."""
     playwright = pytest.importorskip("playwright.sync_api")
     program = chromium()
     with playwright.sync_playwright() as driver:
@@ -81,7 +81,7 @@ def launched() -> Iterator[Browser]:
 
 
 def opened(browser: Browser, path: Path, *, dark: bool = False) -> Opened:
-    """A file as a reader sees it, drawn to its end."""
+    """Open a file and wait until it is drawn."""
     context = browser.new_context(
         color_scheme="dark" if dark else "light",
         viewport={"width": 1100, "height": 900},
@@ -89,5 +89,5 @@ def opened(browser: Browser, path: Path, *, dark: bool = False) -> Opened:
     )
     seen = Opened(context.new_page())
     seen.page.goto(path.absolute().as_uri())
-    seen.page.wait_for_selector("body[data-drawn]", timeout=_PATIENCE_MS)
+    seen.page.wait_for_selector("body[data-drawn]", timeout=_TIMEOUT_MS)
     return seen

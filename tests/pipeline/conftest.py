@@ -1,6 +1,6 @@
-"""One Spark session for all tests of the pipeline: it takes longer to start than they take.
+"""One Spark session for all tests of the pipeline, because it takes longer to start than to use.
 
-Without Spark (an install without the extra) they are left out, aloud.
+Without Spark (an install without the extra), the tests are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the job of `pipeline history` and kills its own process at the step of a given number."""
+"""Run the job of `pipeline history`, and kill this process at a given step."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tests.pipeline.scenarios import SMALL
 
 
 class Bomb:
-    """Goes off at the step of that number, in the way that it is given."""
+    """Calls a function at the step of a given number."""
 
     def __init__(self, number: int) -> None:
         self._left = number

@@ -1,7 +1,7 @@
-"""Stories in events, told by hand: a clock in seconds, records numbered as they come.
+"""Hand-written histories: events with a clock in seconds and consecutive record numbers.
 
-Records go on over stories, so that several can be told in one frame: Spark takes as long for many
-rows as for few.
+Several logs can share one sequence of numbers and so one frame: Spark takes as long for many rows
+as for few.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from taskyard.pipeline.transforms.guarantees import Guarantees
 
-#: Spark's settings for frames of a few rows, which are done sooner than code for them is made.
+#: Spark's settings for frames of a few rows, without code generation.
 SMALL = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
@@ -41,18 +41,18 @@ START_NS = int(START.timestamp()) * SECOND_NS
 
 
 def at(seconds: float) -> datetime:
-    """The story's clock as a time; Spark hands times out without a zone."""
+    """Return a time of the log's clock, without a zone, as Spark returns times."""
     return (START + timedelta(seconds=seconds)).replace(tzinfo=None)
 
 
 def measured(started: float, seconds: float, **more: object) -> dict[str, object]:
-    """Columns of an event that ends an attempt which its worker measured."""
+    """Return the columns of an event that ends a measured attempt."""
     started_ns = START_NS + round(started * SECOND_NS)
     return {"started_ns": started_ns, "run_ns": round(seconds * SECOND_NS), "host": "h", **more}
 
 
-class Story:
-    """What happened, in the order of telling."""
+class EventLog:
+    """Events and edges of a history, in order."""
 
     def __init__(self, campaign: str = "c", numbers: count[int] | None = None) -> None:
         self.campaign, self.service = campaign, "exec"
@@ -62,7 +62,7 @@ class Story:
         self._numbers = count(1) if numbers is None else numbers
         self._attempts: dict[str, int] = {}
 
-    def tell(self, seconds: float, kind: str, task: str | None = None, **more: object) -> None:
+    def add(self, seconds: float, kind: str, task: str | None = None, **more: object) -> None:
         self._record = next(self._numbers)
         self._row(seconds, kind, task, more)
 
@@ -84,9 +84,9 @@ class Story:
         )
 
     def submit(self, seconds: float, task: str, *after: str, due: float | None = None) -> None:
-        """Submitted; ready at once if it need not wait."""
+        """Add a submission, and a `ready` event if the task need not wait."""
         when = None if due is None else START + timedelta(seconds=due)
-        self.tell(seconds, "submitted", task, due=when, payload_bytes=5, slots=1, dialect="native")
+        self.add(seconds, "submitted", task, due=when, payload_bytes=5, slots=1, dialect="native")
         self.wait_for(task, *after)
         if not after and due is None:
             self.ready(seconds, task, "submitted")
@@ -96,25 +96,25 @@ class Story:
         self.edges += [{**place, "task": task, "after": one} for one in after]
 
     def ready(self, seconds: float, task: str, reason: str = "released") -> None:
-        """Of the record before it: the broker tells it so."""
+        """Add a `ready` event of the record before it."""
         self._row(seconds, "ready", task, {"reason": reason})
 
     def lease(self, seconds: float, task: str, worker: str = "w") -> None:
         self._attempts[task] = self._attempts.get(task, 0) + 1
-        self.tell(seconds, "leased", task, worker=worker, dialect="native")
+        self.add(seconds, "leased", task, worker=worker, dialect="native")
 
     def finish(self, seconds: float, task: str, worker: str = "w") -> None:
-        self.tell(seconds, "finished", task, worker=worker, result_bytes=7)
+        self.add(seconds, "finished", task, worker=worker, result_bytes=7)
 
     def fail(self, seconds: float, task: str, reason: str, *, own_fault: bool = True) -> None:
-        self.tell(seconds, "failed", task, worker="w", reason=reason, own_fault=own_fault)
+        self.add(seconds, "failed", task, worker="w", reason=reason, own_fault=own_fault)
 
     def run(self, task: str, leased: float, finished: float, worker: str = "w") -> None:
         self.lease(leased, task, worker)
         self.finish(finished, task, worker)
 
     def join(self, seconds: float, worker: str, incarnation: int = 1, slots: int = 1) -> None:
-        self.tell(
+        self.add(
             seconds, "worker_joined", worker=worker, incarnation=incarnation, slots=slots,
             dialect="native", services=["exec"],
         )  # fmt: skip
@@ -123,15 +123,15 @@ class Story:
         return EVENTS.frame(spark, self.events), EDGES.frame(spark, self.edges)
 
 
-def write_part(state: Path, first: int, last: int, *stories: Story) -> None:
-    """The rows of a stretch of the journal as a pair of history files."""
+def write_part(state: Path, first: int, last: int, *logs: EventLog) -> None:
+    """Write a range of journal rows as a pair of history files."""
     (state / history.FOLDER).mkdir(parents=True, exist_ok=True)
-    told = {"events": [], "edges": []}  # type: dict[str, list[dict[str, object]]]
-    for story in stories:
-        told["events"] += story.events
-        told["edges"] += story.edges
+    rows_of = {"events": [], "edges": []}  # type: dict[str, list[dict[str, object]]]
+    for log in logs:
+        rows_of["events"] += log.events
+        rows_of["edges"] += log.edges
     for table, path in history.HistoryPart(first, last).paths(state).items():
-        rows = [row for row in told[table] if first <= int(str(row["sequence"])) <= last]
+        rows = [row for row in rows_of[table] if first <= int(str(row["sequence"])) <= last]
         columns = {name: [row.get(name) for row in rows] for name in history.TABLES[table].names}
         pq.write_table(pa.table(columns, schema=history.TABLES[table]), path)
 

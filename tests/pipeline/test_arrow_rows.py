@@ -1,4 +1,4 @@
-"""Tasks as Arrow columns: what is quick says the same as what is slow."""
+"""Tasks as Arrow columns: the fast path gives the same as the slow one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _table(**keys: tuple[list[Any], pa.DataType]) -> pa.RecordBatch:
         max_size=4,
     )
 )
-def test_columns_mean_what_rows_mean(rows: list[tuple[Any, ...]]) -> None:
+def test_columns_and_rows_give_the_same_tasks(rows: list[tuple[Any, ...]]) -> None:
     names, argv, after, lane, priority = (list(column) for column in zip(*rows, strict=True))
     table = _table(
         name=(names, _TEXT),
@@ -91,12 +91,12 @@ def test_columns_mean_what_rows_mean(rows: list[tuple[Any, ...]]) -> None:
         {"argv": ([["a"], ["c"]], _LIST), "lane": (["{name}", "b"], _TEXT)},
     ],
 )
-def test_other_columns_too(more: dict[str, Any]) -> None:
+def test_other_column_types_give_the_same_tasks(more: dict[str, Any]) -> None:
     table = _table(name=(["n", "m"], _TEXT), **more)
     assert _quickly(table) == _slowly(table)
 
 
-def test_a_slice_of_a_table_is_read_from_where_it_begins() -> None:
+def test_slice_of_a_table_is_read_from_its_offset() -> None:
     table = _table(
         name=(["a", "b", "c"], _TEXT),
         argv=([["x"], ["y", "z"], ["q"]], _LIST),
@@ -106,7 +106,7 @@ def test_a_slice_of_a_table_is_read_from_where_it_begins() -> None:
     assert arrow_rows._fast_columns(table.slice(1)) is not None  # noqa: SLF001  # the quick way was taken
 
 
-def test_a_submission_of_columns_is_that_of_the_tasks() -> None:
+def test_submission_of_columns_equals_submission_of_tasks() -> None:
     raws: list[dict[str, Any]] = [
         {"name": "a", "argv": ["true"], "env": {"A": "1"}},
         {"name": "b", "call": "m:f", "args": [1], "after": ["a", "x"], "priority": 3, "lane": "l"},
@@ -120,7 +120,7 @@ def test_a_submission_of_columns_is_that_of_the_tasks() -> None:
     assert submission_of(gathering.flush(), SharedTerms(b"camp", 1000)) == whole
 
 
-def test_what_was_prepared_can_be_written_as_it_was_read() -> None:
+def test_prepared_task_converts_back_to_its_row() -> None:
     raw = {"name": "b", "argv": ["a", "b"], "after": ["a"], "priority": 3, "lane": "l", "cwd": "/"}
     gathering = RowCollector("c")
     gathering.add_row(7, raw)
@@ -130,7 +130,7 @@ def test_what_was_prepared_can_be_written_as_it_was_read() -> None:
     assert prepared_to_row(second) == {"name": "p", "payload": "x", "service": "s"}
 
 
-def test_a_bad_row_is_kept_with_its_reason() -> None:
+def test_invalid_row_is_kept_with_its_reason() -> None:
     gathering = RowCollector("c")
     gathering.add_row(1, {"name": "n", "argv": "no list"})
     gathering.add_row(2, {"name": "n", "payload": "p", "recipients": ["r"]})

@@ -1,4 +1,4 @@
-"""Datasets: a frame is checked against its columns, and the page has every one of them."""
+"""Datasets: the check of a frame, and the tables in the docs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parent.parent.parent / "docs" / "pipeline.md"
 
 
-def test_columns_that_are_too_many_are_left_out(spark: SparkSession) -> None:
+def test_extra_columns_are_dropped(spark: SparkSession) -> None:
     frame = spark.createDataFrame(
         [("b", "x", 1, 2, "a")],
         "after string, more string, record long, sequence long, task string",
@@ -24,7 +24,7 @@ def test_columns_that_are_too_many_are_left_out(spark: SparkSession) -> None:
     assert [tuple(row) for row in EDGES.check(frame).collect()] == [(2, 1, "a", "b")]
 
 
-def test_missing_and_drifted_columns_are_all_named(spark: SparkSession) -> None:
+def test_all_missing_and_mistyped_columns_are_named(spark: SparkSession) -> None:
     frame = spark.createDataFrame([("1", "a")], "sequence string, task string")
     with pytest.raises(UserError) as error:
         EDGES.check(frame)

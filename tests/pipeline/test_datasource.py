@@ -1,4 +1,4 @@
-"""`format("taskyard")`: rows become tasks once, and a state or a broker can be read as tables."""
+"""`format("taskyard")`: write rows as tasks, and read tables of a state or a broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from pyspark_taskyard.options import OPTIONS
+from pyspark_taskyard.tables import results_batch
 from taskyard import testing
+from taskyard.core.model import Result
 from taskyard.journal import compaction, history
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal.scenarios import WritingYard
@@ -32,7 +34,7 @@ def broker() -> Iterator[InMemoryBroker]:
 
 
 class State:
-    """A state directory whose first rows are compacted, and others are not."""
+    """A state directory with compacted rows and later ones."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -86,7 +88,7 @@ def _rows(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 class TestWriting:
-    def test_rows_are_tasks_and_written_twice_they_are_the_same_tasks(
+    def test_rows_written_twice_are_submitted_once(
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         name = F.concat(F.lit("t"), "id")
@@ -99,7 +101,7 @@ class TestWriting:
             broker.run_all()
             assert client.result("c/t299") == "299\n"
 
-    def test_what_is_waited_for_may_come_later(
+    def test_dependency_may_be_submitted_later(
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         rows = [(f"t{n}", f"p{n}", [f"t{n + 1}"] if n < 9 else [], n) for n in range(10)]
@@ -111,7 +113,7 @@ class TestWriting:
         done = broker.run_all({"work": lambda payload: payload})
         assert done == [f"t{n}" for n in range(9, -1, -1)]
 
-    def test_a_row_that_is_no_task_is_told_with_its_reason(
+    def test_invalid_row_raises_with_its_reason(
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         frame = spark.createDataFrame([("a", "x", -1)], "name string, payload string, slots long")
@@ -121,20 +123,18 @@ class TestWriting:
         with pytest.raises(Exception, match="has an unknown column 'colour'"):
             _write(odd, broker)
 
-    def test_options_that_make_no_sense_are_refused(
-        self, spark: SparkSession, broker: InMemoryBroker
-    ) -> None:
+    def test_invalid_options_are_refused(self, spark: SparkSession, broker: InMemoryBroker) -> None:
         frame = spark.createDataFrame([("a", "x")], "name string, payload string")
-        with pytest.raises(Exception, match="has no option 'campain'"):
+        with pytest.raises(Exception, match="unknown option 'campain'"):
             _write(frame, broker, campain="c")
         with pytest.raises(Exception, match="tasks can't be overwritten"):
             frame.write.format("taskyard").mode("overwrite").save()
-        with pytest.raises(Exception, match="there is no table 'jobs'"):
+        with pytest.raises(Exception, match="unknown table 'jobs'"):
             _read(spark, "jobs", broker=broker.endpoint)
 
 
 class TestStateAsTables:
-    def test_events_and_edges_are_those_of_an_export(
+    def test_events_and_edges_equal_those_of_an_export(
         self, spark: SparkSession, state: State
     ) -> None:
         where = {"state": str(state.directory)}
@@ -144,9 +144,7 @@ class TestStateAsTables:
         assert events == _exported(state, "events")
         assert edges == _exported(state, "edges")
 
-    def test_tasks_are_all_that_there_are_also_those_long_ended(
-        self, spark: SparkSession, state: State
-    ) -> None:
+    def test_tasks_include_archived_ones(self, spark: SparkSession, state: State) -> None:
         tasks = _read(spark, "tasks", state=str(state.directory)).collect()
         assert {task["name"]: task["state"] for task in tasks} == {
             "a": "done",
@@ -156,14 +154,14 @@ class TestStateAsTables:
         }
         assert {task["name"]: task["campaign"] for task in tasks}["c"] == "two"
 
-    def test_results_are_those_of_ended_tasks(self, spark: SparkSession, state: State) -> None:
+    def test_results_have_every_ended_task(self, spark: SparkSession, state: State) -> None:
         results = _read(spark, "results", state=str(state.directory)).collect()
         assert {one["name"]: bytes(one["result"]) for one in results} == {
             "a": b"result of a",
             "c": b"result of two/c",
         }
 
-    def test_a_campaign_can_be_read_alone(self, spark: SparkSession, state: State) -> None:
+    def test_one_campaign_can_be_read(self, spark: SparkSession, state: State) -> None:
         where = {"state": str(state.directory), "campaign": "two"}
         assert {row["task"] for row in _read(spark, "events", **where).collect()} == {"two/c"}
         with pytest.raises(Exception, match="edges have no campaign"):
@@ -171,7 +169,7 @@ class TestStateAsTables:
 
 
 class TestBrokerAsTables:
-    def test_tasks_results_events_and_edges(
+    def test_broker_serves_tasks_results_events_and_edges(
         self, spark: SparkSession, broker: InMemoryBroker
     ) -> None:
         with broker.client() as client:
@@ -186,8 +184,8 @@ class TestBrokerAsTables:
         assert results["b"]["result"] is None
         assert results["b"]["reason"].startswith("exit status 1")
         events = _read(spark, "events", **where).orderBy("record").collect()
-        told = [(one["kind"], one["task"]) for one in events if one["task"]]
-        assert told == [
+        kinds = [(one["kind"], one["task"]) for one in events if one["task"]]
+        assert kinds == [
             *(("submitted", "c/a"), ("submitted", "c/b")),
             *(("leased", "c/a"), ("finished", "c/a"), ("leased", "c/b"), ("failed", "c/b")),
         ]
@@ -197,15 +195,15 @@ class TestBrokerAsTables:
         assert [(one["task"], one["after"]) for one in edges] == [("c/b", "c/a")]
 
 
-#: How often a stream is started again.
+#: The most restarts of a stream.
 RESTARTS_MAX = 5
 
 
 def run_stream(writer: DataStreamWriter) -> None:
-    """Run a stream to its end, again if Spark lost patience with its own Python process.
+    """Run a stream to its end, and restart it if its Python process did not start in time.
 
-    Spark gives that process 10 s to start, which it may need on a busy machine. A stream that is
-    started again goes on from its checkpoint.
+    Spark's limit is 10 s, which may be too short on a busy machine. A restarted stream continues
+    from its checkpoint.
     """
     for _ in range(RESTARTS_MAX):
         try:
@@ -219,7 +217,7 @@ def run_stream(writer: DataStreamWriter) -> None:
 
 
 class TestStream:
-    def test_each_record_comes_once_over_runs_and_compactions(
+    def test_each_record_is_streamed_once_over_runs_and_compactions(
         self, spark: SparkSession, state: State, tmp_path: Path
     ) -> None:
         seen: list[tuple[int, list[tuple[int, str]]]] = []
@@ -245,7 +243,18 @@ class TestStream:
         assert follow() == []
 
 
-def test_the_page_has_every_option() -> None:
+def test_page_has_every_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
     table = [f"| `{option}` | {meaning} |" for option, meaning in OPTIONS.items()]
     assert [line for line in table if line not in page] == []
+
+
+def test_results_have_the_end_of_a_truncated_result_and_a_reason() -> None:
+    view = {"campaign": "", "service": "exec", "attempt": 1, "reason": "", "ended": 1.0}
+    views = [{"name": name, "state": "done", **view} for name in ("whole", "cut")]
+    batch = results_batch(views, [Result(b"all"), Result(b"end", 9)])
+    assert batch["result"].to_pylist() == [b"all", b"end"]
+    assert batch["reason"].to_pylist() == [
+        "",
+        "result truncated: only the last 3 of 9 bytes are kept",
+    ]

@@ -1,4 +1,4 @@
-"""The demo: the one of the README is run as it stands there, and its parts one by one."""
+"""The demo: the run that the README shows, and each of its parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: The note of README's blocks that are run here.
+#: The note at the README's blocks that this file runs.
 NOTE = "run by tests/pipeline/test_demo.py"
 
 PLANNED = campaign.make_campaign(campaign.TASKS)
@@ -48,7 +48,7 @@ OK = DemoCounts(
 )
 
 
-# The whole of it.
+# The whole demo.
 
 
 def of_readme() -> list[Block]:
@@ -56,30 +56,30 @@ def of_readme() -> list[Block]:
 
 
 def shape(line: str) -> str:
-    """A line without what differs from run to run: its numbers."""
+    """Replace the numbers of a line, which differ between runs."""
     return re.sub(r"\s+", " ", re.sub(r"\d[\d,.]*", "#", line)).strip()
 
 
-@pytest.mark.timeout(900)  # a minute on two free cores; on busy ones it is still to be believed
-def test_demo_of_the_readme_ends_well_and_prints_what_stands_there(
+@pytest.mark.timeout(900)  # a minute on two free cores
+def test_readme_demo_exits_0_and_prints_the_shown_output(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert spark.version  # of the session that the demo finds, and leaves running
+    assert spark.version  # the demo uses this session and leaves it running
     command, shown = of_readme()
     program, *arguments = shlex.split(command.body)
     assert program == "./yard"
     monkeypatch.chdir(tmp_path)
     code = run(taskyard, arguments)
-    told = capfd.readouterr()
-    assert code == 0, told
-    # In its order, and nothing beside it: what the page leaves out it says.
-    printed = iter(map(shape, (told.err + told.out).splitlines()))
+    output = capfd.readouterr()
+    assert code == 0, output
+    # In this order. The README marks omitted lines.
+    printed = iter(map(shape, (output.err + output.out).splitlines()))
     for line in shown.body.splitlines():
         if line.strip() not in ("", "…"):
-            assert shape(line) in printed, (line, told)
+            assert shape(line) in printed, (line, output)
     assert (tmp_path / "taskyard-demo/report/report.html").stat().st_size > 100_000
     assert (tmp_path / "taskyard-demo/tables/tasks").is_dir()
 
@@ -88,7 +88,7 @@ def test_demo_of_the_readme_ends_well_and_prints_what_stands_there(
 
 
 def guarantees(counts: DemoCounts, **changed: int) -> Guarantees:
-    """What Spark counts where it agrees."""
+    """Return Spark's counts, equal to the journal's unless changed."""
     audit_counts = counts.audit_counts
     return Guarantees(
         **{
@@ -120,7 +120,7 @@ def changed(behind: int = PLANNED.blocked_count, **values: int) -> DemoCounts:
     return DemoCounts(AuditCounts(**audit_counts), behind, OK.done_by)
 
 
-def test_what_went_as_planned_holds() -> None:
+def test_planned_run_passes() -> None:
     assert broken(OK) == {}
     assert broken(changed(stale=3)) == {}
 
@@ -135,34 +135,34 @@ def test_what_went_as_planned_holds() -> None:
         (changed(submitted=PLANNED.tasks + 1), "submitted"),
     ],
 )
-def test_broken_promise_is_a_damaged_state(counts: DemoCounts, line: str) -> None:
+def test_broken_guarantee_exits_as_damaged_state(counts: DemoCounts, line: str) -> None:
     assert broken(counts)[line] is ExitCode.STATE_DAMAGED
 
 
-def test_two_counts_that_differ_are_a_damaged_state() -> None:
+def test_differing_counts_exit_as_damaged_state() -> None:
     assert broken(OK, stale_refused=1) == {"counted by Spark": ExitCode.STATE_DAMAGED}
 
 
-def test_more_failures_than_planned_are_failed_tasks() -> None:
+def test_more_failures_than_planned_exit_as_failed_tasks() -> None:
     other = changed(done=OK.audit_counts.done - 1, failed=OK.audit_counts.failed + 1)
     assert broken(other)["submitted"] is ExitCode.TASK_FAILED
 
 
-def test_broker_that_was_not_killed_proves_nothing() -> None:
+def test_broker_that_was_not_killed_does_not_pass() -> None:
     assert broken(OK, BrokerKill(0, 1, 2, 0.1)) == {"broker killed": ExitCode.TASK_FAILED}
 
 
-def test_dialect_that_did_nothing_is_told() -> None:
+def test_dialect_without_tasks_does_not_pass() -> None:
     idle = DemoCounts(OK.audit_counts, OK.behind_failure, OK.done_by | {"ping-pong": 0})
     assert broken(idle) == {"done by dialect": ExitCode.TASK_FAILED}
 
 
-def test_story_knows_who_did_what_and_what_waits_behind_a_failure() -> None:
+def test_records_are_counted_by_dialect_and_blocking_failure() -> None:
     names = [b"mail", b"receipt", b"digest", b"other", b"late"]
     after = [[], [b"mail"], [b"receipt", b"other"], [], [b"other"]]
     submission = Submission(names, [b""], [Terms()], after=after)
-    story = RecordFold()
-    story.add(
+    fold = RecordFold()
+    fold.add(
         [
             WorkerJoined(0, b"agents", WorkerFacts(dialect=b"dwork")),
             WorkerJoined(0, b"w", WorkerFacts(dialect=b"dwork")),
@@ -172,15 +172,17 @@ def test_story_knows_who_did_what_and_what_waits_behind_a_failure() -> None:
             Finished(0, b"p", [b"other"], [1]),
         ]
     )
-    assert story.behind_failure() == 2  # the receipt and the digest; the late one could run
-    assert story.done_by["ping-pong"] == 1
+    assert (
+        fold.behind_failure() == 2
+    )  # the receipt and the digest, but not the late task, which could run
+    assert fold.done_by["ping-pong"] == 1
 
 
 # The campaign.
 
 
 @pytest.mark.parametrize("tasks", [campaign.TASKS_MIN, 777, campaign.TASKS, campaign.TASKS_MAX])
-def test_campaign_has_exactly_so_many_tasks_and_failures(tasks: int) -> None:
+def test_campaign_has_the_planned_tasks_and_failures(tasks: int) -> None:
     planned = campaign.make_campaign(tasks)
     found = {task["name"]: task for task in campaign.tasks_of(planned)}
     assert len(found) == planned.tasks == tasks
@@ -199,7 +201,7 @@ def host_of(task: dict[str, Any]) -> str | None:
     return payload["host"] if isinstance(payload, dict) else None
 
 
-def test_agent_takes_defers_and_refuses_by_destination(tmp_path: Path) -> None:
+def test_agent_accepts_defers_and_refuses_by_destination(tmp_path: Path) -> None:
     hosts = ("host-01.example", agent.STRICT, agent.DOWN)
     fed = "".join(f"mail-{number}/1\t{host}\t{{}}\n" for number, host in enumerate(hosts))
     command = [sys.executable, agent.__file__]
@@ -208,7 +210,7 @@ def test_agent_takes_defers_and_refuses_by_destination(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines() == [
         "#hungry",
-        "mail-0/1\t\tok 250 taken",
+        "mail-0/1\t\tok 250 accepted",
         "#hungry",
         "mail-1/1\t\terror 550 no such user here",
         "#hungry",
@@ -217,29 +219,29 @@ def test_agent_takes_defers_and_refuses_by_destination(tmp_path: Path) -> None:
     ]
 
 
-def test_destination_that_is_down_comes_back(
+def test_destination_recovers_after_its_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert agent.deliver(agent.DOWN).startswith("deferall")
     before_s = agent.OUTAGE_FILE.stat().st_mtime - agent.OUTAGE_SECONDS
     os.utime(agent.OUTAGE_FILE, (before_s, before_s))
-    assert agent.deliver(agent.DOWN) == "ok 250 taken"
+    assert agent.deliver(agent.DOWN) == "ok 250 accepted"
 
 
 # The directory.
 
 
-def test_directory_of_somebody_else_is_left_alone(
+def test_foreign_directory_is_left_unchanged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "report").mkdir()
     assert run(taskyard, ["demo", "--out", str(tmp_path)]) == 2
-    assert "is not of an earlier demo; nothing in it was touched" in capfd.readouterr().err
+    assert "exists and is not of an earlier demo, left unchanged" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
-def test_next_demo_replaces_what_the_last_one_made_and_nothing_else(tmp_path: Path) -> None:
+def test_next_demo_replaces_only_files_of_the_last(tmp_path: Path) -> None:
     directory.prepare_directory(tmp_path).__exit__()
     (tmp_path / "report").mkdir()
     (tmp_path / "campaign.jsonl").touch()
@@ -252,12 +254,12 @@ def test_next_demo_replaces_what_the_last_one_made_and_nothing_else(tmp_path: Pa
 def test_two_demos_do_not_share_a_directory(tmp_path: Path) -> None:
     with (
         directory.prepare_directory(tmp_path),
-        pytest.raises(UserError, match=r"a demo runs in .* already"),
+        pytest.raises(UserError, match="another demo is running here"),
     ):
         directory.prepare_directory(tmp_path)
 
 
-def test_settings_of_the_demo_are_good(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_demo_settings_are_valid(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with directory.prepare_directory(tmp_path / "with a space") as here:
         assert run(taskyard, ["config", "check", str(here.settings)]) == 0
         assert run(taskyard, ["config", "--config", str(here.settings), "--json"]) == 0
@@ -274,7 +276,7 @@ def yard(tmp_path: Path) -> Iterator[DemoCluster]:
         yield yard
 
 
-def test_broker_comes_back_where_it_was_and_all_end_with_the_yard(yard: DemoCluster) -> None:
+def test_broker_restarts_on_its_ports_and_all_processes_end(yard: DemoCluster) -> None:
     before = yard.listening
     assert yard.kill_broker() == -9
     with pytest.raises(ProcessEnded, match=r"broker: killed by SIGKILL \(see .*broker\.log\)"):
@@ -289,24 +291,24 @@ def test_broker_comes_back_where_it_was_and_all_end_with_the_yard(yard: DemoClus
             os.kill(pid, 0)
 
 
-# The verb.
+# The command.
 
 
-def test_without_spark_it_says_what_to_install(
+def test_missing_spark_is_reported_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
     assert run(taskyard, ["demo"]) == 2
-    told = capfd.readouterr().err
-    assert "needs pyspark and pandas" in told
-    assert "pip install 'taskyard[spark]'" in told
-    assert told.count("\n") == 1
+    err = capfd.readouterr().err
+    assert "needs pyspark and pandas" in err
+    assert "pip install 'taskyard[spark]'" in err
+    assert err.count("\n") == 1
 
 
-def test_document_is_the_one_that_is_promised(
+def test_document_matches_its_schema(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from taskyard.demo import walkthrough  # noqa: PLC0415  # it is changed here
+    from taskyard.demo import walkthrough  # noqa: PLC0415  # patched here
 
     lines = audit.lines(changed(completed_twice=1), guarantees(OK), PLANNED, KILL)
     outcome = walkthrough.DemoResult(tmp_path, tmp_path, tmp_path, tmp_path, OK, lines, 1.0)

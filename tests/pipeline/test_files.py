@@ -1,4 +1,4 @@
-"""Shares of work on files: what is done where Spark has room for it."""
+"""Shares of work on files: splitting parts and placing tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskyard.pipeline.datasets import TASKS, TASKS_WITHOUT_GRAPH
 from taskyard.pipeline.files import PartSplit
 from taskyard.pipeline.layout import campaign_key, folder
 from taskyard.pipeline.placement import GraphPlacement
-from tests.pipeline.scenarios import START, Story, write_part
+from tests.pipeline.scenarios import START, EventLog, write_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,12 +24,12 @@ def write_rows(path: Path, schema: pa.Schema, rows: list[dict[str, object]]) -> 
     pq.write_table(pa.Table.from_pylist(rows, schema), path)
 
 
-def test_part_is_split_by_campaign_and_day_and_the_same_again(tmp_path: Path) -> None:
-    story = Story("night run")
-    story.join(0, "w")
-    story.submit(0, "a")
-    story.submit(86_400, "b", "a")
-    write_part(tmp_path, 1, 9, story)
+def test_part_is_split_by_campaign_and_day_repeatably(tmp_path: Path) -> None:
+    log = EventLog("night run")
+    log.join(0, "w")
+    log.submit(0, "a")
+    log.submit(86_400, "b", "a")
+    write_part(tmp_path, 1, 9, log)
     share = PartSplit(tmp_path, HistoryPart(1, 9), tmp_path / "out")
     for _ in range(2):
         assert share() == [None, "night run"]
@@ -48,7 +48,7 @@ def test_part_is_split_by_campaign_and_day_and_the_same_again(tmp_path: Path) ->
     assert (edge["task"], edge["after"], edge["campaign"]) == ("b", "a", "night run")
 
 
-def test_linked_campaigns_are_placed_together_whatever_their_keys(tmp_path: Path) -> None:
+def test_linked_campaigns_are_placed_together(tmp_path: Path) -> None:
     schema = to_arrow_schema(TASKS_WITHOUT_GRAPH.schema, timezone="UTC")
     given = {"generation": 1, "attempts": 1, "state": "DONE", "submitted": START}
     rows: list[dict[str, object]] = [
@@ -63,7 +63,7 @@ def test_linked_campaigns_are_placed_together_whatever_their_keys(tmp_path: Path
         {"campaign": "two", "task": "b", "after": "a", "record": 1},
         {"campaign": "three", "task": "c", "after": "b", "record": 2},
     ]
-    keys = ("k", "k", "j")  # two of the names share a key
+    keys = ("k", "k", "j")  # two of the names have the same key
     for number, (key, row) in enumerate(zip(keys, rows, strict=True)):
         write_rows(tmp_path / f"alone/{folder(key)}/day=x/{number}.parquet", schema, [row])
     for key, edge in zip(keys[1:], edges, strict=True):
@@ -86,6 +86,6 @@ def test_linked_campaigns_are_placed_together_whatever_their_keys(tmp_path: Path
     ]
 
 
-def test_events_without_a_submission_make_no_task(tmp_path: Path) -> None:
+def test_events_without_a_submission_give_no_task(tmp_path: Path) -> None:
     GraphPlacement(("k",), tmp_path / "alone", tmp_path / "edges", tmp_path / "tasks")()
     assert not (tmp_path / "tasks").exists()

@@ -1,4 +1,4 @@
-"""`pipeline fleet`: workers inside the executors of a real cluster, one of which is killed."""
+"""`pipeline fleet`: workers in the executors of a real cluster, one of which is killed."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 SPARK_HOME = Path(pyspark.__file__).parent
 TASKS = 1000
-PATIENCE_SECONDS = 200
-#: For the many JVMs of a short test.
+TIMEOUT_SECONDS = 200
+#: JVM options for short runs.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: Two executors with as many cores as this, a worker on each.
+#: Cores of each of two executors, with a worker on each core.
 CORES = 2
 
 
 @contextmanager
 def _daemon(directory: Path, kind: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A part of a cluster."""
+    """Run a daemon of a cluster."""
     main = f"org.apache.spark.deploy.{kind.lower()}.{kind}"
     places = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     environment = os.environ | {
@@ -63,7 +63,7 @@ def _daemon(directory: Path, kind: str, *words: str) -> Iterator[subprocess.Pope
 
 
 def _place(process: subprocess.Popen[str]) -> str:
-    """Where it says that it is, when it has started."""
+    """Return the address that a daemon prints when it has started."""
     assert process.stderr is not None
     for line in process.stderr:
         found = re.search(r"Starting Spark (?:master at|worker) (\S+)", line)
@@ -74,7 +74,7 @@ def _place(process: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def _cluster(directory: Path) -> Iterator[tuple[str, list[int]]]:
-    """The master's URL, and the processes of two of Spark's own workers."""
+    """Run a cluster. Yields the master's URL and the processes of two Spark workers."""
     with ExitStack() as stack:
         url = _place(stack.enter_context(_daemon(directory, "Master")))
         started = [
@@ -91,8 +91,7 @@ def _cluster(directory: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def _executor_of(worker: int) -> int:
-    """The process of a worker's executor. Others live for a moment: what a worker asks its system
-    is asked by processes."""
+    """Return the executor process of a Spark worker, which also has short-lived children."""
     found = [
         int(child)
         for task in Path(f"/proc/{worker}/task").iterdir()
@@ -122,8 +121,8 @@ def _tally(state: Path) -> AuditCounts:
 
 
 def _until(is_so: Callable[[], object], what: str) -> None:
-    """Wait for a cluster: on a busy machine its parts take a minute to start."""
-    ends = time.monotonic() + PATIENCE_SECONDS
+    """Wait for a condition. On a busy machine a cluster takes a minute to start."""
+    ends = time.monotonic() + TIMEOUT_SECONDS
     while not is_so():
         assert time.monotonic() < ends, f"did not happen: {what}"
         time.sleep(0.2)
@@ -133,7 +132,7 @@ def _counts(client: Client) -> dict[str, int]:
     return client.counts("c")
 
 
-def test_a_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = f"--executor-memory 512m --conf 'spark.executor.extraJavaOptions={SHORT_LIVED}'"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{executor} pyspark-shell")
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", SHORT_LIVED)
@@ -149,8 +148,8 @@ def test_a_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.Mon
             _until(lambda: _counts(client)["done"] > TASKS // 5, "a fifth is done")
             os.kill(_executor_of(daemons[0]), signal.SIGKILL)
             assert _counts(client)["done"] < TASKS
-            client.wait_campaign("c", timeout=PATIENCE_SECONDS)
-            _until(lambda: len(client.workers()) == 4, "those who were lost are back")
+            client.wait_campaign("c", timeout=TIMEOUT_SECONDS)
+            _until(lambda: len(client.workers()) == 4, "the lost workers are back")
             client.drain()
             code, out, err = running.end()
         assert (code, out) == (0, "4 workers went home\n")
@@ -161,7 +160,7 @@ def test_a_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.Mon
     assert tally.is_clean
 
 
-def test_a_fleet_that_could_not_work_is_refused() -> None:
+def test_fleet_that_cannot_run_is_refused() -> None:
     with pytest.raises(UserError, match=r"local\[2\]: 2 cores for 8 workers"):
         fleet.check(8, "local[2]", "ipc:///x")
     with pytest.raises(UserError, match="ipc:///x: not reachable"):
@@ -169,6 +168,6 @@ def test_a_fleet_that_could_not_work_is_refused() -> None:
     fleet.check(2, "local[2]", "ipc:///x")
 
 
-def test_a_worker_that_can_t_work_ends_the_fleet(spark: Any) -> None:
+def test_worker_with_invalid_options_ends_the_fleet(spark: Any) -> None:
     with pytest.raises(UserError, match="rejected its options or its key"):
         fleet.run(spark, 1, ["--broker", "nonsense"])

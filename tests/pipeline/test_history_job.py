@@ -1,4 +1,4 @@
-"""`pipeline history`: incremental, and the same tables however often it is killed."""
+"""`pipeline history`: incremental, with the same tables after any number of kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 from taskyard.pipeline.layout import campaign_key
 from taskyard.pipeline.sources import history as source
 from tests.pipeline.killed_history import Bomb
-from tests.pipeline.scenarios import Story, at, write_part
+from tests.pipeline.scenarios import EventLog, at, write_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,20 +39,19 @@ if TYPE_CHECKING:
 
 TABLES = (EVENTS, EDGES, ATTEMPTS, TASKS, WORKERS, METRICS, CRITICAL_PATH)
 
-#: Names that would lead elsewhere, or nowhere, if they were taken for paths.
+#: Names that would be unsafe or invalid as paths.
 ODD_NAMES = ("../../../evil", "", "A/b=c%2F", "a/b=c%2f", "campaign " * 60, "2024", "\u00fc \n*?[")
 
-#: How often an error at a step ends the job, over each part; and at which of its steps it is killed
-#: in a process of its own.
+#: Errors raised at a step for each part, and steps at which a process is killed.
 RAISES_A_PART = 3
 KILLED_AT = 5
-#: A step is drawn from so many.
+#: The number of steps to choose from.
 STEPS = 14
 SEED = 20
 
 
 class Raised(Exception):
-    """The end of a run, in place of a kill."""
+    """Ends a run in place of a kill."""
 
 
 class RaisingBomb(Bomb):
@@ -60,10 +59,10 @@ class RaisingBomb(Bomb):
         raise Raised(step)
 
 
-def tell_all() -> list[Story]:
-    """A campaign that goes on over all parts, one of the first part alone, and workers."""
+def make_logs() -> list[EventLog]:
+    """Return a campaign over all parts, one of the first part only, and workers."""
     numbers = count(1)
-    long, short = Story("long", numbers), Story(ODD_NAMES[0], numbers)
+    long, short = EventLog("long", numbers), EventLog(ODD_NAMES[0], numbers)
     long.join(0, "w", slots=2)
     long.submit(0, "a")
     long.submit(0, "b", "a")
@@ -71,15 +70,15 @@ def tell_all() -> list[Story]:
     short.submit(1, "x")
     long.lease(2, "a")
     short.run("x", 2, 3)
-    long.finish(86_400, "a")  # the second part begins here: the lease of a is in the first
+    long.finish(86_400, "a")  # the second part begins here, the lease of a is in the first
     long.ready(86_400, "b")
     long.lease(86_410, "b", "w")
-    long.tell(86_420, "worker_left", worker="w", reason="gone")
-    long.tell(86_430, "expired", "b", worker="w")
+    long.add(86_420, "worker_left", worker="w", reason="gone")
+    long.add(86_430, "expired", "b", worker="w")
     long.ready(86_430, "b", "expired")
     long.join(86_440, "w", incarnation=2)
     long.run("b", 86_500, 86_510)  # the third part
-    long.tell(90_000, "due", "c")
+    long.add(90_000, "due", "c")
     long.ready(90_000, "c", "due")
     long.lease(90_001, "c")
     long.fail(90_002, "c", "broken\nall over")
@@ -91,9 +90,9 @@ SPANS = [(1, 8), (9, 14), (15, 20)]
 
 
 def make_state(state: Path, parts: int) -> Path:
-    told = tell_all()
+    logs = make_logs()
     for first, last in SPANS[:parts]:
-        write_part(state, first, last, *told)
+        write_part(state, first, last, *logs)
     return state
 
 
@@ -139,7 +138,7 @@ def expected(spark: SparkSession, clean: Path) -> dict[str, list[str]]:
     return contents(spark, clean)
 
 
-def test_tables_hold_what_the_story_tells(spark: SparkSession, clean: Path) -> None:
+def test_tables_have_the_history(spark: SparkSession, clean: Path) -> None:
     made = tables.read(spark, clean, ATTEMPTS, "long").select(
         "task", "outcome", "leased", "settled"
     )
@@ -153,7 +152,7 @@ def test_tables_hold_what_the_story_tells(spark: SparkSession, clean: Path) -> N
     assert sorted(map(tuple, stays.collect())) == [(1, 3, at(86_420)), (2, 2, None)]
 
 
-def test_tables_are_the_same_if_executors_make_them(
+def test_tables_built_by_executors_are_the_same(
     spark: SparkSession,
     state: Path,
     tmp_path: Path,
@@ -165,7 +164,7 @@ def test_tables_are_the_same_if_executors_make_them(
     assert contents(spark, tmp_path / "out") == expected
 
 
-def test_rows_lie_by_campaign_and_day_under_paths_that_lead_nowhere_else(clean: Path) -> None:
+def test_rows_are_stored_by_campaign_and_day_under_safe_paths(clean: Path) -> None:
     folders = {
         f"{path.parent.parent.parent.name} {path.parent.name}"
         for path in clean.rglob("*.parquet")
@@ -197,21 +196,21 @@ def test_rerun_with_nothing_new_writes_nothing(
     assert files_of(clean) == before
 
 
-@pytest.mark.timeout(900)  # its runs are many, and take five times as long where others run beside
-def test_job_that_is_killed_ten_times_makes_the_same_tables(
+@pytest.mark.timeout(900)  # many runs, five times slower on a busy machine
+def test_job_killed_ten_times_gives_the_same_tables(
     spark: SparkSession, tmp_path: Path, expected: dict[str, list[str]]
 ) -> None:
-    """Parts come one by one, and over each of them the job dies again and again.
+    """Parts are added one by one, and the job dies several times during each.
 
-    A real kill costs a JVM, so most are errors raised at a step: what is on disk is the same, since
-    every step that changes a table is a rename or a removal of this very process.
+    A real kill costs a JVM, so most are errors raised at a step. The files are the same then,
+    because every step that changes a table is a rename or a removal by this process.
     """
     state, out = tmp_path / "state", tmp_path / "out"
-    luck = random.Random(SEED)
+    rng = random.Random(SEED)
     died: list[str] = []
     for parts in range(1, len(SPANS) + 1):
         make_state(state, parts)
-        died += [die(spark, state, out, luck.randrange(1, STEPS)) for _ in range(RAISES_A_PART)]
+        died += [die(spark, state, out, rng.randrange(1, STEPS)) for _ in range(RAISES_A_PART)]
         if parts < len(SPANS):
             make_tables(spark, state, out)
     kill(state, out, KILLED_AT)
@@ -222,7 +221,7 @@ def test_job_that_is_killed_ten_times_makes_the_same_tables(
 
 
 def die(spark: SparkSession, state: Path, out: Path, number: int) -> str:
-    """The step at which a run ended; empty if it came to its own end before."""
+    """Return the step at which a run died, or "" if it ended before."""
     try:
         make_tables(spark, state, out, RaisingBomb(number))
     except Raised as error:
@@ -239,7 +238,7 @@ def kill(state: Path, out: Path, number: int) -> None:
     assert killed.returncode == -signal.SIGKILL
 
 
-def test_tables_of_another_state_are_left_alone(
+def test_tables_of_another_state_are_refused(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -254,14 +253,14 @@ def test_tables_of_another_state_are_left_alone(
         HistoryJob(state, tmp_path / "mine")
 
 
-def test_tables_of_another_version_are_not_gone_on_with(state: Path, tmp_path: Path) -> None:
+def test_tables_of_another_version_are_refused(state: Path, tmp_path: Path) -> None:
     (tmp_path / "_work").mkdir()
     (tmp_path / "_work" / "origin.json").write_text('{"version": 1, "journal": ""}')
     with pytest.raises(UserError, match="tables of another version of Taskyard"):
         HistoryJob(state, tmp_path)
 
 
-def test_two_runs_do_not_write_the_same_tables(state: Path, tmp_path: Path) -> None:
+def test_second_writer_of_the_tables_is_refused(state: Path, tmp_path: Path) -> None:
     first = HistoryJob(state, tmp_path)
     with pytest.raises(UserError, match="another process is writing to it"):
         HistoryJob(state, tmp_path)
@@ -269,7 +268,7 @@ def test_two_runs_do_not_write_the_same_tables(state: Path, tmp_path: Path) -> N
     HistoryJob(state, tmp_path).close()
 
 
-def test_rows_that_came_by_other_files_are_refused(state: Path, tmp_path: Path) -> None:
+def test_rows_from_other_files_are_refused(state: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "_work" / "parts").mkdir(parents=True)
     (tmp_path / "out" / "_work" / "parts" / "000000000001-000000000005").touch()
     job = HistoryJob(state, tmp_path / "out")
@@ -311,16 +310,18 @@ def test_damaged_history_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_no_state_is_no_history(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_directory_without_a_state_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run(taskyard, ["pipeline", "history", "--state", str(tmp_path)]) == 2
     assert "not a state directory, it has no journal" in capfd.readouterr().err
 
 
-def test_without_spark_a_verb_says_what_to_install(
+def test_command_without_spark_prints_the_install_command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
     assert run(taskyard, ["pipeline", "history", "--state", str(tmp_path)]) == 2
-    told = capfd.readouterr().err
-    assert "needs pyspark and pandas, which is not installed: `pip install" in told
+    err = capfd.readouterr().err
+    assert "needs pyspark and pandas, which is not installed: `pip install" in err
     assert run(taskyard, ["pipeline", "history", "--help"]) == 0

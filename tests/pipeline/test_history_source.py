@@ -1,4 +1,4 @@
-"""A real state's history: files, rows beside them, and what Spark makes of them."""
+"""The history of a real state: files, later rows, and their DataFrames."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.pipeline.datasets import EDGES, EVENTS
-from taskyard.pipeline.placement import tasks
+from taskyard.pipeline.placement import tasks_from_steps
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.guarantees import Guarantees
+from taskyard.pipeline.transforms.steps import steps
 from tests.journal.scenarios import WritingYard, rich_story
 from tests.pipeline.scenarios import guarantees
 
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: Rows that are exported; those after them are in the journal alone.
+#: Exported rows. Later ones are only in the journal.
 EXPORTED = 30
 
 
 @pytest.fixture(scope="module")
 def yard() -> WritingYard:
-    """Every kind of record, tasks in every state."""
+    """Return a yard with every kind of record and tasks in every state."""
     return rich_story(MemoryStore())
 
 
 def write_rows(yard: WritingYard, state: Path, exported: int) -> int:
-    """The yard's rows as a state's journal, the first of them exported, too."""
+    """Write the yard's rows to a state's journal, and export the first of them."""
     rows = list(yard.store.rows())
     with closing(SqliteStore(state)) as store:
         for row in islice(rows, exported):
@@ -59,14 +60,14 @@ def state(yard: WritingYard, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(
+def frames(
     spark: SparkSession, state: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> source.HistoryFrames:
     return source.read(spark, state, tmp_path_factory.mktemp("scratch"))
 
 
-def test_files_and_rows_beside_them_are_one_history(
-    yard: WritingYard, state: Path, told: source.HistoryFrames, tmp_path: Path
+def test_files_and_later_rows_are_one_history(
+    yard: WritingYard, state: Path, frames: source.HistoryFrames, tmp_path: Path
 ) -> None:
     whole = shutil.copytree(state, tmp_path / "whole")
     shutil.rmtree(whole / "history")
@@ -75,18 +76,20 @@ def test_files_and_rows_beside_them_are_one_history(
     with closing(SqliteStore(whole)) as store:
         compaction.export(whole, store)
     ((part,), _) = history.parts(whole)
-    assert part.last == told.last == yard.store.head.sequence
-    tables = {"events": told.events, "edges": told.edges}
+    assert part.last == frames.last == yard.store.head.sequence
+    tables = {"events": frames.events, "edges": frames.edges}
     for table, path in part.paths(whole).items():
         expected = sorted(map(repr, pq.read_table(path).to_pylist()))
         found = tables[table].toArrow().cast(history.TABLES[table]).to_pylist()
-        # What was told of a report on a task depends on whether that is still in memory.
+        # Events of late reports depend on whether the task is still in memory.
         assert len(found) == len(expected)
         assert sorted(map(repr, found)) == expected
 
 
-def test_states_are_those_of_the_scheduler(yard: WritingYard, told: source.HistoryFrames) -> None:
-    known = tasks(told.events, told.edges).collect()
+def test_states_equal_those_of_the_scheduler(
+    yard: WritingYard, frames: source.HistoryFrames
+) -> None:
+    known = tasks_from_steps(steps(frames.events), frames.edges).collect()
     newest = {row["task"]: row for row in sorted(known, key=lambda row: row["submitted_record"])}
     held = {
         task.name.decode(errors="backslashreplace"): task.state.name
@@ -96,19 +99,19 @@ def test_states_are_those_of_the_scheduler(yard: WritingYard, told: source.Histo
     assert set(held.values()) >= {state.name for state in TaskState} - {"DELAYED"}
 
 
-def test_guarantees_agree_with_the_journals_own_tally(
-    yard: WritingYard, told: source.HistoryFrames
+def test_guarantees_agree_with_the_journals_audit(
+    yard: WritingYard, frames: source.HistoryFrames
 ) -> None:
     counting = Auditor()
     before = 0
     for row in yard.store.rows():
         counting.add(recovery.records_of(row, before))
         before = row.record_last
-    assert tallied(guarantees(told.events, told.edges), counting.tally())
+    assert agrees_with_audit(guarantees(frames.events, frames.edges), counting.tally())
 
 
-def tallied(found: Guarantees, tally: AuditCounts) -> bool:
-    """The tally counts a name that was cancelled and is there again by its newest task."""
+def agrees_with_audit(found: Guarantees, tally: AuditCounts) -> bool:
+    """Compare. The audit counts a name that was cancelled and resubmitted by its newest task."""
     waiting = found.blocked_behind_failure + found.unfinished + found.lost
     assert (found.submitted, found.done, found.failed) == (
         tally.submitted,
@@ -123,7 +126,7 @@ def tallied(found: Guarantees, tally: AuditCounts) -> bool:
     return found.is_clean == tally.is_clean
 
 
-def test_state_that_is_all_exported_has_no_rows_beside(
+def test_fully_exported_state_has_no_later_rows(
     yard: WritingYard, tmp_path: Path, spark: SparkSession
 ) -> None:
     rows = write_rows(yard, tmp_path / "state", len(list(yard.store.rows())))
@@ -132,7 +135,7 @@ def test_state_that_is_all_exported_has_no_rows_beside(
     assert not (tmp_path / "scratch").exists()
 
 
-def test_state_that_nothing_was_exported_of_is_read_from_its_journal(
+def test_state_without_exports_is_read_from_its_journal(
     yard: WritingYard, tmp_path: Path, spark: SparkSession
 ) -> None:
     rows = write_rows(yard, tmp_path / "state", 0)
@@ -143,9 +146,9 @@ def test_state_that_nothing_was_exported_of_is_read_from_its_journal(
 
 
 def test_reading_takes_no_lock_and_writes_nothing(state: Path, tmp_path: Path) -> None:
-    kept = ("journal.sqlite-shm", "journal.sqlite-wal")  # SQLite's own scratch, made by any reader
+    kept = ("journal.sqlite-shm", "journal.sqlite-wal")  # SQLite's own files, created by any reader
     before = {path: path.stat().st_mtime_ns for path in state.rglob("*") if path.name not in kept}
-    with closing(SqliteStore(state)) as store:  # as a broker holds it
+    with closing(SqliteStore(state)) as store:  # as a broker has it open
         assert source.export_tail(state, source.parts(state), tmp_path) == history.HistoryPart(
             EXPORTED + 1, store.head.sequence
         )
@@ -153,7 +156,7 @@ def test_reading_takes_no_lock_and_writes_nothing(state: Path, tmp_path: Path) -
     assert [path for path in before if path.is_file() and after[path] != before[path]] == []
 
 
-def test_rows_that_are_trimmed_and_in_no_file_are_missed(yard: WritingYard, tmp_path: Path) -> None:
+def test_trimmed_rows_without_a_file_are_refused(yard: WritingYard, tmp_path: Path) -> None:
     rows = write_rows(yard, tmp_path, len(list(yard.store.rows())))
     with closing(SqliteStore(tmp_path)) as store:
         compaction.compact(tmp_path, store)
@@ -162,12 +165,12 @@ def test_rows_that_are_trimmed_and_in_no_file_are_missed(yard: WritingYard, tmp_
         source.parts(tmp_path)
 
 
-def test_directory_without_a_journal_is_no_state(tmp_path: Path) -> None:
+def test_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a state directory, it has no journal"):
         source.parts(tmp_path)
 
 
-def test_datasets_are_the_tables_of_the_journal() -> None:
+def test_datasets_match_the_journals_tables() -> None:
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
     for dataset in (EVENTS, EDGES):

@@ -1,8 +1,8 @@
-"""Dependencies between campaigns: every column that follows from the graph, against plain Python.
+"""Dependencies between campaigns: every column of the graph, compared with plain Python.
 
-A seeded story is told to a real scheduler: five campaigns whose tasks wait for one another, with
-failures, cancellations, names that are submitted later or anew. The truth is computed from its
-records by recursion, and which tasks are behind a failure is the scheduler's own answer.
+A seeded history runs on a real scheduler: five campaigns whose tasks wait for one another, with
+failures, cancellations, and names that are submitted later or again. The expected values are
+computed from its records by recursion. The scheduler itself names the tasks blocked by a failure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.steps import attempts
 from taskyard.pipeline.transforms.workers import workers
 from tests.journal.scenarios import WritingYard
-from tests.pipeline.scenarios import Story
+from tests.pipeline.scenarios import EventLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
     from taskyard.journal.store import Store
 
-#: Whole runs of `pipeline history`, which take several times as long on a busy machine.
+#: Whole runs of `pipeline history`, several times slower on a busy machine.
 pytestmark = pytest.mark.timeout(900)
 
 CAMPAIGNS = (b"A", b"B", b"C", b"D", b"")
-#: Is linked to no other campaign.
+#: A campaign without links to others.
 EXCLUSIVE = b"alone"
 SEED = 29
 ROUNDS = 60
@@ -55,7 +55,7 @@ WORKER = b"w"
 
 
 class Node(Struct):
-    """One generation of a name, as the records tell of it."""
+    """One generation of a name, from the records."""
 
     campaign: str
     task: str
@@ -63,8 +63,8 @@ class Node(Struct):
     submitted_ns: int
     state: str = "open"
     after: dict[int, None] = field(default_factory=dict)
-    #: Names that it waits for and that were never submitted.
-    strangers: dict[str, None] = field(default_factory=dict)
+    #: Dependencies that were never submitted.
+    unknown: dict[str, None] = field(default_factory=dict)
     leased_ns: int | None = None
     ran_ns: int = 0
     is_leased: bool = False
@@ -73,7 +73,7 @@ class Node(Struct):
 
 
 class Truth:
-    """The graph of a journal, folded record by record; nodes are numbers."""
+    """The graph of a journal, built record by record. Nodes are numbers."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -104,9 +104,9 @@ class Truth:
             number = len(self.nodes)
             self.nodes.append(Node(*key, self._generations[key], record.at_ns))
             self.newest[key[1]] = number
-            for node in self.nodes:  # tasks that waited for the name before it was there
-                if key[1] in node.strangers:
-                    del node.strangers[key[1]]
+            for node in self.nodes:  # tasks that waited for the name before its submission
+                if key[1] in node.unknown:
+                    del node.unknown[key[1]]
                     node.after[number] = None
         for column in (submission.after, record.after_done):
             for name, after in zip(submission.names, column or [], strict=column is not None):
@@ -116,7 +116,7 @@ class Truth:
         for name in after:
             before = self.newest.get(name.decode())
             if before is None:
-                self.nodes[number].strangers[name.decode()] = None
+                self.nodes[number].unknown[name.decode()] = None
             else:
                 self.nodes[number].after[before] = None
 
@@ -140,7 +140,7 @@ class Truth:
         return node.ran_ns + max([node.submitted_ns // 1000 * 1000, *befores])
 
     def remember(self) -> None:
-        """Keep what is known of each node: all is folded."""
+        """Compute all columns after the last record."""
         self._level, self._path_ns = cache(self.level), cache(self.path_ns)
         self._earliest_ns = cache(self.earliest_ns)
 
@@ -182,8 +182,8 @@ _SETTLING: tuple[type, ...] = (
 )
 
 
-class Teller:
-    """Tells the story to a yard, a round at a time. No two records have the same time."""
+class HistoryWriter:
+    """Writes a random history in rounds. No two records have the same time."""
 
     def __init__(self, store: Store) -> None:
         self.yard = WritingYard(store)
@@ -192,7 +192,7 @@ class Teller:
         self._promised: list[tuple[bytes, bytes]] = []
         self.yard.join(WORKER)
 
-    def tell(self, rounds: int) -> None:
+    def write(self, rounds: int) -> None:
         for _ in range(rounds):
             self._pass_time()
             self._submit()
@@ -208,19 +208,21 @@ class Teller:
         self.yard.later(self._random.randrange(1, 3_000_000_000) / 1e9)
 
     def _submit(self) -> None:
-        chance = self._random
-        campaign = chance.choice(CAMPAIGNS)
+        rng = self._random
+        campaign = rng.choice(CAMPAIGNS)
         name = b"t%d" % len(self._names)
-        if self._promised and chance.random() < 0.5:
+        if self._promised and rng.random() < 0.5:
             campaign, name = self._promised.pop()
         usable = [one for one in self._names[-15:] if self._is_usable(one)]
-        after = chance.sample(usable, min(len(usable), chance.choice((0, 1, 1, 2, 3))))
-        if chance.random() < 0.1:
-            promised = (chance.choice(CAMPAIGNS), b"promised-%d" % len(self._names))
+        after = rng.sample(usable, min(len(usable), rng.choice((0, 1, 1, 2, 3))))
+        if rng.random() < 0.1:
+            promised = (rng.choice(CAMPAIGNS), b"promised-%d" % len(self._names))
             self._promised.append(promised)
             after.append(spelling(*promised))
-        told = self.yard.submit(name, after=[after], campaign=campaign, unknown=UnknownPolicy.WAIT)
-        if isinstance(told[0], Accepted):  # it would have closed a cycle otherwise
+        effects = self.yard.submit(
+            name, after=[after], campaign=campaign, unknown=UnknownPolicy.WAIT
+        )
+        if isinstance(effects[0], Accepted):  # otherwise it would have closed a cycle
             self._names.append(spelling(campaign, name))
         self.yard.submit(name + b" alone", campaign=EXCLUSIVE)
 
@@ -229,17 +231,17 @@ class Teller:
         return task.state is not TaskState.CANCELLED
 
     def _steer(self) -> None:
-        chance = self._random
-        name = chance.choice(self._names)
-        action = chance.random()
+        rng = self._random
+        name = rng.choice(self._names)
+        action = rng.random()
         if action < 0.1:
             self.yard.cancel(name)
         elif action < 0.2:
             self.yard.retry(name)
-        elif action < 0.4:  # anew if it has ended, else more to wait for
+        elif action < 0.4:  # resubmit it if it has ended, otherwise add a dependency
             campaign = self.yard.scheduler.ledger.tasks[name].terms.campaign
-            before = chance.choice(self._names)
-            after = [[before]] if self._is_usable(before) else [[b"nobody"]]
+            before = rng.choice(self._names)
+            after = [[before]] if self._is_usable(before) else [[b"unknown"]]
             terms = {
                 "campaign": campaign,
                 "repeat": DuplicatePolicy.EXTEND,
@@ -248,22 +250,22 @@ class Teller:
             self.yard.submit(split(name, campaign), after=after, **terms)
 
 
-class Told(Struct):
+class LinkedHistory(Struct):
     state: Path
     truth: Truth
-    #: Names of tasks that the scheduler calls stuck.
+    #: Names of tasks that are stuck, by the scheduler.
     stuck: list[str]
 
 
 @pytest.fixture(scope="module")
-def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """The state, its truth, and under `tables` its tables, made in two runs."""
+def linked_history(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> LinkedHistory:
+    """Return a state and its expected graph, with its tables in `tables`, built in two runs."""
     state = tmp_path_factory.mktemp("linked") / "state"
     state.mkdir()
     with closing(SqliteStore(state)) as store:
-        teller = Teller(store)
+        writer = HistoryWriter(store)
         for _ in range(2):
-            teller.tell(ROUNDS // 2)
+            writer.write(ROUNDS // 2)
             compaction.export(state, store)
             make_tables(spark, state, state.parent / "tables")
         truth, number = Truth(), 0
@@ -272,9 +274,9 @@ def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Told:
                 truth.fold(record)
             number = row.record_last
     truth.remember()
-    tasks = teller.yard.scheduler.ledger.tasks.values()
+    tasks = writer.yard.scheduler.ledger.tasks.values()
     failed = [task for task in tasks if task.state is TaskState.FAILED]
-    return Told(state, truth, sorted(name.decode() for name in graph.stuck(failed)))
+    return LinkedHistory(state, truth, sorted(name.decode() for name in graph.stuck(failed)))
 
 
 def make_tables(spark: SparkSession, state: Path, out: Path) -> int:
@@ -285,14 +287,14 @@ def make_tables(spark: SparkSession, state: Path, out: Path) -> int:
         job.close()
 
 
-def check_tasks(frame: DataFrame, told: Told) -> None:
-    """Compare every column that follows from the graph."""
-    truth = told.truth
+def check_tasks(frame: DataFrame, linked_history: LinkedHistory) -> None:
+    """Compare every column of the graph."""
+    truth = linked_history.truth
     found = {(row["campaign"], row["task"], row["generation"]): row for row in frame.collect()}
     assert len(found) == len(truth.nodes)
     for number, node in enumerate(truth.nodes):
         row = found[node.campaign, node.task, node.generation]
-        waits_for = len(node.after) + len(node.strangers)
+        waits_for = len(node.after) + len(node.unknown)
         assert (row["waits_for"], row["level"], row["path_ns"]) == (
             waits_for,
             truth.level(number),
@@ -302,7 +304,7 @@ def check_tasks(frame: DataFrame, told: Told) -> None:
         assert row["earliest_end"].replace(tzinfo=UTC) == at_us(earliest_us), node
         assert row["ended"] is None or row["earliest_end"] <= row["ended"], node
     behind = sorted(task for (_, task, _), row in found.items() if row["is_behind_failure"])
-    assert behind == told.stuck
+    assert behind == linked_history.stuck
 
 
 def at_us(time_us: int) -> datetime:
@@ -310,8 +312,8 @@ def at_us(time_us: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
 
 
-def check_paths(frame: DataFrame, told: Told, *campaigns: str) -> None:
-    truth = told.truth
+def check_paths(frame: DataFrame, linked_history: LinkedHistory, *campaigns: str) -> None:
+    truth = linked_history.truth
     chained: dict[str, list[tuple[str, str, int]]] = {name: [] for name in campaigns}
     for row in sorted(frame.collect(), key=lambda row: row["position"]):
         task = (row["task_campaign"], row["task"], row["generation"])
@@ -325,8 +327,8 @@ def check_paths(frame: DataFrame, told: Told, *campaigns: str) -> None:
     }
 
 
-def test_story_has_what_it_should(told: Told) -> None:
-    nodes = told.truth.nodes
+def test_scenario_has_the_expected_links(linked_history: LinkedHistory) -> None:
+    nodes = linked_history.truth.nodes
     assert {node.state for node in nodes} == {"open", "DONE", "FAILED", "CANCELLED"}
     crossing = {
         (node.campaign, nodes[before].campaign)
@@ -340,47 +342,54 @@ def test_story_has_what_it_should(told: Told) -> None:
     foreign = [
         name
         for name in ("A", "B", "C", "D", "")
-        if any(nodes[number].campaign != name for number in told.truth.chain(name))
+        if any(nodes[number].campaign != name for number in linked_history.truth.chain(name))
     ]
     assert foreign
-    assert len(told.stuck) > 5
+    assert len(linked_history.stuck) > 5
 
 
-def test_tables_made_in_two_runs_follow_dependencies_across_campaigns(
-    spark: SparkSession, told: Told
+def test_tables_of_two_runs_follow_dependencies_across_campaigns(
+    spark: SparkSession, linked_history: LinkedHistory
 ) -> None:
-    out = told.state.parent / "tables"
-    check_tasks(tables.read(spark, out, TASKS), told)
+    out = linked_history.state.parent / "tables"
+    check_tasks(tables.read(spark, out, TASKS), linked_history)
     names = [name.decode() for name in (*CAMPAIGNS, EXCLUSIVE)]
-    check_paths(tables.read(spark, out, CRITICAL_PATH), told, *names)
+    check_paths(tables.read(spark, out, CRITICAL_PATH), linked_history, *names)
 
 
 def test_executors_follow_dependencies_across_campaigns(
-    spark: SparkSession, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    linked_history: LinkedHistory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(session, "SMALL_BYTES", 0)
-    make_tables(spark, told.state, tmp_path / "tables")
-    check_tasks(tables.read(spark, tmp_path / "tables", TASKS), told)
+    make_tables(spark, linked_history.state, tmp_path / "tables")
+    check_tasks(tables.read(spark, tmp_path / "tables", TASKS), linked_history)
 
 
-def test_report_of_a_campaign_counts_tasks_behind_failures_of_others(
-    spark: SparkSession, told: Told, tmp_path: Path
+def test_report_counts_tasks_blocked_by_other_campaigns(
+    spark: SparkSession, linked_history: LinkedHistory, tmp_path: Path
 ) -> None:
-    read = source.read(spark, told.state, tmp_path)
+    read = source.read(spark, linked_history.state, tmp_path)
     found = report.datasets(read.events, read.edges, "C")
     try:
         facts = report.summarize(found)
-        check_paths(found.critical_path, told, "C")
+        check_paths(found.critical_path, linked_history, "C")
     finally:
         found.release()
-    newest = {truth.task: truth for truth in told.truth.nodes}
-    assert facts.number("blocked") == sum(newest[name].campaign == "C" for name in told.stuck) > 0
-    assert facts.guarantees.blocked_behind_failure == len(told.stuck)
+    newest = {truth.task: truth for truth in linked_history.truth.nodes}
+    assert (
+        facts.number("blocked")
+        == sum(newest[name].campaign == "C" for name in linked_history.stuck)
+        > 0
+    )
+    assert facts.guarantees.blocked_behind_failure == len(linked_history.stuck)
     assert facts.guarantees.is_clean
     assert 0 < facts.number("floor_ns") <= facts.makespan_ns
 
 
-def test_change_in_one_campaign_renews_linked_ones_and_no_other(
+def test_change_in_one_campaign_updates_only_linked_ones(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     state, out = tmp_path / "state", tmp_path / "tables"
@@ -420,16 +429,16 @@ def test_names_are_grouped_by_the_pairs_that_link_them() -> None:
 
 
 def test_busy_time_of_a_worker_is_exact(spark: SparkSession) -> None:
-    story = Story()
-    story.join(0, "w", slots=2)
+    log = EventLog()
+    log.join(0, "w", slots=2)
     for name, leased_ns, ended_ns in (
         ("a", 1_700, 4_300),
         ("b", 4_100, 9_950),
         ("c", 20_001, 20_002),
     ):
-        story.submit(0, name)
-        story.lease(leased_ns / 1e9, name)
-        story.finish(ended_ns / 1e9, name)
-    events, _ = story.frames(spark)
+        log.submit(0, name)
+        log.lease(leased_ns / 1e9, name)
+        log.finish(ended_ns / 1e9, name)
+    events, _ = log.frames(spark)
     (row,) = workers(events, attempts(events)).collect()
     assert row["busy_ns"] == (9_950 - 1_700) + 1

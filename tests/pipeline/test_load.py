@@ -1,4 +1,4 @@
-"""`pipeline load`: files of every format in, tasks out, nothing half and nothing twice."""
+"""`pipeline load`: files of every format are submitted completely, and only once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from taskyard.testing import InMemoryBroker
 
-#: A diamond, and a chain behind it: four levels.
+#: A diamond and a chain after it: four levels.
 DIAMOND: list[dict[str, Any]] = [
     {"name": "end", "argv": ["true", "end"], "after": ["left", "right"]},
     {"name": "left", "argv": ["true", "left"], "after": ["top"], "priority": 2},
@@ -92,9 +92,7 @@ def _cells(tasks: list[dict[str, Any]]) -> str:
     return "\n".join(["name,argv,after,lane,priority", *quoted]) + "\n"
 
 
-def test_the_same_tasks_of_every_format_are_submitted_alike(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_every_format_submits_the_same_tasks(spark: SparkSession, tmp_path: Path) -> None:
     keys = ("name", "argv", "after", "lane", "priority")
     columns = {key: [task.get(key) for task in DIAMOND] for key in keys}
     pq.write_table(pa.table(columns), tmp_path / "d.parquet", row_group_size=2)
@@ -109,13 +107,13 @@ def test_the_same_tasks_of_every_format_are_submitted_alike(
 
 
 def _prepared(checked: load.CheckedCampaign) -> list[dict[str, Any]]:
-    """What would be submitted."""
+    """Return the tasks that would be submitted."""
     tasks = unpack(checked.chunks.select("tasks").toArrow()["tasks"])
     rows: list[dict[str, Any]] = tasks.drop_columns("place").to_pylist()
     return rows
 
 
-def test_tasks_are_submitted_as_they_were_written(
+def test_tasks_are_submitted_unchanged(
     spark: SparkSession, tmp_path: Path, broker: InMemoryBroker
 ) -> None:
     checked = _read(spark, _write(tmp_path / "d.jsonl", DIAMOND))
@@ -128,7 +126,7 @@ def test_tasks_are_submitted_as_they_were_written(
     assert broker.run_all() == [f"c/{name}" for name in names]
 
 
-def test_comma_lines_and_workflows_are_read_too(spark: SparkSession, tmp_path: Path) -> None:
+def test_dwork_lines_and_workflows_are_read(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "c.dwork").write_text("b,a\na\nc,a,b\n")
     assert _read(spark, str(tmp_path / "c.dwork")).validation.sizes == [1, 1, 1]
     specified = [{"id": "x", "parents": []}, {"id": "y", "parents": ["x"]}]
@@ -152,7 +150,7 @@ def test_files_are_found_by_pattern_and_in_directories(tmp_path: Path) -> None:
     assert campaigns.find([str(tmp_path / "?.jsonl"), wanted[0]]) == wanted
     with pytest.raises(UserError, match="no such file"):
         campaigns.find([str(tmp_path / "z*")])
-    with pytest.raises(UserError, match="every executor can open"):
+    with pytest.raises(UserError, match="not a path that executors can open"):
         campaigns.find(["s3a://bucket/a.jsonl"])
 
 
@@ -186,16 +184,14 @@ def test_rows_keep_their_numbers_when_a_row_group_is_split(
     assert checked.validation.tasks == 34
 
 
-def test_whatever_is_wrong_is_rejected_with_its_place_and_reason(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_every_error_is_rejected_with_place_and_reason(spark: SparkSession, tmp_path: Path) -> None:
     ring = [{"name": f"r{n}", "payload": "x", "after": [f"r{(n + 1) % 50}"]} for n in range(50)]
     bad: list[dict[str, Any]] = [
         {"name": "good", "payload": "x"},
         {"name": "self", "payload": "x", "after": ["self"]},
         {"name": "one", "payload": "x", "after": ["two"]},
         {"name": "two", "payload": "x", "after": ["one"]},
-        {"name": "lost", "payload": "x", "after": ["nobody"]},
+        {"name": "lost", "payload": "x", "after": ["missing"]},
         {"name": "slow", "payload": "x", "priority": "high"},
         {"name": "behind", "payload": "x", "after": ["slow", "good"]},
     ]
@@ -206,7 +202,7 @@ def test_whatever_is_wrong_is_rejected_with_its_place_and_reason(
     reasons = {(one.file, one.line): one.reason for one in checked.rejects}
     assert reasons[first, 2].startswith("waits for itself")
     assert reasons[first, 3] == "is in a cycle: 'one' after 'two' after 'one'"
-    assert reasons[first, 5] == "waits for 'nobody', which neither the file nor the broker has"
+    assert reasons[first, 5] == "waits for 'missing', which neither the file nor the broker has"
     assert reasons[first, 6].startswith('"priority" must be a whole number')
     assert reasons[first, 7] == "waits for 'slow', which was rejected (line 6)"
     assert reasons[first, 8].startswith("is in a cycle: 'r0' after 'r1'")
@@ -221,7 +217,7 @@ def test_whatever_is_wrong_is_rejected_with_its_place_and_reason(
 
 
 def _corpus(directory: Path) -> dict[str, str]:
-    """Files that are broken, and what is said of each."""
+    """Write invalid files, and return the expected error of each."""
     good = [{"name": f"g{n}", "payload": "x" * 50} for n in range(200)]
     packed = gzip.compress(_lines(good))
     (directory / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
@@ -242,7 +238,7 @@ def _corpus(directory: Path) -> dict[str, str]:
     }
 
 
-def test_a_file_that_can_t_be_read_to_its_end_is_refused(
+def test_file_that_cannot_be_read_to_its_end_is_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     for name, reason in _corpus(tmp_path).items():
@@ -251,12 +247,12 @@ def test_a_file_that_can_t_be_read_to_its_end_is_refused(
         assert str(refused.value).startswith(str(tmp_path / name)), name
 
 
-def test_a_file_that_is_not_there_is_refused_before_spark_reads(spark: SparkSession) -> None:
+def test_missing_file_is_refused_before_spark_reads(spark: SparkSession) -> None:
     with pytest.raises(InvalidCampaign, match="can't be read"):
         _read(spark, "/nonexistent.jsonl")
 
 
-def test_bad_rows_are_quarantined_and_the_rest_is_as_it_was(
+def test_invalid_rows_are_rejected_and_others_unchanged(
     spark: SparkSession, tmp_path: Path, broker: InMemoryBroker
 ) -> None:
     path = tmp_path / "a.jsonl"
@@ -282,7 +278,7 @@ def test_bad_rows_are_quarantined_and_the_rest_is_as_it_was(
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", place.name]
 
 
-def test_columns_may_differ_from_file_to_file(
+def test_columns_may_differ_between_files(
     spark: SparkSession, tmp_path: Path, broker: InMemoryBroker
 ) -> None:
     pq.write_table(pa.table({"name": ["a"], "payload": [b"x"]}), tmp_path / "a.parquet")
@@ -311,7 +307,7 @@ def test_waves_follow_the_levels_and_a_second_run_submits_nothing(
     assert _submit(checked, broker) == SubmitCounts(0, 15)
 
 
-def test_a_name_that_is_known_as_something_else_stops_all_before_it_begins(
+def test_name_of_another_task_stops_the_load_before_it_begins(
     spark: SparkSession, tmp_path: Path, broker: InMemoryBroker
 ) -> None:
     with broker.client() as client:
@@ -333,7 +329,7 @@ def test_a_name_that_is_known_as_something_else_stops_all_before_it_begins(
             _submit(checked, broker)
 
 
-def test_task_is_never_tied_to_another_files_task_of_the_same_name(
+def test_task_never_depends_on_another_files_task_of_the_same_name(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     def tasks(own: str) -> list[dict[str, Any]]:
@@ -345,10 +341,10 @@ def test_task_is_never_tied_to_another_files_task_of_the_same_name(
     _write(tmp_path / "two.jsonl", tasks("2"))
     files = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
     checked = load.read(spark, files, FileOptions(campaign="c"))
-    told = [str(one).partition("two.jsonl:")[2] for one in checked.rejects]
-    assert told[0].startswith("1: the name 'first' stands in ")
-    assert told[1] == "2: waits for 'first', which was rejected (line 1)"
-    assert len(told) == 2
+    rejects = [str(one).partition("two.jsonl:")[2] for one in checked.rejects]
+    assert rejects[0].startswith("1: the name 'first' stands in ")
+    assert rejects[1] == "2: waits for 'first', which was rejected (line 1)"
+    assert len(rejects) == 2
     assert len(checked.validation.places) == 4
 
 
@@ -369,9 +365,7 @@ load.submit_all(checked, make_target(sys.argv[2], None, "c", UnknownPolicy.REFUS
 """
 
 
-def test_killed_in_the_middle_and_run_again_it_submits_nothing_twice(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_rerun_after_a_kill_submits_nothing_twice(spark: SparkSession, tmp_path: Path) -> None:
     tasks = [
         {"name": f"t{n}", "argv": ["true", str(n)], "after": [f"t{n - 20}"] if n >= 20 else []}
         for n in range(100)
@@ -401,7 +395,7 @@ def _tally(state: Path) -> Any:
     return counting.tally()
 
 
-# The verb.
+# The command.
 
 
 def _call(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -412,15 +406,13 @@ def _call(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, st
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_verb_looks_without_a_broker(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_needs_no_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = _write(tmp_path / "d.jsonl", DIAMOND)
     code, out, _ = _call(file, "--dry-run", capsys=capsys)
     assert code == 0
     lines = [line.split(maxsplit=1) for line in out.splitlines()[1:]]
-    told = {first: rest for first, rest in lines if first != "critical"}
-    assert (told["tasks"], told["depth"], told["width"]) == ("5", "4", "2 (on level 2)")
+    printed = {first: rest for first, rest in lines if first != "critical"}
+    assert (printed["tasks"], printed["depth"], printed["width"]) == ("5", "4", "2 (on level 2)")
     assert "critical path  4 tasks: top → left → end → last" in out
     _, out, _ = _call(file, "--dry-run", "--json", capsys=capsys)
     schemas.check(out)
@@ -428,7 +420,7 @@ def test_the_verb_looks_without_a_broker(
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_verb_submits_all_or_nothing(
+def test_command_submits_all_or_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], broker: InMemoryBroker
 ) -> None:
     tasks = [*DIAMOND, {"name": "bad"}, {"name": "behind", "payload": "", "after": ["bad"]}]
@@ -460,7 +452,7 @@ def test_the_verb_submits_all_or_nothing(
 
 
 @pytest.mark.usefixtures("spark")
-def test_lanes_are_made_as_the_brokers_settings_say_or_nothing_is_submitted(
+def test_lanes_follow_the_brokers_templates_or_nothing_is_submitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taskyard.toml").write_text('[service.mail]\nlane = "{host}"\n')
@@ -470,8 +462,8 @@ def test_lanes_are_made_as_the_brokers_settings_say_or_nothing_is_submitted(
         {"name": "c", "service": "other", "payload": {"host": "h3"}},
     ]
     good = _write(tmp_path / "good.jsonl", tasks)
-    nobody = {"name": "d", "service": "mail", "payload": {"text": ""}}
-    bad = _write(tmp_path / "bad.jsonl", [*tasks, nobody])
+    unplaced = {"name": "d", "service": "mail", "payload": {"text": ""}}
+    bad = _write(tmp_path / "bad.jsonl", [*tasks, unplaced])
     with Broker(tmp_path) as broker, Client(broker.endpoint) as client:
         code, _, err = _call(bad, "--broker", broker.endpoint, capsys=capsys)
         assert code == 2
@@ -488,7 +480,9 @@ def test_lanes_are_made_as_the_brokers_settings_say_or_nothing_is_submitted(
 
 
 @pytest.mark.usefixtures("spark")
-def test_several_files_want_a_campaign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_files_require_a_campaign(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [_write(tmp_path / f"{name}.jsonl", DIAMOND) for name in "ab"]
     code, _, err = _call(*files, "--dry-run", capsys=capsys)
     assert code == 2

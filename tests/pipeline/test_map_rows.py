@@ -1,21 +1,27 @@
-"""`map_rows`: a frame in, a frame out, and tasks in between."""
+"""`map_rows`: run a task for each row, and return the results."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 import pytest
 
 from taskyard import testing
+from taskyard.client.requests import TaskResult
+from taskyard.core.states import TaskState
 from taskyard.errors import TimedOut, UserError
+from taskyard.pipeline.jobs import map_rows as job
 from taskyard.spark import map_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from taskyard.client.client import Client
 
-def test_a_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
+
+def test_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
     frame = spark.createDataFrame(
         [(n, f"x{n}", None) for n in range(20)], "id int, a string, b int"
     )
@@ -49,7 +55,7 @@ def test_a_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
     assert rows[7]["seconds"] >= 0
 
 
-def test_a_command_has_the_values_of_its_row_in_its_words(spark: SparkSession) -> None:
+def test_command_gets_the_values_of_its_row(spark: SparkSession) -> None:
     frame = spark.createDataFrame([("a", 0), ("b", 3)], "k string, code int")
     script = "echo {{{k}}}; exit {code}"
     with testing.broker() as broker, broker.worker():
@@ -62,13 +68,13 @@ def test_a_command_has_the_values_of_its_row_in_its_words(spark: SparkSession) -
     assert bad["reason"].startswith("exit status 3")
 
 
-def test_who_waits_too_long_is_told(spark: SparkSession) -> None:
+def test_timeout_is_raised(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(1,)], "id int")
     with testing.broker() as broker, pytest.raises(TimedOut):
         map_rows(frame, argv=["true"], key="id", campaign="c", broker=broker.endpoint, timeout=0.1)
 
 
-def test_what_makes_no_sense_is_refused_before_anything_is_submitted(spark: SparkSession) -> None:
+def test_invalid_arguments_are_refused_before_submission(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(1,)], "id int")
     to: dict[str, Any] = {"campaign": "c", "broker": "ipc:///nowhere"}
     with pytest.raises(UserError, match="exactly one of call"):
@@ -79,3 +85,29 @@ def test_what_makes_no_sense_is_refused_before_anything_is_submitted(spark: Spar
         map_rows(frame, argv=["true"], key="k", **to)
     with pytest.raises(UserError, match="campaign: a name is required"):
         map_rows(frame, argv=["true"], key="id", campaign="", broker="ipc:///nowhere")
+
+
+class FakeClient:
+    """A client of a broker with three tasks."""
+
+    def results(self, _names: list[str]) -> dict[str, TaskResult]:
+        return {
+            "whole": TaskResult(TaskState.DONE, b"all"),
+            "cut": TaskResult(TaskState.DONE, b"end", 9),
+            "bad": TaskResult(TaskState.FAILED, b"why"),
+        }
+
+    def existing(self, _names: list[str]) -> dict[str, dict[str, Any]]:
+        states = {"whole": "done", "cut": "done", "bad": "failed"}
+        return {name: {"state": state, "attempt": 1} for name, state in states.items()}
+
+
+def test_truncated_result_is_replaced_by_a_reason() -> None:
+    batch = pa.record_batch({"task": ["whole", "cut", "bad"]})
+    fetched = job._fetched(cast("Client", FakeClient()), batch)  # noqa: SLF001
+    assert fetched["result"].to_pylist() == ["all", None, None]
+    assert fetched["reason"].to_pylist() == [
+        None,
+        "result truncated: only the last 3 of 9 bytes are kept",
+        "why",
+    ]

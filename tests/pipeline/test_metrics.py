@@ -1,4 +1,4 @@
-"""Events to metrics: counts, depth and times of each stretch of a campaign, a lane, a worker."""
+"""Metrics: counts, depth and times by interval of a campaign, a lane and a worker."""
 
 from __future__ import annotations
 
@@ -7,51 +7,60 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.pipeline.datasets import METRICS
-from taskyard.pipeline.transforms.metrics import BUCKETS_MAX, metrics
-from taskyard.pipeline.transforms.steps import attempts
+from taskyard.pipeline.transforms.metrics import (
+    BUCKETS_MAX,
+    campaign_sums,
+    campaign_times,
+    metrics_table,
+    worker_sums,
+    worker_times,
+)
+from taskyard.pipeline.transforms.steps import attempts, steps
 from taskyard.pipeline.transforms.workers import workers
-from tests.pipeline.scenarios import SECOND_NS, Story, at
+from tests.pipeline.scenarios import SECOND_NS, EventLog, at
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
 
-def tell() -> Story:
-    """Two tasks wait; one is done after three seconds, the other fails twice."""
-    story = Story()
-    story.join(0, "w", slots=2)
-    story.submit(0, "a")
-    story.submit(0.5, "b")
-    story.lease(1.5, "a")
-    story.lease(1.75, "b")
-    story.tell(2, "postponed", "b", worker="w", reason="busy\nsince noon", own_fault=True)
-    story.finish(4.5, "a")
-    story.tell(6, "due", "b")
-    story.ready(6, "b", "due")
-    story.lease(6.25, "b")
-    story.fail(6.5, "b", "busy")
-    return story
+def make_log() -> EventLog:
+    """Return a log of two tasks. One is done after three seconds, the other fails twice."""
+    log = EventLog()
+    log.join(0, "w", slots=2)
+    log.submit(0, "a")
+    log.submit(0.5, "b")
+    log.lease(1.5, "a")
+    log.lease(1.75, "b")
+    log.add(2, "postponed", "b", worker="w", reason="busy\nsince noon", own_fault=True)
+    log.finish(4.5, "a")
+    log.add(6, "due", "b")
+    log.ready(6, "b", "due")
+    log.lease(6.25, "b")
+    log.fail(6.5, "b", "busy")
+    return log
 
 
-def of_lanes() -> Story:
-    story = Story("laned")
-    for event in tell().events:
-        story.events.append({**event, "record": int(str(event["record"])) + 100})
+def of_lanes() -> EventLog:
+    log = EventLog("laned")
+    for event in make_log().events:
+        log.events.append({**event, "record": int(str(event["record"])) + 100})
         if event.get("task"):
-            story.events[-1] |= {"campaign": "laned", "lane": "x", "task": f"laned {event['task']}"}
-    return story
+            log.events[-1] |= {"campaign": "laned", "lane": "x", "task": f"laned {event['task']}"}
+    return log
 
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> list[Row]:
-    whole, long = tell(), Story("long")
+    whole, long = make_log(), EventLog("long")
     whole.events += [event for event in of_lanes().events if event.get("task")]
     long.submit(0, "early")
     long.submit(100_000, "late")
     whole.events += long.events
     events, _ = whole.frames(spark)
-    made = attempts(events).persist()
-    return METRICS.check(metrics(events, made, workers(events, made))).collect()
+    task_steps, made = steps(events), attempts(events).persist()
+    of_campaigns = metrics_table(campaign_sums(task_steps, made), campaign_times(task_steps, made))
+    of_workers = metrics_table(worker_sums(made, workers(events, made)), worker_times(made))
+    return METRICS.check(of_campaigns.unionByName(of_workers)).collect()
 
 
 def rows(found: list[Row], scope: str, campaign: str | None, *columns: str) -> list[Any]:
@@ -59,7 +68,7 @@ def rows(found: list[Row], scope: str, campaign: str | None, *columns: str) -> l
     return sorted(tuple(row[name] for name in ("bucket", *columns)) for row in mine)
 
 
-def test_each_stretch_counts_what_happened_in_it(found: list[Row]) -> None:
+def test_each_interval_counts_its_events(found: list[Row]) -> None:
     columns = ("submitted", "leased", "finished", "failed", "retries", "throughput")
     assert rows(found, "campaign", "c", *columns) == [
         (at(0), 2, 0, 0, 0, 0, 0.0),
@@ -72,9 +81,9 @@ def test_each_stretch_counts_what_happened_in_it(found: list[Row]) -> None:
     ]
 
 
-def test_depth_and_running_are_carried_on(found: list[Row]) -> None:
-    told = rows(found, "campaign", "c", "depth", "running", "busy_ns")
-    assert [(depth, running, busy / SECOND_NS) for _, depth, running, busy in told] == [
+def test_depth_and_running_accumulate(found: list[Row]) -> None:
+    found_rows = rows(found, "campaign", "c", "depth", "running", "busy_ns")
+    assert [(depth, running, busy / SECOND_NS) for _, depth, running, busy in found_rows] == [
         (2, 0, 0),
         (0, 2, 0.75),
         (0, 1, 1),
@@ -85,15 +94,15 @@ def test_depth_and_running_are_carried_on(found: list[Row]) -> None:
     ]
 
 
-def test_times_are_told_where_attempts_begin_and_end(found: list[Row]) -> None:
-    told = rows(found, "campaign", "c", "wait_p50_ns", "wait_max_ns", "run_max_ns", "reasons")
-    begun, put_off, ended = told[1], told[2], told[6]
+def test_times_are_in_the_intervals_of_begin_and_end(found: list[Row]) -> None:
+    found_rows = rows(found, "campaign", "c", "wait_p50_ns", "wait_max_ns", "run_max_ns", "reasons")
+    begun, postponed, ended = found_rows[1], found_rows[2], found_rows[6]
     assert begun == (at(1), 1_250_000_000, 1_500_000_000, None, None)
-    assert put_off == (at(2), None, None, 250_000_000, {"busy": 1})
+    assert postponed == (at(2), None, None, 250_000_000, {"busy": 1})
     assert ended == (at(6), 250_000_000, 250_000_000, 250_000_000, {"busy": 1})
 
 
-def test_services_lanes_and_workers_have_rows_of_their_own(found: list[Row]) -> None:
+def test_services_lanes_and_workers_have_their_own_rows(found: list[Row]) -> None:
     scopes = {
         (row["scope"], row["campaign"], row["service"], row["lane"], row["worker"]) for row in found
     }
@@ -111,14 +120,16 @@ def test_services_lanes_and_workers_have_rows_of_their_own(found: list[Row]) -> 
     assert times == [at(second) for second in (0, 1, 2, 4, 6)], "where something happened"
 
 
-def test_workers_are_used_as_far_as_their_slots_go(found: list[Row]) -> None:
-    told = rows(found, "worker", None, "leased", "finished", "running", "utilisation", "depth")
-    assert told[0] == (at(1), 4, 0, 4, 0.75, None)
-    assert [row[4] for row in told] == [0.75, 1.0, 1.0, 0.5, 0.0, 0.25]
+def test_utilisation_is_relative_to_slots(found: list[Row]) -> None:
+    found_rows = rows(
+        found, "worker", None, "leased", "finished", "running", "utilisation", "depth"
+    )
+    assert found_rows[0] == (at(1), 4, 0, 4, 0.75, None)
+    assert [row[4] for row in found_rows] == [0.75, 1.0, 1.0, 0.5, 0.0, 0.25]
 
 
-def test_stretches_get_longer_with_the_campaign(found: list[Row]) -> None:
-    told = rows(found, "campaign", "long", "bucket_ns", "depth")
-    assert 2 <= len(told) <= BUCKETS_MAX + 1
-    assert {width for _, width, _ in told} == {600 * SECOND_NS}
-    assert [depth for *_, depth in told][-2:] == [1, 2]
+def test_intervals_get_longer_with_the_campaign(found: list[Row]) -> None:
+    found_rows = rows(found, "campaign", "long", "bucket_ns", "depth")
+    assert 2 <= len(found_rows) <= BUCKETS_MAX + 1
+    assert {width for _, width, _ in found_rows} == {600 * SECOND_NS}
+    assert [depth for *_, depth in found_rows][-2:] == [1, 2]

@@ -1,4 +1,4 @@
-"""The report: its page in a real browser, its tables, and that users' names are but text."""
+"""The report: its page in a real browser, its tables, and the escaping of users' names."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from taskyard.pipeline.sources import history
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.journal.scenarios import BEGIN_NS, WritingYard
 from tests.pipeline.browser import opened
-from tests.pipeline.scenarios import Story
+from tests.pipeline.scenarios import EventLog
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from pyspark.sql import SparkSession
 
-#: Text that would do something if it were taken for more than text.
+#: Text that would run as a script without escaping.
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
-#: A campaign has no `/`.
+#: A campaign's name has no `/`.
 CAMPAIGN = HOSTILE.replace("/", "|")
 MARKUP = '<a href="javascript:alert(2)">x</a>&lt;b&gt;<br>'
 
-#: What a page of a run shows that has everything.
-PICTURES = (*("over-time", "workers", "times", "lanes", "setbacks", "levels", "critical-path"),)
+#: All charts of a page.
+CHARTS = (*("over-time", "workers", "times", "lanes", "setbacks", "levels", "critical-path"),)
 
 
-def tell(yard: WritingYard) -> None:
-    """A campaign with a graph, lanes, failures, a lost worker and a stale report."""
+def fill(yard: WritingYard) -> None:
+    """Run a campaign with a graph, lanes, failures, a lost worker and a stale report."""
     hostile, markup = HOSTILE.encode(), MARKUP.encode()
     yard.join(markup, slots_total=2, services=(b"exec", b"smtp"), incarnation=1)
     yard.join(b"w2", slots_total=2, services=(b"exec", b"smtp"), lease_timeout_ns=5 * SECOND_NS)
@@ -67,7 +67,7 @@ def tell(yard: WritingYard) -> None:
     lanes = [markup, markup, b"y", b"y", hostile, hostile]
     yard.submit(*mail, lanes=lanes, campaign=campaign, service=b"smtp")
     yard.take(b"w2", 1)
-    yard.later(6)  # w2 fell silent
+    yard.later(6)  # the leases of w2 expire
     yard.handle_stale(CAMPAIGN.encode() + b"/mail-0")
     for _ in range(60):
         taken = yard.take(markup, 2)
@@ -106,13 +106,13 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("report") / "state"
     directory.mkdir()
     with closing(SqliteStore(directory)) as store:
-        tell(WritingYard(store))
+        fill(WritingYard(store))
     return directory
 
 
 @pytest.fixture(scope="module")
-def told(state: Path, spark: SparkSession) -> dict[str, Any]:
-    """What the verb says, which has written the page by then."""
+def document(state: Path, spark: SparkSession) -> dict[str, Any]:
+    """Return the JSON output of the command, which also writes the page."""
     assert spark is not None
     answer = io.TextIOWrapper(io.BytesIO())
     arguments = ["pipeline", "report", "--state", str(state), "--campaign", CAMPAIGN, "--json"]
@@ -126,18 +126,18 @@ def told(state: Path, spark: SparkSession) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def out(told: dict[str, Any]) -> Path:
-    return Path(told["page"]).parent
+def out(document: dict[str, Any]) -> Path:
+    return Path(document["page"]).parent
 
 
-def test_page_opens_offline_without_a_complaint_and_shows_every_picture(
+def test_page_opens_offline_without_errors_and_shows_every_chart(
     out: Path, browser: Browser
 ) -> None:
     seen = opened(browser, out / report.PAGE)
     figures = seen.figures()
     assert seen.complaints == []
     assert seen.requests == []
-    assert sorted(figures) == sorted(PICTURES)
+    assert sorted(figures) == sorted(CHARTS)
     for name, (wide, high, drawn) in figures.items():
         assert wide > 800, name
         assert high >= 200, name
@@ -146,7 +146,7 @@ def test_page_opens_offline_without_a_complaint_and_shows_every_picture(
     assert HOSTILE[:20] in seen.page.inner_text("body")
 
 
-def test_page_is_drawn_in_the_dark_too(out: Path, browser: Browser) -> None:
+def test_page_is_drawn_in_dark_mode(out: Path, browser: Browser) -> None:
     seen = opened(browser, out / report.PAGE, dark=True)
     ground = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert seen.complaints == []
@@ -156,8 +156,8 @@ def test_page_is_drawn_in_the_dark_too(out: Path, browser: Browser) -> None:
     )
 
 
-def test_counts_are_those_of_the_journal(
-    out: Path, told: dict[str, Any], state: Path, browser: Browser
+def test_counts_equal_those_of_the_journal(
+    out: Path, document: dict[str, Any], state: Path, browser: Browser
 ) -> None:
     counted = tally_of(state)
     assert (counted.submitted, counted.failed, counted.stale) == (26, 1, 1)
@@ -171,12 +171,14 @@ def test_counts_are_those_of_the_journal(
     assert [row.split("\t")[2] for row in rows] == ["holds"] * 5
     assert rows[-1].split("\t")[1] == f"{counted.stale} stale results refused"
     assert f"tasks\n{counted.submitted}" in tiles
-    assert told["sound"] is True
-    assert told["guarantees"]["done"] == counted.done
-    assert told["summary"][0].startswith("26 tasks: 24 done, 1 failed, 1 blocked by a failure. ")
+    assert document["sound"] is True
+    assert document["guarantees"]["done"] == counted.done
+    assert document["summary"][0].startswith(
+        "26 tasks: 24 done, 1 failed, 1 blocked by a failure. "
+    )
 
 
-def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
+def test_tables_are_written_as_parquet_and_csv(out: Path) -> None:
     for name, rows in {"tasks": 26, "workers": 2}.items():
         assert pq.read_table(out / "tables" / f"{name}.parquet").num_rows == rows
         assert pyarrow.csv.read_csv(out / "tables" / f"{name}.csv").num_rows == rows
@@ -185,7 +187,9 @@ def test_tables_are_beside_it_as_parquet_and_csv(out: Path) -> None:
     assert f"{CAMPAIGN}/{HOSTILE}" in tasks.column("task").to_pylist()
 
 
-def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_path: Path) -> None:
+def test_history_is_found_in_every_kind_of_directory(
+    state: Path, spark: SparkSession, tmp_path: Path
+) -> None:
     assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
     live = history.read(spark, state, tmp_path).events.count()
     copy = tmp_path / "copied"
@@ -196,13 +200,13 @@ def test_history_is_found_where_it_may_be(state: Path, spark: SparkSession, tmp_
         history.read_directory(spark, tmp_path)
 
 
-def test_campaign_that_is_not_there_is_named(
+def test_unknown_campaign_is_named(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    story = Story("nightly")
-    story.submit(0, "a")
+    log = EventLog("nightly")
+    log.submit(0, "a")
     with pytest.raises(UserError, match=r"unknown campaign 'weekly' \(this history has nig"):
-        report.datasets(*story.frames(spark), "weekly")
+        report.datasets(*log.frames(spark), "weekly")
     assert run(taskyard, ["pipeline", "report", "--state", str(tmp_path)]) == 2
     assert "not a state directory" in capsys.readouterr().err
 
@@ -211,7 +215,7 @@ def test_campaign_that_is_not_there_is_named(
 
 
 def facts(**more: Any) -> ReportSummary:
-    """What is known of a campaign of one task, done by one worker."""
+    """Return the summary of a campaign with one task and one worker."""
     counts = dict.fromkeys((field.name for field in msgspec.structs.fields(Guarantees)), 0)
     began = datetime(2026, 3, 1, tzinfo=UTC)
     totals = {"tasks": 1, "done": 1, "attempts": 1, "submitted": began}
@@ -247,14 +251,14 @@ def traces_of(section: Section) -> list[dict[str, Any]]:
     return list(traces)
 
 
-def test_broken_promise_is_told_in_red() -> None:
+def test_broken_guarantee_is_shown_in_red() -> None:
     broken = msgspec.structs.replace(facts().guarantees, completed_twice=1)
     text = page.render(page_of(facts(guarantees=broken), ""))
     assert text.count('<td class="bad">broken</td>') == 1
     assert text.count('<td class="good">holds</td>') == 4
 
 
-def test_what_has_nothing_to_show_is_left_out_with_a_sentence() -> None:
+def test_chart_without_data_is_replaced_by_a_sentence() -> None:
     text = page.render(page_of(facts(), ""))
     for name in ("lanes", "setbacks", "levels", "times", "critical-path"):
         assert f'<div class="figure" id="{name}"' not in text
@@ -263,7 +267,7 @@ def test_what_has_nothing_to_show_is_left_out_with_a_sentence() -> None:
     assert "No named lanes: every task was in the open lane" in text
 
 
-def test_thousand_workers_are_shown_together() -> None:
+def test_thousand_workers_are_shown_as_a_histogram() -> None:
     rows = [
         {"worker": f"w{n}", "slots": 1, "joined": None, "left": None, "utilisation": n / 1000}
         for n in range(1000)
@@ -273,7 +277,7 @@ def test_thousand_workers_are_shown_together() -> None:
     assert trace["y"] == [100] * 10
 
 
-def test_busy_part_is_of_the_slots_that_were_there_while_the_campaign_ran() -> None:
+def test_busy_share_counts_slots_registered_during_the_campaign() -> None:
     began = datetime(2026, 3, 1, tzinfo=UTC)
 
     def stay(worker: str, slots: int, joined: float, left: float | None) -> dict[str, object]:
@@ -282,30 +286,30 @@ def test_busy_part_is_of_the_slots_that_were_there_while_the_campaign_ran() -> N
 
     stays = [
         stay("early", 2, -100, 1),  # 2 slots for 1 of 2 s
-        stay("restarted", 1, 0, None),  # as two processes, 2 s in all
+        stay("restarted", 1, 0, None),  # as two processes, 2 s in total
         stay("restarted", 1, 1, None),
         stay("any", 0, 0, None),
         stay("late", 9, 50, None),
     ]
     runs = {"early": 1, "restarted": 1, "any": 7}
-    told = facts(
+    found = facts(
         workers=pa.Table.from_pylist(stays),
         worker_runs=pa.Table.from_pylist(
             [{"worker": name, "run_ns": run * SECOND_NS} for name, run in runs.items()]
         ),
     )
-    assert summary.busy_share(told) == 2 / 4
+    assert summary.busy_share(found) == 2 / 4
 
 
-def test_lane_of_which_tasks_ran_side_by_side_sets_no_least_time() -> None:
+def test_parallel_lane_gives_no_lower_bound() -> None:
     lanes = [
         {"run_ns": 8 * SECOND_NS, "alone_ns": 2 * SECOND_NS},  # four at once
         {"run_ns": SECOND_NS, "alone_ns": SECOND_NS},
     ]
-    told = facts(lanes=pa.Table.from_pylist(lanes))
-    assert lower_bound_ns(told) == SECOND_NS
-    told.totals["floor_ns"] = 3 * SECOND_NS
-    assert lower_bound_ns(told) == 3 * SECOND_NS
+    found = facts(lanes=pa.Table.from_pylist(lanes))
+    assert lower_bound_ns(found) == SECOND_NS
+    found.totals["floor_ns"] = 3 * SECOND_NS
+    assert lower_bound_ns(found) == 3 * SECOND_NS
 
 
 def test_long_critical_path_shows_its_longest_steps() -> None:
@@ -321,7 +325,7 @@ def test_long_critical_path_shows_its_longest_steps() -> None:
     assert trace["y"][-1] == "100. t100"
 
 
-def test_users_text_can_neither_end_a_script_nor_begin_a_tag() -> None:
+def test_users_text_can_neither_end_a_script_nor_start_a_tag() -> None:
     figure: page.Figure = {"data": [{"name": HOSTILE}], "layout": {}}
     table = Table([HOSTILE], [[MARKUP]])
     section = Section("one", HOSTILE, [MARKUP], figure, table)
@@ -332,7 +336,7 @@ def test_users_text_can_neither_end_a_script_nor_begin_a_tag() -> None:
     assert text.count("</script>") == 3  # figures, plotly, drawing
 
 
-def test_page_without_pictures_needs_no_script() -> None:
+def test_page_without_charts_has_no_script() -> None:
     text = page.render(Page("words", ["Nothing to draw."], [], [Section("one", "One", ["Two."])]))
     assert "<script" not in text
     assert len(text) < 10_000
@@ -352,11 +356,11 @@ def test_page_without_pictures_needs_no_script() -> None:
         (100 * 3600 * SECOND_NS, "4 d 4 h"),
     ],
 )
-def test_time_is_told_in_units_that_people_use(time_ns: int, text: str) -> None:
+def test_durations_have_readable_units(time_ns: int, text: str) -> None:
     assert format_duration(time_ns) == text
 
 
-def test_long_or_strange_name_becomes_short_and_visible() -> None:
+def test_long_or_unprintable_name_becomes_short_and_visible() -> None:
     assert shorten_name("x\ny\x1b[31m") == "x\\ny\\x1b[31m"
     cut = shorten_name("a" * 30 + "b" * 30)
     assert len(cut) < 50
@@ -364,13 +368,13 @@ def test_long_or_strange_name_becomes_short_and_visible() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.5, 60, 3600, 86_400 * 30, 86_400 * 4000])
-def test_time_of_any_length_is_cut_into_a_bounded_number_of_stretches(seconds: float) -> None:
+def test_any_time_span_has_a_limited_number_of_intervals(seconds: float) -> None:
     makespan_ns = int(seconds * SECOND_NS)
     width_ns = summary.interval_width(makespan_ns)
     assert 20 < makespan_ns / width_ns <= summary.INTERVALS_MAX
 
 
-def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
+def test_changes_accumulate_over_empty_intervals() -> None:
     changes = {
         "place": [0, 3],
         "finished": [0, 1],
@@ -379,8 +383,8 @@ def test_changes_add_up_over_stretches_in_which_nothing_happens() -> None:
         "running": [1, -1],
         "busy_ns": [4, -7],
     }
-    told = summary.over_time(pa.table(changes), 10)
-    assert told.ready_counts == [2, 2, 2, 1]
-    assert told.running == [1, 1, 1, 0]
-    assert told.busy_ns == [4, 10, 10, 3]
-    assert told.begins_ns == [0, 10, 20, 30]
+    series = summary.over_time(pa.table(changes), 10)
+    assert series.ready_counts == [2, 2, 2, 1]
+    assert series.running == [1, 1, 1, 0]
+    assert series.busy_ns == [4, 10, 10, 3]
+    assert series.begins_ns == [0, 10, 20, 30]

@@ -1,4 +1,4 @@
-"""Run times of a real campaign: none is longer than the time that passed, and all add up."""
+"""Run times of a real campaign: none exceeds the elapsed time, and all add up."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 SLOTS = 4
 NAP_SECONDS = 0.05
 
-#: Enough for the worker to see that tasks are quick, and to take some ahead of its slots.
+#: Enough short tasks for the worker to start prefetching.
 NAPS = 120
 
 Rows = list[dict[str, Any]]
 
 
 def tasks() -> Rows:
-    """Return quick tasks, a chain, a lane of which several run at once, and failures."""
+    """Return short tasks, a chain, a parallel lane, and failures."""
     nap = ["sleep", str(NAP_SECONDS)]
     naps: Rows = [{"name": f"nap-{n}", "argv": nap} for n in range(NAPS)]
     chain: Rows = [
@@ -48,10 +48,10 @@ def tasks() -> Rows:
 
 
 @pytest.fixture(scope="module")
-def told(
+def measured_run(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ReportSummary, Rows]:
-    """Return what the report knows of a campaign that was run by real programs."""
+    """Return the summary and the attempts of a campaign of real programs."""
     directory = tmp_path_factory.mktemp("runs")
     (directory / "c.jsonl").write_text("\n".join(map(json.dumps, tasks())))
     rules = "[service.wide]\nmatch = 'exec/*'\nlane_workers_max = 4\n"
@@ -66,18 +66,18 @@ def told(
     return facts, rows
 
 
-def test_campaign_does_not_take_less_than_its_least_time(
-    told: tuple[ReportSummary, Rows],
+def test_campaign_takes_at_least_its_lower_bound(
+    measured_run: tuple[ReportSummary, Rows],
 ) -> None:
-    facts, _ = told
+    facts, _ = measured_run
     assert 8 * NAP_SECONDS * SECOND_NS <= facts.number("floor_ns") <= facts.makespan_ns
     assert lower_bound_ns(facts) <= facts.makespan_ns
     for lane in facts.lanes.to_pylist():
         assert lane["alone_ns"] <= facts.makespan_ns
 
 
-def test_slots_are_never_busier_than_they_can_be(told: tuple[ReportSummary, Rows]) -> None:
-    facts, rows = told
+def test_slot_use_is_at_most_1(measured_run: tuple[ReportSummary, Rows]) -> None:
+    facts, rows = measured_run
     run_ns = sum(row["run_ns"] for row in rows)
     count = NAPS + 8 + 16
     assert count * NAP_SECONDS * SECOND_NS <= run_ns <= SLOTS * facts.makespan_ns
@@ -88,23 +88,25 @@ def test_slots_are_never_busier_than_they_can_be(told: tuple[ReportSummary, Rows
     assert stay["utilisation"] <= 1
 
 
-def test_times_of_an_attempt_follow_one_another(told: tuple[ReportSummary, Rows]) -> None:
-    _, rows = told
+def test_times_of_an_attempt_are_in_order(measured_run: tuple[ReportSummary, Rows]) -> None:
+    _, rows = measured_run
     for row in rows:
         times = [row[name] for name in ("ready", "leased", "started", "ended", "settled")]
         assert times == sorted(times)
         assert row["queued_ns"] >= 0
-    assert any(row["queued_ns"] > SECOND_NS // 1000 for row in rows)  # it was held ahead
+    assert any(row["queued_ns"] > SECOND_NS // 1000 for row in rows)  # it was prefetched
 
 
-def test_attempts_have_their_status_and_what_they_used(told: tuple[ReportSummary, Rows]) -> None:
-    _, rows = told
+def test_attempts_have_exit_status_and_resource_use(
+    measured_run: tuple[ReportSummary, Rows],
+) -> None:
+    _, rows = measured_run
     ends = {row["name"]: (row["exit_status"], row["signal"]) for row in rows}
     assert (ends["killed"], ends["fails"], ends["nap-0"]) == ((None, 9), (3, None), (0, None))
     assert all(row["cpu_ns"] > 0 and row["host"] for row in rows)
 
 
-def test_history_of_an_earlier_version_is_read_without_what_it_did_not_measure(
+def test_history_of_an_earlier_version_is_read_without_measurements(
     spark: SparkSession,
 ) -> None:
     path, *_ = (GOLDEN / "format-2" / "state" / "history").glob("events-*.parquet")

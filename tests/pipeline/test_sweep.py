@@ -1,4 +1,4 @@
-"""The sweep: the simulation by itself, what it is fed from, and what is said of it."""
+"""The sweep: simulation, grid, workloads from histories and files, and conclusions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError
-from taskyard.pipeline.sweep import conclusions, pooled, simulation
+from taskyard.pipeline.sweep import conclusions, simulation
 from taskyard.pipeline.sweep.from_file import workload_of_file
 from taskyard.pipeline.sweep.from_history import COLUMNS, workload_of
 from taskyard.pipeline.sweep.grid import Forecast, Point, grid, read_numbers
 from taskyard.pipeline.sweep.per_worker import WorkerSimulation, uniform_workers
-from taskyard.pipeline.sweep.pooled import PooledSimulation
+from taskyard.pipeline.sweep.simulation import PooledSimulation
 from taskyard.pipeline.sweep.workload import (
     Setback,
     Stay,
@@ -37,8 +37,8 @@ MILLI_NS = SECOND_NS // 1000
 
 
 def flat(count: int, seed: int = 1) -> Workload:
-    luck = random.Random(seed)
-    run_ns = [int(luck.expovariate(1) * SECOND_NS) + 1 for _ in range(count)]
+    rng = random.Random(seed)
+    run_ns = [int(rng.expovariate(1) * SECOND_NS) + 1 for _ in range(count)]
     return Workload([b"t%d" % number for number in range(count)], run_ns, gap_ns=MILLI_NS)
 
 
@@ -49,9 +49,9 @@ def chains(count: int, length: int) -> Workload:
 
 
 def tangle(count: int) -> Workload:
-    workload, luck = flat(count), random.Random(2)
+    workload, rng = flat(count), random.Random(2)
     workload.after = [
-        sorted({luck.randrange(max(0, n - 60), n) for _ in range(luck.randrange(3))}) if n else []
+        sorted({rng.randrange(max(0, n - 60), n) for _ in range(rng.randrange(3))}) if n else []
         for n in range(count)
     ]
     return workload
@@ -81,16 +81,14 @@ def forecast(workload: Workload, workers: int, *policy: str, slots: int = 1) -> 
     "make",
     [lambda: flat(600), lambda: chains(600, 20), lambda: tangle(600), lambda: lanes(600, 90)],
 )
-def test_crew_takes_as_long_as_workers_one_by_one(
-    make: Callable[[], Workload], workers: int
-) -> None:
+def test_pool_takes_as_long_as_single_workers(make: Callable[[], Workload], workers: int) -> None:
     workload, point = make(), Point(workers, 1)
     quick = simulation.simulate(workload, campaign_bounds(workload), point)
     assert quick.makespan_ns == pytest.approx(one_by_one(workload, point).makespan_ns, rel=0.03)
     assert (quick.done, quick.unfinished) == (600, 0)
 
 
-def test_nothing_begins_before_what_it_waits_for_has_ended() -> None:
+def test_no_task_starts_before_its_dependencies_end() -> None:
     workload = tangle(300)
     run = PooledSimulation(workload, Point(8, 1), prefetch=16, window_ns=SECOND_NS)
     run.run()
@@ -101,14 +99,14 @@ def test_nothing_begins_before_what_it_waits_for_has_ended() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 32])
-def test_no_more_tasks_run_at_once_than_there_are_slots(prefetch: int) -> None:
+def test_at_most_as_many_tasks_run_as_slots(prefetch: int) -> None:
     workload = tangle(300)
     run = PooledSimulation(workload, Point(3, 2), prefetch, window_ns=SECOND_NS // 2)
     run.run()
     assert most_at_once(run, workload, range(300)) == 6
 
 
-def test_lane_has_one_task_at_a_time() -> None:
+def test_lane_runs_one_task_at_a_time() -> None:
     workload = lanes(200, 4)
     run = PooledSimulation(workload, Point(50, 1), prefetch=0, window_ns=SECOND_NS)
     run.run()
@@ -139,7 +137,7 @@ def test_more_workers_never_beat_the_bounds() -> None:
         assert 0 < made.utilisation <= 1
 
 
-def test_one_worker_does_all_the_work_and_waits_for_nothing() -> None:
+def test_single_worker_takes_the_sum_of_run_times() -> None:
     workload = Workload([b"a", b"b"], [SECOND_NS, 2 * SECOND_NS])
     made = forecast(workload, 1)
     assert made.makespan_ns == made.busy_ns == 3 * SECOND_NS
@@ -147,21 +145,21 @@ def test_one_worker_does_all_the_work_and_waits_for_nothing() -> None:
     assert (made.wait_ns_mean, made.wait_ns_max) == (SECOND_NS // 2, SECOND_NS)
 
 
-def test_task_that_failed_once_is_tried_again_after_its_pause() -> None:
+def test_failed_attempt_is_retried_after_its_delay() -> None:
     workload = Workload([b"a"], [SECOND_NS], setbacks={0: [Setback(3 * SECOND_NS, 5 * SECOND_NS)]})
     for made in (forecast(workload, 1), forecast(workload, 1, "overfeed=1")):
         assert made.makespan_ns == 9 * SECOND_NS
         assert (made.done, made.failed) == (1, 0)
 
 
-def test_what_waits_for_a_failure_is_never_run() -> None:
+def test_dependents_of_a_failure_never_run() -> None:
     workload = Workload([b"a", b"b"], [SECOND_NS, SECOND_NS], after=[[], [0]], failing=[0])
     for made in (forecast(workload, 4), forecast(workload, 4, "workers_max=9")):
         assert (made.done, made.failed, made.unfinished) == (0, 1, 1)
         assert made.makespan_ns == SECOND_NS
 
 
-def test_task_begins_neither_before_it_arrives_nor_before_it_is_due() -> None:
+def test_task_starts_neither_before_submission_nor_before_it_is_due() -> None:
     kinds = [TaskKind(), TaskKind(due_ns=5 * SECOND_NS)]
     workload = Workload([b"a", b"b"], [SECOND_NS] * 2, kinds, [1, 0])
     workload.arrivals_ns = [0, 9 * SECOND_NS]
@@ -188,7 +186,7 @@ def test_rules_are_the_schedulers_own() -> None:
     assert forecast(workload, 8, "broker_workers_max=4").makespan_ns == 3 * SECOND_NS
 
 
-def test_replay_has_workers_come_and_go_as_they_did() -> None:
+def test_replay_has_the_workers_of_the_measured_run() -> None:
     workload = Workload([b"%d" % n for n in range(4)], [2 * SECOND_NS] * 4)
     services = workload.services
     workload.stays = [
@@ -197,22 +195,22 @@ def test_replay_has_workers_come_and_go_as_they_did() -> None:
     ]
     made = simulation.replay(workload)
     assert made.done == 4
-    assert made.makespan_ns == 7 * SECOND_NS  # of four tasks, one was begun twice
+    assert made.makespan_ns == 7 * SECOND_NS  # one of four tasks was started twice
 
 
-def test_crew_is_only_for_what_does_not_depend_on_workers() -> None:
+def test_pool_is_only_used_if_single_workers_do_not_matter() -> None:
     plain, shape = flat(40), campaign_bounds(flat(40))
-    assert pooled.can_pool(plain, shape, Point(2, 1))
-    assert not pooled.can_pool(plain, shape, Point(2, 1, ("workers_max=1",)))
-    assert not pooled.can_pool(plain, shape, Point(2, 1, ("overfeed=1",)))
+    assert simulation.can_pool(plain, shape, Point(2, 1))
+    assert not simulation.can_pool(plain, shape, Point(2, 1, ("workers_max=1",)))
+    assert not simulation.can_pool(plain, shape, Point(2, 1, ("overfeed=1",)))
     wide = Workload([b"a"], [1], [TaskKind(slots=2)])
-    assert not pooled.can_pool(wide, campaign_bounds(wide), Point(2, 1))
+    assert not simulation.can_pool(wide, campaign_bounds(wide), Point(2, 1))
     laned = lanes(40, 2)
-    assert not pooled.can_pool(laned, campaign_bounds(laned), Point(2, 1))
-    assert pooled.prefetch_of(campaign_bounds(chains(40, 20)), Point(8, 1)) == 0
+    assert not simulation.can_pool(laned, campaign_bounds(laned), Point(2, 1))
+    assert simulation.prefetch_of(campaign_bounds(chains(40, 20)), Point(8, 1)) == 0
 
 
-def test_workload_survives_its_way_to_an_executor() -> None:
+def test_workload_survives_encoding() -> None:
     workload = tangle(50)
     workload.setbacks[3] = [Setback(1, 2)]
     workload.stays = [Stay(b"w", (b"exec",), 2, 5)]
@@ -234,19 +232,19 @@ def test_workload_survives_its_way_to_an_executor() -> None:
         ("1, 4 ,1", [1, 4]),
     ],
 )
-def test_numbers_go_on_as_they_began(text: str, numbers: list[int]) -> None:
+def test_omission_continues_by_factor_or_step(text: str, numbers: list[int]) -> None:
     assert read_numbers(text, "--workers") == numbers
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "1,x", "1,…,8", "1,2,…", "4,2,…,9", "1e3", "-1", "9" * 9]
 )
-def test_numbers_that_are_none_are_refused(text: str) -> None:
+def test_invalid_numbers_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="--workers"):
         read_numbers(text, "--workers")
 
 
-def test_policies_make_every_combination() -> None:
+def test_policies_give_every_combination() -> None:
     points = grid([1, 2], [1], ["overfeed=0,3", "order=age"])
     assert [point.policy for point in points] == [
         *[("overfeed=0", "order=age")] * 2,
@@ -256,17 +254,17 @@ def test_policies_make_every_combination() -> None:
 
 
 @pytest.mark.parametrize("pair", ["speed=3", "overfeed", "overfeed=x", "order=best", "overfeed="])
-def test_policy_that_is_none_is_refused(pair: str) -> None:
+def test_invalid_policy_is_refused(pair: str) -> None:
     with pytest.raises(UserError, match="--policy"):
         grid([1], [1], [pair])
 
 
-def test_grid_has_an_end() -> None:
+def test_too_large_grid_is_refused() -> None:
     with pytest.raises(UserError, match="points, the limit is"):
         grid(range(1, 1000), range(1, 1000), [])
 
 
-# What it is fed from.
+# Workloads.
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -274,7 +272,7 @@ BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 def history(
     tasks: list[dict[str, Any]], attempts: list[dict[str, Any]], **more: list[dict[str, Any]]
 ) -> Workload:
-    """A workload from rows by hand; times are seconds."""
+    """Return a workload from hand-written rows. Times are in seconds."""
     usual = {"generation": 1, "service": "exec", "lane": "", "slots": 1, "state": "DONE"}
     usual |= {"submitted": 0, "submitted_record": 1, "is_behind_failure": False, "ended": 9}
     rows = {
@@ -315,7 +313,7 @@ _KINDS = (
 )
 
 
-def test_task_that_waits_in_its_workers_hand_does_not_run_yet() -> None:
+def test_prefetched_task_does_not_run_yet() -> None:
     made = history(
         [{"task": "a"}, {"task": "b"}],
         [{"task": "a", "leased": 1, "settled": 3}, {"task": "b", "leased": 1, "settled": 7}],
@@ -324,7 +322,7 @@ def test_task_that_waits_in_its_workers_hand_does_not_run_yet() -> None:
     assert made.gap_ns == 0
 
 
-def test_measured_run_is_taken_as_it_is_and_what_lies_before_its_start_is_the_gap() -> None:
+def test_measured_run_is_kept_and_time_before_its_start_is_the_gap() -> None:
     times = [("a", 1, 2, 5, 8), ("b", 1, 6, 7, 8)]
     made = history(
         [{"task": name} for name, *_ in times],
@@ -338,7 +336,7 @@ def test_measured_run_is_taken_as_it_is_and_what_lies_before_its_start_is_the_ga
     assert made.gap_ns == SECOND_NS
 
 
-def test_gap_is_what_lies_between_a_free_slot_and_the_next_lease() -> None:
+def test_gap_is_the_time_from_a_free_slot_to_the_next_lease() -> None:
     names = ["a", "b", "c"]
     made = history(
         [{"task": name} for name in names],
@@ -364,7 +362,7 @@ def test_failed_attempts_become_setbacks_and_lost_ones_are_left_out() -> None:
     assert made.run_ns == [4 * SECOND_NS]
 
 
-def test_name_submitted_anew_is_another_task_and_keeps_its_edges() -> None:
+def test_resubmitted_name_is_another_task_and_keeps_its_edges() -> None:
     made = history(
         [
             {"task": "a"},
@@ -376,14 +374,14 @@ def test_name_submitted_anew_is_another_task_and_keeps_its_edges() -> None:
         edges=[
             {"record": 2, "task": "b", "after": "a"},
             {"record": 11, "task": "b", "after": "a"},
-            {"record": 11, "task": "b", "after": "somebody else's"},
+            {"record": 11, "task": "b", "after": "other's"},
         ],
     )
     assert made.after == [[], [0], [], [2]]
     assert len(set(made.names)) == 4
 
 
-def test_cancelled_tasks_are_left_out_and_unrun_ones_guessed() -> None:
+def test_cancelled_tasks_are_left_out_and_unrun_ones_estimated() -> None:
     made = history(
         [{"task": "a"}, {"task": "b", "state": "READY"}, {"task": "c", "state": "CANCELLED"}],
         [{"task": "a", "leased": 0, "settled": 3}],
@@ -393,7 +391,7 @@ def test_cancelled_tasks_are_left_out_and_unrun_ones_guessed() -> None:
     assert made.estimated_count == 1
 
 
-def test_workers_of_the_run_are_kept_with_their_comings_and_goings() -> None:
+def test_workers_of_the_run_are_kept_with_joins_and_exits() -> None:
     made = history(
         [{"task": "a", "submitted": 1, "ended": 20}],
         [{"task": "a", "leased": 1, "settled": 20}],
@@ -410,7 +408,7 @@ def test_workers_of_the_run_are_kept_with_their_comings_and_goings() -> None:
     assert made.makespan_ns == 19 * SECOND_NS
 
 
-def test_file_says_how_long_tasks_run(tmp_path: Path) -> None:
+def test_run_times_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "campaign.jsonl"
     tasks: list[dict[str, object]] = [
         {"name": "a", "argv": ["sleep", "1.5"]},
@@ -429,7 +427,7 @@ def test_file_says_how_long_tasks_run(tmp_path: Path) -> None:
         workload_of_file(str(path), None)
 
 
-def test_wfcommons_says_how_long_tasks_took(tmp_path: Path) -> None:
+def test_run_times_are_read_from_wfcommons(tmp_path: Path) -> None:
     specified: list[dict[str, object]] = [
         {"name": n, "id": n, "parents": [], "children": []} for n in ("a", "b")
     ]
@@ -440,10 +438,10 @@ def test_wfcommons_says_how_long_tasks_took(tmp_path: Path) -> None:
     assert workload_of_file(str(path), None).run_ns == [SECOND_NS * 5 // 2, SECOND_NS]
 
 
-# What is said.
+# Conclusions.
 
 
-def told(workload: Workload, workers: list[int], *policy: str) -> list[str]:
+def sentences_of(workload: Workload, workers: list[int], *policy: str) -> list[str]:
     results = [(Point(count, 1, policy), forecast(workload, count, *policy)) for count in workers]
     return conclusions.sentences(workload, campaign_bounds(workload), results)
 
@@ -452,7 +450,7 @@ def test_sentence_names_makespans_and_the_limit_beyond_them() -> None:
     workload = Workload(
         [b"%d" % n for n in range(80)], [60 * SECOND_NS] * 80, after=[[]] * 78 + [[77], [78]]
     )
-    (text,) = told(workload, [1, 8, 16, 80, 200])
+    (text,) = sentences_of(workload, [1, 8, 16, 80, 200])
     assert text == (
         "1 worker finishes in 1 h 20 min, 8 in 12 min, 80 in 3 min. Beyond 80, the critical path "
         "of 3 min is the limit."
@@ -461,17 +459,17 @@ def test_sentence_names_makespans_and_the_limit_beyond_them() -> None:
 
 def test_sentence_names_the_lane_that_is_the_limit() -> None:
     workload = Workload([b"%d" % n for n in range(20)], [SECOND_NS] * 20, lanes=[b"disk"] * 20)
-    (text,) = told(workload, [1, 2, 4])
+    (text,) = sentences_of(workload, [1, 2, 4])
     assert text.endswith("Beyond 1, the lane disk with 20 s of work is the limit.")
 
 
-def test_sentence_says_that_more_would_help() -> None:
-    (text,) = told(flat(500), [1, 2, 4])
+def test_sentence_states_that_more_workers_would_help() -> None:
+    (text,) = sentences_of(flat(500), [1, 2, 4])
     assert text.endswith("More would still help: 99 % of the slot time is in use.")
 
 
 def test_fine_steps_hide_no_gain() -> None:
-    (text,) = told(flat(500), [1, 20, 21])
+    (text,) = sentences_of(flat(500), [1, 20, 21])
     assert "More would still help" in text
 
 
@@ -481,7 +479,7 @@ def test_error_against_the_measured_run_is_stated() -> None:
     assert text.endswith("takes 10 s, the run took 11 s (-9.1%).")
 
 
-def test_campaign_that_the_scheduler_refuses_is_no_empty_one() -> None:
+def test_campaign_that_the_scheduler_refuses_raises() -> None:
     with pytest.raises(UserError, match="the scheduler refuses the campaign"):
         forecast(Workload([b"a" * 2000], [1]), 1)
 

@@ -1,4 +1,4 @@
-"""The sweep on Spark: spread over executors, as a verb, and against a run that was measured."""
+"""The sweep on Spark: in executors, as a command, and compared with a measured run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from pyspark.sql import SparkSession
 
-#: How far a simulation may be from what was measured.
+#: The most relative error of a simulation.
 ERROR_MAX = 0.15
 
 
-def test_verb_says_what_a_simulation_says_and_writes_a_page_that_opens(
+def test_command_prints_the_simulation_and_writes_a_page(
     spark: SparkSession, browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert spark is not None
@@ -41,9 +41,9 @@ def test_verb_says_what_a_simulation_says_and_writes_a_page_that_opens(
     arguments = ["pipeline", "sweep", str(path), "--workers", "1,4", "--price", "2"]
     arguments += ["--policy", "lane_workers_max=1,2", "--out", str(tmp_path / "out"), "--json"]
     assert run(taskyard, arguments) == 0
-    told = capsys.readouterr().out
-    check(told)
-    document: dict[str, Any] = json.loads(told)
+    out = capsys.readouterr().out
+    check(out)
+    document: dict[str, Any] = json.loads(out)
     workload = workload_of_file(str(path), None)
     for one in document["points"]:
         point = Point(one["workers"], 1, (one["policy"],))
@@ -58,7 +58,7 @@ def test_verb_says_what_a_simulation_says_and_writes_a_page_that_opens(
     assert all(drawn for _, _, drawn in figures.values())
 
 
-def test_nothing_to_simulate_is_said(spark: SparkSession) -> None:
+def test_empty_campaign_is_refused(spark: SparkSession) -> None:
     with pytest.raises(UserError, match="no tasks to simulate"):
         job.sweep(spark, Workload([], []), [Point(1, 1)])
 
@@ -68,39 +68,39 @@ def test_nothing_to_simulate_is_said(spark: SparkSession) -> None:
     [
         (["x.jsonl", "--state", "y"], "a FILE has no --state"),
         (["--run-time", "3s"], "--run-time goes with a FILE"),
-        (["--workers", "none"], "is no number from 1 to"),
+        (["--workers", "none"], "is not a number from 1 to"),
         (["--policy", "x=1"], "the names are lane_workers_max"),
     ],
 )
-def test_bad_usage_is_told_before_spark_starts(
+def test_invalid_usage_is_refused_before_spark_starts(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(taskyard, ["pipeline", "sweep", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert text in told
-    assert "starting Spark" not in told
+    err = capsys.readouterr().err
+    assert text in err
+    assert "starting Spark" not in err
 
 
-def test_simulated_makespan_is_that_of_the_run(
+def test_simulated_makespan_is_close_to_the_measured_one(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert spark is not None
-    path, state, luck = tmp_path / "sleeps.jsonl", tmp_path / "state", random.Random(4)
+    path, state, rng = tmp_path / "sleeps.jsonl", tmp_path / "state", random.Random(4)
     with path.open("w") as file:
         for number in range(120):
             task: dict[str, object] = {"name": f"s{number}"}
-            task["argv"] = ["sleep", luck.choice(["0.02", "0.05", "0.1"])]
-            if number >= 20 and luck.random() < 0.5:
-                task["after"] = [f"s{luck.randrange(number - 20, number)}"]
+            task["argv"] = ["sleep", rng.choice(["0.02", "0.05", "0.1"])]
+            if number >= 20 and rng.random() < 0.5:
+                task["after"] = [f"s{rng.randrange(number - 20, number)}"]
             file.write(json.dumps(task) + "\n")
     program = "from taskyard.cli import main; main()"
     command = [sys.executable, "-c", program, "run", str(path), "--workers", "2", "--slots", "2"]
     subprocess.run([*command, "--state", str(state)], check=True, capture_output=True)
     arguments = ["pipeline", "sweep", "--state", str(state), "--workers", "1,2,4", "--json"]
     assert run(taskyard, arguments) == 0
-    told = capsys.readouterr().out
-    check(told)
-    document: dict[str, Any] = json.loads(told)
+    out = capsys.readouterr().out
+    check(out)
+    document: dict[str, Any] = json.loads(out)
     assert document["tasks"] == 120
     assert abs(document["error"]) < ERROR_MAX
     assert "Check: on the workers of the measured run" in document["sentences"][-1]

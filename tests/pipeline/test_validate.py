@@ -1,4 +1,4 @@
-"""A campaign's graph: everything that can be wrong with it is found, and named."""
+"""Validation of a campaign's graph: every kind of error is found and named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _judged(
     return validate(table, lambda place: ("f", place), **how)
 
 
-def test_levels_order_and_shape() -> None:
+def test_levels_order_and_sizes() -> None:
     found = _judged([("d", ["b", "c"]), ("b", ["a"]), ("a", []), ("c", ["a"])])
     assert found.places.tolist() == [3, 2, 4, 1]
     assert found.levels.tolist() == [0, 1, 1, 2]
@@ -33,7 +33,7 @@ def test_levels_order_and_shape() -> None:
     assert found.rejected == {}
 
 
-def test_the_second_of_a_name_is_rejected() -> None:
+def test_duplicate_name_is_rejected() -> None:
     found = _judged([("a", []), ("b", []), ("a", ["b"])])
     assert found.rejected == {3: "the name 'a' stands on line 1 already"}
     assert found.duplicates == 1
@@ -41,7 +41,7 @@ def test_the_second_of_a_name_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("length", [2, 50])
-def test_a_cycle_is_found_and_named(length: int) -> None:
+def test_cycle_is_found_and_named(length: int) -> None:
     ring = [(f"r{n}", [f"r{(n + 1) % length}"]) for n in range(length)]
     found = _judged([("free", []), *ring, ("behind", ["r0"])])
     assert [sorted(cycle) for cycle in found.cycles] == [sorted(name for name, _ in ring)]
@@ -51,7 +51,7 @@ def test_a_cycle_is_found_and_named(length: int) -> None:
     assert found.places.tolist() == [1]
 
 
-def test_a_task_that_waits_for_itself_is_rejected_with_those_behind_it() -> None:
+def test_task_that_waits_for_itself_is_rejected_with_its_dependents() -> None:
     found = _judged([("a", ["a"]), ("b", ["a"]), ("c", ["b"])])
     assert found.rejected == {
         2: "waits for 'a', which was rejected (line 1)",
@@ -60,7 +60,7 @@ def test_a_task_that_waits_for_itself_is_rejected_with_those_behind_it() -> None
     assert found.unknown == {}
 
 
-def test_names_that_nobody_has_are_counted_and_rejected_when_that_is_sure() -> None:
+def test_unknown_names_are_counted_and_rejected_on_request() -> None:
     tasks = [("a", ["x"]), ("b", ["x", "y"]), ("c", ["a"]), ("d", [])]
     found = _judged(tasks)
     assert found.unknown == {"x": 2, "y": 1}
@@ -70,7 +70,7 @@ def test_names_that_nobody_has_are_counted_and_rejected_when_that_is_sure() -> N
     assert sure.places.tolist() == [1, 4, 3]
 
 
-def test_the_critical_path_is_the_longest_in_time_where_that_is_told() -> None:
+def test_critical_path_is_by_time_if_known() -> None:
     tasks = [("a", []), ("b", ["a"]), ("c", ["b"]), ("long", []), ("end", ["c", "long"])]
     by_number = _judged(tasks).critical_path
     assert (by_number.names, by_number.seconds) == (["a", "b", "c", "end"], None)
@@ -78,7 +78,7 @@ def test_the_critical_path_is_the_longest_in_time_where_that_is_told() -> None:
     assert (by_time.names, by_time.seconds) == (["long", "end"], 12.0)
 
 
-def test_nothing_is_a_campaign_too() -> None:
+def test_empty_campaign_is_valid() -> None:
     found = _judged([])
     assert (found.tasks, found.width, found.widest, found.critical_path.names) == (0, 0, 0, [])
 

@@ -1,4 +1,4 @@
-"""`taskyard demo`: everything once, with its own campaign, and a count of what it proves.
+"""`taskyard demo`: run every part of Taskyard once, and count what it guarantees.
 
-It stands on all the rest and right below the command line, which gives it words and a bar.
+Uses all other packages. The command line above it provides output and a progress bar.
 """

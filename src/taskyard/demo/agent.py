@@ -1,25 +1,26 @@
-"""The demo's hungry agent: pretends to deliver mail. How a destination behaves, its name tells.
+"""The demo's hungry agent, which pretends to deliver mail.
 
-A worker host runs it as a program and feeds it a task a line; docs/dialects/hungry.md has the
-language. It stands alone: nothing of Taskyard is imported. When the one destination that is down
-was asked for the first time is remembered in a file of the directory in which it runs.
+A worker host runs it as a program and sends it a task on each line, as docs/dialects/hungry.md
+describes. It imports nothing of Taskyard. The name of a destination determines its behaviour. A
+file in the current directory records when the destination that is down was first tried.
 """
-# ruff: noqa: T201  # lines on stdout are how it talks
+
+# ruff: noqa: T201  # the protocol is lines on stdout
 
 import sys
 import time
 from pathlib import Path
 
-#: Takes nothing at first, and everything later.
+#: Refuses mail at first, and accepts it later.
 DOWN = "down.example"
 
-#: Takes nothing ever.
+#: Always refuses mail.
 STRICT = "strict.example"
 
-#: For how long the one is down, from the first mail for it on.
+#: How long the first one is down, from its first mail on.
 OUTAGE_SECONDS = 5.0
 
-#: How long a mail takes that is taken.
+#: How long a delivery takes.
 MAIL_SECONDS = 0.012
 
 OUTAGE_FILE = Path("down-since")
@@ -34,20 +35,20 @@ def main() -> None:
         fields = line.rstrip("\n").split("\t")
         if not line.strip():
             return
-        if len(fields) == _FIELDS:  # else it is a comment
+        if len(fields) == _FIELDS:  # otherwise it is a comment
             identity, host, _mail = fields
             print(f"{identity}\t\t{deliver(host)}", flush=True)
             print("#hungry", flush=True)
 
 
 def deliver(host: str) -> str:
-    """Try one mail. Returns what to report."""
+    """Deliver one mail, and return the report."""
     if host == STRICT:
         return "error 550 no such user here"
     if host == DOWN and is_down():
         return "deferall 421 connection refused"
     time.sleep(MAIL_SECONDS)
-    return "ok 250 taken"
+    return "ok 250 accepted"
 
 
 def is_down() -> bool:

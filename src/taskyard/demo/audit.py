@@ -1,8 +1,8 @@
-"""What a demo proves: counts of the journal, compared with Spark's and with what was planned.
+"""The demo's closing table: counts of the journal, compared with Spark's and with the plan.
 
-Two counts by different means: the journal's own tally over its records, and the guarantees that
-Spark computes from the exported tables. What is in neither (who did how many, and what waits behind
-a failure) is folded here, from the records.
+Two independent counts: the journal's own audit over its records, and the guarantees that Spark
+computes from the exported tables. The rest (tasks by dialect, and tasks blocked by a failure) is
+counted here from the records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taskyard.demo.campaign import Campaign
     from taskyard.pipeline.transforms.guarantees import Guarantees
 
-#: The ways to be served, as the closing table says them, by the dialect of a worker.
+#: Names of the dialects in the closing table.
 DIALECTS: Final = {
     b"dwork": "native",
     b"ping-pong": "ping-pong",
@@ -39,16 +39,16 @@ HUNGRY: Final = "hungry agents"
 
 
 class DemoCounts(Struct, frozen=True):
-    """What the journal says."""
+    """The counts of the journal."""
 
     audit_counts: AuditCounts
     behind_failure: int
-    #: Tasks done, by the way in which they were served.
+    #: Tasks done, by dialect.
     done_by: dict[str, int]
 
     @property
     def lost(self) -> int:
-        """Neither ended nor behind a failure: nobody would come back to them."""
+        """Tasks that neither ended nor are blocked by a failure."""
         return self.audit_counts.unfinished - self.behind_failure
 
 
@@ -58,12 +58,12 @@ class ProofLine(Struct, frozen=True):
     what: str
     figures: str
     passed: bool
-    #: What to leave with if it does not hold.
+    #: The exit code if it has not passed.
     code: ExitCode = ExitCode.STATE_DAMAGED
 
 
 class BrokerKill(Struct, frozen=True):
-    """How the broker was killed in the middle."""
+    """How the broker was killed during the run."""
 
     status: int
     settled: int
@@ -72,7 +72,7 @@ class BrokerKill(Struct, frozen=True):
 
 
 class RecordFold:
-    """Who did what, and who waits for whom, folded from records."""
+    """Counts tasks by dialect, and tasks blocked by a failure, from records."""
 
     def __init__(self) -> None:
         self.states: dict[bytes, TaskState] = {}
@@ -80,13 +80,13 @@ class RecordFold:
         self.done_by: Counter[str] = Counter(dict.fromkeys([*DIALECTS.values(), HUNGRY], 0))
         self._dialects: dict[bytes, str] = {}
 
-    def add(self, told: Iterable[records.AnyRecord]) -> None:
-        for record in told:
+    def add(self, added: Iterable[records.AnyRecord]) -> None:
+        for record in added:
             if isinstance(record, records.Submitted):
                 self._submitted(record)
             elif isinstance(record, records.WorkerJoined):
-                way = DIALECTS.get(record.facts.dialect, record.facts.dialect.decode())
-                self._dialects[record.worker] = HUNGRY if record.worker == AGENTS.encode() else way
+                name = DIALECTS.get(record.facts.dialect, record.facts.dialect.decode())
+                self._dialects[record.worker] = HUNGRY if record.worker == AGENTS.encode() else name
             elif isinstance(record, records.Finished):
                 self.done_by[self._dialects[record.worker]] += len(record.names)
                 self.states |= dict.fromkeys(record.names, TaskState.DONE)
@@ -100,7 +100,7 @@ class RecordFold:
             self.after |= zip(submission.names, submission.after, strict=True)
 
     def behind_failure(self) -> int:
-        """Tasks that have not ended and wait, over however many others, for one that failed."""
+        """Count open tasks that wait, directly or through others, for a failed one."""
         return sum(
             self._is_behind(name)
             for name, state in self.states.items()
@@ -116,20 +116,20 @@ class RecordFold:
 
 
 def count(state: Path) -> DemoCounts:
-    """Count the journal of a broker that is stopped."""
-    counting, story = Auditor(), RecordFold()
+    """Count the journal of a stopped broker."""
+    auditor, fold = Auditor(), RecordFold()
     with StateLock(state), closing(SqliteStore(state)) as store:
         for row in store.rows():
-            told = records_of(row, row.record_first - 1)
-            counting.add(told)
-            story.add(told)
-    return DemoCounts(counting.tally(), story.behind_failure(), dict(story.done_by))
+            added = records_of(row, row.record_first - 1)
+            auditor.add(added)
+            fold.add(added)
+    return DemoCounts(auditor.tally(), fold.behind_failure(), dict(fold.done_by))
 
 
 def lines(
     counts: DemoCounts, spark: Guarantees, planned: Campaign, kill: BrokerKill
 ) -> list[ProofLine]:
-    """The closing table."""
+    """Return the closing table."""
     audit_counts = counts.audit_counts
     return [
         _ends_line(counts, planned),
@@ -156,8 +156,7 @@ def _ends_line(counts: DemoCounts, planned: Campaign) -> ProofLine:
     blocked_count = counts.behind_failure
     figures = (
         f"{audit_counts.submitted:,} = {audit_counts.done:,} done + {audit_counts.failed:,} failed "
-        f"+ "
-        f"{audit_counts.cancelled:,} cancelled + {blocked_count:,} blocked behind a failure"
+        f"+ {audit_counts.cancelled:,} cancelled + {blocked_count:,} blocked by a failure"
     )
     is_even = (
         audit_counts.submitted
@@ -179,7 +178,7 @@ def _ends_line(counts: DemoCounts, planned: Campaign) -> ProofLine:
 
 
 def _dialects_line(counts: DemoCounts) -> ProofLine:
-    figures = ", ".join(f"{way} {number:,}" for way, number in counts.done_by.items())
+    figures = ", ".join(f"{name} {number:,}" for name, number in counts.done_by.items())
     passed = (
         all(counts.done_by.values()) and sum(counts.done_by.values()) == counts.audit_counts.done
     )
@@ -188,27 +187,27 @@ def _dialects_line(counts: DemoCounts) -> ProofLine:
 
 def _kill_line(kill: BrokerKill) -> ProofLine:
     figures = (
-        f"1, by signal {-kill.status} when {kill.settled:,} of {kill.tasks:,} were settled; back "
-        f"after {kill.seconds_down:.1f} s"
+        f"1, by signal {-kill.status} with {kill.settled:,} of {kill.tasks:,} tasks settled; "
+        f"restarted in {kill.seconds_down:.1f} s"
     )
     return ProofLine("broker killed", figures, kill.status < 0, ExitCode.TASK_FAILED)
 
 
 def _spark_line(counts: DemoCounts, spark: Guarantees) -> ProofLine:
-    """Spark has counted the same, by other means."""
+    """Compare Spark's counts with the journal's."""
     audit_counts = counts.audit_counts
     pairs = {
         "submitted": (audit_counts.submitted, spark.submitted),
         "done": (audit_counts.done, spark.done),
         "failed": (audit_counts.failed, spark.failed),
         "cancelled": (audit_counts.cancelled, spark.cancelled),
-        "blocked behind a failure": (counts.behind_failure, spark.blocked_behind_failure),
+        "blocked by a failure": (counts.behind_failure, spark.blocked_behind_failure),
         "lost": (counts.lost, spark.lost + spark.unfinished),
         "completed twice": (audit_counts.completed_twice, spark.completed_twice),
         "dependencies broken": (audit_counts.dependencies_broken, spark.dependencies_broken),
         "unknown": (audit_counts.unknown, spark.unknown),
         "stale": (audit_counts.stale, spark.stale_refused),
     }
-    differing = [f"{what} {two}, not {one}" for what, (one, two) in pairs.items() if one != two]
-    figures = "; ".join(differing) or "the same, from the tables"
+    differing = [f"{name} {two}, not {one}" for name, (one, two) in pairs.items() if one != two]
+    figures = "; ".join(differing) or "equal, from the tables"
     return ProofLine("counted by Spark", figures, not differing and not audit_counts.unknown)

@@ -1,6 +1,6 @@
-"""The demo's campaign: which tasks there are, and which of them are bound to fail.
+"""The demo's campaign: its tasks, and the ones that will fail.
 
-Owns the numbers that the closing table is compared with. Knows nothing of who does the tasks.
+Owns the numbers that the closing table is compared with. Knows nothing of the workers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: What it is called.
 NAME: Final = "demo"
 
-#: Tasks if nobody says how many; fewer than the least would leave a part out.
+#: Default, least and most tasks. With fewer than the least, a part would be empty.
 TASKS: Final = 2800
 TASKS_MIN: Final = 200
 TASKS_MAX: Final = 20_000
 
-#: The services of the mails, of what workers of ping-pong do (they know no other), and of WMP's.
+#: The services of the mails, of the ping-pong workers (which have no other), and of the WMP
+#: workers.
 MAIL: Final = "mail"
 PING_PONG: Final = "default"
 WMP: Final = "text"
@@ -32,15 +32,15 @@ WMP: Final = "text"
 #: Parts of a sample.
 PARTS: Final = 20
 
-#: Of a hundred tasks so many are of the graph, and so many are mails.
+#: Percentage of tasks in the graph, and of mails.
 _GRAPH_PERCENT: Final = 32
 _MAIL_PERCENT: Final = 33
 
-#: Destinations that take what they are sent.
+#: Destinations that accept mail.
 HOSTS: Final = tuple(f"host-{number:02}.example" for number in range(1, 19))
 
-#: Every so many mails one goes to the destination that is down at first, one to that which takes
-#: nothing, and one is waited for by a receipt: all of those that are not taken are.
+#: One in this many mails goes to the destination that is down at first, one to the destination that
+#: refuses, and one has a receipt that waits for it. Every refused mail has one.
 _DOWN_EVERY: Final = 40
 _STRICT_EVERY: Final = 80
 _RECEIPT_EVERY: Final = 10
@@ -51,7 +51,7 @@ _MODULE: Final = "taskyard.demo.tasks"
 
 
 class Campaign(Struct, frozen=True):
-    """How many tasks there are of each kind."""
+    """The number of tasks of each kind."""
 
     samples: int
     mails: int
@@ -59,7 +59,7 @@ class Campaign(Struct, frozen=True):
 
     @property
     def graph(self) -> int:
-        """Each sample is fetched, counted in parts and merged; then there is a summary."""
+        """Each sample is fetched, counted in parts and merged. One summary follows."""
         return self.samples * (PARTS + 2) + 1
 
     @property
@@ -76,24 +76,24 @@ class Campaign(Struct, frozen=True):
 
     @property
     def failing_count(self) -> int:
-        """Mails to the destination that takes nothing."""
+        """Mails to the destination that refuses them."""
         return _every(_STRICT_EVERY, _STRICT_AT, self.mails)
 
     @property
     def blocked_count(self) -> int:
-        """The receipts of those, and the digest of all receipts."""
+        """The receipts of failing mails, and the digest of all receipts."""
         return self.failing_count + 1
 
 
 def make_campaign(tasks: int) -> Campaign:
-    """A campaign of exactly so many tasks."""
+    """Return a campaign of exactly this many tasks."""
     samples = tasks * _GRAPH_PERCENT // 100 // (PARTS + 2)
     without = Campaign(samples, tasks * _MAIL_PERCENT // 100, 0)
     return Campaign(samples, without.mails, tasks - without.tasks)
 
 
 def write(campaign: Campaign, path: Path) -> None:
-    """As JSONL, a task a line."""
+    """Write the campaign as JSON lines."""
     with path.open("w") as file:
         file.writelines(json.dumps(task) + "\n" for task in tasks_of(campaign))
 
@@ -143,5 +143,5 @@ def _call(function: str, name: str, args: list[object], after: list[str] | None 
 
 
 def _every(step: int, first: int, total: int) -> int:
-    """How many of the numbers below the total there are."""
+    """Return how many numbers `range(first, total, step)` has."""
     return len(range(first, total, step))

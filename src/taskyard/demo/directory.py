@@ -1,4 +1,4 @@
-"""The directory of a demo: made anew each time, and nothing removed that is not the demo's own."""
+"""The directory of a demo. Created anew each time, without removing any file of others."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from taskyard.journal.lock import StateLock
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Says that a directory is a demo's; locked while one runs there.
+#: Marks a directory as a demo's. Locked while a demo runs there.
 MARKER: Final = ".taskyard-demo"
 
 _MARKER_TEXT: Final = (
-    "A demo of Taskyard works here. The next one replaces its files and no others.\n"
+    "A demo of Taskyard uses this directory. The next demo replaces its files and no others.\n"
 )
 
 _SETTINGS: Final = """\
-# The settings of the demo's broker, as a person would write them.
+# The settings of the demo's broker.
 
 [lease]
-heartbeat = "500ms"     # how often a worker shows life
-expire = "4s"           # silence after which its tasks go to another
+heartbeat = "500ms"     # interval of a worker's heartbeats
+expire = "4s"           # without heartbeats, its tasks go to another worker
 
 [service.{mail}]
 command = {command}
-overfeed = 2            # the next two of a lane lie ready beside its agent
+overfeed = 2            # the worker prefetches two more tasks of a lane for its agent
 interval = "1s"
 retries = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
 """
 
 
 class DemoDirectory(Struct, frozen=True):
-    """Where everything of a demo is. Use it as a context manager: it is locked until the end."""
+    """The paths of a demo. Use it as a context manager, which holds the lock."""
 
     directory: Path
     marker: int
@@ -73,7 +73,7 @@ class DemoDirectory(Struct, frozen=True):
 
     @property
     def agent_state(self) -> Path:
-        """What the agents remember."""
+        """The agents' own file."""
         return self.directory / agent.OUTAGE_FILE
 
     def __enter__(self) -> Self:
@@ -84,15 +84,17 @@ class DemoDirectory(Struct, frozen=True):
 
 
 def prepare_directory(directory: Path) -> DemoDirectory:
-    """A directory with the settings in it and nothing of an earlier demo. Raises UserError if it is
-    somebody else's, or in use."""
+    """Create a directory with settings and without files of an earlier demo.
+
+    Raises UserError if it is not a demo's, or in use.
+    """
     directory = directory.absolute()
     _check_demo_directory(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         paths = DemoDirectory(directory, _locked(directory / MARKER))
     except OSError as error:
-        raise UserError(f"{directory}: {error.strerror}; give another --out") from error
+        raise UserError(f"{directory}: {error.strerror} (use another --out)") from error
     try:
         _clear(paths)
         _write_settings(paths)
@@ -106,11 +108,10 @@ def _check_demo_directory(directory: Path) -> None:
     if not directory.exists():
         return
     if not directory.is_dir():
-        raise UserError(f"{directory} is a file; give another --out")
+        raise UserError(f"{directory}: not a directory (use another --out)")
     if not (directory / MARKER).exists() and any(directory.iterdir()):
         raise UserError(
-            f"{directory} is there and is not of an earlier demo; nothing in it was touched: give "
-            "another --out"
+            f"{directory}: exists and is not of an earlier demo, left unchanged (use another --out)"
         )
 
 
@@ -121,21 +122,21 @@ def _locked(marker: Path) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise UserError(
-            f"a demo runs in {marker.parent} already; wait for it, or give another --out"
+            f"{marker.parent}: another demo is running here (use another --out)"
         ) from None
     os.pwrite(descriptor, _MARKER_TEXT.encode(), 0)
     return descriptor
 
 
 def _clear(paths: DemoDirectory) -> None:
-    """Remove what an earlier demo made, unless somebody uses its state."""
+    """Remove the files of an earlier demo, unless a broker uses its state."""
     if paths.state.is_dir():
         try:
             StateLock(paths.state).release()
         except StateLocked as locked:
             raise UserError(
-                f"a broker runs on {paths.state}, which an earlier demo has left; stop it "
-                f"(`taskyard down --state {paths.state}`), or give another --out"
+                f"{paths.state}: a broker of an earlier demo is running (stop it with "
+                f"`taskyard down --state {paths.state}`, or use another --out)"
             ) from locked
     for path in (paths.state, paths.tables, paths.report, paths.logs):
         if path.is_dir():
@@ -146,6 +147,6 @@ def _clear(paths: DemoDirectory) -> None:
 
 
 def _write_settings(paths: DemoDirectory) -> None:
-    # A string of JSON is one of TOML, too.
+    # A JSON string is also a TOML string.
     command = json.dumps(shlex.join([sys.executable, agent.__file__]), ensure_ascii=False)
     paths.settings.write_text(_SETTINGS.format(mail=campaign.MAIL, command=command))

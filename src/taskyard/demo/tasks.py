@@ -1,18 +1,18 @@
-"""What the demo's native worker is asked to do: small sums over letters that nobody stored.
+"""The functions that the demo's native worker runs: letter counts of generated samples.
 
-Imported by workers, so it imports next to nothing. Letters come from a hash of where they would
-be: the same in every run.
+Imported by workers, so it imports almost nothing. Letters come from a hash of their position, so
+they are the same in every run.
 """
 
 import hashlib
 import time
 
-#: How long a piece of work takes, from the quickest to the slowest.
+#: The shortest and the longest duration of a task.
 _MILLISECONDS_MIN, _MILLISECONDS_MAX = 4, 24
 
 
 def fetch(sample: str) -> int:
-    """Get a sample from where it is kept. Returns its size in letters."""
+    """Fetch a sample, and return its size in letters."""
     _sleep_briefly("fetch", sample)
     return len(_letters(sample, 0))
 
@@ -32,17 +32,19 @@ def merge(sample: str, parts: int) -> dict[str, int]:
 
 
 def summary(samples: int) -> str:
+    """Summarize all samples."""
     _sleep_briefly("summary")
     return f"{samples} samples"
 
 
 def receipt(mail: str) -> str:
-    """Note that a mail has arrived."""
+    """Confirm that a mail has arrived."""
     _sleep_briefly("receipt", mail)
     return f"{mail} has arrived"
 
 
 def digest(receipts: int) -> str:
+    """Summarize all receipts."""
     _sleep_briefly("digest")
     return f"{receipts} receipts"
 
@@ -51,8 +53,8 @@ def _letters(sample: str, part: int) -> str:
     return hashlib.sha256(f"{sample}/{part}".encode()).hexdigest()
 
 
-def _sleep_briefly(*what: object) -> None:
-    """As long as this piece takes, which is the same in every run."""
-    luck = hashlib.sha256(repr(what).encode()).digest()[0]
+def _sleep_briefly(*task: object) -> None:
+    """Sleep for the duration of this task, which is the same in every run."""
+    byte = hashlib.sha256(repr(task).encode()).digest()[0]
     spread = _MILLISECONDS_MAX - _MILLISECONDS_MIN
-    time.sleep((_MILLISECONDS_MIN + spread * luck / 255) / 1000)
+    time.sleep((_MILLISECONDS_MIN + spread * byte / 255) / 1000)

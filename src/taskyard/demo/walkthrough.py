@@ -1,7 +1,7 @@
-"""The demo from beginning to end: a campaign, a broker that is killed, and a count of what is left.
+"""The demo from start to end: a campaign, a killed broker, and a count of the results.
 
-Tells each step as it begins, and what came of it. Knows nothing of terminals: who calls gives a
-`DemoReporter`. One Spark session serves all of its Spark: starting it takes longer than using it.
+Reports each step to a `DemoReporter` of the caller, so it knows nothing of terminals. All of it
+uses one Spark session, because starting one takes longer than using it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ if TYPE_CHECKING:
     from taskyard.demo.directory import DemoDirectory
     from taskyard.pipeline.transforms.guarantees import Guarantees
 
-#: The broker is killed when so much of the campaign is settled.
+#: The broker is killed when this share of the campaign has settled.
 KILLED_AT: Final = 0.4
 
-#: How often the counts are looked at.
+#: Interval of the status requests.
 _POLL_SECONDS: Final = 0.2
 
-#: A campaign that is not settled by then never will be, however busy the machine; a thousand tasks
-#: take some seconds.
+#: Time limit of the campaign, even on a busy machine. A thousand tasks take some seconds.
 _SETTLED_SECONDS: Final = 240.0
 _SETTLED_SECONDS_A_THOUSAND: Final = 60.0
 
@@ -53,20 +52,20 @@ _SETTLED: Final = ("done", "failed", "cancelled")
 
 
 class DemoReporter(Protocol):
-    """How the demo talks to its user."""
+    """The demo's output."""
 
     def step(self, text: str) -> None:
-        """A step begins, or has come to something."""
+        """Report the begin or the result of a step."""
 
     def running(self) -> AbstractContextManager[object]:
-        """While it lasts, counts are told."""
+        """Return a context in which counts are shown."""
 
     def count(self, counts: Mapping[str, int], total: int) -> None:
-        """So many tasks are in each state."""
+        """Show the number of tasks in each state."""
 
 
 class DemoResult(Struct, frozen=True):
-    """What came of it."""
+    """The result of a demo."""
 
     directory: Path
     state: Path
@@ -78,13 +77,13 @@ class DemoResult(Struct, frozen=True):
 
 
 def run(tasks: int, out: Path, reporter: DemoReporter) -> DemoResult:
-    """All of it. Raises an error of the tree if a part of it can't be done at all."""
+    """Run the whole demo. Raises TaskyardError if a part of it fails."""
     began = time.monotonic()
     planned = campaign.make_campaign(tasks)
     with demo_directory.prepare_directory(out) as paths:
         campaign.write(planned, paths.campaign)
         reporter.step(
-            f"a campaign of {planned.tasks:,} tasks: a graph of {planned.graph:,}, "
+            f"created a campaign of {planned.tasks:,} tasks: a graph of {planned.graph:,}, "
             f"{planned.mails:,} mails in {planned.lanes} lanes, {planned.foreign:,} for workers of "
             "other dialects"
         )
@@ -106,20 +105,20 @@ def run(tasks: int, out: Path, reporter: DemoReporter) -> DemoResult:
 def _load(
     spark: SparkSession, paths: DemoDirectory, planned: Campaign, reporter: DemoReporter
 ) -> None:
-    """Have Spark check the file, and submit it."""
-    reporter.step("Spark checks the campaign")
+    """Validate the campaign in Spark, and submit it."""
+    reporter.step("validating the campaign in Spark")
     checked = load.read(spark, [str(paths.campaign)], FileOptions(campaign=campaign.NAME))
     try:
         checked.revalidate(existing=())
         if checked.rejects:
             raise UserError(
-                f"Spark rejects a task of the demo's own campaign: {checked.rejects[0]}; give -v "
-                "and tell Taskyard's makers what it shows"
+                f"internal error: the demo's campaign is invalid: {checked.rejects[0]}. Please "
+                "report it with the output of `-v`."
             )
         validation = checked.validation
         reporter.step(
-            f"it is sound: {validation.tasks:,} tasks, {validation.edges:,} dependencies, "
-            f"{len(validation.sizes)} levels deep; Spark submits it"
+            f"submitting it from Spark: {validation.tasks:,} tasks, {validation.edges:,} "
+            f"dependencies, {len(validation.sizes)} levels"
         )
         with Client(state=paths.state) as client:
             broker = client.broker
@@ -130,7 +129,7 @@ def _load(
         checked.close()
     if taken.new != planned.tasks:
         raise UserError(
-            f"the broker took {taken.new:,} tasks of {planned.tasks:,}; see {paths.logs}"
+            f"the broker accepted {taken.new:,} of {planned.tasks:,} tasks (see {paths.logs})"
         )
 
 
@@ -140,8 +139,8 @@ def _load(
 def _run(
     cluster: DemoCluster, paths: DemoDirectory, planned: Campaign, reporter: DemoReporter
 ) -> BrokerKill:
-    """Wait until all is settled; kill the broker on the way."""
-    reporter.step("the workers are at it")
+    """Wait until all tasks have settled, and kill the broker on the way."""
+    reporter.step("running the tasks")
     seconds = _SETTLED_SECONDS + _SETTLED_SECONDS_A_THOUSAND * planned.tasks / 1000
     ends = time.monotonic() + seconds
     kill = None
@@ -157,12 +156,12 @@ def _run(
                 break
             if time.monotonic() > ends:
                 raise TimedOut(
-                    f"{planned.tasks - settled:,} tasks are not settled after {seconds:.0f} s; "
-                    f"the logs in {paths.logs} may say why"
+                    f"{planned.tasks - settled:,} tasks have not settled after {seconds:.0f} s "
+                    f"(see the logs in {paths.logs})"
                 )
     if kill is None:
-        raise TimedOut("all was settled before the broker could be killed; give more --tasks")
-    reporter.step("all is settled; the workers and the broker go home")
+        raise TimedOut("all tasks settled before the broker could be killed (use more --tasks)")
+    reporter.step("all tasks have settled, stopping the workers and the broker")
     return kill
 
 
@@ -177,14 +176,16 @@ def _is_settled(client: Client) -> bool:
 def _kill(
     cluster: DemoCluster, settled: int, planned: Campaign, reporter: DemoReporter
 ) -> BrokerKill:
-    """The broker ends as in a power cut, and comes back."""
-    reporter.step(f"SIGKILL to the broker, with {settled:,} of {planned.tasks:,} tasks settled")
+    """Kill the broker as a power cut would, and restart it."""
+    reporter.step(
+        f"killing the broker by SIGKILL, with {settled:,} of {planned.tasks:,} tasks settled"
+    )
     began = time.monotonic()
     status = cluster.kill_broker()
     cluster.restart_broker()
-    away = time.monotonic() - began
-    reporter.step(f"the broker is back after {away:.1f} s, on the same state and ports")
-    return BrokerKill(status, settled, planned.tasks, away)
+    seconds_down = time.monotonic() - began
+    reporter.step(f"restarted the broker in {seconds_down:.1f} s, on the same state and ports")
+    return BrokerKill(status, settled, planned.tasks, seconds_down)
 
 
 # When it is over.
@@ -193,19 +194,21 @@ def _kill(
 def _build_report(
     spark: SparkSession, paths: DemoDirectory, reporter: DemoReporter
 ) -> tuple[Guarantees, Path]:
-    """The history as tables, and the report, at once: each alone leaves a core idle. What the
-    report counts, and where it is."""
-    reporter.step("Spark turns the journal into tables, and draws the report")
+    """Build the tables and the report at the same time: each alone leaves a core idle.
+
+    Returns the report's counts and its path.
+    """
+    reporter.step("building tables and the report from the journal in Spark")
     history.export(paths.state)
     quick = tune_session(spark, source.size_bytes(paths.state))
-    with ThreadPoolExecutor(1, "tables") as helper:
-        tables = helper.submit(_make_tables, quick, paths)
+    with ThreadPoolExecutor(1, "tables") as executor:
+        tables = executor.submit(_make_tables, quick, paths)
         try:
             found = _draw(quick, paths)
-            reporter.step("the report is there; the tables follow")
+            reporter.step("the report is complete, finishing the tables")
             tables.result()
         except BaseException:
-            spark.stop()  # or the other would be waited for
+            spark.stop()  # otherwise the executor would wait for the other thread
             raise
     return found
 
@@ -215,10 +218,10 @@ def _draw(spark: SparkSession, paths: DemoDirectory) -> tuple[Guarantees, Path]:
         frames = source.read(spark, paths.state, Path(scratch))
         found = report.datasets(frames.events, frames.edges, campaign.NAME)
         try:
-            page, facts = report.write(found, paths.report, f"Made by Taskyard {__version__}.")
+            page, summary = report.write(found, paths.report, f"Made by Taskyard {__version__}.")
         finally:
             found.release()
-    return facts.guarantees, page
+    return summary.guarantees, page
 
 
 def _make_tables(spark: SparkSession, paths: DemoDirectory) -> None:

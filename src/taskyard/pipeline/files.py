@@ -86,12 +86,12 @@ def _with_keys_and_days(
 
 def _with_owner(events: Path, edges: pa.Table) -> pa.Table:
     """Add the campaign and the time of the event that added each edge."""
-    told = pq.read_table(
+    added = pq.read_table(
         events,
         columns=["record", "task", "campaign", "time"],
         filters=pc.field("kind").isin(_EDGE_KINDS),
     )
-    joined = edges.join(told, keys=["record", "task"], join_type="left outer", use_threads=False)
+    joined = edges.join(added, keys=["record", "task"], join_type="left outer", use_threads=False)
     return joined.select(_EDGES_WITH_OWNER.names).cast(_EDGES_WITH_OWNER)
 
 

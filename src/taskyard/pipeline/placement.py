@@ -25,7 +25,6 @@ from taskyard.pipeline.layout import folder
 from taskyard.pipeline.session import is_small
 from taskyard.pipeline.transforms.graph import chains, walk
 from taskyard.pipeline.transforms.links import linked_campaigns, links
-from taskyard.pipeline.transforms.steps import steps
 from taskyard.pipeline.transforms.tasks import tasks_with_places, tasks_without_graph
 
 _KEY: Final = ("campaign", "task", "generation")
@@ -48,14 +47,9 @@ Function = Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]
 #: The columns of an edge that the walk needs.
 _EDGE: Final = ("task", "after", "record")
 
-_FOUND: Final = to_arrow_schema(
+_PLACED_ARROW: Final = to_arrow_schema(
     StructType([TASKS.schema[name] for name in PLACED_TASKS]), timezone="UTC"
 )
-
-
-def tasks(events: DataFrame, edges: DataFrame) -> DataFrame:
-    """Compute the table of tasks from events and edges."""
-    return tasks_from_steps(steps(events), edges)
 
 
 def tasks_from_steps(task_steps: DataFrame, edges: DataFrame) -> DataFrame:
@@ -170,7 +164,7 @@ class TaskIndex:
         self._sorted = keys[self._order]
 
     def _codes(self, names: Names) -> Numbers:
-        """Number the names. An unknown name is -1."""
+        """Return a number for each name, -1 for an unknown one."""
         found = pc.index_in(pa.array(names, pa.string()), value_set=self._names)
         codes: Numbers = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         return codes
@@ -251,8 +245,8 @@ class GraphPlacement(msgspec.Struct, frozen=True):
             return  # there are events, but no submission
         nodes = _read(files, NODE)
         edges = _read(_files(self.edges, self.keys), _EDGE)
-        placed = place(nodes, edges)[_FOUND.names]
-        found = pa.Table.from_pandas(placed, schema=_FOUND, preserve_index=False)
+        placed = place(nodes, edges)[_PLACED_ARROW.names]
+        found = pa.Table.from_pandas(placed, schema=_PLACED_ARROW, preserve_index=False)
         done = 0
         for file in files:
             table = pq.read_table(file, partitioning=None)

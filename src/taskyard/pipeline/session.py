@@ -188,9 +188,9 @@ def _log_settings() -> Path:
     digest = hashlib.sha256(_LOG_SETTINGS.encode()).hexdigest()[:16]
     path = java.cache_directory() / f"log4j2-{digest}.properties"
     if not path.exists():
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as beside:
-            beside.write(_LOG_SETTINGS)
-        Path(beside.name).rename(path)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as temporary:
+            temporary.write(_LOG_SETTINGS)
+        Path(temporary.name).rename(path)
     return path
 
 

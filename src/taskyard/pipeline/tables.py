@@ -136,9 +136,9 @@ class Tables:
             )
 
     def _write(self, path: Path, content: bytes) -> None:
-        beside = path.with_name(f".{path.name}.new")
-        beside.write_bytes(content)
-        beside.rename(path)
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_bytes(content)
+        temporary.rename(path)
 
     def new_staging(self) -> Path:
         """Create a directory that no other process writes to, not even a killed one's executors."""

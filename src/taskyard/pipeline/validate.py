@@ -146,8 +146,8 @@ def _first_of_each_name(good: pa.Table, locate: PlaceLookup) -> tuple[_Tasks, di
         is_first[first] = True
         for row in np.flatnonzero(~is_first).tolist():
             place, earlier = good["place"][row].as_py(), good["place"][int(first[codes[row]])]
-            stands = _describe_place(place, earlier.as_py(), locate)
-            rejected[place] = f"the name {shown(names[row].as_py())} stands {stands} already"
+            location = _describe_place(place, earlier.as_py(), locate)
+            rejected[place] = f"the name {shown(names[row].as_py())} stands {location} already"
         good = good.filter(pa.array(is_first))
     after = _combined(good["after"])
     lengths = pc.fill_null(pc.list_value_length(after), 0).to_numpy(zero_copy_only=False)
@@ -197,12 +197,12 @@ def _describe_place(place: int, earlier: int, locate: PlaceLookup) -> str:
 
 def _unknown_dependencies(tasks: _Tasks) -> dict[str, list[int]]:
     """Find the dependents of names that no valid row has."""
-    strange = np.flatnonzero(tasks.dependencies < 0)
-    if not len(strange):
+    unknown_edges = np.flatnonzero(tasks.dependencies < 0)
+    if not len(unknown_edges):
         return {}
-    names = _combined(tasks.table["after"]).flatten().take(pa.array(strange)).to_pylist()
+    names = _combined(tasks.table["after"]).flatten().take(pa.array(unknown_edges)).to_pylist()
     unknown: dict[str, list[int]] = {}
-    for name, number in zip(names, tasks.dependents[strange].tolist(), strict=True):
+    for name, number in zip(names, tasks.dependents[unknown_edges].tolist(), strict=True):
         unknown.setdefault(name, []).append(number)
     return unknown
 
@@ -232,10 +232,10 @@ def _reject_dependents_of_rejected(
 def _rejected_dependency_text(
     tasks: _Tasks, number: int, name: str, place: int, locate: PlaceLookup
 ) -> str:
-    stands = (
+    location = (
         _describe_place(tasks.place(number), place, locate).removeprefix("on ").removeprefix("in ")
     )
-    return f"waits for {shown(name)}, which was rejected ({stands})"
+    return f"waits for {shown(name)}, which was rejected ({location})"
 
 
 def _reject_unknown_dependencies(

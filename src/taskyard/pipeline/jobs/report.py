@@ -88,9 +88,9 @@ def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> Repor
         raise UserError(_unknown_campaign(campaign, known))
     task_steps = cache(steps(events))
     attempts = cache(attempts_from_steps(task_steps))
-    alone = cache(tasks_without_graph(task_steps))
-    between = cache(links(alone, edges))
-    tasks = cache(placed_tasks(alone, between))
+    without_graph = cache(tasks_without_graph(task_steps))
+    task_links = cache(links(without_graph, edges))
+    tasks = cache(placed_tasks(without_graph, task_links))
     stays = cache(workers(events, attempts))
     path = cache(critical_path(tasks))
     own = f.lit(True) if campaign is None else f.col("campaign") == campaign  # noqa: FBT003  # Spark's
@@ -101,19 +101,19 @@ def datasets(events: DataFrame, edges: DataFrame, campaign: str | None) -> Repor
         attempts=attempts.where(own),
         workers=stays,
         critical_path=path.where(own),
-        guarantees=count_guarantees(events, task_steps, tasks, between),
-        cached=[task_steps, attempts, alone, between, tasks, stays, path],
+        guarantees=count_guarantees(events, task_steps, tasks, task_links),
+        cached=[task_steps, attempts, without_graph, task_links, tasks, stays, path],
     )
 
 
 def count_guarantees(
-    events: DataFrame, task_steps: DataFrame, tasks: DataFrame, between: DataFrame
+    events: DataFrame, task_steps: DataFrame, tasks: DataFrame, task_links: DataFrame
 ) -> Guarantees:
     """Count how tasks ended, and every violation of a guarantee.
 
     Each count is a query of its own: Spark takes twice as long to plan all of them as one.
     """
-    lost = cache(lost_tasks(events, task_steps, tasks, between))
+    lost = cache(lost_tasks(events, task_steps, tasks, task_links))
     try:
         rows = task_ends(tasks, lost).toArrow().to_pylist()
     finally:
@@ -128,7 +128,7 @@ def count_guarantees(
         unfinished=ends.get("unfinished", 0),
         lost=ends.get("lost", 0),
         completed_twice=repeated_completions(task_steps).count(),
-        dependencies_broken=broken_dependencies(task_steps, between).count(),
+        dependencies_broken=broken_dependencies(task_steps, task_links).count(),
         unknown=unknown_tasks(task_steps).count(),
         stale_refused=events.where(f.col("kind") == "stale").count(),
     )
@@ -152,7 +152,7 @@ def summarize(found: ReportDatasets) -> ReportSummary:
     """Collect the aggregates that the page shows."""
     totals = summaries.totals(found.tasks).toArrow().to_pylist()[0]
     stays = found.workers.toArrow()
-    facts = ReportSummary(
+    summary = ReportSummary(
         campaign=found.campaign,
         guarantees=found.guarantees,
         totals=totals,
@@ -166,15 +166,15 @@ def summarize(found: ReportDatasets) -> ReportSummary:
         levels=summaries.levels(found.tasks).toArrow(),
         critical_path=found.critical_path.toArrow(),
     )
-    began_ns, width_ns = facts.began_us * 1000, interval_width(facts.makespan_ns)
+    began_ns, width_ns = summary.began_us * 1000, interval_width(summary.makespan_ns)
     marks = campaign_deltas(found.task_steps, found.attempts)
     summed = summaries.interval_sums(marks, began_ns, width_ns, ()).toArrow()
-    facts.over_time = over_time(summed, width_ns)
+    summary.over_time = over_time(summed, width_ns)
     if len(stays.column("worker").unique()) <= WORKERS_SHOWN_MAX:
         marks = attempt_deltas(found.attempts)
         summed = summaries.interval_sums(marks, began_ns, width_ns, ("worker",)).toArrow()
-        facts.worker_times = _by_worker(summed, width_ns)
-    return facts
+        summary.worker_times = _by_worker(summed, width_ns)
+    return summary
 
 
 def _by_worker(summed: pa.Table, width_ns: int) -> dict[str, TimeSeries]:
@@ -187,17 +187,17 @@ def _by_worker(summed: pa.Table, width_ns: int) -> dict[str, TimeSeries]:
 
 def write(found: ReportDatasets, out: Path, footer: str) -> tuple[Path, ReportSummary]:
     """Write the page and the tables. Returns the path of the page and its summary."""
-    facts = summarize(found)
-    if not facts.number("tasks"):
+    summary = summarize(found)
+    if not summary.number("tasks"):
         raise UserError("nothing to report: this history has no tasks")
     out.mkdir(parents=True, exist_ok=True)
     path = out / PAGE
     unfinished = path.with_name(PAGE + ".new")
-    unfinished.write_text(page.render(page_of(facts, footer)), encoding="utf-8")
+    unfinished.write_text(page.render(page_of(summary, footer)), encoding="utf-8")
     for name in TABLES:
         _write_table(getattr(found, name), out / "tables", name)
     unfinished.rename(path)
-    return path, facts
+    return path, summary
 
 
 #: The tables that are written beside the page.

@@ -49,13 +49,13 @@ _AROUND_HEIGHT: Final = 110
 _SINCE: Final = "{} since the first submission"
 
 
-def over_time(facts: ReportSummary) -> Section:
+def over_time(summary: ReportSummary) -> Section:
     """Draw throughput, and the number of waiting and running tasks."""
     title = "Throughput and queue"
-    series = facts.over_time
+    series = summary.over_time
     if not series.finished:
         return Section("over-time", title, ["No events yet."])
-    unit = TimeUnit(facts.makespan_ns)
+    unit = TimeUnit(summary.makespan_ns)
     x = unit.of(series.begins_ns)
     seconds = series.width_ns / SECOND_NS
     done = [round(one / seconds, 3) for one in series.finished]
@@ -68,7 +68,7 @@ def over_time(facts: ReportSummary) -> Section:
     ]
     if any(failed):
         traces.insert(1, bar_trace("failed", x, failed, "@red", offset=0, width=width))
-    paragraphs = (
+    text = (
         f"Peak throughput was {max(done):,.0f} tasks per second, in intervals of "
         f"{format_duration(series.width_ns)}. At most "
         f"{format_count(max(series.ready_counts), 'task')} waited for a worker at once, and at "
@@ -81,14 +81,14 @@ def over_time(facts: ReportSummary) -> Section:
         yaxis2=axis("tasks", domain=[0, 0.45], rangemode="tozero", anchor="x"),
         barmode="stack",
     )
-    return Section("over-time", title, [paragraphs], shown, height=440)
+    return Section("over-time", title, [text], shown, height=440)
 
 
-def times(facts: ReportSummary) -> Section:
+def times(summary: ReportSummary) -> Section:
     """Draw the distribution of wait and run times by service."""
     title = "Wait and run times"
     services, phases, bins, counts, _ = columns(
-        facts.distributions, "service", "phase", "bin", "count", "time_ns"
+        summary.distributions, "service", "phase", "bin", "count", "time_ns"
     )
     rows = sorted(zip(services, phases, bins, counts, strict=True), key=lambda row: int_of(row[2]))
     if not any(row[1] != "queued" for row in rows):
@@ -115,8 +115,8 @@ def times(facts: ReportSummary) -> Section:
         yaxis=axis("attempts, %", rangemode="tozero"),
         yaxis2=axis("", rangemode="tozero", anchor="x2"),
     )
-    paragraphs = " ".join(_median_text(rows, name) for name in named[:3])
-    return Section("times", title, [paragraphs, *more], shown)
+    text = " ".join(_median_text(rows, name) for name in named[:3])
+    return Section("times", title, [text, *more], shown)
 
 
 _Rows = list[tuple[object, object, object, object]]
@@ -169,21 +169,21 @@ def _median_ns(rows: _Rows) -> str:
     return "unknown"
 
 
-def workers(facts: ReportSummary) -> Section:
+def workers(summary: ReportSummary) -> Section:
     """Draw when each worker was busy."""
     title = "Workers"
-    names, slots, used = columns(facts.workers, "worker", "slots", "utilisation")
+    names, slots, used = columns(summary.workers, "worker", "slots", "utilisation")
     if not names:
         return Section("workers", title, ["No worker has registered yet."])
     known = dict.fromkeys(str(name) for name in names)
     text = (
         f"{format_count(len(known), 'worker')} with {format_count(_slots(names, slots), 'slot')} "
         "in total. From the first submission to the last end, "
-        f"{format_percent(busy_share(facts))} of their slot time was used by these tasks."
+        f"{format_percent(busy_share(summary))} of their slot time was used by these tasks."
     )
     paragraphs = [text]
-    if facts.worker_times:
-        return _timeline(facts, title, paragraphs, dict(zip(map(str, names), slots, strict=True)))
+    if summary.worker_times:
+        return _timeline(summary, title, paragraphs, dict(zip(map(str, names), slots, strict=True)))
     if len(known) <= WORKERS_SHOWN_MAX:
         return Section("workers", title, [*paragraphs, "None of them was assigned a task."])
     return _busy_histogram(
@@ -200,15 +200,15 @@ def _slots(names: list[object], slots: list[object]) -> int:
 
 
 def _timeline(
-    facts: ReportSummary, title: str, paragraphs: list[str], slots: dict[str, Any]
+    summary: ReportSummary, title: str, paragraphs: list[str], slots: dict[str, Any]
 ) -> Section:
     """Draw a row for each worker, coloured by use."""
-    rows = sorted(facts.worker_times, reverse=True)
+    rows = sorted(summary.worker_times, reverse=True)
     parts = {
-        name: _busy_percent(facts.worker_times[name], int_of(slots.get(name))) for name in rows
+        name: _busy_percent(summary.worker_times[name], int_of(slots.get(name))) for name in rows
     }
-    unit = TimeUnit(facts.makespan_ns)
-    longest = max(facts.worker_times.values(), key=lambda series: len(series.finished))
+    unit = TimeUnit(summary.makespan_ns)
+    longest = max(summary.worker_times.values(), key=lambda series: len(series.finished))
     x = unit.of([at_ns + longest.width_ns // 2 for at_ns in longest.begins_ns])
     labels = [escape_label(name) for name in rows]
     heat = {
@@ -265,15 +265,15 @@ def _busy_histogram(title: str, paragraphs: list[str], used: list[float]) -> Sec
     return Section("workers", title, paragraphs, shown)
 
 
-def lanes(facts: ReportSummary) -> Section:
+def lanes(summary: ReportSummary) -> Section:
     """Draw the lanes with the longest waits."""
     title = "Lanes"
     names, services, half, most, number, total = columns(
-        facts.lanes, "lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes"
+        summary.lanes, "lane", "service", "wait_p50_ns", "wait_p95_ns", "attempts", "lanes"
     )
     if not names:
-        paragraphs = "No named lanes: every task was in the open lane of its service."
-        return Section("lanes", title, [paragraphs])
+        text = "No named lanes: every task was in the open lane of its service."
+        return Section("lanes", title, [text])
     several = len(set(services)) > 1
     labels = [
         escape_label(f"{service}/{name}" if several else str(name))
@@ -296,17 +296,19 @@ def lanes(facts: ReportSummary) -> Section:
     )
     every = int_of(total[0])
     shown_lanes = f"the {len(names)} lanes" if every > len(names) else "all of them"
-    paragraphs = (
+    text = (
         f"{format_count(every, 'named lane')}. By default, one worker at a time serves a lane. "
         f"The chart has {shown_lanes}, the longest waits first."
     )
-    return Section("lanes", title, [paragraphs], shown, height=_height(len(names)))
+    return Section("lanes", title, [text], shown, height=_height(len(names)))
 
 
-def setbacks(facts: ReportSummary) -> Section:
+def setbacks(summary: ReportSummary) -> Section:
     """Draw unsuccessful attempts by reason."""
     title = "Retries and failures"
-    reasons, retried, failed, lost = columns(facts.setbacks, "reason", "retried", "failed", "lost")
+    reasons, retried, failed, lost = columns(
+        summary.setbacks, "reason", "retried", "failed", "lost"
+    )
     every = 0
     rows: list[tuple[str, int, int, int]] = []
     for reason, *parts in zip(reasons, retried, failed, lost, strict=True):
@@ -336,20 +338,20 @@ def setbacks(facts: ReportSummary) -> Section:
         barmode="stack",
         showlegend=True,
     )
-    paragraphs = (
-        f"{every:,} of {format_count(facts.number('attempts'), 'attempt')} did not succeed. "
-        f"{format_count(facts.number('failed'), 'task').capitalize()} failed. "
+    text = (
+        f"{every:,} of {format_count(summary.number('attempts'), 'attempt')} did not succeed. "
+        f"{format_count(summary.number('failed'), 'task').capitalize()} failed. "
         f"The most frequent reason: {shorten_name(rows[-1][0])}."
     )
-    return Section("setbacks", title, [paragraphs], shown, height=_height(len(rows)))
+    return Section("setbacks", title, [text], shown, height=_height(len(rows)))
 
 
-def levels(facts: ReportSummary) -> Section:
+def levels(summary: ReportSummary) -> Section:
     """Draw the width of the graph, level by level."""
     title = "Graph by level"
-    if not facts.number("waits_for"):
+    if not summary.number("waits_for"):
         return Section("levels", title, ["No dependencies between tasks."])
-    level, *parts = columns(facts.levels, "level", "done", "failed", "open")
+    level, *parts = columns(summary.levels, "level", "done", "failed", "open")
     level_count = max(map(int_of, level)) + 1
     together = -(-level_count // LEVELS_MAX)
     summed = {place: [0, 0, 0] for place in range(0, level_count, together)}
@@ -376,29 +378,29 @@ def levels(facts: ReportSummary) -> Section:
     )
     widest = max(sum(row[1:]) for row in rows)
     unit = "bar" if together > 1 else "level"
-    paragraphs = (
+    text = (
         f"{format_count(level_count, 'level')} with up to {format_count(widest, 'task')} per "
         f"{unit}, which limits how many tasks can run at once."
     )
-    return Section("levels", title, [paragraphs], shown, height=280)
+    return Section("levels", title, [text], shown, height=280)
 
 
-def critical_path(facts: ReportSummary) -> Section:
+def critical_path(summary: ReportSummary) -> Section:
     """Draw the chain that decided how long the campaign took."""
     title = "Critical path"
-    path = facts.critical_path.sort_by("position")
+    path = summary.critical_path.sort_by("position")
     if not path.num_rows:
         return Section("critical-path", title, ["No task has ended yet."])
     parts = {name: [int_of(one) for one in columns(path, name)[0]] for name in _PARTS}
-    paragraphs = [_path_text(path.num_rows, parts, facts.number("floor_ns"))]
+    paragraphs = [_path_text(path.num_rows, parts, summary.number("floor_ns"))]
     steps = range(path.num_rows)
     if path.num_rows > STEPS_SHOWN_MAX:
         longest = sorted(steps, key=lambda place: -sum(parts[name][place] for name in _PARTS))
         steps = sorted(longest[:STEPS_SHOWN_MAX])  # type: ignore[assignment]
         paragraphs.append(f"The chart has the {STEPS_SHOWN_MAX} longest steps.")
     started = columns(path, "started")[0]
-    base_ns = [max(0, micros(one) - facts.began_us) * 1000 for one in started]
-    unit = TimeUnit(facts.makespan_ns)
+    base_ns = [max(0, micros(one) - summary.began_us) * 1000 for one in started]
+    unit = TimeUnit(summary.makespan_ns)
     names, positions = columns(path, "task", "position")
     labels = [f"{int_of(positions[place])}. {escape_label(str(names[place]))}" for place in steps]
     traces = []

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 OVERLAP_PART_MAX: Final = 0.001
 
 
-def page_of(facts: ReportSummary, footer: str) -> Page:
+def page_of(summary: ReportSummary, footer: str) -> Page:
     """Build the whole report."""
-    name = facts.campaign
+    name = summary.campaign
     title = (
         f"Campaign {shorten_name(name)}" if name else "All campaigns" if name is None else "Report"
     )
@@ -38,38 +38,38 @@ def page_of(facts: ReportSummary, footer: str) -> Page:
         charts.levels,
         charts.critical_path,
     )
-    sections = [draw(facts) for draw in drawers]
-    return Page(title, sentences(facts), tiles(facts), sections, footer)
+    sections = [draw(summary) for draw in drawers]
+    return Page(title, sentences(summary), tiles(summary), sections, footer)
 
 
-def sentences(facts: ReportSummary) -> list[str]:
+def sentences(summary: ReportSummary) -> list[str]:
     return [
         text
-        for text in (_ends_text(facts), _busiest_worker_text(facts), limiting_factor(facts))
+        for text in (_ends_text(summary), _busiest_worker_text(summary), limiting_factor(summary))
         if text
     ]
 
 
-def _ends_text(facts: ReportSummary) -> str:
+def _ends_text(summary: ReportSummary) -> str:
     """Describe how tasks ended, and how long it took."""
-    tasks, done = facts.number("tasks"), facts.number("done")
+    tasks, done = summary.number("tasks"), summary.number("done")
     ends = {
-        "failed": facts.number("failed"),
-        "cancelled": facts.number("cancelled"),
-        "blocked by a failure": facts.number("blocked"),
+        "failed": summary.number("failed"),
+        "cancelled": summary.number("cancelled"),
+        "blocked by a failure": summary.number("blocked"),
     }
     ends["unfinished"] = tasks - done - sum(ends.values())
     parts = [f"{done:,} done", *(f"{one:,} {caption}" for caption, one in ends.items() if one)]
     text = "all done" if done == tasks else ", ".join(parts)
     return (
         f"{format_count(tasks, 'task')}: {text}. The last one ended "
-        f"{format_duration(facts.makespan_ns)} after the first submission."
+        f"{format_duration(summary.makespan_ns)} after the first submission."
     )
 
 
-def _busiest_worker_text(facts: ReportSummary) -> str:
+def _busiest_worker_text(summary: ReportSummary) -> str:
     """Name the worker, and the service, with the most work."""
-    names, run_ns = columns(facts.worker_runs, "worker", "run_ns")
+    names, run_ns = columns(summary.worker_runs, "worker", "run_ns")
     work: dict[str, int] = {}
     for name, time_ns in zip(names, run_ns, strict=True):
         work[str(name)] = work.get(str(name), 0) + int(str(time_ns or 0))
@@ -80,7 +80,7 @@ def _busiest_worker_text(facts: ReportSummary) -> str:
         f"Of {format_count(len(work), 'worker')}, {shorten_name(name)} was the busiest, with "
         f"{format_duration(work[name])} of {format_duration(sum(work.values()))} of work"
     )
-    services = _service_work(facts)
+    services = _service_work(summary)
     if len(services) > 1:
         service = max(services, key=lambda one: services[one])
         part = services[service] / (sum(services.values()) or 1)
@@ -88,8 +88,8 @@ def _busiest_worker_text(facts: ReportSummary) -> str:
     return f"{text}."
 
 
-def _service_work(facts: ReportSummary) -> dict[str, int]:
-    names, phases, times_ns = columns(facts.distributions, "service", "phase", "time_ns")
+def _service_work(summary: ReportSummary) -> dict[str, int]:
+    names, phases, times_ns = columns(summary.distributions, "service", "phase", "time_ns")
     work: dict[str, int] = {}
     for name, phase, time_ns in zip(names, phases, times_ns, strict=True):
         if phase == "run":
@@ -97,9 +97,9 @@ def _service_work(facts: ReportSummary) -> dict[str, int]:
     return work
 
 
-def limiting_factor(facts: ReportSummary) -> str:
+def limiting_factor(summary: ReportSummary) -> str:
     """Name the part of the critical path that took the most time."""
-    path = facts.critical_path
+    path = summary.critical_path
     if not path.num_rows:
         return ""
     parts = {
@@ -112,7 +112,7 @@ def limiting_factor(facts: ReportSummary) -> str:
     if most == "wait_ns":
         return (
             f"Bottleneck: waiting for a worker, {part} of the critical path. With any number of "
-            f"workers, it takes at least {format_duration(lower_bound_ns(facts))}."
+            f"workers, it takes at least {format_duration(lower_bound_ns(summary))}."
         )
     if most == "queued_ns":
         return f"Bottleneck: tasks queued in a worker, {part} of the critical path."
@@ -126,39 +126,39 @@ def limiting_factor(facts: ReportSummary) -> str:
     )
 
 
-def lower_bound_ns(facts: ReportSummary) -> int:
+def lower_bound_ns(summary: ReportSummary) -> int:
     """Return the least time that the campaign can take.
 
     That is its longest chain, with submissions as they were, or its longest serial lane. A lane
     that ran several tasks at once is not serial, and gives no bound.
     """
-    rows = zip(*columns(facts.lanes, "run_ns", "alone_ns"), strict=True)
+    rows = zip(*columns(summary.lanes, "run_ns", "alone_ns"), strict=True)
     lanes = [(int(str(run or 0)), int(str(alone or 0))) for run, alone in rows]
     serial = [alone for run, alone in lanes if run - alone <= run * OVERLAP_PART_MAX]
-    return max([facts.number("floor_ns"), *serial])
+    return max([summary.number("floor_ns"), *serial])
 
 
-def tiles(facts: ReportSummary) -> list[Tile]:
-    done = facts.number("done")
+def tiles(summary: ReportSummary) -> list[Tile]:
+    done = summary.number("done")
     shown = [
-        Tile(f"{facts.number('tasks'):,}", "tasks"),
+        Tile(f"{summary.number('tasks'):,}", "tasks"),
         Tile(f"{done:,}", "done"),
-        Tile(f"{facts.number('failed'):,}", "failed"),
-        Tile(format_duration(facts.makespan_ns), "makespan"),
+        Tile(f"{summary.number('failed'):,}", "failed"),
+        Tile(format_duration(summary.makespan_ns), "makespan"),
     ]
-    seconds = facts.makespan_ns / 1e9
+    seconds = summary.makespan_ns / 1e9
     if seconds:
         shown.append(Tile(f"{done / seconds:,.1f}", "done per second"))
-    rows = facts.setbacks.to_pylist()
+    rows = summary.setbacks.to_pylist()
     retried = sum(row["retried"] + row["lost"] for row in rows if row["reason"] is None)
     if retried:
         shown.append(Tile(f"{retried:,}", "retries"))
     return shown
 
 
-def guarantees(facts: ReportSummary) -> Section:
+def guarantees(summary: ReportSummary) -> Section:
     """Tabulate the counts that prove the guarantees."""
-    found = facts.guarantees
+    found = summary.guarantees
     parts = {
         "done": found.done,
         "failed": found.failed,
@@ -195,10 +195,10 @@ def guarantees(facts: ReportSummary) -> Section:
         counted = f"{found.unknown:,} tasks without a submission"
         rows.append(["the history is complete", counted, _status_word(good=False)])
     table = Table(["guarantee", "counted", "result"], rows)
-    paragraphs = "Counted from the history's events, independently of the broker"
-    is_part = facts.number("tasks") < found.submitted
-    paragraphs += ", over all campaigns." if is_part else "."
-    return Section("guarantees", "Guarantees", [paragraphs], table=table)
+    text = "Counted from the history's events, independently of the broker"
+    is_part = summary.number("tasks") < found.submitted
+    text += ", over all campaigns." if is_part else "."
+    return Section("guarantees", "Guarantees", [text], table=table)
 
 
 def _status_word(good: bool) -> str:  # noqa: FBT001  # one of two words

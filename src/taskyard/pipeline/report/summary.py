@@ -124,16 +124,16 @@ def int_of(value: Any) -> int:  # noqa: ANN401  # a cell
     return int(value or 0)
 
 
-def busy_share(facts: ReportSummary) -> float:
+def busy_share(summary: ReportSummary) -> float:
     """Return the share of slot time that went to tasks, over the whole makespan.
 
     Workers without a slot limit are left out.
     """
     room_ns, limited = 0, set()
-    began_ns, ends_ns = facts.began_us * 1000, facts.began_us * 1000 + facts.makespan_ns
+    began_ns, ends_ns = summary.began_us * 1000, summary.began_us * 1000 + summary.makespan_ns
     names = ("worker", "slots", "joined", "left")
     stays = sorted(
-        zip(*columns(facts.workers, *names), strict=True), key=lambda row: micros(row[2])
+        zip(*columns(summary.workers, *names), strict=True), key=lambda row: micros(row[2])
     )
     newest = {name: place for place, (name, *_) in enumerate(stays)}
     for place, (name, slots, joined, left) in enumerate(stays):
@@ -144,6 +144,6 @@ def busy_share(facts: ReportSummary) -> float:
         if slots:
             limited.add(name)
             room_ns += int_of(slots) * max(0, min(left_ns, ends_ns) - max(joined_ns, began_ns))
-    runs = zip(*columns(facts.worker_runs, "worker", "run_ns"), strict=True)
+    runs = zip(*columns(summary.worker_runs, "worker", "run_ns"), strict=True)
     run_ns = sum(int_of(one) for name, one in runs if name in limited)
     return run_ns / room_ns if room_ns else 0.0

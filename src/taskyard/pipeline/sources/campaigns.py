@@ -160,8 +160,8 @@ def _parquet_splits(path: str) -> list[FileSplit]:
         with pq.ParquetFile(path) as file:
             parquet.check_columns(file.schema_arrow.names, path)
             sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
-    except (pa.ArrowException, OSError) as wrong:
-        raise parquet.read_error(path, 1, wrong) from None
+    except (pa.ArrowException, OSError) as error:
+        raise parquet.read_error(path, 1, error) from None
     splits: list[FileSplit] = []
     first, before, rows = 0, 0, 0
     for group, size in enumerate(sizes):

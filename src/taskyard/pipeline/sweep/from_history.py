@@ -239,10 +239,10 @@ def _set_run_times(
         number = numbers.get((one.task, one.generation))
         if number is not None and one.settled_ns is not None and one.outcome in _ATTEMPT_OUTCOMES:
             tried.setdefault(number, []).append(one)
-    for number, those in tried.items():
-        *before, last = those
+    for number, attempts_of_task in tried.items():
+        *before, last = attempts_of_task
         workload.run_ns[number] = _run_ns(last)
-        for one, following in zip(before, those[1:], strict=True):
+        for one, following in zip(before, attempts_of_task[1:], strict=True):
             resumed_ns = following.ready_ns or following.leased_ns
             delay_ns = max(0, resumed_ns - (one.settled_ns or 0))
             setback = Setback(_run_ns(one), delay_ns)

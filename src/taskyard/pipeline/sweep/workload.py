@@ -114,7 +114,7 @@ def decode_workload(data: bytes) -> Workload:
 def submissions(workload: Workload) -> list[SubmitRequested]:
     """Return the events that submit the campaign, in order of time."""
     arrivals = workload.arrivals_ns
-    asked: list[SubmitRequested] = []
+    events: list[SubmitRequested] = []
     first, count = 0, len(workload.names)
     while first < count:
         last = min(first + TASKS_PER_MESSAGE_MAX, count)
@@ -122,11 +122,11 @@ def submissions(workload: Workload) -> list[SubmitRequested]:
         if arrivals is not None:
             now_ns = arrivals[first]
             last = _end_of_batch(arrivals, first, last)
-        asked.append(
+        events.append(
             SubmitRequested(now_ns, CLIENT, _part(workload, first, last), 0, UnknownPolicy.WAIT)
         )
         first = last
-    return asked
+    return events
 
 
 def _end_of_batch(arrivals: list[int], first: int, last: int) -> int:

@@ -44,14 +44,14 @@ class Guarantees(msgspec.Struct, frozen=True):
 def task_ends(known: DataFrame, lost_rows: DataFrame) -> DataFrame:
     """Count tasks by `end`: their final state, or the reason why they have none."""
     marked = lost_rows.withColumn("is_lost", f.lit(1))
-    judged = known.join(marked, on=list(_KEY), how="left")
+    marked_tasks = known.join(marked, on=list(_KEY), how="left")
     end = (
         f.when(f.col("is_lost").isNotNull(), "lost")
         .when(f.col("state").isin(*ENDED), f.col("state"))
         .when(f.col("is_behind_failure"), "blocked_behind_failure")
         .otherwise("unfinished")
     )
-    return judged.groupBy(end.alias("end")).count().select("end", "count")
+    return marked_tasks.groupBy(end.alias("end")).count().select("end", "count")
 
 
 def lost_tasks(

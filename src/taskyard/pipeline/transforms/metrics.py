@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from taskyard.pipeline.datasets import METRICS
-from taskyard.pipeline.transforms.steps import STATES, steps
+from taskyard.pipeline.transforms.steps import STATES
 
 _SECOND_NS: Final = 1_000_000_000
 
@@ -43,21 +43,6 @@ _COUNTS: Final = ("submitted", "leased", "finished", "failed", "cancelled", "ret
 _SUMMED_COLUMNS: Final = (*_COUNTS, "depth", "running", "busy_ns")
 
 _QUANTILES: Final = (0.5, 0.95)
-
-
-def metrics(events: DataFrame, attempts: DataFrame, workers: DataFrame) -> DataFrame:
-    """Compute the metrics of campaigns, their services and lanes, and of workers."""
-    return campaign_metrics(steps(events), attempts).unionByName(worker_metrics(attempts, workers))
-
-
-def campaign_metrics(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:
-    """Compute the metrics of campaigns, their services and their named lanes."""
-    return metrics_table(campaign_sums(task_steps, attempts), campaign_times(task_steps, attempts))
-
-
-def worker_metrics(attempts: DataFrame, workers: DataFrame) -> DataFrame:
-    """Compute the metrics of workers over all campaigns."""
-    return metrics_table(worker_sums(attempts, workers), worker_times(attempts))
 
 
 def campaign_sums(task_steps: DataFrame, attempts: DataFrame) -> DataFrame:

@@ -43,7 +43,7 @@ def _work_by_stay(attempts: DataFrame) -> DataFrame:
 
 
 def _with_stay_numbers(walk: DataFrame) -> DataFrame:
-    """Number the stays of each worker.
+    """Add the number of the stay to each row of a worker.
 
     A stay begins when a worker joins after it left, or joins as another process.
     """
