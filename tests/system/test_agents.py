@@ -152,7 +152,7 @@ def test_host_that_can_not_start_its_agents_says_so_until_it_can(tmp_path: Path)
     with a_yard(tmp_path) as yard:
         yard.hire("--slots", "1")
         future = yard.submit("a", b"ok", lane="l")
-        reason = "can't start the agent ./agent: No such file or directory"
+        reason = "can't start agent ./agent: No such file or directory"
         until(lambda: [one["trouble"] for one in yard.client.workers()] == [reason])
         beside = tmp_path / "agent.new"
         beside.write_text(f"#!/bin/sh\nexec {shlex.join(OBEYS)}\n")

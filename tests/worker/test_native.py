@@ -271,7 +271,7 @@ def test_worker_whose_report_is_refused_says_why() -> None:
     shop.refusing = True
     shop.runner.finish()
     shop.turn()
-    assert shop.loop.refusal == ("the broker refuses its report on 1 task(s), to be done again: no")
+    assert shop.loop.refusal == ("the broker refuses its report on 1 task(s), which run again: no")
     assert shop.loop.held == 0
     shop.refusing = False
     shop.pass_time(REFUSED_RETRY_NS)

@@ -146,10 +146,13 @@ def test_register_that_was_lost_with_its_connection_is_repeated_at_once() -> Non
         ([b"\x01"], []),
         ([b"\x01", b"echo"], [b"echo"]),
         ([b"\x0a", b"stream", b"4"], [bytes(4)]),
-        ([b"\x0a", b"stream"], [b"ERROR STREAM has an id and a size, of at most 7 digits"]),
-        ([b"\x0a", b"s", b"99999999"], [b"ERROR STREAM has an id and a size, of at most 7 digits"]),
-        ([b"other"], [b"ERROR this worker knows PING and STREAM alone"]),
-        ([], [b"ERROR this worker knows PING and STREAM alone"]),
+        ([b"\x0a", b"stream"], [b"ERROR STREAM: needs an id and a size of at most 7 digits"]),
+        (
+            [b"\x0a", b"s", b"99999999"],
+            [b"ERROR STREAM: needs an id and a size of at most 7 digits"],
+        ),
+        ([b"other"], [b"ERROR unknown message: this worker handles PING and STREAM"]),
+        ([], [b"ERROR unknown message: this worker handles PING and STREAM"]),
     ],
 )
 def test_tracked_message_is_answered_by_its_way_and_its_slot_is_free_then(

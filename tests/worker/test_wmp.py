@@ -217,7 +217,7 @@ def test_second_sigterm_gives_back_what_runs(
     while "exits after" not in running.line():
         pass
     running.send(signal.SIGTERM)
-    assert manager.hear("DONE") == done("a", "refused", b"the worker leaves")
+    assert manager.hear("DONE") == done("a", "refused", b"the worker shuts down")
     assert manager.hear("BYE").headers["worker"] == "w"
     assert running.end()[0] == 0
 

@@ -20,11 +20,11 @@ def test_variable_is_given_with_its_value_or_taken_from_the_worker() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("=x", "is no variable: give NAME=VALUE, or NAME alone"),
-        ("", "is no variable"),
-        ("A=\0", "is no variable"),
-        ("MISSING", "there is no such variable here; give MISSING=VALUE"),
-        ("TASKYARD_KEY=x", "are the worker's own"),
+        ("=x", "must be NAME=VALUE or NAME"),
+        ("", "must be NAME=VALUE or NAME"),
+        ("A=\0", "must be NAME=VALUE or NAME"),
+        ("MISSING", "not set in the worker's environment (use MISSING=VALUE)"),
+        ("TASKYARD_KEY=x", "variables are the worker's"),
     ],
 )
 def test_variable_that_can_not_be_given_is_refused(given: str, reason: str) -> None:

@@ -247,7 +247,7 @@ def test_rest_of_a_lane_that_is_put_off_is_given_back_unfed() -> None:
     puts_off = shell("[ $lane = a ] && report r 'deferall host down' || report r ok")
     with a_pool(puts_off) as pool:
         give(pool, a1, b1, a2, a3)
-        reason = b"its lane is put off"
+        reason = b"lane deferred"
         assert turns(pool, 4) == [
             JobResult(a2, Outcome.REFUSED, reason, healthy=True),
             JobResult(a3, Outcome.REFUSED, reason, healthy=True),
@@ -414,7 +414,7 @@ def test_host_says_why_its_agents_can_not_be_started_and_when_they_can(
     pool = host(Rule(b"s", b"s/*", LaneOptions(command=str(program).encode())), clock=clock)
     assert pool.agent_error == b""
     give(pool, job())
-    reason = f"can't start the agent {program}: No such file or directory".encode()
+    reason = f"can't start agent {program}: No such file or directory".encode()
     assert turns(pool) == [refused(job(), reason)]
     assert pool.agent_error == reason
     program.write_text("#!/bin/sh\necho no key >&2; exit 1")

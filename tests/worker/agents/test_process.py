@@ -419,7 +419,7 @@ def test_agent_that_is_silent_for_too_long_with_a_task_is_ended(tmp_path: Path) 
         assert pool.turn() == []  # it is asked to end
         assert pool.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
         clock.now_ns += KILL_GRACE_NS
-        assert turns(pool) == [crashed(one, b"the agent said nothing for 60 s")]
+        assert turns(pool) == [crashed(one, b"the agent sent nothing for 60 s")]
         assert has_ended(pid)
 
 
@@ -532,7 +532,7 @@ def test_agent_that_says_nothing_but_garbage_is_ended() -> None:
     (found,) = results_of(("sh", "-c", "echo '#hungry'; read _; exec yes"), one)
     assert found.outcome is Outcome.CRASHED
     assert found.text == (
-        b"the agent does not speak the language: 'y' is neither a report nor a comment"
+        b"too many malformed lines from the agent: 'y' is neither a report nor a comment"
     )
     at_the_limit = f"for n in $(seq {AGENT_MALFORMED_LINES_MAX}); do echo y; done; report r ok"
     assert results_of(shell(at_the_limit), one, job(b"two"))[1].text == b"r"
@@ -560,7 +560,7 @@ def test_only_so_many_lines_a_second_are_logged(caplog: pytest.LogCaptureFixture
         pool.start(job())
         turns(pool)
     assert len(caplog.messages) == AGENT_LOG_LINES_MAX + 1
-    assert caplog.messages[-1].endswith(f"{1000 - AGENT_LOG_LINES_MAX} more lines were not logged")
+    assert caplog.messages[-1].endswith(f"{1000 - AGENT_LOG_LINES_MAX} more lines not logged")
 
 
 def test_agent_that_closes_its_stdout_is_ended() -> None:
@@ -580,9 +580,7 @@ def test_agent_that_never_asks_is_ended_and_what_waits_is_given_back() -> None:
         pool.turn()
         assert pool.wake_at_ns() == clock.now_ns + CHILD_START_NS_MAX
         clock.now_ns += CHILD_START_NS_MAX
-        assert turns(pool) == [
-            refused(one, b"the agent did not say #hungry within 60 s of its start")
-        ]
+        assert turns(pool) == [refused(one, b"the agent sent no #hungry within 60 s of its start")]
 
 
 def test_agent_that_dies_at_once_is_started_less_and_less_often(tmp_path: Path) -> None:
@@ -655,17 +653,17 @@ def test_task_that_an_agent_has_begun_to_read_is_not_untouched() -> None:
 
 def test_program_that_can_not_be_started_gives_its_tasks_back(tmp_path: Path) -> None:
     one, missing = job(), str(tmp_path / "missing")
-    reason = f"can't start the agent {missing}: No such file or directory".encode()
+    reason = f"can't start agent {missing}: No such file or directory".encode()
     assert results_of((missing,), one) == [refused(one, reason)]
 
 
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("", "--agent is empty"),
-        ("'", "is no command: No closing quotation"),
-        ("no-such-program --fast", "there is no program 'no-such-program' that can be run here"),
-        ("./no-such-program", "give its path, and see that it is executable"),
+        ("", "--agent: empty command"),
+        ("'", ": No closing quotation"),
+        ("no-such-program --fast", "program 'no-such-program' not found or not executable"),
+        ("./no-such-program", "program './no-such-program' not found or not executable"),
     ],
 )
 def test_wrong_command_is_told(command: str, reason: str) -> None:

@@ -102,7 +102,7 @@ def test_result_up_to_the_limit_is_taken(runner: ProcessRunner) -> None:
     assert done(runner, job(calls.make, PICKLED_BYTES_MAX - frame)).outcome is Outcome.DONE
     came = done(runner, job(calls.make, PICKLED_BYTES_MAX))
     assert came.outcome is Outcome.FAILED_FINAL
-    assert f"{PICKLED_BYTES_MAX} is the limit".encode() in came.text
+    assert f"at most {PICKLED_BYTES_MAX}".encode() in came.text
 
 
 def test_script_is_run_once_and_becomes_main(runner: ProcessRunner, tmp_path: Path) -> None:
@@ -130,13 +130,13 @@ def test_script_that_fails_is_not_run_twice(runner: ProcessRunner, tmp_path: Pat
     for _ in range(2):
         came = done(runner, job_of_main(b"double", Origin(main=str(script))))
         assert came.outcome is Outcome.FAILED_FINAL
-        assert b"can't be run by the worker: SystemExit: no" in came.text
+        assert b"which defines the function: SystemExit: no" in came.text
     assert (tmp_path / "counted").read_text() == "x"
 
 
 def test_script_that_is_not_there_is_told(runner: ProcessRunner) -> None:
     came = done(runner, job_of_main(b"double", Origin(main="/nowhere/script.py")))
-    assert b"/nowhere/script.py, where the function is defined, can't be run" in came.text
+    assert b"can't run /nowhere/script.py, which defines the function" in came.text
 
 
 def test_directories_of_the_caller_are_looked_in(runner: ProcessRunner, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_directories_of_the_caller_are_looked_in(runner: ProcessRunner, tmp_path
     (tmp_path / "there" / "beside.py").write_text("def double(number):\n    return 2 * number\n")
     call = b"cbeside\ndouble\n(K\x04t}\x87."
     lost = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(call, Origin()))
-    assert b"can't be unpickled by the worker: ModuleNotFoundError" in done(runner, lost).text
+    assert b"can't unpickle the call: ModuleNotFoundError" in done(runner, lost).text
     found = pickled.encode_pickled_call(call, Origin(path=(str(tmp_path / "there"),)))
     assert pickled.unpickle(done(runner, Job(b"t", 1, PICKLE, found)).text) == 8
 
@@ -154,5 +154,5 @@ def test_nonsense_is_refused_and_the_child_lives_on(runner: ProcessRunner) -> No
     broken = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(b"nonsense", Origin()))
     came = done(runner, broken)
     assert came.outcome is Outcome.FAILED_FINAL
-    assert b"can't be unpickled by the worker: " in came.text
+    assert b"can't unpickle the call: " in came.text
     assert pickled.unpickle(done(runner, job(os.getpid)).text) == first

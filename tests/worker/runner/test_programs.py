@@ -159,12 +159,10 @@ def test_program_that_can_not_be_run(tmp_path: Path) -> None:
     plain = command(a_file(tmp_path / "plain", "#!/bin/sh\n", 0o600))
     assert result_of(plain).text.endswith(b"/plain: Permission denied")
     bare = command(a_file(tmp_path / "bare", "echo never a shell\n", 0o700))
-    assert result_of(bare).text.endswith(
-        b"/bare: Exec format error; see that its first line names a program"
-    )
+    assert result_of(bare).text.endswith(b"/bare: Exec format error (check its first line)")
     orphan = command(a_file(tmp_path / "orphan", "#!/no/such/interpreter\n", 0o700))
     assert result_of(orphan).text.endswith(
-        b"/orphan: No such file or directory; see that its first line names a program"
+        b"/orphan: No such file or directory (check its first line)"
     )
     assert result_of(command(str(tmp_path))).text.endswith(b": Permission denied")
 
@@ -406,7 +404,7 @@ def test_worker_without_room_for_a_process_refuses() -> None:
         assert refused == JobResult(
             job,
             Outcome.REFUSED,
-            b"the worker has no room to start a process: Too many open files",
+            b"the worker can't start a process: Too many open files",
         )
         assert open_descriptors() == before
         assert runner.running() == []
