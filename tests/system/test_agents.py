@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.client.client import Client
 from tests.kit.processes import Broker, Worker, all_children_of, marks, until
-from tests.worker.agents_kit import shell
+from tests.worker.agents_harness import shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

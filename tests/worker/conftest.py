@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.worker.agents_kit import Gate
+from tests.worker.agents_harness import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

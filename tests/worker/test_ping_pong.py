@@ -28,7 +28,7 @@ from tests.kit.processes import PATIENCE_SECONDS, environment, until
 from tests.wire.ping_pong.broker_thread import Host, a_host
 from tests.wire.ping_pong.kit import BACKEND, W2, Hall
 from tests.worker.fake_runner import FakeRunner
-from tests.worker.running_kit import RealClock, turn_until_quiet, turns
+from tests.worker.runner_harness import RealClock, turn_until_quiet, turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
-from tests.worker.agents_kit import a_pool, job, shell
-from tests.worker.running_kit import (
+from tests.worker.agents_harness import a_pool, job, shell
+from tests.worker.runner_harness import (
     RealClock,
     SetClock,
     a_runner,

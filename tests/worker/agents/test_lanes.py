@@ -16,7 +16,7 @@ from taskyard.worker.agents.rules import LANES_CACHE_SIZE, AgentRules, AgentSett
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.jobs import JobResult
 from taskyard.worker.limits import AGENT_IDLE_NOTICE_NS, AGENT_RESTART_NS
-from tests.worker.agents_kit import (
+from tests.worker.agents_harness import (
     Clock,
     Gate,
     StillClock,
@@ -29,7 +29,7 @@ from tests.worker.agents_kit import (
     until_fed,
     until_hungry,
 )
-from tests.worker.running_kit import a_fifo, command, told, turns, wait
+from tests.worker.runner_harness import a_fifo, command, told, turns, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -47,7 +47,7 @@ from taskyard.worker.limits import (
     RESULT_BYTES_MAX,
 )
 from tests.kit.processes import Broker, Running, Worker, until
-from tests.worker.agents_kit import (
+from tests.worker.agents_harness import (
     SHELL,
     WALL_NS,
     Clock,
@@ -66,7 +66,7 @@ from tests.worker.agents_kit import (
     until_waiting_for,
 )
 from tests.worker.runner.test_programs import given_to_us_for_our_children
-from tests.worker.running_kit import (
+from tests.worker.runner_harness import (
     a_fifo,
     has_ended,
     open_descriptors,

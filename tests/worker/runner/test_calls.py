@@ -19,7 +19,7 @@ from taskyard.worker.limits import (
     RESULT_BYTES_MAX,
 )
 from taskyard.worker.runner import Job, JobResult, ProcessRunner
-from tests.worker.running_kit import (
+from tests.worker.runner_harness import (
     SetClock,
     a_fifo,
     a_runner,
@@ -604,7 +604,7 @@ def test_close_leaves_no_process_behind_at_work_or_not(home: Path) -> None:
 #: A worker that does what the test says, and tells nothing but what its processes tell.
 WORKER = """
 import select, sys
-from tests.worker.running_kit import RealClock, call, command
+from tests.worker.runner_harness import RealClock, call, command
 from taskyard.worker.runner import ProcessRunner
 runner = ProcessRunner(3, ["yard"], RealClock())
 runner.start(call("yard:hang", "one", True))

@@ -13,7 +13,7 @@ from taskyard.wire.pickled import PICKLE, Origin
 from taskyard.worker.limits import PICKLED_BYTES_MAX
 from taskyard.worker.runner import Job, JobResult, ProcessRunner
 from tests.client import executor_calls as calls
-from tests.worker.running_kit import RealClock, turns
+from tests.worker.runner_harness import RealClock, turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from taskyard.worker.limits import (
     RESULT_BYTES_MAX,
 )
 from taskyard.worker.runner import Job, JobResult
-from tests.worker.running_kit import (
+from tests.worker.runner_harness import (
     SetClock,
     a_fifo,
     a_runner,
@@ -431,7 +431,7 @@ def test_runner_leaves_nothing_open_when_it_is_closed() -> None:
 def test_program_gets_its_pipes_in_a_worker_without_standard_files() -> None:
     code = (
         "import os\n"
-        "from tests.worker.running_kit import a_runner, command, result_of\n"
+        "from tests.worker.runner_harness import a_runner, command, result_of\n"
         "report = os.dup(2)\n"
         "for descriptor in (0, 1, 2): os.close(descriptor)\n"
         "with a_runner():\n"
@@ -446,7 +446,7 @@ def test_program_gets_its_pipes_in_a_worker_without_standard_files() -> None:
 
 def test_exit_status_is_known_to_a_worker_whose_parent_ignored_sigchld() -> None:
     code = (
-        "from tests.worker.running_kit import command, result_of\n"
+        "from tests.worker.runner_harness import command, result_of\n"
         "print(result_of(command('sh', '-c', 'exit 3')).text)\n"
     )
     ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "

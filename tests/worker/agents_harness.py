@@ -11,7 +11,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker.agents.runner import AgentRunner, AgentSettings
 from taskyard.worker.jobs import Job, JobResult
-from tests.worker.running_kit import RealClock, SetClock, a_fifo, turns, wait
+from tests.worker.runner_harness import RealClock, SetClock, a_fifo, turns, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
