@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @each_worker("wait")
-def test_worker_that_has_waited_longest_is_given_the_next_task(
+def test_worker_that_has_waited_longest_gets_the_next_task(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client = yard.client(client_kind)
@@ -37,7 +37,7 @@ def test_worker_that_has_waited_longest_is_given_the_next_task(
 
 
 @each_worker("slots")
-def test_worker_is_given_as_much_as_it_has_slots(
+def test_worker_gets_tasks_for_all_its_slots(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind, slots=2)
@@ -73,7 +73,9 @@ def test_full_worker_is_passed_over(yard: Yard, client_kind: str, worker_kind: s
 
 
 @each_worker()
-def test_worker_goes_on_to_the_next_task(yard: Yard, client_kind: str, worker_kind: str) -> None:
+def test_worker_continues_with_the_next_task(
+    yard: Yard, client_kind: str, worker_kind: str
+) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)
     asked = [client.submit(unique()) for _ in range(20)]
     for _ in asked:
@@ -82,7 +84,7 @@ def test_worker_goes_on_to_the_next_task(yard: Yard, client_kind: str, worker_ki
 
 
 @each_worker(client=("terms",))
-def test_higher_priority_goes_first(yard: Yard, client_kind: str, worker_kind: str) -> None:
+def test_higher_priority_is_assigned_first(yard: Yard, client_kind: str, worker_kind: str) -> None:
     client = yard.client(client_kind)
     names = {}
     for priority in (0, 5, -3, 9):
@@ -124,7 +126,7 @@ def _whoever_is_given(workers: list[Worker]) -> tuple[Worker, Job]:
 
 
 @each_worker("leave")
-def test_worker_that_came_back_is_given_work_again(
+def test_worker_that_came_back_gets_tasks_again(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)

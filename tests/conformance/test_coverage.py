@@ -30,11 +30,11 @@ COUNTS = {
 #: About things that one dialect alone has.
 EXCLUSIVE = {
     "test_round_robin_slot_is_taken_until_its_increment",
-    "test_untracked_message_is_done_by_whoever_takes_it",
-    "test_word_of_ping_pong_is_refused_as_a_job_and_holds_up_nobody_else",
+    "test_untracked_message_is_handled_by_any_worker",
+    "test_protocol_word_is_refused_as_a_job_and_delays_no_other",
     "test_job_of_a_ping_pong_worker_runs_again_after_a_restart",
     "test_lease_of_before_a_restart_ends_though_its_round_robin_worker_shows_life",
-    "test_broker_that_leaves_says_goodbye_in_every_dialect",
+    "test_stopping_broker_sends_exit_in_every_dialect",
 }
 
 
@@ -53,7 +53,7 @@ def test_no_combination_of_a_scenario_is_missing(name: str) -> None:
 
 
 @pytest.mark.parametrize("peer", [*CLIENTS.values(), *WORKERS.values()])
-def test_what_a_dialect_cant_is_a_known_skill_with_a_reason(peer: type) -> None:
+def test_missing_skill_of_a_dialect_has_a_reason(peer: type) -> None:
     known = CLIENT_SKILLS if peer in CLIENTS.values() else WORKER_SKILLS
     cannot: dict[str, str] = peer.cannot  # type: ignore[attr-defined]
     assert cannot.keys() <= set(known)

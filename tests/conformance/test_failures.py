@@ -29,7 +29,7 @@ SCHEDULE = {"retry": {"delay_ns": [50 * MILLISECOND_NS, 60 * MILLISECOND_NS]}}
 
 
 @each_worker("failures", client=("retries", "failures"))
-def test_failing_task_is_tried_again_by_its_schedule_and_then_given_up(
+def test_failing_task_is_retried_by_its_schedule_and_then_fails(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)
@@ -46,7 +46,7 @@ def test_failing_task_is_tried_again_by_its_schedule_and_then_given_up(
 
 
 @pairs(client=("failures",), worker=("failures",))
-def test_client_is_told_of_a_failure(yard: Yard, client_kind: str, worker_kind: str) -> None:
+def test_client_is_notified_of_a_failure(yard: Yard, client_kind: str, worker_kind: str) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)
     asked = client.submit(unique(), terms={"retry": {}})
     worker.fail(given(worker), b"no luck")
@@ -68,9 +68,7 @@ def test_task_that_failed_for_good_is_not_tried_again(
 
 
 @each_worker("give back")
-def test_task_that_is_given_back_is_charged_to_nobody(
-    yard: Yard, client_kind: str, worker_kind: str
-) -> None:
+def test_returned_task_costs_no_attempt(yard: Yard, client_kind: str, worker_kind: str) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)
     asked = client.submit(unique(), terms={"retry": {}})
     (name,) = taken(yard)
@@ -84,7 +82,7 @@ def test_task_that_is_given_back_is_charged_to_nobody(
 
 
 @each_worker("cancel")
-def test_worker_is_told_to_stop_a_cancelled_task(
+def test_worker_gets_a_stop_for_a_cancelled_task(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)
@@ -97,7 +95,7 @@ def test_worker_is_told_to_stop_a_cancelled_task(
 
 
 @each_worker("late reports")
-def test_result_of_a_cancelled_task_changes_nothing_and_its_worker_goes_on(
+def test_result_of_a_cancelled_task_is_ignored_and_its_worker_continues(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)
@@ -115,7 +113,9 @@ def test_result_of_a_cancelled_task_changes_nothing_and_its_worker_goes_on(
 
 
 @each_client("failures")
-def test_client_is_told_of_a_cancelled_task(yard: Yard, client_kind: str, worker_kind: str) -> None:
+def test_client_is_notified_of_a_cancelled_task(
+    yard: Yard, client_kind: str, worker_kind: str
+) -> None:
     assert worker_kind
     client = yard.client(client_kind)
     asked = client.submit(unique())
@@ -137,9 +137,7 @@ def test_progress_is_seen(yard: Yard, client_kind: str, worker_kind: str) -> Non
 
 
 @each_worker("goodbye")
-def test_worker_that_is_drained_is_sent_home(
-    yard: Yard, client_kind: str, worker_kind: str
-) -> None:
+def test_drained_worker_is_dismissed(yard: Yard, client_kind: str, worker_kind: str) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)
     asked = client.submit(unique())
     job = given(worker)
@@ -154,7 +152,7 @@ def test_worker_that_is_drained_is_sent_home(
     assert told(client, waiting).text == b"by another"
 
 
-def test_broker_that_leaves_says_goodbye_in_every_dialect(own_yard: Yard) -> None:
+def test_stopping_broker_sends_exit_in_every_dialect(own_yard: Yard) -> None:
     kinds = [kind for kind, worker in WORKERS.items() if "goodbye" not in worker.cannot]
     workers = [own_yard.worker(kind) for kind in kinds]
     assert workers[0].take(0) is None  # a plain worker is known when it has asked

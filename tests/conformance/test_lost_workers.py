@@ -19,7 +19,7 @@ LEASE_SECONDS = SILENCE_NS / SECOND_NS
 
 
 @each_worker("leave")
-def test_task_of_a_worker_that_leaves_goes_to_another(
+def test_task_of_an_exiting_worker_is_reassigned(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client, leaving = yard.client(client_kind), yard.worker(worker_kind)
@@ -36,7 +36,7 @@ def test_task_of_a_worker_that_leaves_goes_to_another(
 
 
 @each_worker("silence")
-def test_task_of_a_silent_worker_goes_to_another_in_time(
+def test_task_of_a_silent_worker_is_reassigned_in_time(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client, silent = yard.client(client_kind), yard.worker(worker_kind)
@@ -72,7 +72,7 @@ def test_worker_that_shows_life_keeps_its_task(
 
 
 @each_worker("lists")
-def test_task_that_a_worker_does_not_list_goes_to_another(
+def test_task_missing_from_heartbeats_is_reassigned(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client, forgetful = yard.client(client_kind), yard.worker(worker_kind)
@@ -194,7 +194,7 @@ def test_lease_of_before_a_restart_ends_though_its_round_robin_worker_shows_life
 
 
 @each_client()
-def test_tasks_that_wait_outlive_a_restart_of_the_broker(
+def test_waiting_tasks_survive_a_broker_restart(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client = yard.client(client_kind)
@@ -212,7 +212,7 @@ def test_tasks_that_wait_outlive_a_restart_of_the_broker(
 
 
 @each_client()
-def test_client_that_asks_again_after_a_restart_is_answered(
+def test_client_that_repeats_a_request_after_a_restart_gets_a_reply(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client = yard.client(client_kind)

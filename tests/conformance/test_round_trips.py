@@ -109,7 +109,7 @@ def test_task_without_a_payload_arrives_as_its_name(
 
 
 @pairs(client=("dependencies",))
-def test_task_waits_for_those_before_it(yard: Yard, client_kind: str, worker_kind: str) -> None:
+def test_task_waits_for_its_dependencies(yard: Yard, client_kind: str, worker_kind: str) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)
     first, second = unique("first"), unique("second")
     client.submit(first, name=first)
@@ -125,7 +125,7 @@ def test_task_waits_for_those_before_it(yard: Yard, client_kind: str, worker_kin
 
 
 @each_client("batches")
-def test_batch_is_taken_whole_or_as_far_as_its_dialect_says(
+def test_batch_is_accepted_whole_or_as_far_as_the_dialect_allows(
     yard: Yard, client_kind: str, worker_kind: str
 ) -> None:
     client, worker = yard.client(client_kind), yard.worker(worker_kind)
@@ -163,7 +163,7 @@ def test_task_that_is_asked_for_twice_is_done_once(
 
 
 @each_client("results")
-def test_results_find_those_who_asked(yard: Yard, client_kind: str, worker_kind: str) -> None:
+def test_results_reach_their_clients(yard: Yard, client_kind: str, worker_kind: str) -> None:
     clients = [yard.client(client_kind) for _ in range(3)]
     asked = [(client, client.submit(unique())) for client in clients for _ in range(4)]
     taken(yard, 12)
@@ -205,7 +205,7 @@ def test_workers_of_two_dialects_share_the_load(yard: Yard, one: str, other: str
     assert all(told(client, task).is_done for task in asked)
 
 
-def test_untracked_message_is_done_by_whoever_takes_it(yard: Yard) -> None:
+def test_untracked_message_is_handled_by_any_worker(yard: Yard) -> None:
     """Of round-robin's clients alone: nobody is told of the result."""
     client = yard.client("round-robin")
     for kind in ("round-robin", "wmp", "dwork-extended"):
@@ -222,9 +222,7 @@ def test_untracked_message_is_done_by_whoever_takes_it(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("word", WORDS_OF_PING_PONG)
-def test_word_of_ping_pong_is_refused_as_a_job_and_holds_up_nobody_else(
-    yard: Yard, word: bytes
-) -> None:
+def test_protocol_word_is_refused_as_a_job_and_delays_no_other(yard: Yard, word: bytes) -> None:
     client, native = yard.client("ping-pong"), yard.client("dwork-extended")
     asked = client.submit(word)
     assert not told(client, asked).is_done

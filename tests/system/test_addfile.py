@@ -78,7 +78,7 @@ def test_nine_lines_with_a_duplicate_make_eight_tasks(tmp_path: Path) -> None:
         assert status(tmp_path)["refused"] == 0
 
 
-def test_block_with_a_cycle_loses_the_cycle_alone_and_status_and_log_say_so(
+def test_block_with_a_cycle_loses_only_the_cycle_and_logs_it(
     tmp_path: Path,
 ) -> None:
     lines = [f"task-{number}" for number in range(40)]

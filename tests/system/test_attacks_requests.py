@@ -158,7 +158,7 @@ def test_costly_message_is_refused_at_once(tmp_path: Path, attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ["listings", "listings-of-many", "explanations"])
-def test_unread_answers_hold_nobody_up(tmp_path: Path, attack: str) -> None:
+def test_unread_replies_delay_no_other_peer(tmp_path: Path, attack: str) -> None:
     with broker_with(tmp_path, 20_000) as broker:
         with Watcher(broker) as watcher, Client(broker.endpoint) as client:
             with attacked(broker, attack):
@@ -170,7 +170,7 @@ def test_unread_answers_hold_nobody_up(tmp_path: Path, attack: str) -> None:
         check(tmp_path, attack, broker, watcher, 80 * MEGABYTE)
 
 
-def test_commands_over_many_tasks_hold_nobody_up(tmp_path: Path) -> None:
+def test_commands_over_many_tasks_delay_no_other_peer(tmp_path: Path) -> None:
     tasks = 60_000
     with broker_with(tmp_path, tasks) as broker:
         with Watcher(broker) as watcher, Client(broker.endpoint) as client:

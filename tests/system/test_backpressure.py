@@ -36,7 +36,7 @@ class Producer(Peer):
                 self.acknowledged += BATCH
 
 
-def test_producer_waits_for_a_compaction_that_lags_and_goes_on_by_itself(tmp_path: Path) -> None:
+def test_producer_waits_for_a_lagging_compaction_and_continues(tmp_path: Path) -> None:
     program = (sys.executable, lagging_broker.__file__)
     with Broker(tmp_path, program=program) as broker, Client(broker.endpoint) as client:
         producer, worker = Producer(broker.endpoint), Worker(broker.endpoint, b"worker")

@@ -80,7 +80,7 @@ def test_wide_task_is_not_starved_by_small_ones(yard: Yard) -> None:
         one.result(30)
 
 
-def test_poison_fails_by_itself(yard: Yard) -> None:
+def test_poisonous_task_fails_alone(yard: Yard) -> None:
     poison = yard.client.submit(["sh", "-c", "sleep 0.1; kill -9 $PPID"], name="poison")
     tasks = [yard.client.submit(["sleep", "0.2"], name=f"t{number}") for number in range(15)]
     worker = yard.start(16)

@@ -148,7 +148,7 @@ def returned_peer(yard: Yard, role: Role, identity: bytes) -> Iterator[zmq.Socke
         assert time.monotonic() < ends, "no reply under a routing id that is free"
 
 
-def test_peer_with_a_routing_id_of_its_own_is_answered(yard: Yard) -> None:
+def test_peer_with_its_own_routing_id_gets_replies(yard: Yard) -> None:
     with foreign_peer(yard, Role.ADMIN, b"chosen") as first:
         assert replied(first, "080012080a01411203636c69") == "0806"
         with foreign_peer(yard, Role.ADMIN, b"another") as second:
@@ -169,7 +169,7 @@ def test_routing_id_under_another_key_is_answered_and_logged(yard: Yard) -> None
     )
 
 
-def test_task_goes_from_a_producers_key_to_a_workers_and_back(yard: Yard) -> None:
+def test_task_passes_from_a_producer_key_to_a_worker_key_and_back(yard: Yard) -> None:
     yard.worker("--slots", "1")
     future = yard.client(Role.PRODUCER).submit(["echo", "hello"], name="a")
     assert future.result(30) == "hello\n"
@@ -179,7 +179,7 @@ def test_task_goes_from_a_producers_key_to_a_workers_and_back(yard: Yard) -> Non
     assert worker["name"].startswith("worker/")
 
 
-def test_each_may_do_its_own_and_is_told_what_it_may_not(yard: Yard) -> None:
+def test_each_role_may_do_its_own_requests_and_gets_errors_for_others(yard: Yard) -> None:
     viewer, producer = yard.client(Role.VIEWER), yard.client(Role.PRODUCER)
     producer.submit(["true"], name="a", service="nobody's")
     assert producer.show("a")["state"] == "ready"  # it is acknowledged
@@ -225,7 +225,7 @@ def test_worker_can_not_work_under_another_name(yard: Yard) -> None:
     assert owner.show("a")["state"] == "ready"
 
 
-def test_nobody_comes_in_without_a_key(yard: Yard) -> None:
+def test_peers_without_a_key_are_refused(yard: Yard) -> None:
     with pytest.raises(NoBroker, match=r"if that broker demands keys, give yours: --key, or Clie"):
         Client(yard.endpoint, timeout=NOBODY_SECONDS)
     host, _, port = yard.endpoint.removeprefix("tcp://").partition(":")
@@ -292,7 +292,7 @@ def test_key_that_is_revoked_while_its_worker_waits_gets_no_task(yard: Yard) -> 
         assert owner.wait_names(["a"], 30)
 
 
-def test_worker_with_a_revoked_key_says_so(yard: Yard) -> None:
+def test_worker_with_a_revoked_key_reports_it(yard: Yard) -> None:
     worker = yard.worker("--slots", "1", "--heartbeat", "50ms")
     assert " works for the broker at " in worker.error_line()
     yard.ring.revoke("worker")
@@ -326,7 +326,7 @@ def test_keys_outlive_a_restart(yard: Yard) -> None:
         assert tasks_of(yard.client(Role.VIEWER)) == 0
 
 
-def test_client_whose_key_is_revoked_while_the_broker_is_away_does_not_wait_for_ever(
+def test_client_whose_key_is_revoked_during_an_outage_fails(
     yard: Yard,
 ) -> None:
     viewer = yard.client(Role.VIEWER)

@@ -49,7 +49,7 @@ PROMISED: Final = {
 }
 
 
-def test_small_run_keeps_what_is_promised_and_its_table_would_tell_if_not(tmp_path: Path) -> None:
+def test_small_run_keeps_its_guarantees_and_the_table_shows_violations(tmp_path: Path) -> None:
     words = [sys.executable, str(EXAMPLE / "run.py"), "--small", "--directory", "run"]
     done = subprocess.run(
         words,

@@ -33,7 +33,7 @@ def names(state: Path, campaign: str) -> list[tuple[str, str]]:
     return [(task["name"], task["state"]) for task in tasks]
 
 
-def test_old_tasks_answer_to_their_names_and_to_their_full_names(state: Path) -> None:
+def test_old_tasks_are_found_by_name_and_by_full_name(state: Path) -> None:
     with OfflineClient(state) as stopped:
         for name in ("fetch/a", "nightly/fetch/a"):
             view = stopped.show(name)

@@ -87,7 +87,7 @@ def yard_of(directory: Path, *lines: str) -> Iterator[Yard]:
         yield Yard(directory, broker, worker, client)
 
 
-def test_limit_that_is_changed_while_tasks_run_is_obeyed_within_a_second(tmp_path: Path) -> None:
+def test_changed_limit_applies_within_a_second(tmp_path: Path) -> None:
     with yard_of(tmp_path, "workers_max = 1") as yard:
         yard.submit("a", "b", "c", "d", "e")
         until(lambda: marks(tmp_path))
@@ -137,7 +137,7 @@ def test_bad_file_leaves_the_rules_as_they_were(tmp_path: Path) -> None:
         yard.finish()
 
 
-def test_what_counts_at_the_next_start_is_named_and_nothing_is_opened(tmp_path: Path) -> None:
+def test_settings_for_the_next_start_are_named_and_open_no_listener(tmp_path: Path) -> None:
     with yard_of(tmp_path) as yard:
         settings(tmp_path, "[listen]", 'dwork = "tcp://127.0.0.1:0"', "[lease]", 'expire = "1m"')
         assert yard.hang_up() == (
@@ -165,7 +165,7 @@ def test_rate_is_kept_until_it_is_taken_away(tmp_path: Path) -> None:
         yard.finish()
 
 
-def test_held_lane_goes_when_it_is_asked_for_or_no_longer_held(tmp_path: Path) -> None:
+def test_held_lane_starts_on_request_or_when_its_hold_is_lifted(tmp_path: Path) -> None:
     with yard_of(tmp_path, "hold = true") as yard:
         yard.submit("a", "b", script="true")
         assert yard.lane("a")["reason"] == "held"
@@ -183,7 +183,7 @@ def test_held_lane_goes_when_it_is_asked_for_or_no_longer_held(tmp_path: Path) -
         yard.finish()
 
 
-def test_up_hands_the_word_on_to_its_broker(tmp_path: Path) -> None:
+def test_up_forwards_sighup_to_its_broker(tmp_path: Path) -> None:
     settings(tmp_path, "workers_max = 1")
     with Running(tmp_path, "up", "--workers", "0") as up:
         assert up.line().startswith("listening native ")
@@ -202,9 +202,7 @@ def test_up_hands_the_word_on_to_its_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["broker"], ["up", "--workers", "0"]])
-def test_terminal_that_is_gone_ends_what_was_started_at_it(
-    words: list[str], tmp_path: Path
-) -> None:
+def test_closed_terminal_ends_its_programs(words: list[str], tmp_path: Path) -> None:
     """It gets the same signal."""
     pid, terminal = pty.fork()
     if not pid:

@@ -176,7 +176,7 @@ def peers(yard: Yard, tmp_path: Path) -> Iterator[list[Peer]]:
             thread.finish()
 
 
-def test_workers_that_can_not_list_what_they_hold_outlive_kills_of_the_broker(
+def test_workers_without_held_lists_survive_kills_of_the_broker(
     yard: Yard, peers: list[Peer], tmp_path: Path
 ) -> None:
     until(lambda: len(yard.slots_used()) > len(peers), "workers are there")

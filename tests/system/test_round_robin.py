@@ -167,7 +167,7 @@ def as_on_the_page(text: str, endpoint: str) -> list[tuple[str, list[str]]]:
     return list(zip(parts[::2], said, strict=True))
 
 
-def test_transcript_of_the_page_is_what_is_said(session: Session) -> None:
+def test_transcript_on_the_page_matches_the_programs(session: Session) -> None:
     programs = {"server": session.server, "worker": session.worker, "client": session.client}
     page = (ROOT / "docs" / "dialects" / "round-robin.md").read_text()
     (transcript,) = re.findall(r"```text\n(.+?)```", page, re.DOTALL)
@@ -192,7 +192,7 @@ def test_ping_that_wants_no_answer_and_one_stream(session: Session) -> None:
 
 
 @pytest.mark.parametrize("session", ["pipe", "terminal"], indirect=True)
-def test_words_that_are_no_commands_are_answered(session: Session) -> None:
+def test_unknown_commands_are_answered(session: Session) -> None:
     assert "there is no command 'dance'" in session.worker.does("dance")
     assert "not registered" in session.worker.does("deregister")
     assert "there are no child workers" in session.worker.does("endbulk")

@@ -56,7 +56,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
         yield Yard(tmp_path, stack)
 
 
-def test_four_healthy_tasks_are_done_by_two_workers_of_one_name(yard: Yard) -> None:
+def test_two_workers_with_one_name_finish_four_healthy_tasks(yard: Yard) -> None:
     tasks = [yard.client.submit(["sleep", "2"], name=f"t{number}") for number in range(4)]
     for _ in range(2):
         yard.hire(heartbeat="5s")  # a busy machine makes no worker miss two of these

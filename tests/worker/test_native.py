@@ -100,7 +100,7 @@ def test_worker_takes_as_many_tasks_as_it_has_slots() -> None:
     assert shop.names() == [b"a", b"b"]
 
 
-def test_waiting_worker_is_given_work_when_there_is_some() -> None:
+def test_waiting_worker_gets_the_next_task() -> None:
     shop = Shop()
     shop.turn()
     shop.create(b"a")
@@ -108,7 +108,7 @@ def test_waiting_worker_is_given_work_when_there_is_some() -> None:
     assert shop.names() == [b"a"]
 
 
-def test_report_and_next_wish_are_one_message() -> None:
+def test_report_and_next_steal_share_a_message() -> None:
     shop = Shop(slots=1)
     shop.create(b"a", b"b")
     shop.turn()
@@ -154,7 +154,7 @@ def test_cancelled_task_is_stopped_by_the_next_heartbeat() -> None:
     assert shop.loop.held == 0
 
 
-def test_report_that_found_nobody_is_sent_when_somebody_is_there() -> None:
+def test_report_without_a_broker_is_sent_when_one_is_back() -> None:
     shop = Shop()
     shop.create(b"a")
     shop.turn()
@@ -168,7 +168,7 @@ def test_report_that_found_nobody_is_sent_when_somebody_is_there() -> None:
     assert shop.loop.held == 0
 
 
-def test_leaving_worker_gives_back_what_it_has_not_begun_and_finishes_the_rest() -> None:
+def test_shutdown_returns_unstarted_tasks_and_finishes_the_rest() -> None:
     shop = Shop(slots=2)
     shop.create(b"a", b"b", b"c")
     shop.turn()
@@ -185,7 +185,7 @@ def test_leaving_worker_gives_back_what_it_has_not_begun_and_finishes_the_rest()
     assert b"w" not in shop.scheduler.ledger.workers
 
 
-def test_work_that_arrives_at_a_leaving_worker_is_given_back() -> None:
+def test_task_assigned_during_shutdown_is_returned() -> None:
     shop = Shop(slots=1)
     shop.turn()
     shop.loop.shut_down()
@@ -196,7 +196,7 @@ def test_work_that_arrives_at_a_leaving_worker_is_given_back() -> None:
     assert shop.loop.has_exited
 
 
-def test_abandoned_tasks_are_ended_and_given_back() -> None:
+def test_abandoned_tasks_are_stopped_and_returned() -> None:
     shop = Shop(slots=1)
     shop.create(b"a")
     shop.turn()
@@ -212,7 +212,7 @@ def test_abandoned_tasks_are_ended_and_given_back() -> None:
     assert attempt.started_ns  # it had run
 
 
-def test_worker_that_is_sent_home_goes() -> None:
+def test_dismissed_worker_exits() -> None:
     shop = Shop()
     shop.turn()
     drain = peer.drain(9, b"w")
@@ -223,7 +223,7 @@ def test_worker_that_is_sent_home_goes() -> None:
     assert shop.loop.has_exited
 
 
-def test_worker_that_had_to_refuse_a_task_rests_before_it_asks_again() -> None:
+def test_worker_backs_off_after_it_refused_a_task() -> None:
     shop = Shop(slots=1)
     shop.create(b"a")
     shop.turn()
@@ -251,7 +251,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("settings", REFUSED.values(), ids=REFUSED)
-def test_worker_that_is_refused_says_why_and_rests_before_it_asks_again(
+def test_refused_worker_logs_the_reason_and_backs_off(
     settings: WorkerSettings,
 ) -> None:
     shop = refused_shop(settings)
@@ -264,7 +264,7 @@ def test_worker_that_is_refused_says_why_and_rests_before_it_asks_again(
     assert shop.said.count(peer.STEAL) == asked + 1
 
 
-def test_worker_whose_report_is_refused_says_why() -> None:
+def test_refused_report_sets_the_refusal() -> None:
     shop = Shop(slots=1)
     shop.create(b"a")
     shop.turn()
@@ -280,7 +280,7 @@ def test_worker_whose_report_is_refused_says_why() -> None:
     assert shop.loop.refusal == ""
 
 
-def test_worker_whose_sign_of_life_is_refused_says_why() -> None:
+def test_refused_heartbeat_sets_the_refusal() -> None:
     shop = Shop(slots=1)
     shop.turn()
     shop.refusing = True
@@ -289,7 +289,7 @@ def test_worker_whose_sign_of_life_is_refused_says_why() -> None:
     assert shop.loop.refusal == "the broker refuses it: no"
 
 
-def test_worker_for_which_there_is_nothing_asks_again_at_once() -> None:
+def test_worker_without_tasks_sends_the_next_steal_at_once() -> None:
     shop = Shop()
     shop.turn()
     for _ in range(3):
@@ -326,7 +326,7 @@ def test_name_or_service_that_a_broker_would_refuse_is_an_error(name: str) -> No
         worker_settings(1, ["exec", name])
 
 
-def test_quick_tasks_are_asked_for_ahead_and_slow_ones_not() -> None:
+def test_quick_tasks_are_prefetched_and_slow_ones_not() -> None:
     shop = Shop(slots=1)
     shop.create(*[b"t%d" % number for number in range(300)])
     shop.turn()
@@ -370,7 +370,7 @@ def refuse(shop: Shop, code: str) -> None:
     shop.send = send  # type: ignore[method-assign]
 
 
-def test_worker_whose_name_is_held_stops_what_runs_and_waits_for_the_name() -> None:
+def test_worker_whose_name_is_held_stops_tasks_and_waits() -> None:
     shop = Shop()
     shop.create(b"a")
     shop.turn()
@@ -388,7 +388,7 @@ def test_worker_whose_name_is_held_stops_what_runs_and_waits_for_the_name() -> N
     assert (shop.loop.waits_for_name, shop.loop.refusal) == (False, "")
 
 
-def test_worker_whose_name_is_lost_knows_why() -> None:
+def test_worker_that_lost_its_name_has_the_reason() -> None:
     shop = Shop()
     shop.turn()
     refuse(shop, peer.NAME_LOST)
@@ -406,7 +406,7 @@ def test_worker_that_waits_for_its_name_can_leave() -> None:
     assert shop.loop.has_exited
 
 
-def test_worker_whose_goodbye_is_not_answered_does_not_turn_without_rest() -> None:
+def test_worker_does_not_spin_while_disconnect_is_unanswered() -> None:
     shop = Shop()
     shop.turn()
     shop.cut_off = True

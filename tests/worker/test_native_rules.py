@@ -92,7 +92,7 @@ def test_worker_takes_no_task_before_it_knows_the_rules() -> None:
     assert shop.runner.told[0][0] == OVERFED
 
 
-def test_worker_asks_again_whether_the_rules_have_changed() -> None:
+def test_worker_refreshes_its_rules() -> None:
     shop = RuledShop()
     shop.turn()
     changed = Rule(b"exec", b"exec/*", LaneOptions(command=b"agent"))
@@ -105,7 +105,7 @@ def test_worker_asks_again_whether_the_rules_have_changed() -> None:
     assert shop.runner.told[-1][0] == changed
 
 
-def test_worker_of_a_broker_that_tells_no_rules_works_without() -> None:
+def test_worker_runs_tasks_of_a_broker_without_rules() -> None:
     shop = RuledShop(tells_rules=False)
     shop.create(b"a")
     shop.turn()
@@ -129,7 +129,7 @@ def test_overfed_lane_is_as_one_task_and_no_more_lanes_are_taken_than_slots() ->
     assert sorted(shop.names()) == [b"a2", b"a3", b"c1", b"c2"]
 
 
-def test_overfed_lane_is_gone_on_with_when_its_tasks_are_done() -> None:
+def test_overfed_lane_continues_when_its_tasks_are_done() -> None:
     shop = RuledShop(OVERFED, slots=1)
     shop.create_in(b"a", b"a1", b"a2", b"a3", b"a4", b"a5")
     shop.create_in(b"b", b"b1")
@@ -148,7 +148,7 @@ def test_tasks_without_a_lane_count_each_also_where_lanes_are_overfed() -> None:
     assert shop.names() == [b"a", b"b"]
 
 
-def test_trouble_of_the_host_is_told_at_once_for_as_long_as_it_lasts_and_when_it_is_over() -> None:
+def test_agent_error_is_sent_at_once_repeated_and_cleared() -> None:
     shop = RuledShop()
     shop.turn()
     assert shop.trouble_known() == b""
@@ -164,7 +164,7 @@ def test_trouble_of_the_host_is_told_at_once_for_as_long_as_it_lasts_and_when_it
     assert shop.trouble_known() == b""
 
 
-def test_malformed_lines_of_the_hosts_agents_are_told_with_the_heartbeat() -> None:
+def test_heartbeat_carries_the_malformed_lines_of_agents() -> None:
     shop = RuledShop()
     shop.turn()
     shop.runner.malformed = 3
@@ -173,7 +173,7 @@ def test_malformed_lines_of_the_hosts_agents_are_told_with_the_heartbeat() -> No
     assert shop.scheduler.ledger.workers[b"w"].malformed == 3
 
 
-def test_worker_that_gives_the_rest_of_a_lane_back_takes_others_at_once() -> None:
+def test_worker_that_returned_a_deferred_lane_requests_tasks_at_once() -> None:
     shop = RuledShop(slots=1)
     shop.create(b"a", b"b")
     shop.turn()
@@ -188,7 +188,7 @@ def test_worker_that_gives_the_rest_of_a_lane_back_takes_others_at_once() -> Non
     assert shop.names() == []
 
 
-def test_what_is_given_back_with_a_lane_that_is_put_off_is_put_off_too() -> None:
+def test_tasks_returned_with_a_deferred_lane_are_deferred_too() -> None:
     shop = RuledShop(Rule(b"all", b"*", LaneOptions(overfeed=2, retry_delays_ns=(60 * SECOND_NS,))))
     shop.create_in(b"a", b"a1", b"a2", b"a3", b"a4")
     shop.turn()

@@ -119,13 +119,13 @@ class Shop:
         self.turn()
 
 
-def test_says_ready_pings_every_second_and_numbers_its_pings() -> None:
+def test_worker_sends_ready_and_numbered_pings_every_second() -> None:
     shop = Shop()
     shop.later(3)
     assert shop.said == [[b"READY"], [b"PING", b"1"], [b"PING", b"2"], [b"PING", b"3"]]
 
 
-def test_does_a_job_pings_meanwhile_and_says_its_result() -> None:
+def test_job_runs_while_pings_continue_and_its_result_is_sent() -> None:
     shop = Shop()
     shop.give(b"job")
     assert [job.payload for job in shop.runner.jobs] == [b"job"]
@@ -139,7 +139,7 @@ def test_does_a_job_pings_meanwhile_and_says_its_result() -> None:
     assert [job.payload for job in shop.runner.jobs] == [b"next"]
 
 
-def test_says_why_a_job_failed() -> None:
+def test_failure_is_sent_with_its_reason() -> None:
     shop = Shop()
     shop.give(b"job")
     shop.runner.finish(Outcome.FAILED, b"exit status 1")
@@ -149,7 +149,7 @@ def test_says_why_a_job_failed() -> None:
 
 
 @pytest.mark.parametrize("word", [b"READY", b"PING", b"DISCONNECT"])
-def test_result_that_would_be_taken_for_a_word_is_a_failure(word: bytes) -> None:
+def test_result_equal_to_a_protocol_word_is_a_failure(word: bytes) -> None:
     shop = Shop()
     shop.give(b"job")
     shop.runner.finish(text=word)
@@ -158,7 +158,7 @@ def test_result_that_would_be_taken_for_a_word_is_a_failure(word: bytes) -> None
     assert (error, word in reason) == (b"ERROR", True)
 
 
-def test_job_that_can_t_be_begun_here_goes_back_and_the_worker_rests() -> None:
+def test_job_that_can_not_start_returns_and_the_worker_backs_off() -> None:
     shop = Shop()
     shop.hall.worker(W2, b"READY")
     shop.give(b"job")
@@ -172,7 +172,7 @@ def test_job_that_can_t_be_begun_here_goes_back_and_the_worker_rests() -> None:
     assert len(shop.hall.workers()) == 2
 
 
-def test_opens_another_socket_after_n_timeouts_without_a_word() -> None:
+def test_worker_opens_another_socket_after_n_timeouts() -> None:
     shop = Shop()
     shop.later(2)
     shop.words()
@@ -202,7 +202,7 @@ def test_keeps_its_socket_and_its_job_while_it_works_and_the_broker_is_silent() 
     assert shop.hall.to_client(b"job") == [[b"result"]]
 
 
-def test_job_of_a_connection_that_was_renewed_is_ended_and_nothing_is_said_of_it() -> None:
+def test_job_of_a_renewed_connection_is_stopped_and_not_reported() -> None:
     shop = Shop()
     shop.later(3)
     shop.give(b"job")
@@ -236,7 +236,7 @@ def test_late_count_of_before_a_rest_does_not_end_the_next_job() -> None:
     assert shop.runner.stopped == []
 
 
-def test_worker_does_not_turn_without_rest_while_its_goodbye_is_not_answered() -> None:
+def test_worker_does_not_spin_while_exit_is_unanswered() -> None:
     shop = Shop()
     shop.is_cut_off = True
     shop.later(2.5)
@@ -259,7 +259,7 @@ def test_result_is_sent_when_it_can_be() -> None:
     assert shop.hall.to_client(b"job") == [[b"result"]]
 
 
-def test_exits_when_it_is_told_to() -> None:
+def test_worker_exits_after_exit() -> None:
     shop = Shop()
     shop.hall.handle([DrainRequested(0, b"x")])
     shop.turn()
@@ -278,7 +278,7 @@ def test_leaves_at_once_if_it_has_no_job() -> None:
     assert shop.hall.workers() == []
 
 
-def test_leaves_when_its_job_is_done_and_what_it_is_given_meanwhile_goes_back() -> None:
+def test_worker_exits_after_its_job_and_returns_later_ones() -> None:
     shop = Shop()
     shop.give(b"job")
     assert shop.hall.client(b"next", b"next") == []
@@ -293,7 +293,7 @@ def test_leaves_when_its_job_is_done_and_what_it_is_given_meanwhile_goes_back() 
     assert (done.state, following.state, following.losses) == (DONE, READY, 0)
 
 
-def test_asked_a_second_time_it_ends_its_job_and_gives_it_back() -> None:
+def test_second_shutdown_stops_the_job_and_returns_it() -> None:
     shop = Shop()
     group = PingPongGroup([shop.loop], "here", lambda _text: None)
     shop.give(b"job")
@@ -307,7 +307,7 @@ def test_asked_a_second_time_it_ends_its_job_and_gives_it_back() -> None:
     assert [*shop.hall.states().values()] == [READY]
 
 
-def test_waits_for_an_answer_to_its_goodbye_but_not_for_ever() -> None:
+def test_worker_waits_a_limited_time_after_disconnect() -> None:
     shop = Shop()
     shop.turn()
     shop.is_cut_off = True
@@ -321,7 +321,7 @@ def test_waits_for_an_answer_to_its_goodbye_but_not_for_ever() -> None:
 @pytest.mark.parametrize(
     "frames", [[], [b""], [b"x", b"EXIT"], [b"", b"a", b"b"], [b"", b"EXIT", b"", b""]]
 )
-def test_what_is_no_message_is_passed_over(frames: list[bytes]) -> None:
+def test_malformed_message_is_ignored(frames: list[bytes]) -> None:
     shop = Shop()
     shop.connections[0].inbox.append(frames)
     shop.turn()
@@ -346,7 +346,7 @@ def job(payload: bytes) -> Job:
 
 
 @pytest.mark.parametrize("payload", [b"", b"text", b"\0\xff" * 200_000], ids=len)
-def test_job_is_what_the_program_reads_and_its_output_is_the_result(payload: bytes) -> None:
+def test_program_reads_the_job_from_stdin_and_prints_the_result(payload: bytes) -> None:
     with a_feeder("cat") as feeder:
         feeder.start(job(payload))
         (done,) = turns(feeder)
@@ -435,7 +435,7 @@ def a_client(host: Host) -> Iterator[Client]:
         yield Client(socket)
 
 
-def test_jobs_are_fed_to_a_program_or_say_themselves_what_to_run(tmp_path: Path) -> None:
+def test_payload_goes_to_a_program_or_describes_its_command(tmp_path: Path) -> None:
     with a_host(tmp_path) as host, a_client(host) as client:
         with a_worker(host.backend, "tr", "a-z", "A-Z") as worker:
             assert client.ask(b"shout") == [b"SHOUT"]
@@ -452,7 +452,7 @@ def test_jobs_are_fed_to_a_program_or_say_themselves_what_to_run(tmp_path: Path)
             until(lambda: host.workers() == 2)
 
 
-def test_killed_worker_s_job_is_given_to_another_and_sigterm_lets_one_finish(
+def test_job_of_a_killed_worker_is_reassigned_and_sigterm_finishes_a_job(
     tmp_path: Path,
 ) -> None:
     script = f"read job; touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"

@@ -93,7 +93,7 @@ def test_it_shakes_hands_and_registers() -> None:
     assert not stage.loop.is_waiting
 
 
-def test_refusal_to_register_is_said() -> None:
+def test_refused_registration_is_printed() -> None:
     stage = Stage()
     stage.loop.register()
     stage.hears(*lmq(6, b"2", b"ERROR no room"))
@@ -101,7 +101,7 @@ def test_refusal_to_register_is_said() -> None:
     assert stage.said == ["w can't register: no room"]
 
 
-def test_server_that_does_not_answer_is_said_once_and_asked_again() -> None:
+def test_missing_server_is_printed_once_and_retried() -> None:
     stage = Stage()
     stage.loop.register()
     stage.told()
@@ -181,7 +181,7 @@ def test_ping_is_answered_registered_or_not() -> None:
     assert Stage().hears(*lmq(1, b"there?"))[1:] == [lmq(2, b"there?")]
 
 
-def test_goodbye_is_followed_by_a_ping_and_waits_for_its_answer() -> None:
+def test_deregister_is_followed_by_a_ping_and_waits_for_the_pong() -> None:
     stage = Stage().registered()
     stage.loop.deregister()
     assert stage.told() == [lmq(3, b"WORKER", b"\x09"), lmq(1, b"3")]
@@ -191,7 +191,7 @@ def test_goodbye_is_followed_by_a_ping_and_waits_for_its_answer() -> None:
     assert not stage.loop.is_waiting
 
 
-def test_goodbye_to_a_server_that_is_gone_ends() -> None:
+def test_deregister_times_out_without_a_server() -> None:
     stage = Stage().registered()
     stage.loop.deregister()
     stage.later(EXIT_NS_MAX)
@@ -219,7 +219,7 @@ def test_worker_registers_again_when_the_server_has_restarted() -> None:
     assert stage.loop.is_registered
 
 
-def test_worker_asks_to_be_registered_until_a_restarted_server_answers() -> None:
+def test_worker_repeats_register_until_a_restarted_server_answers() -> None:
     stage = Stage().registered()
     stage.hears(*lmq(1, b"RESTARTED"))
     goodbye = lmq(3, b"WORKER", b"\x09")
@@ -231,7 +231,7 @@ def test_worker_asks_to_be_registered_until_a_restarted_server_answers() -> None
     assert "no server answers" not in " ".join(stage.said)
 
 
-def test_worker_that_can_not_register_again_yet_asks_once() -> None:
+def test_worker_without_a_server_registers_again_once() -> None:
     stage = Stage().registered()
     stage.is_full = True
     stage.hears(*lmq(1, b"RESTARTED"))
@@ -252,7 +252,7 @@ def test_worker_that_has_left_does_not_register_when_the_server_restarts() -> No
     assert stage.hears(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED")]
 
 
-def test_what_can_not_be_sent_is_sent_later_in_order() -> None:
+def test_unsent_messages_are_sent_later_in_order() -> None:
     stage = Stage().registered()
     stage.is_full = True
     assert stage.hears(*lmq(4, b"id", b"\x01"), CLI) == []

@@ -65,7 +65,7 @@ def test_program_that_exceeds_its_time_limit_shows_the_signal_that_ended_it() ->
     assert SECOND_NS // 10 <= run.run_ns < 30 * SECOND_NS
 
 
-def test_cpu_time_of_a_program_is_what_the_system_counted() -> None:
+def test_cpu_time_of_a_program_comes_from_the_system() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     (run,) = runs_of(script(BUSY))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -82,7 +82,7 @@ def test_peak_memory_of_a_large_program_is_known_and_that_of_a_small_one_is_not_
     assert small.memory_max_bytes == 0
 
 
-def test_call_is_measured_by_itself_though_its_process_is_kept() -> None:
+def test_each_call_is_measured_separately_in_a_kept_process() -> None:
     large = call("builtins:exec", "x = b'x' * (100 * 1024 * 1024)")
     busy = call("builtins:exec", BUSY)
     small = call("builtins:len", "four")
@@ -109,7 +109,7 @@ def test_call_whose_process_dies_shows_how_it_died() -> None:
     assert (run.status, run.cpu_ns, run.memory_max_bytes) == (-9, 0, 0)
 
 
-def test_what_could_not_start_ran_for_no_time() -> None:
+def test_task_that_could_not_start_ran_for_no_time() -> None:
     clock = SetClock()
     with a_runner(clock=clock) as runner:
         runner.start(command("no-such-program"))

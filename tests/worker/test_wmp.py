@@ -104,7 +104,7 @@ def test_payload_is_stdin_and_stdout_the_result(managers: list[Manager], hire: H
     assert manager.hear("DONE") == done("a", "ok", b"cba\na 1\n")
 
 
-def test_large_payload_goes_over_whole(managers: list[Manager], hire: Hiring) -> None:
+def test_large_payload_arrives_whole(managers: list[Manager], hire: Hiring) -> None:
     hire("wc", "-c")
     managers[0].give("a", bytes(4 << 20))
     assert managers[0].hear("DONE").payload == b"4194304\n"
@@ -127,7 +127,7 @@ def test_program_that_is_not_there_is_an_error(managers: list[Manager], hire: Hi
     assert managers[0].hear("DONE") == done("a", "error", b"no such program: no-such-program")
 
 
-def test_task_of_exec_says_itself_what_is_to_be_done(managers: list[Manager], hire: Hiring) -> None:
+def test_exec_payload_describes_its_command(managers: list[Manager], hire: Hiring) -> None:
     hire("cat", services="exec,default")
     manager = managers[0]
     assert manager.hear("READY").headers["services"] == ["exec", "default"]
@@ -138,7 +138,7 @@ def test_task_of_exec_says_itself_what_is_to_be_done(managers: list[Manager], hi
     assert manager.hear("DONE").payload == b"hello\n"
 
 
-def test_without_a_program_a_payload_that_says_nothing_is_an_error(
+def test_payload_without_a_command_is_an_error_without_a_program(
     managers: list[Manager], hire: Hiring
 ) -> None:
     hire()
@@ -149,7 +149,7 @@ def test_without_a_program_a_payload_that_says_nothing_is_an_error(
     assert b"nothing that a worker of default can do" in said.payload
 
 
-def test_it_answers_while_it_works_and_lists_what_it_holds(
+def test_worker_answers_while_it_works_and_lists_held_tasks(
     managers: list[Manager], hire: Hiring, tmp_path: Path
 ) -> None:
     hire("sh", "-c", "echo begun > begun; sleep 60")
@@ -189,7 +189,7 @@ def test_two_managers_are_served_at_once(
         assert said.payload == manager.endpoint.encode()
 
 
-def test_sigterm_lets_it_finish_and_say_goodbye(
+def test_sigterm_lets_the_worker_finish_before_exit(
     managers: list[Manager], hire: Hiring, tmp_path: Path
 ) -> None:
     running = hire("sh", "-c", "echo begun > begun; while ! test -e go; do sleep 0.05; done")
@@ -206,7 +206,7 @@ def test_sigterm_lets_it_finish_and_say_goodbye(
     assert running.end()[0] == 0
 
 
-def test_second_sigterm_gives_back_what_runs(
+def test_second_sigterm_returns_running_tasks(
     managers: list[Manager], hire: Hiring, tmp_path: Path
 ) -> None:
     running = hire("sh", "-c", "echo begun > begun; sleep 60")
@@ -222,7 +222,7 @@ def test_second_sigterm_gives_back_what_runs(
     assert running.end()[0] == 0
 
 
-def test_sent_home_by_all_it_ends(
+def test_worker_exits_when_all_managers_dismiss_it(
     managers: list[Manager], stack: ExitStack, tmp_path: Path
 ) -> None:
     running = Hiring(stack, tmp_path, managers)("cat")
@@ -234,7 +234,7 @@ def test_sent_home_by_all_it_ends(
     assert running.end()[0] == 0
 
 
-def test_it_says_whom_it_works_for(managers: list[Manager], hire: Hiring) -> None:
+def test_worker_announces_its_manager(managers: list[Manager], hire: Hiring) -> None:
     running = hire("cat")
     manager = managers[0]
     assert manager.hear("PING").headers == {"worker": "w"}
@@ -242,7 +242,7 @@ def test_it_says_whom_it_works_for(managers: list[Manager], hire: Hiring) -> Non
     assert running.line() == f"worker w works for the manager at {manager.endpoint}"
 
 
-def test_frames_are_those_of_the_page(managers: list[Manager], hire: Hiring) -> None:
+def test_frames_match_the_page(managers: list[Manager], hire: Hiring) -> None:
     hire("cat")
     socket = managers[0].socket
     assert socket.poll(PATIENCE_MS)

@@ -112,7 +112,7 @@ def test_no_two_agents_are_in_one_lane_and_its_order_is_kept(tmp_path: Path) -> 
         assert said == [[what, f"{lane}{n}/1"] for n in range(8) for what in ("begin", "end")]
 
 
-def test_agent_goes_on_with_its_lane_and_then_takes_the_next_one() -> None:
+def test_agent_finishes_its_lane_before_it_takes_the_next() -> None:
     (a1, a2), (b1, b2), (c1,) = of("a", 1, 2), of("b", 1, 2), of("c", 1)
     with a_pool(SAYS_WHO) as pool:
         give(pool, a1, b1, c1, a2, b2)
@@ -136,7 +136,7 @@ def test_idle_agent_prefers_the_lane_that_it_served_last(gate: Gate) -> None:
             until(pool, lambda: sum(one.can_eat() for one in pool._agents()) == 2)  # noqa: SLF001
 
 
-def test_agent_is_kept_for_its_lane_while_another_one_takes_what_came_before(gate: Gate) -> None:
+def test_agent_stays_with_its_lane_while_another_takes_earlier_tasks(gate: Gate) -> None:
     """Both are free at once; the task of lane b is the older one."""
     waits = shell(f"[ $payload = wait ] && read _ < {gate.path}; report $$ ok")
     with a_pool(waits, slots=2) as pool:
@@ -192,7 +192,7 @@ sys.stdin.read()
 # Overfeeding.
 
 
-def test_agent_is_overfed_with_its_own_lane_alone(gate: Gate) -> None:
+def test_agent_is_overfed_only_with_tasks_of_its_lane(gate: Gate) -> None:
     code = EATS_AHEAD.format(gate=gate.path)
     jobs = [*of("a", 1), *of("b", 1), *of("a", 2, 3, 4)]
     with a_pool((sys.executable, "-c", code), overfeed=2) as pool:
@@ -211,7 +211,7 @@ def test_agent_that_does_not_ask_ahead_is_fed_one_by_one() -> None:
         assert len(pool._agents()) == 1  # noqa: SLF001
 
 
-def test_overfed_agent_that_dies_is_charged_with_what_it_got_and_no_more(tmp_path: Path) -> None:
+def test_overfed_agent_that_dies_is_charged_only_for_tasks_it_read(tmp_path: Path) -> None:
     """The next one does the rest of the lane, in its order."""
     code = f"""
 import os, sys
@@ -241,7 +241,7 @@ else:
 # What agents say of a lane.
 
 
-def test_rest_of_a_lane_that_is_put_off_is_given_back_unfed() -> None:
+def test_rest_of_a_deferred_lane_is_returned_unfed() -> None:
     """Before the report, so that the broker can put it off with the task."""
     (a1, a2, a3), (b1,) = of("a", 1, 2, 3), of("b", 1)
     puts_off = shell("[ $lane = a ] && report r 'deferall host down' || report r ok")
@@ -274,7 +274,7 @@ def test_task_that_is_put_off_alone_does_not_stop_its_lane(status: str) -> None:
 # The broker's rules.
 
 
-def test_command_is_that_of_the_tasks_lane(host: Callable[..., AgentRunner]) -> None:
+def test_command_is_chosen_by_the_lane_of_the_task(host: Callable[..., AgentRunner]) -> None:
     pool = host(
         clause("s/a", shell("report first ok")), clause("s/*", shell("report second ok")), slots=2
     )
@@ -286,7 +286,7 @@ def test_command_is_that_of_the_tasks_lane(host: Callable[..., AgentRunner]) -> 
     }
 
 
-def test_what_has_no_command_is_done_as_it_says(host: Callable[..., AgentRunner]) -> None:
+def test_task_without_a_command_runs_by_its_payload(host: Callable[..., AgentRunner]) -> None:
     pool = host(clause("s/*", SAYS_WHO), clause("*"), slots=2)
     program = command("echo", "done", name=b"program")
     give(pool, program, job(b"fed"))
@@ -295,7 +295,7 @@ def test_what_has_no_command_is_done_as_it_says(host: Callable[..., AgentRunner]
     assert found[b"fed"].text.isdigit()
 
 
-def test_agent_option_goes_before_the_rules_command_but_not_its_other_values(
+def test_agent_option_overrides_only_the_command_of_a_rule(
     tmp_path: Path,
 ) -> None:
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
@@ -311,7 +311,7 @@ def test_agent_option_goes_before_the_rules_command_but_not_its_other_values(
         assert told(fifo) == "bye\n"
 
 
-def test_agent_of_a_command_that_is_gone_finishes_and_is_let_go(
+def test_agent_of_a_removed_command_finishes_and_exits(
     tmp_path: Path, gate: Gate, host: Callable[..., AgentRunner]
 ) -> None:
     old = shell(f"read _ < {gate.path}; report old ok", after=f"echo > {tmp_path}/bye")
@@ -328,7 +328,9 @@ def test_agent_of_a_command_that_is_gone_finishes_and_is_let_go(
     assert (tmp_path / "bye").exists()
 
 
-def test_rules_that_change_other_values_restart_nobody(host: Callable[..., AgentRunner]) -> None:
+def test_changed_rules_with_the_same_command_restart_no_agent(
+    host: Callable[..., AgentRunner],
+) -> None:
     pool = host(clause("*", SAYS_WHO))
     give(pool, job())
     (first,) = turns(pool)
@@ -338,7 +340,7 @@ def test_rules_that_change_other_values_restart_nobody(host: Callable[..., Agent
     assert pool.overfeed_max == 3
 
 
-def test_idle_agent_is_let_go_by_the_rules_of_now(
+def test_idle_agent_exits_by_the_current_rules(
     tmp_path: Path, host: Callable[..., AgentRunner]
 ) -> None:
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
@@ -354,7 +356,7 @@ def test_idle_agent_is_let_go_by_the_rules_of_now(
     assert told(fifo) == "bye\n"
 
 
-def test_what_waits_for_a_command_that_is_gone_is_done_as_it_says(
+def test_tasks_waiting_for_a_removed_command_run_by_their_payload(
     gate: Gate, host: Callable[..., AgentRunner]
 ) -> None:
     pool = host(clause("*", shell(f"read _ < {gate.path}; report fed ok")))
@@ -399,7 +401,7 @@ def test_rules_of_many_lanes_are_not_all_remembered() -> None:
     assert len(rules._cache) <= LANES_CACHE_SIZE  # noqa: SLF001
 
 
-def test_command_that_is_none_is_one_word() -> None:
+def test_malformed_command_stays_one_word() -> None:
     assert split_command(b"agents/smtp --verbose 'a b'") == ("agents/smtp", "--verbose", "a b")
     assert split_command(b"agents/smtp '") == ("agents/smtp '",)
 
@@ -407,7 +409,7 @@ def test_command_that_is_none_is_one_word() -> None:
 # Trouble.
 
 
-def test_host_says_why_its_agents_can_not_be_started_and_when_they_can(
+def test_agent_error_is_set_until_agents_can_be_started(
     tmp_path: Path, host: Callable[..., AgentRunner]
 ) -> None:
     clock, program = StillClock(), tmp_path / "agent"
@@ -447,7 +449,7 @@ def test_command_that_fails_does_not_hold_up_another_one(
     assert found == {b"a1": Outcome.REFUSED, b"b1": Outcome.DONE}
 
 
-def test_what_agents_are_about_is_logged_for_who_wants_to_know(
+def test_states_of_agents_are_logged_at_level_info(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, "taskyard.worker"), closing(Idle()) as idle:

@@ -150,7 +150,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.parametrize("size", [200_000, RESULT_BYTES_MAX])
-def test_what_is_larger_than_a_pipe_goes_both_ways(size: int) -> None:
+def test_data_larger_than_a_pipe_passes_both_ways(size: int) -> None:
     one = job(payload=b"x" * size)
     code = "import sys; print('#hungry', flush=True); id, _, payload = input().split('\\t')\n"
     code += "print(f'{id}\\t{payload}\\tok', flush=True); sys.stdin.read()"
@@ -189,7 +189,7 @@ def test_status_is_reported_as(said: str, outcome: Outcome, text: bytes, retry_a
     assert (found.outcome, found.text, found.retry_at_ns) == (outcome, text, retry_at_ns)
 
 
-def test_what_it_says_on_the_side_is_the_tasks_output(caplog: pytest.LogCaptureFixture) -> None:
+def test_stderr_and_comments_are_the_output_of_the_task(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "taskyard.worker"):
         jobs = [job(b"one"), job(b"two")]
         talks = shell("echo \"# begins $id\"; echo aside >&2; report r 'ok quite well'")
@@ -201,13 +201,13 @@ def test_what_it_says_on_the_side_is_the_tasks_output(caplog: pytest.LogCaptureF
     assert any(text.endswith(": begins two/1") for text in caplog.messages)
 
 
-def test_what_it_says_before_its_task_is_not_the_tasks_output() -> None:
+def test_output_before_a_task_does_not_belong_to_it() -> None:
     agent = ("sh", "-c", f"echo starts >&2; {SHELL}")
     with_words = ("env", "DO=report r ok", *agent)
     assert results_of(with_words, job()) == [done(job(), b"r")]
 
 
-def test_comment_is_told_as_progress() -> None:
+def test_comment_is_sent_as_progress() -> None:
     heard: list[tuple[Job, Result]] = []
     one = job()
     with a_pool(shell("echo '# a quarter'; echo '# half'; report r ok")) as pool:
@@ -217,7 +217,7 @@ def test_comment_is_told_as_progress() -> None:
     assert heard == [(one, Result(b"a quarter\n")), (one, Result(b"a quarter\nhalf\n"))]
 
 
-def test_progress_is_the_end_of_what_was_said() -> None:
+def test_progress_is_the_end_of_the_output() -> None:
     heard: list[Result] = []
     with a_pool(shell('for n in $(seq 1000); do echo "# step $n"; done; report r ok')) as pool:
         pool.on_output = lambda _, printed: heard.append(printed)
@@ -229,7 +229,7 @@ def test_progress_is_the_end_of_what_was_said() -> None:
     assert (heard[0].bytes_total, heard[-1].bytes_total) == (0, printed_bytes)
 
 
-def test_environment_is_what_every_program_needs_and_what_the_user_gives(
+def test_agents_get_basic_variables_and_those_of_env_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("OF_THE_WORKER", "TASKYARD_KEY", "LC_TIME", "TZ"):
@@ -274,7 +274,7 @@ print(f"{id}\\t{os.getsid(0) == os.getpid()} {inherited}\\tok")
 # Idle ones.
 
 
-def test_agent_with_nothing_to_do_is_told_so_once_and_is_fed_when_there_is_something(
+def test_idle_agent_is_notified_once_and_fed_when_a_task_comes(
     tmp_path: Path,
 ) -> None:
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
@@ -292,7 +292,7 @@ def test_agent_with_nothing_to_do_is_told_so_once_and_is_fed_when_there_is_somet
         assert first.text == second.text
 
 
-def test_agent_that_is_idle_for_long_is_let_go_and_another_one_started(tmp_path: Path) -> None:
+def test_agent_exits_after_long_idleness_and_another_starts_on_demand(tmp_path: Path) -> None:
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
     with a_pool(shell("report $$ ok", after=f"echo bye > {fifo}"), clock=clock) as pool:
         pool.start(job(b"one"))
@@ -311,7 +311,7 @@ def test_agent_that_is_idle_for_long_is_let_go_and_another_one_started(tmp_path:
         os.close(told_by)
 
 
-def test_end_of_its_input_tells_it_to_finish_too(tmp_path: Path) -> None:
+def test_end_of_stdin_makes_an_agent_finish(tmp_path: Path) -> None:
     waits = shell("report r ok", after=f"cat > /dev/null; echo bye > {tmp_path}/bye")
     with a_pool(waits) as pool:
         pool.start(job())
@@ -319,7 +319,7 @@ def test_end_of_its_input_tells_it_to_finish_too(tmp_path: Path) -> None:
     assert (tmp_path / "bye").read_text() == "bye\n"
 
 
-def test_agent_that_does_not_finish_when_told_is_ended(tmp_path: Path) -> None:
+def test_agent_that_ignores_finish_is_ended(tmp_path: Path) -> None:
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
     stays = shell("report $$ ok", after=f"echo bye > {fifo}; sleep 1000")
     with a_pool(stays, clock=clock) as pool:
@@ -336,7 +336,7 @@ def test_agent_that_does_not_finish_when_told_is_ended(tmp_path: Path) -> None:
         assert has_ended(int(found.text))
 
 
-def test_closing_lets_those_finish_that_hold_nothing(tmp_path: Path) -> None:
+def test_close_lets_idle_agents_finish(tmp_path: Path) -> None:
     before = open_descriptors()
     with a_pool(shell("report r ok", after=f"echo bye > {tmp_path}/bye"), slots=2) as pool:
         pool.start(job(b"one"))
@@ -345,7 +345,7 @@ def test_closing_lets_those_finish_that_hold_nothing(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_closing_kills_those_that_are_at_work(tmp_path: Path) -> None:
+def test_close_kills_agents_that_hold_tasks(tmp_path: Path) -> None:
     fifo, before = a_fifo(tmp_path / "fifo"), open_descriptors()
     with a_pool(shell(f"echo $$ > {fifo}; sleep 1000")) as pool:
         pool.start(job())
@@ -363,7 +363,7 @@ def told_while_turning(pool: AgentRunner, fifo: str) -> int:
 # Those that don't behave.
 
 
-def test_agent_that_dies_takes_an_attempt_with_it_and_the_next_one_goes_on() -> None:
+def test_agent_that_dies_costs_an_attempt_and_is_replaced() -> None:
     jobs = [job(b"good"), job(b"bad", b"die"), job(b"next")]
     dies = '[ "$payload" = die ] && { echo oh >&2; exit 3; }; report $$ ok'
     first, second, third = results_of(shell(dies), *jobs)
@@ -379,7 +379,7 @@ def test_agent_that_dies_of_its_first_task_leaves_the_others_to_the_next_one() -
     assert second == done(jobs[1], b"r")
 
 
-def test_agent_that_is_killed_by_a_signal_is_told_so() -> None:
+def test_signal_that_killed_an_agent_is_in_the_reason() -> None:
     one = job()
     assert results_of(shell("kill -SEGV $$"), one) == [
         crashed(one, b"the agent died: killed by SIGSEGV")
@@ -454,7 +454,7 @@ def test_task_that_exceeds_its_time_limit_ends_its_agent(tmp_path: Path) -> None
         assert turns(pool, 2) == [failed(one, b"time limit of 5 s exceeded"), done(other, b"r")]
 
 
-def test_report_after_it_was_told_to_end_does_not_count(tmp_path: Path) -> None:
+def test_report_after_sigterm_is_ignored(tmp_path: Path) -> None:
     clock, fifo = StillClock(), a_fifo(tmp_path / "fifo")
     one = job(time_limit_ns=5 * SECOND_NS)
     late = f"trap 'report r ok; exit 0' TERM; echo $$ > {fifo}; sleep 1000 & wait"
@@ -527,7 +527,7 @@ def test_malformed_lines_of_an_agent_that_has_ended_are_counted() -> None:
         assert pool.malformed == 1
 
 
-def test_agent_that_says_nothing_but_garbage_is_ended() -> None:
+def test_agent_that_sends_only_garbage_is_ended() -> None:
     one = job()
     (found,) = results_of(("sh", "-c", "echo '#hungry'; read _; exec yes"), one)
     assert found.outcome is Outcome.CRASHED
@@ -555,7 +555,7 @@ def test_gigabyte_without_a_newline_is_not_kept(where: str, size: int) -> None:
         assert found == structs.replace(whole, output_bytes_total=size)
 
 
-def test_only_so_many_lines_a_second_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_per_second_are_limited(caplog: pytest.LogCaptureFixture) -> None:
     with a_pool(shell("seq 1000 >&2; report r ok"), clock=StillClock()) as pool:
         pool.start(job())
         turns(pool)
@@ -573,7 +573,7 @@ def test_agent_that_closes_its_stdout_is_ended() -> None:
         assert turns(pool) == [crashed(one, b"the agent closed its stdin or stdout")]
 
 
-def test_agent_that_never_asks_is_ended_and_what_waits_is_given_back() -> None:
+def test_agent_that_is_never_hungry_is_ended_and_waiting_tasks_are_returned() -> None:
     clock, one = StillClock(), job()
     with a_pool(("sleep", "1000"), clock=clock) as pool:
         pool.start(one)
@@ -604,7 +604,7 @@ def test_agent_that_dies_at_once_is_started_less_and_less_often(tmp_path: Path) 
     assert len((tmp_path / "starts").read_text()) == 10
 
 
-def test_liar_that_asks_and_leaves_is_no_use_either() -> None:
+def test_agent_that_is_hungry_and_exits_counts_as_failed() -> None:
     """Its task is charged if it may have seen it; either way it does not wait for ever."""
     one = job()
     (found,) = results_of(("sh", "-c", "exec <&-; echo '#hungry'"), one)
@@ -612,7 +612,7 @@ def test_liar_that_asks_and_leaves_is_no_use_either() -> None:
     assert found.text == b"the agent died: exit status 0"
 
 
-def test_task_of_which_an_agent_has_not_got_a_byte_goes_to_the_next_one(tmp_path: Path) -> None:
+def test_unread_task_of_an_agent_goes_to_the_next_agent(tmp_path: Path) -> None:
     jobs, clock = [job(b"one"), job(b"two")], StillClock()
     deaf = f"touch {tmp_path}/x; exec <&-; echo '#hungry'; exec sleep 1000"
     once = f"report $$ ok; [ -e {tmp_path}/x ] || {{ {deaf}; }}"
@@ -630,7 +630,7 @@ def test_task_of_which_an_agent_has_not_got_a_byte_goes_to_the_next_one(tmp_path
     assert first.text != second.text
 
 
-def test_deaf_agent_gives_its_task_back() -> None:
+def test_task_returns_from_an_agent_that_does_not_read() -> None:
     one, clock = job(), StillClock()
     with a_pool(("sh", "-c", "exec <&-; echo '#hungry'; exec sleep 1000"), clock=clock) as pool:
         pool.start(one)
@@ -651,7 +651,7 @@ def test_task_that_an_agent_has_begun_to_read_is_not_untouched() -> None:
             assert not feed.is_open()
 
 
-def test_program_that_can_not_be_started_gives_its_tasks_back(tmp_path: Path) -> None:
+def test_tasks_of_an_agent_that_can_not_start_are_returned(tmp_path: Path) -> None:
     one, missing = job(), str(tmp_path / "missing")
     reason = f"can't start agent {missing}: No such file or directory".encode()
     assert results_of((missing,), one) == [refused(one, reason)]
@@ -666,19 +666,19 @@ def test_program_that_can_not_be_started_gives_its_tasks_back(tmp_path: Path) ->
         ("./no-such-program", "program './no-such-program' not found or not executable"),
     ],
 )
-def test_wrong_command_is_told(command: str, reason: str) -> None:
+def test_invalid_agent_command_is_refused(command: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         read_command(command)
 
 
-def test_command_is_words_as_in_a_shell() -> None:
+def test_command_is_split_like_in_a_shell() -> None:
     assert read_command("sh -c 'echo  x'") == ("sh", "-c", "echo  x")
 
 
 # How many there are.
 
 
-def test_wide_task_waits_for_its_slots_and_nobody_goes_before_it(gate: Gate) -> None:
+def test_wide_task_waits_for_its_slots_without_being_overtaken(gate: Gate) -> None:
     jobs = [job(b"one"), job(b"wide", slots=2), job(b"next")]
     with a_pool(shell(f"read _ < {gate.path}; report r ok"), slots=2) as pool:
         pool.start(job(b"first"))
@@ -700,7 +700,7 @@ def test_wide_task_waits_for_its_slots_and_nobody_goes_before_it(gate: Gate) -> 
             assert [one.job for one in turns(pool)] == [done_now]
 
 
-def test_leaving_gives_back_what_waits_and_finishes_what_is_held(gate: Gate) -> None:
+def test_shutdown_returns_waiting_tasks_and_finishes_held_ones(gate: Gate) -> None:
     jobs = [job(b"one"), job(b"two")]
     with a_pool(shell(f"read _ < {gate.path}; report $$ ok")) as pool:
         for one in jobs:
@@ -719,7 +719,7 @@ def test_leaving_gives_back_what_waits_and_finishes_what_is_held(gate: Gate) -> 
 # With the worker's loop.
 
 
-def test_loop_tells_the_newest_progress_and_not_too_often() -> None:
+def test_newest_progress_is_sent_at_a_limited_rate() -> None:
     shop = Shop(slots=2)
     shop.create(b"a", b"b")
     shop.turn()
@@ -742,7 +742,7 @@ def test_loop_tells_the_newest_progress_and_not_too_often() -> None:
     ]
 
 
-def test_loop_tells_no_progress_of_what_is_over() -> None:
+def test_no_progress_is_sent_for_finished_tasks() -> None:
     shop = Shop()
     shop.create(b"a")
     shop.turn()
@@ -788,14 +788,14 @@ def command_of(argv: tuple[str, ...]) -> str:
     return shlex.join(argv)
 
 
-def test_tasks_of_a_service_are_done_by_its_agents(tmp_path: Path) -> None:
+def test_agents_run_the_tasks_of_their_service(tmp_path: Path) -> None:
     with a_host(tmp_path, str(EXAMPLES / "count.sh")) as (client, _):
         names = ["plain", "# odd \\name/1", "#hungry"]
         futures = [client.submit(name.encode() * 3, name=name, service="s") for name in names]
         assert [future.result(30) for future in futures] == [b"15", b"39", b"21"]
 
 
-def test_what_an_agent_reports_is_what_the_broker_knows(tmp_path: Path) -> None:
+def test_reports_of_agents_reach_the_broker(tmp_path: Path) -> None:
     agent = command_of(shell('report "$lane" "$payload"'))
     with a_host(tmp_path, agent) as (client, _):
         said = {"lost": b"error no such user", "later": b"retryat +3600 greylisted"}
@@ -827,7 +827,7 @@ def test_agents_end_with_their_host_however_it_ends(tmp_path: Path) -> None:
         assert has_ended(int((tmp_path / "pid").read_text()))
 
 
-def test_sigterm_lets_agents_finish_and_say_goodbye(tmp_path: Path, gate: Gate) -> None:
+def test_sigterm_lets_agents_finish_before_exit(tmp_path: Path, gate: Gate) -> None:
     agent = command_of(
         shell(f"echo > begun; read _ < {gate.path}; report r ok", after="echo > bye")
     )
@@ -860,7 +860,7 @@ PAGE = (EXAMPLES.parents[1] / "docs" / "dialects" / "hungry.md").read_text()
         f"each time, up to {AGENT_RESTART_NS_MAX // SECOND_NS} s",
     ],
 )
-def test_figures_of_the_page_are_those_of_the_code(text: str) -> None:
+def test_numbers_on_the_page_match_the_code(text: str) -> None:
     assert text in PAGE
     assert AGENT_HUNGER_NS_MAX == 3600 * SECOND_NS
     assert AGENT_RESTART_NS == AGENT_IDLE_NOTICE_NS == SECOND_NS // 10

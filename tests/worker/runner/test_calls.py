@@ -138,7 +138,7 @@ def came_of(job: Job) -> JobResult:
     return result_of(job, allow=["yard"])
 
 
-def test_result_is_what_the_function_returns_as_json() -> None:
+def test_result_is_the_return_value_as_json() -> None:
     job = call("yard:add", 2, kwargs={"b": 3})
     assert came_of(job) == done(job, b"5")
     job = call("yard:add", "ä", "€")
@@ -167,7 +167,7 @@ def test_process_is_kept_for_the_next_call() -> None:
         assert pids != {str(os.getpid()).encode()}
 
 
-def test_what_is_printed_belongs_to_its_call() -> None:
+def test_output_belongs_to_its_call() -> None:
     with a_runner(allow=["yard"]) as runner:
         jobs = [call("yard:say", "one"), call("yard:nothing"), call("yard:say", "ä")]
         for job in jobs:
@@ -176,7 +176,7 @@ def test_what_is_printed_belongs_to_its_call() -> None:
         assert outputs == [b"one\n", b"", "ä\n".encode()]
 
 
-def test_exception_is_told_by_its_last_line_with_the_traceback_as_output() -> None:
+def test_exception_is_the_reason_and_its_traceback_is_the_output() -> None:
     found = came_of(call("yard:raise_error", "no\nsuch thing"))
     assert (found.outcome, found.text) == (Outcome.FAILED, b"ValueError: no\nsuch thing")
     assert found.output.startswith(b"before\nTraceback (most recent call last):\n  File ")
@@ -192,7 +192,7 @@ def test_text_of_an_exception_is_bounded() -> None:
     assert len(found.output) == OUTPUT_TAIL_BYTES
 
 
-def test_exception_that_can_not_be_shown_is_told_nevertheless() -> None:
+def test_exception_with_a_broken_str_is_still_reported() -> None:
     found = came_of(call("yard:raise_unprintable"))
     assert found.text == b"yard.Unprintable: (its message can't be shown)"
 
@@ -234,7 +234,7 @@ def test_process_that_died_is_replaced() -> None:
         assert open_descriptors() == before
 
 
-def test_process_that_dies_between_calls_is_replaced_without_a_word(home: Path) -> None:
+def test_process_that_dies_between_calls_is_replaced_silently(home: Path) -> None:
     fifo = a_fifo(home / "fifo")
     with a_runner(allow=["yard"]) as runner:
         runner.start(call("yard:die_later"))
@@ -294,7 +294,7 @@ def test_call_may_close_stdout() -> None:
         assert turns(runner, 2) == [done(jobs[0], b"null"), done(jobs[1], b"1")]
 
 
-def test_module_that_is_not_allowed_is_told_with_what_to_do() -> None:
+def test_refused_module_is_named_with_the_option_that_allows_it() -> None:
     job = call("os:getpid")
     reason = b"module os is not allowed (start the worker with --allow os)"
     assert came_of(job) == refused(job, reason)
@@ -337,15 +337,13 @@ def test_function_of_an_allowed_module_can_be_called(
         ("package:getppid", b"package:getppid is defined in posix: module posix is not allowed"),
     ],
 )
-def test_what_an_allowed_module_does_not_offer_can_not_be_called(
-    function: str, reason: bytes
-) -> None:
+def test_function_outside_the_allowed_modules_is_refused(function: str, reason: bytes) -> None:
     found = result_of(call(function), allow=["yard", "package"])
     assert found.outcome == Outcome.FAILED_FINAL
     assert found.text.startswith(reason)
 
 
-def test_what_a_module_lists_is_offered_wherever_it_comes_from() -> None:
+def test_names_in_all_are_allowed_wherever_they_are_defined() -> None:
     assert result_of(call("package:getpid"), allow=["package"]).outcome == Outcome.DONE
 
 
@@ -388,12 +386,12 @@ def test_call_begins_where_the_worker_is_wherever_the_last_one_went(home: Path) 
         assert turns(runner, 2)[1].text == f'"{home}"'.encode()
 
 
-def test_directory_that_is_not_there_is_told() -> None:
+def test_missing_directory_is_in_the_reason() -> None:
     found = came_of(call("yard:where", cwd="/nowhere"))
     assert found.text == b"FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'"
 
 
-def test_function_is_told_for_what_it_runs() -> None:
+def test_function_gets_its_task_in_the_environment() -> None:
     with a_runner(allow=["yard"]) as runner:
         runner.start(call("yard:look", "TASKYARD_TASK", name=b"a/b"))
         runner.start(call("yard:look", "TASKYARD_ATTEMPT", attempt=7))
@@ -460,11 +458,11 @@ def test_call_that_was_answered_is_done_though_its_process_died_then(home: Path)
         assert turns(runner) == [done(job, b'"' + b"x" * 100_000 + b'"')]
 
 
-def test_connection_is_not_handed_down_to_what_a_function_starts() -> None:
+def test_connection_is_not_inherited_by_processes_of_a_function() -> None:
     assert came_of(call("yard:hands_down_connection")).text == b"false"
 
 
-def test_time_that_python_takes_to_start_is_not_the_tasks() -> None:
+def test_start_of_python_does_not_count_against_the_time_limit() -> None:
     clock = SetClock()
     with a_runner(allow=["yard"], clock=clock) as runner:
         job = call("yard:add", 1, 2, time_limit_ns=1)
@@ -481,7 +479,9 @@ def a_program(path: Path, content: str) -> str:
     return str(path)
 
 
-def test_python_that_does_not_start_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_that_does_not_become_ready_is_reported(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = SetClock()
     monkeypatch.setattr(sys, "executable", a_program(home / "slow", "#!/bin/sh\nsleep 1000\n"))
     with a_runner(allow=["yard"], clock=clock) as runner:
@@ -522,7 +522,7 @@ def test_python_that_is_ready_too_late_is_killed_nevertheless(
         assert runner.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
 
 
-def test_python_that_is_not_there_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_python_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", f"{home}/nothing")
     before = open_descriptors()
     found = came_of(call("yard:nothing"))
@@ -531,13 +531,13 @@ def test_python_that_is_not_there_is_told(home: Path, monkeypatch: pytest.Monkey
     assert open_descriptors() == before
 
 
-def test_python_that_dies_at_its_start_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_that_dies_at_start_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", a_program(home / "bad", "#!/bin/sh\necho no; exit 1\n"))
     job = call("yard:nothing")
     assert came_of(job) == failed(job, b"the process died: exit status 1", b"no\n")
 
 
-def test_process_that_talks_nonsense_to_the_worker_is_ended() -> None:
+def test_process_that_sends_malformed_frames_is_ended() -> None:
     job = call("yard:write_nonsense")
     text = b"the called process wrote to the worker's connection"
     assert came_of(job) == failed(job, text)
@@ -627,7 +627,7 @@ def test_processes_end_with_a_worker_that_is_killed(home: Path) -> None:
     assert [has_ended(pid) for pid in pids] == [True, True, True]
 
 
-def test_end_of_a_process_is_seen_where_the_kernel_does_not_tell(
+def test_exit_of_a_child_is_noticed_without_pidfds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")

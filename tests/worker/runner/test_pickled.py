@@ -60,7 +60,7 @@ def done(runner: ProcessRunner, one: Job) -> JobResult:
     return came
 
 
-def test_result_comes_back_pickled(runner: ProcessRunner) -> None:
+def test_result_is_pickled(runner: ProcessRunner) -> None:
     came = done(runner, job(divmod, 7, 2))
     assert (came.outcome, pickled.unpickle(came.text)) == (Outcome.DONE, (3, 1))
 
@@ -76,7 +76,7 @@ def test_pickled_call_is_refused_unless_it_is_allowed(service: bytes) -> None:
     assert b"start the worker with --allow-pickle" in came.text
 
 
-def test_exception_comes_at_the_end_of_the_output(runner: ProcessRunner) -> None:
+def test_exception_is_last_in_the_output(runner: ProcessRunner) -> None:
     came = done(runner, job(calls.refuse_odd, 1))
     assert (came.outcome, came.text) == (Outcome.FAILED, b"tests.client.executor_calls.Odd: 1")
     assert came.output.startswith(b"Traceback")
@@ -93,7 +93,7 @@ def test_exit_is_an_exception_like_others(runner: ProcessRunner) -> None:
     assert first == second
 
 
-def test_what_is_printed_is_kept(runner: ProcessRunner) -> None:
+def test_output_is_kept(runner: ProcessRunner) -> None:
     assert done(runner, job(calls.print_and_double, 1)).output == b"doubling\nhere\n"
 
 
@@ -114,7 +114,7 @@ def test_script_is_run_once_and_becomes_main(runner: ProcessRunner, tmp_path: Pa
     assert (tmp_path / "counted").read_text() == "x"
 
 
-def test_each_call_finds_its_own_script(runner: ProcessRunner, tmp_path: Path) -> None:
+def test_each_call_uses_the_script_of_its_origin(runner: ProcessRunner, tmp_path: Path) -> None:
     found = []
     for name, factor in (("a", 2), ("b", 3), ("a", 2)):
         script = tmp_path / f"{name}.py"
@@ -134,7 +134,7 @@ def test_script_that_fails_is_not_run_twice(runner: ProcessRunner, tmp_path: Pat
     assert (tmp_path / "counted").read_text() == "x"
 
 
-def test_script_that_is_not_there_is_told(runner: ProcessRunner) -> None:
+def test_missing_script_is_in_the_reason(runner: ProcessRunner) -> None:
     came = done(runner, job_of_main(b"double", Origin(main="/nowhere/script.py")))
     assert b"can't run /nowhere/script.py, which defines the function" in came.text
 
@@ -149,7 +149,7 @@ def test_directories_of_the_caller_are_looked_in(runner: ProcessRunner, tmp_path
     assert pickled.unpickle(done(runner, Job(b"t", 1, PICKLE, found)).text) == 8
 
 
-def test_nonsense_is_refused_and_the_child_lives_on(runner: ProcessRunner) -> None:
+def test_malformed_pickle_is_refused_and_the_child_survives(runner: ProcessRunner) -> None:
     first = pickled.unpickle(done(runner, job(os.getpid)).text)
     broken = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(b"nonsense", Origin()))
     came = done(runner, broken)

@@ -88,7 +88,7 @@ def failed(job: Job, reason: bytes, output: bytes = b"") -> JobResult:
     return JobResult(job, Outcome.FAILED, reason, output)
 
 
-def test_result_is_what_was_written_to_stdout() -> None:
+def test_result_is_the_text_on_stdout() -> None:
     job = command("echo", "hello")
     assert result_of(job) == done(job, b"hello\n")
 
@@ -98,7 +98,7 @@ def test_bytes_of_any_kind_come_back_as_they_are() -> None:
     assert result_of(job) == done(job, bytes(range(256)))
 
 
-def test_words_reach_the_program_without_a_shell() -> None:
+def test_arguments_reach_the_program_without_a_shell() -> None:
     job = command("echo", "$HOME; exit 1", "ä€😀", "*", "")
     assert result_of(job) == done(job, "$HOME; exit 1 ä€😀 * \n".encode())
 
@@ -108,12 +108,12 @@ def test_stderr_is_output_and_no_result() -> None:
     assert result_of(job) == done(job, b"one\n", b"one\ntwo\n")
 
 
-def test_failure_is_told_with_the_exit_status_and_the_last_line() -> None:
+def test_failure_has_the_exit_status_and_the_last_line() -> None:
     job = command("sh", "-c", "echo one; echo two >&2; exit 3")
     assert result_of(job) == failed(job, b"exit status 3: two", b"one\ntwo\n")
 
 
-def test_failure_without_a_word_is_told_by_its_exit_status() -> None:
+def test_failure_without_output_has_the_exit_status() -> None:
     job = command("false")
     assert result_of(job) == failed(job, b"exit status 1")
 
@@ -125,12 +125,12 @@ def test_last_line_is_made_fit_to_be_shown() -> None:
     assert result_of(job).text == "exit status 1: [31mred\ufffd".encode()
 
 
-def test_signal_is_told_by_its_name() -> None:
+def test_signal_is_reported_by_name() -> None:
     job = command("sh", "-c", "echo one; kill -SEGV $$")
     assert result_of(job) == failed(job, b"killed by SIGSEGV", b"one\n")
 
 
-def test_signal_without_a_name_is_told_by_its_number() -> None:
+def test_signal_without_a_name_is_reported_by_number() -> None:
     job = command("sh", "-c", "kill -40 $$")
     assert result_of(job) == failed(job, b"killed by signal 40")
 
@@ -175,7 +175,7 @@ def test_file_on_the_path_that_is_no_program_is_passed_over(tmp_path: Path) -> N
     assert result_of(job) == done(job, b"mine\n")
 
 
-def test_too_long_a_command_line_is_told() -> None:
+def test_too_long_command_line_is_reported() -> None:
     job = command("true", "x" * 10_000_000)
     assert result_of(job) == failed(job, b"can't start true: Argument list too long")
 
@@ -193,14 +193,14 @@ def test_program_runs_where_the_worker_is_or_where_it_says(tmp_path: Path) -> No
     assert result_of(command("pwd", cwd=str(tmp_path))).text == f"{tmp_path}\n".encode()
 
 
-def test_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_directory_is_in_the_reason(tmp_path: Path) -> None:
     job = command("pwd", cwd=f"{tmp_path}/nowhere")
     reason = f"can't run in the directory {tmp_path}/nowhere: No such file or directory"
     assert result_of(job) == failed(job, reason.encode())
 
 
 @pytest.mark.parametrize("cwd", [None, "/"])
-def test_environment_is_the_workers_and_the_tasks(
+def test_environment_has_variables_of_the_worker_and_the_task(
     cwd: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_WORKER", "one")
@@ -211,7 +211,7 @@ def test_environment_is_the_workers_and_the_tasks(
 
 
 @pytest.mark.parametrize(("name", "shown"), [(b"a/b", b"a/b"), (b"\xff\0", b"\xff\\0")])
-def test_program_is_told_for_what_it_runs(name: bytes, shown: bytes) -> None:
+def test_program_gets_its_task_in_the_environment(name: bytes, shown: bytes) -> None:
     job = command("sh", "-c", 'printf %s/%s "$TASKYARD_TASK" $TASKYARD_ATTEMPT', name=name)
     assert result_of(job) == done(job, shown + b"/1")
 
@@ -272,7 +272,7 @@ def test_long_output_of_a_failure_is_reported_with_its_length() -> None:
     assert found.result_bytes_total == 0
 
 
-def test_result_of_the_very_limit_is_whole() -> None:
+def test_result_at_the_limit_is_whole() -> None:
     job = command("head", "-c", str(RESULT_BYTES_MAX), "/dev/zero")
     assert result_of(job) == done(job, bytes(RESULT_BYTES_MAX))
 
@@ -319,7 +319,7 @@ def test_program_that_will_not_end_is_killed_after_the_grace_period(tmp_path: Pa
         assert has_ended(pid)
 
 
-def test_program_that_ends_well_when_told_has_failed_nevertheless(tmp_path: Path) -> None:
+def test_program_that_exits_with_0_after_sigterm_has_failed(tmp_path: Path) -> None:
     clock, fifo = SetClock(), a_fifo(tmp_path / "fifo")
     with a_runner(clock=clock) as runner:
         job = script(LEAVE_WELL_WHEN_TOLD, fifo, time_limit_ns=SECOND_NS)
@@ -345,7 +345,7 @@ def test_program_that_ended_in_time_is_done_however_late_the_loop_looks(tmp_path
         assert [without_run(one) for one in runner.turn()] == [done(job, b"")]
 
 
-def test_what_a_program_left_behind_does_not_hold_up_its_task(tmp_path: Path) -> None:
+def test_process_left_behind_does_not_delay_its_task(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
         job = script(LEAVE_SOMEBODY_BEHIND, fifo)
@@ -356,7 +356,7 @@ def test_what_a_program_left_behind_does_not_hold_up_its_task(tmp_path: Path) ->
         assert has_ended(pid)
 
 
-def test_what_is_in_the_pipes_at_the_end_is_taken(tmp_path: Path) -> None:
+def test_pipes_are_drained_at_exit(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
         job = script(LET_SOMEBODY_ELSE_PRINT, fifo)
@@ -366,7 +366,7 @@ def test_what_is_in_the_pipes_at_the_end_is_taken(tmp_path: Path) -> None:
         assert turns(runner) == [done(job, b"late\n")]
 
 
-def test_what_is_in_a_wide_pipe_at_the_end_is_taken(tmp_path: Path) -> None:
+def test_wide_pipe_is_drained_at_exit(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
         job = script(PRINT_INTO_A_WIDE_PIPE, fifo)
@@ -376,7 +376,7 @@ def test_what_is_in_a_wide_pipe_at_the_end_is_taken(tmp_path: Path) -> None:
         assert turns(runner) == [done(job, bytes(500_000))]
 
 
-def test_program_that_closes_its_pipes_goes_on(tmp_path: Path) -> None:
+def test_program_that_closes_its_pipes_keeps_running(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
         code = "import os, sys; os.close(1); os.close(2); open(sys.argv[1]).read(); os._exit(7)"
@@ -444,7 +444,7 @@ def test_program_gets_its_pipes_in_a_worker_without_standard_files() -> None:
     assert result_of(job).output == b"one\none\ntwo\n"
 
 
-def test_exit_status_is_known_to_a_worker_whose_parent_ignored_sigchld() -> None:
+def test_exit_status_is_available_if_the_parent_ignored_sigchld() -> None:
     code = (
         "from tests.worker.runner_harness import command, result_of\n"
         "print(result_of(command('sh', '-c', 'exit 3')).text)\n"
@@ -454,7 +454,7 @@ def test_exit_status_is_known_to_a_worker_whose_parent_ignored_sigchld() -> None
     assert result_of(job).text == b"b'exit status 3'\n"
 
 
-def test_status_that_somebody_else_took_is_a_failure() -> None:
+def test_unknown_exit_status_is_a_failure() -> None:
     with a_runner() as runner:
         job = command("true")
         runner.start(job)
@@ -468,7 +468,7 @@ def without_pidfd(pid: int, flags: int = 0) -> int:
     raise OSError(38, os.strerror(38), pid, None, flags)
 
 
-def test_end_is_seen_where_the_kernel_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_is_noticed_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pidfd_open", without_pidfd)
     job = command("sh", "-c", "echo one; exit 3")
     assert result_of(job) == failed(job, b"exit status 3: one", b"one\n")
@@ -570,7 +570,7 @@ def test_jobs_that_have_not_begun_can_be_taken_back() -> None:
         assert runner.running() == jobs[:1]
 
 
-def test_turn_is_due_at_once_while_there_is_something_to_start_or_to_tell() -> None:
+def test_turn_is_due_at_once_while_jobs_can_start_or_be_reported() -> None:
     clock = SetClock()
     with a_runner(clock=clock) as runner:
         assert runner.wake_at_ns() is None
@@ -590,7 +590,7 @@ def test_jobs_run_side_by_side(tmp_path: Path) -> None:
         assert texts == {b"reader": b"hello\n", b"writer": b""}
 
 
-def test_what_is_polled_stays_the_same() -> None:
+def test_polled_descriptors_never_change() -> None:
     with a_runner() as runner:
         before = list(runner.filenos())
         runner.start(command("true"))
