@@ -1,4 +1,4 @@
-"""An agent without a mind of its own: hands lines on between its pipes and a socket of the test.
+"""An agent that passes lines between its pipes and a socket of the test.
 
 python agent.py SOCKET
 """

@@ -1,4 +1,4 @@
-"""Worker hosts at a broker that says which agents they start."""
+"""Workers whose agents are chosen by the broker's rules."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-#: An agent whose tasks say what it is to report.
+#: An agent whose payloads contain its report.
 OBEYS = shell('report "$lane" "$payload"')
 
 
 def set_service(directory: Path, argv: tuple[str, ...], *more: str) -> None:
-    """What the settings say of the service `s`."""
+    """Write the settings of the service `s`."""
     command = shlex.join(argv).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     lines = ["[service.s]", f'command = "{command}"', *more, ""]
     beside = directory / "taskyard.toml.new"
@@ -31,7 +31,7 @@ def set_service(directory: Path, argv: tuple[str, ...], *more: str) -> None:
 
 
 class Yard:
-    """A broker and a client, and as many hosts of the service `s` as are hired."""
+    """A broker, a client, and workers of the service `s`."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
@@ -100,8 +100,8 @@ def test_limit_of_a_lane_holds_over_all_hosts(tmp_path: Path) -> None:
         for future in futures:
             future.result(60)
     for lane in lanes:
-        said = [mark for mark in marks(tmp_path) if mark.endswith(lane)]
-        assert said == [f"begin-{lane}", f"end-{lane}"] * count
+        seen = [mark for mark in marks(tmp_path) if mark.endswith(lane)]
+        assert seen == [f"begin-{lane}", f"end-{lane}"] * count
 
 
 def test_task_that_kills_its_agents_fails_and_its_lane_continues(

@@ -1,4 +1,4 @@
-"""The settings of services on real processes: obeyed, changed while tasks run, and never half."""
+"""Settings of services with real processes: applied, changed while tasks run, never in part."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: What a change may take that is obeyed at once.
+#: A change applies within this time.
 OBEYED_SECONDS: Final = 1.0
 
-#: Runs until the file `go` is there.
+#: Runs until the file `go` exists.
 WAITING: Final = "while ! test -e go; do sleep 0.02; done"
 
 
 def settings(directory: Path, *lines: str) -> None:
-    """The settings of the one service, and of others if they follow."""
+    """Return settings of the service, followed by others."""
     (directory / "taskyard.toml").write_text("\n".join(["[service.exec]", *lines, ""]))
 
 
 class Yard:
-    """A broker, a worker with room for many tasks, and a client."""
+    """A broker, a worker with many slots, and a client."""
 
     def __init__(self, directory: Path, broker: Broker, worker: Running, client: Client) -> None:
         self.directory, self.broker, self.worker, self.client = directory, broker, worker, client
 
     def submit(self, *names: str, script: str = WAITING) -> None:
-        """A task a lane."""
+        """Submit one task per lane."""
         for name in names:
             argv = ["sh", "-c", f"echo {name} >> marks; {script}"]
             self.client.submit(argv, name=name, lane=name)
@@ -61,7 +61,7 @@ class Yard:
         return {one["name"]: one for one in self.client.tasks()}
 
     def hang_up(self) -> str:
-        """Have the settings read again. Returns what the broker says to it."""
+        """Send SIGHUP. Return the line that the broker logs."""
         self.broker.send(signal.SIGHUP)
         return self.broker.error_line()
 
@@ -105,8 +105,8 @@ def test_changed_limit_applies_within_a_second(tmp_path: Path) -> None:
 
         settings(tmp_path, "workers_max = 1")
         yard.hang_up()
-        assert yard.leased() == 3  # nothing is taken from its worker
-        assert yard.tasks()["a"] == first  # the very lease
+        assert yard.leased() == 3  # no worker loses a task
+        assert yard.tasks()["a"] == first  # the same lease
         assert yard.lane("d")["reason"] == "service limit"
         yard.finish()
         assert {one["attempt"] for one in yard.tasks().values()} == {1}
@@ -119,14 +119,14 @@ def test_bad_file_leaves_the_rules_as_they_were(tmp_path: Path) -> None:
     with yard_of(tmp_path, "workers_max = 1") as yard:
         yard.submit("a", "b", "c")
         until(lambda: marks(tmp_path))
-        for lines, told in (
+        for lines, expected in (
             (["workers_max = 3", "retires = 2"], "taskyard.toml:3: there is no setting"),
             (["workers_max = "], "taskyard.toml:2: is no TOML"),
         ):
             settings(tmp_path, *lines)
-            said = yard.hang_up()
-            assert said.startswith("taskyard broker: the settings are as they were, because ")
-            assert told in said
+            output = yard.hang_up()
+            assert output.startswith("taskyard broker: the settings are as they were, because ")
+            assert expected in output
         (tmp_path / "taskyard.toml").unlink()
         assert "No such file" in yard.hang_up()
         assert yard.lane("c")["reason"] == "service limit"
@@ -155,7 +155,7 @@ def test_rate_is_kept_until_it_is_taken_away(tmp_path: Path) -> None:
         yard.client.wait_names(names[:1], PATIENCE_SECONDS)
         began = time.monotonic()
         yard.client.wait_names(names, PATIENCE_SECONDS)
-        assert time.monotonic() - began > 0.8  # five more at four a second, but for what was saved
+        assert time.monotonic() - began > 0.8  # five more at four per second, minus the saved ones
         settings(tmp_path, 'rate = "1/h"')
         yard.hang_up()
         yard.submit("next", "late", script="true")
@@ -203,16 +203,16 @@ def test_up_forwards_sighup_to_its_broker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["broker"], ["up", "--workers", "0"]])
 def test_closed_terminal_ends_its_programs(words: list[str], tmp_path: Path) -> None:
-    """It gets the same signal."""
+    """It sends the same signal."""
     pid, terminal = pty.fork()
     if not pid:
         os.chdir(tmp_path)
         os.execve(TASKYARD[0], [*TASKYARD, *words], environment())  # noqa: S606  # ours
     ended = 0
     try:
-        said = b""
-        while b"listening native" not in said:
-            said += os.read(terminal, 4096)
+        output = b""
+        while b"listening native" not in output:
+            output += os.read(terminal, 4096)
         os.close(terminal)
         until(lambda: os.waitpid(pid, os.WNOHANG)[0])
         ended = pid

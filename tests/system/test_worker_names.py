@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Yard:
-    """A broker, a client, and workers that are all called `same`."""
+    """A broker, a client, and workers that are all named `same`."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory = directory
@@ -33,13 +33,13 @@ class Yard:
         return self._stack.enter_context(worker)
 
     def hold(self) -> Running:
-        """A worker that holds the name."""
+        """Start a worker that holds the name."""
         worker = self.hire()
         until(lambda: bool(self.client.workers()), "a worker holds the name")
         return worker
 
     def wait_for_name(self) -> Running:
-        """A second worker that waits for the name."""
+        """Start a second worker, which waits for the name."""
         worker = self.hire()
         while "is held by another process" not in worker.error_line():
             pass

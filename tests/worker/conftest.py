@@ -1,4 +1,4 @@
-"""What tests of workers find ready."""
+"""Fixtures for tests of workers."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ MEGABYTE = 1024 * 1024
 #: Uses 0.3 s of CPU time.
 BUSY = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
 
-#: Touches so many megabytes.
+#: Touches the given number of megabytes.
 LARGE = "import sys\nx = b'x' * (int(sys.argv[1]) * 1024 * 1024)"
 
 
 def runs_of(*jobs: Job, slots: int = 1, allow: Sequence[str] = ()) -> list[Run]:
-    """Return how jobs ran, in the order of their ends."""
+    """Return the measurements of jobs, in the order of their ends."""
     with a_runner(slots, allow) as runner:
         for one in jobs:
             runner.start(one)
@@ -74,7 +74,7 @@ def test_cpu_time_of_a_program_comes_from_the_system() -> None:
     assert abs(run.cpu_ns / SECOND_NS - counted) < 0.01
 
 
-def test_peak_memory_of_a_large_program_is_known_and_that_of_a_small_one_is_not_guessed() -> None:
+def test_peak_memory_is_measured_for_large_programs_only() -> None:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     megabytes = own // MEGABYTE + 100
     large, small = runs_of(script(LARGE, str(megabytes)), command("true", name=b"u"))
@@ -97,7 +97,7 @@ def test_each_call_is_measured_separately_in_a_kept_process() -> None:
     assert used[2].run_ns < SECOND_NS
 
 
-def test_time_that_python_takes_to_start_is_not_the_calls() -> None:
+def test_start_of_python_is_not_in_the_run_time() -> None:
     begin_ns = time.monotonic_ns()
     (run,) = runs_of(call("builtins:len", "four"), allow=["builtins"])
     assert run.run_ns < (time.monotonic_ns() - begin_ns) / 2

@@ -1,4 +1,4 @@
-"""A host and its agents: one lane each at a time, by the rules that the broker sends."""
+"""Agents and lanes: one lane at a time per agent, by the broker's rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.worker.agents_harness import (
     until_fed,
     until_hungry,
 )
-from tests.worker.runner_harness import a_fifo, command, told, turns, wait
+from tests.worker.runner_harness import a_fifo, command, read_fifo, turns, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SAYS_WHO = shell("report $$ ok")
 
-#: Says three times that it is hungry, then does one task after the other, when the gate lets it.
+#: Sends #hungry three times, then does one task at each opening of the gate.
 EATS_AHEAD = """
 import sys
 gate = open({gate!r})
@@ -54,7 +54,7 @@ for line in sys.stdin:
 
 
 def of(lane: str, *numbers: int) -> list[Job]:
-    """Tasks of a lane."""
+    """Return tasks of a lane."""
     return [job(f"{lane}{number}".encode(), lane=lane.encode()) for number in numbers]
 
 
@@ -65,7 +65,7 @@ def clause(match: str, argv: tuple[str, ...] | None = None, **rules: Any) -> Rul
 
 @pytest.fixture
 def host() -> Iterator[Callable[..., AgentRunner]]:
-    """Makes a host that follows these clauses."""
+    """Return a function that makes runners with the given rules."""
     hosts: list[AgentRunner] = []
 
     def make(*clauses: Rule, slots: int = 1, clock: StillClock | None = None) -> AgentRunner:
@@ -84,7 +84,7 @@ def give(pool: AgentRunner, *jobs: Job) -> None:
 
 
 def until(pool: AgentRunner, is_so: Callable[[], object]) -> None:
-    """Turns in which nothing is done."""
+    """Turn until a condition holds, without results."""
     while True:
         assert pool.turn() == []
         if is_so():
@@ -108,8 +108,8 @@ def test_no_two_agents_are_in_one_lane_and_its_order_is_kept(tmp_path: Path) -> 
         turns(pool, len(jobs))
     lines = [line.split() for line in log.read_text().splitlines()]
     for lane in "abcd":
-        said = [[what, task] for what, where, task in lines if where == lane]
-        assert said == [[what, f"{lane}{n}/1"] for n in range(8) for what in ("begin", "end")]
+        seen = [[what, task] for what, where, task in lines if where == lane]
+        assert seen == [[what, f"{lane}{n}/1"] for n in range(8) for what in ("begin", "end")]
 
 
 def test_agent_finishes_its_lane_before_it_takes_the_next() -> None:
@@ -137,7 +137,7 @@ def test_idle_agent_prefers_the_lane_that_it_served_last(gate: Gate) -> None:
 
 
 def test_agent_stays_with_its_lane_while_another_takes_earlier_tasks(gate: Gate) -> None:
-    """Both are free at once; the task of lane b is the older one."""
+    """Both agents become free at once. The task of lane b is older."""
     waits = shell(f"[ $payload = wait ] && read _ < {gate.path}; report $$ ok")
     with a_pool(waits, slots=2) as pool:
         give(pool, job(b"a", b"wait", lane=b"a"), job(b"x", b"wait", lane=b"x"))
@@ -212,7 +212,7 @@ def test_agent_that_does_not_ask_ahead_is_fed_one_by_one() -> None:
 
 
 def test_overfed_agent_that_dies_is_charged_only_for_tasks_it_read(tmp_path: Path) -> None:
-    """The next one does the rest of the lane, in its order."""
+    """The next agent takes the rest of the lane in order."""
     code = f"""
 import os, sys
 if os.path.exists({str(tmp_path / "died")!r}):
@@ -238,11 +238,11 @@ else:
         ]
 
 
-# What agents say of a lane.
+# Reports about a lane.
 
 
 def test_rest_of_a_deferred_lane_is_returned_unfed() -> None:
-    """Before the report, so that the broker can put it off with the task."""
+    """It returns before the report, so that the broker can defer it with the task."""
     (a1, a2, a3), (b1,) = of("a", 1, 2, 3), of("b", 1)
     puts_off = shell("[ $lane = a ] && report r 'deferall host down' || report r ok")
     with a_pool(puts_off) as pool:
@@ -256,7 +256,7 @@ def test_rest_of_a_deferred_lane_is_returned_unfed() -> None:
         ]
 
 
-def test_task_without_a_lane_that_is_put_off_takes_no_others_with_it() -> None:
+def test_deferred_task_without_a_lane_defers_no_others() -> None:
     jobs = [job(b"1", b"deferall"), job(b"2", b"ok")]
     with a_pool(shell('report r "$payload"')) as pool:
         give(pool, *jobs)
@@ -264,7 +264,7 @@ def test_task_without_a_lane_that_is_put_off_takes_no_others_with_it() -> None:
 
 
 @pytest.mark.parametrize("status", ["deferback", "retryat +60", "deferred"])
-def test_task_that_is_put_off_alone_does_not_stop_its_lane(status: str) -> None:
+def test_task_deferred_alone_does_not_stop_its_lane(status: str) -> None:
     jobs = [job(b"1", status.encode(), lane=b"a"), job(b"2", b"ok", lane=b"a")]
     with a_pool(shell('report r "$payload"')) as pool:
         give(pool, *jobs)
@@ -306,9 +306,9 @@ def test_agent_option_overrides_only_the_command_of_a_rule(
         assert [one.text for one in turns(pool)] == [b"own"]
         until_hungry(pool)
         clock.now_ns += 7 * SECOND_NS
-        pool.turn()  # says that there is nothing
+        pool.turn()  # sends #idle
         pool.turn()
-        assert told(fifo) == "bye\n"
+        assert read_fifo(fifo) == "bye\n"
 
 
 def test_agent_of_a_removed_command_finishes_and_exits(
@@ -351,21 +351,21 @@ def test_idle_agent_exits_by_the_current_rules(
     until_hungry(pool)
     pool.set_rules([clause("*", bye, idle_ns_max=7 * SECOND_NS)])
     clock.now_ns += 7 * SECOND_NS
-    pool.turn()  # says that there is nothing
+    pool.turn()  # sends #idle
     pool.turn()
-    assert told(fifo) == "bye\n"
+    assert read_fifo(fifo) == "bye\n"
 
 
 def test_tasks_waiting_for_a_removed_command_run_by_their_payload(
     gate: Gate, host: Callable[..., AgentRunner]
 ) -> None:
     pool = host(clause("*", shell(f"read _ < {gate.path}; report fed ok")))
-    fed, program = job(b"fed"), command("echo", "by itself", name=b"program")
+    fed, program = job(b"fed"), command("echo", "alone", name=b"program")
     give(pool, fed, program)
     until_fed(pool)
     pool.set_rules([clause("*")])
     gate.open()
-    assert turns(pool, 2) == [done(fed, b"fed"), done(program, b"by itself\n")]
+    assert turns(pool, 2) == [done(fed, b"fed"), done(program, b"alone\n")]
 
 
 def test_agents_of_two_commands_share_the_slots(
@@ -393,7 +393,7 @@ def test_programs_of_an_overfed_lane_run_one_after_the_other(
     assert log.read_text() == "begin\nend\n" * 4
 
 
-def test_rules_of_many_lanes_are_not_all_remembered() -> None:
+def test_cache_of_lanes_is_bounded() -> None:
     rules = AgentRules([clause("s/1*", ("one",)), clause("*", ("other",))])
     for number in range(LANES_CACHE_SIZE + 100):
         found = rules.agents_for((b"s", b"%d" % number))
@@ -406,7 +406,7 @@ def test_malformed_command_stays_one_word() -> None:
     assert split_command(b"agents/smtp '") == ("agents/smtp '",)
 
 
-# Trouble.
+# Errors.
 
 
 def test_agent_error_is_set_until_agents_can_be_started(
@@ -432,7 +432,7 @@ def test_agent_error_is_set_until_agents_can_be_started(
     assert pool.agent_error == b""
 
 
-def test_program_that_dies_of_its_task_is_no_trouble_of_the_host() -> None:
+def test_agent_killed_by_its_task_is_no_agent_error() -> None:
     clock, one = StillClock(), job()
     with a_pool(shell("exit 1"), clock=clock) as pool:
         give(pool, one)
@@ -454,15 +454,15 @@ def test_states_of_agents_are_logged_at_level_info(
 ) -> None:
     with caplog.at_level(logging.INFO, "taskyard.worker"), closing(Idle()) as idle:
         idle.see()
-    said = [text.split(": ", 1)[1] for text in caplog.messages]
-    assert said == [
+    seen = [text.split(": ", 1)[1] for text in caplog.messages]
+    assert seen == [
         *("LARVA", "STUFFING", "STUFFING in s/a", "FINISHING in s/a"),
         *("IDLE", "LEAVING"),
     ]
 
 
 class Idle:
-    """A host whose agent has done one task, and is told that there is nothing more."""
+    """A runner whose agent has done one task, and was notified that no more wait."""
 
     def __init__(self) -> None:
         self._clock = StillClock()

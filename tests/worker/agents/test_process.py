@@ -1,4 +1,4 @@
-"""Agents, as real programs: fed, silent, garrulous, mad and dead."""
+"""Agents as real programs: well-behaved, silent, verbose, malformed and dead."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ from tests.worker.runner_harness import (
     a_fifo,
     has_ended,
     open_descriptors,
-    told,
+    read_fifo,
     turns,
     wait,
 )
-from tests.worker.test_native import Shop
+from tests.worker.test_native import WorkerHarness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,17 +83,17 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
 
 
 def awk() -> str:
-    """As it has to be started here: mawk waits for more lines than there are, unless told."""
+    """Return the command of an awk program. mawk needs an option to read line by line."""
     command = ["awk", "-W", "interactive", "BEGIN {}"]
     tried = subprocess.run(command, capture_output=True, check=False)
     is_mawk = tried.returncode == 0 and not tried.stderr
     return "awk -W interactive -f" if is_mawk else "awk -f"
 
 
-# Programs that behave.
+# Well-behaved programs.
 
 
-def test_five_lines_of_shell_are_an_agent() -> None:
+def test_agent_can_be_five_lines_of_shell() -> None:
     agent = EXAMPLES / "count.sh"
     assert len(agent.read_text().splitlines()) == 5
     jobs = [job(b"one", b"hello"), job(b"two", b"a\tb\nc\\d"), job(b"three", b"")]
@@ -104,7 +104,7 @@ def test_five_lines_of_shell_are_an_agent() -> None:
     ]
 
 
-def test_agent_in_awk() -> None:
+def test_agent_can_be_written_in_awk() -> None:
     argv = read_command(f"{awk()} {EXAMPLES / 'sums.awk'}")
     jobs = [job(b"one", b"1 2 3.5"), job(b"two", b"one")]
     assert results_of(argv, *jobs) == [
@@ -120,7 +120,7 @@ def test_one_agent_is_fed_one_task_after_the_other() -> None:
     assert len({one.text for one in found}) == 1
 
 
-def test_there_are_as_many_agents_as_slots(gate: Gate) -> None:
+def test_one_agent_runs_per_slot(gate: Gate) -> None:
     jobs = [job(b"%d" % number) for number in range(4)]
     with a_pool(shell(f"read _ < {gate.path}; report $$ ok"), slots=3) as pool:
         for one in jobs:
@@ -170,7 +170,7 @@ print(f'{{id}}\t{{"x" * {size}}}\tok')
 
 
 @pytest.mark.parametrize(
-    ("said", "outcome", "text", "retry_at_ns"),
+    ("line_sent", "outcome", "text", "retry_at_ns"),
     [
         ("ok", Outcome.DONE, b"detail", 0),
         ("ok3 accepted", Outcome.DONE, b"detail", 0),
@@ -184,8 +184,10 @@ print(f'{{id}}\t{{"x" * {size}}}\tok')
         ("fine", Outcome.FAILED, b"the agent reported 'fine', which is no status", 0),
     ],
 )
-def test_status_is_reported_as(said: str, outcome: Outcome, text: bytes, retry_at_ns: int) -> None:
-    (found,) = results_of(shell(f"report detail '{said}'"), job())
+def test_status_of_a_report_becomes_an_outcome(
+    line_sent: str, outcome: Outcome, text: bytes, retry_at_ns: int
+) -> None:
+    (found,) = results_of(shell(f"report detail '{line_sent}'"), job())
     assert (found.outcome, found.text, found.retry_at_ns) == (outcome, text, retry_at_ns)
 
 
@@ -194,7 +196,7 @@ def test_stderr_and_comments_are_the_output_of_the_task(caplog: pytest.LogCaptur
         jobs = [job(b"one"), job(b"two")]
         talks = shell("echo \"# begins $id\"; echo aside >&2; report r 'ok quite well'")
         first, second = results_of(talks, *jobs)
-    # They come by two pipes: in which order is anybody's guess.
+    # They arrive through two pipes, in any order.
     assert sorted(first.output.split(b"\n")) == [b"aside", b"begins one/1", b"quite well"]
     assert sorted(second.output.split(b"\n")) == [b"aside", b"begins two/1", b"quite well"]
     assert [text.split(": ", 1)[1] for text in caplog.messages].count("aside") == 2
@@ -267,11 +269,11 @@ print(f"{id}\\t{os.getsid(0) == os.getpid()} {inherited}\\tok")
             leads, _, inherited = found.text.decode().partition(" ")
             assert leads == "True"
             more = set(map(int, inherited.split(","))) - {0, 1, 2}
-            # Its lifeline, and what it has open to look.
+            # Its parent pipe, and the directory that it lists.
             assert len(more - given_to_us_for_our_children()) <= 2
 
 
-# Idle ones.
+# Idle agents.
 
 
 def test_idle_agent_is_notified_once_and_fed_when_a_task_comes(
@@ -286,7 +288,7 @@ def test_idle_agent_is_notified_once_and_fed_when_a_task_comes(
         assert pool.wake_at_ns() == clock.now_ns + AGENT_IDLE_NOTICE_NS
         clock.now_ns += AGENT_IDLE_NOTICE_NS
         assert pool.turn() == []
-        assert told(fifo) == "idle\n"
+        assert read_fifo(fifo) == "idle\n"
         pool.start(job(b"two"))
         (second,) = turns(pool)
         assert first.text == second.text
@@ -299,14 +301,14 @@ def test_agent_exits_after_long_idleness_and_another_starts_on_demand(tmp_path: 
         (first,) = turns(pool)
         until_hungry(pool)
         clock.now_ns += 180 * SECOND_NS
-        pool.turn()  # says that there is nothing
+        pool.turn()  # sends #idle
         pool.turn()
-        assert told(fifo) == "bye\n"
+        assert read_fifo(fifo) == "bye\n"
         assert has_ended(int(first.text))
         pool.start(job(b"two"))
         (second,) = turns(pool)
         assert first.text != second.text
-        told_by = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # so that it need not wait for us
+        told_by = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # so that it does not block
         pool.close()
         os.close(told_by)
 
@@ -327,7 +329,7 @@ def test_agent_that_ignores_finish_is_ended(tmp_path: Path) -> None:
         (found,) = turns(pool)
         until_hungry(pool)
         pool.unstarted()
-        assert told(fifo) == "bye\n"
+        assert read_fifo(fifo) == "bye\n"
         clock.now_ns += 10 * SECOND_NS
         while pool._agents():  # noqa: SLF001
             pool.turn()
@@ -349,18 +351,18 @@ def test_close_kills_agents_that_hold_tasks(tmp_path: Path) -> None:
     fifo, before = a_fifo(tmp_path / "fifo"), open_descriptors()
     with a_pool(shell(f"echo $$ > {fifo}; sleep 1000")) as pool:
         pool.start(job())
-        pid = told_while_turning(pool, fifo)
+        pid = read_fifo_while_turning(pool, fifo)
     assert has_ended(pid)
     assert open_descriptors() == before
 
 
-def told_while_turning(pool: AgentRunner, fifo: str) -> int:
-    """The number that an agent writes there when it was fed."""
+def read_fifo_while_turning(pool: AgentRunner, fifo: str) -> int:
+    """Turn until an agent that was fed has written a number to a FIFO."""
     until_fed(pool)
-    return int(told(fifo))
+    return int(read_fifo(fifo))
 
 
-# Those that don't behave.
+# Misbehaving programs.
 
 
 def test_agent_that_dies_costs_an_attempt_and_is_replaced() -> None:
@@ -411,19 +413,19 @@ def test_agent_that_is_silent_for_too_long_with_a_task_is_ended(tmp_path: Path) 
     hangs = shell(f"trap '' TERM; sleep 1000 & echo $! > {fifo}; wait; wait")
     with a_pool(hangs, clock=clock, hunger_ns_max=60 * SECOND_NS) as pool:
         pool.start(one)
-        pid = told_while_turning(pool, fifo)
+        pid = read_fifo_while_turning(pool, fifo)
         assert pool.wake_at_ns() == clock.now_ns + 60 * SECOND_NS
         clock.now_ns += 60 * SECOND_NS - 1
         assert pool.turn() == []
         clock.now_ns += 1
-        assert pool.turn() == []  # it is asked to end
+        assert pool.turn() == []  # SIGTERM is sent
         assert pool.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
         clock.now_ns += KILL_GRACE_NS
         assert turns(pool) == [crashed(one, b"the agent sent nothing for 60 s")]
         assert has_ended(pid)
 
 
-def test_comment_is_a_sign_of_life(gate: Gate) -> None:
+def test_comment_counts_as_activity(gate: Gate) -> None:
     clock, one = StillClock(), job()
     works = shell(f"read _ < {gate.path}; echo '# still at it'; read _ < {gate.path}; report r ok")
     heard: list[Result] = []
@@ -449,7 +451,7 @@ def test_task_that_exceeds_its_time_limit_ends_its_agent(tmp_path: Path) -> None
     with a_pool(shell(slow), clock=clock) as pool:
         pool.start(one)
         pool.start(other)
-        told_while_turning(pool, fifo)
+        read_fifo_while_turning(pool, fifo)
         clock.now_ns += 5 * SECOND_NS
         assert turns(pool, 2) == [failed(one, b"time limit of 5 s exceeded"), done(other, b"r")]
 
@@ -460,7 +462,7 @@ def test_report_after_sigterm_is_ignored(tmp_path: Path) -> None:
     late = f"trap 'report r ok; exit 0' TERM; echo $$ > {fifo}; sleep 1000 & wait"
     with a_pool(shell(late), clock=clock) as pool:
         pool.start(one)
-        told_while_turning(pool, fifo)
+        read_fifo_while_turning(pool, fifo)
         clock.now_ns += 5 * SECOND_NS
         assert turns(pool) == [failed(one, b"time limit of 5 s exceeded")]
 
@@ -473,7 +475,7 @@ def test_cancelled_task_ends_its_agent_and_is_not_reported(tmp_path: Path) -> No
         pool.start(job())
         pool.start(job(b"waits"))
         pool.start(other)
-        pid = told_while_turning(pool, fifo)
+        pid = read_fifo_while_turning(pool, fifo)
         pool.stop(b"waits", 1)
         pool.stop(b"t", 1)
         pool.stop(b"nobody", 1)
@@ -605,7 +607,7 @@ def test_agent_that_dies_at_once_is_started_less_and_less_often(tmp_path: Path) 
 
 
 def test_agent_that_is_hungry_and_exits_counts_as_failed() -> None:
-    """Its task is charged if it may have seen it; either way it does not wait for ever."""
+    """Its task is charged if the agent may have read it. Either way it does not wait for ever."""
     one = job()
     (found,) = results_of(("sh", "-c", "exec <&-; echo '#hungry'"), one)
     assert found.outcome in (Outcome.CRASHED, Outcome.REFUSED)
@@ -675,7 +677,7 @@ def test_command_is_split_like_in_a_shell() -> None:
     assert read_command("sh -c 'echo  x'") == ("sh", "-c", "echo  x")
 
 
-# How many there are.
+# Number of agents.
 
 
 def test_wide_task_waits_for_its_slots_without_being_overtaken(gate: Gate) -> None:
@@ -720,22 +722,22 @@ def test_shutdown_returns_waiting_tasks_and_finishes_held_ones(gate: Gate) -> No
 
 
 def test_newest_progress_is_sent_at_a_limited_rate() -> None:
-    shop = Shop(slots=2)
-    shop.create(b"a", b"b")
-    shop.turn()
-    first, second = shop.runner.jobs
-    shop.loop.set_progress(first, Result(b"one\n"))
-    shop.turn()
-    assert shop.said.count(peer.PROGRESS) == 1
-    shop.loop.set_progress(first, Result(b"one\ntwo\n"))
-    shop.loop.set_progress(first, Result(b"one\ntwo\nthree\n"))
-    shop.loop.set_progress(second, Result(b"x\n"))
-    shop.turn()
-    assert shop.said.count(peer.PROGRESS) == 1
-    shop.pass_time(SECOND_NS)
-    shop.turn()
-    assert shop.said.count(peer.PROGRESS) == 2
-    records = [one for one in shop.scheduler.take_records() if isinstance(one, Progressed)]
+    harness = WorkerHarness(slots=2)
+    harness.create(b"a", b"b")
+    harness.turn()
+    first, second = harness.runner.jobs
+    harness.loop.set_progress(first, Result(b"one\n"))
+    harness.turn()
+    assert harness.sent_kinds.count(peer.PROGRESS) == 1
+    harness.loop.set_progress(first, Result(b"one\ntwo\n"))
+    harness.loop.set_progress(first, Result(b"one\ntwo\nthree\n"))
+    harness.loop.set_progress(second, Result(b"x\n"))
+    harness.turn()
+    assert harness.sent_kinds.count(peer.PROGRESS) == 1
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert harness.sent_kinds.count(peer.PROGRESS) == 2
+    records = [one for one in harness.scheduler.take_records() if isinstance(one, Progressed)]
     assert [record.texts for record in records] == [
         [b"one\n"],
         [b"one\ntwo\nthree\n", b"x\n"],
@@ -743,30 +745,30 @@ def test_newest_progress_is_sent_at_a_limited_rate() -> None:
 
 
 def test_no_progress_is_sent_for_finished_tasks() -> None:
-    shop = Shop()
-    shop.create(b"a")
-    shop.turn()
-    (one,) = shop.runner.jobs
-    shop.loop.set_progress(one, Result(b"first\n"))
-    shop.turn()
-    shop.loop.set_progress(one, Result(b"more\n"))
-    shop.runner.finish()
-    shop.turn()
-    shop.loop.set_progress(one, Result(b"late\n"))
-    shop.pass_time(SECOND_NS)
-    shop.turn()
-    assert shop.said.count(peer.PROGRESS) == 1
+    harness = WorkerHarness()
+    harness.create(b"a")
+    harness.turn()
+    (one,) = harness.runner.jobs
+    harness.loop.set_progress(one, Result(b"first\n"))
+    harness.turn()
+    harness.loop.set_progress(one, Result(b"more\n"))
+    harness.runner.finish()
+    harness.turn()
+    harness.loop.set_progress(one, Result(b"late\n"))
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert harness.sent_kinds.count(peer.PROGRESS) == 1
 
 
 def test_loop_reports_when_to_try_again() -> None:
-    shop = Shop()
-    shop.create(b"a")
-    shop.turn()
-    one = shop.runner.jobs.pop()
-    at_ns = shop.scheduler.at_ns + 90 * SECOND_NS
-    shop.runner._done.append(JobResult(one, Outcome.RETRY_AT, b"later", b"", at_ns))  # noqa: SLF001
-    shop.turn()
-    task = shop.scheduler.ledger.tasks[b"a"]
+    harness = WorkerHarness()
+    harness.create(b"a")
+    harness.turn()
+    one = harness.runner.jobs.pop()
+    at_ns = harness.scheduler.at_ns + 90 * SECOND_NS
+    harness.runner._done.append(JobResult(one, Outcome.RETRY_AT, b"later", b"", at_ns))  # noqa: SLF001
+    harness.turn()
+    task = harness.scheduler.ledger.tasks[b"a"]
     assert (task.state, task.due_ns, task.failures) == (TaskState.DELAYED, at_ns, 0)
 
 
@@ -798,8 +800,8 @@ def test_agents_run_the_tasks_of_their_service(tmp_path: Path) -> None:
 def test_reports_of_agents_reach_the_broker(tmp_path: Path) -> None:
     agent = command_of(shell('report "$lane" "$payload"'))
     with a_host(tmp_path, agent) as (client, _):
-        said = {"lost": b"error no such user", "later": b"retryat +3600 greylisted"}
-        for name, status in said.items():
+        statuses = {"lost": b"error no such user", "later": b"retryat +3600 greylisted"}
+        for name, status in statuses.items():
             client.submit(status, name=name, service="s", retries=5)
         assert client.submit(b"ok", service="s", lane="disk-1").result(30) == b"disk-1"
         assert "no such user" in str(client.future("lost").exception(30))

@@ -1,4 +1,4 @@
-"""The small parts of the runner that need no process: frames, tails, last lines."""
+"""Parts of the runner without processes: frames, tails, last lines."""
 
 from itertools import pairwise
 
@@ -54,7 +54,7 @@ def test_malformed_result_frame_raises_value_error(frame: bytes) -> None:
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 20))
-def test_tail_is_the_end_of_everything(chunks: list[bytes], bytes_max: int) -> None:
+def test_tail_keeps_the_last_bytes(chunks: list[bytes], bytes_max: int) -> None:
     tail = Tail(bytes_max)
     for chunk in chunks:
         tail.add(chunk)
@@ -96,5 +96,5 @@ def test_name_of_any_bytes_fits_the_environment() -> None:
         "TASKYARD_CAMPAIGN": "",
         "TASKYARD_ATTEMPT": "3",
     }
-    told = task_env(b"nightly/a/b", 1, b"nightly")
-    assert (told["TASKYARD_TASK"], told["TASKYARD_CAMPAIGN"]) == ("a/b", "nightly")
+    read_fifo = task_env(b"nightly/a/b", 1, b"nightly")
+    assert (read_fifo["TASKYARD_TASK"], read_fifo["TASKYARD_CAMPAIGN"]) == ("a/b", "nightly")

@@ -1,4 +1,4 @@
-"""Pickled calls in a runner's children: allowed or not, their scripts, results and exceptions."""
+"""Pickled calls in a runner's children: permission, scripts, results and exceptions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def double(number):
 
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessRunner]:
-    """One child at a time, in a directory of the test's own."""
+    """Yield a runner with one slot, in a directory of the test."""
     monkeypatch.chdir(tmp_path)
     running = ProcessRunner(1, [], RealClock(), allow_pickle=True)
     yield running
@@ -45,7 +45,7 @@ def job(function: Any, *args: Any, origin: Origin = HERE, service: bytes = PICKL
 
 
 def job_of_main(name: bytes, origin: Origin) -> Job:
-    """Of a function that `__main__` has, there: called with 4."""
+    """Return a job that calls a function of a script's `__main__` with 4."""
     return Job(
         b"t",
         1,
@@ -80,9 +80,9 @@ def test_exception_is_last_in_the_output(runner: ProcessRunner) -> None:
     came = done(runner, job(calls.refuse_odd, 1))
     assert (came.outcome, came.text) == (Outcome.FAILED, b"tests.client.executor_calls.Odd: 1")
     assert came.output.startswith(b"Traceback")
-    error, told = pickled.decode_exception(came.output)
+    error, read_fifo = pickled.decode_exception(came.output)
     assert isinstance(error, calls.Odd)
-    assert "raise Odd(number)" in told
+    assert "raise Odd(number)" in read_fifo
 
 
 def test_exit_is_an_exception_like_others(runner: ProcessRunner) -> None:
@@ -139,7 +139,7 @@ def test_missing_script_is_in_the_reason(runner: ProcessRunner) -> None:
     assert b"can't run /nowhere/script.py, which defines the function" in came.text
 
 
-def test_directories_of_the_caller_are_looked_in(runner: ProcessRunner, tmp_path: Path) -> None:
+def test_directories_of_the_caller_are_searched(runner: ProcessRunner, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "beside.py").write_text("def double(number):\n    return 2 * number\n")
     call = b"cbeside\ndouble\n(K\x04t}\x87."

@@ -1,4 +1,4 @@
-"""Tasks of `exec`, with real programs: results, output, ends of every kind, and limits."""
+"""Tasks of `exec` with real programs: results, output, exits of every kind, and limits."""
 
 import contextlib
 import os
@@ -26,15 +26,15 @@ from tests.worker.runner_harness import (
     command,
     has_ended,
     open_descriptors,
+    read_fifo,
     result_of,
     script,
-    told,
     turn_until_quiet,
     turns,
     without_run,
 )
 
-#: Tells where it is, then hangs without using time.
+#: Writes to a FIFO, then blocks without using CPU time.
 HANG = """
 import os, signal, sys
 open(sys.argv[1], "w").write(str(os.getpid()))
@@ -50,7 +50,7 @@ open(sys.argv[1], "w").write(str(os.getpid()))
 signal.pause()
 """
 
-#: Ends at once; what it started stays and holds its pipes.
+#: Exits at once. Its child stays, and holds its pipes.
 LEAVE_SOMEBODY_BEHIND = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
@@ -59,7 +59,7 @@ print("done", flush=True)
 os._exit(0)
 """
 
-#: Ends at once; what it started prints after that.
+#: Exits at once. Its child prints after that.
 LET_SOMEBODY_ELSE_PRINT = """
 import os, signal, sys
 ended, ends = os.pipe()
@@ -118,7 +118,7 @@ def test_failure_without_output_has_the_exit_status() -> None:
     assert result_of(job) == failed(job, b"exit status 1")
 
 
-def test_last_line_is_made_fit_to_be_shown() -> None:
+def test_last_line_is_printable() -> None:
     job = command("printf", r"one\n \033[31mred\377 \n\n\n")
     assert result_of(job) == done(job, b"one\n \x1b[31mred\xff \n\n\n")
     job = command("sh", "-c", r"printf 'one\n \033[31mred\377 \n\n\n'; exit 1")
@@ -137,7 +137,7 @@ def test_signal_without_a_name_is_reported_by_number() -> None:
 
 @pytest.mark.parametrize("program", ["no-such-program", "./no-such-program", "/no/such/program"])
 @pytest.mark.parametrize("cwd", [None, "."])
-def test_program_that_is_not_there(program: str, cwd: str | None) -> None:
+def test_missing_program_is_reported(program: str, cwd: str | None) -> None:
     job = command(program, cwd=cwd)
     assert result_of(job) == failed(job, f"no such program: {program}".encode())
 
@@ -155,7 +155,7 @@ def a_file(path: Path, content: str, mode: int) -> str:
     return str(path)
 
 
-def test_program_that_can_not_be_run(tmp_path: Path) -> None:
+def test_program_that_can_not_be_run_fails(tmp_path: Path) -> None:
     plain = command(a_file(tmp_path / "plain", "#!/bin/sh\n", 0o600))
     assert result_of(plain).text.endswith(b"/plain: Permission denied")
     bare = command(a_file(tmp_path / "bare", "echo never a shell\n", 0o700))
@@ -167,7 +167,7 @@ def test_program_that_can_not_be_run(tmp_path: Path) -> None:
     assert result_of(command(str(tmp_path))).text.endswith(b": Permission denied")
 
 
-def test_file_on_the_path_that_is_no_program_is_passed_over(tmp_path: Path) -> None:
+def test_non_executable_file_on_the_path_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "first" / "tool").mkdir(parents=True)
     (tmp_path / "second").mkdir()
     a_file(tmp_path / "second" / "tool", "#!/bin/sh\necho mine\n", 0o700)
@@ -180,7 +180,7 @@ def test_too_long_command_line_is_reported() -> None:
     assert result_of(job) == failed(job, b"can't start true: Argument list too long")
 
 
-def test_payload_that_is_no_command_is_failed_for_good() -> None:
+def test_malformed_payload_fails_for_good() -> None:
     job = Job(b"t", 1, b"exec", b"{}")
     text = b"the payload is nothing that a worker of exec can do: Object missing required field "
     assert result_of(job) == JobResult(
@@ -233,7 +233,7 @@ def test_program_has_no_signal_ignored(cwd: str | None) -> None:
 
 
 def given_to_us_for_our_children() -> set[int]:
-    """By whoever started the tests."""
+    """Return the descriptors that the caller of the tests lets children inherit."""
     given = set()
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -250,7 +250,7 @@ def test_program_inherits_its_standard_files_and_its_lifeline(cwd: str | None) -
         inherited = set(map(int, turns(runner)[0].text.split()))
     standard = {0, 1, 2}
     assert inherited >= standard
-    # The lifeline, and what `ls` has open to look.
+    # The parent pipe, and the directory that `ls` has open.
     assert len(inherited - standard - given_to_us_for_our_children()) <= 2
 
 
@@ -294,7 +294,7 @@ def test_program_is_ended_at_its_time_limit(tmp_path: Path) -> None:
         job = script(HANG, fifo, time_limit_ns=5 * SECOND_NS)
         runner.start(job)
         assert runner.turn() == []
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         assert runner.wake_at_ns() == clock.now_ns + 5 * SECOND_NS
         clock.now_ns += 5 * SECOND_NS - 1
         assert runner.turn() == []
@@ -310,7 +310,7 @@ def test_program_that_will_not_end_is_killed_after_the_grace_period(tmp_path: Pa
         job = script(HANG_WHATEVER_IT_IS_TOLD, fifo, time_limit_ns=SECOND_NS // 4)
         runner.start(job)
         runner.turn()
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         clock.now_ns += SECOND_NS
         runner.turn()
         assert runner.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
@@ -325,7 +325,7 @@ def test_program_that_exits_with_0_after_sigterm_has_failed(tmp_path: Path) -> N
         job = script(LEAVE_WELL_WHEN_TOLD, fifo, time_limit_ns=SECOND_NS)
         runner.start(job)
         runner.turn()
-        told(fifo)
+        read_fifo(fifo)
         clock.now_ns += SECOND_NS
         assert turns(runner) == [failed(job, b"time limit of 1 s exceeded")]
 
@@ -340,7 +340,7 @@ def test_program_that_ended_in_time_is_done_however_late_the_loop_looks(tmp_path
         )
         runner.start(job)
         runner.turn()
-        assert has_ended(int(told(fifo)))
+        assert has_ended(int(read_fifo(fifo)))
         clock.now_ns += 100 * SECOND_NS
         assert [without_run(one) for one in runner.turn()] == [done(job, b"")]
 
@@ -351,7 +351,7 @@ def test_process_left_behind_does_not_delay_its_task(tmp_path: Path) -> None:
         job = script(LEAVE_SOMEBODY_BEHIND, fifo)
         runner.start(job)
         runner.turn()
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         assert turns(runner) == [done(job, b"done\n")]
         assert has_ended(pid)
 
@@ -362,7 +362,7 @@ def test_pipes_are_drained_at_exit(tmp_path: Path) -> None:
         job = script(LET_SOMEBODY_ELSE_PRINT, fifo)
         runner.start(job)
         runner.turn()
-        told(fifo)
+        read_fifo(fifo)
         assert turns(runner) == [done(job, b"late\n")]
 
 
@@ -372,7 +372,7 @@ def test_wide_pipe_is_drained_at_exit(tmp_path: Path) -> None:
         job = script(PRINT_INTO_A_WIDE_PIPE, fifo)
         runner.start(job)
         runner.turn()
-        assert has_ended(int(told(fifo)))
+        assert has_ended(int(read_fifo(fifo)))
         assert turns(runner) == [done(job, bytes(500_000))]
 
 
@@ -388,7 +388,7 @@ def test_program_that_closes_its_pipes_keeps_running(tmp_path: Path) -> None:
         assert turns(runner) == [failed(job, b"exit status 7")]
 
 
-def test_worker_without_room_for_a_process_refuses() -> None:
+def test_worker_without_processes_left_refuses_tasks() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with a_runner() as runner:
         job = command("true")
@@ -435,7 +435,7 @@ def test_program_gets_its_pipes_in_a_worker_without_standard_files() -> None:
         "report = os.dup(2)\n"
         "for descriptor in (0, 1, 2): os.close(descriptor)\n"
         "with a_runner():\n"
-        "    for descriptor in (1, 2): os.write(descriptor, b'nobody gets this')\n"
+        "    for descriptor in (1, 2): os.write(descriptor, b'lost output')\n"
         "    assert os.read(0, 1) == b''\n"
         "found = result_of(command('sh', '-c', 'echo one; echo two >&2'))\n"
         "os.write(report, found.text + found.output)\n"
@@ -485,7 +485,7 @@ def test_stopped_program_is_ended_and_not_reported(tmp_path: Path) -> None:
         job = script(HANG, fifo)
         runner.start(job)
         runner.turn()
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         runner.stop(b"t", 2)
         runner.stop(b"u", 1)
         assert runner.running() == [job]
@@ -502,7 +502,7 @@ def test_stopped_program_that_will_not_end_is_killed(tmp_path: Path) -> None:
     with a_runner(clock=clock) as runner:
         runner.start(script(HANG_WHATEVER_IT_IS_TOLD, fifo))
         runner.turn()
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         runner.stop(b"t", 1)
         assert runner.turn() == []
         assert runner.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
@@ -518,7 +518,7 @@ def test_close_leaves_no_process_behind(tmp_path: Path) -> None:
             runner.start(script(HANG_WHATEVER_IT_IS_TOLD, fifo))
         runner.start(command("true"))
         runner.turn()
-        pids = [int(told(fifo)) for fifo in fifos]
+        pids = [int(read_fifo(fifo)) for fifo in fifos]
         runner.close()
         assert [has_ended(pid) for pid in pids] == [True, True]
         with pytest.raises(ChildProcessError):
