@@ -175,8 +175,8 @@ class PlainWorker(Worker):
             if answer is None:
                 self._forget()
             elif answer[1] == [TRANSFER]:
-                take_task = answer[2][0]
-                return Job(fields(take_task)[1][0], take_task)
+                task = answer[2][0]
+                return Job(fields(task)[1][0], task)
             else:
                 self.is_dismissed = answer[1] == [EXIT]
             if not deadline:

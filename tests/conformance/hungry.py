@@ -15,7 +15,7 @@ from tests.conformance.raw_sockets import Deadline, unique
 from tests.conformance.skills import Job, Worker
 from tests.kit import processes
 
-AGENT = Path(__file__).with_name("agent.py")
+AGENT = Path(__file__).with_name("relay_agent.py")
 
 _ESCAPES = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"), (b"\r", b"\\r"))
 

@@ -28,7 +28,7 @@ def shorten() -> None:
 
 
 def _with(build: Callable[..., Any], more: dict[str, Any]) -> Callable[..., Any]:
-    return lambda *take_task, **named: build(*take_task, **{**named, **more})
+    return lambda *args, **named: build(*args, **{**named, **more})
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ WORKERS: Final[dict[str, type[Worker]]] = {
 #: The broker's dialects, each with its number of endpoints.
 DOORS: Final = {"dwork": 1, "round-robin": 1, "ping-pong": 2, "wmp": 1}
 
-SHORT_TIMES: Final = (sys.executable, str(Path(__file__).with_name("short_times.py")))
+SHORT_LEASES: Final = (sys.executable, str(Path(__file__).with_name("short_leases.py")))
 
 #: Nothing takes longer, but the machine may be busy.
 PATIENCE_SECONDS: Final = 20.0
@@ -103,7 +103,7 @@ class BrokerControl:
 class Yard:
     """A broker and its peers. Close it, or use it in a `with`."""
 
-    def __init__(self, directory: Path, program: tuple[str, ...] = SHORT_TIMES) -> None:
+    def __init__(self, directory: Path, program: tuple[str, ...] = SHORT_LEASES) -> None:
         self._directory = directory
         self._program = program
         self._places = {

@@ -1,6 +1,6 @@
 """Programs that overload a broker by requests: large messages, and unread replies.
 
-python attackers_requests.py HOST PORT ATTACK
+python request_attackers.py HOST PORT ATTACK
 
 They speak ZMTP over plain sockets, so that no library reads in the background. A program prints
 `sent` when everything is sent, keeps its connections, and ends with its stdin. If the broker stops

@@ -1,4 +1,4 @@
-"""Programs that attack a listener: `python attackers.py KIND ENDPOINT COUNT`.
+"""Programs that attack a listener: `python socket_attackers.py KIND ENDPOINT COUNT`.
 
 They speak ZMTP 3 over plain sockets, because libzmq would not send such messages. Each prints
 `ready` when its first round is sent, reconnects whenever it is cut off, and ends with its stdin.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMITED = (sys.executable, str(Path(memory_limited.__file__)))
-ATTACKERS = str(Path(__file__).with_name("attackers_requests.py"))
+ATTACKERS = str(Path(__file__).with_name("request_attackers.py"))
 MEGABYTE = 1 << 20
 
 #: How long another peer may wait for a reply. More on a busy machine.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
 
-ATTACKERS = Path(__file__).with_name("attackers.py")
+ATTACKERS = Path(__file__).with_name("socket_attackers.py")
 
 MIB = 1 << 20
 MEMORY_MAX = 512 * MIB

@@ -35,7 +35,7 @@ class Manager(Running):
     def __init__(self, directory: Path, endpoint: str = ANY) -> None:
         directory.mkdir(exist_ok=True)
         (directory / ".taskyard").mkdir(exist_ok=True, mode=0o700)
-        program = (sys.executable, str(HERE / "wmp_host.py"))
+        program = (sys.executable, str(HERE / "wmp_manager.py"))
         super().__init__(directory, ".taskyard", endpoint, program=program, stderr=None)
         native, wmp = self.line().split(), self.line().split()
         assert [native[1], wmp[1]] == ["native", "wmp"]

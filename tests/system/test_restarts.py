@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from taskyard.client.client import Client
-from tests.conformance.yard import SHORT_TIMES
+from tests.conformance.yard import SHORT_LEASES
 from tests.kit.processes import Running, until
 from tests.system.kit import Broker
 from tests.system.kit import count as count_journal
@@ -127,7 +127,7 @@ class Yard:
     def _start(self) -> None:
         options = [f"{name}={place}" for name, place in self.places.items()]
         words = [word for option in options for word in ("--listen", option)]
-        broker = Broker(self._directory, *words, program=SHORT_TIMES)
+        broker = Broker(self._directory, *words, program=SHORT_LEASES)
         self.broker = self._stack.enter_context(broker)
         self.places = dict(zip(self.places, broker.endpoints[1:], strict=True))
 
