@@ -1,4 +1,4 @@
-"""One broker for many scenarios; each finds it empty."""
+"""One broker for many scenarios. Each scenario finds it empty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Holder:
-    """The yard of this process. One that could not be swept is left aside."""
+    """The yard of this process. One that could not be emptied is replaced."""
 
     def __init__(self, directories: pytest.TempPathFactory) -> None:
         self._directories = directories
@@ -51,6 +51,6 @@ def yard(holder: Holder) -> Iterator[Yard]:
 
 @pytest.fixture
 def own_yard(tmp_path: Path) -> Iterator[Yard]:
-    """For who ends its broker."""
+    """Yield a separate yard for a scenario that stops its broker."""
     with Yard(tmp_path) as yard:
         yield yard

@@ -7,17 +7,17 @@ from typing import Any
 
 import zmq
 
-from tests.conformance.raw_sockets import Bare, Until, unique
-from tests.conformance.skills import Answer, Asked, Client, Job, Worker
+from tests.conformance.raw_sockets import Bare, Deadline, unique
+from tests.conformance.skills import Answer, Client, Job, SubmittedTask, Worker
 
 CREATE, STEAL, COMPLETE, TRANSFER, LOOKUP, NOT_FOUND, OK, EXIT, ERROR = range(9)
 #: In the log of a task.
 DONE = 6
 
-#: A plain peer can't wait at the broker: it asks again after so long.
+#: How often a plain worker sends Steal: it can't wait at the broker.
 PAUSE_SECONDS = 0.005
 
-#: An answer that takes longer was lost with the broker.
+#: A reply that takes longer was lost with the broker.
 LOST_SECONDS = 1.0
 
 
@@ -39,7 +39,7 @@ def varint(value: int) -> bytes:
 
 
 def fields(body: bytes) -> dict[int, list[Any]]:
-    """Of a message: numbers and byte strings by the number of their field."""
+    """Decode a message: numbers and byte strings by field number."""
     found: dict[int, list[Any]] = {}
     at = 0
     while at < len(body):
@@ -67,14 +67,14 @@ def task(name: bytes, after: tuple[bytes, ...] = ()) -> bytes:
     return text(2, text(1, name) + text(2, b"test") + preds)
 
 
-class Line:
-    """One request at a time, as a REQ has it; a socket without an answer is made anew."""
+class RequestSocket:
+    """One request at a time, like a REQ. Reopens the socket after a lost reply."""
 
     def __init__(self, endpoint: str) -> None:
         self.bare = Bare(zmq.REQ, endpoint)
 
-    def ask(self, body: bytes) -> dict[int, list[Any]] | None:
-        """The answer's fields; None: it was lost."""
+    def request(self, body: bytes) -> dict[int, list[Any]] | None:
+        """Send a request. Return the fields of the reply; None: it was lost."""
         self.bare.send(body)
         frames = self.bare.receive(LOST_SECONDS)
         if frames is None:
@@ -83,7 +83,7 @@ class Line:
         return fields(frames[0])
 
     def must(self, body: bytes, *kinds: int) -> dict[int, list[Any]]:
-        answer = self.ask(body)
+        answer = self.request(body)
         assert answer is not None, "no answer"
         assert answer[1][0] in kinds, answer
         return answer
@@ -94,56 +94,56 @@ class PlainClient(Client):
     cannot = {  # noqa: RUF012  # never changed
         "bytes": "a plain dwork task has a name and no payload",
         "results": "a plain dwork client can look a task up, its result it never sees",
-        "failures": "a plain dwork client is told of no failure",
+        "failures": "a plain dwork client gets no failures",
         "retries": "plain dwork has no retries",
         "terms": "plain dwork has no priorities and no lanes",
     }
 
     def __init__(self, endpoint: str) -> None:
-        self._line = Line(endpoint)
+        self._requests = RequestSocket(endpoint)
 
-    def submit(self, payload: bytes, **more: Any) -> Asked:
-        asked = Asked(payload, more.get("name") or payload, more)
-        body = number(1, CREATE) + task(asked.mark, more.get("after", ()))
-        answer = self._line.ask(body)
+    def submit(self, payload: bytes, **more: Any) -> SubmittedTask:
+        submitted = SubmittedTask(payload, more.get("name") or payload, more)
+        body = number(1, CREATE) + task(submitted.mark, more.get("after", ()))
+        answer = self._requests.request(body)
         if answer is None:
-            return self.again(asked)
+            return self.again(submitted)
         assert answer[1] == [OK], answer
-        return asked
+        return submitted
 
     def submit_all(self, *tasks: tuple[bytes, tuple[bytes, ...]]) -> bool:
-        """Names and what each waits for, in one message. Whether it was taken."""
+        """Submit names with their dependencies in one message. Return whether it was accepted."""
         body = number(1, CREATE) + b"".join(task(name, after) for name, after in tasks)
-        return self._line.must(body, OK, ERROR)[1] == [OK]
+        return self._requests.must(body, OK, ERROR)[1] == [OK]
 
-    def answer(self, asked: Asked, seconds: float) -> Answer | None:
-        ends = Until(seconds)
+    def answer(self, submitted: SubmittedTask, seconds: float) -> Answer | None:
+        deadline = Deadline(seconds)
         while True:
-            answer = self._line.ask(number(1, LOOKUP) + text(3, asked.mark))
+            answer = self._requests.request(number(1, LOOKUP) + text(3, submitted.mark))
             if answer is not None and answer[1] == [TRANSFER]:
                 log = fields(answer[2][0]).get(6, [])
                 if log and fields(log[-1])[1] == [DONE]:
                     return Answer(is_done=True)
-            if answer is None or not ends:
+            if answer is None or not deadline:
                 return None
             time.sleep(PAUSE_SECONDS)
 
-    def again(self, asked: Asked) -> Asked:
-        """Look first: to create it again after it was done would be another task."""
+    def again(self, submitted: SubmittedTask) -> SubmittedTask:
+        """Query first: after the task is done, Create would make another task."""
         while True:
-            answer = self._line.ask(number(1, LOOKUP) + text(3, asked.mark))
+            answer = self._requests.request(number(1, LOOKUP) + text(3, submitted.mark))
             if answer is not None and answer[1] == [TRANSFER]:
-                return asked
+                return submitted
             if answer is not None:
-                body = number(1, CREATE) + task(asked.mark, asked.more.get("after", ()))
-                if self._line.ask(body) is not None:
-                    return asked
+                body = number(1, CREATE) + task(submitted.mark, submitted.more.get("after", ()))
+                if self._requests.request(body) is not None:
+                    return submitted
 
     def malform(self) -> None:
-        self._line.must(b"\xff\xff\xff", ERROR)
+        self._requests.must(b"\xff\xff\xff", ERROR)
 
     def close(self) -> None:
-        self._line.bare.close()
+        self._requests.bare.close()
 
 
 class PlainWorker(Worker):
@@ -151,61 +151,63 @@ class PlainWorker(Worker):
     cannot = {  # noqa: RUF012  # never changed
         "bytes": "a plain dwork worker sees a task's name, never its payload",
         "results": "a plain dwork worker gives no result",
-        "failures": "a plain dwork worker can't say failure",
-        "failures for good": "a plain dwork worker can't say failure",
+        "failures": "a plain dwork worker can't report failures",
+        "final failures": "a plain dwork worker can't report failures",
         "progress": "plain dwork has no progress",
         "limit": "a plain dwork worker may hold as much as it steals",
         "slots": "a plain dwork worker has no slots",
-        "wait": "a plain dwork worker can't wait at the broker: who asks is given",
-        "silence": "a plain dwork worker has no heartbeat: its tasks are its own",
+        "wait": "a plain dwork worker can't wait at the broker: Steal is answered at once",
+        "expiry": "a plain dwork worker has no heartbeat: its tasks are its own",
         "heartbeat": "plain dwork has no heartbeat",
         "lists": "plain dwork has no heartbeat",
-        "cancel": "a plain dwork worker can't be told to stop a task",
+        "cancel": "a plain dwork worker gets no cancellations",
     }
 
     def __init__(self, endpoint: str, slots: int = 1) -> None:
         del slots
-        self._line = Line(endpoint)
+        self._requests = RequestSocket(endpoint)
         self._name = unique("plain")
 
     def take_soon(self, seconds: float) -> Job | None:
-        ends = Until(seconds)
+        deadline = Deadline(seconds)
         while True:
-            answer = self._line.ask(number(1, STEAL) + text(6, self._name))
+            answer = self._requests.request(number(1, STEAL) + text(6, self._name))
             if answer is None:
                 self._forget()
             elif answer[1] == [TRANSFER]:
-                given = answer[2][0]
-                return Job(fields(given)[1][0], given)
+                task = answer[2][0]
+                return Job(fields(task)[1][0], task)
             else:
-                self.is_sent_home = answer[1] == [EXIT]
-            if not ends:
+                self.is_dismissed = answer[1] == [EXIT]
+            if not deadline:
                 return None
             time.sleep(PAUSE_SECONDS)
 
     def _forget(self) -> None:
-        """After a lost answer: what it may have been given is for others."""
-        while self._line.ask(number(1, EXIT) + text(6, self._name)) is None:
+        """Send Exit after a lost reply, so that the tasks in it go to other workers."""
+        while self._requests.request(number(1, EXIT) + text(6, self._name)) is None:
             pass
 
     def done(self, job: Job, result: bytes) -> None:
         del result
-        answer = self._line.ask(number(1, COMPLETE) + text(2, job.mark) + text(6, self._name))
+        answer = self._requests.request(
+            number(1, COMPLETE) + text(2, job.mark) + text(6, self._name)
+        )
         if answer is None:
             self._forget()
 
-    def give_back(self, job: Job) -> None:
-        self._line.must(number(1, TRANSFER) + text(2, job.mark) + text(6, self._name), OK)
+    def return_task(self, job: Job) -> None:
+        self._requests.must(number(1, TRANSFER) + text(2, job.mark) + text(6, self._name), OK)
 
     def malform(self) -> None:
-        self._line.must(b"\xff\xff\xff", ERROR)
+        self._requests.must(b"\xff\xff\xff", ERROR)
 
     def leave(self) -> None:
-        self._line.ask(number(1, EXIT) + text(6, self._name))
+        self._requests.request(number(1, EXIT) + text(6, self._name))
 
     def vanish(self) -> None:
-        self._line.bare.close()
+        self._requests.bare.close()
 
     def close(self) -> None:
         self.leave()
-        self._line.bare.close()
+        self._requests.bare.close()

@@ -1,4 +1,4 @@
-"""The driver of a hungry worker: our worker host as a process, and agents that say what we say."""
+"""The driver of a hungry worker: our worker as a process, and agents that the test drives."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 
 from tests.conformance import dwork_plain
-from tests.conformance.raw_sockets import Until, unique
+from tests.conformance.raw_sockets import Deadline, unique
 from tests.conformance.skills import Job, Worker
 from tests.kit import processes
 
-AGENT = Path(__file__).with_name("agent.py")
+AGENT = Path(__file__).with_name("relay_agent.py")
 
 _ESCAPES = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"), (b"\r", b"\\r"))
 
@@ -34,18 +34,18 @@ def unescape(field: bytes) -> bytes:
 
 
 class Agent:
-    """One agent, as its program would see it."""
+    """One agent, as its program sees it."""
 
     def __init__(self, pipe: socket.socket) -> None:
         self.pipe = pipe
         self._half = b""
-        self.say(b"#hungry")
+        self.send(b"#hungry")
 
-    def say(self, *lines: bytes) -> None:
+    def send(self, *lines: bytes) -> None:
         self.pipe.sendall(b"".join(line + b"\n" for line in lines))
 
     def lines(self) -> list[bytes] | None:
-        """Those that have come; None: it was told to end."""
+        """Return the lines received; None: the agent was asked to finish."""
         chunk = self.pipe.recv(1 << 20)
         *lines, self._half = (self._half + chunk).split(b"\n")
         return lines if chunk and b"" not in lines else None
@@ -54,10 +54,10 @@ class Agent:
 class HungryWorker(Worker):
     kind = "hungry"
     cannot = {  # noqa: RUF012  # never changed
-        "lists": "an agent does not list what it holds; its host does",
-        "heartbeat": "an agent need not show life: its host does, as long as it runs",
-        "cancel": "an agent can't be told to stop a task; its host ends it",
-        "late reports": "an agent ends with its tasks: there is nobody left to report late",
+        "lists": "an agent does not list its tasks, its worker does",
+        "heartbeat": "an agent sends no heartbeats, its worker does",
+        "cancel": "an agent gets no cancellations, its worker ends it",
+        "late reports": "an agent ends with its tasks, so it can't report late",
     }
 
     def __init__(self, endpoint: str, slots: int = 1) -> None:
@@ -81,16 +81,16 @@ class HungryWorker(Worker):
         )
 
     def take_soon(self, seconds: float) -> Job | None:
-        ends = Until(seconds)
+        deadline = Deadline(seconds)
         while not self._jobs:
-            ready = self._selector.select(ends.left)
+            ready = self._selector.select(deadline.left)
             if not ready:
                 return None
             for key, _ in ready:
                 if key.fileobj is self._listener:
                     self._welcome()
                 else:
-                    self._hear(key.data)
+                    self._receive(key.data)
         return self._jobs.pop(0)
 
     def _welcome(self) -> None:
@@ -98,7 +98,7 @@ class HungryWorker(Worker):
         self._agents.append(agent)
         self._selector.register(agent.pipe, selectors.EVENT_READ, agent)
 
-    def _hear(self, agent: Agent) -> None:
+    def _receive(self, agent: Agent) -> None:
         lines = agent.lines()
         if lines is None:
             self._selector.unregister(agent.pipe)
@@ -112,7 +112,7 @@ class HungryWorker(Worker):
 
     def _report(self, job: Job, detail: bytes, status: bytes) -> None:
         agent, task = job.mark
-        agent.say(task + b"\t" + escape(detail) + b"\t" + status, b"#hungry")
+        agent.send(task + b"\t" + escape(detail) + b"\t" + status, b"#hungry")
 
     def done(self, job: Job, result: bytes) -> None:
         self._report(job, result, b"ok")
@@ -120,29 +120,29 @@ class HungryWorker(Worker):
     def fail(self, job: Job, reason: bytes) -> None:
         self._report(job, b"", b"deferred " + reason)
 
-    def fail_for_good(self, job: Job, reason: bytes) -> None:
+    def fail_final(self, job: Job, reason: bytes) -> None:
         self._report(job, b"", b"error " + reason)
 
-    def give_back(self, job: Job) -> None:
+    def return_task(self, job: Job) -> None:
         self._report(job, b"", b"deferback")
 
     def progress(self, job: Job, percent: int, text: bytes) -> None:
         del percent
-        job.mark[0].say(b"# " + text)
+        job.mark[0].send(b"# " + text)
 
-    def sent_home(self, seconds: float) -> bool:
-        ends = Until(seconds)
-        while ends and self._host.process.poll() is None:
+    def dismissed(self, seconds: float) -> bool:
+        deadline = Deadline(seconds)
+        while deadline and self._host.process.poll() is None:
             self.take_soon(0.01)
         return self._host.process.poll() == 0
 
     def malform(self) -> None:
-        """By each agent that it has."""
+        """Send malformed lines from each agent."""
         for agent in self._agents:
-            agent.say(b"\xff\xfe what?", b"no/1\tsuch\ttask", b"#HUNGRY?")
+            agent.send(b"\xff\xfe what?", b"no/1\tsuch\ttask", b"#HUNGRY?")
 
     def leave(self) -> None:
-        """Told twice it gives back what it holds; with empty hands once is enough."""
+        """Send SIGTERM. A worker that holds tasks gets a second one, and returns them."""
         self._host.send(signal.SIGTERM)
         if self._host.error_line():
             self._host.send(signal.SIGTERM)
@@ -152,12 +152,12 @@ class HungryWorker(Worker):
         self._host.kill()
 
     def close(self) -> None:
-        """In a hurry: it is killed, and its goodbye is said for it."""
+        """Kill the worker, and send Exit for it, to save time."""
         with self._host, self._listener, self._selector, self._directory:
             for agent in self._agents:
                 agent.pipe.close()
             if self._host.process.poll() is None:
                 self._host.kill()
-        line = dwork_plain.Line(self._endpoint)
-        line.ask(dwork_plain.number(1, dwork_plain.EXIT) + dwork_plain.text(6, self._name))
+        line = dwork_plain.RequestSocket(self._endpoint)
+        line.request(dwork_plain.number(1, dwork_plain.EXIT) + dwork_plain.text(6, self._name))
         line.bare.close()

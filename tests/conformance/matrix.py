@@ -1,10 +1,10 @@
-"""The matrix: every client's dialect with every worker's, on one broker that is killed in between.
+"""The matrix: every client dialect with every worker dialect, on a broker that is killed.
 
 `python -m tests.conformance.matrix [TASKS [WORKER…]]` prints it as a table. A column is a kind of
-worker; the clients of all dialects ask at the same time, and in the middle of each column the
-broker is killed and started again. What counts is the journal: lost is a task that no record says
-is done, doubled one that two records do. A client that asks again after the restart, because its
-dialect has no better way, makes another task: those are counted, too.
+worker. Clients of all dialects submit at the same time, and in the middle of each column the broker
+is killed and restarted. The journal decides: a task without a Finished record is lost, one with two
+is doubled. A client that can only resubmit after the restart makes another task. Those are counted
+too.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.lock import StateLock
 from taskyard.journal.recovery import records_of
 from taskyard.journal.sqlite import SqliteStore
-from tests.conformance.raw_sockets import Until
-from tests.conformance.skills import Asked, Client, Worker
+from tests.conformance.raw_sockets import Deadline
+from tests.conformance.skills import Client, SubmittedTask, Worker
 from tests.conformance.yard import CLIENTS, WORKERS, Yard
 from tests.kit.processes import until
 
 TASKS: Final = 200
 
-#: Tasks that a client has asked for at once, and workers of a kind at once.
+#: Open tasks per client, and workers of a kind.
 WINDOW: Final = 8
 WORKERS_AT_ONCE: Final = 2
 SLOTS: Final = 4
 
-#: A client without an answer for so long asks again.
+#: A client resubmits after this time without an answer.
 LOST_SECONDS: Final = 2.0
 
-#: A worker that was given nothing for so long says again who it is.
+#: A worker without tasks registers again after this time.
 IDLE_SECONDS: Final = 0.6
 
 Place = tuple[str, str]
 
 
 class Cell(Struct):
-    """A client's dialect and a worker's: what came of the tasks."""
+    """The results for one client dialect and one worker dialect."""
 
     tasks: int
-    #: The client was told that it is done, with the result that its worker gave.
+    #: Answered to the client, with the worker's result.
     right: int = 0
     lost: int = 0
     doubled: int = 0
@@ -66,7 +66,7 @@ class Cell(Struct):
 
 
 class Matrix(Struct):
-    """All cells, by the kinds of client and worker, and what the journal proves as a whole."""
+    """All cells by client and worker, and the totals of the journal."""
 
     cells: dict[Place, Cell]
     tally: AuditCounts
@@ -76,8 +76,8 @@ class Matrix(Struct):
         return self.tally.is_clean and all(cell.is_good for cell in self.cells.values())
 
 
-class Doing(threading.Thread):
-    """A worker in a thread of its own, until it is told to stop."""
+class WorkerThread(threading.Thread):
+    """Runs a worker in a thread until it is stopped."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(daemon=True)
@@ -93,7 +93,7 @@ class Doing(threading.Thread):
             self.error = error
 
     def _serve(self) -> None:
-        idle = Until(IDLE_SECONDS)
+        idle = Deadline(IDLE_SECONDS)
         while not self.stopping:
             job = self._worker.take(0.1)
             if job is not None:
@@ -101,8 +101,8 @@ class Doing(threading.Thread):
             elif idle:
                 continue
             else:
-                self._worker.remind()
-            idle = Until(IDLE_SECONDS)
+                self._worker.reregister()
+            idle = Deadline(IDLE_SECONDS)
 
     def finish(self) -> None:
         self.stopping = True
@@ -112,8 +112,8 @@ class Doing(threading.Thread):
             raise self.error
 
 
-class Asking(threading.Thread):
-    """A client in a thread of its own, until it has all its answers."""
+class ClientThread(threading.Thread):
+    """Runs a client in a thread until it has all answers."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Asking(threading.Thread):
         self.cell.seconds = time.monotonic() - began
 
     def _ask(self) -> None:
-        waiting: deque[Asked] = deque()
+        waiting: deque[SubmittedTask] = deque()
         halves = [len(self._todo) // 2]
         while waiting or self._todo:
             if self.cell.right in halves:
@@ -148,14 +148,14 @@ class Asking(threading.Thread):
                 halves.clear()
             while self._todo and len(waiting) < WINDOW:
                 waiting.append(self._client.submit(self._todo.popleft()))
-            if not self._hear(waiting, LOST_SECONDS):
+            if not self._receive(waiting, LOST_SECONDS):
                 # If one was lost with the broker, all may be.
-                while self._hear(waiting, 0):
+                while self._receive(waiting, 0):
                     pass
-                waiting = deque(self._client.again(asked) for asked in waiting)
+                waiting = deque(self._client.again(submitted) for submitted in waiting)
 
-    def _hear(self, waiting: deque[Asked], seconds: float) -> bool:
-        """The answer to the first that waits."""
+    def _receive(self, waiting: deque[SubmittedTask], seconds: float) -> bool:
+        """Return the answer to the first open task."""
         answer = self._client.answer(waiting[0], seconds) if waiting else None
         if answer is None:
             return False
@@ -172,7 +172,7 @@ class Asking(threading.Thread):
 
 
 def run(directory: Path, tasks: int = TASKS, workers: list[str] | None = None) -> Matrix:
-    """The whole of it, or the columns of these workers."""
+    """Run the whole matrix, or the columns of some workers."""
     cells: dict[Place, Cell] = {}
     with Yard(directory) as yard:
         for kind in workers or WORKERS:
@@ -182,18 +182,20 @@ def run(directory: Path, tasks: int = TASKS, workers: list[str] | None = None) -
 
 
 def _column(yard: Yard, kind: str, tasks: int) -> dict[Place, Cell]:
-    doing = [Doing(yard.worker(kind, SLOTS)) for _ in range(WORKERS_AT_ONCE)]
+    doing = [WorkerThread(yard.worker(kind, SLOTS)) for _ in range(WORKERS_AT_ONCE)]
     asking, all_at_half = {}, threading.Barrier(len(CLIENTS) + 1)
     for client in CLIENTS:
         payloads = [f"{client}|{kind}|{number}".encode() for number in range(tasks)]
-        asking[client, kind] = Asking(yard.client(client), WORKERS[kind], payloads, all_at_half)
+        asking[client, kind] = ClientThread(
+            yard.client(client), WORKERS[kind], payloads, all_at_half
+        )
     all_at_half.wait(120)
-    done = yard.ruler.counts()["done"]
-    until(lambda: yard.ruler.counts()["done"] > done, "they go on")
+    done = yard.control.counts()["done"]
+    until(lambda: yard.control.counts()["done"] > done, "they go on")
     yard.restart()
     for one in asking.values():
         one.finish()
-    until(lambda: not yard.ruler.unsettled(), "what was asked for twice is done, too")
+    until(lambda: not yard.control.unsettled(), "resubmitted tasks are done too")
     for other in doing:
         other.finish()
     yard.sweep()
@@ -201,7 +203,7 @@ def _column(yard: Yard, kind: str, tasks: int) -> dict[Place, Cell]:
 
 
 def _count(cells: dict[Place, Cell], directory: Path) -> AuditCounts:
-    """What the journal says of each cell, and of all."""
+    """Count the journal's records for each cell and in total."""
     counting = Auditor()
     task_of: dict[bytes, bytes] = {}
     finished: Counter[bytes] = Counter()

@@ -1,4 +1,4 @@
-"""Bare sockets for the drivers: pyzmq and nothing of ours."""
+"""Bare pyzmq sockets for the drivers. Imports nothing of Taskyard."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _names = count(1)
 
 
 def unique(word: str = "") -> bytes:
-    """A name that nobody else has in this process, nor in another one that is alive."""
+    """Return a name that is unique among all live processes."""
     return b"%s-%x-%d" % (word.encode(), time.time_ns(), next(_names))
 
 
 class Bare:
-    """A socket to the broker. It waits at most as long as it is told, and forgets when closed."""
+    """A socket to the broker with a receive timeout. Closing it drops unsent messages."""
 
     def __init__(self, kind: int, endpoint: str, identity: bytes = b"") -> None:
         self._kind = kind
@@ -30,13 +30,13 @@ class Bare:
         if self._identity:
             socket.identity = self._identity
         if self._kind == zmq.ROUTER:
-            # A ROUTER knows its peer by a name, and by this one before it has heard of it.
+            # A ROUTER addresses its peer by a name, which it needs before the first message.
             socket.setsockopt(zmq.CONNECT_ROUTING_ID, self._endpoint.encode())
         socket.connect(self._endpoint)
         return socket
 
     def send(self, *frames: bytes) -> None:
-        """Who is gone says nothing."""
+        """Send a message. Ignore a peer that is gone."""
         if not self._socket.closed:
             self._socket.send_multipart(frames)
 
@@ -50,12 +50,12 @@ class Bare:
         self._socket = self._open()
 
     def close(self) -> None:
-        """What was said before goes out, also of a socket that says goodbye."""
+        """Close the socket after its messages were sent."""
         self._socket.close(linger=500)
 
 
-class Until:
-    """A time that is waited for in parts."""
+class Deadline:
+    """A timeout that is spent in parts."""
 
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds

@@ -1,6 +1,6 @@
-"""An agent without a mind of its own: hands lines on between its pipes and a socket of the test.
+"""An agent that passes lines between its pipes and a socket of the test.
 
-python agent.py SOCKET
+python relay_agent.py SOCKET
 """
 
 import os

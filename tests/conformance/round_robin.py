@@ -7,22 +7,22 @@ from typing import Any
 
 import zmq
 
-from tests.conformance.raw_sockets import Bare, Until, unique
-from tests.conformance.skills import Answer, Asked, Client, Job, Worker
+from tests.conformance.raw_sockets import Bare, Deadline, unique
+from tests.conformance.skills import Answer, Client, Job, SubmittedTask, Worker
 
 VERSION = b"LMQv100"
 PING, PONG, EXEC, TRACKEXEC, TRACKADDRESS, RESPONSE = (bytes([number]) for number in range(1, 7))
 INCREMENT, REGISTER, DEREGISTER = b"\x07", b"\x08", b"\x09"
 
-#: The key of what the clients here ask for.
+#: The key of all client messages.
 KEY = b"do"
 
-#: An answer that takes longer does not come.
+#: A reply that takes longer does not come.
 SILENCE_SECONDS = 2.0
 
 
-class Told:
-    """A message as it came: the server's address on top, those of who sent it at the bottom."""
+class Received:
+    """A message as received: the server's address on top, the sender's at the bottom."""
 
     def __init__(self, frames: list[bytes]) -> None:
         _server, empty, version, self.command, self.id, *rest = frames
@@ -32,53 +32,53 @@ class Told:
         self.addresses = rest[last + 1 :]
 
 
-class Portal:
+class Connection:
     """A connection to the server, opened by a handshake."""
 
     def __init__(self, endpoint: str) -> None:
         self.server = endpoint.encode()
         self.bare = Bare(zmq.ROUTER, endpoint, self.server + b":" + unique())
         self._ids = count(1)
-        #: What came while something else was waited for.
-        self.kept: list[Told] = []
+        #: Messages that came while another was awaited.
+        self.kept: list[Received] = []
 
-    def say(self, command: bytes, *arguments: bytes, by: bytes = b"", to: bytes = b"") -> bytes:
-        """Returns the message's id."""
+    def send(self, command: bytes, *arguments: bytes, by: bytes = b"", to: bytes = b"") -> bytes:
+        """Send a message, and return its id."""
         by = by or b"id-%d" % next(self._ids)
         addresses = [self.server, *([to] if to else [])]
         self.bare.send(*addresses, b"", VERSION, command, by, *arguments, b"")
         return by
 
-    def hear(self, seconds: float) -> Told | None:
-        """The next message. The server's pings are answered here."""
+    def receive(self, seconds: float) -> Received | None:
+        """Return the next message. Answer the server's pings."""
         if self.kept:
             return self.kept.pop(0)
-        return self._receive(Until(seconds))
+        return self._receive(Deadline(seconds))
 
-    def _receive(self, ends: Until) -> Told | None:
-        while (frames := self.bare.receive(ends.left)) is not None:
-            told = Told(frames)
-            if told.command != PING:
-                return told
-            self.say(PONG, by=told.id)
+    def _receive(self, deadline: Deadline) -> Received | None:
+        while (frames := self.bare.receive(deadline.left)) is not None:
+            received = Received(frames)
+            if received.command != PING:
+                return received
+            self.send(PONG, by=received.id)
         return None
 
-    def wait_for(self, by: bytes, seconds: float = SILENCE_SECONDS) -> Told | None:
-        """The answer by its id; whatever else comes is kept."""
-        for told in self.kept:
-            if told.id == by and told.command in (PONG, RESPONSE):
-                self.kept.remove(told)
-                return told
-        ends = Until(seconds)
-        while (told := self._receive(ends)) is not None:  # type: ignore[assignment]
-            if told.id == by and told.command in (PONG, RESPONSE):
-                return told
-            self.kept.append(told)
+    def wait_for(self, by: bytes, seconds: float = SILENCE_SECONDS) -> Received | None:
+        """Return the reply with this id. Keep other messages."""
+        for received in self.kept:
+            if received.id == by and received.command in (PONG, RESPONSE):
+                self.kept.remove(received)
+                return received
+        deadline = Deadline(seconds)
+        while (received := self._receive(deadline)) is not None:  # type: ignore[assignment]
+            if received.id == by and received.command in (PONG, RESPONSE):
+                return received
+            self.kept.append(received)
         return None
 
-    def shake_hands(self) -> bool:
-        """What was said before has been heard then."""
-        return self.wait_for(self.say(PING)) is not None
+    def handshake(self) -> bool:
+        """Send a PING and wait for the PONG: all earlier messages have arrived then."""
+        return self.wait_for(self.send(PING)) is not None
 
 
 class TrackingClient(Client):
@@ -92,28 +92,28 @@ class TrackingClient(Client):
     }
 
     def __init__(self, endpoint: str) -> None:
-        self._portal = Portal(endpoint)
-        assert self._portal.shake_hands()
+        self._portal = Connection(endpoint)
+        assert self._portal.handshake()
 
-    def submit(self, payload: bytes, **more: Any) -> Asked:
-        by = self._portal.say(TRACKEXEC, KEY, payload)
-        self._portal.shake_hands()
-        return Asked(payload, by, more)
+    def submit(self, payload: bytes, **more: Any) -> SubmittedTask:
+        by = self._portal.send(TRACKEXEC, KEY, payload)
+        self._portal.handshake()
+        return SubmittedTask(payload, by, more)
 
     def submit_untracked(self, payload: bytes) -> None:
-        self._portal.say(EXEC, KEY, payload)
-        assert self._portal.shake_hands()
+        self._portal.send(EXEC, KEY, payload)
+        assert self._portal.handshake()
 
-    def answer(self, asked: Asked, seconds: float) -> Answer | None:
-        told = self._portal.wait_for(asked.mark, seconds)
-        if told is None:
+    def answer(self, submitted: SubmittedTask, seconds: float) -> Answer | None:
+        received = self._portal.wait_for(submitted.mark, seconds)
+        if received is None:
             return None
-        # Without arguments it is an empty result.
-        text = b"".join(told.arguments)
+        # No arguments are an empty result.
+        text = b"".join(received.arguments)
         return Answer(not text.startswith(b"ERROR "), text)
 
-    def again(self, asked: Asked) -> Asked:
-        return self.submit(asked.payload)
+    def again(self, submitted: SubmittedTask) -> SubmittedTask:
+        return self.submit(submitted.payload)
 
     def malform(self) -> None:
         server = self._portal.server
@@ -132,36 +132,35 @@ class TrackingClient(Client):
 class RegisteredWorker(Worker):
     kind = "round-robin"
     cannot = {  # noqa: RUF012  # never changed
-        "failures": "a round-robin worker can't say failure: a RESPONSE is a result",
-        "failures for good": "a round-robin worker can't say failure",
-        "give back": "a round-robin worker gives its messages back by leaving alone",
+        "failures": "a round-robin worker can't report failures: a RESPONSE is a result",
+        "final failures": "a round-robin worker can't report failures",
+        "return": "a round-robin worker returns its messages only by leaving",
         "progress": "round-robin has no progress",
         "lists": "a PONG lists no messages",
-        "cancel": "a round-robin worker can't be told to stop",
-        "goodbye": "a round-robin server never sends a worker away",
+        "cancel": "a round-robin worker gets no cancellations",
+        "dismissal": "a round-robin server dismisses no worker",
     }
 
     def __init__(self, endpoint: str, slots: int = 1) -> None:
-        self._portal = Portal(endpoint)
+        self._portal = Connection(endpoint)
         self._slots = slots
-        assert self._portal.shake_hands()
+        assert self._portal.handshake()
         assert self._register()
 
     def _register(self) -> bool:
-        by = self._portal.say(TRACKEXEC, REGISTER, b"%d" % self._slots)
-        told = self._portal.wait_for(by)
-        return told is not None and told.arguments == []
+        by = self._portal.send(TRACKEXEC, REGISTER, b"%d" % self._slots)
+        received = self._portal.wait_for(by)
+        return received is not None and received.arguments == []
 
     def take_soon(self, seconds: float) -> Job | None:
-        ends = Until(seconds)
-        while (told := self._portal.hear(ends.left)) is not None:
-            if told.command in (EXEC, TRACKEXEC):
-                return Job(told.arguments[-1], told)
+        deadline = Deadline(seconds)
+        while (received := self._portal.receive(deadline.left)) is not None:
+            if received.command in (EXEC, TRACKEXEC):
+                return Job(received.arguments[-1], received)
         return None
 
-    def remind(self) -> None:
-        """With empty hands: what it was given and never got, or answered and was not heard, is for
-        others then."""
+    def reregister(self) -> None:
+        """Register again without messages: lost messages and results go to other workers."""
         self.leave()
         self._register()
 
@@ -170,18 +169,18 @@ class RegisteredWorker(Worker):
         self.increment()
 
     def respond(self, job: Job, result: bytes) -> None:
-        """An EXEC wants no answer."""
-        told = job.mark
-        if told.command == TRACKEXEC:
-            client = told.addresses[0] if told.addresses else b""
-            self._portal.say(RESPONSE, result, by=told.id, to=client)
+        """Send a RESPONSE. An EXEC has none."""
+        received = job.mark
+        if received.command == TRACKEXEC:
+            client = received.addresses[0] if received.addresses else b""
+            self._portal.send(RESPONSE, result, by=received.id, to=client)
 
     def increment(self) -> None:
-        self._portal.say(EXEC, INCREMENT)
+        self._portal.send(EXEC, INCREMENT)
 
-    def show_life(self, *jobs: Job) -> None:
+    def send_heartbeat(self, *jobs: Job) -> None:
         del jobs
-        assert self._portal.shake_hands()
+        assert self._portal.handshake()
 
     def malform(self) -> None:
         server = self._portal.server
@@ -194,12 +193,12 @@ class RegisteredWorker(Worker):
             self._portal.bare.send(*frames)
 
     def leave(self) -> None:
-        self._portal.say(EXEC, DEREGISTER, by=b"WORKER")
-        self._portal.shake_hands()
+        self._portal.send(EXEC, DEREGISTER, by=b"WORKER")
+        self._portal.handshake()
 
     def vanish(self) -> None:
         self._portal.bare.close()
 
     def close(self) -> None:
-        self._portal.say(EXEC, DEREGISTER, by=b"WORKER")
+        self._portal.send(EXEC, DEREGISTER, by=b"WORKER")
         self._portal.bare.close()

@@ -1,7 +1,7 @@
-"""A scenario is a test that says which dialects it is about and which skills it needs.
+"""A scenario is a test that names the dialects and skills that it needs.
 
-Each is run over every combination: what a dialect can't express is skipped, with the driver's own
-sentence for it. `SCENARIOS` remembers them all, so that a test can count.
+It runs over every combination. One that a dialect can't express is skipped with the driver's
+reason. `SCENARIOS` lists all of them, so that a test can count.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pytest
 from msgspec import Struct
 
-from tests.conformance.skills import CLIENT_SKILLS, WORKER_SKILLS, Answer, Asked, Job
+from tests.conformance.skills import CLIENT_SKILLS, WORKER_SKILLS, Answer, Job, SubmittedTask
 from tests.conformance.yard import CLIENTS, PATIENCE_SECONDS, WORKERS, Yard
 from tests.kit.processes import until
 
 if TYPE_CHECKING:
     from tests.conformance.skills import Client, Worker
 
-#: The other side where a scenario is about one side alone: it can do most.
+#: The other side of a scenario about one side: it has the most skills.
 NATIVE: Final = "dwork-extended"
 
 Test: TypeAlias = Callable[..., None]
@@ -28,7 +28,7 @@ Decorator: TypeAlias = Callable[[Test], Test]
 
 
 class Scenario(Struct):
-    """Which combinations there are, and why those that are skipped are."""
+    """The combinations of a scenario, and the reasons of those skipped."""
 
     skipped: dict[str, str]
     run: list[str]
@@ -38,7 +38,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {}
 
 
 def pairs(client: Iterable[str] = (), worker: Iterable[str] = ()) -> Decorator:
-    """Every client's dialect with every worker's; each side needs these skills."""
+    """Run with every client dialect and every worker dialect. Each side needs these skills."""
     return _over(product(CLIENTS, WORKERS), client, worker)
 
 
@@ -51,7 +51,7 @@ def each_worker(*skills: str, client: Iterable[str] = ()) -> Decorator:
 
 
 def mixed_workers() -> Decorator:
-    """Every two workers of different dialects."""
+    """Run with every two workers of different dialects."""
 
     def decorate(test: Test) -> Test:
         found = [*combinations(WORKERS, 2)]
@@ -99,38 +99,38 @@ def _parametrize(test: Test, names: str, params: list[Any]) -> Test:
     return decorated
 
 
-# What scenarios are made of.
+# Steps of scenarios.
 
 
-def given(worker: Worker) -> Job:
-    """The next task, which must come."""
+def take_task(worker: Worker) -> Job:
+    """Return the next task, which must come."""
     job = worker.take(PATIENCE_SECONDS)
     assert job is not None, f"no task came to the {worker.kind} worker"
     return job
 
 
-def told(client: Client, asked: Asked) -> Answer:
-    """What became of a task, which must be told."""
-    answer = client.answer(asked, PATIENCE_SECONDS)
-    assert answer is not None, f"the {client.kind} client was told nothing"
+def await_answer(client: Client, submitted: SubmittedTask) -> Answer:
+    """Return the answer to a task, which must come."""
+    answer = client.answer(submitted, PATIENCE_SECONDS)
+    assert answer is not None, f"the {client.kind} client got no answer"
     return answer
 
 
 def success(client: Client, worker: Worker, result: bytes) -> Answer:
-    """What this client is told if this worker gives this result."""
+    """Return the answer that this client gets for this worker's result."""
     if "results" in client.cannot:
         return Answer(is_done=True)
     return Answer(is_done=True, text=b"" if "results" in worker.cannot else result)
 
 
 def taken(yard: Yard, count: int = 1) -> list[str]:
-    """The names of so many tasks, when the broker has them."""
-    until(lambda: len(yard.ruler.unsettled()) == count, f"the broker has {count} tasks")
-    return [task["name"] for task in yard.ruler.unsettled()]
+    """Wait until the broker has `count` tasks, and return their names."""
+    until(lambda: len(yard.control.unsettled()) == count, f"the broker has {count} tasks")
+    return [task["name"] for task in yard.control.unsettled()]
 
 
-def hear_all(yard: Yard, worker: Worker) -> None:
-    """Whatever the worker has said was heard."""
+def sync(yard: Yard, worker: Worker) -> None:
+    """Wait until the broker has handled all messages of the worker."""
     if "heartbeat" not in worker.cannot:
-        worker.show_life()
-    yard.ruler.counts()
+        worker.send_heartbeat()
+    yard.control.counts()

@@ -1,4 +1,4 @@
-"""`taskyard` with short leases: what ends by silence ends while a test can wait."""
+"""`taskyard` with short leases, so that tests of their expiry are quick."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from taskyard.wire.ping_pong import server as ping_pong
 from taskyard.wire.round_robin import server as round_robin
 from taskyard.wire.wmp import server as wmp
 
-#: Silence of a worker after which others get its tasks.
+#: The lease of workers without a setting.
 SILENCE_NS = 3 * SECOND_NS // 2
 
 PING_PONG = ping_pong.Settings(expire_ns=SILENCE_NS, lease_ns=2 * SILENCE_NS)
@@ -18,7 +18,7 @@ ROUND_ROBIN = round_robin.Settings(heartbeat_ns=SILENCE_NS // 5, expire_ns=SILEN
 
 
 def shorten() -> None:
-    """No setting does it: what builds the dialects is given more to say."""
+    """Pass shorter leases to the constructors of the dialects. No setting does it."""
     for module, more in (
         (ping_pong, {"settings": PING_PONG}),
         (wmp, {"lease_timeout_ns": SILENCE_NS}),
@@ -28,7 +28,7 @@ def shorten() -> None:
 
 
 def _with(build: Callable[..., Any], more: dict[str, Any]) -> Callable[..., Any]:
-    return lambda *given, **named: build(*given, **{**named, **more})
+    return lambda *args, **named: build(*args, **{**named, **more})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a peer may be able to do, and how a driver says what its dialect can't.
+"""The skills of clients and workers, and their base classes.
 
-A skill is a word. A driver can do all of its side's skills but those in its `cannot`, each with the
-sentence that is shown where a scenario is skipped for it.
+A skill is a word. A driver has all skills of its side except those in its `cannot`, each with the
+reason shown when a scenario is skipped.
 """
 
 from __future__ import annotations
@@ -10,57 +10,56 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
-from tests.conformance.raw_sockets import Until
+from tests.conformance.raw_sockets import Deadline
 
-#: An idle worker shows life so often.
+#: Heartbeat interval of an idle worker.
 NUDGE_SECONDS: Final = 0.4
 
-#: Of clients: to send any bytes, to be told results and failures, to know that a task was taken, to
-#: give names, schedules of retries, priorities and lanes, several tasks at once, dependencies.
+#: Skills of clients: send any bytes, receive results and failures, get an acknowledgement, set
+#: names, retry schedules, priorities and lanes, submit batches, set dependencies.
 CLIENT_SKILLS: Final = (
     *("bytes", "results", "failures", "taken", "names", "retries", "terms", "batches"),
     "dependencies",
 )
 
-#: Of workers: to see any bytes, to give results, to say that a task failed, or failed for good, to
-#: give a task back, to leave, to tell how far it is; to have a limit of tasks, or one that it
-#: chooses; to wait at the broker; to lose its tasks by silence, keep them by signs of life, list
-#: them in those; to be told to stop a task, or to go home; to keep a task over a broker's restart;
-#: to report on a task that it holds no longer.
+#: Skills of workers: receive any bytes, send results, failures and final failures, return a task,
+#: leave, send progress. Have a limit of tasks, or choose it. Wait at the broker. Lose tasks by
+#: expiry, keep them by heartbeats, list them there. Receive cancellations and dismissals. Keep a
+#: task over a broker's restart. Report on a task that it no longer holds.
 WORKER_SKILLS: Final = (
-    *("bytes", "results", "failures", "failures for good", "give back", "leave", "progress"),
-    *("limit", "slots", "wait", "silence", "heartbeat", "lists", "cancel", "goodbye", "restart"),
+    *("bytes", "results", "failures", "final failures", "return", "leave", "progress"),
+    *("limit", "slots", "wait", "expiry", "heartbeat", "lists", "cancel", "dismissal", "restart"),
     "late reports",
 )
 
 
 class Job(Struct):
-    """A task in a worker's hands."""
+    """A task that a worker holds."""
 
     payload: bytes
-    #: What its dialect needs to report on it.
+    #: The dialect's data for the report.
     mark: Any = None
 
 
-class Asked(Struct):
-    """A task that a client has asked for."""
+class SubmittedTask(Struct):
+    """A task that a client has submitted."""
 
     payload: bytes
     mark: Any = None
-    #: What was asked for beside the payload, to ask for it again.
+    #: The other arguments of `submit`, for a resubmission.
     more: dict[str, Any] = {}
 
 
 class Answer(Struct):
-    """What a client was told of a task."""
+    """A client's answer to a task."""
 
     is_done: bool
-    #: The result or the reason; None: its dialect does not tell.
+    #: The result or the reason. None: the dialect does not send it.
     text: bytes | None = None
 
 
 class Peer:
-    """Either side. Close it."""
+    """A client or a worker. Close it."""
 
     kind: ClassVar[str]
     cannot: ClassVar[dict[str, str]] = {}
@@ -70,84 +69,84 @@ class Peer:
 
 
 class Client(Peer):
-    def submit(self, payload: bytes, **more: Any) -> Asked:
-        """Ask for a task. Returns when it is taken, where the dialect says so."""
+    def submit(self, payload: bytes, **more: Any) -> SubmittedTask:
+        """Submit a task. Return when it is acknowledged, if the dialect does that."""
         raise NotImplementedError
 
-    def answer(self, asked: Asked, seconds: float) -> Answer | None:
-        """What became of it; None: nothing is heard yet."""
+    def answer(self, submitted: SubmittedTask, seconds: float) -> Answer | None:
+        """Return the answer to a task; None: none has come yet."""
         raise NotImplementedError
 
-    def again(self, asked: Asked) -> Asked:
-        """Ask again after a restart of the broker, as the dialect's page has it."""
+    def again(self, submitted: SubmittedTask) -> SubmittedTask:
+        """Submit a task again after a restart, as the dialect's page describes."""
         raise NotImplementedError
 
     def malform(self) -> None:
-        """Say something that makes no sense, by the connection that is used."""
+        """Send a malformed message on the current connection."""
         raise NotImplementedError
 
 
 class Worker(Peer):
-    """Ready for tasks when it is made."""
+    """A worker that is ready for tasks when made."""
 
-    #: It was told to go away.
-    is_sent_home = False
+    #: The broker has dismissed it.
+    is_dismissed = False
 
     def take(self, seconds: float) -> Job | None:
-        """The next task. Meanwhile it shows life."""
-        ends = Until(seconds)
-        while (job := self.take_soon(min(ends.left, NUDGE_SECONDS))) is None:
-            if not ends or self.is_sent_home:
+        """Return the next task. Send heartbeats meanwhile."""
+        deadline = Deadline(seconds)
+        while (job := self.take_soon(min(deadline.left, NUDGE_SECONDS))) is None:
+            if not deadline or self.is_dismissed:
                 return None
             self.nudge()
         return job
 
     def take_soon(self, seconds: float) -> Job | None:
-        """The next task, if there is one within a moment."""
+        """Return the next task if one comes in time."""
         raise NotImplementedError
 
     def nudge(self) -> None:
-        """Show life while nothing happens, where that is of use."""
+        """Send a heartbeat while idle, if the dialect needs it."""
 
     def done(self, job: Job, result: bytes) -> None:
         raise NotImplementedError
 
     def malform(self) -> None:
-        """Say something that makes no sense, by the connection that is used."""
+        """Send a malformed message on the current connection."""
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Say goodbye, and wait until it was heard where that can be known."""
+        """Leave, and wait for the acknowledgement if the dialect has one."""
         raise NotImplementedError
 
     def vanish(self) -> None:
-        """End without a word."""
+        """End without any message."""
         raise NotImplementedError
 
-    def remind(self) -> None:
-        """Say again what a broker that was restarted does not know; now and then."""
+    def reregister(self) -> None:
+        """Register again, in case the broker was restarted."""
 
     def fail(self, job: Job, reason: bytes) -> None:
         raise NotImplementedError
 
-    def fail_for_good(self, job: Job, reason: bytes) -> None:
+    def fail_final(self, job: Job, reason: bytes) -> None:
         raise NotImplementedError
 
-    def give_back(self, job: Job) -> None:
+    def return_task(self, job: Job) -> None:
         raise NotImplementedError
 
     def progress(self, job: Job, percent: int, text: bytes) -> None:
         raise NotImplementedError
 
-    def show_life(self, *jobs: Job) -> None:
-        """Show life, with what it holds where that can be said."""
+    def send_heartbeat(self, *jobs: Job) -> None:
+        """Send a heartbeat, with the held tasks if the dialect lists them."""
         raise NotImplementedError
 
     def stopped(self, seconds: float) -> bool:
-        """It is told to stop a task."""
+        """Wait for a cancellation, and return whether it came."""
         raise NotImplementedError
 
-    def sent_home(self, seconds: float) -> bool:
-        """It is told to go away."""
+    def dismissed(self, seconds: float) -> bool:
+        """Wait for a dismissal, and return whether it came."""
         assert self.take(seconds) is None
-        return self.is_sent_home
+        return self.is_dismissed

@@ -1,4 +1,4 @@
-"""The suite itself: no combination is silently missing, and every skip has its reason."""
+"""The suite itself: no combination is missing, and every skip has a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conformance.yard import CLIENTS, WORKERS
 
 FILES = (test_round_trips, test_failures, test_assignment, test_lost_workers, test_malformed)
 
-#: How many combinations there can be: pairs, workers, clients, workers of two dialects.
+#: The number of combinations: pairs, workers, clients, workers of two dialects.
 COUNTS = {
     len(CLIENTS) * len(WORKERS),
     len(WORKERS),
@@ -27,14 +27,14 @@ COUNTS = {
     len(WORKERS) * (len(WORKERS) - 1) // 2,
 }
 
-#: About things that one dialect alone has.
+#: Tests of a feature that only one dialect has.
 EXCLUSIVE = {
     "test_round_robin_slot_is_taken_until_its_increment",
-    "test_untracked_message_is_done_by_whoever_takes_it",
-    "test_word_of_ping_pong_is_refused_as_a_job_and_holds_up_nobody_else",
+    "test_untracked_message_is_handled_by_any_worker",
+    "test_protocol_word_is_refused_as_a_job_and_delays_no_other",
     "test_job_of_a_ping_pong_worker_runs_again_after_a_restart",
-    "test_lease_of_before_a_restart_ends_though_its_round_robin_worker_shows_life",
-    "test_broker_that_leaves_says_goodbye_in_every_dialect",
+    "test_lease_from_before_a_restart_expires_despite_heartbeats",
+    "test_stopping_broker_sends_exit_in_every_dialect",
 }
 
 
@@ -49,11 +49,11 @@ def test_no_combination_of_a_scenario_is_missing(name: str) -> None:
     scenario = SCENARIOS[name]
     assert len(scenario.run) + len(scenario.skipped) in COUNTS
     assert not set(scenario.run) & scenario.skipped.keys()
-    assert scenario.run, "nobody can do it"
+    assert scenario.run, "no dialect has it"
 
 
 @pytest.mark.parametrize("peer", [*CLIENTS.values(), *WORKERS.values()])
-def test_what_a_dialect_cant_is_a_known_skill_with_a_reason(peer: type) -> None:
+def test_missing_skill_of_a_dialect_has_a_reason(peer: type) -> None:
     known = CLIENT_SKILLS if peer in CLIENTS.values() else WORKER_SKILLS
     cannot: dict[str, str] = peer.cannot  # type: ignore[attr-defined]
     assert cannot.keys() <= set(known)

@@ -10,11 +10,11 @@ from tests.conformance.yard import CLIENTS, WORKERS
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Enough that the kill finds everybody at it.
+#: Enough tasks to keep every peer busy at the kill.
 TASKS = 60
 
 
-def test_every_client_and_worker_go_together_though_the_broker_is_killed(tmp_path: Path) -> None:
+def test_every_client_works_with_every_worker_while_the_broker_is_killed(tmp_path: Path) -> None:
     done = matrix.run(tmp_path, TASKS)
     cells = done.cells
     assert cells.keys() == {(client, worker) for client in CLIENTS for worker in WORKERS}

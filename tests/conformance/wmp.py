@@ -1,4 +1,4 @@
-"""The driver of a WMP worker. A manager's clients are those of the other dialects."""
+"""The driver of a WMP worker. WMP has no clients."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from typing import Any
 
 import zmq
 
-from tests.conformance.raw_sockets import Bare, Until, unique
+from tests.conformance.raw_sockets import Bare, Deadline, unique
 from tests.conformance.skills import Job, Worker
 
 READY, WAKE, GIVE, TAKE, NO, DONE, STATUS, CANCEL, PING, PONG, BYE = (
     bytes([number]) for number in range(1, 12)
 )
 
-#: How often it promises a sign of life; what it does not list twice was lost on its way.
+#: The announced heartbeat interval. A task missing in two heartbeats was lost.
 HEARTBEAT_MS = 400
 
 
 class WmpWorker(Worker):
     kind = "wmp"
     cannot = {  # noqa: RUF012  # never changed
-        "failures for good": "a WMP worker can't say that a task must not be tried again",
+        "final failures": "a WMP worker can't report a final failure",
     }
 
     def __init__(self, endpoint: str, slots: int = 1) -> None:
         self._bare = Bare(zmq.DEALER, endpoint)
         self._name = unique("wmp").decode()
         self._slots = slots
-        #: Those that it holds and those that it has locked.
+        #: Held tasks and locked tasks.
         self._held: list[tuple[str, int]] = []
         self._locks: list[int] = []
         self._request = 0
         self._jobs: list[Job] = []
         self._stop: list[str] = []
         self._be_ready()
-        self.show_life()
+        self.send_heartbeat()
 
     def _say(self, command: bytes, payload: bytes | None = None, **headers: Any) -> None:
         frames = [b"", b"WMP01", command, json.dumps({"worker": self._name, **headers}).encode()]
         self._bare.send(*frames, *(() if payload is None else (payload,)))
 
     def _be_ready(self) -> None:
-        if len(self._held) < self._slots and not self.is_sent_home:
+        if len(self._held) < self._slots and not self.is_dismissed:
             self._say(READY, slots=self._slots)
 
-    def _hear(self, frames: list[bytes]) -> bytes:
-        """The command."""
+    def _receive(self, frames: list[bytes]) -> bytes:
+        """Receive a message, and return its command."""
         empty, version, command, encoded, *payload = frames
         assert (empty, version) == (b"", b"WMP01")
         headers = json.loads(encoded)
@@ -67,7 +67,7 @@ class WmpWorker(Worker):
         elif command == PING:
             self._say(PONG)
         elif command == BYE:
-            self.is_sent_home = True
+            self.is_dismissed = True
         if command in (PING, PONG) and headers.get("ready") is False:
             self._be_ready()
         return command
@@ -83,19 +83,19 @@ class WmpWorker(Worker):
             self._locks.remove(request)
 
     def take_soon(self, seconds: float) -> Job | None:
-        ends = Until(seconds)
+        deadline = Deadline(seconds)
         while not self._jobs:
-            frames = self._bare.receive(ends.left)
-            if frames is None or self.is_sent_home:
+            frames = self._bare.receive(deadline.left)
+            if frames is None or self.is_dismissed:
                 return None
-            self._hear(frames)
+            self._receive(frames)
         return self._jobs.pop(0)
 
     def nudge(self) -> None:
-        """What it has reported it holds no longer: if that was lost, somebody does it again."""
+        """Send a heartbeat without reported tasks: a lost report makes them run again."""
         self._say(PING, held=self._held, heartbeat_ms=HEARTBEAT_MS)
 
-    def remind(self) -> None:
+    def reregister(self) -> None:
         self._locks.clear()
         self._be_ready()
 
@@ -105,7 +105,7 @@ class WmpWorker(Worker):
     def fail(self, job: Job, reason: bytes) -> None:
         self._report(job, "error", reason)
 
-    def give_back(self, job: Job) -> None:
+    def return_task(self, job: Job) -> None:
         self._report(job, "refused", b"")
 
     def _report(self, job: Job, status: str, payload: bytes) -> None:
@@ -120,18 +120,18 @@ class WmpWorker(Worker):
         more = {"percent": percent, "text": text.decode(), "manager": manager}
         self._say(STATUS, task=task, attempt=attempt, **more)
 
-    def show_life(self, *jobs: Job) -> None:
+    def send_heartbeat(self, *jobs: Job) -> None:
         self._say(PING, held=[job.mark[:2] for job in jobs], heartbeat_ms=HEARTBEAT_MS)
-        ends = Until(10)
-        while (frames := self._bare.receive(ends.left)) is not None:
-            if self._hear(frames) == PONG:
+        deadline = Deadline(10)
+        while (frames := self._bare.receive(deadline.left)) is not None:
+            if self._receive(frames) == PONG:
                 return
         raise AssertionError("no PONG")
 
     def stopped(self, seconds: float) -> bool:
-        ends = Until(seconds)
-        while not self._stop and (frames := self._bare.receive(ends.left)) is not None:
-            self._hear(frames)
+        deadline = Deadline(seconds)
+        while not self._stop and (frames := self._bare.receive(deadline.left)) is not None:
+            self._receive(frames)
         return bool(self._stop)
 
     def malform(self) -> None:

@@ -1,7 +1,7 @@
-"""A broker that speaks every dialect, a ruler who looks at it, and whoever works with it.
+"""A broker that listens in every dialect, a control client, and the peers of a scenario.
 
-Owns the processes and closes the peers. `DRIVERS` is the table of dialects: a dialect that is in it
-is in every scenario.
+Owns the processes and closes the peers. `DRIVERS` is the table of dialects: each of them is in
+every scenario.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ WORKERS: Final[dict[str, type[Worker]]] = {
     )
 }
 
-#: The dialects of a broker, each with how many endpoints it has.
+#: The broker's dialects, each with its number of endpoints.
 DOORS: Final = {"dwork": 1, "round-robin": 1, "ping-pong": 2, "wmp": 1}
 
-SHORT_TIMES: Final = (sys.executable, str(Path(__file__).with_name("short_times.py")))
+SHORT_LEASES: Final = (sys.executable, str(Path(__file__).with_name("short_leases.py")))
 
-#: In a hurry nothing takes longer, but a machine may be busy.
+#: Nothing takes longer, but the machine may be busy.
 PATIENCE_SECONDS: Final = 20.0
 
 
-class Ruler:
-    """Looks at the broker by its native socket, and orders."""
+class BrokerControl:
+    """Queries and commands the broker through its native socket."""
 
     def __init__(self, endpoint: str) -> None:
-        self.line = native_extended.Line(endpoint)
+        self.requests = native_extended.RequestSocket(endpoint)
 
     def document(self, kind: int, **fields: Any) -> Any:
-        return json.loads(self.line.must(kind, type=kind, **fields).document)
+        return json.loads(self.requests.must(kind, type=kind, **fields).document)
 
     def counts(self) -> dict[str, int]:
-        """How many tasks are in each state."""
+        """Return the number of tasks in each state."""
         counts: dict[str, int] = self.document(Q.Stats)["counts"]
         return counts
 
@@ -69,7 +69,7 @@ class Ruler:
         return workers
 
     def tasks(self, *standing: pb.Standing) -> list[dict[str, Any]]:
-        """Those that stand so, as documents."""
+        """Return the tasks in these states, as documents."""
         scope = pb.ScopeMsg(standing=standing)
         tasks: list[dict[str, Any]] = self.document(Q.List, scope=scope, n=1000)
         return tasks
@@ -82,28 +82,28 @@ class Ruler:
         return shown
 
     def output(self, name: str) -> bytes:
-        """What a task has printed, or said of how far it is."""
-        answer = self.line.must(Q.Output, Q.NotFound, type=Q.Output, name=name.encode())
+        """Return the output or progress of a task."""
+        answer = self.requests.must(Q.Output, Q.NotFound, type=Q.Output, name=name.encode())
         return b"".join(answer.batch.output)
 
     def cancel_all(self) -> None:
         scope = pb.ScopeMsg(standing=[pb.Blocked, pb.Delayed, pb.ReadyToGo, pb.Leased])
-        self.line.must(Q.OK, type=Q.Cancel, scope=scope)
+        self.requests.must(Q.OK, type=Q.Cancel, scope=scope)
 
     def cancel(self, name: str) -> None:
         batch = pb.Batch(name=[name.encode()])
-        self.line.must(Q.OK, type=Q.Cancel, batch=batch)
+        self.requests.must(Q.OK, type=Q.Cancel, batch=batch)
 
     def drain(self, worker: str | None = None) -> None:
-        """A worker, or everybody and the broker."""
+        """Drain a worker, or all workers and the broker."""
         fields = {"everything": True} if worker is None else {"location": worker.encode()}
-        self.line.must(Q.OK, type=Q.Drain, **fields)
+        self.requests.must(Q.OK, type=Q.Drain, **fields)
 
 
 class Yard:
-    """Close it, or use it in a `with`."""
+    """A broker and its peers. Close it, or use it in a `with`."""
 
-    def __init__(self, directory: Path, program: tuple[str, ...] = SHORT_TIMES) -> None:
+    def __init__(self, directory: Path, program: tuple[str, ...] = SHORT_LEASES) -> None:
         self._directory = directory
         self._program = program
         self._places = {
@@ -116,14 +116,14 @@ class Yard:
         options = [f"{name}={places}" for name, places in self._places.items()]
         words = [word for option in options for word in ("--listen", option)]
         self.broker = processes.Broker(self._directory, *words, program=self._program, stderr=None)
-        # The same places after a restart.
+        # The same endpoints after a restart.
         self._places = dict(zip(self._places, self.broker.endpoints[1:], strict=True))
-        self.ruler = Ruler(self.broker.endpoint)
+        self.control = BrokerControl(self.broker.endpoint)
 
     def restart(self) -> None:
-        """Kill it without warning, and start it again where it was."""
+        """Kill the broker, and restart it at the same endpoints."""
         self.broker.kill()
-        self.ruler.line.bare.close()
+        self.control.requests.bare.close()
         with self.broker:
             self._start()
 
@@ -144,12 +144,12 @@ class Yard:
         return self._places[kind].split(",")[0]
 
     def sweep(self) -> None:
-        """Send everybody home, and see that nothing is left for the next scenario."""
+        """Dismiss all workers, and check that nothing is left for the next scenario."""
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.close()
-        self.ruler.cancel_all()
-        processes.until(lambda: not self.ruler.workers(), "all workers have left")
+        self.control.cancel_all()
+        processes.until(lambda: not self.control.workers(), "all workers have left")
 
     def __enter__(self) -> Self:
         return self
@@ -158,6 +158,6 @@ class Yard:
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.close()
-        self.ruler.line.bare.close()
+        self.control.requests.bare.close()
         with self.broker:
             pass

@@ -1,7 +1,7 @@
-"""A state directory that the first version left, as it was: journal format 3, names global.
+"""A state directory written by the first version: journal format 3, global names.
 
 Campaign `nightly` was run from `TASKS` and compacted: `join` failed. After that came a bundle
-`news` of two, `deploy` in the campaign `week/7`, and `outside` in none.
+`news` of two, `deploy` in the campaign `week/7`, and `outside` without a campaign.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 ARCHIVE = Path(__file__).with_name("old_state.tar.gz")
 
-#: What `nightly.jsonl` has.
+#: The tasks in `nightly.jsonl`.
 TASKS: list[dict[str, Any]] = [
     {"name": "fetch/a", "argv": ["echo", "a"]},
     {"name": "fetch/b", "argv": ["echo", "b"], "after": ["fetch/a"]},
@@ -23,7 +23,7 @@ TASKS: list[dict[str, Any]] = [
 
 
 def unpack_old_state(directory: Path) -> Path:
-    """Unpack the state and its campaign's file. Returns the state directory."""
+    """Unpack the state and its campaign's file. Return the state directory."""
     with tarfile.open(ARCHIVE) as archive:
         if hasattr(tarfile, "data_filter"):  # not before Python 3.11.4
             archive.extractall(directory, filter="data")

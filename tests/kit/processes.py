@@ -128,7 +128,7 @@ class Worker(Running):
 
 
 def run(directory: Path, *words: str) -> tuple[int, str, str]:
-    """Run a command that ends by itself. Return its exit status, stdout and stderr."""
+    """Run a command until it ends. Return its exit status, stdout and stderr."""
     with Running(directory, *words) as running:
         return running.end()
 

@@ -1,4 +1,4 @@
-"""A ledger by way of a snapshot: encoded and restored as a broker does."""
+"""A ledger restored from its snapshot, as in a broker."""
 
 from taskyard.core.ledger import Ledger
 from taskyard.journal import snapshot
@@ -8,10 +8,10 @@ IDENTITY = bytes(16)
 
 
 def reopened(ledger: Ledger) -> Ledger:
-    """Return the ledger that a snapshot of this one gives."""
+    """Return the ledger that a snapshot of this one restores."""
     return snapshot.decode(encoded(ledger), "test.snapshot")
 
 
 def encoded(ledger: Ledger) -> bytes:
-    """Return the content of a snapshot's file."""
+    """Return the content of a snapshot file."""
     return snapshot.encode(IDENTITY, Head(1, ledger.record, bytes(32)), ledger)

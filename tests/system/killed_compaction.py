@@ -1,8 +1,8 @@
-"""`taskyard` whose broker is killed when its compaction comes to a step, the first argument.
+"""`taskyard` whose broker is killed at a step of its compaction, the first argument.
 
-A broker that is started so starts this program beside it, too. What is done there kills the broker
-and waits for its own end; what is done in the broker itself kills it as well. The processes beside
-it write their ids to the file `children`.
+The broker starts this program as its compaction process too. A step in that process kills the
+broker and waits for its own end. A step in the broker kills the broker as well. Compaction
+processes append their ids to the file `children`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from taskyard.journal.sqlite import SqliteStore
 
 CHILD = "beside"
 
-#: What is done beside the broker, and what in it: killed before the call of that name.
+#: Steps of the compaction process and of the broker: killed before the function of that name.
 STEPS_BESIDE = {
     "begin": "export",
     "history": "finish",

@@ -1,4 +1,4 @@
-"""What the system tests share: a broker of its own, a slow disk, and the journal to count."""
+"""A broker with quiet pipes, a slow disk, and the audit of a journal."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ SLOW_DISK = (sys.executable, str(Path(__file__).with_name("slow_disk.py")))
 
 
 class Broker(processes.Broker):
-    """What it says goes to our stderr: it may be much, and nobody reads it."""
+    """A broker whose stderr is the test's: it may be long, and no test reads it."""
 
     def __init__(self, directory: Path, *options: str, **how: Any) -> None:
         super().__init__(directory, *options, stderr=None, **how)
 
 
 def count(directory: Path) -> tuple[AuditCounts, set[bytes]]:
-    """What the journal of a stopped broker proves, and the names that were submitted."""
+    """Return the audit of a stopped broker's journal, and the names that were submitted."""
     state = directory / ".taskyard"
     counting = Auditor()
     names: set[bytes] = set()
     with StateLock(state), closing(SqliteStore(state)) as store:
         for row in store.rows():
-            told = records_of(row, row.record_first - 1)
-            counting.add(told)
-            for record in told:
+            records = records_of(row, row.record_first - 1)
+            counting.add(records)
+            for record in records:
                 if type(record).__name__ == "Submitted":
                     names.update(record.submission.names)  # type: ignore[union-attr]
     return counting.tally(), names

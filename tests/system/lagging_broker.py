@@ -1,7 +1,7 @@
 """`taskyard` whose broker compacts after a few tasks, with compactions that wait for a file.
 
-A broker that is started so starts this program beside it, too: that begins when there is a file
-`go`, and is the product's own from then on.
+The broker starts this program as its compaction process too. That waits for the file `go`, and then
+runs the product's code.
 """
 
 from __future__ import annotations

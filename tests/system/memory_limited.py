@@ -1,4 +1,4 @@
-"""`taskyard` with 512 MiB of addresses, which writes down the CPU time of its longest turn."""
+"""`taskyard` with 512 MiB of address space, which records the CPU time of its longest turn."""
 
 import resource
 import sys

@@ -28,7 +28,7 @@ Q = pb.QueryMsg
 
 
 class Peer(threading.Thread):
-    """A thread that keeps what went wrong in it, for whoever joins it."""
+    """A thread that raises its exception in `join`."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -53,7 +53,7 @@ class Peer(threading.Thread):
 
 
 class Producer(Peer):
-    """Submits batches of chains through a `Client`, which asks again after a restart."""
+    """Submits batches of chains through a `Client`, which resubmits after a restart."""
 
     def __init__(self, endpoint: str, batches: int, tasks: int = 20) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class InstantRunner:
         self._done.append(JobResult(job, Outcome.DONE, b"result of " + job.name))
 
     def stop(self, name: bytes, attempt: int) -> None:
-        """Everything was done when it was started."""
+        """Do nothing: every job is already done."""
 
     def turn(self) -> list[JobResult]:
         done, self._done = self._done, []
@@ -107,7 +107,7 @@ class InstantRunner:
 
 
 class Worker(Peer):
-    """The worker's own loop, with quick hands."""
+    """The product's worker loop with an `InstantRunner`."""
 
     def __init__(self, endpoint: str, name: bytes, slots: int = 8) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Worker(Peer):
 
 
 class PlainPeer(Peer):
-    """A dwork program: a REQ socket that is made anew when an answer does not come."""
+    """A dwork program: a REQ socket that is reopened after a lost reply."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class PlainPeer(Peer):
         raise NotImplementedError
 
     def ask(self, **fields: object) -> Q | None:
-        """The answer, or None if it was lost with the broker."""
+        """Send a request. Return the reply; None: it was lost with the broker."""
         if self._socket is None:
             self._socket = self._context.socket(zmq.REQ)
             self._socket.linger = 0
@@ -171,7 +171,7 @@ class PlainPeer(Peer):
 
 
 class PlainProducer(PlainPeer):
-    """Creates tasks one by one; after a lost answer it looks before it creates again."""
+    """Creates tasks one by one. After a lost reply it queries before it creates again."""
 
     def __init__(self, endpoint: str, count: int) -> None:
         super().__init__(endpoint)
@@ -193,7 +193,7 @@ class PlainProducer(PlainPeer):
 
 
 class PlainWorker(PlainPeer):
-    """Steals and completes; after a lost answer it says goodbye before it steals again."""
+    """Steals and completes. After a lost reply it sends Exit before it steals again."""
 
     def __init__(self, endpoint: str, name: bytes) -> None:
         super().__init__(endpoint)
@@ -205,6 +205,6 @@ class PlainWorker(PlainPeer):
             if answer is not None and answer.type == Q.Transfer:
                 answer = self.ask(type=Q.Complete, location=self._name, task=answer.task)
             elif answer is not None:
-                self.stopping.wait(0.01)  # a plain worker has no way to wait at the broker
+                self.stopping.wait(0.01)  # a plain worker can't wait at the broker
             if answer is None:
                 self.ask_until_answered(lambda: self.ask(type=Q.Exit, location=self._name))

@@ -1,4 +1,4 @@
-"""Run by a test in a network of its own: a broker beyond loopback, reached with keys alone."""
+"""A program for a separate network namespace: a remote broker that is reached with keys only."""
 
 import shutil
 import subprocess
@@ -12,15 +12,15 @@ from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import Role
 from tests.kit.processes import Broker, Running, run
 
-#: Of nobody: RFC 5737.
+#: Reserved for documentation: RFC 5737.
 ADDRESS = "192.0.2.77"
 
 
 def main(directory: Path) -> list[str]:
-    """What came of it, a word a step."""
+    """Return the result of each step as a word."""
     make_address()
     listen = ("--listen", f"dwork=tcp://{ADDRESS}:0")
-    told = ["refused" if run(directory, "broker", *listen)[0] == 2 else "opened"]
+    steps = ["refused" if run(directory, "broker", *listen)[0] == 2 else "opened"]
     ring = Keyring(directory / ".taskyard")
     for role in (Role.PRODUCER, Role.WORKER):
         ring.create(role.value, role, directory / f"{role}.key")
@@ -31,9 +31,9 @@ def main(directory: Path) -> list[str]:
             Running(directory, *words),
             Client(endpoint, key=directory / "producer.key") as client,
         ):
-            told.append("done" if client.submit(["true"]).result(30) == "" else "lost")
-        told.append(try_without_a_key(endpoint))
-    return told
+            steps.append("done" if client.submit(["true"]).result(30) == "" else "lost")
+        steps.append(try_without_a_key(endpoint))
+    return steps
 
 
 def make_address() -> None:
@@ -44,7 +44,7 @@ def make_address() -> None:
 
 
 def try_without_a_key(endpoint: str) -> str:
-    """Our client refuses; made to try all the same, it finds nobody."""
+    """Connect without a key. Our client refuses, and a plain socket gets no reply."""
     try:
         Client(endpoint)
     except UserError:

@@ -1,10 +1,10 @@
-"""Peers that ask for too much, each a program of its own: large messages, and answers unread.
+"""Programs that overload a broker by requests: large messages, and unread replies.
 
-    python attackers_requests.py HOST PORT ATTACK
+python request_attackers.py HOST PORT ATTACK
 
-They speak ZMTP over plain sockets, so that nothing reads in the background. A program prints `sent`
-when all is sent, keeps its connections and ends with its stdin. Some can't send everything, because
-the broker stops reading: then it goes on in the background.
+They speak ZMTP over plain sockets, so that no library reads in the background. A program prints
+`sent` when everything is sent, keeps its connections, and ends with its stdin. If the broker stops
+reading, the rest is sent in the background.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00
 
 
 def connected(host: str, port: int) -> socket.socket:
-    """A DEALER that has shaken hands, and reads nothing more."""
+    """Return a DEALER after its handshake. It reads nothing more."""
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     raw.connect((host, port))
@@ -39,7 +39,7 @@ def connected(host: str, port: int) -> socket.socket:
 
 
 def message(body: bytes) -> bytes:
-    """A delimiter and a body, as ZMTP has them."""
+    """Return a ZMTP message of a delimiter and a body."""
     return b"\x01\x00\x02" + len(body).to_bytes(8, "big") + body
 
 
@@ -98,7 +98,7 @@ def explanation(number: int) -> bytes:
     return Q(type=Q.Explain, name=b"task-0000001", request=number + 1).SerializeToString()
 
 
-#: Requests whose answers nobody reads: what is asked, by how many peers, how often by each.
+#: Requests with unread replies: the request, the number of peers, the requests per peer.
 UNREAD: dict[str, tuple[Callable[[int], bytes], int, int]] = {
     "listings": (list_tasks, 1, 3_000),
     "listings-of-many": (list_tasks, 1_000, 4),
@@ -107,7 +107,7 @@ UNREAD: dict[str, tuple[Callable[[int], bytes], int, int]] = {
 
 
 def attack(host: str, port: int, kind: str) -> list[socket.socket]:
-    """Connect and send. Returns what has to be kept open."""
+    """Connect and send. Return the sockets to keep open."""
     if kind in UNREAD:
         ask, peers, times = UNREAD[kind]
         body = b"".join(message(ask(number)) for number in range(times))

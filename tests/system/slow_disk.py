@@ -1,4 +1,4 @@
-"""`taskyard` on a slow disk: a kill finds the broker at its commit far more often."""
+"""`taskyard` on a slow disk, so that kills often hit a commit."""
 
 import sys
 import time

@@ -1,8 +1,8 @@
-"""Peers that attack a listener, as processes: `python attackers.py KIND ENDPOINT COUNT`.
+"""Programs that attack a listener: `python socket_attackers.py KIND ENDPOINT COUNT`.
 
-They speak ZMTP 3 by hand over plain sockets, because libzmq would not send what they send. Each
-prints `ready` when its first round is sent, connects again whenever it is cut off, and ends with
-its stdin. Imports nothing of Taskyard and nothing that is slow to start.
+They speak ZMTP 3 over plain sockets, because libzmq would not send such messages. Each prints
+`ready` when its first round is sent, reconnects whenever it is cut off, and ends with its stdin.
+Imports nothing of Taskyard, and nothing that is slow to start.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ READY = b"\x04" + bytes([len(_READY_BODY)]) + _READY_BODY
 EMPTY_WITH_MORE = b"\x01\x00"
 CHUNK = EMPTY_WITH_MORE * 16_384
 
-#: A request for the status in plain dwork. It makes its sender a known peer.
+#: A status request in plain dwork. It makes its sender a known peer.
 WHOLE_MESSAGE = b"\x01\x00" + b"\x00\x02\x08\x06"
 
 #: The header of a frame of 32 MiB, the largest that a listener takes: libzmq allocates it at once.
 LARGE_HEADER = b"\x02" + (32 << 20).to_bytes(8, "big")
 
-#: A whole message of 30 MB that makes no sense, and how much of it is sent at once.
+#: A whole malformed message of 30 MB, and the size of one write.
 LARGE_MESSAGE = b"\x01\x00\x02" + (30_000_001).to_bytes(8, "big") + b"\x0a" + b"x" * 30_000_000
 PIECE_BYTES = 1 << 20
 
-#: One round of connecting again. Attackers that wait are as bad, and leave the machine to others.
+#: One round of reconnects. Attackers that wait do as much harm, and use less CPU.
 ROUND_SECONDS = 0.02
 
 #: After this an attacker counts its first round as sent.
@@ -41,7 +41,7 @@ ROUND_SECONDS_MAX = 5.0
 
 
 def opened(endpoint: str) -> socket.socket:
-    """A connection, not yet greeted."""
+    """Return a connection before its greeting."""
     kind, _, place = endpoint.partition("://")
     if kind == "ipc":
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -56,7 +56,7 @@ def opened(endpoint: str) -> socket.socket:
 
 
 def established(endpoint: str) -> socket.socket:
-    """A connection past its handshake."""
+    """Return a connection after its handshake."""
     raw = opened(endpoint)
     try:
         raw.sendall(GREETING)
@@ -80,40 +80,40 @@ def _some(raw: socket.socket) -> bytes:
 
 
 def silent(endpoint: str) -> socket.socket:
-    """A connection without a word."""
+    """Return a connection that sends nothing."""
     return opened(endpoint)
 
 
 def half_greeting(endpoint: str) -> socket.socket:
-    """A connection that begins a greeting."""
+    """Return a connection that sent part of a greeting."""
     raw = opened(endpoint)
     raw.sendall(GREETING[:11])
     return raw
 
 
 def unfinished(endpoint: str) -> socket.socket:
-    """A connection with 200 kB of a message that never ends."""
+    """Return a connection with 200 kB of a message that never ends."""
     raw = established(endpoint)
     raw.sendall(CHUNK * 6)
     return raw
 
 
 def announced(endpoint: str) -> socket.socket:
-    """A connection that announces a large frame and sends none of it."""
+    """Return a connection that announced a large frame and sends none of it."""
     raw = established(endpoint)
     raw.sendall(LARGE_HEADER)
     return raw
 
 
 def known(endpoint: str) -> socket.socket:
-    """A connection that has sent one whole message, for an attack that follows."""
+    """Return a connection that has sent one whole message."""
     raw = established(endpoint)
     raw.sendall(WHOLE_MESSAGE)
     _some(raw)
     return raw
 
 
-#: What holds connections: how each is made.
+#: Attacks that hold connections, by how a connection is made.
 HOLDERS: dict[str, Callable[[str], socket.socket]] = {
     "silent": silent,
     "half-greeting": half_greeting,
@@ -122,7 +122,7 @@ HOLDERS: dict[str, Callable[[str], socket.socket]] = {
     "announced": announced,
 }
 
-#: What streams endless frames: how its connection is made.
+#: Attacks that stream endless frames, by how a connection is made.
 STREAMERS: dict[str, Callable[[str], socket.socket]] = {
     "endless": established,
     "endless-known": known,
@@ -130,36 +130,36 @@ STREAMERS: dict[str, Callable[[str], socket.socket]] = {
 
 
 def report_ready() -> None:
-    """Tell the test that the first round is sent."""
+    """Report to the test that the first round is sent."""
     sys.stdout.write("ready\n")
     sys.stdout.flush()
 
 
-def told_to_end(wait_seconds: float) -> bool:
-    """Whether stdin has ended, looked at for that long."""
+def stdin_ended(wait_seconds: float) -> bool:
+    """Wait up to `seconds` for the end of stdin. Return whether it came."""
     return bool(select.select([sys.stdin], [], [], wait_seconds)[0])
 
 
 def hold(make: Callable[[str], socket.socket], endpoint: str, count: int) -> None:
-    """Keep that many connections open. One that is cut is made again in the next round."""
+    """Keep connections open. Reopen cut ones in the next round."""
     held: dict[int, socket.socket] = {}
     poll = select.poll()
-    began, said = time.monotonic(), False
+    began, reported = time.monotonic(), False
     for _ in _rounds():
         _forget_cut(poll, held)
-        while len(held) < count and not told_to_end(0):
+        while len(held) < count and not stdin_ended(0):
             try:
                 raw = make(endpoint)
             except OSError:
-                break  # refused, cut or out of descriptors: as good as it gets
+                break  # refused, cut or out of descriptors
             raw.settimeout(0)
             held[raw.fileno()] = raw
             poll.register(raw, select.POLLIN)
             if time.monotonic() - began > ROUND_SECONDS_MAX:
                 break
         full = len(held) >= count or time.monotonic() - began > ROUND_SECONDS_MAX
-        if full and not said:
-            said = True
+        if full and not reported:
+            reported = True
             report_ready()
 
 
@@ -177,15 +177,15 @@ def _forget_cut(poll: select.poll, held: dict[int, socket.socket]) -> None:
 
 def _rounds() -> Iterator[None]:
     yield
-    while not told_to_end(ROUND_SECONDS):
+    while not stdin_ended(ROUND_SECONDS):
         yield
 
 
 def stream(make: Callable[[str], socket.socket], endpoint: str, count: int) -> None:
-    """Send endless frames over that many connections, each for as long as it is not cut."""
+    """Send endless frames over each connection until it is cut."""
     streams: list[socket.socket] = []
-    began, said, sent = time.monotonic(), False, 0
-    while not told_to_end(0):
+    began, reported, sent = time.monotonic(), False, 0
+    while not stdin_ended(0):
         while len(streams) < count:
             try:
                 raw = make(endpoint)
@@ -193,7 +193,7 @@ def stream(make: Callable[[str], socket.socket], endpoint: str, count: int) -> N
                 break
             raw.settimeout(0)
             streams.append(raw)
-        if not streams and told_to_end(ROUND_SECONDS):
+        if not streams and stdin_ended(ROUND_SECONDS):
             return
         for raw in select.select([], streams, [], ROUND_SECONDS)[1]:
             try:
@@ -204,17 +204,17 @@ def stream(make: Callable[[str], socket.socket], endpoint: str, count: int) -> N
                 raw.close()
                 streams.remove(raw)
         # 8 MB of these frames would be 256 MiB in libzmq.
-        if not said and (sent > 8 << 20 or time.monotonic() - began > ROUND_SECONDS_MAX):
-            said = True
+        if not reported and (sent > 8 << 20 or time.monotonic() - began > ROUND_SECONDS_MAX):
+            reported = True
             report_ready()
 
 
 def flood(endpoint: str, count: int) -> None:
-    """Send large whole messages over that many connections, and read no answer."""
+    """Send large whole messages over each connection, and read no reply."""
     message = memoryview(LARGE_MESSAGE)
     sent: dict[socket.socket, int] = {}
-    began, said = time.monotonic(), False
-    while not told_to_end(0):
+    began, reported = time.monotonic(), False
+    while not stdin_ended(0):
         while len(sent) < count:
             try:
                 raw = established(endpoint)
@@ -222,7 +222,7 @@ def flood(endpoint: str, count: int) -> None:
                 break
             raw.settimeout(0)
             sent[raw] = 0
-        if not sent and told_to_end(ROUND_SECONDS):
+        if not sent and stdin_ended(ROUND_SECONDS):
             return
         for raw in select.select([], sent, [], ROUND_SECONDS)[1]:
             start = sent[raw] % len(message)
@@ -233,10 +233,10 @@ def flood(endpoint: str, count: int) -> None:
             except OSError:
                 raw.close()
                 del sent[raw]
-        # As much as the broker's memory, or as much as it takes.
+        # As much as the broker's memory, or as much as it accepts.
         is_much = sum(sent.values()) > 512 << 20
-        if not said and (is_much or time.monotonic() - began > ROUND_SECONDS_MAX):
-            said = True
+        if not reported and (is_much or time.monotonic() - began > ROUND_SECONDS_MAX):
+            reported = True
             report_ready()
 
 

@@ -1,7 +1,7 @@
-"""A stand-in of dwork's own `dquery addfile` against a real broker: no sound line is lost.
+"""A stand-in for dwork's `dquery addfile` with a real broker: no sound line is lost.
 
-It does what the original does, and nothing else: a REQ socket, lines of names split at commas, 16
-tasks in a message, and no look at the answer. Its bytes are made by hand, without our encoder.
+Like the original it has a REQ socket, splits names at commas, sends 16 tasks per message, and
+ignores the replies. It encodes its bytes by hand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.kit.processes import run
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Tasks in a message, as in the original.
+#: Tasks per message, as in the original.
 BLOCK = 16
 
 LISTEN = ("--listen", "dwork=tcp://127.0.0.1:*")
@@ -31,18 +31,18 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A length-delimited protobuf field."""
+    """Encode a length-delimited protobuf field."""
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def task(name: str, *before: str) -> bytes:
-    """A TaskMsg: name, origin, pred."""
+    """Encode a TaskMsg: name, origin, pred."""
     named = [field(4, field(1, one.encode())) for one in before]
     return field(1, name.encode()) + field(2, b"host") + b"".join(named)
 
 
 def add_file(endpoint: str, lines: list[str]) -> list[str]:
-    """Send the lines as `dquery addfile` does. Returns the answers, which the original ignores."""
+    """Send lines as `dquery addfile` does. Return the replies, which the original ignores."""
     answers: list[str] = []
     rows = [[word for word in line.split(",") if word] for line in lines]
     tasks = [task(*row) for row in rows if row]
@@ -59,8 +59,8 @@ def add_file(endpoint: str, lines: list[str]) -> list[str]:
 def status(directory: Path) -> dict[str, object]:
     code, out, err = run(directory, "status", "--json")
     assert code == 0, err
-    told: dict[str, object] = json.loads(out)
-    return told
+    document: dict[str, object] = json.loads(out)
+    return document
 
 
 def names_in(directory: Path) -> list[str]:
@@ -78,7 +78,7 @@ def test_nine_lines_with_a_duplicate_make_eight_tasks(tmp_path: Path) -> None:
         assert status(tmp_path)["refused"] == 0
 
 
-def test_block_with_a_cycle_loses_the_cycle_alone_and_status_and_log_say_so(
+def test_block_with_a_cycle_loses_only_the_cycle_and_logs_it(
     tmp_path: Path,
 ) -> None:
     lines = [f"task-{number}" for number in range(40)]
@@ -88,9 +88,9 @@ def test_block_with_a_cycle_loses_the_cycle_alone_and_status_and_log_say_so(
     with processes.Broker(tmp_path, *LISTEN, stderr=subprocess.PIPE) as broker:
         assert add_file(broker.endpoints[1], lines) == ["0806", "0808", "0806"]
         assert names_in(tmp_path) == sound
-        told = status(tmp_path)
-        assert told["refused"] == 3
-        assert told["refused_last"] == {
+        document = status(tmp_path)
+        assert document["refused"] == 3
+        assert document["refused_last"] == {
             "code": "cycle",
             "names": ["p", "q", "behind"],
             "text": "task p would wait for itself",

@@ -1,4 +1,4 @@
-"""Worker hosts at a broker that says which agents they start."""
+"""Workers whose agents are chosen by the broker's rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.client.client import Client
 from tests.kit.processes import Broker, Worker, all_children_of, marks, until
-from tests.worker.agents_kit import shell
+from tests.worker.agents_harness import shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     import pytest
 
-#: An agent whose tasks say what it is to report.
+#: An agent whose payloads contain its report.
 OBEYS = shell('report "$lane" "$payload"')
 
 
 def set_service(directory: Path, argv: tuple[str, ...], *more: str) -> None:
-    """What the settings say of the service `s`."""
+    """Write the settings of the service `s`."""
     command = shlex.join(argv).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     lines = ["[service.s]", f'command = "{command}"', *more, ""]
     beside = directory / "taskyard.toml.new"
@@ -31,7 +31,7 @@ def set_service(directory: Path, argv: tuple[str, ...], *more: str) -> None:
 
 
 class Yard:
-    """A broker and a client, and as many hosts of the service `s` as are hired."""
+    """A broker, a client, and workers of the service `s`."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
@@ -56,7 +56,7 @@ def a_yard(directory: Path) -> Iterator[Yard]:
         yield Yard(directory, stack)
 
 
-def test_worker_without_a_command_starts_what_the_broker_says(
+def test_worker_without_a_command_starts_agents_by_the_rules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = tmp_path / "agents" / "here"
@@ -100,11 +100,11 @@ def test_limit_of_a_lane_holds_over_all_hosts(tmp_path: Path) -> None:
         for future in futures:
             future.result(60)
     for lane in lanes:
-        said = [mark for mark in marks(tmp_path) if mark.endswith(lane)]
-        assert said == [f"begin-{lane}", f"end-{lane}"] * count
+        seen = [mark for mark in marks(tmp_path) if mark.endswith(lane)]
+        assert seen == [f"begin-{lane}", f"end-{lane}"] * count
 
 
-def test_task_that_kills_its_agent_runs_out_of_attempts_and_its_lane_goes_on(
+def test_task_that_kills_its_agents_fails_and_its_lane_continues(
     tmp_path: Path,
 ) -> None:
     set_service(tmp_path, shell("[ $payload = die ] && exit 3; report r ok"), "retries = [0.05]")
@@ -116,7 +116,7 @@ def test_task_that_kills_its_agent_runs_out_of_attempts_and_its_lane_goes_on(
         assert (yard.client.show("bad")["failures"], yard.client.show("good")["attempt"]) == (2, 1)
 
 
-def test_lane_that_is_put_off_waits_with_its_task_and_nobody_else_is_charged(
+def test_deferred_lane_waits_with_its_task_without_charging_others(
     tmp_path: Path,
 ) -> None:
     set_service(tmp_path, OBEYS, "retries = [100]", "overfeed = 2")
@@ -131,7 +131,7 @@ def test_lane_that_is_put_off_waits_with_its_task_and_nobody_else_is_charged(
         assert [yard.client.show(name)["failures"] for name in names] == [1, 0, 0, 0, 0]
 
 
-def test_task_put_at_the_end_of_its_lane_comes_after_the_others(tmp_path: Path) -> None:
+def test_task_moved_to_the_end_of_its_lane_runs_last(tmp_path: Path) -> None:
     first = "[ $payload = later ] && [ ! -e put ]"
     once = f"{first} && {{ echo > put; report r deferback; echo '#hungry'; continue; }}"
     set_service(tmp_path, shell(f"echo $id >> marks; {once}; report r ok"))
@@ -147,12 +147,12 @@ def test_task_put_at_the_end_of_its_lane_comes_after_the_others(tmp_path: Path) 
         assert yard.client.show("a")["failures"] == 0
 
 
-def test_host_that_can_not_start_its_agents_says_so_until_it_can(tmp_path: Path) -> None:
+def test_heartbeat_carries_the_agent_error_until_agents_start(tmp_path: Path) -> None:
     set_service(tmp_path, ("./agent",))
     with a_yard(tmp_path) as yard:
         yard.hire("--slots", "1")
         future = yard.submit("a", b"ok", lane="l")
-        reason = "can't start the agent ./agent: No such file or directory"
+        reason = "can't start agent ./agent: No such file or directory"
         until(lambda: [one["agent_error"] for one in yard.client.workers()] == [reason])
         beside = tmp_path / "agent.new"
         beside.write_text(f"#!/bin/sh\nexec {shlex.join(OBEYS)}\n")

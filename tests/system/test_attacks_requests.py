@@ -1,6 +1,6 @@
-"""Attacks by requests: whatever one peer asks for, the broker lives and others are served.
+"""Attacks by requests: whatever one peer requests, the broker survives and serves others.
 
-Each runs against a broker with 512 MiB of addresses. With `-s` the figures are printed.
+Each runs with a broker of 512 MiB address space. `-s` prints the measurements.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMITED = (sys.executable, str(Path(memory_limited.__file__)))
-ATTACKERS = str(Path(__file__).with_name("attackers_requests.py"))
+ATTACKERS = str(Path(__file__).with_name("request_attackers.py"))
 MEGABYTE = 1 << 20
 
-#: How long another peer may wait for its answer. More where others use the machine, too.
+#: How long another peer may wait for a reply. More on a busy machine.
 SERVED_SECONDS = 10.0
 
-#: The longest turn, in CPU time: three times what a quiet machine shows.
+#: The longest turn, in CPU time: three times that of a quiet machine.
 TURN_SECONDS = 1.0
 
 
@@ -49,7 +49,7 @@ def memory(pid: int, field: str) -> int:
 
 
 class Watcher(threading.Thread):
-    """Another peer, which asks for the status again and again, and looks at the memory."""
+    """Another peer, which requests the status repeatedly and samples the memory."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(daemon=True)
@@ -78,7 +78,7 @@ class Watcher(threading.Thread):
         return self
 
     def await_answers(self, more: int) -> None:
-        """Wait until it has so many more of them."""
+        """Wait for `count` more replies."""
         wanted = self.answers + more
         until(lambda: self._is_over() or self.answers >= wanted, "answers to others")
         assert not self._is_over(), (self.error, self._broker.process.poll())
@@ -96,7 +96,7 @@ class Watcher(threading.Thread):
 
 @contextmanager
 def attacked(broker: Broker, attack: str) -> Iterator[None]:
-    """Everything of the attack is sent, as far as the broker takes it in, and nothing is read."""
+    """Run an attack until everything that the broker accepts is sent, with replies unread."""
     host, port = urlsplit(broker.endpoints[1]).netloc.split(":")
     with subprocess.Popen(
         [sys.executable, ATTACKERS, host, port, attack],
@@ -115,14 +115,13 @@ def attacked(broker: Broker, attack: str) -> Iterator[None]:
 
 @contextmanager
 def broker_with(directory: Path, tasks: int) -> Iterator[Broker]:
-    """A broker under the limit that holds so many tasks. In the end it stops in order, and has all
-    of them."""
+    """Run a memory-limited broker with `count` tasks. Check at the end that it stops with all."""
     names = [b"task-%07d" % number for number in range(tasks)]
     with Broker(directory, "--listen", "dwork=tcp://127.0.0.1:0", program=LIMITED) as broker:
         with Client(broker.endpoint) as client:
             for start in range(0, tasks, 10_000):
                 some = names[start : start + 10_000]
-                # All wait for the first one, which nobody runs: the answers are long.
+                # All wait for the first one, which never runs. So replies are long.
                 after = [[names[0]] if name != names[0] else [] for name in some]
                 terms = [Terms(service=b"nobody", campaign=b"held")]
                 client.create(Submission(some, [b"payload"], terms, after=after))
@@ -136,7 +135,7 @@ def broker_with(directory: Path, tasks: int) -> Iterator[Broker]:
 
 
 def check(directory: Path, name: str, broker: Broker, watcher: Watcher, memory_max: int) -> None:
-    """Compare with the limits, and print."""
+    """Compare measurements with the limits, and print them."""
     until(lambda: memory(broker.pid, "VmRSS") < watcher.before + memory_max, "memory given back")
     after = memory(broker.pid, "VmRSS")
     longest = float((directory / memory_limited.LONGEST).read_text())
@@ -158,7 +157,7 @@ def test_costly_message_is_refused_at_once(tmp_path: Path, attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ["listings", "listings-of-many", "explanations"])
-def test_unread_answers_hold_nobody_up(tmp_path: Path, attack: str) -> None:
+def test_unread_replies_delay_no_other_peer(tmp_path: Path, attack: str) -> None:
     with broker_with(tmp_path, 20_000) as broker:
         with Watcher(broker) as watcher, Client(broker.endpoint) as client:
             with attacked(broker, attack):
@@ -170,7 +169,7 @@ def test_unread_answers_hold_nobody_up(tmp_path: Path, attack: str) -> None:
         check(tmp_path, attack, broker, watcher, 80 * MEGABYTE)
 
 
-def test_commands_over_many_tasks_hold_nobody_up(tmp_path: Path) -> None:
+def test_commands_over_many_tasks_delay_no_other_peer(tmp_path: Path) -> None:
     tasks = 60_000
     with broker_with(tmp_path, tasks) as broker:
         with Watcher(broker) as watcher, Client(broker.endpoint) as client:

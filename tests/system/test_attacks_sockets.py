@@ -1,7 +1,7 @@
-"""Attacks on a broker's sockets under a memory limit: it lives, serves others, and loses nothing.
+"""Attacks on a broker's sockets under a memory limit: it survives, serves, and loses nothing.
 
-Figures are printed with `-s`. Without the guard of connections each of these attacks ends the
-broker or takes its memory.
+`-s` prints the measurements. Without the connection guard each attack would end the broker or take
+its memory.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")
 
-ATTACKERS = Path(__file__).with_name("attackers.py")
+ATTACKERS = Path(__file__).with_name("socket_attackers.py")
 
 MIB = 1 << 20
 MEMORY_MAX = 512 * MIB
 
-#: Other peers are served within this time on a machine that has nothing else to do.
+#: Other peers get replies within this time on a quiet machine.
 SERVED_SECONDS = 10.0
 
-#: What must happen has happened by then, however busy the machine.
+#: Fail a test that waits longer, however busy the machine.
 LONG_SECONDS = 120.0
 
-#: Memory is back to normal when so much is left: the requests of the test take some, too.
+#: Memory is back to normal below this: the test's own requests take some too.
 LEFT_MAX = 24 * MIB
 
-#: Runs a command under limits: of address space and of descriptors (0: as it is).
+#: Runs a command with limits of address space and descriptors (0: unchanged).
 LIMITED = """
 import os, resource, sys
 space, descriptors = map(int, sys.argv[1:3])
@@ -53,12 +53,12 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def patience() -> float:
-    """As long as peers may take, on a machine with other work."""
+    """Return how long peers may take, scaled by the load of the machine."""
     return SERVED_SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def memory_of(pid: int, name: str) -> int:
-    """Resident memory now (VmRSS) or at most so far (VmHWM), in bytes."""
+    """Return resident memory now (VmRSS) or at its peak (VmHWM), in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":"))
 
@@ -72,7 +72,7 @@ def limited_broker(directory: Path, *options: str, descriptors: int = 0) -> Iter
 
 @contextmanager
 def attack(kind: str, endpoint: str, number: int) -> Iterator[None]:
-    """Attack from another process, from its first full round on."""
+    """Attack from another process. Enter after its first full round."""
     words = [sys.executable, str(ATTACKERS), kind, endpoint, str(number)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as attacker:
         assert attacker.stdout is not None
@@ -84,7 +84,7 @@ def attack(kind: str, endpoint: str, number: int) -> Iterator[None]:
 
 
 def assert_felt(running: Running) -> None:
-    """The attack was felt: the process has logged what it did about it."""
+    """Check that the process has logged its defence."""
     assert running.process.stderr is not None
     assert select.select([running.process.stderr], [], [], LONG_SECONDS)[0]
     line = running.error_line()
@@ -99,20 +99,20 @@ def client_of(endpoint: str) -> closing[Client]:
 
 
 def submit(client: Client, name: bytes) -> bytes:
-    """Submit a task, and return its name when that is acknowledged."""
+    """Submit a task, and return its name after the acknowledgement."""
     assert client.create(Submission([name])) == 1
     return name
 
 
 def await_memory(pid: int, most: int) -> int:
-    """Wait until the process has given its memory back. Returns what is left."""
+    """Wait until the process has freed its memory. Return its size."""
     ends = time.monotonic() + LONG_SECONDS
     while memory_of(pid, "VmRSS") > most and time.monotonic() < ends:
-        time.sleep(0.05)  # nothing tells when memory is given back
+        time.sleep(0.05)  # there is no event for freed memory
     return memory_of(pid, "VmRSS")
 
 
-#: The kind, over which socket, how many connections, and the broker's descriptors.
+#: Kind, socket, number of connections, and the broker's descriptors.
 ATTACKS = {
     "endless frames over TCP": ("endless", 1, 1, 0),
     "endless frames over ipc": ("endless", 0, 1, 0),

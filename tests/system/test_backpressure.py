@@ -1,4 +1,4 @@
-"""A broker whose compaction lags behind: producers wait, workers do not, and nothing is lost."""
+"""A broker whose compaction lags: producers wait, workers do not, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TERMS = Terms(service=b"load", campaign=b"load")
 
 
 class Producer(Peer):
-    """Submits batches until it is stopped, one after the other, as any program does."""
+    """Submits batches one by one until it is stopped."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Producer(Peer):
                 self.acknowledged += BATCH
 
 
-def test_producer_waits_for_a_compaction_that_lags_and_goes_on_by_itself(tmp_path: Path) -> None:
+def test_producer_waits_for_a_lagging_compaction_and_continues(tmp_path: Path) -> None:
     program = (sys.executable, lagging_broker.__file__)
     with Broker(tmp_path, program=program) as broker, Client(broker.endpoint) as client:
         producer, worker = Producer(broker.endpoint), Worker(broker.endpoint, b"worker")
@@ -54,7 +54,7 @@ def test_producer_waits_for_a_compaction_that_lags_and_goes_on_by_itself(tmp_pat
         assert "% of its mark), submissions are refused for now" in out
         assert producer.acknowledged <= waiting + BATCH  # one reply may have been on its way
         (tmp_path / "go").touch()
-        until(lambda: producer.acknowledged > waiting + 2 * BATCH, "the producer goes on")
+        until(lambda: producer.acknowledged > waiting + 2 * BATCH, "the producer continues")
         producer.finish()
         done = producer.acknowledged
         until(lambda: client.status()["counts"]["done"] == done, "all tasks done")

@@ -1,4 +1,4 @@
-"""A megabyte for ten thousand recipients is kept once, whatever happens to the broker."""
+"""A megabyte for ten thousand recipients is stored once, whatever happens to the broker."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ BODY = "x" * MEGABYTE
 #: Names, lanes, and the payload perhaps in SQLite's log and in its file.
 DISK_BYTES_MAX = 5 * MEGABYTE
 
-#: Ten thousand tasks in as many lanes, and some copies of the message while it is taken.
+#: Ten thousand tasks and lanes, and some copies of the message during submission.
 MEMORY_BYTES_MAX = 50 * MEGABYTE
 
-#: One of so many is read: a megabyte of JSON takes its time.
+#: One in this many tasks is decoded: a megabyte of JSON takes a while.
 READ_EVERY = 500
 
 
 class Mailer(InstantRunner):
-    """Looks whom its tasks are for, now and then."""
+    """Decodes a sample of its tasks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_bundle_is_kept_once_by_a_broker_that_is_killed(
 
 
 def submit(broker: Broker) -> int:
-    """How many of its tasks are new."""
+    """Submit the bundle. Return the number of new tasks."""
     recipients = [f"recipient-{number}" for number in range(RECIPIENTS)]
     bundle_spec = campaigns.bundle_spec(BODY, recipients, "news", None, {"service": "load"})
     with Client(broker.endpoint) as client:
@@ -100,7 +100,7 @@ def working(endpoint: str) -> Iterator[None]:
 
 
 def pause_after(broker: Broker, tasks: int) -> None:
-    """Some of it is done by then, and some is not."""
+    """Wait until part of the bundle is done."""
     with Client(broker.endpoint) as client:
         until(lambda: client.counts("news")["done"] >= tasks, "some of it done")
         client.pause("load")
@@ -112,7 +112,7 @@ def bytes_of(directory: Path, pattern: str) -> int:
 
 
 def memory_of(broker: Broker) -> int:
-    """What it has in memory now."""
+    """Return the resident memory of a process."""
     status = Path(f"/proc/{broker.pid}/status").read_text()
     (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
     return int(kilobytes) * 1024

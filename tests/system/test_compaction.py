@@ -1,5 +1,4 @@
-"""A broker that compacts while it works, and is killed at every step of that: nothing is lost, and
-nothing is done twice."""
+"""A broker that is killed at every step of a compaction: nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
 
 ROWS = "40"
 BATCH = 20
-#: Between two batches: compactions, not their load, are what is tested here.
+#: Between two batches. This tests compactions, not load.
 REST_SECONDS = 0.2
 TERMS = Terms(service=b"load", campaign=b"load")
-#: Compactions that come to their end while tasks run, after the last kill.
+#: Compactions that finish while tasks run, after the last kill.
 COMPLETED = 2
 
 
 class Producer(Peer):
-    """Submits chains until it is stopped, a batch after the other; asks again after a restart."""
+    """Submits batches of chains until it is stopped, and resubmits after a restart."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__()
@@ -100,7 +99,7 @@ def test_compact_of_a_running_broker_is_refused_with_the_reason(tmp_path: Path) 
         submit(broker, b"a")
         code, out, err = run(tmp_path, "journal", "compact")
         assert (code, out) == (2, "")
-        assert "a running one compacts its journal by itself" in err
+        assert "a running broker compacts its own journal" in err
 
 
 def children(directory: Path) -> list[int]:
@@ -111,7 +110,7 @@ def children(directory: Path) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Not so what only waits to be reaped by whoever has adopted it."""
+    """Return whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -119,7 +118,7 @@ def is_running(pid: int) -> bool:
 
 
 def submit(broker: Broker, *names: bytes) -> int:
-    """How many of them are new."""
+    """Submit tasks. Return the number of new ones."""
     with Client(broker.endpoint) as client:
         return sum(client.create(Submission([one], [b"payload"], [TERMS])) for one in names)
 
@@ -131,7 +130,7 @@ def counts(broker: Broker) -> dict[str, int]:
 
 
 def look_back(broker: Broker, names: list[bytes]) -> None:
-    """What ended long ago is known by its result and its name, and most of it is not in memory."""
+    """Check that old tasks are found by name and result, though few are in memory."""
     assert submit(broker, *(name.removeprefix(b"load/") for name in names[:BATCH])) == 0
     with Client(broker.endpoint) as client:
         for name in names[:: len(names) // 50]:
@@ -144,14 +143,14 @@ def history(directory: Path) -> list[Path]:
 
 
 def tally(state: Path, names: list[bytes]) -> None:
-    """By the history, with what the journal still has."""
+    """Count the history and the journal."""
     with StateLock(state), closing(SqliteStore(state)) as store:
         compaction.compact(state, store)
-    told = [
+    rows = [
         row
         for path in (state / "history").glob("events-*.parquet")
         for row in pq.read_table(path, columns=["kind", "task"]).to_pylist()
     ]
-    submitted = [row["task"] for row in told if row["kind"] == "submitted"]
-    finished = [row["task"] for row in told if row["kind"] == "finished"]
+    submitted = [row["task"] for row in rows if row["kind"] == "submitted"]
+    finished = [row["task"] for row in rows if row["kind"] == "finished"]
     assert sorted(submitted) == sorted(finished) == sorted(name.decode() for name in names)

@@ -1,4 +1,4 @@
-"""Real workers that are killed: no task waits beside a free slot, and poison fails by itself."""
+"""Real workers that are killed: no task waits beside a free slot, and poison fails alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: A worker that is killed loses its tasks after this long.
+#: The lease: a killed worker loses its tasks after this time.
 LEASE = ("--heartbeat", "500ms", "--lease", "2s")
 
 
 class Yard:
-    """A broker, a client, and workers that die and are started anew."""
+    """A broker, a client, and workers that are killed and replaced."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory = directory
@@ -33,17 +33,17 @@ class Yard:
         return self._stack.enter_context(worker)
 
     def wait_for(self, name: str) -> Path:
-        """Return the file that the task of this name makes when it runs."""
+        """Return the file that the task of this name creates when it runs."""
         return self.directory / f"{name} runs"
 
     def submit_long(self, name: str, **terms: Any) -> None:
-        """Submit a task that runs until the file `free` is there."""
+        """Submit a task that runs until the file `free` exists."""
         here, free = self.wait_for(name), self.directory / "free"
         words = f"touch '{here}'; while [ ! -e {free} ]; do sleep 0.05; done"
         self.client.submit(["sh", "-c", words], name=name, **terms)
 
     def counts(self) -> dict[str, int]:
-        """Return how many tasks are in each state that has any."""
+        """Return the number of tasks in each state that has any."""
         counts: dict[str, int] = self.client.status()["counts"]
         return {state: count for state, count in counts.items() if count}
 
@@ -80,14 +80,14 @@ def test_wide_task_is_not_starved_by_small_ones(yard: Yard) -> None:
         one.result(30)
 
 
-def test_poison_fails_by_itself(yard: Yard) -> None:
+def test_poisonous_task_fails_alone(yard: Yard) -> None:
     poison = yard.client.submit(["sh", "-c", "sleep 0.1; kill -9 $PPID"], name="poison")
     tasks = [yard.client.submit(["sleep", "0.2"], name=f"t{number}") for number in range(15)]
     worker = yard.start(16)
     while not poison.done():
         if worker.process.poll() is not None:
             worker = yard.start(16)
-        time.sleep(0.05)  # a process ends without an event that a client could wait for
+        time.sleep(0.05)  # a client gets no event for the end of a process
     for task in tasks:
         task.result(60)
     assert "lost 5 workers" in str(poison.exception())

@@ -1,4 +1,4 @@
-"""A disk that fills up: producers are told, workers go on, and room makes all well again."""
+"""A full disk: producers get an error, workers continue, and free space restores the broker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def small_disk(place: Path) -> Iterator[Path]:
 
 
 def _submit_until_refused(client: Client) -> int:
-    """How many tasks of a mebibyte were taken."""
+    """Submit tasks of a mebibyte until one is refused. Return how many were accepted."""
     for number in range(1_000):
         payload = os.urandom(1024 * 1024)
         try:
@@ -59,7 +59,7 @@ def test_full_disk_refuses_submissions_and_takes_completions(tmp_path: Path) -> 
         assert 5 < taken < 40
         worker = Worker(broker.endpoint, b"worker")
         worker.start()
-        until(lambda: client.status()["counts"]["done"] == taken, "what was taken is done")
+        until(lambda: client.status()["counts"]["done"] == taken, "accepted tasks are done")
         assert not client.status()["accepting"]
         worker.finish()
         assert broker.terminate()[0] == 0

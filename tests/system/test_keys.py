@@ -1,5 +1,4 @@
-"""Keys and roles between real processes: who comes in, what they may do, and what a revoked key
-still gets, which is nothing."""
+"""Keys and roles between real processes: access, permissions, and revoked keys."""
 
 from __future__ import annotations
 
@@ -32,14 +31,14 @@ from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: A broker that is there answers much sooner.
+#: A running broker answers much sooner.
 NOBODY_SECONDS = 1.0
 
 ROOT = Path(__file__).parents[2]
 
 
 class Yard:
-    """A broker that demands keys, and a key of each role."""
+    """A broker that requires keys, and a key of each role."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory = directory
@@ -58,13 +57,13 @@ class Yard:
         return self.directory / f"{role}.key"
 
     def client(self, role: Role, **more: Any) -> Client:
-        """By that role's key."""
+        """Return a client with that role's key."""
         client = Client(self.endpoint, key=self.file(role), **more)
         self._stack.callback(client.close, 0)
         return client
 
     def owner(self) -> Client:
-        """By the native socket, which demands none."""
+        """Return a client of the native socket, which requires no key."""
         return self._stack.enter_context(Client(self.broker.endpoint))
 
     def worker(self, *options: str) -> Running:
@@ -86,7 +85,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
 
 
 class Peer:
-    """A line by a key, for what a client or a worker of ours would never say."""
+    """A channel with a key, for requests that our clients and workers never send."""
 
     def __init__(self, endpoint: str, key: PeerKey) -> None:
         self._wire = sockets.connect(endpoint, key)
@@ -110,7 +109,7 @@ def tasks_of(client: Client) -> int:
 
 @contextmanager
 def foreign_peer(yard: Yard, role: Role, identity: bytes) -> Iterator[zmq.Socket[bytes]]:
-    """A plain REQ socket with a key and a routing id of its own, made by pyzmq alone."""
+    """Return a REQ socket of plain pyzmq with a key and a routing id."""
     key = read_peer_key(yard.file(role))
     with zmq.Context() as context, context.socket(zmq.REQ) as socket:
         socket.setsockopt(zmq.LINGER, 0)
@@ -124,17 +123,17 @@ def foreign_peer(yard: Yard, role: Role, identity: bytes) -> Iterator[zmq.Socket
 
 
 def replied(socket: zmq.Socket[bytes], request: str) -> str:
-    """The reply to a request of the plain dialect, both in hex."""
+    """Return the reply to a plain request, both in hex."""
     socket.send(bytes.fromhex(request))
     return socket.recv().hex()
 
 
 @contextmanager
 def returned_peer(yard: Yard, role: Role, identity: bytes) -> Iterator[zmq.Socket[bytes]]:
-    """A `foreign_peer` under the routing id of one that has left.
+    """Return a `foreign_peer` with the routing id of one that has left.
 
-    On a busy machine it may connect before the broker has seen the other one leave. ZeroMQ leaves a
-    second connection under an id in use alone for ever. So a peer that gets no reply comes anew.
+    On a busy machine it may connect before the broker has noticed that the other one left. ZeroMQ
+    never serves a second connection under an id in use. So a peer without a reply connects again.
     """
     ends = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -148,7 +147,7 @@ def returned_peer(yard: Yard, role: Role, identity: bytes) -> Iterator[zmq.Socke
         assert time.monotonic() < ends, "no reply under a routing id that is free"
 
 
-def test_peer_with_a_routing_id_of_its_own_is_answered(yard: Yard) -> None:
+def test_peer_with_its_own_routing_id_gets_replies(yard: Yard) -> None:
     with foreign_peer(yard, Role.ADMIN, b"chosen") as first:
         assert replied(first, "080012080a01411203636c69") == "0806"
         with foreign_peer(yard, Role.ADMIN, b"another") as second:
@@ -169,7 +168,7 @@ def test_routing_id_under_another_key_is_answered_and_logged(yard: Yard) -> None
     )
 
 
-def test_task_goes_from_a_producers_key_to_a_workers_and_back(yard: Yard) -> None:
+def test_task_passes_from_a_producer_key_to_a_worker_key_and_back(yard: Yard) -> None:
     yard.worker("--slots", "1")
     future = yard.client(Role.PRODUCER).submit(["echo", "hello"], name="a")
     assert future.result(30) == "hello\n"
@@ -179,10 +178,10 @@ def test_task_goes_from_a_producers_key_to_a_workers_and_back(yard: Yard) -> Non
     assert worker["name"].startswith("worker/")
 
 
-def test_each_may_do_its_own_and_is_told_what_it_may_not(yard: Yard) -> None:
+def test_each_role_may_do_its_own_requests_and_gets_errors_for_others(yard: Yard) -> None:
     viewer, producer = yard.client(Role.VIEWER), yard.client(Role.PRODUCER)
     producer.submit(["true"], name="a", service="nobody's")
-    assert producer.show("a")["state"] == "ready"  # it is acknowledged
+    assert producer.show("a")["state"] == "ready"  # acknowledged
     assert viewer.show("a")["state"] == "ready"
     with pytest.raises(
         Refused, match=r"the key viewer is a viewer's and may not cancel tasks; ask"
@@ -199,7 +198,7 @@ def test_each_may_do_its_own_and_is_told_what_it_may_not(yard: Yard) -> None:
     assert yard.broker.end()[0] == 0
 
 
-def test_worker_can_not_submit_or_look(yard: Yard) -> None:
+def test_worker_key_can_not_submit_or_query(yard: Yard) -> None:
     with pytest.raises(Refused, match=r"the key worker is a worker's and may not see the status"):
         yard.client(Role.WORKER)
     words = ("submit", "--broker", yard.endpoint, "--key", "worker.key", "--", "true")
@@ -210,22 +209,22 @@ def test_worker_can_not_submit_or_look(yard: Yard) -> None:
 
 
 def test_worker_can_not_work_under_another_name(yard: Yard) -> None:
-    code, _, err = yard.worker("--name", "somebody-else").end()
+    code, _, err = yard.worker("--name", "another").end()
     assert code == 2
-    assert "key worker: only for workers named worker or worker/…, not 'somebody-else'" in err
+    assert "key worker: only for workers named worker or worker/…, not 'another'" in err
     owner = yard.owner()
     owner.submit(["true"], name="a")
     with closing(Peer(yard.endpoint, read_peer_key(yard.file(Role.WORKER)))) as liar:
         facts = peer.worker_message(WorkerFacts((b"exec",), slots_total=1))
-        liar.line.request(lambda number: peer.steal(number, b"somebody-else", facts, 1))
+        liar.line.request(lambda number: peer.steal(number, b"another", facts, 1))
         reply = liar.answer()
     assert reply.kind == peer.ERROR
-    assert "not for 'somebody-else'" in reply.reason
+    assert "not for 'another'" in reply.reason
     assert owner.workers() == []
     assert owner.show("a")["state"] == "ready"
 
 
-def test_nobody_comes_in_without_a_key(yard: Yard) -> None:
+def test_peers_without_a_key_are_refused(yard: Yard) -> None:
     with pytest.raises(NoBroker, match=r"if that broker demands keys, give yours: --key, or Clie"):
         Client(yard.endpoint, timeout=NOBODY_SECONDS)
     host, _, port = yard.endpoint.removeprefix("tcp://").partition(":")
@@ -292,21 +291,21 @@ def test_key_that_is_revoked_while_its_worker_waits_gets_no_task(yard: Yard) -> 
         assert owner.wait_names(["a"], 30)
 
 
-def test_worker_with_a_revoked_key_says_so(yard: Yard) -> None:
+def test_worker_with_a_revoked_key_reports_it(yard: Yard) -> None:
     worker = yard.worker("--slots", "1", "--heartbeat", "50ms")
     assert " works for the broker at " in worker.error_line()
     yard.ring.revoke("worker")
     assert "the broker refuses it: the key worker was revoked; ask" in worker.error_line()
 
 
-def test_guest_does_not_talk_to_another_broker(yard: Yard, tmp_path: Path) -> None:
+def test_peer_refuses_a_broker_with_another_key(yard: Yard, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     with yard_in(other) as another, pytest.raises(NoBroker, match=r"good for one broker alone"):
         Client(another.endpoint, key=yard.file(Role.ADMIN), timeout=NOBODY_SECONDS)
 
 
-def test_keys_that_are_open_to_others_open_nothing(yard: Yard) -> None:
+def test_key_directory_open_to_others_disables_keys(yard: Yard) -> None:
     viewer, owner = yard.client(Role.VIEWER), yard.owner()
     yard.ring.directory.chmod(0o755)
     with pytest.raises(Refused, match=r"the broker does not know this key"):
@@ -318,7 +317,7 @@ def test_keys_that_are_open_to_others_open_nothing(yard: Yard) -> None:
     assert tasks_of(viewer) == 0
 
 
-def test_keys_outlive_a_restart(yard: Yard) -> None:
+def test_keys_survive_a_restart(yard: Yard) -> None:
     yard.broker.kill()
     port = yard.endpoint.rpartition(":")[2]
     options = ("--secure", "--listen", f"dwork=tcp://127.0.0.1:{port}")
@@ -326,7 +325,7 @@ def test_keys_outlive_a_restart(yard: Yard) -> None:
         assert tasks_of(yard.client(Role.VIEWER)) == 0
 
 
-def test_client_whose_key_is_revoked_while_the_broker_is_away_does_not_wait_for_ever(
+def test_client_whose_key_is_revoked_during_an_outage_fails(
     yard: Yard,
 ) -> None:
     viewer = yard.client(Role.VIEWER)
@@ -340,8 +339,10 @@ def test_client_whose_key_is_revoked_while_the_broker_is_away_does_not_wait_for_
 
 
 def own_network() -> list[str]:
-    """What runs a command in a network of its own, where nobody else is: nothing here listens to
-    the world. Empty: this machine can't."""
+    """Return a command prefix that runs a program in a separate network namespace.
+
+    Nothing here listens to the world. Empty if this machine does not allow it.
+    """
     unshare, ip = shutil.which("unshare"), shutil.which("ip")
     if unshare is None or ip is None:
         return []
@@ -354,7 +355,7 @@ OWN_NETWORK = own_network()
 
 
 @pytest.mark.skipif(not OWN_NETWORK, reason="no network namespaces here")
-def test_beyond_this_machine_keys_open_and_nothing_else_does(tmp_path: Path) -> None:
+def test_remote_peers_need_a_key(tmp_path: Path) -> None:
     words = [*OWN_NETWORK, sys.executable, "-m", "tests.system.remote_broker", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout.split()) == (0, ["refused", "done", "nobody"]), done.stderr

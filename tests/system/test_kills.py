@@ -1,4 +1,4 @@
-"""SIGKILL of a loaded broker, again and again: what was acknowledged is there, and done once."""
+"""SIGKILL of a loaded broker, again and again: acknowledged tasks are kept, and done once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_broker_killed_twenty_times_under_load_loses_and_doubles_nothing(
 ) -> None:
     luck = random.Random(3)
     with Broker(tmp_path, "--listen", "dwork=tcp://127.0.0.1:0") as broker:
-        # The port is the system's choice once, and then ours: plain peers know no other.
+        # The system chooses the port once. Then it is fixed, because plain peers use no other.
         native, plain = broker.endpoints
         broker.terminate()
     options = ("--listen", f"dwork={plain}")

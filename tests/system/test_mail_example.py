@@ -1,5 +1,4 @@
-"""The mail example at its small size: a real broker, a real host, real agents, and what its closing
-table says of them."""
+"""The mail example at its small size: real broker, worker and agents, and the closing table."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLE: Final = Path(__file__).parent.parent.parent / "examples" / "mail"
 
-#: Many times what it takes, however busy the machine.
+#: Much longer than it takes on a busy machine.
 PATIENCE_SECONDS: Final = 200
 
 
@@ -49,7 +48,7 @@ PROMISED: Final = {
 }
 
 
-def test_small_run_keeps_what_is_promised_and_its_table_would_tell_if_not(tmp_path: Path) -> None:
+def test_small_run_keeps_its_guarantees_and_the_table_shows_violations(tmp_path: Path) -> None:
     words = [sys.executable, str(EXAMPLE / "run.py"), "--small", "--directory", "run"]
     done = subprocess.run(
         words,
@@ -63,7 +62,7 @@ def test_small_run_keeps_what_is_promised_and_its_table_would_tell_if_not(tmp_pa
     )
     assert done.returncode == 0, done.stdout
     assert "1,000 of 1,000 have ended" in done.stdout
-    assert "SERVICE  LANE " in done.stdout  # lanes were looked at in the middle of it
+    assert "SERVICE  LANE " in done.stdout  # lanes were queried during the run
     table = done.stdout.partition("WHAT WAS PROMISED")[2].splitlines()[1:]
     seen = {line.partition("  ")[0]: line.split()[-1] for line in table if line}
     assert seen == dict.fromkeys(PROMISED.values(), "yes"), done.stdout
@@ -73,7 +72,7 @@ def test_small_run_keeps_what_is_promised_and_its_table_would_tell_if_not(tmp_pa
 
 
 def verdicts(spoil: Callable[[Any], None], directory: Path) -> list[str]:
-    """What does not hold of a run that was spoiled."""
+    """Return the lines of the table that a manipulated run violates."""
     run = REPORT.Run(directory / "run")
     spoil(run)
     checks = [check(run) for check in REPORT.CHECKS]
@@ -103,7 +102,7 @@ def swap_lanes(run: Any) -> None:
 
 
 def stretch(kinds: tuple[str, ...]) -> Callable[[Any], None]:
-    """Tries that take longer than they took meet others."""
+    """Make attempts longer, so that they overlap."""
 
     def spoil(run: Any) -> None:
         run.tries = [
@@ -115,14 +114,14 @@ def stretch(kinds: tuple[str, ...]) -> Callable[[Any], None]:
 
 
 def serve_small_ones_last(run: Any) -> None:
-    """Those that have few messages get them when all is over."""
+    """Deliver the messages of small lanes last."""
     last = max(one.end for one in run.tries)
     few = {host for host, count in run.hosts.items() if count <= 5}
     run.tries = [one._replace(end=last + 1) if one.host in few else one for one in run.tries]
 
 
 def stop_for_an_outage(run: Any) -> None:
-    """Nobody gets anything before the one that was down is up again."""
+    """Deliver nothing until the destination that was down is up again."""
     last = max(one.end for one in run.tries if one.word == "deferall")
     run.tries = [
         one._replace(end=one.end + (last + 60)) if one.word == "ok" else one for one in run.tries
@@ -143,13 +142,13 @@ def try_early(run: Any) -> None:
 
 
 def overtake(run: Any) -> None:
-    """The last message of a small lane is the first."""
+    """Move the last message of a small lane to the front."""
     names = [name for name, host in run.sent.items() if host == "host-5.example"]
     run.tries_of.pop(names[0])
     run.tries_of[names[0]] = []
 
 
-#: How each line is made to fail.
+#: The manipulation that makes each line fail.
 SPOILED: Final[dict[str, Callable[[Any], None]]] = {
     "all_ended": leave_one_waiting,
     "reasons_hold": forget_a_reason,

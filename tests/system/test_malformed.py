@@ -1,4 +1,4 @@
-"""Noise on a broker's sockets: it answers what can be answered, and goes on."""
+"""Malformed messages on a broker's sockets: it replies where it can, and continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MESSAGES = 5_000
 
-#: A page on the web can make a browser send this. ZMTP 1.0 would take "P" for the length of 80.
+#: A web page can make a browser send this. ZMTP 1.0 would read "P" as a length of 80.
 POST = (
     b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Pad: ".ljust(79, b"x") + b"\r\n\r\n\x00\x00\x08\x06"
 )
@@ -48,7 +48,7 @@ def memory_bytes(pid: int) -> int:
     return pages * 4096
 
 
-def test_noise_costs_its_sender_and_not_the_broker(tmp_path: Path) -> None:
+def test_malformed_messages_cost_the_sender_and_not_the_broker(tmp_path: Path) -> None:
     options = ("--listen", "dwork=tcp://127.0.0.1:0")
     with Broker(tmp_path, *options) as broker, Client(broker.endpoint) as client:
         before = memory_bytes(broker.pid)
@@ -58,7 +58,7 @@ def test_noise_costs_its_sender_and_not_the_broker(tmp_path: Path) -> None:
                 noise.linger = 0
                 noise.connect(endpoint)
                 sent = [noise.send_multipart(frames) for frames in frames_of_noise()]
-                # It answers in order: the last answer says that all was taken in.
+                # Replies come in order: the last one shows that all messages were handled.
                 noise.send_multipart([b"", b"\x08\x06\x90\x01\x07"])  # a status, request 7
                 while b"\x90\x01\x07" not in noise.recv_multipart()[-1]:
                     assert noise.poll(30_000)
@@ -68,7 +68,7 @@ def test_noise_costs_its_sender_and_not_the_broker(tmp_path: Path) -> None:
         for _ in range(20):
             with socket.create_connection((host, int(port))) as raw:
                 raw.sendall(POST)
-        # Of a service of its own: some noise is a worker that waits for the default one.
+        # A separate service: some malformed messages register a worker of the default one.
         quiet = [Terms(service=b"quiet")]
         assert client.create(Submission([b"after the noise"], terms=quiet)) == 1
         assert client.show("after the noise")["state"] == "ready"

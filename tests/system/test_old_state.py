@@ -1,4 +1,4 @@
-"""A state of the first version: opened, resumed, run as another campaign, exported and sound."""
+"""A state of the first version: opened, resumed, run as another campaign, exported and checked."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def state(tmp_path: Path) -> Path:
     return unpack_old_state(tmp_path)
 
 
-def said(state: Path, *words: str, code: int = 0) -> dict[str, Any]:
-    """Run a verb on the state, and return its JSON document."""
+def document_of(state: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    """Run a command on the state, and return its JSON document."""
     ended, out, err = run(state.parent, *words, "--state", "state", "--json")
     assert ended == code, err
     document: dict[str, Any] = json.loads(out)
@@ -29,11 +29,11 @@ def said(state: Path, *words: str, code: int = 0) -> dict[str, Any]:
 
 
 def names(state: Path, campaign: str) -> list[tuple[str, str]]:
-    tasks = said(state, "list", "--campaign", campaign)["tasks"]
+    tasks = document_of(state, "list", "--campaign", campaign)["tasks"]
     return [(task["name"], task["state"]) for task in tasks]
 
 
-def test_old_tasks_answer_to_their_names_and_to_their_full_names(state: Path) -> None:
+def test_old_tasks_are_found_by_name_and_by_full_name(state: Path) -> None:
     with OfflineClient(state) as stopped:
         for name in ("fetch/a", "nightly/fetch/a"):
             view = stopped.show(name)
@@ -47,9 +47,9 @@ def test_old_tasks_answer_to_their_names_and_to_their_full_names(state: Path) ->
 def test_old_campaign_is_resumed_and_its_file_run_as_another(state: Path) -> None:
     here = state.parent
     (here / "mended").touch()
-    resumed = said(state, "run", "nightly.jsonl", "--workers", "1")
+    resumed = document_of(state, "run", "nightly.jsonl", "--workers", "1")
     assert (resumed["campaign"], resumed["counts"]["done"]) == ("nightly", 4)
-    again = said(state, "run", "nightly.jsonl", "--workers", "1", "--campaign", "tue")
+    again = document_of(state, "run", "nightly.jsonl", "--workers", "1", "--campaign", "tue")
     assert (again["campaign"], again["counts"]["done"]) == ("tue", 4)
     everything = [(task, "done") for task in ("fetch/a", "fetch/b", "join", "last")]
     assert names(state, "tue") == everything
@@ -58,21 +58,21 @@ def test_old_campaign_is_resumed_and_its_file_run_as_another(state: Path) -> Non
         assert stopped.result("tue/fetch/b") == "b\n"
         assert stopped.show("tue/last")["attempt"] == 1
     assert run(here, "journal", "export", "--state", "state")[0] == 0
-    checked = said(state, "journal", "check", "--deep")
+    checked = document_of(state, "journal", "check", "--deep")
     assert checked["wrong"] == []
     assert run(here, "journal", "compact", "--state", "state")[0] == 0
-    assert said(state, "journal", "check", "--deep")["wrong"] == []
-    assert said(state, "run", "nightly.jsonl", "--workers", "1")["counts"]["done"] == 4
-    assert said(state, "show", "nightly/last")["task"]["attempt"] == 1
+    assert document_of(state, "journal", "check", "--deep")["wrong"] == []
+    assert document_of(state, "run", "nightly.jsonl", "--workers", "1")["counts"]["done"] == 4
+    assert document_of(state, "show", "nightly/last")["task"]["attempt"] == 1
 
 
-def test_old_bundle_and_old_names_are_known_again(state: Path) -> None:
+def test_old_bundle_and_old_names_are_recognised(state: Path) -> None:
     (state.parent / "people.txt").write_text("ann\nbob\n")
     words = ("--name", "news", "--service", "mail", "--to", "people.txt", "--payload", "hi")
     with Broker(state.parent, "--state", "state"):
-        assert said(state, "bundle", *words)["new"] == 0
+        assert document_of(state, "bundle", *words)["new"] == 0
         deploy = ("--name", "deploy", "--service", "nobody", "--payload", "x")
-        assert said(state, "submit", "--campaign", "week/7", *deploy)["new"] is False
+        assert document_of(state, "submit", "--campaign", "week/7", *deploy)["new"] is False
         assert run(state.parent, "submit", "--state", "state", *deploy)[0] == 2
-        assert said(state, "submit", "--campaign", "new", *deploy)["new"] is True
-        assert said(state, "show", "new/deploy")["task"]["campaign"] == "new"
+        assert document_of(state, "submit", "--campaign", "new", *deploy)["new"] is True
+        assert document_of(state, "show", "new/deploy")["task"]["campaign"] == "new"

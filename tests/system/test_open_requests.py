@@ -1,4 +1,4 @@
-"""A broker that is killed while a thousand requests wait: all of them are answered by the next."""
+"""A broker that is killed with a thousand open requests: the next one answers all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKERS = 1_000
 
 
 class Crowd:
-    """Many workers of one slot, in one thread."""
+    """Many workers with one slot each, in one thread."""
 
     def __init__(self, endpoint: str, stack: ExitStack) -> None:
         raise_file_limit()
@@ -43,7 +43,7 @@ class Crowd:
             )
 
     def turn(self) -> None:
-        """Whoever heard something turns, and whoever has to do something by itself."""
+        """Turn every worker with input or a due timer."""
         heard = self._poller.wait(SECOND_NS // 50)
         now_ns = self._clock.monotonic_ns()
         for wire, loop in self._loops.items():

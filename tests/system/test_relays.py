@@ -1,5 +1,4 @@
-"""Relays between managers and workers, as processes: killed and restarted in the middle, all tasks
-are done once."""
+"""Relays between managers and workers as processes: killed and restarted, all tasks done once."""
 
 from __future__ import annotations
 
@@ -26,17 +25,17 @@ MANAGERS = 2
 WORKERS = 4
 TASKS = 120
 
-#: Each task is marked when it begins: one line, written at once.
+#: Each task appends one line when it begins.
 MARKING = ("sh", "-c", "read line; echo $line >> marks; sleep 0.1; echo $line")
 
 
 class Manager(Running):
-    """A broker that listens to WMP, with a client."""
+    """A broker that listens for WMP, with a client."""
 
     def __init__(self, directory: Path, endpoint: str = ANY) -> None:
         directory.mkdir(exist_ok=True)
         (directory / ".taskyard").mkdir(exist_ok=True, mode=0o700)
-        program = (sys.executable, str(HERE / "wmp_host.py"))
+        program = (sys.executable, str(HERE / "wmp_manager.py"))
         super().__init__(directory, ".taskyard", endpoint, program=program, stderr=None)
         native, wmp = self.line().split(), self.line().split()
         assert [native[1], wmp[1]] == ["native", "wmp"]
@@ -44,7 +43,7 @@ class Manager(Running):
 
 
 class Relay(Running):
-    """A relay that is ready."""
+    """A relay that listens."""
 
     def __init__(self, directory: Path, *upstreams: str, endpoint: str = ANY) -> None:
         options = ["--until-eof", "--listen", endpoint]
@@ -56,7 +55,7 @@ class Relay(Running):
         self.endpoint = line[2]
 
     def restarted(self, directory: Path) -> Relay:
-        """Another process in its place."""
+        """Return another process in its place."""
         self.kill()
         return Relay(directory, *self.upstreams, endpoint=self.endpoint)
 
@@ -68,7 +67,7 @@ def worker(directory: Path, name: str, endpoints: str, *program: str, slots: int
 
 
 def submit(client: Client, manager: int, tasks: int) -> None:
-    """The managers' tasks have the same names, and other payloads."""
+    """Submit the managers' tasks: equal names, different payloads."""
     names = [b"task-%d" % number for number in range(tasks)]
     payloads = [b"%d-%d\n" % (manager, number) for number in range(tasks)]
     terms = [Terms(campaign=b"c", dialect=b"test")]
@@ -112,7 +111,7 @@ def test_two_managers_two_chained_relays_four_workers_and_every_task_is_done_onc
     for number in range(MANAGERS):
         tally, _ = count(tmp_path / f"manager-{number}")
         assert (tally.submitted, tally.done, tally.completed_twice) == (TASKS, TASKS, 0)
-    # A report that died with a relay was sent again: nothing was done a second time.
+    # A report that was lost with a relay was sent again. No task ran twice.
     assert sorted(marks(tmp_path)) == sorted(set(marks(tmp_path)))
     assert len(marks(tmp_path)) == MANAGERS * TASKS
 
@@ -141,7 +140,7 @@ def test_manager_that_is_killed_and_restarted_finds_its_workers_again(tmp_path: 
         for number, endpoint in enumerate((relay.endpoint, manager.endpoint)):
             stack.enter_context(worker(tmp_path, f"w{number}", endpoint, *MARKING))
         client = stack.enter_context(Client(manager.native))
-        until(lambda: len(client.workers()) == 2, "both workers are known")
+        until(lambda: len(client.workers()) == 2, "both workers are registered")
         manager.kill()
         manager = stack.enter_context(Manager(tmp_path / "manager", manager.endpoint))
         submit(client, 0, TASKS)
@@ -156,14 +155,13 @@ def test_manager_that_is_killed_and_restarted_finds_its_workers_again(tmp_path: 
 
 
 def wakes(poller: zmq.Poller, wait_ms: int) -> list[tuple[zmq.Socket[bytes], Said]]:
-    """Who is called within this time; on a slow machine the manager asks them whether they are
-    there, too."""
+    """Return the workers that get a WAKE in time. A slow manager sends other messages too."""
     called = []
     for _ in range(max(1, wait_ms // 50)):
         for socket, _ in poller.poll(50):
-            said = read(socket.recv_multipart())
-            if said.command == "WAKE":
-                called.append((socket, said))
+            message = read(socket.recv_multipart())
+            if message.command == "WAKE":
+                called.append((socket, message))
     return called
 
 
@@ -186,10 +184,10 @@ def test_hundred_ready_workers_and_one_task_make_one_wake(tmp_path: Path) -> Non
             socket.connect((relay.endpoint, manager.endpoint)[number % 2])
             socket.send_multipart(frames("READY", {"worker": f"w{number}"}))
             poller.register(socket, zmq.POLLIN)
-        until(lambda: len(client.workers()) == 100, "all are known")
+        until(lambda: len(client.workers()) == 100, "all are registered")
         submit(client, 0, 1)
         ((woken, wake),) = first_wakes(poller)
-        # The call is answered, so nobody else is called for it, also when it is overdue.
+        # The WAKE is answered, so no other worker gets one, even when the task is overdue.
         name = f"w{crowd.index(woken)}"
         back = {"back": wake.headers["back"]} if "back" in wake.headers else {}
         woken.send_multipart(frames("GIVE", {"worker": name, "request": 1, **back}))
@@ -197,8 +195,8 @@ def test_hundred_ready_workers_and_one_task_make_one_wake(tmp_path: Path) -> Non
         assert (take.command, take.payload) == ("TAKE", b"0-0\n")
         assert wakes(poller, 1_500) == []
         task = take.headers["task"]
-        said = {"worker": name, "task": task, "attempt": 1, "status": "ok", **back}
-        woken.send_multipart(frames("DONE", said, b"result"))
+        message = {"worker": name, "task": task, "attempt": 1, "status": "ok", **back}
+        woken.send_multipart(frames("DONE", message, b"result"))
         until(partial(_are_done, [client], 1), "it is done")
         assert client.result_bytes(task) == b"result"
 

@@ -1,4 +1,4 @@
-"""The settings of services on real processes: obeyed, changed while tasks run, and never half."""
+"""Settings of services with real processes: applied, changed while tasks run, never in part."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: What a change may take that is obeyed at once.
+#: A change applies within this time.
 OBEYED_SECONDS: Final = 1.0
 
-#: Runs until the file `go` is there.
+#: Runs until the file `go` exists.
 WAITING: Final = "while ! test -e go; do sleep 0.02; done"
 
 
 def settings(directory: Path, *lines: str) -> None:
-    """The settings of the one service, and of others if they follow."""
+    """Return settings of the service, followed by others."""
     (directory / "taskyard.toml").write_text("\n".join(["[service.exec]", *lines, ""]))
 
 
 class Yard:
-    """A broker, a worker with room for many tasks, and a client."""
+    """A broker, a worker with many slots, and a client."""
 
     def __init__(self, directory: Path, broker: Broker, worker: Running, client: Client) -> None:
         self.directory, self.broker, self.worker, self.client = directory, broker, worker, client
 
     def submit(self, *names: str, script: str = WAITING) -> None:
-        """A task a lane."""
+        """Submit one task per lane."""
         for name in names:
             argv = ["sh", "-c", f"echo {name} >> marks; {script}"]
             self.client.submit(argv, name=name, lane=name)
@@ -61,7 +61,7 @@ class Yard:
         return {one["name"]: one for one in self.client.tasks()}
 
     def hang_up(self) -> str:
-        """Have the settings read again. Returns what the broker says to it."""
+        """Send SIGHUP. Return the line that the broker logs."""
         self.broker.send(signal.SIGHUP)
         return self.broker.error_line()
 
@@ -87,7 +87,7 @@ def yard_of(directory: Path, *lines: str) -> Iterator[Yard]:
         yield Yard(directory, broker, worker, client)
 
 
-def test_limit_that_is_changed_while_tasks_run_is_obeyed_within_a_second(tmp_path: Path) -> None:
+def test_changed_limit_applies_within_a_second(tmp_path: Path) -> None:
     with yard_of(tmp_path, "workers_max = 1") as yard:
         yard.submit("a", "b", "c", "d", "e")
         until(lambda: marks(tmp_path))
@@ -105,8 +105,8 @@ def test_limit_that_is_changed_while_tasks_run_is_obeyed_within_a_second(tmp_pat
 
         settings(tmp_path, "workers_max = 1")
         yard.hang_up()
-        assert yard.leased() == 3  # nothing is taken from its worker
-        assert yard.tasks()["a"] == first  # the very lease
+        assert yard.leased() == 3  # no worker loses a task
+        assert yard.tasks()["a"] == first  # the same lease
         assert yard.lane("d")["reason"] == "service limit"
         yard.finish()
         assert {one["attempt"] for one in yard.tasks().values()} == {1}
@@ -119,14 +119,14 @@ def test_bad_file_leaves_the_rules_as_they_were(tmp_path: Path) -> None:
     with yard_of(tmp_path, "workers_max = 1") as yard:
         yard.submit("a", "b", "c")
         until(lambda: marks(tmp_path))
-        for lines, told in (
+        for lines, expected in (
             (["workers_max = 3", "retires = 2"], "taskyard.toml:3: there is no setting"),
             (["workers_max = "], "taskyard.toml:2: is no TOML"),
         ):
             settings(tmp_path, *lines)
-            said = yard.hang_up()
-            assert said.startswith("taskyard broker: the settings are as they were, because ")
-            assert told in said
+            output = yard.hang_up()
+            assert output.startswith("taskyard broker: the settings are as they were, because ")
+            assert expected in output
         (tmp_path / "taskyard.toml").unlink()
         assert "No such file" in yard.hang_up()
         assert yard.lane("c")["reason"] == "service limit"
@@ -137,7 +137,7 @@ def test_bad_file_leaves_the_rules_as_they_were(tmp_path: Path) -> None:
         yard.finish()
 
 
-def test_what_counts_at_the_next_start_is_named_and_nothing_is_opened(tmp_path: Path) -> None:
+def test_settings_for_the_next_start_are_named_and_open_no_listener(tmp_path: Path) -> None:
     with yard_of(tmp_path) as yard:
         settings(tmp_path, "[listen]", 'dwork = "tcp://127.0.0.1:0"', "[lease]", 'expire = "1m"')
         assert yard.hang_up() == (
@@ -155,7 +155,7 @@ def test_rate_is_kept_until_it_is_taken_away(tmp_path: Path) -> None:
         yard.client.wait_names(names[:1], PATIENCE_SECONDS)
         began = time.monotonic()
         yard.client.wait_names(names, PATIENCE_SECONDS)
-        assert time.monotonic() - began > 0.8  # five more at four a second, but for what was saved
+        assert time.monotonic() - began > 0.8  # five more at four per second, minus the saved ones
         settings(tmp_path, 'rate = "1/h"')
         yard.hang_up()
         yard.submit("next", "late", script="true")
@@ -165,7 +165,7 @@ def test_rate_is_kept_until_it_is_taken_away(tmp_path: Path) -> None:
         yard.finish()
 
 
-def test_held_lane_goes_when_it_is_asked_for_or_no_longer_held(tmp_path: Path) -> None:
+def test_held_lane_starts_on_request_or_when_its_hold_is_lifted(tmp_path: Path) -> None:
     with yard_of(tmp_path, "hold = true") as yard:
         yard.submit("a", "b", script="true")
         assert yard.lane("a")["reason"] == "held"
@@ -183,7 +183,7 @@ def test_held_lane_goes_when_it_is_asked_for_or_no_longer_held(tmp_path: Path) -
         yard.finish()
 
 
-def test_up_hands_the_word_on_to_its_broker(tmp_path: Path) -> None:
+def test_up_forwards_sighup_to_its_broker(tmp_path: Path) -> None:
     settings(tmp_path, "workers_max = 1")
     with Running(tmp_path, "up", "--workers", "0") as up:
         assert up.line().startswith("listening native ")
@@ -202,19 +202,17 @@ def test_up_hands_the_word_on_to_its_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["broker"], ["up", "--workers", "0"]])
-def test_terminal_that_is_gone_ends_what_was_started_at_it(
-    words: list[str], tmp_path: Path
-) -> None:
-    """It gets the same signal."""
+def test_closed_terminal_ends_its_programs(words: list[str], tmp_path: Path) -> None:
+    """It sends the same signal."""
     pid, terminal = pty.fork()
     if not pid:
         os.chdir(tmp_path)
         os.execve(TASKYARD[0], [*TASKYARD, *words], environment())  # noqa: S606  # ours
     ended = 0
     try:
-        said = b""
-        while b"listening native" not in said:
-            said += os.read(terminal, 4096)
+        output = b""
+        while b"listening native" not in output:
+            output += os.read(terminal, 4096)
         os.close(terminal)
         until(lambda: os.waitpid(pid, os.WNOHANG)[0])
         ended = pid

@@ -1,4 +1,4 @@
-"""SIGKILL of a broker whose workers can't list what they hold: all is settled, no slot leaks."""
+"""SIGKILL of a broker whose workers can't list held tasks: all settle, no slot leaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from taskyard.client.client import Client
-from tests.conformance.yard import SHORT_TIMES
+from tests.conformance.yard import SHORT_LEASES
 from tests.kit.processes import Running, until
 from tests.system.kit import Broker
 from tests.system.kit import count as count_journal
@@ -34,7 +34,7 @@ _suffixes = count(1)
 
 
 class Lmq(Peer):
-    """A ROUTER written from the page, which knows nothing of restarts."""
+    """A ROUTER written from the page, without any handling of restarts."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Lmq(Peer):
         raise NotImplementedError
 
     def send(self, *frames: bytes) -> bool:
-        """Whether there is a server; what is sent to none is lost."""
+        """Send a message. Return whether there is a server. Without one it is lost."""
         try:
             self._socket.send_multipart([self._server, *frames])
         except zmq.ZMQError:
@@ -86,7 +86,7 @@ class LmqWorker(Lmq):
 
 
 class LmqClient(Lmq):
-    """Sends messages of both kinds, and waits for no answer."""
+    """Sends messages of both kinds, and ignores the answers."""
 
     def __init__(self, endpoint: str, messages: int) -> None:
         super().__init__(endpoint)
@@ -102,7 +102,7 @@ class LmqClient(Lmq):
 
 
 class ForgetfulWorker(PlainPeer):
-    """A plain dwork worker that steals on after a lost answer, without the goodbye it owes."""
+    """A plain dwork worker that steals after a lost reply without the Exit that it should send."""
 
     def talk(self) -> None:
         while not self.stopping.is_set():
@@ -114,7 +114,7 @@ class ForgetfulWorker(PlainPeer):
 
 
 class Yard:
-    """A broker of three dialects, killed and started again where it was."""
+    """A broker with three dialects, killed and restarted at the same endpoints."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         (directory / "taskyard.toml").write_text('[lease]\nplain = "1500ms"\n')
@@ -127,7 +127,7 @@ class Yard:
     def _start(self) -> None:
         options = [f"{name}={place}" for name, place in self.places.items()]
         words = [word for option in options for word in ("--listen", option)]
-        broker = Broker(self._directory, *words, program=SHORT_TIMES)
+        broker = Broker(self._directory, *words, program=SHORT_LEASES)
         self.broker = self._stack.enter_context(broker)
         self.places = dict(zip(self.places, broker.endpoints[1:], strict=True))
 
@@ -148,7 +148,7 @@ class Yard:
         return not any(counts[state] for state in ("ready", "delayed", "leased"))
 
     def slots_used(self) -> list[int]:
-        """Of every worker."""
+        """Return the used slots of every worker."""
         with self.client() as client:
             return [one["slots_used"] for one in client.workers()]
 
@@ -161,7 +161,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
 
 @pytest.fixture
 def peers(yard: Yard, tmp_path: Path) -> Iterator[list[Peer]]:
-    """Workers of each dialect; those of ours are processes."""
+    """Run workers of each dialect. Ours are processes."""
     rr, pong = yard.places["round-robin"], yard.places["ping-pong"].split(",")[0]
     ours = Running(tmp_path, "rr", "worker", "-d", "0", "--endpoint", rr, stderr=None)
     python = (sys.executable,)
@@ -176,7 +176,7 @@ def peers(yard: Yard, tmp_path: Path) -> Iterator[list[Peer]]:
             thread.finish()
 
 
-def test_workers_that_can_not_list_what_they_hold_outlive_kills_of_the_broker(
+def test_workers_without_held_lists_survive_kills_of_the_broker(
     yard: Yard, peers: list[Peer], tmp_path: Path
 ) -> None:
     until(lambda: len(yard.slots_used()) > len(peers), "workers are there")

@@ -1,4 +1,4 @@
-"""The round-robin programs as processes: the published example session, from top to bottom."""
+"""The round-robin programs as processes: the published example session from start to end."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ROOT = Path(__file__).parents[2]
 
 
 class Program:
-    """One of the three, at the other end of a pipe or a terminal."""
+    """One of the three programs, at the other end of a pipe or a terminal."""
 
     def __init__(self, directory: Path, who: str, *options: str, in_terminal: bool = False) -> None:
         self._prompt = f"{who}> "
-        self._said = ""
-        #: Where what is said is taken to be read.
+        self._text = ""
+        #: The position up to which the output was read.
         self._read = 0
         if in_terminal:
             self._output, inside = pty.openpty()
@@ -54,18 +54,18 @@ class Program:
         os.write(self._input, line.encode() + b"\n")
 
     def until(self, pattern: str) -> str:
-        """What it says up to this."""
+        """Return the output up to a match of the pattern."""
         ends = time.monotonic() + PATIENCE_SECONDS
-        while (found := re.compile(pattern).search(self._said, self._read)) is None:
-            assert time.monotonic() < ends, self._said
+        while (found := re.compile(pattern).search(self._text, self._read)) is None:
+            assert time.monotonic() < ends, self._text
             if not self._take():
-                raise AssertionError(f"it ended and never said {pattern}: {self._said}")
-        said = self._said[self._read : found.end()]
+                raise AssertionError(f"it ended without printing {pattern}: {self._text}")
+        output = self._text[self._read : found.end()]
         self._read = found.end()
-        return said
+        return output
 
-    def does(self, line: str) -> str:
-        """What it says to a command, up to the next prompt."""
+    def answer_to(self, line: str) -> str:
+        """Return the output for a command, up to the next prompt."""
         self.types(line)
         self.until(f"{re.escape(line)}(?=\n)")
         return self.until(f"(?m)^{self._prompt}")
@@ -75,25 +75,25 @@ class Program:
             return True
         try:
             part = os.read(self._output, 65_536)
-        except OSError:  # a terminal that nobody has open any more
+        except OSError:  # the other end of the terminal was closed
             return False
-        self._said += part.decode().replace("\r\n", "\n")
+        self._text += part.decode().replace("\r\n", "\n")
         return bool(part)
 
-    def quits(self) -> str:
-        """What it says to the last command; it has ended well."""
+    def quit(self) -> str:
+        """Return the output after the last command. Check that it exits with 0."""
         self.types("quit")
         return self.ends()
 
     def ends(self) -> str:
         while self._take():
             pass
-        assert self.process.wait(PATIENCE_SECONDS) == 0, self._said
-        return self._said[self._read :]
+        assert self.process.wait(PATIENCE_SECONDS) == 0, self._text
+        return self._text[self._read :]
 
     @property
-    def said(self) -> str:
-        return self._said
+    def output(self) -> str:
+        return self._text
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +107,7 @@ class Program:
 
 
 class Session:
-    """A server, a worker and a client that know each other."""
+    """A connected server, worker and client."""
 
     def __init__(self, directory: Path, stack: ExitStack, *, in_terminal: bool) -> None:
         def start(who: str, *options: str) -> Program:
@@ -134,93 +134,93 @@ def session(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Session]
 @pytest.mark.parametrize("session", ["pipe", "terminal"], indirect=True)
 def test_example_session_runs_from_top_to_bottom(session: Session) -> None:
     server, worker, client = session.server, session.worker, session.client
-    assert "worker is registered with 10 slots" in worker.does("register")
-    assert "10 of 10 slots free\n1 worker\n" in server.does("workers")
-    assert f"pingt is answered by {session.endpoint}:worker-" in client.does("pingt")
+    assert "worker is registered with 10 slots" in worker.answer_to("register")
+    assert "10 of 10 slots free\n1 worker\n" in server.answer_to("workers")
+    assert f"pingt is answered by {session.endpoint}:worker-" in client.answer_to("pingt")
     worker.until(f"worker got PING from {session.endpoint}:client-")
-    assert worker.does("bulk").count(" is registered with 10 slots") == 9
-    listed = server.does("workers")
+    assert worker.answer_to("bulk").count(" is registered with 10 slots") == 9
+    listed = server.answer_to("workers")
     assert listed.count("10 of 10 slots free") == 10
     assert "\n10 workers\n" in listed
-    pinged = client.does("bulkping 100")
+    pinged = client.answer_to("bulkping 100")
     assert [f"bulkping: {ten}0 of 100" in pinged for ten in range(1, 11)] == [True] * 10
     assert "bulkping: 100 sent, 100 succeeded" in pinged
-    assert "bulkdata: 100 sent, 100 succeeded" in client.does("bulkdata 100")
-    ended = worker.does("endbulk")
-    # Ten workers took turns at 200 messages.
+    assert "bulkdata: 100 sent, 100 succeeded" in client.answer_to("bulkdata 100")
+    ended = worker.answer_to("endbulk")
+    # Ten workers shared 200 messages.
     assert re.findall(r"child-\d passed (\d+) messages", ended) == ["20"] * 9
     assert "9 child workers have ended" in ended
-    assert "\n1 worker\n" in server.does("workers")
-    assert "worker is deregistered" in worker.does("deregister")
-    assert "\n0 workers\n" in server.does("workers")
-    worker.quits()
-    server.quits()
-    client.quits()
+    assert "\n1 worker\n" in server.answer_to("workers")
+    assert "worker is deregistered" in worker.answer_to("deregister")
+    assert "\n0 workers\n" in server.answer_to("workers")
+    worker.quit()
+    server.quit()
+    client.quit()
 
 
 def as_on_the_page(text: str, endpoint: str) -> list[tuple[str, list[str]]]:
-    """Commands with what is said to them, in any order, without what differs from run to run."""
+    """Return commands with their sorted output, without parts that differ between runs."""
     text = text.replace(endpoint, "tcp://127.0.0.1:6714")
     text = re.sub(r"-\d+-[0-9a-f]{4,8}(?=\s)", "-N", text)
     parts = re.split(r"(?m)^(\w+> .+)$", text)[1:]
-    said = [sorted(one.strip("\n").splitlines()) for one in parts[1::2]]
-    return list(zip(parts[::2], said, strict=True))
+    output = [sorted(one.strip("\n").splitlines()) for one in parts[1::2]]
+    return list(zip(parts[::2], output, strict=True))
 
 
-def test_transcript_of_the_page_is_what_is_said(session: Session) -> None:
+def test_transcript_on_the_page_matches_the_programs(session: Session) -> None:
     programs = {"server": session.server, "worker": session.worker, "client": session.client}
     page = (ROOT / "docs" / "dialects" / "round-robin.md").read_text()
     (transcript,) = re.findall(r"```text\n(.+?)```", page, re.DOTALL)
     happened = ""
     for command, _ in as_on_the_page(transcript, session.endpoint):
         who, line = command.split("> ")
-        said = "" if line == "quit" else programs[who].does(line).removesuffix(f"{who}> ")
-        happened += f"{command}\n{said.strip()}\n"
+        output = "" if line == "quit" else programs[who].answer_to(line).removesuffix(f"{who}> ")
+        happened += f"{command}\n{output.strip()}\n"
         if line == "quit":
-            programs[who].quits()
+            programs[who].quit()
         if line == "pingt":
             session.worker.until("worker got PING .+\n")
     assert as_on_the_page(happened, session.endpoint) == as_on_the_page(transcript, "tcp://-")
 
 
 def test_ping_that_wants_no_answer_and_one_stream(session: Session) -> None:
-    session.worker.does("register")
-    assert "PING is sent, and no answer wanted" in session.client.does("ping")
+    session.worker.answer_to("register")
+    assert "PING is sent, and no answer wanted" in session.client.answer_to("ping")
     session.worker.until("worker got PING")
-    assert "data is answered by" in session.client.does("data")
+    assert "data is answered by" in session.client.answer_to("data")
     session.worker.until("worker got STREAM")
 
 
 @pytest.mark.parametrize("session", ["pipe", "terminal"], indirect=True)
-def test_words_that_are_no_commands_are_answered(session: Session) -> None:
-    assert "there is no command 'dance'" in session.worker.does("dance")
-    assert "the worker is not registered" in session.worker.does("deregister")
-    assert "there are no child workers" in session.worker.does("endbulk")
-    assert "bulkping takes a number" in session.client.does("bulkping")
-    assert "bulkping takes a number" in session.client.does("bulkping -1")
-    assert session.server.does("") == "\nserver> "
+def test_unknown_commands_are_answered(session: Session) -> None:
+    assert "there is no command 'dance'" in session.worker.answer_to("dance")
+    assert "not registered" in session.worker.answer_to("deregister")
+    assert "there are no child workers" in session.worker.answer_to("endbulk")
+    assert "bulkping takes a number" in session.client.answer_to("bulkping")
+    assert "bulkping takes a number" in session.client.answer_to("bulkping -1")
+    assert session.server.answer_to("") == "\nserver> "
 
 
 def test_worker_that_quits_leaves_the_table(session: Session) -> None:
-    session.worker.does("register")
-    session.worker.does("bulk")
-    session.worker.quits()
-    assert "\n0 workers\n" in session.server.does("workers")
+    session.worker.answer_to("register")
+    session.worker.answer_to("bulk")
+    session.worker.quit()
+    assert "\n0 workers\n" in session.server.answer_to("workers")
 
 
-def test_worker_outlives_a_server_and_works_for_the_next_one(
+def test_worker_survives_its_server_and_works_for_the_next(
     session: Session, tmp_path: Path
 ) -> None:
-    session.worker.does("register")
-    session.server.quits()
+    session.worker.answer_to("register")
+    session.server.quit()
     with Program(tmp_path, "server", "--endpoint", session.endpoint) as server:
         server.until("server> ")
-        assert "\n1 worker\n" in server.does("workers")
+        assert "\n1 worker\n" in server.answer_to("workers")
         session.client.types("pingt")
         assert session.client.until("pingt is answered by")
 
 
-def test_killed_server_hands_out_the_very_message_and_takes_the_answers_of_before(
+def test_restarted_server_resends_messages_and_accepts_earlier_answers(
     tmp_path: Path,
 ) -> None:
     listen = "--listen", "round-robin=tcp://127.0.0.1:0"
@@ -237,7 +237,7 @@ def test_killed_server_hands_out_the_very_message_and_takes_the_answers_of_befor
         listen = "--listen", f"round-robin={endpoint}"
         stack.enter_context(Broker(tmp_path, *listen))
         assert worker.next(b"\x01")
-        worker.send(client.identity, *lmq(6, b"1", b"x"))  # its slot is still taken
+        worker.send(client.identity, *lmq(6, b"1", b"x"))  # its slot is still in use
         registered(late, b"1")
         expected = [b"", LMQ, b"\x04", b"2", b"key", b"", b"2", b"", client.identity, late.server]
         assert late.next(b"\x04") == expected
@@ -249,7 +249,7 @@ def test_killed_server_hands_out_the_very_message_and_takes_the_answers_of_befor
 def test_signal_and_the_end_of_input_are_quit(tmp_path: Path, ending: str) -> None:
     with ExitStack() as stack:
         session = Session(tmp_path, stack, in_terminal=False)
-        session.worker.does("register")
+        session.worker.answer_to("register")
         for program in (session.worker, session.client, session.server):
             if ending == "signal":
                 program.process.send_signal(signal.SIGTERM)
@@ -258,13 +258,13 @@ def test_signal_and_the_end_of_input_are_quit(tmp_path: Path, ending: str) -> No
                 program.process.stdin.close()
             program.ends()
             if program is session.worker:
-                assert "\n0 workers\n" in session.server.does("workers")
+                assert "\n0 workers\n" in session.server.answer_to("workers")
 
 
 def test_commands_of_a_file_are_carried_out_in_order(tmp_path: Path) -> None:
     with ExitStack() as stack:
         session = Session(tmp_path, stack, in_terminal=False)
-        session.worker.does("register")
+        session.worker.answer_to("register")
         done = subprocess.run(
             [*TASKYARD, "rr", "client", "-d", "0", "--endpoint", session.endpoint],
             input="pingt\nbulkping 20\nbulkdata 20",
@@ -290,7 +290,7 @@ def test_second_server_on_a_state_is_refused(tmp_path: Path) -> None:
         code, _, error = run(tmp_path, "rr", "server", "--endpoint", "tcp://127.0.0.1:0")
         assert code == 2
         assert "in use" in error or "locked" in error
-        server.quits()
+        server.quit()
 
 
 def test_server_beyond_this_machine_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Yard:
-    """A broker, a client, and workers that are all called `same`."""
+    """A broker, a client, and workers that are all named `same`."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory = directory
@@ -33,13 +33,13 @@ class Yard:
         return self._stack.enter_context(worker)
 
     def hold(self) -> Running:
-        """A worker that holds the name."""
+        """Start a worker that holds the name."""
         worker = self.hire()
         until(lambda: bool(self.client.workers()), "a worker holds the name")
         return worker
 
     def wait_for_name(self) -> Running:
-        """A second worker that waits for the name."""
+        """Start a second worker, which waits for the name."""
         worker = self.hire()
         while "is held by another process" not in worker.error_line():
             pass
@@ -56,7 +56,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
         yield Yard(tmp_path, stack)
 
 
-def test_four_healthy_tasks_are_done_by_two_workers_of_one_name(yard: Yard) -> None:
+def test_two_workers_with_one_name_finish_four_healthy_tasks(yard: Yard) -> None:
     tasks = [yard.client.submit(["sleep", "2"], name=f"t{number}") for number in range(4)]
     for _ in range(2):
         yard.hire(heartbeat="5s")  # a busy machine makes no worker miss two of these

@@ -1,4 +1,4 @@
-"""Workers that die, hang or come back: their tasks go to others, and each is done once."""
+"""Workers that die, hang or return: their tasks are reassigned, and each is done once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_workers_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> Non
         assert broker.terminate()[0] == 0
     tally, submitted = count(tmp_path)
     assert (tally.submitted, tally.done, tally.completed_twice) == (TASKS, TASKS, 0)
-    assert tally.leases > tally.done  # some were lost with their workers, and given to others
+    assert tally.leases > tally.done  # some were lost with their workers, and reassigned
     assert len(submitted) == TASKS
 
 
@@ -56,7 +56,7 @@ def test_worker_stopped_past_its_lease_is_too_late(tmp_path: Path) -> None:
         client = stack.enter_context(Client(broker.endpoint))
         first = stack.enter_context(worker(broker, tmp_path, "first", 1))
         marks = tmp_path / "marks"
-        # Nobody stops the child: it ends while its worker can't say so.
+        # The child ends while its worker can't report it.
         script = f"echo $TASKYARD_ATTEMPT >> {marks}; sleep 0.5"
         client.submit(["sh", "-c", script], name="slow")
         until(lambda: marks.exists() and marks.read_text() == "1\n", "the first attempt runs")

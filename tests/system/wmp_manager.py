@@ -1,6 +1,6 @@
-"""A manager as a process: a broker on a state directory that speaks its own tongue and WMP.
+"""A manager as a process: a broker on a state directory with its native socket and WMP.
 
-python wmp_host.py STATE WMP-ENDPOINT
+python wmp_manager.py STATE WMP-ENDPOINT
 """
 
 from __future__ import annotations

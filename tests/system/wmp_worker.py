@@ -1,8 +1,8 @@
-"""A WMP worker as a process: one program is fed all tasks.
+"""A WMP worker as a process, with one program for all tasks.
 
-    python wmp_worker.py NAME SLOTS SERVICE[,SERVICE…] ENDPOINT[,ENDPOINT…] PROGRAM…
+python wmp_worker.py NAME SLOTS SERVICE[,SERVICE…] ENDPOINT[,ENDPOINT…] PROGRAM…
 
-Without a program, tasks say themselves what is to be done.
+Without a program, payloads describe their work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tests of workers find ready."""
+"""Fixtures for tests of workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.worker.agents_kit import Gate
+from tests.worker.agents_harness import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The worker's loop, against a broker without sockets and hands that do as they are told."""
+"""The native worker's loop, with a broker without sockets and a fake runner."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Shop(Counter):
-    """One worker at a broker, and the line between them. Keeps `Transport` and `Clock`."""
+class WorkerHarness(Counter):
+    """One worker, one broker, and the channel between them. Implements `Transport` and `Clock`."""
 
     def __init__(self, slots: int = 2) -> None:
         super().__init__()
         self.cut_off = False
         self.refusing = False
         self._inbox: list[list[bytes]] = []
-        #: What the worker has sent, by kind.
-        self.said: list[int] = []
+        #: The kinds of the worker's requests.
+        self.sent_kinds: list[int] = []
         self.runner = FakeRunner()
         settings = WorkerSettings(b"w", (b"exec",), slots, incarnation=1)
         self.loop = NativeWorkerLoop(settings, Channel(self, self), self.runner, self)
@@ -50,7 +50,7 @@ class Shop(Counter):
         if self.cut_off:
             return False
         request = peer.Reply(frames[1])
-        self.said.append(request.kind)
+        self.sent_kinds.append(request.kind)
         if self.refusing and request.kind in (peer.COMPLETE, peer.HEARTBEAT):
             refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"no", request=request.request)
             self._inbox.append([b"", refusal.SerializeToString()])
@@ -87,160 +87,160 @@ class Shop(Counter):
 
 
 def test_task_without_a_payload_is_run_with_its_name() -> None:
-    shop = Shop()
-    shop.create(b"a", payload=b"")
-    shop.turn()
-    assert [job.payload for job in shop.runner.jobs] == [b"a"]
+    harness = WorkerHarness()
+    harness.create(b"a", payload=b"")
+    harness.turn()
+    assert [job.payload for job in harness.runner.jobs] == [b"a"]
 
 
 def test_worker_takes_as_many_tasks_as_it_has_slots() -> None:
-    shop = Shop(slots=2)
-    shop.create(b"a", b"b", b"c")
-    shop.turn()
-    assert shop.names() == [b"a", b"b"]
+    harness = WorkerHarness(slots=2)
+    harness.create(b"a", b"b", b"c")
+    harness.turn()
+    assert harness.names() == [b"a", b"b"]
 
 
-def test_waiting_worker_is_given_work_when_there_is_some() -> None:
-    shop = Shop()
-    shop.turn()
-    shop.create(b"a")
-    shop.turn()
-    assert shop.names() == [b"a"]
+def test_waiting_worker_gets_the_next_task() -> None:
+    harness = WorkerHarness()
+    harness.turn()
+    harness.create(b"a")
+    harness.turn()
+    assert harness.names() == [b"a"]
 
 
-def test_report_and_next_wish_are_one_message() -> None:
-    shop = Shop(slots=1)
-    shop.create(b"a", b"b")
-    shop.turn()
-    shop.said.clear()
-    shop.runner.finish()
-    shop.turn(1)
-    assert shop.said == [peer.COMPLETE]
-    shop.turn()
-    assert shop.names() == [b"b"]
-    assert shop.state(b"a") is TaskState.DONE
+def test_report_and_next_steal_share_a_message() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.create(b"a", b"b")
+    harness.turn()
+    harness.sent_kinds.clear()
+    harness.runner.finish()
+    harness.turn(1)
+    assert harness.sent_kinds == [peer.COMPLETE]
+    harness.turn()
+    assert harness.names() == [b"b"]
+    assert harness.state(b"a") is TaskState.DONE
 
 
 def test_failure_is_reported_with_its_reason() -> None:
-    shop = Shop()
-    shop.create(b"a")
-    shop.turn()
-    shop.runner.finish(Outcome.FAILED, b"exit status 3")
-    shop.turn()
-    assert shop.state(b"a") is TaskState.FAILED
-    assert shop.scheduler.ledger.reasons[b"a"] == b"exit status 3"
+    harness = WorkerHarness()
+    harness.create(b"a")
+    harness.turn()
+    harness.runner.finish(Outcome.FAILED, b"exit status 3")
+    harness.turn()
+    assert harness.state(b"a") is TaskState.FAILED
+    assert harness.scheduler.ledger.reasons[b"a"] == b"exit status 3"
 
 
 def test_heartbeats_keep_the_lease_of_a_long_task() -> None:
-    shop = Shop()
-    shop.create(b"a")
-    shop.turn()
+    harness = WorkerHarness()
+    harness.create(b"a")
+    harness.turn()
     for _ in range(60):
-        shop.pass_time(SECOND_NS)
-        shop.turn()
-    assert shop.state(b"a") is TaskState.LEASED
-    assert shop.scheduler.ledger.tasks[b"a"].attempt == 1
+        harness.pass_time(SECOND_NS)
+        harness.turn()
+    assert harness.state(b"a") is TaskState.LEASED
+    assert harness.scheduler.ledger.tasks[b"a"].attempt == 1
 
 
 def test_cancelled_task_is_stopped_by_the_next_heartbeat() -> None:
-    shop = Shop()
-    shop.create(b"a")
-    shop.turn()
+    harness = WorkerHarness()
+    harness.create(b"a")
+    harness.turn()
     cancel = peer.command(9, peer.CANCEL, Scope(names=(b"a",)))
-    shop.handle([*shop.dialect.receive(b"client", [b"", cancel], shop.now_ns)])
-    shop.pass_time(SECOND_NS)
-    shop.turn()
-    assert shop.runner.stopped == [(b"a", 1)]
-    assert shop.loop.held == 0
+    harness.handle([*harness.dialect.receive(b"client", [b"", cancel], harness.now_ns)])
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert harness.runner.stopped == [(b"a", 1)]
+    assert harness.loop.held == 0
 
 
-def test_report_that_found_nobody_is_sent_when_somebody_is_there() -> None:
-    shop = Shop()
-    shop.create(b"a")
-    shop.turn()
-    shop.cut_off = True
-    shop.runner.finish()
-    shop.turn()
-    assert shop.loop.held == 1
-    shop.cut_off = False
-    shop.turn()
-    assert shop.state(b"a") is TaskState.DONE
-    assert shop.loop.held == 0
+def test_report_without_a_broker_is_sent_when_one_is_back() -> None:
+    harness = WorkerHarness()
+    harness.create(b"a")
+    harness.turn()
+    harness.cut_off = True
+    harness.runner.finish()
+    harness.turn()
+    assert harness.loop.held == 1
+    harness.cut_off = False
+    harness.turn()
+    assert harness.state(b"a") is TaskState.DONE
+    assert harness.loop.held == 0
 
 
-def test_leaving_worker_gives_back_what_it_has_not_begun_and_finishes_the_rest() -> None:
-    shop = Shop(slots=2)
-    shop.create(b"a", b"b", b"c")
-    shop.turn()
-    shop.runner.begun = 1
-    shop.loop.shut_down()
-    shop.turn()
-    assert (shop.state(b"a"), shop.state(b"b")) == (TaskState.LEASED, TaskState.READY)
-    assert shop.scheduler.ledger.tasks[b"b"].losses == 0
-    gone_before = shop.loop.has_exited
-    shop.runner.finish()
-    shop.turn(5)
-    assert (gone_before, shop.loop.has_exited) == (False, True)
-    assert shop.state(b"a") is TaskState.DONE
-    assert b"w" not in shop.scheduler.ledger.workers
+def test_shutdown_returns_unstarted_tasks_and_finishes_the_rest() -> None:
+    harness = WorkerHarness(slots=2)
+    harness.create(b"a", b"b", b"c")
+    harness.turn()
+    harness.runner.begun = 1
+    harness.loop.shut_down()
+    harness.turn()
+    assert (harness.state(b"a"), harness.state(b"b")) == (TaskState.LEASED, TaskState.READY)
+    assert harness.scheduler.ledger.tasks[b"b"].losses == 0
+    gone_before = harness.loop.has_exited
+    harness.runner.finish()
+    harness.turn(5)
+    assert (gone_before, harness.loop.has_exited) == (False, True)
+    assert harness.state(b"a") is TaskState.DONE
+    assert b"w" not in harness.scheduler.ledger.workers
 
 
-def test_work_that_arrives_at_a_leaving_worker_is_given_back() -> None:
-    shop = Shop(slots=1)
-    shop.turn()
-    shop.loop.shut_down()
-    shop.create(b"a")
-    shop.turn(6)
-    assert shop.runner.jobs == []
-    assert shop.state(b"a") is TaskState.READY
-    assert shop.loop.has_exited
+def test_task_assigned_during_shutdown_is_returned() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.turn()
+    harness.loop.shut_down()
+    harness.create(b"a")
+    harness.turn(6)
+    assert harness.runner.jobs == []
+    assert harness.state(b"a") is TaskState.READY
+    assert harness.loop.has_exited
 
 
-def test_abandoned_tasks_are_ended_and_given_back() -> None:
-    shop = Shop(slots=1)
-    shop.create(b"a")
-    shop.turn()
-    shop.runner.begun = 1
-    shop.loop.shut_down()
-    shop.loop.stop_running(shop.runner.jobs)
-    shop.turn(5)
-    assert shop.runner.stopped == [(b"a", 1)]
-    assert shop.state(b"a") is TaskState.READY
-    assert shop.loop.has_exited
-    (attempt,) = shop.scheduler.ledger.failed_attempts[b"a"]
+def test_abandoned_tasks_are_stopped_and_returned() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.create(b"a")
+    harness.turn()
+    harness.runner.begun = 1
+    harness.loop.shut_down()
+    harness.loop.stop_running(harness.runner.jobs)
+    harness.turn(5)
+    assert harness.runner.stopped == [(b"a", 1)]
+    assert harness.state(b"a") is TaskState.READY
+    assert harness.loop.has_exited
+    (attempt,) = harness.scheduler.ledger.failed_attempts[b"a"]
     assert attempt.outcome == b"returned"
     assert attempt.started_ns  # it had run
 
 
-def test_worker_that_is_sent_home_goes() -> None:
-    shop = Shop()
-    shop.turn()
+def test_dismissed_worker_exits() -> None:
+    harness = WorkerHarness()
+    harness.turn()
     drain = peer.drain(9, b"w")
-    kept = shop.sent
-    shop.handle([*shop.dialect.receive(b"client", [b"", drain], shop.now_ns)])
-    shop.sent = kept + shop.sent
-    shop.turn(5)
-    assert shop.loop.has_exited
+    kept = harness.sent
+    harness.handle([*harness.dialect.receive(b"client", [b"", drain], harness.now_ns)])
+    harness.sent = kept + harness.sent
+    harness.turn(5)
+    assert harness.loop.has_exited
 
 
-def test_worker_that_had_to_refuse_a_task_rests_before_it_asks_again() -> None:
-    shop = Shop(slots=1)
-    shop.create(b"a")
-    shop.turn()
-    shop.runner.finish(Outcome.REFUSED, b"no process to be had")
-    shop.turn(5)
-    assert shop.runner.jobs == []
-    assert shop.state(b"a") is TaskState.READY
-    shop.pass_time(REFUSED_RETRY_NS)
-    shop.turn()
-    assert shop.names() == [b"a"]
+def test_worker_backs_off_after_it_refused_a_task() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.create(b"a")
+    harness.turn()
+    harness.runner.finish(Outcome.REFUSED, b"no process to be had")
+    harness.turn(5)
+    assert harness.runner.jobs == []
+    assert harness.state(b"a") is TaskState.READY
+    harness.pass_time(REFUSED_RETRY_NS)
+    harness.turn()
+    assert harness.names() == [b"a"]
 
 
-def refused_shop(settings: WorkerSettings) -> Shop:
-    shop = Shop()
-    shop.loop = NativeWorkerLoop(settings, Channel(shop, shop), shop.runner, shop)
-    shop.said.clear()
-    return shop
+def refused_harness(settings: WorkerSettings) -> WorkerHarness:
+    harness = WorkerHarness()
+    harness.loop = NativeWorkerLoop(settings, Channel(harness, harness), harness.runner, harness)
+    harness.sent_kinds.clear()
+    return harness
 
 
 REFUSED = {
@@ -251,69 +251,71 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("settings", REFUSED.values(), ids=REFUSED)
-def test_worker_that_is_refused_says_why_and_rests_before_it_asks_again(
+def test_refused_worker_logs_the_reason_and_backs_off(
     settings: WorkerSettings,
 ) -> None:
-    shop = refused_shop(settings)
-    shop.turn(100)
-    assert 1 <= shop.said.count(peer.STEAL) <= 2
-    assert shop.loop.refusal.startswith("the broker ")
-    asked = shop.said.count(peer.STEAL)
-    shop.pass_time(REFUSED_RETRY_NS)
-    shop.turn(100)
-    assert shop.said.count(peer.STEAL) == asked + 1
+    harness = refused_harness(settings)
+    harness.turn(100)
+    assert 1 <= harness.sent_kinds.count(peer.STEAL) <= 2
+    assert harness.loop.refusal.startswith("the broker ")
+    asked = harness.sent_kinds.count(peer.STEAL)
+    harness.pass_time(REFUSED_RETRY_NS)
+    harness.turn(100)
+    assert harness.sent_kinds.count(peer.STEAL) == asked + 1
 
 
-def test_worker_whose_report_is_refused_says_why() -> None:
-    shop = Shop(slots=1)
-    shop.create(b"a")
-    shop.turn()
-    shop.refusing = True
-    shop.runner.finish()
-    shop.turn()
-    assert shop.loop.refusal == ("the broker refuses its report on 1 task(s), to be done again: no")
-    assert shop.loop.held == 0
-    shop.refusing = False
-    shop.pass_time(REFUSED_RETRY_NS)
-    shop.turn()
-    assert shop.names() == [b"a"]
-    assert shop.loop.refusal == ""
+def test_refused_report_sets_the_refusal() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.create(b"a")
+    harness.turn()
+    harness.refusing = True
+    harness.runner.finish()
+    harness.turn()
+    assert harness.loop.refusal == (
+        "the broker refuses its report on 1 task(s), which run again: no"
+    )
+    assert harness.loop.held == 0
+    harness.refusing = False
+    harness.pass_time(REFUSED_RETRY_NS)
+    harness.turn()
+    assert harness.names() == [b"a"]
+    assert harness.loop.refusal == ""
 
 
-def test_worker_whose_sign_of_life_is_refused_says_why() -> None:
-    shop = Shop(slots=1)
-    shop.turn()
-    shop.refusing = True
-    shop.pass_time(SECOND_NS)
-    shop.turn()
-    assert shop.loop.refusal == "the broker refuses it: no"
+def test_refused_heartbeat_sets_the_refusal() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.turn()
+    harness.refusing = True
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert harness.loop.refusal == "the broker refuses it: no"
 
 
-def test_worker_for_which_there_is_nothing_asks_again_at_once() -> None:
-    shop = Shop()
-    shop.turn()
+def test_worker_without_tasks_sends_the_next_steal_at_once() -> None:
+    harness = WorkerHarness()
+    harness.turn()
     for _ in range(3):
-        shop.said.clear()
+        harness.sent_kinds.clear()
         for _ in range(STEAL_WAIT_NS // SECOND_NS + 1):
-            shop.pass_time(SECOND_NS)
-            shop.turn()
-        assert shop.said.count(peer.STEAL) == 1
-    assert shop.loop.refusal == ""
+            harness.pass_time(SECOND_NS)
+            harness.turn()
+        assert harness.sent_kinds.count(peer.STEAL) == 1
+    assert harness.loop.refusal == ""
 
 
 def _ignore_line(_line: str) -> None:
     """Ignore an announcement."""
 
 
-def test_trouble_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    shop = refused_shop(REFUSED["name"])
+def test_refusal_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    harness = refused_harness(REFUSED["name"])
     monitor = WorkerMonitor(
-        shop.loop, Channel(shop, shop), shop.runner, REFUSED["name"], _ignore_line
+        harness.loop, Channel(harness, harness), harness.runner, REFUSED["name"], _ignore_line
     )
     for _ in range(3):
-        shop.turn()
+        harness.turn()
         monitor.after_turn("here")
-        shop.pass_time(REFUSED_RETRY_NS)
+        harness.pass_time(REFUSED_RETRY_NS)
     (record,) = caplog.records
     assert "the broker refuses it: " in record.getMessage()
 
@@ -326,93 +328,93 @@ def test_name_or_service_that_a_broker_would_refuse_is_an_error(name: str) -> No
         worker_settings(1, ["exec", name])
 
 
-def test_quick_tasks_are_asked_for_ahead_and_slow_ones_not() -> None:
-    shop = Shop(slots=1)
-    shop.create(*[b"t%d" % number for number in range(300)])
-    shop.turn()
+def test_quick_tasks_are_prefetched_and_slow_ones_not() -> None:
+    harness = WorkerHarness(slots=1)
+    harness.create(*[b"t%d" % number for number in range(300)])
+    harness.turn()
     for _ in range(100):
-        shop.runner.finish()
-        shop.turn(2)
-    shop.pass_time(SECOND_NS)
-    shop.turn()
-    assert len(shop.runner.jobs) == 1 + 8
+        harness.runner.finish()
+        harness.turn(2)
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert len(harness.runner.jobs) == 1 + 8
     for _ in range(2):
-        shop.pass_time(SECOND_NS)
-        shop.turn()
-    assert shop.scheduler.ledger.workers[b"w"].prefetch == 0
+        harness.pass_time(SECOND_NS)
+        harness.turn()
+    assert harness.scheduler.ledger.workers[b"w"].prefetch == 0
 
 
 def test_large_results_leave_in_several_reports() -> None:
-    shop = Shop(slots=3)
-    shop.create(b"a", b"b", b"c")
-    shop.turn()
+    harness = WorkerHarness(slots=3)
+    harness.create(b"a", b"b", b"c")
+    harness.turn()
     for _ in range(3):
-        shop.runner.finish(text=bytes(REPORT_BYTES_MAX // 2 + 1))
-    shop.said.clear()
-    shop.turn(6)
-    assert shop.said.count(peer.COMPLETE) == 3
-    assert shop.scheduler.ledger.counts[TaskState.DONE] == 3
+        harness.runner.finish(text=bytes(REPORT_BYTES_MAX // 2 + 1))
+    harness.sent_kinds.clear()
+    harness.turn(6)
+    assert harness.sent_kinds.count(peer.COMPLETE) == 3
+    assert harness.scheduler.ledger.counts[TaskState.DONE] == 3
 
 
 # Its name.
 
 
-def refuse(shop: Shop, code: str) -> None:
-    """Have the broker refuse all that the worker sends."""
+def refuse(harness: WorkerHarness, code: str) -> None:
+    """Have the broker refuse every request of the worker."""
 
     def send(frames: Sequence[bytes]) -> bool:
         request = peer.Reply(frames[1])
         refusal = pb.QueryMsg(type=pb.QueryMsg.Error, reason=b"why", request=request.request)
         refusal.code = code.encode()
-        shop._inbox.append([b"", refusal.SerializeToString()])  # noqa: SLF001
+        harness._inbox.append([b"", refusal.SerializeToString()])  # noqa: SLF001
         return True
 
-    shop.send = send  # type: ignore[method-assign]
+    harness.send = send  # type: ignore[method-assign]
 
 
-def test_worker_whose_name_is_held_stops_what_runs_and_waits_for_the_name() -> None:
-    shop = Shop()
-    shop.create(b"a")
-    shop.turn()
-    assert shop.names() == [b"a"]
-    sound = shop.send
-    refuse(shop, peer.NAME_HELD)
-    shop.now_ns += SECOND_NS
-    shop.turn()
-    assert (shop.runner.stopped, shop.loop.held) == ([(b"a", 1)], 0)
-    assert (shop.loop.waits_for_name, shop.loop.name_lost) == (True, "")
-    assert shop.loop.refusal == "the broker refuses it: why"
-    shop.send = sound  # type: ignore[method-assign]
-    shop.now_ns += 2 * SECOND_NS
-    shop.turn()
-    assert (shop.loop.waits_for_name, shop.loop.refusal) == (False, "")
+def test_worker_whose_name_is_held_stops_tasks_and_waits() -> None:
+    harness = WorkerHarness()
+    harness.create(b"a")
+    harness.turn()
+    assert harness.names() == [b"a"]
+    sound = harness.send
+    refuse(harness, peer.NAME_HELD)
+    harness.now_ns += SECOND_NS
+    harness.turn()
+    assert (harness.runner.stopped, harness.loop.held) == ([(b"a", 1)], 0)
+    assert (harness.loop.waits_for_name, harness.loop.name_lost) == (True, "")
+    assert harness.loop.refusal == "the broker refuses it: why"
+    harness.send = sound  # type: ignore[method-assign]
+    harness.now_ns += 2 * SECOND_NS
+    harness.turn()
+    assert (harness.loop.waits_for_name, harness.loop.refusal) == (False, "")
 
 
-def test_worker_whose_name_is_lost_knows_why() -> None:
-    shop = Shop()
-    shop.turn()
-    refuse(shop, peer.NAME_LOST)
-    shop.now_ns += SECOND_NS
-    shop.turn()
-    assert shop.loop.name_lost == "why"
+def test_worker_that_lost_its_name_has_the_reason() -> None:
+    harness = WorkerHarness()
+    harness.turn()
+    refuse(harness, peer.NAME_LOST)
+    harness.now_ns += SECOND_NS
+    harness.turn()
+    assert harness.loop.name_lost == "why"
 
 
-def test_worker_that_waits_for_its_name_can_leave() -> None:
-    shop = Shop()
-    refuse(shop, peer.NAME_HELD)
-    shop.turn()
-    shop.loop.shut_down()
-    shop.turn()
-    assert shop.loop.has_exited
+def test_worker_that_waits_for_its_name_can_exit() -> None:
+    harness = WorkerHarness()
+    refuse(harness, peer.NAME_HELD)
+    harness.turn()
+    harness.loop.shut_down()
+    harness.turn()
+    assert harness.loop.has_exited
 
 
-def test_worker_whose_goodbye_is_not_answered_does_not_turn_without_rest() -> None:
-    shop = Shop()
-    shop.turn()
-    shop.cut_off = True
-    shop.loop.shut_down()
+def test_worker_does_not_spin_while_disconnect_is_unanswered() -> None:
+    harness = WorkerHarness()
+    harness.turn()
+    harness.cut_off = True
+    harness.loop.shut_down()
     for _ in range(200):
-        shop.loop.turn()
-        assert shop.loop.wake_at_ns() > shop.now_ns
-        shop.now_ns = shop.loop.wake_at_ns()
-    assert not shop.loop.has_exited
+        harness.loop.turn()
+        assert harness.loop.wake_at_ns() > harness.now_ns
+        harness.now_ns = harness.loop.wake_at_ns()
+    assert not harness.loop.has_exited

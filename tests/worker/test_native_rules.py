@@ -1,4 +1,4 @@
-"""The loop of a worker whose hands follow the broker's rules, at a broker without sockets."""
+"""The native worker's loop with a runner that follows the broker's rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskyard.worker.jobs import JobResult
 from taskyard.worker.native import RULES_REFRESH_NS, NativeWorkerLoop
 from taskyard.worker.settings import WorkerSettings
 from tests.worker.fake_runner import FakeRunner
-from tests.worker.test_native import Shop
+from tests.worker.test_native import WorkerHarness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,14 +28,14 @@ OVERFED = Rule(b"all", b"*", LaneOptions(overfeed=2))
 
 
 class RuledFakeRunner(FakeRunner):
-    """Keeps `Host`."""
+    """Implements `RuleAwareRunner`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rules = AgentRules()
         self.agent_error = b""
         self.malformed = 0
-        self.told: list[Sequence[Rule]] = []
+        self.rules_received: list[Sequence[Rule]] = []
 
     @property
     def overfeed_max(self) -> int:
@@ -45,15 +45,15 @@ class RuledFakeRunner(FakeRunner):
         return self.rules.rules_for(lane).overfeed if lane[1] else 0
 
     def set_rules(self, clauses: Sequence[Rule]) -> None:
-        self.told.append(clauses)
+        self.rules_received.append(clauses)
         self.rules = AgentRules(clauses)
 
     def give_back(self, outcome: Outcome, *, healthy: bool) -> None:
         self._done.append(JobResult(self.jobs.pop(0), outcome, healthy=healthy))
 
 
-class RuledShop(Shop):
-    """Its broker may be one that tells no rules."""
+class RuledWorkerHarness(WorkerHarness):
+    """A harness whose broker may have no rules."""
 
     def __init__(self, *clauses: Rule, slots: int = 2, tells_rules: bool = True) -> None:
         super().__init__(slots)
@@ -82,125 +82,127 @@ class RuledShop(Shop):
         return self.scheduler.ledger.workers[b"w"].trouble
 
 
-def test_worker_takes_no_task_before_it_knows_the_rules() -> None:
-    shop = RuledShop(OVERFED)
-    shop.create(b"a")
-    shop.turn(1)
-    assert peer.RULES in shop.said
-    assert peer.STEAL not in shop.said
-    shop.turn()
-    assert shop.names() == [b"a"]
-    assert shop.runner.told[0][0] == OVERFED
+def test_worker_requests_no_task_before_it_has_the_rules() -> None:
+    harness = RuledWorkerHarness(OVERFED)
+    harness.create(b"a")
+    harness.turn(1)
+    assert peer.RULES in harness.sent_kinds
+    assert peer.STEAL not in harness.sent_kinds
+    harness.turn()
+    assert harness.names() == [b"a"]
+    assert harness.runner.rules_received[0][0] == OVERFED
 
 
-def test_worker_asks_again_whether_the_rules_have_changed() -> None:
-    shop = RuledShop()
-    shop.turn()
+def test_worker_refreshes_its_rules() -> None:
+    harness = RuledWorkerHarness()
+    harness.turn()
     changed = Rule(b"exec", b"exec/*", LaneOptions(command=b"agent"))
-    shop.handle([RulesSet(shop.now_ns, (changed,))])
-    assert shop.loop.wake_at_ns() <= shop.now_ns + RULES_REFRESH_NS
+    harness.handle([RulesSet(harness.now_ns, (changed,))])
+    assert harness.loop.wake_at_ns() <= harness.now_ns + RULES_REFRESH_NS
     for _ in range(RULES_REFRESH_NS // SECOND_NS):
-        shop.pass_time(SECOND_NS)
-        shop.turn()
-    assert shop.said.count(peer.RULES) == 2
-    assert shop.runner.told[-1][0] == changed
+        harness.pass_time(SECOND_NS)
+        harness.turn()
+    assert harness.sent_kinds.count(peer.RULES) == 2
+    assert harness.runner.rules_received[-1][0] == changed
 
 
-def test_worker_of_a_broker_that_tells_no_rules_works_without() -> None:
-    shop = RuledShop(tells_rules=False)
-    shop.create(b"a")
-    shop.turn()
-    assert shop.names() == [b"a"]
-    assert shop.runner.told == []
+def test_worker_runs_tasks_of_a_broker_without_rules() -> None:
+    harness = RuledWorkerHarness(tells_rules=False)
+    harness.create(b"a")
+    harness.turn()
+    assert harness.names() == [b"a"]
+    assert harness.runner.rules_received == []
 
 
 def test_overfed_lane_is_as_one_task_and_no_more_lanes_are_taken_than_slots() -> None:
-    shop = RuledShop(OVERFED, slots=2)
-    shop.create_in(b"a", b"a1", b"a2", b"a3", b"a4", b"a5")
-    shop.create_in(b"b", b"b1")
-    shop.create_in(b"c", b"c1", b"c2")
-    shop.turn()
-    assert shop.names() == [b"a1", b"a2", b"a3", b"b1"]
-    shop.runner.finish()  # a1
-    shop.turn()
-    assert shop.names() == [b"a2", b"a3", b"b1"]
-    shop.runner.jobs.sort(key=lambda job: job.name, reverse=True)
-    shop.runner.finish()  # b1
-    shop.turn()
-    assert sorted(shop.names()) == [b"a2", b"a3", b"c1", b"c2"]
+    harness = RuledWorkerHarness(OVERFED, slots=2)
+    harness.create_in(b"a", b"a1", b"a2", b"a3", b"a4", b"a5")
+    harness.create_in(b"b", b"b1")
+    harness.create_in(b"c", b"c1", b"c2")
+    harness.turn()
+    assert harness.names() == [b"a1", b"a2", b"a3", b"b1"]
+    harness.runner.finish()  # a1
+    harness.turn()
+    assert harness.names() == [b"a2", b"a3", b"b1"]
+    harness.runner.jobs.sort(key=lambda job: job.name, reverse=True)
+    harness.runner.finish()  # b1
+    harness.turn()
+    assert sorted(harness.names()) == [b"a2", b"a3", b"c1", b"c2"]
 
 
-def test_overfed_lane_is_gone_on_with_when_its_tasks_are_done() -> None:
-    shop = RuledShop(OVERFED, slots=1)
-    shop.create_in(b"a", b"a1", b"a2", b"a3", b"a4", b"a5")
-    shop.create_in(b"b", b"b1")
-    shop.turn()
-    assert shop.names() == [b"a1", b"a2", b"a3"]
+def test_overfed_lane_continues_when_its_tasks_are_done() -> None:
+    harness = RuledWorkerHarness(OVERFED, slots=1)
+    harness.create_in(b"a", b"a1", b"a2", b"a3", b"a4", b"a5")
+    harness.create_in(b"b", b"b1")
+    harness.turn()
+    assert harness.names() == [b"a1", b"a2", b"a3"]
     for _ in range(3):
-        shop.runner.finish()
-    shop.turn()
-    assert shop.names() == [b"a4", b"a5"]
+        harness.runner.finish()
+    harness.turn()
+    assert harness.names() == [b"a4", b"a5"]
 
 
 def test_tasks_without_a_lane_count_each_also_where_lanes_are_overfed() -> None:
-    shop = RuledShop(OVERFED, slots=2)
-    shop.create(b"a", b"b", b"c")
-    shop.turn()
-    assert shop.names() == [b"a", b"b"]
+    harness = RuledWorkerHarness(OVERFED, slots=2)
+    harness.create(b"a", b"b", b"c")
+    harness.turn()
+    assert harness.names() == [b"a", b"b"]
 
 
-def test_trouble_of_the_host_is_told_at_once_for_as_long_as_it_lasts_and_when_it_is_over() -> None:
-    shop = RuledShop()
-    shop.turn()
-    assert shop.trouble_known() == b""
-    shop.runner.agent_error = b"no key"
-    shop.turn()
-    assert shop.trouble_known() == b"no key"
-    shop.scheduler.ledger.workers[b"w"].trouble = b""  # the broker was restarted
-    shop.pass_time(SECOND_NS)
-    shop.turn()
-    assert shop.trouble_known() == b"no key"
-    shop.runner.agent_error = b""
-    shop.turn()
-    assert shop.trouble_known() == b""
+def test_agent_error_is_sent_at_once_repeated_and_cleared() -> None:
+    harness = RuledWorkerHarness()
+    harness.turn()
+    assert harness.trouble_known() == b""
+    harness.runner.agent_error = b"no key"
+    harness.turn()
+    assert harness.trouble_known() == b"no key"
+    harness.scheduler.ledger.workers[b"w"].trouble = b""  # the broker was restarted
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert harness.trouble_known() == b"no key"
+    harness.runner.agent_error = b""
+    harness.turn()
+    assert harness.trouble_known() == b""
 
 
-def test_malformed_lines_of_the_hosts_agents_are_told_with_the_heartbeat() -> None:
-    shop = RuledShop()
-    shop.turn()
-    shop.runner.malformed = 3
-    shop.pass_time(SECOND_NS)
-    shop.turn()
-    assert shop.scheduler.ledger.workers[b"w"].malformed == 3
+def test_heartbeat_carries_the_malformed_lines_of_agents() -> None:
+    harness = RuledWorkerHarness()
+    harness.turn()
+    harness.runner.malformed = 3
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert harness.scheduler.ledger.workers[b"w"].malformed == 3
 
 
-def test_worker_that_gives_the_rest_of_a_lane_back_takes_others_at_once() -> None:
-    shop = RuledShop(slots=1)
-    shop.create(b"a", b"b")
-    shop.turn()
-    shop.runner.give_back(Outcome.FAILED, healthy=False)
-    shop.turn()
-    assert shop.names() == [b"b"]
-    shop.runner.give_back(Outcome.REFUSED, healthy=True)
-    shop.turn()
-    assert shop.names() == [b"b"]
-    shop.runner.give_back(Outcome.REFUSED, healthy=False)
-    shop.turn()
-    assert shop.names() == []
+def test_worker_that_returned_a_deferred_lane_requests_tasks_at_once() -> None:
+    harness = RuledWorkerHarness(slots=1)
+    harness.create(b"a", b"b")
+    harness.turn()
+    harness.runner.give_back(Outcome.FAILED, healthy=False)
+    harness.turn()
+    assert harness.names() == [b"b"]
+    harness.runner.give_back(Outcome.REFUSED, healthy=True)
+    harness.turn()
+    assert harness.names() == [b"b"]
+    harness.runner.give_back(Outcome.REFUSED, healthy=False)
+    harness.turn()
+    assert harness.names() == []
 
 
-def test_what_is_given_back_with_a_lane_that_is_put_off_is_put_off_too() -> None:
-    shop = RuledShop(Rule(b"all", b"*", LaneOptions(overfeed=2, retry_delays_ns=(60 * SECOND_NS,))))
-    shop.create_in(b"a", b"a1", b"a2", b"a3", b"a4")
-    shop.turn()
-    first, *rest = shop.runner.jobs
-    shop.runner.jobs.clear()
-    shop.runner._done += [JobResult(job, Outcome.REFUSED, healthy=True) for job in rest]  # noqa: SLF001
-    shop.runner._done.append(JobResult(first, Outcome.DEFER_ALL, b"host down"))  # noqa: SLF001
-    shop.turn()
-    assert shop.names() == []
-    tasks = shop.scheduler.ledger.tasks
+def test_tasks_returned_with_a_deferred_lane_are_deferred_too() -> None:
+    harness = RuledWorkerHarness(
+        Rule(b"all", b"*", LaneOptions(overfeed=2, retry_delays_ns=(60 * SECOND_NS,)))
+    )
+    harness.create_in(b"a", b"a1", b"a2", b"a3", b"a4")
+    harness.turn()
+    first, *rest = harness.runner.jobs
+    harness.runner.jobs.clear()
+    harness.runner._done += [JobResult(job, Outcome.REFUSED, healthy=True) for job in rest]  # noqa: SLF001
+    harness.runner._done.append(JobResult(first, Outcome.DEFER_ALL, b"host down"))  # noqa: SLF001
+    harness.turn()
+    assert harness.names() == []
+    tasks = harness.scheduler.ledger.tasks
     due_ns = {tasks[name].due_ns for name in (b"a1", b"a2", b"a3", b"a4")}
     assert len(due_ns) == 1
-    assert [shop.state(name) for name in (b"a1", b"a2", b"a4")] == [TaskState.DELAYED] * 3
+    assert [harness.state(name) for name in (b"a1", b"a2", b"a4")] == [TaskState.DELAYED] * 3
     assert [tasks[name].failures for name in (b"a1", b"a2", b"a4")] == [1, 0, 0]

@@ -1,4 +1,4 @@
-"""Our ping-pong worker: its loop against a broker without sockets, and the real thing."""
+"""The ping-pong worker: its loop with a broker without sockets, and as a process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.kit.processes import PATIENCE_SECONDS, environment, until
 from tests.wire.ping_pong.broker_thread import Host, a_host
 from tests.wire.ping_pong.kit import BACKEND, W2, Hall
 from tests.worker.fake_runner import FakeRunner
-from tests.worker.running_kit import RealClock, turn_until_quiet, turns
+from tests.worker.runner_harness import RealClock, turn_until_quiet, turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,41 +38,41 @@ READY, LEASED, DONE = TaskState.READY, TaskState.LEASED, TaskState.DONE
 
 
 class Connection:
-    """One socket of the worker. Its id at the broker can change while it is open."""
+    """One socket of the worker. The broker may see a new id while it is open."""
 
-    def __init__(self, shop: Shop) -> None:
-        self.shop = shop
-        self.identity = shop.next_identity()
+    def __init__(self, harness: WorkerHarness) -> None:
+        self.harness = harness
+        self.identity = harness.next_identity()
         self.inbox: list[list[bytes]] = []
         self.is_open = True
 
     def send(self, frames: Sequence[bytes]) -> bool:
         assert self.is_open
-        if self.shop.is_jammed:
+        if self.harness.is_jammed:
             return False
-        self.shop.said.append(list(frames[1:]))
-        if not self.shop.is_cut_off:
-            told = self.shop.hall.at(BACKEND + self.identity, *frames)
-            self.inbox += [[b"", *words] for words in told]
+        self.harness.sent.append(list(frames[1:]))
+        if not self.harness.is_cut_off:
+            sent_words = self.harness.hall.at(BACKEND + self.identity, *frames)
+            self.inbox += [[b"", *words] for words in sent_words]
         return True
 
     def receive(self) -> list[bytes] | None:
         assert self.is_open
-        if self.shop.is_cut_off:
+        if self.harness.is_cut_off:
             return None
-        self.inbox += [[b"", *words] for words in self.shop.hall.to_worker(self.identity)]
+        self.inbox += [[b"", *words] for words in self.harness.hall.to_worker(self.identity)]
         return self.inbox.pop(0) if self.inbox else None
 
 
-class Shop:
-    """One worker at a broker. Keeps `SocketFactory` and `Clock`."""
+class WorkerHarness:
+    """One worker and one broker. Implements `SocketFactory` and `Clock`."""
 
     def __init__(self) -> None:
         self.hall = Hall()
         self.runner = FakeRunner()
-        #: What the worker has said, without the delimiter.
-        self.said: list[list[bytes]] = []
-        #: Nothing arrives; nothing can even be sent.
+        #: The worker's messages, without the delimiter.
+        self.sent: list[list[bytes]] = []
+        #: No message arrives or leaves.
         self.is_cut_off = self.is_jammed = False
         self.connections: list[Connection] = []
         self._identities = 0
@@ -98,7 +98,7 @@ class Shop:
             self.loop.turn()
 
     def later(self, seconds: float) -> None:
-        """In steps in which the worker turns when it wants to."""
+        """Pass time in steps, and let the worker turn when it is due."""
         ends_ns = self.hall.now_ns + int(seconds * SECOND_NS)
         while self.hall.now_ns < ends_ns:
             step_ns = min(max(self.loop.wake_at_ns() - self.hall.now_ns, 10**6), 10**9)
@@ -110,226 +110,226 @@ class Shop:
         return self.loop.has_exited
 
     def words(self) -> list[bytes]:
-        """What was said since the last look, without the counts of pings."""
-        said, self.said = self.said, []
-        return [one[0] for one in said]
+        """Return the new messages without the counts of pings."""
+        sent, self.sent = self.sent, []
+        return [one[0] for one in sent]
 
     def give(self, job: bytes) -> None:
         assert self.hall.client(job, job) == []
         self.turn()
 
 
-def test_says_ready_pings_every_second_and_numbers_its_pings() -> None:
-    shop = Shop()
-    shop.later(3)
-    assert shop.said == [[b"READY"], [b"PING", b"1"], [b"PING", b"2"], [b"PING", b"3"]]
+def test_worker_sends_ready_and_numbered_pings_every_second() -> None:
+    harness = WorkerHarness()
+    harness.later(3)
+    assert harness.sent == [[b"READY"], [b"PING", b"1"], [b"PING", b"2"], [b"PING", b"3"]]
 
 
-def test_does_a_job_pings_meanwhile_and_says_its_result() -> None:
-    shop = Shop()
-    shop.give(b"job")
-    assert [job.payload for job in shop.runner.jobs] == [b"job"]
-    shop.later(100)  # longer than a lease
-    assert {*shop.words()} == {b"READY", b"PING"}
-    shop.runner.finish()
-    shop.turn()
-    assert shop.words() == [b"result"]
-    assert shop.hall.to_client(b"job") == [[b"result"]]
-    shop.give(b"next")
-    assert [job.payload for job in shop.runner.jobs] == [b"next"]
+def test_job_runs_while_pings_continue_and_its_result_is_sent() -> None:
+    harness = WorkerHarness()
+    harness.give(b"job")
+    assert [job.payload for job in harness.runner.jobs] == [b"job"]
+    harness.later(100)  # longer than a lease
+    assert {*harness.words()} == {b"READY", b"PING"}
+    harness.runner.finish()
+    harness.turn()
+    assert harness.words() == [b"result"]
+    assert harness.hall.to_client(b"job") == [[b"result"]]
+    harness.give(b"next")
+    assert [job.payload for job in harness.runner.jobs] == [b"next"]
 
 
-def test_says_why_a_job_failed() -> None:
-    shop = Shop()
-    shop.give(b"job")
-    shop.runner.finish(Outcome.FAILED, b"exit status 1")
-    shop.turn()
-    assert shop.said[-1] == [b"ERROR", b"exit status 1"]
-    assert shop.hall.to_client(b"job") == [[b"ERROR", b"exit status 1"]]
+def test_failure_is_sent_with_its_reason() -> None:
+    harness = WorkerHarness()
+    harness.give(b"job")
+    harness.runner.finish(Outcome.FAILED, b"exit status 1")
+    harness.turn()
+    assert harness.sent[-1] == [b"ERROR", b"exit status 1"]
+    assert harness.hall.to_client(b"job") == [[b"ERROR", b"exit status 1"]]
 
 
 @pytest.mark.parametrize("word", [b"READY", b"PING", b"DISCONNECT"])
-def test_result_that_would_be_taken_for_a_word_is_a_failure(word: bytes) -> None:
-    shop = Shop()
-    shop.give(b"job")
-    shop.runner.finish(text=word)
-    shop.turn()
-    ((error, reason),) = shop.hall.to_client(b"job")
+def test_result_equal_to_a_protocol_word_is_a_failure(word: bytes) -> None:
+    harness = WorkerHarness()
+    harness.give(b"job")
+    harness.runner.finish(text=word)
+    harness.turn()
+    ((error, reason),) = harness.hall.to_client(b"job")
     assert (error, word in reason) == (b"ERROR", True)
 
 
-def test_job_that_can_t_be_begun_here_goes_back_and_the_worker_rests() -> None:
-    shop = Shop()
-    shop.hall.worker(W2, b"READY")
-    shop.give(b"job")
-    shop.words()
-    shop.runner.finish(Outcome.REFUSED, b"no process")
-    shop.turn()
-    assert shop.words() == [b"DISCONNECT"]
-    assert shop.hall.to_worker(W2) == [[b"job"]]
-    shop.later(REFUSED_RETRY_NS / SECOND_NS)
-    assert shop.words() == [b"READY"]
-    assert len(shop.hall.workers()) == 2
+def test_job_that_can_not_start_returns_and_the_worker_backs_off() -> None:
+    harness = WorkerHarness()
+    harness.hall.worker(W2, b"READY")
+    harness.give(b"job")
+    harness.words()
+    harness.runner.finish(Outcome.REFUSED, b"no process")
+    harness.turn()
+    assert harness.words() == [b"DISCONNECT"]
+    assert harness.hall.to_worker(W2) == [[b"job"]]
+    harness.later(REFUSED_RETRY_NS / SECOND_NS)
+    assert harness.words() == [b"READY"]
+    assert len(harness.hall.workers()) == 2
 
 
-def test_opens_another_socket_after_n_timeouts_without_a_word() -> None:
-    shop = Shop()
-    shop.later(2)
-    shop.words()
-    shop.is_cut_off = True
-    shop.later(2)
-    assert len(shop.connections) == 1
-    shop.later(1)
-    assert len(shop.connections) == 2
-    assert shop.words()[-1] == b"READY"
-    shop.is_cut_off = False
-    shop.later(1)
-    assert shop.words() == [b"READY"]  # the first one was not answered
-    shop.give(b"job")
-    assert [job.payload for job in shop.runner.jobs] == [b"job"]
+def test_worker_opens_another_socket_after_n_timeouts() -> None:
+    harness = WorkerHarness()
+    harness.later(2)
+    harness.words()
+    harness.is_cut_off = True
+    harness.later(2)
+    assert len(harness.connections) == 1
+    harness.later(1)
+    assert len(harness.connections) == 2
+    assert harness.words()[-1] == b"READY"
+    harness.is_cut_off = False
+    harness.later(1)
+    assert harness.words() == [b"READY"]  # the first one was not answered
+    harness.give(b"job")
+    assert [job.payload for job in harness.runner.jobs] == [b"job"]
 
 
 def test_keeps_its_socket_and_its_job_while_it_works_and_the_broker_is_silent() -> None:
-    shop = Shop()
-    shop.give(b"job")
-    shop.is_cut_off = True
-    shop.later(50)
-    shop.is_cut_off = False
-    assert len(shop.connections) == 1
-    shop.later(1)
-    shop.runner.finish()
-    shop.turn()
-    assert shop.hall.to_client(b"job") == [[b"result"]]
+    harness = WorkerHarness()
+    harness.give(b"job")
+    harness.is_cut_off = True
+    harness.later(50)
+    harness.is_cut_off = False
+    assert len(harness.connections) == 1
+    harness.later(1)
+    harness.runner.finish()
+    harness.turn()
+    assert harness.hall.to_client(b"job") == [[b"result"]]
 
 
-def test_job_of_a_connection_that_was_renewed_is_ended_and_nothing_is_said_of_it() -> None:
-    shop = Shop()
-    shop.later(3)
-    shop.give(b"job")
-    shop.later(3)
-    shop.connections[0].identity = shop.next_identity()  # the socket reconnected, silently
-    shop.words()
-    shop.later(1)
-    assert shop.words() == [b"PING", b"READY"]
-    assert shop.runner.stopped == [(b"ping-pong-1", 1)]
-    assert [job.payload for job in shop.runner.jobs] == []
-    shop.later(3)  # the broker has noticed that the former connection is silent
-    assert [job.payload for job in shop.runner.jobs] == [b"job"]
-    shop.runner.finish()
-    shop.turn()
-    assert shop.hall.to_client(b"job") == [[b"result"]]
+def test_job_of_a_renewed_connection_is_stopped_and_not_reported() -> None:
+    harness = WorkerHarness()
+    harness.later(3)
+    harness.give(b"job")
+    harness.later(3)
+    harness.connections[0].identity = harness.next_identity()  # the socket reconnected, silently
+    harness.words()
+    harness.later(1)
+    assert harness.words() == [b"PING", b"READY"]
+    assert harness.runner.stopped == [(b"ping-pong-1", 1)]
+    assert [job.payload for job in harness.runner.jobs] == []
+    harness.later(3)  # the broker has noticed that the former connection is silent
+    assert [job.payload for job in harness.runner.jobs] == [b"job"]
+    harness.runner.finish()
+    harness.turn()
+    assert harness.hall.to_client(b"job") == [[b"result"]]
 
 
-def test_late_count_of_before_a_rest_does_not_end_the_next_job() -> None:
-    shop = Shop()
-    shop.later(4)  # the broker counts some pings
-    shop.give(b"job")
-    shop.runner.finish(Outcome.REFUSED, b"no process")
-    shop.loop.turn()
-    shop.later(REFUSED_RETRY_NS / SECOND_NS - 0.001)
-    connection = shop.connections[0]
+def test_late_count_from_before_a_backoff_does_not_stop_the_next_job() -> None:
+    harness = WorkerHarness()
+    harness.later(4)  # the broker counts some pings
+    harness.give(b"job")
+    harness.runner.finish(Outcome.REFUSED, b"no process")
+    harness.loop.turn()
+    harness.later(REFUSED_RETRY_NS / SECOND_NS - 0.001)
+    connection = harness.connections[0]
     connection.inbox = [[b"", b"PONG", b"9"], *connection.inbox]
-    shop.later(2)
-    assert shop.loop.is_working
-    shop.later(3)
-    assert shop.loop.is_working
-    assert shop.runner.stopped == []
+    harness.later(2)
+    assert harness.loop.is_working
+    harness.later(3)
+    assert harness.loop.is_working
+    assert harness.runner.stopped == []
 
 
-def test_worker_does_not_turn_without_rest_while_its_goodbye_is_not_answered() -> None:
-    shop = Shop()
-    shop.is_cut_off = True
-    shop.later(2.5)
-    shop.loop.shut_down()
-    shop.turn()
-    while not shop.loop.has_exited:
-        assert shop.loop.wake_at_ns() > shop.monotonic_ns()
-        shop.hall.later((shop.loop.wake_at_ns() - shop.monotonic_ns()) / SECOND_NS)
-        shop.loop.turn()
+def test_worker_does_not_spin_while_exit_is_unanswered() -> None:
+    harness = WorkerHarness()
+    harness.is_cut_off = True
+    harness.later(2.5)
+    harness.loop.shut_down()
+    harness.turn()
+    while not harness.loop.has_exited:
+        assert harness.loop.wake_at_ns() > harness.monotonic_ns()
+        harness.hall.later((harness.loop.wake_at_ns() - harness.monotonic_ns()) / SECOND_NS)
+        harness.loop.turn()
 
 
 def test_result_is_sent_when_it_can_be() -> None:
-    shop = Shop()
-    shop.give(b"job")
-    shop.is_jammed = True
-    shop.runner.finish()
-    shop.turn()
-    shop.is_jammed = False
-    shop.turn()
-    assert shop.hall.to_client(b"job") == [[b"result"]]
+    harness = WorkerHarness()
+    harness.give(b"job")
+    harness.is_jammed = True
+    harness.runner.finish()
+    harness.turn()
+    harness.is_jammed = False
+    harness.turn()
+    assert harness.hall.to_client(b"job") == [[b"result"]]
 
 
-def test_exits_when_it_is_told_to() -> None:
-    shop = Shop()
-    shop.hall.handle([DrainRequested(0, b"x")])
-    shop.turn()
-    assert shop.is_gone()
-    assert shop.words() == [b"READY"]
+def test_worker_exits_after_exit() -> None:
+    harness = WorkerHarness()
+    harness.hall.handle([DrainRequested(0, b"x")])
+    harness.turn()
+    assert harness.is_gone()
+    assert harness.words() == [b"READY"]
 
 
-def test_leaves_at_once_if_it_has_no_job() -> None:
-    shop = Shop()
-    shop.turn()
-    shop.words()
-    shop.loop.shut_down()
-    shop.turn()
-    assert shop.words() == [b"DISCONNECT", b"PING"]
-    assert shop.is_gone()
-    assert shop.hall.workers() == []
+def test_worker_without_a_job_exits_at_once() -> None:
+    harness = WorkerHarness()
+    harness.turn()
+    harness.words()
+    harness.loop.shut_down()
+    harness.turn()
+    assert harness.words() == [b"DISCONNECT", b"PING"]
+    assert harness.is_gone()
+    assert harness.hall.workers() == []
 
 
-def test_leaves_when_its_job_is_done_and_what_it_is_given_meanwhile_goes_back() -> None:
-    shop = Shop()
-    shop.give(b"job")
-    assert shop.hall.client(b"next", b"next") == []
-    shop.loop.shut_down()
-    shop.later(5)
-    assert not shop.is_gone()
-    shop.runner.finish()
-    shop.turn(3)
-    assert shop.is_gone()
-    assert shop.hall.to_client(b"job") == [[b"result"]]
-    done, following = shop.hall.scheduler.ledger.tasks.values()
+def test_worker_exits_after_its_job_and_returns_later_ones() -> None:
+    harness = WorkerHarness()
+    harness.give(b"job")
+    assert harness.hall.client(b"next", b"next") == []
+    harness.loop.shut_down()
+    harness.later(5)
+    assert not harness.is_gone()
+    harness.runner.finish()
+    harness.turn(3)
+    assert harness.is_gone()
+    assert harness.hall.to_client(b"job") == [[b"result"]]
+    done, following = harness.hall.scheduler.ledger.tasks.values()
     assert (done.state, following.state, following.losses) == (DONE, READY, 0)
 
 
-def test_asked_a_second_time_it_ends_its_job_and_gives_it_back() -> None:
-    shop = Shop()
-    group = PingPongGroup([shop.loop], "here", lambda _text: None)
-    shop.give(b"job")
+def test_second_shutdown_stops_the_job_and_returns_it() -> None:
+    harness = WorkerHarness()
+    group = PingPongGroup([harness.loop], "here", lambda _text: None)
+    harness.give(b"job")
     group.shut_down()
-    shop.turn()
-    assert not shop.is_gone()
+    harness.turn()
+    assert not harness.is_gone()
     group.shut_down()
-    shop.turn()
-    assert shop.is_gone()
-    assert shop.runner.stopped == [(b"ping-pong-1", 1)]
-    assert [*shop.hall.states().values()] == [READY]
+    harness.turn()
+    assert harness.is_gone()
+    assert harness.runner.stopped == [(b"ping-pong-1", 1)]
+    assert [*harness.hall.states().values()] == [READY]
 
 
-def test_waits_for_an_answer_to_its_goodbye_but_not_for_ever() -> None:
-    shop = Shop()
-    shop.turn()
-    shop.is_cut_off = True
-    shop.loop.shut_down()
-    shop.turn()
-    assert not shop.is_gone()
-    shop.later(EXIT_NS_MAX / SECOND_NS + 0.1)
-    assert shop.is_gone()
+def test_worker_waits_a_limited_time_after_disconnect() -> None:
+    harness = WorkerHarness()
+    harness.turn()
+    harness.is_cut_off = True
+    harness.loop.shut_down()
+    harness.turn()
+    assert not harness.is_gone()
+    harness.later(EXIT_NS_MAX / SECOND_NS + 0.1)
+    assert harness.is_gone()
 
 
 @pytest.mark.parametrize(
     "frames", [[], [b""], [b"x", b"EXIT"], [b"", b"a", b"b"], [b"", b"EXIT", b"", b""]]
 )
-def test_what_is_no_message_is_passed_over(frames: list[bytes]) -> None:
-    shop = Shop()
-    shop.connections[0].inbox.append(frames)
-    shop.turn()
-    assert not shop.is_gone()
-    assert shop.runner.jobs == []
+def test_malformed_message_is_ignored(frames: list[bytes]) -> None:
+    harness = WorkerHarness()
+    harness.connections[0].inbox.append(frames)
+    harness.turn()
+    assert not harness.is_gone()
+    assert harness.runner.jobs == []
 
 
-# A program that is fed.
+# A program that reads jobs from stdin.
 
 
 @contextmanager
@@ -346,21 +346,21 @@ def job(payload: bytes) -> Job:
 
 
 @pytest.mark.parametrize("payload", [b"", b"text", b"\0\xff" * 200_000], ids=len)
-def test_job_is_what_the_program_reads_and_its_output_is_the_result(payload: bytes) -> None:
+def test_program_reads_the_job_from_stdin_and_prints_the_result(payload: bytes) -> None:
     with a_feeder("cat") as feeder:
         feeder.start(job(payload))
         (done,) = turns(feeder)
         assert (done.outcome, done.text) == (Outcome.DONE, payload)
 
 
-def test_program_that_does_not_read_its_job_is_no_trouble() -> None:
+def test_program_that_ignores_its_stdin_succeeds() -> None:
     with a_feeder("true") as feeder:
         feeder.start(job(b"x" * 1_000_000))
         (done,) = turns(feeder)
         assert (done.outcome, done.text) == (Outcome.DONE, b"")
 
 
-def test_program_that_is_not_there_fails_each_job() -> None:
+def test_missing_program_fails_each_job() -> None:
     with a_feeder("no-such-program") as feeder:
         feeder.start(job(b"x"))
         (done,) = turns(feeder)
@@ -375,9 +375,9 @@ def test_fed_program_can_be_stopped() -> None:
         assert turn_until_quiet(feeder) == []
 
 
-# The real thing.
+# The worker as a process.
 
-#: A worker as a process: where to, how many, and the program to feed, if any.
+#: The program of a worker process: endpoint, slots, and a command if any.
 MAIN = """
 import sys
 from taskyard.worker.runner import StdinRunner
@@ -386,9 +386,9 @@ from taskyard.worker.runner import ProcessRunner
 endpoint, slots, *command = sys.argv[1:]
 def hire(clock):
     return StdinRunner(1, command, clock) if command else ProcessRunner(1, (), clock)
-def say(text):
+def announce(text):
     print(text, flush=True)
-serve(endpoint, hire, say, slots=int(slots), until_eof=True)
+serve(endpoint, hire, announce, slots=int(slots), until_eof=True)
 """
 
 
@@ -410,7 +410,7 @@ def a_worker(endpoint: str, *command: str, slots: int = 1) -> Iterator[subproces
 
 
 class Client:
-    """Knows nothing but pyzmq."""
+    """A client of plain pyzmq."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -435,7 +435,7 @@ def a_client(host: Host) -> Iterator[Client]:
         yield Client(socket)
 
 
-def test_jobs_are_fed_to_a_program_or_say_themselves_what_to_run(tmp_path: Path) -> None:
+def test_payload_goes_to_a_program_or_describes_its_command(tmp_path: Path) -> None:
     with a_host(tmp_path) as host, a_client(host) as client:
         with a_worker(host.backend, "tr", "a-z", "A-Z") as worker:
             assert client.ask(b"shout") == [b"SHOUT"]
@@ -452,7 +452,7 @@ def test_jobs_are_fed_to_a_program_or_say_themselves_what_to_run(tmp_path: Path)
             until(lambda: host.workers() == 2)
 
 
-def test_killed_worker_s_job_is_given_to_another_and_sigterm_lets_one_finish(
+def test_job_of_a_killed_worker_is_reassigned_and_sigterm_finishes_a_job(
     tmp_path: Path,
 ) -> None:
     script = f"read job; touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"

@@ -1,4 +1,4 @@
-"""The round-robin worker's dialogue, frame by frame, with a server that is played."""
+"""The round-robin worker's dialogue with a server, frame by frame."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LMQ = b"LMQv100"
 
 
 class Stage:
-    """A wire and a clock in one: what the server says goes in, what it is told comes out."""
+    """A socket and a clock: takes the server's messages, and collects the worker's."""
 
     endpoint = SRV.decode()
 
@@ -33,9 +33,9 @@ class Stage:
         self.arriving: list[list[bytes]] = []
         self.is_full = False
         self.made = 1
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.loop = RoundRobinWorkerLoop(
-            self, self, "w", lambda _level, text: self.said.append(text)
+            self, self, "w", lambda _level, text: self.printed.append(text)
         )
 
     def monotonic_ns(self) -> int:
@@ -52,28 +52,28 @@ class Stage:
             self.sent.append([*frames])
         return not self.is_full
 
-    def told(self) -> list[list[bytes]]:
-        """What the server was told; the frames after its address, empty frame and version."""
+    def sent_messages(self) -> list[list[bytes]]:
+        """Return the worker's new messages: the frames after address, empty frame and version."""
         sent, self.sent = self.sent, []
         assert all(frames[0] == SRV for frames in sent)
         return [frames[1:] for frames in sent]
 
-    def hears(self, *frames: bytes) -> list[list[bytes]]:
-        """What it says to a message of the server's."""
+    def reply_to(self, *frames: bytes) -> list[list[bytes]]:
+        """Return the worker's reply to a message of the server."""
         self.arriving.append([SRV, *frames])
         self.loop.turn()
-        return self.told()
+        return self.sent_messages()
 
     def later(self, ns: int) -> list[list[bytes]]:
         self.now_ns += ns
         self.loop.turn()
-        return self.told()
+        return self.sent_messages()
 
     def registered(self) -> Stage:
-        self.told()
+        self.sent_messages()
         self.loop.register()
-        ((*_, number, _key, _slots, _),) = self.told()
-        assert self.hears(*lmq(6, number)) == []
+        ((*_, number, _key, _slots, _),) = self.sent_messages()
+        assert self.reply_to(*lmq(6, number)) == []
         assert self.loop.is_registered
         return self
 
@@ -82,35 +82,35 @@ def lmq(command: int, number: bytes, *arguments: bytes) -> list[bytes]:
     return [b"", LMQ, bytes([command]), number, *arguments, b""]
 
 
-def test_it_shakes_hands_and_registers() -> None:
+def test_worker_connects_and_registers() -> None:
     stage = Stage()
-    assert stage.told() == [lmq(1, b"1")]
+    assert stage.sent_messages() == [lmq(1, b"1")]
     stage.loop.register()
-    assert stage.told() == [lmq(4, b"2", b"\x08", b"10")]
+    assert stage.sent_messages() == [lmq(4, b"2", b"\x08", b"10")]
     assert stage.loop.is_waiting
-    stage.hears(*lmq(6, b"2"))
+    stage.reply_to(*lmq(6, b"2"))
     assert stage.loop.is_registered
     assert not stage.loop.is_waiting
 
 
-def test_refusal_to_register_is_said() -> None:
+def test_refused_registration_is_printed() -> None:
     stage = Stage()
     stage.loop.register()
-    stage.hears(*lmq(6, b"2", b"ERROR no room"))
+    stage.reply_to(*lmq(6, b"2", b"ERROR no room"))
     assert not stage.loop.is_registered
-    assert stage.said == ["w can't register: no room"]
+    assert stage.printed == ["w can't register: no room"]
 
 
-def test_server_that_does_not_answer_is_said_once_and_asked_again() -> None:
+def test_missing_server_is_printed_once_and_retried() -> None:
     stage = Stage()
     stage.loop.register()
-    stage.told()
+    stage.sent_messages()
     goodbye = lmq(3, b"WORKER", b"\x09")
     assert stage.later(REPLY_NS) == [goodbye, lmq(4, b"3", b"\x08", b"10")]
     assert not stage.loop.is_waiting
     assert stage.later(REPLY_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
-    assert stage.said == [f"no server answers at {stage.endpoint}"]
-    stage.hears(*lmq(6, b"4"))
+    assert stage.printed == [f"no server answers at {stage.endpoint}"]
+    stage.reply_to(*lmq(6, b"4"))
     assert stage.loop.is_registered
 
 
@@ -121,7 +121,7 @@ def test_worker_registers_again_on_another_connection() -> None:
     assert stage.loop.wake_at_ns() == stage.now_ns + CONNECTION_NS
     goodbye, register = lmq(3, b"WORKER", b"\x09"), lmq(4, b"3", b"\x08", b"10")
     assert stage.later(CONNECTION_NS) == [goodbye, register]
-    stage.hears(*lmq(6, b"3"))
+    stage.reply_to(*lmq(6, b"3"))
     assert stage.loop.is_registered
     assert stage.later(CONNECTION_NS) == []
 
@@ -130,13 +130,13 @@ def test_register_that_was_lost_with_its_connection_is_repeated_at_once() -> Non
     stage = Stage()
     stage.loop.register()
     stage.later(CONNECTION_NS)
-    stage.told()
+    stage.sent_messages()
     stage.made += 1
     goodbye, register = lmq(3, b"WORKER", b"\x09"), lmq(4, b"3", b"\x08", b"10")
     assert stage.later(CONNECTION_NS) == [goodbye, register]
-    stage.hears(*lmq(6, b"2"))  # the answer to the first one came with the old connection
+    stage.reply_to(*lmq(6, b"2"))  # the first one was answered on the old connection
     assert not stage.loop.is_registered
-    stage.hears(*lmq(6, b"3"))
+    stage.reply_to(*lmq(6, b"3"))
     assert stage.loop.is_registered
 
 
@@ -146,17 +146,20 @@ def test_register_that_was_lost_with_its_connection_is_repeated_at_once() -> Non
         ([b"\x01"], []),
         ([b"\x01", b"echo"], [b"echo"]),
         ([b"\x0a", b"stream", b"4"], [bytes(4)]),
-        ([b"\x0a", b"stream"], [b"ERROR STREAM has an id and a size, of at most 7 digits"]),
-        ([b"\x0a", b"s", b"99999999"], [b"ERROR STREAM has an id and a size, of at most 7 digits"]),
-        ([b"other"], [b"ERROR this worker knows PING and STREAM alone"]),
-        ([], [b"ERROR this worker knows PING and STREAM alone"]),
+        ([b"\x0a", b"stream"], [b"ERROR STREAM: needs an id and a size of at most 7 digits"]),
+        (
+            [b"\x0a", b"s", b"99999999"],
+            [b"ERROR STREAM: needs an id and a size of at most 7 digits"],
+        ),
+        ([b"other"], [b"ERROR unknown message: this worker handles PING and STREAM"]),
+        ([], [b"ERROR unknown message: this worker handles PING and STREAM"]),
     ],
 )
 def test_tracked_message_is_answered_by_its_way_and_its_slot_is_free_then(
     message: list[bytes], result: list[bytes]
 ) -> None:
     stage = Stage().registered()
-    assert stage.hears(*lmq(4, b"id", *message), CLI) == [
+    assert stage.reply_to(*lmq(4, b"id", *message), CLI) == [
         [CLI, *lmq(6, b"id", *result)],
         lmq(3, b"3", b"\x07"),
     ]
@@ -164,74 +167,74 @@ def test_tracked_message_is_answered_by_its_way_and_its_slot_is_free_then(
 
 def test_task_of_another_dialect_is_answered_to_the_server_itself() -> None:
     stage = Stage().registered()
-    told = stage.hears(*lmq(4, b"1/task", b"\x01"))
-    assert told == [lmq(6, b"1/task"), lmq(3, b"3", b"\x07")]
+    sent_messages = stage.reply_to(*lmq(4, b"1/task", b"\x01"))
+    assert sent_messages == [lmq(6, b"1/task"), lmq(3, b"3", b"\x07")]
 
 
 def test_message_that_wants_no_answer_gets_none() -> None:
     stage = Stage().registered()
-    assert stage.hears(*lmq(3, b"id", b"\x01"), CLI) == [lmq(3, b"3", b"\x07")]
+    assert stage.reply_to(*lmq(3, b"id", b"\x01"), CLI) == [lmq(3, b"3", b"\x07")]
     assert stage.loop.messages == 1
 
 
 def test_ping_is_answered_registered_or_not() -> None:
-    assert Stage().hears(*lmq(1, b"there?"))[1:] == [lmq(2, b"there?")]
+    assert Stage().reply_to(*lmq(1, b"there?"))[1:] == [lmq(2, b"there?")]
 
 
-def test_goodbye_is_followed_by_a_ping_and_waits_for_its_answer() -> None:
+def test_deregister_is_followed_by_a_ping_and_waits_for_the_pong() -> None:
     stage = Stage().registered()
     stage.loop.deregister()
-    assert stage.told() == [lmq(3, b"WORKER", b"\x09"), lmq(1, b"3")]
+    assert stage.sent_messages() == [lmq(3, b"WORKER", b"\x09"), lmq(1, b"3")]
     assert stage.loop.is_waiting
-    assert stage.hears(*lmq(4, b"id", b"\x01"), CLI) == []  # it is another's by now
-    stage.hears(*lmq(2, b"3"))
+    assert stage.reply_to(*lmq(4, b"id", b"\x01"), CLI) == []  # it belongs to another worker by now
+    stage.reply_to(*lmq(2, b"3"))
     assert not stage.loop.is_waiting
 
 
-def test_goodbye_to_a_server_that_is_gone_ends() -> None:
+def test_deregister_times_out_without_a_server() -> None:
     stage = Stage().registered()
     stage.loop.deregister()
     stage.later(EXIT_NS_MAX)
     assert not stage.loop.is_waiting
 
 
-def test_worker_that_is_not_known_any_more_registers_again() -> None:
+def test_dropped_worker_registers_again() -> None:
     stage = Stage().registered()
     assert stage.later(HEARTBEAT_NS) == [lmq(4, b"3", b"ongoing")]
-    assert stage.hears(*lmq(6, b"3")) == []
+    assert stage.reply_to(*lmq(6, b"3")) == []
     assert stage.later(HEARTBEAT_NS) == [lmq(4, b"4", b"ongoing")]
     goodbye = lmq(3, b"WORKER", b"\x09")
     answer = lmq(6, b"4", b"ERROR register first")
-    assert stage.hears(*answer) == [goodbye, lmq(4, b"5", b"\x08", b"10")]
-    assert stage.hears(*answer) == []
+    assert stage.reply_to(*answer) == [goodbye, lmq(4, b"5", b"\x08", b"10")]
+    assert stage.reply_to(*answer) == []
 
 
 def test_worker_registers_again_when_the_server_has_restarted() -> None:
     stage = Stage().registered()
     goodbye, register = lmq(3, b"WORKER", b"\x09"), lmq(4, b"3", b"\x08", b"10")
-    assert stage.hears(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED"), goodbye, register]
-    assert stage.hears(*lmq(4, b"id", b"\x01"), CLI) == []  # its goodbye has returned it
-    assert stage.hears(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED")]  # it is on its way
-    assert stage.hears(*lmq(6, b"3")) == []
+    assert stage.reply_to(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED"), goodbye, register]
+    assert stage.reply_to(*lmq(4, b"id", b"\x01"), CLI) == []  # DEREGISTER has returned it
+    assert stage.reply_to(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED")]  # in flight
+    assert stage.reply_to(*lmq(6, b"3")) == []
     assert stage.loop.is_registered
 
 
-def test_worker_asks_to_be_registered_until_a_restarted_server_answers() -> None:
+def test_worker_repeats_register_until_a_restarted_server_answers() -> None:
     stage = Stage().registered()
-    stage.hears(*lmq(1, b"RESTARTED"))
+    stage.reply_to(*lmq(1, b"RESTARTED"))
     goodbye = lmq(3, b"WORKER", b"\x09")
     assert stage.later(REPLY_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
-    stage.hears(*lmq(6, b"3"))  # the answer before that goodbye
-    assert stage.hears(*lmq(4, b"id", b"\x01"), CLI) == []
-    stage.hears(*lmq(6, b"4"))
+    stage.reply_to(*lmq(6, b"3"))  # the answer before DEREGISTER
+    assert stage.reply_to(*lmq(4, b"id", b"\x01"), CLI) == []
+    stage.reply_to(*lmq(6, b"4"))
     assert stage.loop.is_registered
-    assert "no server answers" not in " ".join(stage.said)
+    assert "no server answers" not in " ".join(stage.printed)
 
 
-def test_worker_that_can_not_register_again_yet_asks_once() -> None:
+def test_worker_without_a_server_registers_again_once() -> None:
     stage = Stage().registered()
     stage.is_full = True
-    stage.hears(*lmq(1, b"RESTARTED"))
+    stage.reply_to(*lmq(1, b"RESTARTED"))
     stage.later(REPLY_NS)
     stage.later(REPLY_NS)
     stage.is_full = False
@@ -245,14 +248,14 @@ def test_worker_that_can_not_register_again_yet_asks_once() -> None:
 def test_worker_that_has_left_does_not_register_when_the_server_restarts() -> None:
     stage = Stage().registered()
     stage.loop.deregister()
-    stage.told()
-    assert stage.hears(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED")]
+    stage.sent_messages()
+    assert stage.reply_to(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED")]
 
 
-def test_what_can_not_be_sent_is_sent_later_in_order() -> None:
+def test_unsent_messages_are_sent_later_in_order() -> None:
     stage = Stage().registered()
     stage.is_full = True
-    assert stage.hears(*lmq(4, b"id", b"\x01"), CLI) == []
+    assert stage.reply_to(*lmq(4, b"id", b"\x01"), CLI) == []
     assert stage.loop.wake_at_ns() is not None
     stage.is_full = False
     assert [frames[-4:] for frames in stage.later(0)] == [
@@ -261,7 +264,7 @@ def test_what_can_not_be_sent_is_sent_later_in_order() -> None:
     ]
 
 
-def test_junk_is_passed_over() -> None:
+def test_junk_is_ignored() -> None:
     stage = Stage().registered()
     for frames in ([], [b""] * 63, [b"x"], [b"", b"LMQv200", b"\x04", b"id", b""]):
-        assert stage.hears(*frames) == []
+        assert stage.reply_to(*frames) == []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
-from tests.worker.agents_kit import a_pool, job, shell
-from tests.worker.running_kit import (
+from tests.worker.agents_harness import a_pool, job, shell
+from tests.worker.runner_harness import (
     RealClock,
     SetClock,
     a_runner,
@@ -30,12 +30,12 @@ MEGABYTE = 1024 * 1024
 #: Uses 0.3 s of CPU time.
 BUSY = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
 
-#: Touches so many megabytes.
+#: Touches the given number of megabytes.
 LARGE = "import sys\nx = b'x' * (int(sys.argv[1]) * 1024 * 1024)"
 
 
 def runs_of(*jobs: Job, slots: int = 1, allow: Sequence[str] = ()) -> list[Run]:
-    """Return how jobs ran, in the order of their ends."""
+    """Return the measurements of jobs, in the order of their ends."""
     with a_runner(slots, allow) as runner:
         for one in jobs:
             runner.start(one)
@@ -65,7 +65,7 @@ def test_program_that_exceeds_its_time_limit_shows_the_signal_that_ended_it() ->
     assert SECOND_NS // 10 <= run.run_ns < 30 * SECOND_NS
 
 
-def test_cpu_time_of_a_program_is_what_the_system_counted() -> None:
+def test_cpu_time_of_a_program_comes_from_the_system() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     (run,) = runs_of(script(BUSY))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -74,7 +74,7 @@ def test_cpu_time_of_a_program_is_what_the_system_counted() -> None:
     assert abs(run.cpu_ns / SECOND_NS - counted) < 0.01
 
 
-def test_peak_memory_of_a_large_program_is_known_and_that_of_a_small_one_is_not_guessed() -> None:
+def test_peak_memory_is_measured_for_large_programs_only() -> None:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     megabytes = own // MEGABYTE + 100
     large, small = runs_of(script(LARGE, str(megabytes)), command("true", name=b"u"))
@@ -82,7 +82,7 @@ def test_peak_memory_of_a_large_program_is_known_and_that_of_a_small_one_is_not_
     assert small.memory_max_bytes == 0
 
 
-def test_call_is_measured_by_itself_though_its_process_is_kept() -> None:
+def test_each_call_is_measured_separately_in_a_kept_process() -> None:
     large = call("builtins:exec", "x = b'x' * (100 * 1024 * 1024)")
     busy = call("builtins:exec", BUSY)
     small = call("builtins:len", "four")
@@ -97,7 +97,7 @@ def test_call_is_measured_by_itself_though_its_process_is_kept() -> None:
     assert used[2].run_ns < SECOND_NS
 
 
-def test_time_that_python_takes_to_start_is_not_the_calls() -> None:
+def test_start_of_python_is_not_in_the_run_time() -> None:
     begin_ns = time.monotonic_ns()
     (run,) = runs_of(call("builtins:len", "four"), allow=["builtins"])
     assert run.run_ns < (time.monotonic_ns() - begin_ns) / 2
@@ -109,7 +109,7 @@ def test_call_whose_process_dies_shows_how_it_died() -> None:
     assert (run.status, run.cpu_ns, run.memory_max_bytes) == (-9, 0, 0)
 
 
-def test_what_could_not_start_ran_for_no_time() -> None:
+def test_task_that_could_not_start_ran_for_no_time() -> None:
     clock = SetClock()
     with a_runner(clock=clock) as runner:
         runner.start(command("no-such-program"))

@@ -1,4 +1,4 @@
-"""The WMP worker as a process, against managers that are plain ZeroMQ sockets."""
+"""The WMP worker as a process, with managers that are plain ZeroMQ sockets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_MS = 30_000
 
 
 class Manager:
-    """A ROUTER, and a worker at the other end."""
+    """A ROUTER with one worker."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.socket = context.socket(zmq.ROUTER)
@@ -33,29 +33,31 @@ class Manager:
         self.identity = b""
         self.incarnation = 0
 
-    def hear(self, *commands: str) -> Said:
-        """The next message of one of these kinds; others are passed over."""
+    def receive(self, *commands: str) -> Said:
+        """Return the next message of one of these kinds. Skip others."""
         while True:
             assert self.socket.poll(PATIENCE_MS), f"no {commands}"
             self.identity, *message = self.socket.recv_multipart()
             said = read(message)
             if said.command == "READY":
                 self.incarnation = said.headers["incarnation"]
-            else:  # all messages of a process carry the same
+            else:  # constant within a process
                 assert said.headers.pop("incarnation") == self.incarnation
             if said.command in commands:
                 return said
 
-    def say(self, command: str, headers: dict[str, Any], payload: bytes | None = None) -> None:
+    def send_message(
+        self, command: str, headers: dict[str, Any], payload: bytes | None = None
+    ) -> None:
         self.socket.send_multipart([self.identity, *frames(command, headers, payload)])
 
     def give(self, task: str, payload: bytes, service: str = "default", attempt: int = 1) -> None:
-        """Call it, and give it a task."""
-        self.hear("READY")
-        self.say("WAKE", {"service": service})
-        request = self.hear("GIVE").headers["request"]
+        """Wake the worker, and assign a task to it."""
+        self.receive("READY")
+        self.send_message("WAKE", {"service": service})
+        request = self.receive("GIVE").headers["request"]
         headers = {"request": request, "task": task, "attempt": attempt, "service": service}
-        self.say("TAKE", {**headers, "lease_ms": 15_000, "manager": "me"}, payload)
+        self.send_message("TAKE", {**headers, "lease_ms": 15_000, "manager": "me"}, payload)
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def managers(stack: ExitStack) -> list[Manager]:
     return made
 
 
-class Hiring:
+class WorkerStarter:
     """Starts a worker for these managers."""
 
     def __init__(self, stack: ExitStack, directory: Path, managers: list[Manager]) -> None:
@@ -88,8 +90,8 @@ class Hiring:
 
 
 @pytest.fixture
-def hire(stack: ExitStack, tmp_path: Path, managers: list[Manager]) -> Hiring:
-    return Hiring(stack, tmp_path, managers[:1])
+def hire(stack: ExitStack, tmp_path: Path, managers: list[Manager]) -> WorkerStarter:
+    return WorkerStarter(stack, tmp_path, managers[:1])
 
 
 def done(task: str, status: str, payload: bytes) -> Said:
@@ -97,100 +99,102 @@ def done(task: str, status: str, payload: bytes) -> Said:
     return Said("DONE", headers, payload)
 
 
-def test_payload_is_stdin_and_stdout_the_result(managers: list[Manager], hire: Hiring) -> None:
+def test_program_reads_the_payload_and_prints_the_result(
+    managers: list[Manager], hire: WorkerStarter
+) -> None:
     hire("sh", "-c", "rev; echo $TASKYARD_TASK $TASKYARD_ATTEMPT")
     manager = managers[0]
     manager.give("a", b"abc\n")
-    assert manager.hear("DONE") == done("a", "ok", b"cba\na 1\n")
+    assert manager.receive("DONE") == done("a", "ok", b"cba\na 1\n")
 
 
-def test_large_payload_goes_over_whole(managers: list[Manager], hire: Hiring) -> None:
+def test_large_payload_arrives_whole(managers: list[Manager], hire: WorkerStarter) -> None:
     hire("wc", "-c")
     managers[0].give("a", bytes(4 << 20))
-    assert managers[0].hear("DONE").payload == b"4194304\n"
+    assert managers[0].receive("DONE").payload == b"4194304\n"
 
 
 def test_program_that_fails_is_an_error_with_its_reason_and_its_output(
-    managers: list[Manager], hire: Hiring
+    managers: list[Manager], hire: WorkerStarter
 ) -> None:
     hire("sh", "-c", "echo so far so good; echo broken >&2; exit 3")
     manager = managers[0]
     manager.give("a", b"")
-    status = manager.hear("STATUS")
+    status = manager.receive("STATUS")
     assert status.headers["text"] == "so far so good\nbroken\n"
-    assert manager.hear("DONE") == done("a", "error", b"exit status 3: broken")
+    assert manager.receive("DONE") == done("a", "error", b"exit status 3: broken")
 
 
-def test_program_that_is_not_there_is_an_error(managers: list[Manager], hire: Hiring) -> None:
+def test_missing_program_is_an_error(managers: list[Manager], hire: WorkerStarter) -> None:
     hire("no-such-program")
     managers[0].give("a", b"")
-    assert managers[0].hear("DONE") == done("a", "error", b"no such program: no-such-program")
+    assert managers[0].receive("DONE") == done("a", "error", b"no such program: no-such-program")
 
 
-def test_task_of_exec_says_itself_what_is_to_be_done(managers: list[Manager], hire: Hiring) -> None:
+def test_exec_payload_describes_its_command(managers: list[Manager], hire: WorkerStarter) -> None:
     hire("cat", services="exec,default")
     manager = managers[0]
-    assert manager.hear("READY").headers["services"] == ["exec", "default"]
-    manager.say("WAKE", {"service": "exec"})
-    request = manager.hear("GIVE").headers["request"]
+    assert manager.receive("READY").headers["services"] == ["exec", "default"]
+    manager.send_message("WAKE", {"service": "exec"})
+    request = manager.receive("GIVE").headers["request"]
     headers = {"request": request, "task": "a", "attempt": 1, "service": "exec", "lease_ms": 1}
-    manager.say("TAKE", headers, encode_command(["echo", "hello"]))
-    assert manager.hear("DONE").payload == b"hello\n"
+    manager.send_message("TAKE", headers, encode_command(["echo", "hello"]))
+    assert manager.receive("DONE").payload == b"hello\n"
 
 
-def test_without_a_program_a_payload_that_says_nothing_is_an_error(
-    managers: list[Manager], hire: Hiring
+def test_payload_without_a_command_is_an_error_without_a_program(
+    managers: list[Manager], hire: WorkerStarter
 ) -> None:
     hire()
-    managers[0].give("a", b"nothing that it knows")
-    said = managers[0].hear("DONE")
+    managers[0].give("a", b"an unknown command")
+    said = managers[0].receive("DONE")
     assert said.headers["status"] == "error"
     assert said.payload is not None
     assert b"nothing that a worker of default can do" in said.payload
 
 
-def test_it_answers_while_it_works_and_lists_what_it_holds(
-    managers: list[Manager], hire: Hiring, tmp_path: Path
+def test_worker_answers_while_it_works_and_lists_held_tasks(
+    managers: list[Manager], hire: WorkerStarter, tmp_path: Path
 ) -> None:
     hire("sh", "-c", "echo begun > begun; sleep 60")
     manager = managers[0]
     manager.give("a", b"")
     until((tmp_path / "begun").exists)
-    manager.say("PING", {"worker": "w", "manager": "m"})
-    assert manager.hear("PONG").headers["held"] == [["a", 1]]
-    assert manager.hear("PING").headers["held"] == [["a", 1]]
+    manager.send_message("PING", {"worker": "w", "manager": "m"})
+    assert manager.receive("PONG").headers["held"] == [["a", 1]]
+    assert manager.receive("PING").headers["held"] == [["a", 1]]
 
 
 def test_cancelled_task_is_ended_and_answered(
-    managers: list[Manager], hire: Hiring, tmp_path: Path
+    managers: list[Manager], hire: WorkerStarter, tmp_path: Path
 ) -> None:
     hire("sh", "-c", "echo $$ > pid.new; mv pid.new pid; sleep 60")
     manager = managers[0]
     manager.give("a", b"")
     until((tmp_path / "pid").exists)
-    manager.say("CANCEL", {"task": "a", "attempt": 1})
-    assert manager.hear("DONE") == done("a", "cancelled", b"")
-    manager.hear("READY")
+    manager.send_message("CANCEL", {"task": "a", "attempt": 1})
+    assert manager.receive("DONE") == done("a", "cancelled", b"")
+    manager.receive("READY")
     until(lambda: not is_alive(int((tmp_path / "pid").read_text())), "the program has ended")
 
 
 def test_two_managers_are_served_at_once(
     managers: list[Manager], stack: ExitStack, tmp_path: Path
 ) -> None:
-    hire = Hiring(stack, tmp_path, managers)
+    hire = WorkerStarter(stack, tmp_path, managers)
     hire("cat", slots=2)
     for manager in managers:
         manager.give("same", manager.endpoint.encode())
     for manager in managers:
-        said = manager.hear("DONE")
-        if said.headers["status"] == "refused":  # two of one name are not done at the same time
+        said = manager.receive("DONE")
+        if said.headers["status"] == "refused":  # tasks with one name do not run at the same time
             manager.give("same", manager.endpoint.encode(), attempt=2)
-            said = manager.hear("DONE")
+            said = manager.receive("DONE")
         assert said.payload == manager.endpoint.encode()
 
 
-def test_sigterm_lets_it_finish_and_say_goodbye(
-    managers: list[Manager], hire: Hiring, tmp_path: Path
+def test_sigterm_lets_the_worker_finish_before_exit(
+    managers: list[Manager], hire: WorkerStarter, tmp_path: Path
 ) -> None:
     running = hire("sh", "-c", "echo begun > begun; while ! test -e go; do sleep 0.05; done")
     manager = managers[0]
@@ -200,14 +204,14 @@ def test_sigterm_lets_it_finish_and_say_goodbye(
     while "exits after 1 task (" not in running.line():
         pass
     (tmp_path / "go").touch()
-    assert manager.hear("DONE") == done("a", "ok", b"")
-    manager.say("CANCEL", {"task": "a", "attempt": 1})
-    assert manager.hear("BYE").headers == {"worker": "w", "reason": "leaves"}
+    assert manager.receive("DONE") == done("a", "ok", b"")
+    manager.send_message("CANCEL", {"task": "a", "attempt": 1})
+    assert manager.receive("BYE").headers == {"worker": "w", "reason": "leaves"}
     assert running.end()[0] == 0
 
 
-def test_second_sigterm_gives_back_what_runs(
-    managers: list[Manager], hire: Hiring, tmp_path: Path
+def test_second_sigterm_returns_running_tasks(
+    managers: list[Manager], hire: WorkerStarter, tmp_path: Path
 ) -> None:
     running = hire("sh", "-c", "echo begun > begun; sleep 60")
     manager = managers[0]
@@ -217,32 +221,32 @@ def test_second_sigterm_gives_back_what_runs(
     while "exits after" not in running.line():
         pass
     running.send(signal.SIGTERM)
-    assert manager.hear("DONE") == done("a", "refused", b"the worker leaves")
-    assert manager.hear("BYE").headers["worker"] == "w"
+    assert manager.receive("DONE") == done("a", "refused", b"the worker shuts down")
+    assert manager.receive("BYE").headers["worker"] == "w"
     assert running.end()[0] == 0
 
 
-def test_sent_home_by_all_it_ends(
+def test_worker_exits_when_all_managers_dismiss_it(
     managers: list[Manager], stack: ExitStack, tmp_path: Path
 ) -> None:
-    running = Hiring(stack, tmp_path, managers)("cat")
+    running = WorkerStarter(stack, tmp_path, managers)("cat")
     for manager in managers:
-        manager.hear("READY")
-        manager.say("BYE", {"worker": "w", "reason": "closing down"})
+        manager.receive("READY")
+        manager.send_message("BYE", {"worker": "w", "reason": "closing down"})
     for manager in managers:
-        manager.hear("BYE")
+        manager.receive("BYE")
     assert running.end()[0] == 0
 
 
-def test_it_says_whom_it_works_for(managers: list[Manager], hire: Hiring) -> None:
+def test_worker_announces_its_manager(managers: list[Manager], hire: WorkerStarter) -> None:
     running = hire("cat")
     manager = managers[0]
-    assert manager.hear("PING").headers == {"worker": "w"}
-    manager.say("PONG", {"worker": "w"})
+    assert manager.receive("PING").headers == {"worker": "w"}
+    manager.send_message("PONG", {"worker": "w"})
     assert running.line() == f"worker w works for the manager at {manager.endpoint}"
 
 
-def test_frames_are_those_of_the_page(managers: list[Manager], hire: Hiring) -> None:
+def test_frames_match_the_page(managers: list[Manager], hire: WorkerStarter) -> None:
     hire("cat")
     socket = managers[0].socket
     assert socket.poll(PATIENCE_MS)

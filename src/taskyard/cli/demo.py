@@ -18,7 +18,7 @@ from taskyard.cli.pipeline.group import SparkCommand
 from taskyard.cli.progress import ProgressBar
 from taskyard.demo.campaign import TASKS, TASKS_MAX, TASKS_MIN
 from taskyard.errors import ExitCode
-from taskyard.process.signals import sigterm_as_interrupt
+from taskyard.process.supervisor import sigterm_as_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

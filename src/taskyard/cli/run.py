@@ -38,8 +38,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, ExitCode, StateLocked, TimedOut, UserError
 from taskyard.net import endpoints
 from taskyard.process.locks import LOCK_FILE, lock_holder
-from taskyard.process.signals import sigterm_as_interrupt
-from taskyard.process.supervisor import Supervisor, WorkerSpec
+from taskyard.process.supervisor import Supervisor, WorkerSpec, sigterm_as_interrupt
 from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
 
 if TYPE_CHECKING:

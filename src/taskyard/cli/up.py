@@ -35,8 +35,12 @@ from taskyard.journal.files import check_owner, make_private_directory, open_reg
 from taskyard.net import endpoints
 from taskyard.process.child import taskyard_command
 from taskyard.process.locks import LOCK_FILE, UP_FILE, hold_up_lock, lock_holder
-from taskyard.process.signals import reload_on_sighup, sigterm_as_interrupt
-from taskyard.process.supervisor import Supervisor, WorkerSpec
+from taskyard.process.supervisor import (
+    Supervisor,
+    WorkerSpec,
+    reload_on_sighup,
+    sigterm_as_interrupt,
+)
 from taskyard.settings.keys import PROCESSES_MAX, SLOTS_MAX
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -23,6 +24,7 @@ from msgspec import Struct
 
 from taskyard.errors import ExitCode, NoBroker
 from taskyard.net import endpoints
+from taskyard.net.signals import Terminal
 from taskyard.process.child import (
     ChildProcess,
     environment_without_settings,
@@ -31,7 +33,8 @@ from taskyard.process.child import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import FrameType
 
 #: Delay before a child that died is restarted. It doubles with each restart.
 RESTART_SECONDS_FIRST: Final = 0.2
@@ -43,7 +46,7 @@ STABLE_SECONDS: Final = 10.0
 #: Time between closing a child's stdin and SIGKILL.
 KILL_SECONDS: Final = 5.0
 
-#: Log what a stop waits for after this time.
+#: A stop that takes longer is explained in the log.
 STOP_NOTICE_SECONDS: Final = 1.0
 
 #: A worker that exits with 2 later than this has lost its name to another process. Its options
@@ -459,3 +462,35 @@ class LocalCluster:
 
 def _no_info(_line: str) -> None:
     """Log nothing: an executor reports what matters by its exceptions."""
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` on SIGTERM, as on Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def reload_on_sighup(reload: Callable[[], None]) -> Iterator[None]:
+    """Call `reload` on SIGHUP. Raise `KeyboardInterrupt` instead if the terminal has closed."""
+    terminal = Terminal()
+
+    def on_sighup(number: int, frame: FrameType | None) -> None:
+        if terminal.is_gone():
+            _interrupt(number, frame)
+        # In a thread: the interrupted code may hold the lock that `reload` takes.
+        threading.Thread(target=reload, name="reload", daemon=True).start()
+
+    before = signal.signal(signal.SIGHUP, on_sighup)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

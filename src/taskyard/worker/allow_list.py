@@ -1,8 +1,8 @@
-"""Which functions a worker offers: those of the modules that its owner has named.
+"""The functions that `call` tasks may use: those of the modules named by `--allow`.
 
-A module's name allows the module and everything below it. What an allowed module has merely
-imported is not offered with it (a module that imports `subprocess` would offer every program on
-the machine), unless the module lists it in `__all__`. Must not know processes.
+A module's name allows the module and everything below it. A function that an allowed module has
+only imported is refused, unless the module lists it in `__all__`: a module that imports
+`subprocess` would otherwise offer every program on the machine. Knows no processes.
 """
 
 import importlib
@@ -13,24 +13,24 @@ from typing import Any, Final
 from taskyard.errors import UserError
 
 PICKLE_REFUSAL: Final = (
-    "pickled functions are not allowed here; start the worker with --allow-pickle if you trust "
-    "everybody who can reach its broker"
+    "pickled functions are not allowed (start the worker with --allow-pickle if you trust every "
+    "client of its broker)"
 )
 
 
 def is_module_allowed(module: str, allow: Sequence[str]) -> bool:
-    """`imaging` allows `imaging` and `imaging.colours`, not `imaging2`."""
+    """Return whether a module may be used. `imaging` allows `imaging.colours`, not `imaging2`."""
     return any(module == name or module.startswith(f"{name}.") for name in allow)
 
 
 def refusal(module: str) -> str:
-    return f"module {module} is not allowed here; start the worker with --allow {module}"
+    return f"module {module} is not allowed (start the worker with --allow {module})"
 
 
 def find_function(call: str, allow: Sequence[str]) -> Callable[..., Any]:
-    """The function that `module:function` or `module:Class.method` names.
+    """Return the function that `module:function` or `module:Class.method` names.
 
-    Raises UserError for what is not offered; what the import itself raises comes through.
+    Raises `UserError` if it is not allowed. Exceptions of the import itself pass through.
     """
     module_name, _, path = call.partition(":")
     if not is_module_allowed(module_name, allow):
@@ -38,26 +38,24 @@ def find_function(call: str, allow: Sequence[str]) -> Callable[..., Any]:
     module = importlib.import_module(module_name)
     function, home = _resolve_path(module, path)
     if not _is_in_allowed_module(module, path, home, allow):
-        raise UserError(f"{call} comes from {home}: {refusal(home)}")
+        raise UserError(f"{call} is defined in {home}: {refusal(home)}")
     if not callable(function):
         kind = type(function).__name__
-        raise UserError(
-            f"{call} is not a function, but of type {kind}; give one that can be called"
-        )
+        raise UserError(f"{call}: not callable (type {kind})")
     found: Callable[..., Any] = function
     return found
 
 
 def _resolve_path(module: ModuleType, path: str) -> tuple[object, str]:
-    """What the path leads to, and the module in which that was defined."""
+    """Return the object at a path in a module, and the module that defines it."""
     found: object = module
     home = module.__name__
     for name in path.split("."):
-        # Through classes alone: through a module that it imported one could reach anything.
+        # Through classes only: a module that it imported would lead to anything.
         if found is not module and not isinstance(found, type):
             raise UserError(
-                f"{module.__name__}:{path} leads through {found!r}, which is no class; give a "
-                "function of the module, or a method of a class of it"
+                f"{module.__name__}:{path}: {found!r} is not a class (use module:function or "
+                "module:Class.method)"
             )
         found = getattr(found, name)
         home = getattr(found, "__module__", None) or home

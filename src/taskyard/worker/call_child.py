@@ -1,9 +1,11 @@
-"""The program of a child process: calls functions for its worker, one after the other.
+"""The program of a Python child process: calls functions for its worker, one by one.
 
 Started as `python -P -m taskyard.worker.call_child DESCRIPTOR MODULE...` with a socket to the
-worker and the modules that are allowed. It ends when the worker closes the socket. The outcome of a
-call goes over the socket; what is printed, and the traceback of an exception, go where stdout and
-stderr go.
+worker and the allowed modules. It exits when the worker closes the socket. The result of a call
+goes over the socket. Prints and tracebacks go to stdout and stderr.
+
+A pickled function of a script belongs to `__main__`. So the child runs that script once under the
+name `__mp_main__`, as `multiprocessing` does, which skips the `if __name__ == "__main__":` part.
 """
 
 import contextlib
@@ -34,37 +36,38 @@ from taskyard.worker.processes import task_env
 
 
 class MainScripts:
-    """The scripts that were run in this process."""
+    """The scripts that were run in this process. Each becomes `__main__` for its own calls."""
 
     def __init__(self) -> None:
-        #: Modules, and why there is none, by what was asked for.
+        #: A module, or the error of running it, by path and module name.
         self._mains: dict[tuple[str | None, str | None], ModuleType | str] = {}
 
     def activate(self, origin: Origin) -> None:
-        """Raises UserError if its script can't be run here."""
+        """Make an origin's script `__main__`. Raises `UserError` if it can't be run here."""
         missing = [place for place in origin.path if place not in sys.path]
         sys.path[:0] = missing
         if origin.main is None and origin.main_module is None:
             return
-        asked = origin.main, origin.main_module
-        if asked not in self._mains:
-            self._mains[asked] = _run(*asked)
-        main = self._mains[asked]
+        key = origin.main, origin.main_module
+        if key not in self._mains:
+            self._mains[key] = _run(*key)
+        main = self._mains[key]
         if isinstance(main, str):
             raise UserError(main)
         sys.modules["__main__"] = sys.modules[MAIN_NAME] = main
 
 
 def _run(path: str | None, name: str | None) -> ModuleType | str:
-    """The script as a module, or why it could not be run: it is not tried twice, because half of
-    it may have been done."""
+    """Run a script and return it as a module, or return the error.
+
+    A failed script is not run again: part of it has already run.
+    """
     try:
         with _script_marker():
             content = _content(path, name)
-    except BaseException as error:  # noqa: BLE001  # whatever a script does ends its tasks alone
+    except BaseException as error:  # noqa: BLE001  # a script's error fails its tasks, not the process
         return (
-            f"{path or name}, where the function is defined, can't be run by the worker: "
-            f"{type(error).__name__}: {error}"
+            f"can't run {path or name}, which defines the function: {type(error).__name__}: {error}"
         )
     main = ModuleType(MAIN_NAME)
     main.__dict__.update(content)
@@ -87,14 +90,18 @@ def _script_marker() -> Iterator[None]:
         del os.environ[IMPORTING_VARIABLE]
 
 
-#: Writing this resets the high-water mark (Linux).
+#: Resets the high-water mark of memory (Linux).
 _RESET: Final = b"5"
 
 _STATUS_BYTES_MAX: Final = 4096
 
 
 class UsageMeter:
-    """Measures one call after the other."""
+    """Measures the time and memory of one call after the other.
+
+    Peak memory is the kernel's high-water mark, which is reset before each call. 0 where that is
+    not possible.
+    """
 
     def __init__(self) -> None:
         self._reset = self._status = -1
@@ -111,7 +118,7 @@ class UsageMeter:
         self._started_ns, self._began_ns = time.time_ns(), time.monotonic_ns()
 
     def stop(self) -> Run:
-        """Return what the call used."""
+        """Return the time and memory that the call used."""
         run_ns = time.monotonic_ns() - self._began_ns
         cpu_ns = max(1, _cpu_ns() - self._cpu_ns)
         return Run(self._started_ns, run_ns, None, cpu_ns, self._peak_bytes())
@@ -131,19 +138,19 @@ def _cpu_ns() -> int:
     return time.process_time_ns() + round((children.ru_utime + children.ru_stime) * SECOND_NS)
 
 
-#: The outcome, the result or the reason, and what belongs at the end of the output.
+#: Outcome, result or reason, and a last line for the output.
 CallResult = tuple[Outcome, bytes, bytes]
 
-#: Their frames say nothing to a user.
+#: Files whose frames are cut from tracebacks.
 _OWN_FILES = (__file__, allow_list.__file__, pickled.__file__)
 
 
 class _CallRefused(Exception):
-    """What can't be done, now or at another attempt."""
+    """A call that would fail again at every attempt."""
 
 
 class CallRunner:
-    """Does calls; keeps the functions that it has found."""
+    """Calls functions, and caches those it has found."""
 
     def __init__(self, allow: Sequence[str]) -> None:
         self._allow = allow
@@ -152,7 +159,7 @@ class CallRunner:
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
     def run(self, name: bytes, attempt: int, payload: bytes, campaign: bytes) -> CallResult:
-        """Whatever the function does becomes an answer, unless it ends the process."""
+        """Call a function. An exception becomes a result, unless the function ends the process."""
         work = decode_call(payload)
         os.environ.update(task_env(name, attempt, campaign))
         try:
@@ -161,7 +168,7 @@ class CallRunner:
             with _extra_environment(work.env or {}):
                 return self._run_call(work)
         finally:
-            # Wherever a function went, the next one begins where the worker is.
+            # The next call begins in the worker's directory.
             os.fchdir(self._directory)
             _flush()
 
@@ -172,17 +179,17 @@ class CallRunner:
             _exit_process(error)
         except _CallRefused as error:
             return _refusal(error)
-        except BaseException as error:  # noqa: BLE001 - none of them may end the process
+        except BaseException as error:  # noqa: BLE001 - no exception may end the process
             _print_traceback(error)
             return _failure(error)
 
     def _run_pickled(self, call: Pickled) -> CallResult:
-        """As Python's own executors do it: an exception of any kind goes back to the caller."""
+        """Call a pickled function. Exceptions of any kind go back to the caller."""
         try:
             return Outcome.DONE, self._pickled_result(call), b""
         except _CallRefused as error:
             return _refusal(error)
-        except BaseException as error:  # noqa: BLE001 - none of them may end the process
+        except BaseException as error:  # noqa: BLE001 - no exception may end the process
             printed = _print_traceback(error)
             return _failure(error, pickled.encode_exception(error, printed, call.origin.token))
 
@@ -222,7 +229,7 @@ class CallRunner:
 
 @contextmanager
 def _extra_environment(added: Mapping[str, str]) -> Iterator[None]:
-    """For one call only."""
+    """Set variables for one call."""
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     try:
@@ -238,8 +245,8 @@ def _extra_environment(added: Mapping[str, str]) -> Iterator[None]:
 def _check_size(result: bytes, bytes_max: int) -> bytes:
     if len(result) > bytes_max:
         raise _CallRefused(
-            f"the result has {len(result)} bytes, and {bytes_max} is the limit; "
-            "write it to a file and return the file's name"
+            f"result too large: {len(result)} bytes, at most {bytes_max} (write it to a file and "
+            "return the file's name)"
         )
     return result
 
@@ -253,22 +260,22 @@ def _failure(error: BaseException, line: bytes = b"") -> CallResult:
 
 
 def _unpickle_error(call: Pickled, error: Exception) -> str:
-    text = f"the call can't be unpickled by the worker: {_exception_text(error)}"
+    text = f"can't unpickle the call: {_exception_text(error)}"
     if call.origin.main is None and call.origin.main_module is None and b"_main__" in call.call:
-        text += "; what is defined in an interactive session has to be put in a file"
+        text += " (move definitions from an interactive session into a file)"
     return text
 
 
 def _flush() -> None:
-    """So that all that was printed is in the pipe before the answer is sent."""
+    """Flush stdout and stderr, so that all output is in the pipe before the result is sent."""
     for stream in (sys.stdout, sys.stderr):
-        # A function may have closed them, or put something else in their place.
+        # The function may have closed or replaced them.
         with suppress(Exception):
             stream.flush()
 
 
 def _exit_process(error: SystemExit) -> NoReturn:
-    """What `sys.exit` asks for, at once: threads that a function left behind are not waited for."""
+    """Exit as `sys.exit` asks, at once, without waiting for threads that the function left."""
     status = error.code
     if status is not None and not isinstance(status, int):
         print(status, file=sys.stderr)  # noqa: T201 - as Python itself does
@@ -278,7 +285,7 @@ def _exit_process(error: SystemExit) -> NoReturn:
 
 
 def _print_traceback(error: BaseException) -> str:
-    """From the function on. Returns what was printed."""
+    """Print a traceback from the function on, and return the text."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename in _OWN_FILES:
         frame = frame.tb_next
@@ -289,15 +296,15 @@ def _print_traceback(error: BaseException) -> str:
 
 
 def _exception_text(error: BaseException) -> str:
-    """As the last line of a traceback says it."""
+    """Return the last line of a traceback: type and message."""
     kind = type(error)
     name = kind.__qualname__
     if kind.__module__ not in ("builtins", "__main__"):
         name = f"{kind.__module__}.{name}"
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - it is a user's own class
-        text = "an exception that can't be shown"
+    except Exception:  # noqa: BLE001 - `__str__` of a user's class
+        text = "(its message can't be shown)"
     return f"{name}: {text}" if text else name
 
 
@@ -307,7 +314,7 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def serve(descriptor: int, allow: Sequence[str]) -> None:
-    """Until the worker closes the socket."""
+    """Serve calls until the worker closes the socket."""
     caller = CallRunner(allow)
     inbox, meter = call_frames.FrameBuffer(), UsageMeter()
     _write(descriptor, call_frames.READY)
@@ -320,14 +327,14 @@ def serve(descriptor: int, allow: Sequence[str]) -> None:
 
 def main() -> None:
     descriptor = int(sys.argv[1])
-    # What a function starts must not hold the socket.
-    os.set_inheritable(descriptor, False)  # noqa: FBT003 - its only way to be told
-    # A crash shows its Python frames, and what was printed before it is not lost.
+    # Processes that a function starts must not inherit the socket.
+    os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
+    # Show Python frames after a crash, and keep the output printed before it.
     faulthandler.enable()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    # In front only now: our own imports are done, and a user's modules are found.
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a text is wanted
+    # Only now, after our own imports: a user's `json.py` must not replace Python's.
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a string is needed
     serve(descriptor, sys.argv[2:])
 
 

@@ -1,9 +1,8 @@
-"""What a worker and its Python child processes say to each other over their socket.
+"""The frames between a worker and its Python child processes.
 
-A frame is its length and that many bytes. An order names a task and carries its payload as it came
-from the broker; an answer is one byte of outcome, how the call ran, the text, and what belongs at
-the end of the task's output. The first frame of a child is empty:
-it is ready. Bytes only: no sockets here.
+A frame is its length and that many bytes. A call has the task's name, attempt, campaign and
+payload. A result has an outcome byte, the run's measurements, the text, and a last line for the
+output. The first frame of a child is empty: it is ready. Knows no sockets.
 """
 
 from struct import Struct
@@ -14,7 +13,7 @@ from taskyard.core.runs import Run
 _LENGTH = Struct("<I")
 _CALL = Struct("<IQHH")  # length of the rest, attempt, lengths of the name and the campaign
 _CALL_REST = Struct("<QHH")
-#: Length of the rest; outcome; start, duration, CPU time and peak memory; length of the text.
+#: Length of the rest, outcome, start, duration, CPU time, peak memory, length of the text.
 _RESULT = Struct("<IBQQQQI")
 _RESULT_REST = Struct("<BQQQQI")
 
@@ -22,13 +21,13 @@ READY = _LENGTH.pack(0)
 
 
 class FrameBuffer:
-    """Bytes in, whole frames out."""
+    """Splits a byte stream into frames."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     def add(self, received: bytes) -> list[bytes]:
-        """The frames that are complete now, without their lengths."""
+        """Add bytes. Return the frames that are complete now, without their lengths."""
         self._pending += received
         frames = []
         while len(self._pending) >= _LENGTH.size:
@@ -68,9 +67,9 @@ def pack_result(
 
 
 def unpack_result(frame: bytes) -> tuple[Outcome, bytes, bytes, Run | None]:
-    """Raises ValueError for a frame that no child of ours has sent."""
+    """Decode a result. Raises `ValueError` for a frame that no child sends."""
     if len(frame) < _RESULT_REST.size:
-        raise ValueError("an answer has an outcome and a text")
+        raise ValueError("result frame too short")
     outcome, *measured, text_length = _RESULT_REST.unpack_from(frame)
     started_ns, run_ns, cpu_ns, peak = measured
     run = Run(started_ns, run_ns, None, cpu_ns, peak) if started_ns else None

@@ -1,8 +1,8 @@
-"""Tasks of `call` and `pickle`: functions, in Python processes that are kept for the next call.
+"""Tasks of `call` and `pickle`: functions, called in Python processes that are kept.
 
-A child does one call at a time; what it prints between an order and its answer is that call's
-output. One that dies, or has to be ended, takes its call with it and is replaced for the next one.
-What a call left running in its process, or changed there, stays until the process ends.
+A child runs one call at a time. Its output between a call and the result belongs to that call. A
+child that dies or is ended fails its call, and a new child replaces it. Threads and globals that a
+call leaves behind stay until the process ends.
 """
 
 import signal
@@ -32,15 +32,15 @@ from taskyard.worker.processes import (
     start,
 )
 
-#: Not with the current directory in front (-P): a user's `json.py` must not become the child's.
+#: `-P` keeps the current directory off `sys.path`: a user's `json.py` must not replace Python's.
 _PROGRAM: Final = ("-P", "-m", "taskyard.worker.call_child")
 
-#: No answer of ours is longer; more is something else that writes to our socket.
+#: The longest result. More comes from other code that writes to the socket.
 _REPLY_BYTES_MAX: Final = PICKLED_BYTES_MAX + READ_BYTES_MAX
 
 
 class CallProcess(SupervisedProcess):
-    """One Python process, the socket to it, and the call that it is at."""
+    """A Python process, the socket to it, and its current call."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class CallProcess(SupervisedProcess):
         self._output = output
         self._pipe = pipe
         self._inbox = call_frames.FrameBuffer()
-        #: Of an order that is larger than the socket's room. A view: nothing is copied.
+        #: The rest of a call that did not fit the socket's buffer. A view, so nothing is copied.
         self._unsent = memoryview(b"")
         self._is_ready = False
         self._is_connected = True
@@ -65,29 +65,29 @@ class CallProcess(SupervisedProcess):
         return self.job is None and self._is_connected and not self.is_ending()
 
     def call(self, job: Job) -> None:
-        """Begin with a job; only for one that is free."""
+        """Start a job. Only for a process that is free."""
         self._assign(job)
         if not self._is_ready:
-            # Python's own start is not the task's time.
+            # The start of Python does not count against the task's time limit.
             self.due_ns = self._context.now_ns() + CHILD_START_NS_MAX
-        # What a former call's threads printed since is not this one's.
+        # Threads of an earlier call may have printed since.
         self._output.clear()
-        order = call_frames.pack_call(job.name, job.attempt, job.payload, job.campaign)
-        self._send(memoryview(order))
+        frame = call_frames.pack_call(job.name, job.attempt, job.payload, job.campaign)
+        self._send(memoryview(frame))
 
     def _limit_text(self) -> bytes:
         if self._is_ready:
             return super()._limit_text()
-        return b"the worker's Python process was not ready for a call within a minute"
+        return b"the worker's Python process was not ready within a minute"
 
-    def _send(self, order: memoryview) -> None:
+    def _send(self, frame: memoryview) -> None:
         try:
-            sent = self._socket.send(order)
+            sent = self._socket.send(frame)
         except BlockingIOError:
             sent = 0
         except OSError:
-            sent = len(order)  # It has died, which its pidfd will tell.
-        was_waiting, self._unsent = bool(self._unsent), order[sent:]
+            sent = len(frame)  # it died, and its pidfd is ready
+        was_waiting, self._unsent = bool(self._unsent), frame[sent:]
         if bool(self._unsent) != was_waiting:
             events = EVENT_READ | EVENT_WRITE if self._unsent else EVENT_READ
             self._context.selector.modify(self._socket, events, self._on_socket)
@@ -99,7 +99,7 @@ class CallProcess(SupervisedProcess):
             self._receive()
 
     def _receive(self) -> bool:
-        """Whether there may be more."""
+        """Read once from the socket. Return whether more may come."""
         try:
             received = self._socket.recv(READ_BYTES_MAX)
         except BlockingIOError:
@@ -129,20 +129,20 @@ class CallProcess(SupervisedProcess):
                 self._start_limit()
             return
         try:
-            answer = call_frames.unpack_result(frame)
+            result = call_frames.unpack_result(frame)
         except ValueError:
             self._on_malformed()
         else:
-            self._on_answer(*answer)
+            self._on_result(*result)
 
-    def _on_answer(self, outcome: Outcome, text: bytes, output_end: bytes, run: Run | None) -> None:
+    def _on_result(self, outcome: Outcome, text: bytes, output_end: bytes, run: Run | None) -> None:
         if self.job is None:
             self._on_malformed()
         elif self.is_ending():
-            # Too late, and there is nothing left to put in order.
+            # Too late: the call was already ended.
             self.process.signal(signal.SIGKILL)
         else:
-            # All that the call printed was in the pipe before its answer was sent.
+            # The call's whole output was in the pipe before its result was sent.
             self._pipe.drain()
             done = self._done(self.job, outcome, text)
             done.output += output_end
@@ -152,12 +152,12 @@ class CallProcess(SupervisedProcess):
             self._context.report(done)
 
     def _on_malformed(self) -> None:
-        """It can't be believed any more, whatever it says next."""
+        """End the process: its socket can't be trusted any more."""
         self._close_socket()
-        self.end(b"something in the called process wrote to the worker's own connection")
+        self.end(b"the called process wrote to the worker's connection")
 
     def _on_ended(self, status: int) -> JobResult | None:
-        # It may have died after its answer.
+        # It may have sent a result before it died.
         while self._is_connected and self._receive():
             pass
         self._close_socket()
@@ -167,7 +167,7 @@ class CallProcess(SupervisedProcess):
             return None
         died = f"the process died: {status_text(status)}".encode()
         done = self._done(self.job, Outcome.FAILED, self._ending or died)
-        # What the process used is not that of its last call alone.
+        # The process's usage covers all its calls, so only the time is recorded.
         done.run = self._run_record(None if status == STATUS_UNKNOWN else status)
         return done
 
@@ -177,7 +177,7 @@ class CallProcess(SupervisedProcess):
 
 
 def start_child(allow: Sequence[str], runner_context: RunnerContext) -> CallProcess:
-    """Raises OSError if there is no room for one more process."""
+    """Start a Python process. Raises `OSError` if the system has no room for it."""
     output = Tail(OUTPUT_TAIL_BYTES)
     pipe = Pipe(runner_context.selector, output.add)
     with pipe.writing_end() as writing:

@@ -42,7 +42,7 @@ class HostedWorker(Protocol):
 
 
 class WorkerHost:
-    """Owns what a worker process polls and closes. Use it as a context manager."""
+    """The poller, signals and resources of a worker process. Use it as a context manager."""
 
     def __init__(self, *, until_eof: bool) -> None:
         self.clock = SystemClock()

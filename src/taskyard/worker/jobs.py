@@ -1,4 +1,7 @@
-"""What the runner is given and what it gives back: one attempt at a task, and what came of it."""
+"""Jobs, their results and their output, as the loops and the runners exchange them.
+
+A job is one attempt at a task. Output has bounded memory. Knows no processes and no messages.
+"""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -14,18 +17,18 @@ from taskyard.worker.limits import LAST_LINE_BYTES_MAX
 
 
 class Job(Struct, frozen=True):
-    """One attempt at one task, as it came from the broker."""
+    """One attempt at a task, as the broker assigned it."""
 
     name: bytes
     attempt: int
     service: bytes
     payload: bytes
-    #: 0: as long as it takes.
+    #: 0: no limit.
     time_limit_ns: int = 0
     slots: int = 1
-    #: b"": it is in none.
+    #: b"": none.
     lane: bytes = b""
-    #: b"": it is in none. Else `name` begins with it.
+    #: b"": none. Otherwise `name` begins with it.
     campaign: bytes = b""
 
     @property
@@ -34,24 +37,24 @@ class Job(Struct, frozen=True):
 
 
 class JobResult(Struct):
-    """What came of an attempt."""
+    """The result of an attempt."""
 
     job: Job
-    #: DONE, FAILED, FAILED_FINAL (another attempt would end the same), or REFUSED (this worker
-    #: has no room for it at the moment). An agent's may be any other, too.
+    #: DONE, FAILED, FAILED_FINAL (another attempt would fail too), or REFUSED (this worker can't
+    #: run it now). Agents report other outcomes too.
     outcome: Outcome
-    #: The result if it is DONE, else the reason.
+    #: The result if DONE, otherwise the reason.
     text: bytes = b""
-    #: The end of what was printed; b"" where it would add nothing to the text.
+    #: The end of the output. b"" if it would repeat the result.
     output: bytes = b""
-    #: Of RETRY_AT, by the wall clock.
+    #: For RETRY_AT, by the wall clock.
     retry_at_ns: int = 0
-    #: Of REFUSED: the worker is well, and can take others at once.
+    #: For REFUSED: this worker can take other tasks at once.
     healthy: bool = False
-    #: Lengths of result and output before they were cut; 0: whole.
+    #: Lengths of result and output before they were cut. 0: not cut.
     result_bytes_total: int = 0
     output_bytes_total: int = 0
-    #: How it ran; None: it did not start, or was not measured.
+    #: The run's measurements. None: it did not start, or was not measured.
     run: Run | None = None
 
 
@@ -94,20 +97,20 @@ _CUT: Final = b" [...]"
 
 
 class Tail:
-    """Takes any number of bytes and keeps the last ones."""
+    """Keeps the last bytes of any number of bytes."""
 
     __slots__ = ("_kept", "bytes_max", "bytes_total")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        #: All that was ever added.
+        #: Bytes added so far.
         self.bytes_total = 0
         self._kept = bytearray()
 
     def add(self, chunk: bytes) -> None:
         self.bytes_total += len(chunk)
         self._kept += chunk[-self.bytes_max :]
-        # Cut by halves, not by each chunk: every byte is moved once.
+        # Cut seldom, so that every byte moves at most once.
         if len(self._kept) > 2 * self.bytes_max:
             del self._kept[: -self.bytes_max]
 
@@ -118,7 +121,7 @@ class Tail:
         return bytes(self._kept[-self.bytes_max :])
 
     def with_size(self) -> Result:
-        """Return the value, with its length before it was cut."""
+        """Return the kept bytes, and the full length if bytes were cut."""
         return Result(self.value(), self.bytes_total if self.is_cut() else 0)
 
     def clear(self) -> None:
@@ -127,7 +130,7 @@ class Tail:
 
 
 def last_line(output: bytes) -> bytes:
-    """The last line that says something, fit to be quoted: UTF-8, without control characters."""
+    """Return the last non-blank line as UTF-8 without control characters, for use in a reason."""
     line = output.rstrip().rpartition(b"\n")[2].strip()
     text = line[-LAST_LINE_BYTES_MAX:].decode(errors="replace")
     text = "".join(letter if letter.isprintable() else " " for letter in text).strip()
@@ -137,7 +140,7 @@ def last_line(output: bytes) -> bytes:
 
 
 def cut_reason(reason: bytes) -> bytes:
-    """As much of the beginning as is kept of a reason, which says what kind of trouble it is."""
+    """Cut a reason to its maximal length. The beginning stays, which names the problem."""
     if len(reason) <= REASON_BYTES_MAX:
         return reason
     return reason[: REASON_BYTES_MAX - len(_CUT)].decode(errors="ignore").encode() + _CUT

@@ -1,14 +1,13 @@
-"""The worker's loop: asks for tasks, has them run, reports, shows life.
+"""The native worker without I/O: requests tasks, runs them, reports, sends heartbeats.
 
-Owns what the worker holds, from the assignment to the broker's word that the report is durable. The
-lease belongs to this loop: as long as it turns, its heartbeats list what it holds, whatever the
-children do; if it hangs they stop, and the tasks go to others. Gets its line, runner and clock as
-arguments. Where its hands follow the broker's rules it takes no task before it knows these, and
-asks for them again now and then.
+Owns the list of held tasks, from the assignment until the broker has acknowledged the report. The
+leases belong to this loop. While it turns, heartbeats renew them, whatever the children do. If it
+hangs, the leases expire. A rule-aware runner gets the broker's rules before the first task, and
+again every few seconds.
 
-One report and one wish for more tasks are under way at a time: what is done meanwhile is gathered
-and leaves together, with the next wish in the same message. What the broker does not acknowledge is
-sent again by the line.
+One report and one `Steal` are in flight at a time. Tasks that finish meanwhile go into the next
+report, which carries the next `Steal`. The channel resends unacknowledged requests.
+Takes its channel, runner and clock as arguments.
 """
 
 from __future__ import annotations
@@ -36,37 +35,37 @@ if TYPE_CHECKING:
     from taskyard.worker.settings import WorkerSettings
 
 
-#: How long a wish for tasks may wait at the broker.
+#: How long a `Steal` may wait at the broker.
 STEAL_WAIT_NS: Final = 30 * SECOND_NS
 
-#: A worker that has to refuse a task, because the machine gives it no process, asks for no more for
-#: so long: it would be given the same one at once. Likewise one that is refused by the broker.
+#: Delay before the next `Steal` after the machine had no room for a process, or after the broker
+#: refused a request. Otherwise the same task would come back at once.
 REFUSED_RETRY_NS: Final = SECOND_NS
 
-#: How often to ask whether the rules have changed.
+#: How often to refresh the rules.
 RULES_REFRESH_NS: Final = 2 * SECOND_NS
 
-#: Signs of life that may be unanswered at once.
+#: Heartbeats that may be unanswered at once.
 HEARTBEATS_OPEN_MAX: Final = 16
 
-#: How often to tell how tasks go, at most: each time is a record in the journal.
+#: How often to send output of running tasks, at most: each time is a record in the journal.
 PROGRESS_NS: Final = SECOND_NS
 
-#: Results and output in one report; the rest follows in the next.
+#: Results and output in one report. The rest follows in the next.
 REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
 
-#: Tasks asked for beyond the free slots, for workers that finish at least so many a second: about
-#: a tenth of a second of work, so that a quick task does not wait for a message. Those of slow
-#: tasks ask for none: what they hold and don't run would be missing elsewhere.
+#: Tasks requested beyond the free slots, by tasks finished per second. About a tenth of a second of
+#: work, so that a quick task does not wait for a message. Workers with slow tasks request none:
+#: other workers could run them.
 PREFETCH_STEPS: Final = ((2560, 256), (640, 64), (80, 8), (4, 1), (0, 0))
 
 
 class NativeWorkerLoop:
-    """One worker, one broker."""
+    """One worker, connected to one broker."""
 
-    #: Another live process has the name: no tasks until the broker gives it to this one.
+    #: Another live process holds the name: no tasks until the broker gives it to this one.
     waits_for_name = False
-    #: Why the broker gave the name to another process for good; empty while it did not.
+    #: Why the broker gave the name to another process for good. Empty otherwise.
     name_lost = ""
 
     def __init__(
@@ -77,47 +76,47 @@ class NativeWorkerLoop:
         clock: MonotonicClock,
         host: RuleAwareRunner | None = None,
     ) -> None:
-        """`host` is the hands again, where they follow the broker's rules."""
+        """`host` is the runner again if it follows the broker's rules."""
         self._settings = settings
         self._channel = channel
         self._runner = runner
         self._rule_runner = host
         self._clock = clock
-        #: Tasks and attempts that the broker has us down for, each with its service and lane.
+        #: Task and attempt, with service and lane, of every task held.
         self._held: dict[tuple[bytes, int], tuple[bytes, bytes]] = {}
-        #: Done, and not on their way yet.
+        #: Results not yet sent.
         self._reports: list[JobResult] = []
-        #: The report under way, and what it is about.
+        #: The report in flight, and its tasks.
         self._report_request = 0
         self._reported_keys: list[tuple[bytes, int]] = []
-        #: The wish for more under way; it may be the report too.
+        #: The `Steal` in flight. It may be the report too.
         self._steal_request = 0
         self._steal_sent_ns = 0
-        #: Wishes in a row that the broker did not let wait.
+        #: `Steal`s in a row that the broker answered at once without tasks.
         self._not_found_count = 0
-        #: Signs of life that are not answered yet; a slow broker may have several.
+        #: Heartbeats in flight. A slow broker may have several.
         self._heartbeats: dict[int, None] = {}
-        #: What the broker's last answer to a heartbeat was about: see there.
+        #: `seen` of the last heartbeat reply, sent back with the next heartbeat.
         self._seen = 0
         self._heartbeat_due_ns = clock.monotonic_ns()
-        #: What the last heartbeat said of the host's trouble; None: nothing.
+        #: The agent error in the last heartbeat. None: there was none so far.
         self._sent_agent_error: bytes | None = None
-        #: The question for the rules under way, when to ask again, and whether they are known.
+        #: The rules request in flight, when the next is due, and whether a reply has come.
         self._rules_request = 0
         self._rules_due_ns = self._heartbeat_due_ns
         self._has_rules = host is None
-        #: What tasks have printed that the broker was not told yet.
+        #: Output of running tasks that was not sent yet.
         self._printed: dict[tuple[bytes, int], Result] = {}
-        #: The message of that under way, and when the next one may leave.
+        #: The progress message in flight, and when the next may be sent.
         self._progress_request = self._progress_due_ns = 0
         self._exit_request = self._backoff_until_ns = 0
         self._prefetch = self._overfeed_max = self._finished = 0
         self._worker_message = self._make_worker_message()
-        #: Why the broker refuses what it is asked; empty while it does not.
+        #: Why the broker refuses requests. Empty while it does not.
         self.refusal = ""
-        #: No more tasks: it ends when it holds none.
+        #: Take no more tasks, and exit when none is held.
         self.stopping = False
-        #: It has said goodbye, and was heard.
+        #: `Exit` was answered.
         self.has_exited = False
 
     @property
@@ -125,20 +124,20 @@ class NativeWorkerLoop:
         return len(self._held)
 
     def shut_down(self) -> None:
-        """Take no more tasks, give back what is not begun, and go when the rest is done."""
+        """Take no more tasks, return those not started, and exit after the rest."""
         if not self.stopping:
             self.stopping = True
             self._return_tasks(self._runner.unstarted())
 
     def stop_running(self, jobs: Sequence[Job]) -> None:
-        """End what runs, and give it back."""
+        """Stop running tasks, and return them to the broker."""
         runs_so_far = [self._runner.run_so_far(*job.key) for job in jobs]
         for job in jobs:
             self._runner.stop(*job.key)
         self._return_tasks(jobs, runs_so_far)
 
     def turn(self) -> None:
-        """Once around: never waits."""
+        """Receive, run and send. Never blocks."""
         for reply in self._channel.receive():
             self._on_reply(reply)
         self._collect_done(self._runner.turn())
@@ -155,19 +154,19 @@ class NativeWorkerLoop:
         self._channel.turn()
 
     def set_progress(self, job: Job, printed: Result) -> None:
-        """Let the broker know what a task has printed so far: the newest, and not too often."""
+        """Send a running task's newest output to the broker, at most every `PROGRESS_NS`."""
         if job.key in self._held:
             self._printed[job.key] = printed
 
     def _collect_done(self, done: list[JobResult]) -> None:
         self._reports += done
-        for one in done:  # the report tells it all
+        for one in done:  # the report has the whole output
             self._printed.pop(one.job.key, None)
         if any(one.outcome is Outcome.REFUSED and not one.healthy for one in done):
             self._back_off()
 
     def wake_at_ns(self) -> int:
-        """When the next turn is due though nothing arrives."""
+        """Return when the next turn is due without input."""
         times = [self._channel.wake_at_ns(), self._runner.wake_at_ns()]
         if not self._exit_request:
             times.append(self._heartbeat_due_ns)
@@ -178,7 +177,7 @@ class NativeWorkerLoop:
         due_ns = min((time for time in times if time is not None), default=None)
         return self._clock.monotonic_ns() + SECOND_NS if due_ns is None else due_ns
 
-    # What the broker says.
+    # Replies of the broker.
 
     def _on_reply(self, reply: Reply) -> None:
         number = reply.request
@@ -203,7 +202,7 @@ class NativeWorkerLoop:
             self._on_tasks(number, reply)
 
     def _on_name_refused(self, reply: Reply) -> None:
-        """Stop what runs: it belongs to another process, or to nobody any more."""
+        """Stop running tasks: they belong to another process, or to none any more."""
         if reply.code == peer.NAME_LOST:
             self.name_lost = reply.reason
         self.waits_for_name = True
@@ -211,7 +210,7 @@ class NativeWorkerLoop:
         self._stop(zip([name for name, _ in held], [number for _, number in held], strict=True))
 
     def _on_rules(self, reply: Reply) -> None:
-        """A broker that does not tell them has none: then everything is as without."""
+        """Pass the rules to the runner. A broker without rules replies with another kind."""
         self._rules_request, self._has_rules = 0, True
         self._rules_due_ns = self._clock.monotonic_ns() + RULES_REFRESH_NS
         if self._rule_runner is None or reply.kind != peer.RULES:
@@ -225,7 +224,7 @@ class NativeWorkerLoop:
         is_report, is_steal = number == self._report_request, number == self._steal_request
         if is_report:
             self._report_request = 0
-            for key in self._reported_keys:  # durable, or not ours any more: either way it is over
+            for key in self._reported_keys:  # durable, or lost to another worker
                 self._held.pop(key, None)
         if is_steal:
             self._steal_request = 0
@@ -241,17 +240,19 @@ class NativeWorkerLoop:
             self.shut_down()
 
     def _on_refused(self, reason: str, reports: int) -> None:
-        """The broker will say the same of the next message: don't ask at once."""
-        what = f"its report on {reports} task(s), to be done again" if reports else "it"
-        self.refusal = f"the broker refuses {what}: {reason}"
+        """Record the refusal, and back off: the broker would refuse the next request too."""
+        subject = f"its report on {reports} task(s), which run again" if reports else "it"
+        self.refusal = f"the broker refuses {subject}: {reason}"
         self._back_off()
 
     def _on_not_found(self) -> None:
-        """Nothing to do. A broker that says so at once, again and again, does not know us."""
+        """Back off if the broker answers at once, again and again: it has not registered this
+        worker.
+        """
         waited_ns = self._clock.monotonic_ns() - self._steal_sent_ns
         self._not_found_count = self._not_found_count + 1 if waited_ns < STEAL_WAIT_NS // 2 else 0
         if self._not_found_count > 1:
-            self.refusal = "the broker does not take it on; see what the broker logs"
+            self.refusal = "the broker does not register it (see the broker's log)"
             self._back_off()
 
     def _back_off(self) -> None:
@@ -261,7 +262,7 @@ class NativeWorkerLoop:
         jobs: list[Job] = []
         for index, name in enumerate(assigned.names):
             terms = assigned.terms_of(index)
-            # A plain peer creates tasks without a payload: their name is what there is to do.
+            # A plain dwork client creates tasks without a payload: the name is the payload.
             payload = assigned.payloads[index] or split(name, terms.campaign)
             jobs.append(
                 Job(
@@ -282,7 +283,7 @@ class NativeWorkerLoop:
                 self._runner.start(job)
 
     def _stop(self, keys: zip[tuple[bytes, int]]) -> None:
-        """The broker has these down for somebody else, or wants them no more."""
+        """Stop tasks that the broker has cancelled or assigned to another worker."""
         unwanted = dict.fromkeys(keys)
         for name, attempt in unwanted:
             self._runner.stop(name, attempt)
@@ -293,11 +294,11 @@ class NativeWorkerLoop:
 
     def _return_tasks(self, jobs: Sequence[Job], ran: Sequence[Run | None] = ()) -> None:
         self._reports += [
-            JobResult(job, Outcome.REFUSED, b"the worker leaves", run=run)
+            JobResult(job, Outcome.REFUSED, b"the worker shuts down", run=run)
             for job, run in zip_longest(jobs, ran)
         ]
 
-    # What the broker is told.
+    # Requests to the broker.
 
     def _make_worker_message(self) -> peer.WorkerMessage:
         settings = self._settings
@@ -310,7 +311,7 @@ class NativeWorkerLoop:
             pid=settings.pid,
             heartbeat_ns=settings.heartbeat_ns,
         )
-        # What a lane has here beyond the task in hand takes no slot.
+        # Overfed tasks of a lane take no slots.
         overfed = settings.slots * self._overfeed_max
         return peer.worker_message(facts, self._prefetch + overfed, settings.replaces)
 
@@ -322,8 +323,7 @@ class NativeWorkerLoop:
         self._rules_request = self._channel.request(lambda number: peer.rules(number, services))
 
     def _tasks_wanted(self) -> int:
-        """How many tasks to ask for. An overfed lane is as one: its tasks are done one after the
-        other, and the broker adds them by itself."""
+        """Return how many tasks to request. The broker adds overfed tasks of a lane unasked."""
         if (
             self.stopping
             or not self._has_rules
@@ -333,7 +333,7 @@ class NativeWorkerLoop:
         return max(0, self._settings.slots + self._prefetch - self._unfinished_count())
 
     def _unfinished_count(self) -> int:
-        """What is not done yet."""
+        """Return how many tasks are not finished. The overfed tasks of a lane count as one."""
         if self._rule_runner is None or not self._overfeed_max:
             over = len(self._reports) + (len(self._reported_keys) if self._report_request else 0)
             return len(self._held) - over
@@ -346,7 +346,7 @@ class NativeWorkerLoop:
         )
 
     def _send_reports(self) -> None:
-        """With the next wish in the same message, if none is under way."""
+        """Send a report, with a `Steal` in the same message if none is in flight."""
         if not self._reports or self._report_request:
             return
         done = self._next_reports()
@@ -363,7 +363,7 @@ class NativeWorkerLoop:
             output_bytes_total=[one.output_bytes_total for one in done],
             runs=runs.run_columns([one.run for one in done], self._settings.host),
         )
-        self._report_request = -1  # under way, so that its tasks are not counted twice
+        self._report_request = -1  # in flight, so that its tasks are not counted twice
         count = 0 if self._steal_request else self._tasks_wanted()
         name, worker = self._settings.name, self._worker_message
         self._report_request = self._channel.request(
@@ -373,7 +373,7 @@ class NativeWorkerLoop:
             self._steal_request = self._report_request
 
     def _next_reports(self) -> list[JobResult]:
-        """All that is done, or as much of it as fits a message."""
+        """Return the results for the next report, up to `REPORT_BYTES_MAX`."""
         count = room = 0
         for done in self._reports:
             room += len(done.text) + len(done.output)
@@ -384,7 +384,7 @@ class NativeWorkerLoop:
         return first
 
     def _request_tasks(self) -> None:
-        """Wait for them at the broker: a wish that came with a report was answered at once."""
+        """Send a `Steal` that waits at the broker. One in a report is answered at once."""
         count = self._tasks_wanted()
         if self._steal_request or not count:
             return
@@ -417,8 +417,11 @@ class NativeWorkerLoop:
         self._heartbeats[number] = None
 
     def _agent_error_to_send(self) -> bytes | None:
-        """Why agents can't be started, told for as long as that is so; and that they can, from
-        then on: a broker may come back and not know it. None: there never was any."""
+        """Return why agents can't be started; b"" after they could again, None if they always
+        could.
+
+        It is repeated in every heartbeat, because a restarted broker has lost it.
+        """
         agent_error = b"" if self._rule_runner is None else self._rule_runner.agent_error
         return agent_error if agent_error or self._sent_agent_error is not None else None
 
@@ -435,12 +438,12 @@ class NativeWorkerLoop:
         )
 
     def _adjust_prefetch(self) -> None:
-        """Ask for more at once if tasks are quick, for less if they are half as quick as that."""
+        """Raise the prefetch if tasks are quick. Lower it only at half that rate."""
         rate = self._finished * SECOND_NS // self._settings.heartbeat_ns
         self._finished = 0
         for lowest, prefetch in PREFETCH_STEPS:
-            easier = prefetch <= self._prefetch
-            if rate >= (lowest // 2 if easier else lowest):
+            is_lower = prefetch <= self._prefetch
+            if rate >= (lowest // 2 if is_lower else lowest):
                 if prefetch != self._prefetch:
                     self._prefetch = prefetch
                     self._worker_message = self._make_worker_message()

@@ -1,7 +1,7 @@
 """The native worker as a process: socket, runner, announcements and logs around its loop.
 
-Without a broker the worker waits for one. A worker that is shutting down gives up after a while:
-its tasks run again when their leases expire.
+Without a broker the worker waits for one. During a shutdown it waits for a limited time only: the
+tasks that it could not report run again when their leases expire.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class WorkerMonitor:
         self.has_exited = False
 
     def after_turn(self, endpoint: str) -> None:
-        """Announce and log what the turn has changed.
+        """Announce and log changes of the turn.
 
         Raises `NameLost` if the broker gave the name to another process.
         """

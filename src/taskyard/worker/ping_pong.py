@@ -1,12 +1,11 @@
-"""A ping-pong worker of ours: says READY, does jobs one after the other, pings all the while.
+"""The ping-pong worker: sends READY, runs jobs one by one, and sends PING meanwhile.
 
-Owns the dialogue with one broker over one connection. READY is said only with empty hands. A broker
-that is not heard is given up when there is nothing to do: the socket is closed and another opened.
-With a job in hand it is waited for; but if the connection was renewed meanwhile, which the broker's
-count of our pings betrays by beginning anew, the job is another worker's now, so it is ended and
-nothing is said of it.
+Owns the dialogue with one broker over one connection. READY is sent only without a job. Without a
+job, a broker that does not answer is dropped: the socket is closed and another opened. With a job,
+the worker waits. If the connection was renewed meanwhile, the broker's count of pings restarts, and
+the job belongs to another worker: it is stopped and not reported.
 
-Gets its sockets, hands and clock as arguments.
+Takes its sockets, runner and clock as arguments.
 """
 
 from __future__ import annotations
@@ -47,24 +46,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskyard.worker")
 
-#: A worker that can't start a process says READY again after so long: it would get the same job.
+#: Delay before READY after a process could not be started: the same job would come back.
 REFUSED_RETRY_NS: Final = SECOND_NS
 
-#: How long to wait for a broker that does not answer a goodbye.
+#: How long to wait for the reply after DISCONNECT.
 EXIT_NS_MAX: Final = SECOND_NS
 
-#: How soon to try again to send what could not be sent.
+#: How soon to resend a message that could not be sent.
 RESEND_NS: Final = SECOND_NS // 10
 
 
 class PingPongSettings(Struct, frozen=True):
-    """The dialect's constants, on the worker's side."""
+    """The dialect's constants on the worker's side."""
 
     ping_ns: int = SECOND_NS
-    #: BROKER_TIMEOUT, and N_TIMEOUTS of them in a row.
+    #: BROKER_TIMEOUT, and N_TIMEOUTS.
     broker_timeout_ns: int = SECOND_NS
     timeouts: int = 3
-    #: What jobs are taken for where they are documents: see `wire.payloads`.
+    #: The service of payloads that are documents: see `wire.payloads`.
     service: bytes = b"default"
 
     @property
@@ -73,11 +72,11 @@ class PingPongSettings(Struct, frozen=True):
 
 
 class SocketFactory(Protocol):
-    """Opens sockets to the broker, and closes them."""
+    """Opens and closes sockets to the broker."""
 
     def open(self) -> Transport: ...
 
-    def close(self, carrier: Transport) -> None: ...
+    def close(self, transport: Transport) -> None: ...
 
 
 class PingPongWorkerLoop:
@@ -94,29 +93,29 @@ class PingPongWorkerLoop:
         self._socket_factory = socket_factory
         self._runner = runner
         self._clock = clock
-        #: Jobs in hand; more than one only from a broker that does not keep to the dialogue.
+        #: The current job. More than one only from a broker that violates the protocol.
         self._held: list[Job] = []
         self._jobs = 0
         #: Messages that could not be sent yet.
         self._unsent: list[list[bytes]] = []
-        #: Of this socket: pings sent, and the broker's own count of them when it said one last.
+        #: Of this socket: pings sent, and the broker's last count of them.
         self._pings = self._count_received = 0
-        #: Answers that the broker owes us.
+        #: Replies that the broker owes.
         self._replies_expected = 0
         self._ping_due_ns = 0
-        #: The broker has answered READY; until then it is said instead of PING.
+        #: The broker has answered READY. Until then READY is sent in place of PING.
         self._is_registered = False
-        #: When to say READY again after having left; 0: it was said.
+        #: When to send READY after DISCONNECT. 0: it was sent.
         self._ready_due_ns = 0
-        #: When to stop waiting for an answer to the goodbye; 0: it was not said.
+        #: When to stop waiting after DISCONNECT. 0: it was not sent.
         self._exit_deadline_ns = 0
-        #: The broker was heard on some socket.
+        #: The broker has answered on any socket.
         self.was_connected = False
-        #: No more jobs: it ends when it has none.
+        #: Take no more jobs, and exit without one.
         self.stopping = False
-        #: It was told to exit, or has said goodbye.
+        #: EXIT was received, or DISCONNECT was sent.
         self.has_exited = False
-        #: When the broker was heard, and since when that is awaited on this socket.
+        #: The last message of the broker, and since when one is awaited on this socket.
         self._last_received_ns = self._waiting_since_ns = clock.monotonic_ns()
         self._wire = socket_factory.open()
         self._send_ready()
@@ -126,21 +125,21 @@ class PingPongWorkerLoop:
         return bool(self._held)
 
     def unanswered_ns(self) -> int:
-        """How long nothing was heard."""
+        """Return the time since the last message of the broker."""
         return self._clock.monotonic_ns() - self._last_received_ns
 
     def shut_down(self) -> None:
-        """Take no more jobs, and go when what is in hand is done."""
+        """Take no more jobs, and exit after the current one."""
         self.stopping = True
 
     def stop_running(self) -> None:
-        """End what is in hand: the goodbye gives it back."""
+        """Stop the current job. DISCONNECT returns it to the broker."""
         for job in self._held:
             self._runner.stop(*job.key)
         self._held.clear()
 
     def turn(self) -> None:
-        """Once around: never waits."""
+        """Receive, run and send. Never blocks."""
         while not self.has_exited and (frames := self._wire.receive()) is not None:
             self._on_frames(frames)
         for done in self._runner.turn():
@@ -157,16 +156,16 @@ class PingPongWorkerLoop:
             self._reconnect_if_silent()
 
     def wake_at_ns(self) -> int:
-        """When the next turn is due though nothing arrives."""
+        """Return when the next turn is due without input."""
         times = [self._exit_deadline_ns or self._ready_due_ns or self._ping_due_ns]
         if not self._held and not self._exit_deadline_ns:
             times.append(self._waiting_since_ns + self._settings.lease_timeout_ns)
         if self._unsent:
             times.append(self._clock.monotonic_ns() + RESEND_NS)
-        hands_ns = self._runner.wake_at_ns()
-        return min(times if hands_ns is None else [*times, hands_ns])
+        runner_ns = self._runner.wake_at_ns()
+        return min(times if runner_ns is None else [*times, runner_ns])
 
-    # What the broker says.
+    # Messages of the broker.
 
     def _on_frames(self, frames: list[bytes]) -> None:
         if not FRAMES <= len(frames) <= FRAMES_MAX or frames[0]:
@@ -178,9 +177,8 @@ class PingPongWorkerLoop:
             self._replies_expected -= 1
             if len(frames) == FRAMES:
                 if not self._is_registered:
-                    self._count_received = (
-                        0  # counts of before READY may have come since it was sent
-                    )
+                    # A count from before READY may have come since.
+                    self._count_received = 0
                 self._is_registered = True
             elif is_count(frames[2]):
                 self._check_count(int(frames[2]))
@@ -191,14 +189,16 @@ class PingPongWorkerLoop:
             self._start_job(word)
 
     def _check_count(self, count: int) -> None:
-        """A count that does not go on is another connection's: to the broker we are a newcomer,
-        and who may be at another job gets none until it says READY."""
+        """Send READY after a count that restarts: the broker has a new connection without a worker.
+
+        A current job now belongs to another worker. It is stopped first.
+        """
         is_renewed = count <= self._count_received
         self._count_received = count
         if not is_renewed or self._ready_due_ns or self.stopping:
             return
         if self._held:
-            logger.warning("the connection to the broker was renewed: its job is another's now")
+            logger.warning("connection renewed: the job belongs to another worker now")
             self.stop_running()
         self._send_ready()
 
@@ -209,11 +209,10 @@ class PingPongWorkerLoop:
         self._held.append(job)
         self._runner.start(job)
 
-    # What the broker is told.
+    # Messages to the broker.
 
     def _report(self, done: JobResult) -> None:
-        """A failure is no result: it has a word of its own. A job that this machine can't begin is
-        for others, and a goodbye gives it back."""
+        """Send a result, or ERROR. A job that this machine can't start returns by DISCONNECT."""
         if done.outcome is Outcome.REFUSED:
             self._back_off(done)
         elif done.outcome is not Outcome.DONE:
@@ -221,12 +220,12 @@ class PingPongWorkerLoop:
         elif done.result_bytes_total:
             self._send(ERROR, truncated_result_reason(done.text, done.result_bytes_total))
         elif is_word(done.text):
-            self._send(ERROR, b"its result is %s, a word of the dialogue" % done.text)
+            self._send(ERROR, b"result is %s, a word of the protocol" % done.text)
         else:
             self._send(done.text)
 
     def _back_off(self, done: JobResult) -> None:
-        logger.warning("a job goes back: %s", shown(done.text))
+        logger.warning("job returned: %s", shown(done.text))
         self._send(DISCONNECT)
         self._count_received = 0
         self._ready_due_ns = self._clock.monotonic_ns() + REFUSED_RETRY_NS
@@ -241,7 +240,7 @@ class PingPongWorkerLoop:
     def _ping(self) -> None:
         self._pings += 1
         self._replies_expected += 1
-        # One that can't be sent is not missed.
+        # A ping that can't be sent is dropped.
         self._wire.send([b"", PING, b"%d" % self._pings])
         self._ping_due_ns = self._clock.monotonic_ns() + self._settings.ping_ns
 
@@ -266,8 +265,11 @@ class PingPongWorkerLoop:
         self._send_ready()
 
     def _send_exit(self) -> None:
-        """Nobody answers a goodbye, and what a closed socket had not sent is lost: so it is
-        followed by a ping, and the answer to that shows that both have arrived."""
+        """Send DISCONNECT and a PING, and exit at the reply.
+
+        DISCONNECT has no reply, and a closed socket loses unsent messages. The PONG shows that both
+        have arrived.
+        """
         now_ns = self._clock.monotonic_ns()
         if not self._exit_deadline_ns:
             self._exit_deadline_ns = now_ns + EXIT_NS_MAX
@@ -286,7 +288,7 @@ class PingPongWorkerLoop:
 
 
 class _PolledSockets:
-    """Keeps `SocketFactory`, and has them watched."""
+    """Implements `SocketFactory`, and polls the sockets."""
 
     def __init__(self, endpoint: str, poller: Poller) -> None:
         self._endpoint = endpoint
@@ -299,8 +301,8 @@ class _PolledSockets:
         self._poller.add(wire)
         return wire
 
-    def close(self, carrier: Transport) -> None:
-        for wire in [one for one in self._connections if one is carrier]:
+    def close(self, transport: Transport) -> None:
+        for wire in [one for one in self._connections if one is transport]:
             self._connections.remove(wire)
             self._poller.remove(wire)
             wire.close()
@@ -365,7 +367,7 @@ def serve(  # noqa: PLR0913  # the last ones are named
 ) -> None:
     """Work for a broker until a signal, or until the broker sends EXIT.
 
-    Each of the `slots` workers has a connection and a runner of its own. `announce` takes lines for
+    Each of the `slots` workers has its own connection and runner. `announce` takes lines for
     the user.
     """
     with WorkerHost(until_eof=until_eof) as host:

@@ -1,8 +1,8 @@
 """Tasks of `exec`: one program each, by its argv and never through a shell.
 
-What it writes to stdout is the result, up to a limit: of more, the last part, and the report says
-how long it was (a task that ran for hours is not failed for talking too much). The output is the
-end of stdout and stderr together, in the order in which they were read.
+Its stdout is the result. Of a longer one the last part is kept, with the full length: a task that
+ran for hours does not fail for printing too much. The output is the end of stdout and stderr
+together, in the order of reading.
 """
 
 import errno
@@ -27,12 +27,12 @@ from taskyard.worker.processes import (
     task_env,
 )
 
-#: The worker's trouble, not the program's: files, processes and memory have run out.
+#: Errors of the machine, not the program: no files, processes or memory left.
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
 class ProgramOutput:
-    """What a program wrote."""
+    """The result and output of a program."""
 
     def __init__(self) -> None:
         self.result = Tail(RESULT_BYTES_MAX)
@@ -49,7 +49,7 @@ class ProgramOutput:
         return self.output.bytes_total == self.result.bytes_total and not self.result.is_cut()
 
     def done(self, job: Job) -> JobResult:
-        """Return the report on a program that has succeeded."""
+        """Return the result of a program that succeeded."""
         result = self.result.with_size()
         done = JobResult(job, Outcome.DONE, result.text, result_bytes_total=result.bytes_total)
         if not self.treat_output_as_result():
@@ -57,15 +57,15 @@ class ProgramOutput:
         return done
 
     def failed(self, job: Job, reason: bytes) -> JobResult:
-        """Return the report on a program that has failed."""
+        """Return the result of a program that failed."""
         output, bytes_total = self.output.with_size()
         return JobResult(job, Outcome.FAILED, reason, output, output_bytes_total=bytes_total)
 
 
 class Program(SupervisedProcess):
-    """One running program and its pipes."""
+    """A running program and its pipes."""
 
-    def __init__(  # noqa: PLR0913  # parts of one whole
+    def __init__(  # noqa: PLR0913  # parts of one process
         self,
         job: Job,
         process: Process,
@@ -96,7 +96,7 @@ class Program(SupervisedProcess):
         return done
 
     def _result_of(self, job: Job, status: int) -> JobResult:
-        """Return what came of the job, without how it ran."""
+        """Return the job's result without its run."""
         if self._ending is not None:
             return self._printed.failed(job, self._ending)
         if status == 0:
@@ -110,7 +110,7 @@ class Program(SupervisedProcess):
 
 
 def start_program(job: Job, command: Command, runner_context: RunnerContext) -> Program:
-    """Raises OSError or ValueError if it can't be started; `not_started` says what that means."""
+    """Start a program. Raises `OSError` or `ValueError`: see `not_started`."""
     printed = ProgramOutput()
     stdout = Pipe(runner_context.selector, printed.add_stdout)
     with stdout.writing_end() as stdout_writing:
@@ -128,13 +128,13 @@ def start_program(job: Job, command: Command, runner_context: RunnerContext) -> 
 
 
 def not_started(job: Job, command: Command, error: OSError | ValueError) -> JobResult:
-    """What to report for a program that could not be started."""
+    """Return the result for a program that could not be started."""
     if isinstance(error, ValueError):
-        # A word that the system's encoding has no letters for.
+        # An argument can't be encoded.
         reason = f"can't start {command.argv[0]}: {error}"
         return JobResult(job, Outcome.FAILED, cut_reason(reason.encode()))
     if error.errno in _NO_ROOM:
-        reason = f"the worker has no room to start a process: {error.strerror}"
+        reason = f"the worker can't start a process: {error.strerror}"
         return JobResult(job, Outcome.REFUSED, reason.encode())
     return JobResult(job, Outcome.FAILED, cut_reason(_start_error_text(command, error).encode()))
 
@@ -146,14 +146,14 @@ def _start_error_text(command: Command, error: OSError) -> str:
     if error.errno == errno.ENOENT and not _program_exists(command, error):
         return f"no such program: {program}"
     if error.errno in (errno.ENOENT, errno.ENOEXEC):
-        return f"can't start {program}: {error.strerror}; see that its first line names a program"
+        return f"can't start {program}: {error.strerror} (check its first line)"
     return f"can't start {program}: {error.strerror}"
 
 
 def _program_exists(command: Command, error: OSError) -> bool:
-    """The file is there, and it is something else that is missing."""
+    """Return whether the program exists, and another file is missing."""
     program = command.argv[0]
     if "/" not in program:
-        return bool(error.filename != program)  # it was found on the PATH
+        return bool(error.filename != program)  # found on the PATH
     path = os.path.join(command.cwd or "", program)  # noqa: PTH118 - see the next line
     return os.path.exists(path)  # noqa: PTH110 - pathlib raises for a name that is too long

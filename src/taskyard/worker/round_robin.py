@@ -1,12 +1,10 @@
-"""Round-robin's worker program: registers, answers PING and STREAM, and starts more of its kind.
+"""The round-robin worker program: registers, answers PING and STREAM, and starts more workers.
 
-`RoundRobinWorkerLoop` is the dialogue of one worker with its server, over one connection;
-`RoundRobinProgram` is what a person at a prompt commands: the first worker and those that `bulk`
-starts, all in one process. They take their messages one after the other, so a slot is room in a
-queue.
+`RoundRobinWorkerLoop` is the dialogue of one worker with its server over one connection.
+`RoundRobinProgram` holds the first worker and those that `bulk` starts, in one process, and the
+commands of the prompt. Workers handle messages one by one, so a slot is room in a queue.
 
-They get their sockets and clock as arguments. Who reads the commands and prints what is said is the
-command line's business.
+They take sockets and a clock as arguments. The command line reads commands and prints.
 """
 
 from __future__ import annotations
@@ -29,37 +27,37 @@ if TYPE_CHECKING:
     from taskyard.net.protocols import EndpointTransport, MonotonicClock
     from taskyard.net.sockets import ZmqSocket
 
-#: What a worker says that it has, as the published one does.
+#: Slots in REGISTER, as in the published worker.
 SLOTS: Final = 10
 
-#: Workers after `bulk`, with the one that it is said to.
+#: Workers after `bulk`, including the first.
 BULK_WORKERS: Final = 10
 
-#: How often a registered worker asks whether the server still knows it.
+#: How often a registered worker sends ONGOING, to see whether the server has kept it.
 HEARTBEAT_NS: Final = 10 * SECOND_NS
 
-#: A server that does not answer within this is not there.
+#: Time limit for a reply.
 REPLY_NS: Final = 5 * SECOND_NS
 
-#: How often to look whether ZeroMQ has made another connection.
+#: How often to check whether ZeroMQ has reconnected.
 CONNECTION_NS: Final = SECOND_NS // 2
 
-#: Nobody answers a goodbye, and what a closed socket had not sent is lost: so it is followed by a
-#: PING, and the PONG shows that both have arrived. A server that is gone is waited for so long.
+#: DEREGISTER has no reply, and a closed socket loses unsent messages. So a PING follows, and the
+#: PONG shows that both have arrived. Wait this long for it.
 EXIT_NS_MAX: Final = SECOND_NS
 
-#: How soon to try again to send what could not be sent.
+#: How soon to resend a message that could not be sent.
 RESEND_NS: Final = SECOND_NS // 10
 
-#: Digits of the size that a STREAM asks for: a result can have 16 MiB.
+#: Digits of a STREAM's size: a result can have 16 MiB.
 STREAM_DIGITS_MAX: Final = 7
 
-#: What is said from which debug level on.
+#: Debug levels from which lines are printed.
 ERRORS, BASIC, SUMMARIES = 0, 1, 5
 
 
 class RoundRobinWorkerLoop:
-    """One worker, one server."""
+    """One worker, connected to one server."""
 
     def __init__(
         self,
@@ -69,7 +67,10 @@ class RoundRobinWorkerLoop:
         say: Callable[[int, str], None],
         handler: Callable[[Sequence[bytes]], list[bytes]] | None = None,
     ) -> None:
-        """`handler` makes the result of a message from its arguments; None: PING and STREAM."""
+        """Connect a worker. `handler` returns the result for a message's arguments.
+
+        Without it the worker answers PING and STREAM.
+        """
         self._wire = wire
         self._clock = clock
         self._server = wire.endpoint.encode()
@@ -79,27 +80,27 @@ class RoundRobinWorkerLoop:
         #: Messages that could not be sent yet.
         self._unsent: list[list[bytes]] = []
         self._numbers = count(1)
-        #: Requests that are not answered: their keys, and until when they are waited for.
+        #: Unanswered requests: key and deadline, by number.
         self._open_registers: dict[bytes, tuple[bytes, int]] = {}
         self._ongoing_due_ns = 0
         self.is_registered = False
-        #: It registers again, and asks until that is answered.
+        #: It registers again, and repeats REGISTER until the reply.
         self._is_reregistering = False
-        #: Connections made so far, and when to look again.
+        #: Connections so far, and when to check again.
         self._connections = 0
         self._connection_due_ns = clock.monotonic_ns() + CONNECTION_NS
-        #: Messages that it did.
+        #: Messages handled.
         self.messages = 0
         self._send(Message(lmq.PING, self._number()))
 
     @property
     def is_waiting(self) -> bool:
-        """The first REGISTER, or a goodbye, is not answered yet."""
+        """Return whether the first REGISTER or a DEREGISTER is unanswered."""
         awaited = (lmq.DEREGISTER,) if self._is_reregistering else (lmq.REGISTER, lmq.DEREGISTER)
         return any(key in awaited for key, _ in self._open_registers.values())
 
     def register(self) -> None:
-        """Ask to be sent messages, until that is answered."""
+        """Send REGISTER, and repeat it until the reply."""
         for number in [
             one for one, (key, _) in self._open_registers.items() if key == lmq.REGISTER
         ]:
@@ -107,7 +108,7 @@ class RoundRobinWorkerLoop:
         self._send_register(lmq.REGISTER, b"%d" % SLOTS)
 
     def deregister(self) -> None:
-        """Fire and forget; but see EXIT_NS_MAX."""
+        """Send DEREGISTER and a PING: see `EXIT_NS_MAX`."""
         self._send_deregister()
         number = self._number()
         self._open_registers[number] = (lmq.DEREGISTER, self._clock.monotonic_ns() + EXIT_NS_MAX)
@@ -116,23 +117,25 @@ class RoundRobinWorkerLoop:
     def _send_deregister(self) -> None:
         self.is_registered = self._is_reregistering = False
         self._open_registers = {
-            one: asked for one, asked in self._open_registers.items() if asked[0] != lmq.REGISTER
+            one: request
+            for one, request in self._open_registers.items()
+            if request[0] != lmq.REGISTER
         }
         self._send(Message(lmq.EXEC, b"WORKER", [lmq.DEREGISTER]))
 
-    def _register_again(self, why: str = "") -> None:
-        """Leave the table and register again: messages of either side may be lost.
+    def _register_again(self, reason: str = "") -> None:
+        """Deregister and register again: messages of either side may be lost.
 
-        All that came is answered by now, so the server may hand the rest to others at once.
+        All received messages are answered by now, so the server may reassign the rest at once.
         """
-        if why:
-            self._print(BASIC, f"{why}: {self.name} registers again")
+        if reason:
+            self._print(BASIC, f"{reason}: {self.name} registers again")
         self._send_deregister()
         self._is_reregistering = True
         self.register()
 
     def _check_reconnected(self, now_ns: int) -> None:
-        """Register again on another connection than the first: ZeroMQ makes it without a word."""
+        """Register again after ZeroMQ has reconnected, which it does silently."""
         self._connection_due_ns = now_ns + CONNECTION_NS
         connections = self._wire.connections()
         is_new_connection = connections > max(1, self._connections)
@@ -142,16 +145,16 @@ class RoundRobinWorkerLoop:
 
     @property
     def _is_registering(self) -> bool:
-        """REGISTER is not answered yet."""
+        """Return whether REGISTER is unanswered."""
         return any(key == lmq.REGISTER for key, _ in self._open_registers.values())
 
     def turn(self) -> None:
-        """Once around: never waits."""
+        """Receive, handle and send. Never blocks."""
         while (frames := self._wire.receive()) is not None:
             try:
                 self._on_message(lmq.parse_at_peer(frames))
             except Malformed:
-                continue  # no message of this dialect
+                continue  # not a message of this dialect
         self._send_unsent()
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._connection_due_ns:
@@ -166,7 +169,7 @@ class RoundRobinWorkerLoop:
     def _on_no_reply(self, number: bytes, key: bytes) -> None:
         if self._is_reregistering and self._unsent:
             self._open_registers[number] = (key, self._clock.monotonic_ns() + REPLY_NS)
-            return  # there is no server yet
+            return  # no server yet
         del self._open_registers[number]
         if key == lmq.REGISTER:
             if not self._is_reregistering:
@@ -183,7 +186,7 @@ class RoundRobinWorkerLoop:
             times.append(self._clock.monotonic_ns() + RESEND_NS)
         return min(times, default=None)
 
-    # What the server says.
+    # Messages of the server.
 
     def _on_message(self, message: Message) -> None:
         if message.command == lmq.PING:
@@ -196,7 +199,7 @@ class RoundRobinWorkerLoop:
             key, _ = self._open_registers.pop(message.id, (b"", 0))
             self._on_register_reply(key, lmq.failure(message.arguments))
         elif message.command in (lmq.EXEC, lmq.TRACKEXEC) and self.is_registered:
-            self._handle_message(message)  # what comes after the goodbye is another's
+            self._handle_message(message)  # after DEREGISTER messages are another worker's
 
     def _on_register_reply(self, key: bytes, failure: str) -> None:
         if key == lmq.REGISTER:
@@ -208,10 +211,10 @@ class RoundRobinWorkerLoop:
             else:
                 self._print(BASIC, f"{self.name} is registered with {SLOTS} slots")
         elif key == lmq.ONGOING and failure and self.is_registered:
-            self._register_again(f"the server does not know {self.name} any more")
+            self._register_again(f"the server has dropped {self.name}")
 
     def _handle_message(self, message: Message) -> None:
-        """Whatever comes of it, its slot is free after that."""
+        """Handle a message, and free its slot whatever the result."""
         self.messages += 1
         self._print(BASIC, f"{self.name} got {_shown(message)}")
         if message.command == lmq.TRACKEXEC:
@@ -220,7 +223,7 @@ class RoundRobinWorkerLoop:
             self._send(Message(lmq.RESPONSE, message.id, result, way_back))
         self._send(Message(lmq.EXEC, self._number(), [lmq.INCREMENT]))
 
-    # What the server is told.
+    # Messages to the server.
 
     def _number(self) -> bytes:
         return b"%d" % next(self._numbers)
@@ -240,28 +243,27 @@ class RoundRobinWorkerLoop:
 
 
 def _message_result(arguments: Sequence[bytes]) -> list[bytes]:
-    """What a message is answered: a PING with what came with it, a STREAM with as many bytes as it
-    asks for."""
+    """Return the result of a message: PING echoes its arguments, STREAM returns that many bytes."""
     key = arguments[0] if arguments else b""
     if key == lmq.PING_KEY:
         return [*arguments[1:]]
     if key != lmq.STREAM:
-        return [lmq.error("this worker knows PING and STREAM alone")]
+        return [lmq.error("unknown message: this worker handles PING and STREAM")]
     size = arguments[2] if len(arguments) > 2 else b""  # noqa: PLR2004  # key, stream, size
     if not (size.isdigit() and len(size) <= STREAM_DIGITS_MAX):
-        return [lmq.error(f"STREAM has an id and a size, of at most {STREAM_DIGITS_MAX} digits")]
+        return [lmq.error(f"STREAM: needs an id and a size of at most {STREAM_DIGITS_MAX} digits")]
     return [bytes(int(size))]
 
 
 def _shown(message: Message) -> str:
     key = message.arguments[0] if message.arguments else b""
-    what = {lmq.PING_KEY: "PING", lmq.STREAM: "STREAM"}.get(key, "a message")
+    kind = {lmq.PING_KEY: "PING", lmq.STREAM: "STREAM"}.get(key, "a message")
     client = message.bottom[-2] if len(message.bottom) > 1 else b"elsewhere"
-    return f"{what} from {shown(client)}"
+    return f"{kind} from {shown(client)}"
 
 
 class RoundRobinProgram:
-    """The first worker, those that it starts, and the commands for them."""
+    """The first worker, the child workers, and the commands for them."""
 
     def __init__(
         self,
@@ -270,7 +272,7 @@ class RoundRobinProgram:
         clock: MonotonicClock,
         say: Callable[[int, str], None],
     ) -> None:
-        """`open_socket` opens a socket under a suffix that nobody else has."""
+        """`open_socket` opens a socket with a unique suffix in its name."""
         self._open_socket = open_socket
         self._poller = poller
         self._clock = clock
@@ -279,7 +281,7 @@ class RoundRobinProgram:
         self._open_sockets: dict[RoundRobinWorkerLoop, ZmqSocket] = {}
         self._first = self._add_worker("worker")
         self._children: list[RoundRobinWorkerLoop] = []
-        #: Children that have said goodbye.
+        #: Children that have sent DEREGISTER.
         self._leaving: list[RoundRobinWorkerLoop] = []
         self._is_quitting = False
         self.commands = {
@@ -289,12 +291,12 @@ class RoundRobinProgram:
             "endbulk": self._end_bulk,
             "quit": self._quit,
         }
-        #: None of them takes a number.
+        #: No command takes a number.
         self.counted_commands: dict[str, Callable[[int], None]] = {}
 
     @property
     def is_busy(self) -> bool:
-        """The last command is not carried out yet."""
+        """Return whether the last command is still in progress."""
         return bool(self._leaving) or any(loop.is_waiting for loop in self._loops)
 
     @property
@@ -338,14 +340,14 @@ class RoundRobinProgram:
 
     def _deregister(self) -> None:
         if not self._first.is_registered:
-            self._print(ERRORS, "the worker is not registered")
+            self._print(ERRORS, "not registered")
             return
         self._first.deregister()
         self._print(BASIC, "worker is deregistered")
 
     def _bulk(self) -> None:
         if self._children:
-            self._print(ERRORS, "there are child workers already; endbulk ends them")
+            self._print(ERRORS, "child workers are running already (end them with endbulk)")
             return
         self._children = [self._add_worker(f"child-{number}") for number in range(1, BULK_WORKERS)]
         for child in self._children:
@@ -353,7 +355,7 @@ class RoundRobinProgram:
 
     def _end_bulk(self) -> None:
         if not self._children:
-            self._print(ERRORS, "there are no child workers; bulk starts some")
+            self._print(ERRORS, "no child workers (start some with bulk)")
             return
         for child in self._children:
             child.deregister()

@@ -1,11 +1,11 @@
-"""The runner: starts, feeds, watches and ends the processes that do the worker's tasks.
+"""The runner: starts, watches and ends the processes that run the worker's tasks.
 
-One thread, driven by the worker's loop: poll `filenos()` for reading until `wake_at_ns()`, then
-take a `turn()`. Nothing here blocks, except `close`, which waits for processes that it has killed.
-Programs (`exec`) get a process each, functions (`call`, `pickle`) are called in Python processes
-that are kept. Jobs beyond the free slots wait in the order in which they came.
+One thread, driven by the worker's loop: poll `filenos()` until `wake_at_ns()`, then call `turn()`.
+Only `close` blocks, until the processes that it has killed have ended. Programs (`exec`) get a
+process each. Functions (`call`, `pickle`) are called in Python processes that are kept. Jobs beyond
+the free slots wait in their order.
 
-Knows nothing of brokers, sockets to them, or their messages.
+Knows no brokers, sockets or messages.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from taskyard.worker.programs import not_started, start_program
 
 __all__ = ["Job", "JobResult", "ProcessRunner", "Work"]
 
-#: What is to be done for a job. Only a runner that feeds agents has the last.
+#: The work of a job. Only an agent runner has `AgentSettings`.
 Work: TypeAlias = Command | Call | Pickled | AgentSettings
 
 #: stdin, stdout and stderr.
@@ -41,8 +41,11 @@ _STANDARD_DESCRIPTORS: Final = 3
 
 
 class ProcessRunner:
-    """Up to `slots` jobs at once; functions of the modules in `allow`, and of those below them;
-    with `allow_pickle` also whatever function comes along."""
+    """Runs up to `slots` jobs at once.
+
+    Functions come from the modules in `allow` and below them. With `allow_pickle`, pickled
+    functions are called too.
+    """
 
     def __init__(
         self, slots: int, allow: Sequence[str], clock: Clock, *, allow_pickle: bool = False
@@ -52,7 +55,7 @@ class ProcessRunner:
         self._allow_pickle = allow_pickle
         self._clock = clock
         self._waiting: deque[tuple[Job, Work]] = deque()
-        #: Programs, and children at work or not.
+        #: Programs, and Python children, idle or not.
         self._processes: list[SupervisedProcess] = []
         self._done: list[JobResult] = []
         _restore_sigchld()
@@ -70,25 +73,28 @@ class ProcessRunner:
 
     @property
     def slots_used(self) -> int:
-        """By processes that are at a job, also while they are being ended. Jobs that wait use
-        none."""
+        """Return the slots of running jobs, also while these are being ended. Waiting jobs use
+        none.
+        """
         return sum(process.slots for process in self._processes)
 
     @property
     def slots_free(self) -> int:
-        """What one could start now; the jobs that wait will take theirs first."""
+        """Return the slots left after all running and waiting jobs."""
         waiting = sum(job.slots for job, _ in self._waiting)
         return max(0, self.slots_total - self.slots_used - waiting)
 
     def start(self, job: Job) -> None:
-        """Begin with a job at the next turn, or as soon as there is a slot. What can't be done at
-        all is told by that turn too: nothing is raised here."""
+        """Queue a job. It starts at the next turn with enough free slots.
+
+        Never raises: a job that can't be run is reported by that turn.
+        """
         work = self._work_of(job)
         if work is not None:
             self._waiting.append((job, work))
 
     def _work_of(self, job: Job) -> Work | None:
-        """What is to be done; None if it can't be, which is reported."""
+        """Decode the job's work. Report the job and return None if it is not allowed."""
         try:
             work = decode_payload(job.payload, job.service)
         except PeerError as error:
@@ -101,7 +107,7 @@ class ProcessRunner:
         return work
 
     def _refusal(self, work: Command | Call | Pickled) -> str | None:
-        """Why it is not allowed here; None if it is."""
+        """Return why the work is not allowed; None if it is."""
         if isinstance(work, Pickled):
             return None if self._allow_pickle else PICKLE_REFUSAL
         module = work.call.partition(":")[0] if isinstance(work, Call) else None
@@ -110,17 +116,16 @@ class ProcessRunner:
         return refusal(module)
 
     def running(self) -> list[Job]:
-        """All jobs that are neither done nor stopped, at work or waiting."""
-        at_work = [process.job for process in self._processes if process.is_wanted()]
-        return [job for job in at_work if job is not None] + [job for job, _ in self._waiting]
+        """Return all jobs that are neither finished nor stopped, running or waiting."""
+        assigned = [process.job for process in self._processes if process.is_wanted()]
+        return [job for job in assigned if job is not None] + [job for job, _ in self._waiting]
 
     def filenos(self) -> Sequence[int]:
-        """What to poll for reading: always the same, whatever runs."""
+        """Return the descriptors to poll for reading. They never change."""
         return [self._selector.fileno()]
 
     def wake_at_ns(self) -> int | None:
-        """When a turn is due even if there is nothing to read, by the monotonic clock; a time that
-        is past means at once."""
+        """Return when a turn is due without input, by the monotonic clock. May be in the past."""
         now_ns = self._clock.monotonic_ns()
         if self._done or (self._waiting and self._has_room()):
             return now_ns
@@ -130,7 +135,7 @@ class ProcessRunner:
         return min(moments, default=None)
 
     def turn(self) -> list[JobResult]:
-        """Read what is there, reap what has ended, end what has had its time, start what waits."""
+        """Read output, reap processes, enforce time limits, start waiting jobs. Return results."""
         for key, events in self._selector.select(0):
             key.data(events)
         self._check_processes()
@@ -139,8 +144,10 @@ class ProcessRunner:
         return done
 
     def stop(self, name: bytes, attempt: int) -> None:
-        """End a job that nobody wants any more, by SIGTERM and then SIGKILL; nothing is reported
-        of it. Its slots are used until its processes have ended. An unknown job is no error."""
+        """Stop a job by SIGTERM and then SIGKILL, and report nothing.
+
+        Its slots are in use until its processes have ended. An unknown job is ignored.
+        """
         for waiting in self._waiting:
             if waiting[0].key == (name, attempt):
                 self._waiting.remove(waiting)
@@ -150,18 +157,18 @@ class ProcessRunner:
                 process.cancel()
 
     def run_so_far(self, name: bytes, attempt: int) -> Run | None:
-        """Return how a job has run until now; None if it has not started."""
-        at_it = [process for process in self._processes if process.is_running((name, attempt))]
-        return at_it[0].run_so_far() if at_it else None
+        """Return the run of a job until now; None if it has not started."""
+        running = [process for process in self._processes if process.is_running((name, attempt))]
+        return running[0].run_so_far() if running else None
 
     def unstarted(self) -> list[Job]:
-        """Take back the jobs that have not begun; nothing is reported of them."""
+        """Remove and return the jobs that have not started. They are not reported."""
         jobs = [job for job, _ in self._waiting]
         self._waiting.clear()
         return jobs
 
     def close(self) -> None:
-        """End everything now, and wait until it has ended; nothing is reported."""
+        """Kill everything, and wait for its end. Nothing is reported."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -184,11 +191,11 @@ class ProcessRunner:
         self._processes = [process for process in self._processes if not process.has_ended]
 
     def _has_room(self) -> bool:
-        """For the job that has waited longest."""
+        """Return whether the first waiting job can start."""
         return self._has_slots(self._waiting[0][0])
 
     def _has_slots(self, job: Job) -> bool:
-        """One that is wider than the worker runs alone."""
+        """Return whether a job can start. One wider than the worker runs alone."""
         slots_used = self.slots_used
         return slots_used == 0 or slots_used + job.slots <= self.slots_total
 
@@ -230,31 +237,37 @@ class ProcessRunner:
 
     def _report(self, done: JobResult) -> None:
         if done.run is None and done.outcome is not Outcome.REFUSED:
-            done.run = Run(self._clock.wall_ns(), 0)  # it was over before it could start
+            done.run = Run(self._clock.wall_ns(), 0)  # it ended before it could start
         self._done.append(done)
 
 
 def _open_null() -> int:
-    """/dev/null, also in place of standard files that are closed: no pipe or socket of ours may
-    take their numbers, and get what is printed."""
+    """Open /dev/null, also in place of closed standard files.
+
+    Otherwise a pipe or socket could get the number of stdout, and receive prints.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < _STANDARD_DESCRIPTORS:
         pass
     return descriptor
 
 
 def _restore_sigchld() -> None:
-    """A parent that ignores SIGCHLD hands that down, and then no exit status can be had."""
+    """Restore SIGCHLD. A parent may have passed on SIG_IGN, and exit statuses would be lost."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        with contextlib.suppress(ValueError):  # only the main thread may, and it is not ours
+        with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-#: Services whose payloads say what to do.
+#: Services whose payloads describe the work.
 _SELF_DESCRIBING: Final = (EXEC, CALL, PICKLE)
 
 
 class StdinRunner(ProcessRunner):
-    """Up to `slots` tasks at once; those that don't say what to do go to the program of `argv`."""
+    """A runner that passes payloads of other services to one program.
+
+    The program starts anew for each task, by its argv and never through a shell. It reads the
+    payload from stdin, and its stdout is the result.
+    """
 
     def __init__(
         self,
@@ -294,15 +307,15 @@ def make_runner(
     *,
     allow_pickle: bool = False,
 ) -> ProcessRunner:
-    """Whoever does the tasks: with a `command` also those that don't say what to do."""
+    """Return a runner. `command` takes the payloads that don't describe their work."""
     if command is None:
         return ProcessRunner(slots, allow, clock, allow_pickle=allow_pickle)
     return StdinRunner(slots, command, clock, allow, allow_pickle=allow_pickle)
 
 
 def _payload_file(payload: bytes) -> BinaryIO:
-    """A file without a name: a pipe would have to be fed while the program reads, or does not."""
-    stdin = tempfile.TemporaryFile()  # noqa: SIM115  # the caller's to close
+    """Return an unnamed file with the payload. A pipe would have to be fed meanwhile."""
+    stdin = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
     stdin.write(payload)
     stdin.seek(0)
     return stdin

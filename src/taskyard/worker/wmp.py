@@ -1,12 +1,8 @@
-"""A worker that speaks WMP: sockets, signals and the runner around the machine of `wire.wmp.peer`.
+"""The WMP worker: sockets, signals and the runner around `wire.wmp.peer`.
 
-It works for any number of managers, each by a wire of its own or behind a relay. What a task of
-`exec` or `call` is to do is in its payload, as everywhere; tasks of other services are of that form
-too, or they are fed to one program: payload on stdin, result on stdout.
-
-SIGTERM and SIGINT let it leave: it takes no more tasks, gives back what it has not begun, finishes
-what runs, and says goodbye. A second one ends what runs and gives that back too. It leaves by
-itself when all managers have sent it home.
+It works for any number of managers, each on its own connection or behind a relay. Payloads of
+`exec` and `call` describe the task. Payloads of other services do too, or go to one program:
+payload on stdin, result on stdout. The worker exits when all managers have dismissed it.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskyard.worker")
 
-#: What the protocol calls the ends of a task. It has no word for a failure that is for good.
+#: The protocol's words for outcomes. It has none for a final failure.
 STATUSES: Final = {
     Outcome.DONE: "ok",
     Outcome.FAILED: "error",
@@ -43,19 +39,19 @@ STATUSES: Final = {
     Outcome.REFUSED: "refused",
 }
 
-#: Messages taken from one wire before the next one has its turn.
+#: Messages read from one connection before the next has its turn.
 MESSAGES_PER_TURN: Final = 64
 
-#: A wire on which nobody was heard for so long is missed aloud: managers are asked every second,
-#: but less often when they do not answer.
+#: Announce a missing manager after this time. Managers are pinged every second, but less often when
+#: they do not answer.
 BROKER_MISSING_NS: Final = 10 * SECOND_NS
 
-#: How long a goodbye may take to leave: nobody answers it.
+#: How long the last messages may take to leave: they have no reply.
 EXIT_LINGER_MS: Final = 500
 
 
 class WmpWorkerLoop:
-    """One worker; its wires, hands and clock are given to it."""
+    """One worker. Takes its connections, runner and clock as arguments."""
 
     def __init__(
         self,
@@ -77,7 +73,7 @@ class WmpWorkerLoop:
             replaces=settings.replaces,
         )
         self.worker = wmp_peer.Worker(me, len(self._connections), now_ns)
-        #: When something was heard on each wire; None: never yet.
+        #: The time of the last message on each connection. None: never.
         self.last_received_ns: list[int | None] = [None] * len(self._connections)
 
     @property
@@ -85,30 +81,30 @@ class WmpWorkerLoop:
         return self.worker.gone
 
     def turn(self) -> bool:
-        """Once around: never waits. Whether there may be more to take in."""
-        left = False
+        """Receive, run and send. Never blocks. Return whether more input waits."""
+        more = False
         for number in range(len(self._connections)):
-            left = self._receive(number) or left
+            more = self._receive(number) or more
         for done in self._runner.turn():
             self._report(done)
         now_ns = self._clock.monotonic_ns()
         if self.worker.is_dismissed and not self.worker.leaving:
             self.shut_down()
         self._run_actions(self.worker.time_passed(now_ns))
-        return left
+        return more
 
     def wake_at_ns(self) -> int | None:
-        """When the next turn is due though nothing arrives."""
+        """Return when the next turn is due without input."""
         times = [self.worker.wake_at_ns(), self._runner.wake_at_ns()]
         return min((time for time in times if time is not None), default=None)
 
     def shut_down(self) -> None:
-        """Take no more tasks, give back what is not begun, and go when the rest is done."""
+        """Take no more tasks, return those not started, and exit after the rest."""
         self._run_actions(self.worker.leave(self._clock.monotonic_ns()))
         self._return_tasks(self._runner.unstarted())
 
     def stop_running(self, jobs: Sequence[Job]) -> None:
-        """End what runs, and give it back."""
+        """Stop running tasks, and return them to their managers."""
         for job in jobs:
             self._runner.stop(*job.key)
         self._return_tasks(jobs)
@@ -131,24 +127,24 @@ class WmpWorkerLoop:
 
     def _return_tasks(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            self._finish(job, "refused", b"the worker leaves")
+            self._finish(job, "refused", b"the worker shuts down")
 
     def _finish(self, job: Job, status: str, text: bytes, bytes_total: int = 0) -> None:
         now_ns = self._clock.monotonic_ns()
         self._run_actions(self.worker.done(job.key, status, text, now_ns, bytes_total))
 
     def _run_actions(self, actions: Iterable[wmp_peer.Action]) -> None:
-        for order in actions:
-            if isinstance(order, wmp_peer.Send):
-                self._connections[order.wire].send(order.frames)  # what is lost is said again
-            elif isinstance(order, wmp_peer.Stop):
-                self._runner.stop(order.name, order.attempt)
+        for action in actions:
+            if isinstance(action, wmp_peer.Send):
+                self._connections[action.wire].send(action.frames)  # the peer resends lost messages
+            elif isinstance(action, wmp_peer.Stop):
+                self._runner.stop(action.name, action.attempt)
             else:
                 self._runner.start(
                     Job(
-                        *(order.name, order.attempt, order.service, order.payload),
-                        time_limit_ns=order.time_limit_ns,
-                        slots=order.slots,
+                        *(action.name, action.attempt, action.service, action.payload),
+                        time_limit_ns=action.time_limit_ns,
+                        slots=action.slots,
                     )
                 )
 

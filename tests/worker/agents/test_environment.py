@@ -1,4 +1,4 @@
-"""What agents find in their environment."""
+"""The environment of agents."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from taskyard.errors import UserError
 from taskyard.worker.agents.runner import clean_environment, read_variables
 
 
-def test_only_what_every_program_needs_is_passed_on() -> None:
+def test_only_basic_variables_are_inherited() -> None:
     needed = {"PATH": "/bin", "HOME": "/", "LANG": "C", "LC_ALL": "C", "TZ": "UTC", "USER": "me"}
     others = {"TASKYARD_KEY": "secret", "AWS_SECRET": "secret", "PYTHONPATH": "x", "LCX": "x"}
     assert clean_environment(needed | {"TMPDIR": "/t"} | others) == needed | {"TMPDIR": "/t"}
 
 
-def test_variable_is_given_with_its_value_or_taken_from_the_worker() -> None:
+def test_variable_has_a_given_value_or_that_of_the_worker() -> None:
     given = ["A=1", "B=", "C", "D=x=y"]
     assert read_variables(given, {"C": "3"}) == {"A": "1", "B": "", "C": "3", "D": "x=y"}
 
@@ -20,13 +20,13 @@ def test_variable_is_given_with_its_value_or_taken_from_the_worker() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("=x", "is no variable: give NAME=VALUE, or NAME alone"),
-        ("", "is no variable"),
-        ("A=\0", "is no variable"),
-        ("MISSING", "there is no such variable here; give MISSING=VALUE"),
-        ("TASKYARD_KEY=x", "are the worker's own"),
+        ("=x", "must be NAME=VALUE or NAME"),
+        ("", "must be NAME=VALUE or NAME"),
+        ("A=\0", "must be NAME=VALUE or NAME"),
+        ("MISSING", "not set in the worker's environment"),
+        ("TASKYARD_KEY=x", "variables are the worker's"),
     ],
 )
-def test_variable_that_can_not_be_given_is_refused(given: str, reason: str) -> None:
+def test_invalid_variable_is_refused(given: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         read_variables([given], {})

@@ -1,4 +1,4 @@
-"""A host and its agents: one lane each at a time, by the rules that the broker sends."""
+"""Agents and lanes: one lane at a time per agent, by the broker's rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskyard.worker.agents.rules import LANES_CACHE_SIZE, AgentRules, AgentSett
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.jobs import JobResult
 from taskyard.worker.limits import AGENT_IDLE_NOTICE_NS, AGENT_RESTART_NS
-from tests.worker.agents_kit import (
+from tests.worker.agents_harness import (
     Clock,
     Gate,
     StillClock,
@@ -30,7 +30,7 @@ from tests.worker.agents_kit import (
     until_fed,
     until_hungry,
 )
-from tests.worker.running_kit import a_fifo, command, told, turns, wait
+from tests.worker.runner_harness import a_fifo, command, read_fifo, turns, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SAYS_WHO = shell("report $$ ok")
 
-#: Says three times that it is hungry, then does one task after the other, when the gate lets it.
+#: Sends #hungry three times, then does one task at each opening of the gate.
 EATS_AHEAD = """
 import sys
 gate = open({gate!r})
@@ -55,7 +55,7 @@ for line in sys.stdin:
 
 
 def of(lane: str, *numbers: int) -> list[Job]:
-    """Tasks of a lane."""
+    """Return tasks of a lane."""
     return [job(f"{lane}{number}".encode(), lane=lane.encode()) for number in numbers]
 
 
@@ -66,7 +66,7 @@ def clause(match: str, argv: tuple[str, ...] | None = None, **rules: Any) -> Rul
 
 @pytest.fixture
 def host() -> Iterator[Callable[..., AgentRunner]]:
-    """Makes a host that follows these clauses."""
+    """Return a function that makes runners with the given rules."""
     hosts: list[AgentRunner] = []
 
     def make(*clauses: Rule, slots: int = 1, clock: StillClock | None = None) -> AgentRunner:
@@ -85,7 +85,7 @@ def give(pool: AgentRunner, *jobs: Job) -> None:
 
 
 def until(pool: AgentRunner, is_so: Callable[[], object]) -> None:
-    """Turns in which nothing is done."""
+    """Turn until a condition holds, without results."""
     while True:
         assert pool.turn() == []
         if is_so():
@@ -109,11 +109,11 @@ def test_no_two_agents_are_in_one_lane_and_its_order_is_kept(tmp_path: Path) -> 
         turns(pool, len(jobs))
     lines = [line.split() for line in log.read_text().splitlines()]
     for lane in "abcd":
-        said = [[what, task] for what, where, task in lines if where == lane]
-        assert said == [[what, f"{lane}{n}/1"] for n in range(8) for what in ("begin", "end")]
+        seen = [[what, task] for what, where, task in lines if where == lane]
+        assert seen == [[what, f"{lane}{n}/1"] for n in range(8) for what in ("begin", "end")]
 
 
-def test_agent_goes_on_with_its_lane_and_then_takes_the_next_one() -> None:
+def test_agent_finishes_its_lane_before_it_takes_the_next() -> None:
     (a1, a2), (b1, b2), (c1,) = of("a", 1, 2), of("b", 1, 2), of("c", 1)
     with a_pool(SAYS_WHO) as pool:
         give(pool, a1, b1, c1, a2, b2)
@@ -137,8 +137,8 @@ def test_idle_agent_prefers_the_lane_that_it_served_last(gate: Gate) -> None:
             until(pool, lambda: sum(one.can_eat() for one in pool._agents()) == 2)  # noqa: SLF001
 
 
-def test_agent_is_kept_for_its_lane_while_another_one_takes_what_came_before(gate: Gate) -> None:
-    """Both are free at once; the task of lane b is the older one."""
+def test_agent_stays_with_its_lane_while_another_takes_earlier_tasks(gate: Gate) -> None:
+    """Both agents become free at once. The task of lane b is older."""
     waits = shell(f"[ $payload = wait ] && read _ < {gate.path}; report $$ ok")
     with a_pool(waits, slots=2) as pool:
         give(pool, job(b"a", b"wait", lane=b"a"), job(b"x", b"wait", lane=b"x"))
@@ -193,7 +193,7 @@ sys.stdin.read()
 # Overfeeding.
 
 
-def test_agent_is_overfed_with_its_own_lane_alone(gate: Gate) -> None:
+def test_agent_is_overfed_only_with_tasks_of_its_lane(gate: Gate) -> None:
     code = EATS_AHEAD.format(gate=gate.path)
     jobs = [*of("a", 1), *of("b", 1), *of("a", 2, 3, 4)]
     with a_pool((sys.executable, "-c", code), overfeed=2) as pool:
@@ -212,8 +212,8 @@ def test_agent_that_does_not_ask_ahead_is_fed_one_by_one() -> None:
         assert len(pool._agents()) == 1  # noqa: SLF001
 
 
-def test_overfed_agent_that_dies_is_charged_with_what_it_got_and_no_more(tmp_path: Path) -> None:
-    """The next one does the rest of the lane, in its order."""
+def test_overfed_agent_that_dies_is_charged_only_for_tasks_it_read(tmp_path: Path) -> None:
+    """The next agent takes the rest of the lane in order."""
     code = f"""
 import os, sys
 if os.path.exists({str(tmp_path / "died")!r}):
@@ -239,16 +239,16 @@ else:
         ]
 
 
-# What agents say of a lane.
+# Reports about a lane.
 
 
-def test_rest_of_a_lane_that_is_put_off_is_given_back_unfed() -> None:
-    """Before the report, so that the broker can put it off with the task."""
+def test_rest_of_a_deferred_lane_is_returned_unfed() -> None:
+    """It returns before the report, so that the broker can defer it with the task."""
     (a1, a2, a3), (b1,) = of("a", 1, 2, 3), of("b", 1)
     puts_off = shell("[ $lane = a ] && report r 'deferall host down' || report r ok")
     with a_pool(puts_off) as pool:
         give(pool, a1, b1, a2, a3)
-        reason = b"its lane is put off"
+        reason = b"lane deferred"
         assert turns(pool, 4) == [
             JobResult(a2, Outcome.REFUSED, reason, healthy=True),
             JobResult(a3, Outcome.REFUSED, reason, healthy=True),
@@ -257,7 +257,7 @@ def test_rest_of_a_lane_that_is_put_off_is_given_back_unfed() -> None:
         ]
 
 
-def test_task_without_a_lane_that_is_put_off_takes_no_others_with_it() -> None:
+def test_deferred_task_without_a_lane_defers_no_others() -> None:
     jobs = [job(b"1", b"deferall"), job(b"2", b"ok")]
     with a_pool(shell('report r "$payload"')) as pool:
         give(pool, *jobs)
@@ -265,7 +265,7 @@ def test_task_without_a_lane_that_is_put_off_takes_no_others_with_it() -> None:
 
 
 @pytest.mark.parametrize("status", ["deferback", "retryat +60", "deferred"])
-def test_task_that_is_put_off_alone_does_not_stop_its_lane(status: str) -> None:
+def test_task_deferred_alone_does_not_stop_its_lane(status: str) -> None:
     jobs = [job(b"1", status.encode(), lane=b"a"), job(b"2", b"ok", lane=b"a")]
     with a_pool(shell('report r "$payload"')) as pool:
         give(pool, *jobs)
@@ -275,7 +275,7 @@ def test_task_that_is_put_off_alone_does_not_stop_its_lane(status: str) -> None:
 # The broker's rules.
 
 
-def test_command_is_that_of_the_tasks_lane(host: Callable[..., AgentRunner]) -> None:
+def test_command_is_chosen_by_the_lane_of_the_task(host: Callable[..., AgentRunner]) -> None:
     pool = host(
         clause("s/a", shell("report first ok")), clause("s/*", shell("report second ok")), slots=2
     )
@@ -287,7 +287,7 @@ def test_command_is_that_of_the_tasks_lane(host: Callable[..., AgentRunner]) -> 
     }
 
 
-def test_what_has_no_command_is_done_as_it_says(host: Callable[..., AgentRunner]) -> None:
+def test_task_without_a_command_runs_by_its_payload(host: Callable[..., AgentRunner]) -> None:
     pool = host(clause("s/*", SAYS_WHO), clause("*"), slots=2)
     program = command("echo", "done", name=b"program")
     give(pool, program, job(b"fed"))
@@ -296,7 +296,7 @@ def test_what_has_no_command_is_done_as_it_says(host: Callable[..., AgentRunner]
     assert found[b"fed"].text.isdigit()
 
 
-def test_agent_option_goes_before_the_rules_command_but_not_its_other_values(
+def test_agent_option_overrides_only_the_command_of_a_rule(
     tmp_path: Path,
 ) -> None:
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
@@ -307,12 +307,12 @@ def test_agent_option_goes_before_the_rules_command_but_not_its_other_values(
         assert [one.text for one in turns(pool)] == [b"own"]
         until_hungry(pool)
         clock.now_ns += 7 * SECOND_NS
-        pool.turn()  # says that there is nothing
+        pool.turn()  # sends #idle
         pool.turn()
-        assert told(fifo) == "bye\n"
+        assert read_fifo(fifo) == "bye\n"
 
 
-def test_agent_of_a_command_that_is_gone_finishes_and_is_let_go(
+def test_agent_of_a_removed_command_finishes_and_exits(
     tmp_path: Path, gate: Gate, host: Callable[..., AgentRunner]
 ) -> None:
     old = shell(f"read _ < {gate.path}; report old ok", after=f"echo > {tmp_path}/bye")
@@ -329,7 +329,9 @@ def test_agent_of_a_command_that_is_gone_finishes_and_is_let_go(
     assert (tmp_path / "bye").exists()
 
 
-def test_rules_that_change_other_values_restart_nobody(host: Callable[..., AgentRunner]) -> None:
+def test_changed_rules_with_the_same_command_restart_no_agent(
+    host: Callable[..., AgentRunner],
+) -> None:
     pool = host(clause("*", SAYS_WHO))
     give(pool, job())
     (first,) = turns(pool)
@@ -339,7 +341,7 @@ def test_rules_that_change_other_values_restart_nobody(host: Callable[..., Agent
     assert pool.overfeed_max == 3
 
 
-def test_idle_agent_is_let_go_by_the_rules_of_now(
+def test_idle_agent_exits_by_the_current_rules(
     tmp_path: Path, host: Callable[..., AgentRunner]
 ) -> None:
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
@@ -350,21 +352,21 @@ def test_idle_agent_is_let_go_by_the_rules_of_now(
     until_hungry(pool)
     pool.set_rules([clause("*", bye, idle_ns_max=7 * SECOND_NS)])
     clock.now_ns += 7 * SECOND_NS
-    pool.turn()  # says that there is nothing
+    pool.turn()  # sends #idle
     pool.turn()
-    assert told(fifo) == "bye\n"
+    assert read_fifo(fifo) == "bye\n"
 
 
-def test_what_waits_for_a_command_that_is_gone_is_done_as_it_says(
+def test_tasks_waiting_for_a_removed_command_run_by_their_payload(
     gate: Gate, host: Callable[..., AgentRunner]
 ) -> None:
     pool = host(clause("*", shell(f"read _ < {gate.path}; report fed ok")))
-    fed, program = job(b"fed"), command("echo", "by itself", name=b"program")
+    fed, program = job(b"fed"), command("echo", "alone", name=b"program")
     give(pool, fed, program)
     until_fed(pool)
     pool.set_rules([clause("*")])
     gate.open()
-    assert turns(pool, 2) == [done(fed, b"fed"), done(program, b"by itself\n")]
+    assert turns(pool, 2) == [done(fed, b"fed"), done(program, b"alone\n")]
 
 
 def test_agents_of_two_commands_share_the_slots(
@@ -392,7 +394,7 @@ def test_programs_of_an_overfed_lane_run_one_after_the_other(
     assert log.read_text() == "begin\nend\n" * 4
 
 
-def test_rules_of_many_lanes_are_not_all_remembered() -> None:
+def test_cache_of_lanes_is_bounded() -> None:
     rules = AgentRules([clause("s/1*", ("one",)), clause("*", ("other",))])
     for number in range(LANES_CACHE_SIZE + 100):
         found = rules.agents_for((b"s", b"%d" % number))
@@ -400,22 +402,22 @@ def test_rules_of_many_lanes_are_not_all_remembered() -> None:
     assert len(rules._cache) <= LANES_CACHE_SIZE  # noqa: SLF001
 
 
-def test_command_that_is_none_is_one_word() -> None:
+def test_malformed_command_stays_one_word() -> None:
     assert split_command(b"agents/smtp --verbose 'a b'") == ("agents/smtp", "--verbose", "a b")
     assert split_command(b"agents/smtp '") == ("agents/smtp '",)
 
 
-# Trouble.
+# Errors.
 
 
-def test_host_says_why_its_agents_can_not_be_started_and_when_they_can(
+def test_agent_error_is_set_until_agents_can_be_started(
     tmp_path: Path, host: Callable[..., AgentRunner]
 ) -> None:
     clock, program = StillClock(), tmp_path / "agent"
     pool = host(Rule(b"s", b"s/*", LaneOptions(command=str(program).encode())), clock=clock)
     assert pool.agent_error == b""
     give(pool, job())
-    reason = f"can't start the agent {program}: No such file or directory".encode()
+    reason = f"can't start agent {program}: No such file or directory".encode()
     assert turns(pool) == [refused(job(), reason)]
     assert pool.agent_error == reason
     program.write_text("#!/bin/sh\necho no key >&2; exit 1")
@@ -431,7 +433,7 @@ def test_host_says_why_its_agents_can_not_be_started_and_when_they_can(
     assert pool.agent_error == b""
 
 
-def test_program_that_dies_of_its_task_is_no_trouble_of_the_host() -> None:
+def test_agent_killed_by_its_task_is_no_agent_error() -> None:
     clock, one = StillClock(), job()
     with a_pool(shell("exit 1"), clock=clock) as pool:
         give(pool, one)
@@ -448,20 +450,20 @@ def test_command_that_fails_does_not_hold_up_another_one(
     assert found == {b"a1": Outcome.REFUSED, b"b1": Outcome.DONE}
 
 
-def test_what_agents_are_about_is_logged_for_who_wants_to_know(
+def test_states_of_agents_are_logged_at_level_info(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, "taskyard.worker"), closing(Idle()) as idle:
         idle.see()
-    said = [text.split(": ", 1)[1] for text in caplog.messages]
-    assert said == [
+    seen = [text.split(": ", 1)[1] for text in caplog.messages]
+    assert seen == [
         *("LARVA", "STUFFING", "STUFFING in s/a", "FINISHING in s/a"),
         *("IDLE", "LEAVING"),
     ]
 
 
 class Idle:
-    """A host whose agent has done one task, and is told that there is nothing more."""
+    """A runner whose agent has done one task, and was notified that no more wait."""
 
     def __init__(self) -> None:
         self._clock = StillClock()

@@ -1,4 +1,4 @@
-"""Agents, as real programs: fed, silent, garrulous, mad and dead."""
+"""Agents as real programs: well-behaved, silent, verbose, malformed and dead."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from taskyard.worker.limits import (
     RESULT_BYTES_MAX,
 )
 from tests.kit.processes import Broker, Running, Worker, until
-from tests.worker.agents_kit import (
+from tests.worker.agents_harness import (
     SHELL,
     WALL_NS,
     Clock,
@@ -66,15 +66,15 @@ from tests.worker.agents_kit import (
     until_waiting_for,
 )
 from tests.worker.runner.test_programs import given_to_us_for_our_children
-from tests.worker.running_kit import (
+from tests.worker.runner_harness import (
     a_fifo,
     has_ended,
     open_descriptors,
-    told,
+    read_fifo,
     turns,
     wait,
 )
-from tests.worker.test_native import Shop
+from tests.worker.test_native import WorkerHarness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,17 +83,17 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
 
 
 def awk() -> str:
-    """As it has to be started here: mawk waits for more lines than there are, unless told."""
+    """Return the command of an awk program. mawk needs an option to read line by line."""
     command = ["awk", "-W", "interactive", "BEGIN {}"]
     tried = subprocess.run(command, capture_output=True, check=False)
     is_mawk = tried.returncode == 0 and not tried.stderr
     return "awk -W interactive -f" if is_mawk else "awk -f"
 
 
-# Programs that behave.
+# Well-behaved programs.
 
 
-def test_five_lines_of_shell_are_an_agent() -> None:
+def test_agent_can_be_five_lines_of_shell() -> None:
     agent = EXAMPLES / "count.sh"
     assert len(agent.read_text().splitlines()) == 5
     jobs = [job(b"one", b"hello"), job(b"two", b"a\tb\nc\\d"), job(b"three", b"")]
@@ -104,7 +104,7 @@ def test_five_lines_of_shell_are_an_agent() -> None:
     ]
 
 
-def test_agent_in_awk() -> None:
+def test_agent_can_be_written_in_awk() -> None:
     argv = read_command(f"{awk()} {EXAMPLES / 'sums.awk'}")
     jobs = [job(b"one", b"1 2 3.5"), job(b"two", b"one")]
     assert results_of(argv, *jobs) == [
@@ -120,7 +120,7 @@ def test_one_agent_is_fed_one_task_after_the_other() -> None:
     assert len({one.text for one in found}) == 1
 
 
-def test_there_are_as_many_agents_as_slots(gate: Gate) -> None:
+def test_one_agent_runs_per_slot(gate: Gate) -> None:
     jobs = [job(b"%d" % number) for number in range(4)]
     with a_pool(shell(f"read _ < {gate.path}; report $$ ok"), slots=3) as pool:
         for one in jobs:
@@ -150,7 +150,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.parametrize("size", [200_000, RESULT_BYTES_MAX])
-def test_what_is_larger_than_a_pipe_goes_both_ways(size: int) -> None:
+def test_data_larger_than_a_pipe_passes_both_ways(size: int) -> None:
     one = job(payload=b"x" * size)
     code = "import sys; print('#hungry', flush=True); id, _, payload = input().split('\\t')\n"
     code += "print(f'{id}\\t{payload}\\tok', flush=True); sys.stdin.read()"
@@ -170,7 +170,7 @@ print(f'{{id}}\t{{"x" * {size}}}\tok')
 
 
 @pytest.mark.parametrize(
-    ("said", "outcome", "text", "retry_at_ns"),
+    ("line_sent", "outcome", "text", "retry_at_ns"),
     [
         ("ok", Outcome.DONE, b"detail", 0),
         ("ok3 accepted", Outcome.DONE, b"detail", 0),
@@ -184,30 +184,32 @@ print(f'{{id}}\t{{"x" * {size}}}\tok')
         ("fine", Outcome.FAILED, b"the agent reported 'fine', which is no status", 0),
     ],
 )
-def test_status_is_reported_as(said: str, outcome: Outcome, text: bytes, retry_at_ns: int) -> None:
-    (found,) = results_of(shell(f"report detail '{said}'"), job())
+def test_status_of_a_report_becomes_an_outcome(
+    line_sent: str, outcome: Outcome, text: bytes, retry_at_ns: int
+) -> None:
+    (found,) = results_of(shell(f"report detail '{line_sent}'"), job())
     assert (found.outcome, found.text, found.retry_at_ns) == (outcome, text, retry_at_ns)
 
 
-def test_what_it_says_on_the_side_is_the_tasks_output(caplog: pytest.LogCaptureFixture) -> None:
+def test_stderr_and_comments_are_the_output_of_the_task(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "taskyard.worker"):
         jobs = [job(b"one"), job(b"two")]
         talks = shell("echo \"# begins $id\"; echo aside >&2; report r 'ok quite well'")
         first, second = results_of(talks, *jobs)
-    # They come by two pipes: in which order is anybody's guess.
+    # They arrive through two pipes, in any order.
     assert sorted(first.output.split(b"\n")) == [b"aside", b"begins one/1", b"quite well"]
     assert sorted(second.output.split(b"\n")) == [b"aside", b"begins two/1", b"quite well"]
     assert [text.split(": ", 1)[1] for text in caplog.messages].count("aside") == 2
     assert any(text.endswith(": begins two/1") for text in caplog.messages)
 
 
-def test_what_it_says_before_its_task_is_not_the_tasks_output() -> None:
+def test_output_before_a_task_does_not_belong_to_it() -> None:
     agent = ("sh", "-c", f"echo starts >&2; {SHELL}")
     with_words = ("env", "DO=report r ok", *agent)
     assert results_of(with_words, job()) == [done(job(), b"r")]
 
 
-def test_comment_is_told_as_progress() -> None:
+def test_comment_is_sent_as_progress() -> None:
     heard: list[tuple[Job, Result]] = []
     one = job()
     with a_pool(shell("echo '# a quarter'; echo '# half'; report r ok")) as pool:
@@ -217,7 +219,7 @@ def test_comment_is_told_as_progress() -> None:
     assert heard == [(one, Result(b"a quarter\n")), (one, Result(b"a quarter\nhalf\n"))]
 
 
-def test_progress_is_the_end_of_what_was_said() -> None:
+def test_progress_is_the_end_of_the_output() -> None:
     heard: list[Result] = []
     with a_pool(shell('for n in $(seq 1000); do echo "# step $n"; done; report r ok')) as pool:
         pool.on_output = lambda _, printed: heard.append(printed)
@@ -229,7 +231,7 @@ def test_progress_is_the_end_of_what_was_said() -> None:
     assert (heard[0].bytes_total, heard[-1].bytes_total) == (0, printed_bytes)
 
 
-def test_environment_is_what_every_program_needs_and_what_the_user_gives(
+def test_agents_get_basic_variables_and_those_of_env_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("OF_THE_WORKER", "TASKYARD_KEY", "LC_TIME", "TZ"):
@@ -267,14 +269,14 @@ print(f"{id}\\t{os.getsid(0) == os.getpid()} {inherited}\\tok")
             leads, _, inherited = found.text.decode().partition(" ")
             assert leads == "True"
             more = set(map(int, inherited.split(","))) - {0, 1, 2}
-            # Its lifeline, and what it has open to look.
+            # Its parent pipe, and the directory that it lists.
             assert len(more - given_to_us_for_our_children()) <= 2
 
 
-# Idle ones.
+# Idle agents.
 
 
-def test_agent_with_nothing_to_do_is_told_so_once_and_is_fed_when_there_is_something(
+def test_idle_agent_is_notified_once_and_fed_when_a_task_comes(
     tmp_path: Path,
 ) -> None:
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
@@ -286,32 +288,32 @@ def test_agent_with_nothing_to_do_is_told_so_once_and_is_fed_when_there_is_somet
         assert pool.wake_at_ns() == clock.now_ns + AGENT_IDLE_NOTICE_NS
         clock.now_ns += AGENT_IDLE_NOTICE_NS
         assert pool.turn() == []
-        assert told(fifo) == "idle\n"
+        assert read_fifo(fifo) == "idle\n"
         pool.start(job(b"two"))
         (second,) = turns(pool)
         assert first.text == second.text
 
 
-def test_agent_that_is_idle_for_long_is_let_go_and_another_one_started(tmp_path: Path) -> None:
+def test_agent_exits_after_long_idleness_and_another_starts_on_demand(tmp_path: Path) -> None:
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
     with a_pool(shell("report $$ ok", after=f"echo bye > {fifo}"), clock=clock) as pool:
         pool.start(job(b"one"))
         (first,) = turns(pool)
         until_hungry(pool)
         clock.now_ns += 180 * SECOND_NS
-        pool.turn()  # says that there is nothing
+        pool.turn()  # sends #idle
         pool.turn()
-        assert told(fifo) == "bye\n"
+        assert read_fifo(fifo) == "bye\n"
         assert has_ended(int(first.text))
         pool.start(job(b"two"))
         (second,) = turns(pool)
         assert first.text != second.text
-        told_by = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # so that it need not wait for us
+        told_by = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # so that it does not block
         pool.close()
         os.close(told_by)
 
 
-def test_end_of_its_input_tells_it_to_finish_too(tmp_path: Path) -> None:
+def test_end_of_stdin_makes_an_agent_finish(tmp_path: Path) -> None:
     waits = shell("report r ok", after=f"cat > /dev/null; echo bye > {tmp_path}/bye")
     with a_pool(waits) as pool:
         pool.start(job())
@@ -319,7 +321,7 @@ def test_end_of_its_input_tells_it_to_finish_too(tmp_path: Path) -> None:
     assert (tmp_path / "bye").read_text() == "bye\n"
 
 
-def test_agent_that_does_not_finish_when_told_is_ended(tmp_path: Path) -> None:
+def test_agent_that_ignores_finish_is_ended(tmp_path: Path) -> None:
     fifo, clock = a_fifo(tmp_path / "fifo"), StillClock()
     stays = shell("report $$ ok", after=f"echo bye > {fifo}; sleep 1000")
     with a_pool(stays, clock=clock) as pool:
@@ -327,7 +329,7 @@ def test_agent_that_does_not_finish_when_told_is_ended(tmp_path: Path) -> None:
         (found,) = turns(pool)
         until_hungry(pool)
         pool.unstarted()
-        assert told(fifo) == "bye\n"
+        assert read_fifo(fifo) == "bye\n"
         clock.now_ns += 10 * SECOND_NS
         while pool._agents():  # noqa: SLF001
             pool.turn()
@@ -336,7 +338,7 @@ def test_agent_that_does_not_finish_when_told_is_ended(tmp_path: Path) -> None:
         assert has_ended(int(found.text))
 
 
-def test_closing_lets_those_finish_that_hold_nothing(tmp_path: Path) -> None:
+def test_close_lets_idle_agents_finish(tmp_path: Path) -> None:
     before = open_descriptors()
     with a_pool(shell("report r ok", after=f"echo bye > {tmp_path}/bye"), slots=2) as pool:
         pool.start(job(b"one"))
@@ -345,25 +347,25 @@ def test_closing_lets_those_finish_that_hold_nothing(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_closing_kills_those_that_are_at_work(tmp_path: Path) -> None:
+def test_close_kills_agents_that_hold_tasks(tmp_path: Path) -> None:
     fifo, before = a_fifo(tmp_path / "fifo"), open_descriptors()
     with a_pool(shell(f"echo $$ > {fifo}; sleep 1000")) as pool:
         pool.start(job())
-        pid = told_while_turning(pool, fifo)
+        pid = read_fifo_while_turning(pool, fifo)
     assert has_ended(pid)
     assert open_descriptors() == before
 
 
-def told_while_turning(pool: AgentRunner, fifo: str) -> int:
-    """The number that an agent writes there when it was fed."""
+def read_fifo_while_turning(pool: AgentRunner, fifo: str) -> int:
+    """Turn until an agent that was fed has written a number to a FIFO."""
     until_fed(pool)
-    return int(told(fifo))
+    return int(read_fifo(fifo))
 
 
-# Those that don't behave.
+# Misbehaving programs.
 
 
-def test_agent_that_dies_takes_an_attempt_with_it_and_the_next_one_goes_on() -> None:
+def test_agent_that_dies_costs_an_attempt_and_is_replaced() -> None:
     jobs = [job(b"good"), job(b"bad", b"die"), job(b"next")]
     dies = '[ "$payload" = die ] && { echo oh >&2; exit 3; }; report $$ ok'
     first, second, third = results_of(shell(dies), *jobs)
@@ -379,7 +381,7 @@ def test_agent_that_dies_of_its_first_task_leaves_the_others_to_the_next_one() -
     assert second == done(jobs[1], b"r")
 
 
-def test_agent_that_is_killed_by_a_signal_is_told_so() -> None:
+def test_signal_that_killed_an_agent_is_in_the_reason() -> None:
     one = job()
     assert results_of(shell("kill -SEGV $$"), one) == [
         crashed(one, b"the agent died: killed by SIGSEGV")
@@ -411,19 +413,19 @@ def test_agent_that_is_silent_for_too_long_with_a_task_is_ended(tmp_path: Path) 
     hangs = shell(f"trap '' TERM; sleep 1000 & echo $! > {fifo}; wait; wait")
     with a_pool(hangs, clock=clock, hunger_ns_max=60 * SECOND_NS) as pool:
         pool.start(one)
-        pid = told_while_turning(pool, fifo)
+        pid = read_fifo_while_turning(pool, fifo)
         assert pool.wake_at_ns() == clock.now_ns + 60 * SECOND_NS
         clock.now_ns += 60 * SECOND_NS - 1
         assert pool.turn() == []
         clock.now_ns += 1
-        assert pool.turn() == []  # it is asked to end
+        assert pool.turn() == []  # SIGTERM is sent
         assert pool.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
         clock.now_ns += KILL_GRACE_NS
-        assert turns(pool) == [crashed(one, b"the agent said nothing for 60 s")]
+        assert turns(pool) == [crashed(one, b"the agent sent nothing for 60 s")]
         assert has_ended(pid)
 
 
-def test_comment_is_a_sign_of_life(gate: Gate) -> None:
+def test_comment_counts_as_activity(gate: Gate) -> None:
     clock, one = StillClock(), job()
     works = shell(f"read _ < {gate.path}; echo '# still at it'; read _ < {gate.path}; report r ok")
     heard: list[Result] = []
@@ -449,18 +451,18 @@ def test_task_that_exceeds_its_time_limit_ends_its_agent(tmp_path: Path) -> None
     with a_pool(shell(slow), clock=clock) as pool:
         pool.start(one)
         pool.start(other)
-        told_while_turning(pool, fifo)
+        read_fifo_while_turning(pool, fifo)
         clock.now_ns += 5 * SECOND_NS
         assert turns(pool, 2) == [failed(one, b"time limit of 5 s exceeded"), done(other, b"r")]
 
 
-def test_report_after_it_was_told_to_end_does_not_count(tmp_path: Path) -> None:
+def test_report_after_sigterm_is_ignored(tmp_path: Path) -> None:
     clock, fifo = StillClock(), a_fifo(tmp_path / "fifo")
     one = job(time_limit_ns=5 * SECOND_NS)
     late = f"trap 'report r ok; exit 0' TERM; echo $$ > {fifo}; sleep 1000 & wait"
     with a_pool(shell(late), clock=clock) as pool:
         pool.start(one)
-        told_while_turning(pool, fifo)
+        read_fifo_while_turning(pool, fifo)
         clock.now_ns += 5 * SECOND_NS
         assert turns(pool) == [failed(one, b"time limit of 5 s exceeded")]
 
@@ -473,7 +475,7 @@ def test_cancelled_task_ends_its_agent_and_is_not_reported(tmp_path: Path) -> No
         pool.start(job())
         pool.start(job(b"waits"))
         pool.start(other)
-        pid = told_while_turning(pool, fifo)
+        pid = read_fifo_while_turning(pool, fifo)
         pool.stop(b"waits", 1)
         pool.stop(b"t", 1)
         pool.stop(b"nobody", 1)
@@ -527,12 +529,12 @@ def test_malformed_lines_of_an_agent_that_has_ended_are_counted() -> None:
         assert pool.malformed == 1
 
 
-def test_agent_that_says_nothing_but_garbage_is_ended() -> None:
+def test_agent_that_sends_only_garbage_is_ended() -> None:
     one = job()
     (found,) = results_of(("sh", "-c", "echo '#hungry'; read _; exec yes"), one)
     assert found.outcome is Outcome.CRASHED
     assert found.text == (
-        b"the agent does not speak the language: 'y' is neither a report nor a comment"
+        b"too many malformed lines from the agent: 'y' is neither a report nor a comment"
     )
     at_the_limit = f"for n in $(seq {AGENT_MALFORMED_LINES_MAX}); do echo y; done; report r ok"
     assert results_of(shell(at_the_limit), one, job(b"two"))[1].text == b"r"
@@ -555,12 +557,12 @@ def test_gigabyte_without_a_newline_is_not_kept(where: str, size: int) -> None:
         assert found == structs.replace(whole, output_bytes_total=size)
 
 
-def test_only_so_many_lines_a_second_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_per_second_are_limited(caplog: pytest.LogCaptureFixture) -> None:
     with a_pool(shell("seq 1000 >&2; report r ok"), clock=StillClock()) as pool:
         pool.start(job())
         turns(pool)
     assert len(caplog.messages) == AGENT_LOG_LINES_MAX + 1
-    assert caplog.messages[-1].endswith(f"{1000 - AGENT_LOG_LINES_MAX} more lines were not logged")
+    assert caplog.messages[-1].endswith(f"{1000 - AGENT_LOG_LINES_MAX} more lines not logged")
 
 
 def test_agent_that_closes_its_stdout_is_ended() -> None:
@@ -573,16 +575,14 @@ def test_agent_that_closes_its_stdout_is_ended() -> None:
         assert turns(pool) == [crashed(one, b"the agent closed its stdin or stdout")]
 
 
-def test_agent_that_never_asks_is_ended_and_what_waits_is_given_back() -> None:
+def test_agent_that_is_never_hungry_is_ended_and_waiting_tasks_are_returned() -> None:
     clock, one = StillClock(), job()
     with a_pool(("sleep", "1000"), clock=clock) as pool:
         pool.start(one)
         pool.turn()
         assert pool.wake_at_ns() == clock.now_ns + CHILD_START_NS_MAX
         clock.now_ns += CHILD_START_NS_MAX
-        assert turns(pool) == [
-            refused(one, b"the agent did not say #hungry within 60 s of its start")
-        ]
+        assert turns(pool) == [refused(one, b"the agent sent no #hungry within 60 s of its start")]
 
 
 def test_agent_that_dies_at_once_is_started_less_and_less_often(tmp_path: Path) -> None:
@@ -606,15 +606,15 @@ def test_agent_that_dies_at_once_is_started_less_and_less_often(tmp_path: Path) 
     assert len((tmp_path / "starts").read_text()) == 10
 
 
-def test_liar_that_asks_and_leaves_is_no_use_either() -> None:
-    """Its task is charged if it may have seen it; either way it does not wait for ever."""
+def test_agent_that_is_hungry_and_exits_counts_as_failed() -> None:
+    """Its task is charged if the agent may have read it. Either way it does not wait for ever."""
     one = job()
     (found,) = results_of(("sh", "-c", "exec <&-; echo '#hungry'"), one)
     assert found.outcome in (Outcome.CRASHED, Outcome.REFUSED)
     assert found.text == b"the agent died: exit status 0"
 
 
-def test_task_of_which_an_agent_has_not_got_a_byte_goes_to_the_next_one(tmp_path: Path) -> None:
+def test_unread_task_of_an_agent_goes_to_the_next_agent(tmp_path: Path) -> None:
     jobs, clock = [job(b"one"), job(b"two")], StillClock()
     deaf = f"touch {tmp_path}/x; exec <&-; echo '#hungry'; exec sleep 1000"
     once = f"report $$ ok; [ -e {tmp_path}/x ] || {{ {deaf}; }}"
@@ -632,7 +632,7 @@ def test_task_of_which_an_agent_has_not_got_a_byte_goes_to_the_next_one(tmp_path
     assert first.text != second.text
 
 
-def test_deaf_agent_gives_its_task_back() -> None:
+def test_task_returns_from_an_agent_that_does_not_read() -> None:
     one, clock = job(), StillClock()
     with a_pool(("sh", "-c", "exec <&-; echo '#hungry'; exec sleep 1000"), clock=clock) as pool:
         pool.start(one)
@@ -653,34 +653,34 @@ def test_task_that_an_agent_has_begun_to_read_is_not_untouched() -> None:
             assert not feed.is_open()
 
 
-def test_program_that_can_not_be_started_gives_its_tasks_back(tmp_path: Path) -> None:
+def test_tasks_of_an_agent_that_can_not_start_are_returned(tmp_path: Path) -> None:
     one, missing = job(), str(tmp_path / "missing")
-    reason = f"can't start the agent {missing}: No such file or directory".encode()
+    reason = f"can't start agent {missing}: No such file or directory".encode()
     assert results_of((missing,), one) == [refused(one, reason)]
 
 
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("", "--agent is empty"),
-        ("'", "is no command: No closing quotation"),
-        ("no-such-program --fast", "there is no program 'no-such-program' that can be run here"),
-        ("./no-such-program", "give its path, and see that it is executable"),
+        ("", "--agent: empty command"),
+        ("'", ": No closing quotation"),
+        ("no-such-program --fast", "program 'no-such-program' not found or not executable"),
+        ("./no-such-program", "program './no-such-program' not found or not executable"),
     ],
 )
-def test_wrong_command_is_told(command: str, reason: str) -> None:
+def test_invalid_agent_command_is_refused(command: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         read_command(command)
 
 
-def test_command_is_words_as_in_a_shell() -> None:
+def test_command_is_split_like_in_a_shell() -> None:
     assert read_command("sh -c 'echo  x'") == ("sh", "-c", "echo  x")
 
 
-# How many there are.
+# Number of agents.
 
 
-def test_wide_task_waits_for_its_slots_and_nobody_goes_before_it(gate: Gate) -> None:
+def test_wide_task_waits_for_its_slots_without_being_overtaken(gate: Gate) -> None:
     jobs = [job(b"one"), job(b"wide", slots=2), job(b"next")]
     with a_pool(shell(f"read _ < {gate.path}; report r ok"), slots=2) as pool:
         pool.start(job(b"first"))
@@ -702,7 +702,7 @@ def test_wide_task_waits_for_its_slots_and_nobody_goes_before_it(gate: Gate) -> 
             assert [one.job for one in turns(pool)] == [done_now]
 
 
-def test_leaving_gives_back_what_waits_and_finishes_what_is_held(gate: Gate) -> None:
+def test_shutdown_returns_waiting_tasks_and_finishes_held_ones(gate: Gate) -> None:
     jobs = [job(b"one"), job(b"two")]
     with a_pool(shell(f"read _ < {gate.path}; report $$ ok")) as pool:
         for one in jobs:
@@ -721,54 +721,54 @@ def test_leaving_gives_back_what_waits_and_finishes_what_is_held(gate: Gate) -> 
 # With the worker's loop.
 
 
-def test_loop_tells_the_newest_progress_and_not_too_often() -> None:
-    shop = Shop(slots=2)
-    shop.create(b"a", b"b")
-    shop.turn()
-    first, second = shop.runner.jobs
-    shop.loop.set_progress(first, Result(b"one\n"))
-    shop.turn()
-    assert shop.said.count(peer.PROGRESS) == 1
-    shop.loop.set_progress(first, Result(b"one\ntwo\n"))
-    shop.loop.set_progress(first, Result(b"one\ntwo\nthree\n"))
-    shop.loop.set_progress(second, Result(b"x\n"))
-    shop.turn()
-    assert shop.said.count(peer.PROGRESS) == 1
-    shop.pass_time(SECOND_NS)
-    shop.turn()
-    assert shop.said.count(peer.PROGRESS) == 2
-    records = [one for one in shop.scheduler.take_records() if isinstance(one, Progressed)]
+def test_newest_progress_is_sent_at_a_limited_rate() -> None:
+    harness = WorkerHarness(slots=2)
+    harness.create(b"a", b"b")
+    harness.turn()
+    first, second = harness.runner.jobs
+    harness.loop.set_progress(first, Result(b"one\n"))
+    harness.turn()
+    assert harness.sent_kinds.count(peer.PROGRESS) == 1
+    harness.loop.set_progress(first, Result(b"one\ntwo\n"))
+    harness.loop.set_progress(first, Result(b"one\ntwo\nthree\n"))
+    harness.loop.set_progress(second, Result(b"x\n"))
+    harness.turn()
+    assert harness.sent_kinds.count(peer.PROGRESS) == 1
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert harness.sent_kinds.count(peer.PROGRESS) == 2
+    records = [one for one in harness.scheduler.take_records() if isinstance(one, Progressed)]
     assert [record.texts for record in records] == [
         [b"one\n"],
         [b"one\ntwo\nthree\n", b"x\n"],
     ]
 
 
-def test_loop_tells_no_progress_of_what_is_over() -> None:
-    shop = Shop()
-    shop.create(b"a")
-    shop.turn()
-    (one,) = shop.runner.jobs
-    shop.loop.set_progress(one, Result(b"first\n"))
-    shop.turn()
-    shop.loop.set_progress(one, Result(b"more\n"))
-    shop.runner.finish()
-    shop.turn()
-    shop.loop.set_progress(one, Result(b"late\n"))
-    shop.pass_time(SECOND_NS)
-    shop.turn()
-    assert shop.said.count(peer.PROGRESS) == 1
+def test_no_progress_is_sent_for_finished_tasks() -> None:
+    harness = WorkerHarness()
+    harness.create(b"a")
+    harness.turn()
+    (one,) = harness.runner.jobs
+    harness.loop.set_progress(one, Result(b"first\n"))
+    harness.turn()
+    harness.loop.set_progress(one, Result(b"more\n"))
+    harness.runner.finish()
+    harness.turn()
+    harness.loop.set_progress(one, Result(b"late\n"))
+    harness.pass_time(SECOND_NS)
+    harness.turn()
+    assert harness.sent_kinds.count(peer.PROGRESS) == 1
 
 
 def test_loop_reports_when_to_try_again() -> None:
-    shop = Shop()
-    shop.create(b"a")
-    shop.turn()
-    one = shop.runner.jobs.pop()
-    at_ns = shop.scheduler.context.at_ns + 90 * SECOND_NS
-    shop.runner._done.append(JobResult(one, Outcome.RETRY_AT, b"later", b"", at_ns))  # noqa: SLF001
-    shop.turn()
-    task = shop.scheduler.ledger.tasks[b"a"]
+    harness = WorkerHarness()
+    harness.create(b"a")
+    harness.turn()
+    one = harness.runner.jobs.pop()
+    at_ns = harness.scheduler.context.at_ns + 90 * SECOND_NS
+    harness.runner._done.append(JobResult(one, Outcome.RETRY_AT, b"later", b"", at_ns))  # noqa: SLF001
+    harness.turn()
+    task = harness.scheduler.ledger.tasks[b"a"]
     assert (task.state, task.due_ns, task.failures) == (TaskState.DELAYED, at_ns, 0)
 
 
@@ -790,18 +790,18 @@ def command_of(argv: tuple[str, ...]) -> str:
     return shlex.join(argv)
 
 
-def test_tasks_of_a_service_are_done_by_its_agents(tmp_path: Path) -> None:
+def test_agents_run_the_tasks_of_their_service(tmp_path: Path) -> None:
     with a_host(tmp_path, str(EXAMPLES / "count.sh")) as (client, _):
         names = ["plain", "# odd \\name/1", "#hungry"]
         futures = [client.submit(name.encode() * 3, name=name, service="s") for name in names]
         assert [future.result(30) for future in futures] == [b"15", b"39", b"21"]
 
 
-def test_what_an_agent_reports_is_what_the_broker_knows(tmp_path: Path) -> None:
+def test_reports_of_agents_reach_the_broker(tmp_path: Path) -> None:
     agent = command_of(shell('report "$lane" "$payload"'))
     with a_host(tmp_path, agent) as (client, _):
-        said = {"lost": b"error no such user", "later": b"retryat +3600 greylisted"}
-        for name, status in said.items():
+        statuses = {"lost": b"error no such user", "later": b"retryat +3600 greylisted"}
+        for name, status in statuses.items():
             client.submit(status, name=name, service="s", retries=5)
         assert client.submit(b"ok", service="s", lane="disk-1").result(30) == b"disk-1"
         assert "no such user" in str(client.future("lost").exception(30))
@@ -829,7 +829,7 @@ def test_agents_end_with_their_host_however_it_ends(tmp_path: Path) -> None:
         assert has_ended(int((tmp_path / "pid").read_text()))
 
 
-def test_sigterm_lets_agents_finish_and_say_goodbye(tmp_path: Path, gate: Gate) -> None:
+def test_sigterm_lets_agents_finish_before_exit(tmp_path: Path, gate: Gate) -> None:
     agent = command_of(
         shell(f"echo > begun; read _ < {gate.path}; report r ok", after="echo > bye")
     )
@@ -862,7 +862,7 @@ PAGE = (EXAMPLES.parents[1] / "docs" / "dialects" / "hungry.md").read_text()
         f"each time, up to {AGENT_RESTART_NS_MAX // SECOND_NS} s",
     ],
 )
-def test_figures_of_the_page_are_those_of_the_code(text: str) -> None:
+def test_numbers_on_the_page_match_the_code(text: str) -> None:
     assert text in PAGE
     assert AGENT_HUNGER_NS_MAX == 3600 * SECOND_NS
     assert AGENT_RESTART_NS == AGENT_IDLE_NOTICE_NS == SECOND_NS // 10

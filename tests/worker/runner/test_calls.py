@@ -1,4 +1,4 @@
-"""Tasks of `call`, with real Python processes: results, output, crashes, limits, the allow-list."""
+"""Tasks of `call` in real Python processes: results, output, crashes, limits, allow-list."""
 
 import os
 import select
@@ -19,7 +19,7 @@ from taskyard.worker.limits import (
     RESULT_BYTES_MAX,
 )
 from taskyard.worker.runner import Job, JobResult, ProcessRunner
-from tests.worker.running_kit import (
+from tests.worker.runner_harness import (
     SetClock,
     a_fifo,
     a_runner,
@@ -27,8 +27,8 @@ from tests.worker.running_kit import (
     command,
     has_ended,
     open_descriptors,
+    read_fifo,
     result_of,
-    told,
     turn_until_quiet,
     turns,
 )
@@ -43,7 +43,7 @@ SIZE = 7
 
 def nothing(): pass
 def add(a, b=0): return a + b
-def say(text): print(text)
+def echo(text): print(text)
 def where(): return os.getcwd()
 def go(directory): os.chdir(directory)
 def look(name): return os.environ.get(name)
@@ -82,11 +82,11 @@ def hang(fifo, ignore=False):
 def read(fifo): return open(fifo).read()
 def write(fifo, text): open(fifo, "w").write(text)
 def return_when_told(fifo):
-    told = []
-    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    signals = []
+    signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
     with open(fifo, "w") as file:
         file.write(str(os.getpid()))
-    while not told:
+    while not signals:
         signal.sigtimedwait([], 0.01)
     return "late"
 def answer_and_die(fifo):
@@ -109,7 +109,7 @@ class Adder:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the worker is started; there lie a module that can be called, and traps."""
+    """Make the worker's directory, with a module to call, and modules that shadow others."""
     (tmp_path / "yard.py").write_text(YARD)
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "json.py").write_text("raise RuntimeError('not the json that was wanted')\n")
@@ -134,28 +134,28 @@ def refused(job: Job, reason: bytes) -> JobResult:
     return JobResult(job, Outcome.FAILED_FINAL, reason)
 
 
-def came_of(job: Job) -> JobResult:
+def result_of_call(job: Job) -> JobResult:
     return result_of(job, allow=["yard"])
 
 
-def test_result_is_what_the_function_returns_as_json() -> None:
+def test_result_is_the_return_value_as_json() -> None:
     job = call("yard:add", 2, kwargs={"b": 3})
-    assert came_of(job) == done(job, b"5")
+    assert result_of_call(job) == done(job, b"5")
     job = call("yard:add", "ä", "€")
-    assert came_of(job) == done(job, '"ä€"'.encode())
+    assert result_of_call(job) == done(job, '"ä€"'.encode())
     job = call("yard:nothing")
-    assert came_of(job) == done(job, b"null")
+    assert result_of_call(job) == done(job, b"null")
 
 
 def test_method_of_a_class_can_be_called() -> None:
     job = call("yard:Adder.add", 1, 2)
-    assert came_of(job) == done(job, b"3")
+    assert result_of_call(job) == done(job, b"3")
 
 
-def test_call_of_a_service_with_another_name() -> None:
+def test_call_of_a_custom_service_is_run() -> None:
     plain = call("yard:add", 1, 2)
     job = Job(b"t", 1, b"cpu", plain.payload)
-    assert came_of(job) == done(job, b"3")
+    assert result_of_call(job) == done(job, b"3")
 
 
 def test_process_is_kept_for_the_next_call() -> None:
@@ -167,17 +167,17 @@ def test_process_is_kept_for_the_next_call() -> None:
         assert pids != {str(os.getpid()).encode()}
 
 
-def test_what_is_printed_belongs_to_its_call() -> None:
+def test_output_belongs_to_its_call() -> None:
     with a_runner(allow=["yard"]) as runner:
-        jobs = [call("yard:say", "one"), call("yard:nothing"), call("yard:say", "ä")]
+        jobs = [call("yard:echo", "one"), call("yard:nothing"), call("yard:echo", "ä")]
         for job in jobs:
             runner.start(job)
         outputs = [found.output for found in turns(runner, 3)]
         assert outputs == [b"one\n", b"", "ä\n".encode()]
 
 
-def test_exception_is_told_by_its_last_line_with_the_traceback_as_output() -> None:
-    found = came_of(call("yard:raise_error", "no\nsuch thing"))
+def test_exception_is_the_reason_and_its_traceback_is_the_output() -> None:
+    found = result_of_call(call("yard:raise_error", "no\nsuch thing"))
     assert (found.outcome, found.text) == (Outcome.FAILED, b"ValueError: no\nsuch thing")
     assert found.output.startswith(b"before\nTraceback (most recent call last):\n  File ")
     assert found.output.endswith(b"ValueError: no\nsuch thing\n")
@@ -186,19 +186,19 @@ def test_exception_is_told_by_its_last_line_with_the_traceback_as_output() -> No
 
 
 def test_text_of_an_exception_is_bounded() -> None:
-    found = came_of(call("yard:raise_error", "x" * 3_000_000))
+    found = result_of_call(call("yard:raise_error", "x" * 3_000_000))
     assert found.text.startswith(b"ValueError: xxx")
     assert len(found.text) == REASON_BYTES_MAX
     assert len(found.output) == OUTPUT_TAIL_BYTES
 
 
-def test_exception_that_can_not_be_shown_is_told_nevertheless() -> None:
-    found = came_of(call("yard:raise_unprintable"))
-    assert found.text == b"yard.Unprintable: an exception that can't be shown"
+def test_exception_with_a_broken_str_is_still_reported() -> None:
+    found = result_of_call(call("yard:raise_unprintable"))
+    assert found.text == b"yard.Unprintable: (its message can't be shown)"
 
 
-def test_exception_that_is_no_error_does_not_end_the_process() -> None:
-    found = came_of(call("yard:raise_cancelled"))
+def test_exception_that_is_not_an_error_does_not_end_the_process() -> None:
+    found = result_of_call(call("yard:raise_cancelled"))
     assert found.text == b"asyncio.exceptions.CancelledError"
 
 
@@ -212,11 +212,11 @@ def test_exception_that_is_no_error_does_not_end_the_process() -> None:
     ],
 )
 def test_call_that_ends_its_process_has_failed(job: Job, how: bytes, output: bytes) -> None:
-    assert came_of(job) == failed(job, b"the process died: " + how, output)
+    assert result_of_call(job) == failed(job, b"the process died: " + how, output)
 
 
 def test_crash_shows_where_it_was() -> None:
-    found = came_of(call("yard:crash"))
+    found = result_of_call(call("yard:crash"))
     assert (found.outcome, found.text) == (
         Outcome.FAILED,
         b"the process died: killed by SIGSEGV",
@@ -234,7 +234,7 @@ def test_process_that_died_is_replaced() -> None:
         assert open_descriptors() == before
 
 
-def test_process_that_dies_between_calls_is_replaced_without_a_word(home: Path) -> None:
+def test_process_that_dies_between_calls_is_replaced_silently(home: Path) -> None:
     fifo = a_fifo(home / "fifo")
     with a_runner(allow=["yard"]) as runner:
         runner.start(call("yard:die_later"))
@@ -246,27 +246,29 @@ def test_process_that_dies_between_calls_is_replaced_without_a_word(home: Path) 
         assert turns(runner) == [done(job, b"3")]
 
 
-def test_result_that_is_no_json_is_failed_for_good() -> None:
+def test_result_that_is_not_json_fails_for_good() -> None:
     job = call("yard:strange")
     text = b"result of type set can't be sent as JSON: Object of type set is not JSON serializable"
     text += b"; give plain data"
-    assert came_of(job) == refused(job, text)
-    assert came_of(call("yard:lost")).text.startswith(b"result of type float can't be sent as")
+    assert result_of_call(job) == refused(job, text)
+    assert result_of_call(call("yard:lost")).text.startswith(
+        b"result of type float can't be sent as"
+    )
 
 
-def test_result_that_is_too_large_is_failed_for_good() -> None:
+def test_too_large_result_fails_for_good() -> None:
     job = call("yard:letters", RESULT_BYTES_MAX - 2)
-    assert came_of(job) == done(job, b'"' + b"x" * (RESULT_BYTES_MAX - 2) + b'"')
+    assert result_of_call(job) == done(job, b'"' + b"x" * (RESULT_BYTES_MAX - 2) + b'"')
     job = call("yard:letters", RESULT_BYTES_MAX - 1)
     text = (
-        b"the result has 1048577 bytes, and 1048576 is the limit; write it to a file and return "
-        b"the file's name"
+        b"result too large: 1048577 bytes, at most 1048576 (write it to a file and return the "
+        b"file's name)"
     )
-    assert came_of(job) == refused(job, text)
+    assert result_of_call(job) == refused(job, text)
 
 
 def assert_is_quiet(runner: ProcessRunner) -> None:
-    """There is nothing to wake up for."""
+    """Check that no turn is due."""
     assert runner.wake_at_ns() is None
     assert select.select(runner.filenos(), [], [], 0) == ([], [], [])
 
@@ -283,7 +285,7 @@ def test_payload_larger_than_the_sockets_room_arrives_whole() -> None:
 def test_memory_is_bounded_whatever_a_call_prints() -> None:
     job = call("yard:flood", 10_000_000)
     whole = done(job, b"null", bytes(OUTPUT_TAIL_BYTES))
-    assert came_of(job) == structs.replace(whole, output_bytes_total=10_000_000)
+    assert result_of_call(job) == structs.replace(whole, output_bytes_total=10_000_000)
 
 
 def test_call_may_close_stdout() -> None:
@@ -294,10 +296,10 @@ def test_call_may_close_stdout() -> None:
         assert turns(runner, 2) == [done(jobs[0], b"null"), done(jobs[1], b"1")]
 
 
-def test_module_that_is_not_allowed_is_told_with_what_to_do() -> None:
+def test_refused_module_is_named_with_the_option_that_allows_it() -> None:
     job = call("os:getpid")
-    reason = b"module os is not allowed here; start the worker with --allow os"
-    assert came_of(job) == refused(job, reason)
+    reason = b"module os is not allowed (start the worker with --allow os)"
+    assert result_of_call(job) == refused(job, reason)
 
 
 def test_refusal_costs_no_process() -> None:
@@ -329,23 +331,21 @@ def test_function_of_an_allowed_module_can_be_called(
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        ("package2:f", b"module package2 is not allowed here; start the worker with --allow pack"),
-        ("yard:run", b"yard:run comes from subprocess: module subprocess is not allowed here; "),
-        ("yard:join", b"yard:join comes from posixpath: module posixpath is not allowed here; "),
-        ("yard:os.system", b"yard:os.system leads through <module 'os' "),
-        ("yard:SIZE", b"yard:SIZE is not a function, but of type int"),
-        ("package:getppid", b"package:getppid comes from posix: module posix is not allowed here"),
+        ("package2:f", b"module package2 is not allowed (start the worker with --allow pack"),
+        ("yard:run", b"yard:run is defined in subprocess: module subprocess is not allowed "),
+        ("yard:join", b"yard:join is defined in posixpath: module posixpath is not allowed "),
+        ("yard:os.system", b"yard:os.system: <module 'os' "),
+        ("yard:SIZE", b"yard:SIZE: not callable (type int)"),
+        ("package:getppid", b"package:getppid is defined in posix: module posix is not allowed"),
     ],
 )
-def test_what_an_allowed_module_does_not_offer_can_not_be_called(
-    function: str, reason: bytes
-) -> None:
+def test_function_outside_the_allowed_modules_is_refused(function: str, reason: bytes) -> None:
     found = result_of(call(function), allow=["yard", "package"])
     assert found.outcome == Outcome.FAILED_FINAL
     assert found.text.startswith(reason)
 
 
-def test_what_a_module_lists_is_offered_wherever_it_comes_from() -> None:
+def test_names_in_all_are_allowed_wherever_they_are_defined() -> None:
     assert result_of(call("package:getpid"), allow=["package"]).outcome == Outcome.DONE
 
 
@@ -362,9 +362,9 @@ def test_function_that_can_not_be_found_is_a_failure(function: str, reason: byte
     assert (found.outcome, found.text) == (Outcome.FAILED, reason)
 
 
-def test_users_module_is_found_and_does_not_get_in_our_way(home: Path) -> None:
+def test_module_of_the_user_is_found_and_replaces_none_of_ours(home: Path) -> None:
     assert (home / "json.py").exists()
-    assert came_of(call("yard:where")).text == f'"{home}"'.encode()
+    assert result_of_call(call("yard:where")).text == f'"{home}"'.encode()
 
 
 def test_environment_and_directory_are_for_one_call(
@@ -381,19 +381,19 @@ def test_environment_and_directory_are_for_one_call(
         assert texts == ['"the task\'s"', '"also"', '"/"', '"the worker\'s"', "null", f'"{home}"']
 
 
-def test_call_begins_where_the_worker_is_wherever_the_last_one_went(home: Path) -> None:
+def test_each_call_begins_in_the_directory_of_the_worker(home: Path) -> None:
     with a_runner(allow=["yard"]) as runner:
         runner.start(call("yard:go", "/"))
         runner.start(call("yard:where"))
         assert turns(runner, 2)[1].text == f'"{home}"'.encode()
 
 
-def test_directory_that_is_not_there_is_told() -> None:
-    found = came_of(call("yard:where", cwd="/nowhere"))
+def test_missing_directory_is_in_the_reason() -> None:
+    found = result_of_call(call("yard:where", cwd="/nowhere"))
     assert found.text == b"FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'"
 
 
-def test_function_is_told_for_what_it_runs() -> None:
+def test_function_gets_its_task_in_the_environment() -> None:
     with a_runner(allow=["yard"]) as runner:
         runner.start(call("yard:look", "TASKYARD_TASK", name=b"a/b"))
         runner.start(call("yard:look", "TASKYARD_ATTEMPT", attempt=7))
@@ -408,7 +408,7 @@ def test_call_is_ended_at_its_time_limit_and_the_next_one_is_done(home: Path) ->
         job = call("yard:hang", fifo, time_limit_ns=5 * SECOND_NS)
         runner.start(job)
         runner.turn()
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         assert runner.wake_at_ns() == clock.now_ns + 5 * SECOND_NS
         clock.now_ns += 5 * SECOND_NS
         assert turns(runner) == [failed(job, b"time limit of 5 s exceeded")]
@@ -425,7 +425,7 @@ def test_call_that_will_not_end_is_killed_after_the_grace_period(home: Path) -> 
         job = call("yard:hang", fifo, True, time_limit_ns=SECOND_NS)  # noqa: FBT003 - it is JSON
         runner.start(job)
         runner.turn()
-        told(fifo)
+        read_fifo(fifo)
         clock.now_ns += SECOND_NS
         assert runner.turn() == []
         assert runner.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
@@ -439,7 +439,7 @@ def test_call_that_returns_after_its_time_limit_has_failed(home: Path) -> None:
         job = call("yard:return_when_told", fifo, time_limit_ns=SECOND_NS)
         runner.start(job)
         runner.turn()
-        told(fifo)
+        read_fifo(fifo)
         runner.turn()
         assert runner.wake_at_ns() == clock.now_ns + SECOND_NS
         clock.now_ns += SECOND_NS
@@ -460,11 +460,11 @@ def test_call_that_was_answered_is_done_though_its_process_died_then(home: Path)
         assert turns(runner) == [done(job, b'"' + b"x" * 100_000 + b'"')]
 
 
-def test_connection_is_not_handed_down_to_what_a_function_starts() -> None:
-    assert came_of(call("yard:hands_down_connection")).text == b"false"
+def test_connection_is_not_inherited_by_processes_of_a_function() -> None:
+    assert result_of_call(call("yard:hands_down_connection")).text == b"false"
 
 
-def test_time_that_python_takes_to_start_is_not_the_tasks() -> None:
+def test_start_of_python_does_not_count_against_the_time_limit() -> None:
     clock = SetClock()
     with a_runner(allow=["yard"], clock=clock) as runner:
         job = call("yard:add", 1, 2, time_limit_ns=1)
@@ -481,7 +481,9 @@ def a_program(path: Path, content: str) -> str:
     return str(path)
 
 
-def test_python_that_does_not_start_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_that_does_not_become_ready_is_reported(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = SetClock()
     monkeypatch.setattr(sys, "executable", a_program(home / "slow", "#!/bin/sh\nsleep 1000\n"))
     with a_runner(allow=["yard"], clock=clock) as runner:
@@ -489,11 +491,11 @@ def test_python_that_does_not_start_is_told(home: Path, monkeypatch: pytest.Monk
         runner.start(job)
         runner.turn()
         clock.now_ns += CHILD_START_NS_MAX
-        text = b"the worker's Python process was not ready for a call within a minute"
+        text = b"the worker's Python process was not ready within a minute"
         assert turns(runner) == [failed(job, text)]
 
 
-#: Says that it is ready when it was told to end, and does not end.
+#: Becomes ready after SIGTERM, and does not exit.
 READY_TOO_LATE = """#!{python}
 import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -513,7 +515,7 @@ def test_python_that_is_ready_too_late_is_killed_nevertheless(
     with a_runner(allow=["yard"], clock=clock) as runner:
         runner.start(call("yard:nothing"))
         runner.turn()
-        told(up)
+        read_fifo(up)
         clock.now_ns += CHILD_START_NS_MAX
         runner.turn()
         Path(go).write_text("")
@@ -522,25 +524,25 @@ def test_python_that_is_ready_too_late_is_killed_nevertheless(
         assert runner.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
 
 
-def test_python_that_is_not_there_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_python_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", f"{home}/nothing")
     before = open_descriptors()
-    found = came_of(call("yard:nothing"))
+    found = result_of_call(call("yard:nothing"))
     assert found.outcome == Outcome.REFUSED
     assert found.text.startswith(b"can't start Python: [Errno 2] No such file or directory: ")
     assert open_descriptors() == before
 
 
-def test_python_that_dies_at_its_start_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_that_dies_at_start_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", a_program(home / "bad", "#!/bin/sh\necho no; exit 1\n"))
     job = call("yard:nothing")
-    assert came_of(job) == failed(job, b"the process died: exit status 1", b"no\n")
+    assert result_of_call(job) == failed(job, b"the process died: exit status 1", b"no\n")
 
 
-def test_process_that_talks_nonsense_to_the_worker_is_ended() -> None:
+def test_process_that_sends_malformed_frames_is_ended() -> None:
     job = call("yard:write_nonsense")
-    text = b"something in the called process wrote to the worker's own connection"
-    assert came_of(job) == failed(job, text)
+    text = b"the called process wrote to the worker's connection"
+    assert result_of_call(job) == failed(job, text)
 
 
 def test_process_that_closes_its_connection_is_replaced() -> None:
@@ -580,7 +582,7 @@ def test_stopped_call_is_ended_and_not_reported(home: Path) -> None:
     with a_runner(allow=["yard"]) as runner:
         runner.start(call("yard:hang", fifo))
         runner.turn()
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         runner.stop(b"t", 1)
         assert runner.running() == []
         assert turn_until_quiet(runner) == []
@@ -594,17 +596,17 @@ def test_close_leaves_no_process_behind_at_work_or_not(home: Path) -> None:
     with a_runner(slots=2, allow=["yard"]) as runner:
         runner.start(call("yard:hang", fifo, True))  # noqa: FBT003 - it is JSON
         runner.turn()
-        hanging = int(told(fifo))
+        hanging = int(read_fifo(fifo))
         runner.start(call("yard:pid"))
         resting = int(turns(runner)[0].text)
         runner.close()
         assert [has_ended(hanging), has_ended(resting)] == [True, True]
 
 
-#: A worker that does what the test says, and tells nothing but what its processes tell.
+#: A worker that runs the test's jobs, and prints only the ids of its processes.
 WORKER = """
 import select, sys
-from tests.worker.running_kit import RealClock, call, command
+from tests.worker.runner_harness import RealClock, call, command
 from taskyard.worker.runner import ProcessRunner
 runner = ProcessRunner(3, ["yard"], RealClock())
 runner.start(call("yard:hang", "one", True))
@@ -622,12 +624,12 @@ def test_processes_end_with_a_worker_that_is_killed(home: Path) -> None:
     search = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
     with subprocess.Popen([sys.executable, "-P", "-c", WORKER], env=env) as worker:
-        pids = [int(told(fifo)) for fifo in fifos]
+        pids = [int(read_fifo(fifo)) for fifo in fifos]
         worker.send_signal(signal.SIGKILL)
     assert [has_ended(pid) for pid in pids] == [True, True, True]
 
 
-def test_end_of_a_process_is_seen_where_the_kernel_does_not_tell(
+def test_exit_of_a_child_is_noticed_without_pidfds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")

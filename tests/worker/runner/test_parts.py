@@ -1,4 +1,4 @@
-"""The small parts of the runner that need no process: frames, tails, last lines."""
+"""Parts of the runner without processes: frames, tails, last lines."""
 
 from itertools import pairwise
 
@@ -27,7 +27,7 @@ def pieces(content: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(orders, st.lists(st.integers(0, 1000)))
-def test_orders_arrive_whole_however_they_are_cut(
+def test_calls_arrive_whole_however_they_are_split(
     sent: list[tuple[bytes, int, bytes, bytes]], cuts: list[int]
 ) -> None:
     inbox = call_frames.FrameBuffer()
@@ -43,18 +43,18 @@ def test_answer_arrives_as_it_was_sent(outcome: Outcome) -> None:
     assert call_frames.unpack_result(frame) == (outcome, b"text", b"end", None)
 
 
-def test_child_that_is_ready_says_so_in_an_empty_frame() -> None:
+def test_first_frame_of_a_ready_child_is_empty() -> None:
     assert call_frames.FrameBuffer().add(call_frames.READY) == [b""]
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xff", b"\xff\0\0\0\0"])
-def test_answer_of_nobody_is_an_error(frame: bytes) -> None:
-    with pytest.raises(ValueError, match=r"answer|Outcome"):
+def test_malformed_result_frame_raises_value_error(frame: bytes) -> None:
+    with pytest.raises(ValueError, match=r"too short|Outcome"):
         call_frames.unpack_result(frame)
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 20))
-def test_tail_is_the_end_of_everything(chunks: list[bytes], bytes_max: int) -> None:
+def test_tail_keeps_the_last_bytes(chunks: list[bytes], bytes_max: int) -> None:
     tail = Tail(bytes_max)
     for chunk in chunks:
         tail.add(chunk)
@@ -79,7 +79,7 @@ def test_tail_is_the_end_of_everything(chunks: list[bytes], bytes_max: int) -> N
         (b"x" * 10_000, b"[...] " + b"x" * LAST_LINE_BYTES_MAX),
     ],
 )
-def test_last_line_is_what_says_something(output: bytes, line: bytes) -> None:
+def test_last_line_skips_blank_lines(output: bytes, line: bytes) -> None:
     assert last_line(output) == line
 
 
@@ -96,5 +96,5 @@ def test_name_of_any_bytes_fits_the_environment() -> None:
         "TASKYARD_CAMPAIGN": "",
         "TASKYARD_ATTEMPT": "3",
     }
-    told = task_env(b"nightly/a/b", 1, b"nightly")
-    assert (told["TASKYARD_TASK"], told["TASKYARD_CAMPAIGN"]) == ("a/b", "nightly")
+    read_fifo = task_env(b"nightly/a/b", 1, b"nightly")
+    assert (read_fifo["TASKYARD_TASK"], read_fifo["TASKYARD_CAMPAIGN"]) == ("a/b", "nightly")

@@ -1,4 +1,4 @@
-"""Pickled calls in a runner's children: allowed or not, their scripts, results and exceptions."""
+"""Pickled calls in a runner's children: permission, scripts, results and exceptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskyard.wire.pickled import PICKLE, Origin
 from taskyard.worker.limits import PICKLED_BYTES_MAX
 from taskyard.worker.runner import Job, JobResult, ProcessRunner
 from tests.client import executor_calls as calls
-from tests.worker.running_kit import RealClock, turns
+from tests.worker.runner_harness import RealClock, turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ def double(number):
 
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessRunner]:
-    """One child at a time, in a directory of the test's own."""
+    """Yield a runner with one slot, in a directory of the test."""
     monkeypatch.chdir(tmp_path)
     running = ProcessRunner(1, [], RealClock(), allow_pickle=True)
     yield running
@@ -45,7 +45,7 @@ def job(function: Any, *args: Any, origin: Origin = HERE, service: bytes = PICKL
 
 
 def job_of_main(name: bytes, origin: Origin) -> Job:
-    """Of a function that `__main__` has, there: called with 4."""
+    """Return a job that calls a function of a script's `__main__` with 4."""
     return Job(
         b"t",
         1,
@@ -60,7 +60,7 @@ def done(runner: ProcessRunner, one: Job) -> JobResult:
     return came
 
 
-def test_result_comes_back_pickled(runner: ProcessRunner) -> None:
+def test_result_is_pickled(runner: ProcessRunner) -> None:
     came = done(runner, job(divmod, 7, 2))
     assert (came.outcome, pickled.unpickle(came.text)) == (Outcome.DONE, (3, 1))
 
@@ -76,13 +76,13 @@ def test_pickled_call_is_refused_unless_it_is_allowed(service: bytes) -> None:
     assert b"start the worker with --allow-pickle" in came.text
 
 
-def test_exception_comes_at_the_end_of_the_output(runner: ProcessRunner) -> None:
+def test_exception_is_last_in_the_output(runner: ProcessRunner) -> None:
     came = done(runner, job(calls.refuse_odd, 1))
     assert (came.outcome, came.text) == (Outcome.FAILED, b"tests.client.executor_calls.Odd: 1")
     assert came.output.startswith(b"Traceback")
-    error, told = pickled.decode_exception(came.output)
+    error, read_fifo = pickled.decode_exception(came.output)
     assert isinstance(error, calls.Odd)
-    assert "raise Odd(number)" in told
+    assert "raise Odd(number)" in read_fifo
 
 
 def test_exit_is_an_exception_like_others(runner: ProcessRunner) -> None:
@@ -93,7 +93,7 @@ def test_exit_is_an_exception_like_others(runner: ProcessRunner) -> None:
     assert first == second
 
 
-def test_what_is_printed_is_kept(runner: ProcessRunner) -> None:
+def test_output_is_kept(runner: ProcessRunner) -> None:
     assert done(runner, job(calls.print_and_double, 1)).output == b"doubling\nhere\n"
 
 
@@ -102,7 +102,7 @@ def test_result_up_to_the_limit_is_taken(runner: ProcessRunner) -> None:
     assert done(runner, job(calls.make, PICKLED_BYTES_MAX - frame)).outcome is Outcome.DONE
     came = done(runner, job(calls.make, PICKLED_BYTES_MAX))
     assert came.outcome is Outcome.FAILED_FINAL
-    assert f"{PICKLED_BYTES_MAX} is the limit".encode() in came.text
+    assert f"at most {PICKLED_BYTES_MAX}".encode() in came.text
 
 
 def test_script_is_run_once_and_becomes_main(runner: ProcessRunner, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_script_is_run_once_and_becomes_main(runner: ProcessRunner, tmp_path: Pa
     assert (tmp_path / "counted").read_text() == "x"
 
 
-def test_each_call_finds_its_own_script(runner: ProcessRunner, tmp_path: Path) -> None:
+def test_each_call_uses_the_script_of_its_origin(runner: ProcessRunner, tmp_path: Path) -> None:
     found = []
     for name, factor in (("a", 2), ("b", 3), ("a", 2)):
         script = tmp_path / f"{name}.py"
@@ -130,29 +130,29 @@ def test_script_that_fails_is_not_run_twice(runner: ProcessRunner, tmp_path: Pat
     for _ in range(2):
         came = done(runner, job_of_main(b"double", Origin(main=str(script))))
         assert came.outcome is Outcome.FAILED_FINAL
-        assert b"can't be run by the worker: SystemExit: no" in came.text
+        assert b"which defines the function: SystemExit: no" in came.text
     assert (tmp_path / "counted").read_text() == "x"
 
 
-def test_script_that_is_not_there_is_told(runner: ProcessRunner) -> None:
+def test_missing_script_is_in_the_reason(runner: ProcessRunner) -> None:
     came = done(runner, job_of_main(b"double", Origin(main="/nowhere/script.py")))
-    assert b"/nowhere/script.py, where the function is defined, can't be run" in came.text
+    assert b"can't run /nowhere/script.py, which defines the function" in came.text
 
 
-def test_directories_of_the_caller_are_looked_in(runner: ProcessRunner, tmp_path: Path) -> None:
+def test_directories_of_the_caller_are_searched(runner: ProcessRunner, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "beside.py").write_text("def double(number):\n    return 2 * number\n")
     call = b"cbeside\ndouble\n(K\x04t}\x87."
     lost = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(call, Origin()))
-    assert b"can't be unpickled by the worker: ModuleNotFoundError" in done(runner, lost).text
+    assert b"can't unpickle the call: ModuleNotFoundError" in done(runner, lost).text
     found = pickled.encode_pickled_call(call, Origin(path=(str(tmp_path / "there"),)))
     assert pickled.unpickle(done(runner, Job(b"t", 1, PICKLE, found)).text) == 8
 
 
-def test_nonsense_is_refused_and_the_child_lives_on(runner: ProcessRunner) -> None:
+def test_malformed_pickle_is_refused_and_the_child_survives(runner: ProcessRunner) -> None:
     first = pickled.unpickle(done(runner, job(os.getpid)).text)
     broken = Job(b"t", 1, PICKLE, pickled.encode_pickled_call(b"nonsense", Origin()))
     came = done(runner, broken)
     assert came.outcome is Outcome.FAILED_FINAL
-    assert b"can't be unpickled by the worker: " in came.text
+    assert b"can't unpickle the call: " in came.text
     assert pickled.unpickle(done(runner, job(os.getpid)).text) == first

@@ -1,4 +1,4 @@
-"""Tasks of `exec`, with real programs: results, output, ends of every kind, and limits."""
+"""Tasks of `exec` with real programs: results, output, exits of every kind, and limits."""
 
 import contextlib
 import os
@@ -19,22 +19,22 @@ from taskyard.worker.limits import (
     RESULT_BYTES_MAX,
 )
 from taskyard.worker.runner import Job, JobResult
-from tests.worker.running_kit import (
+from tests.worker.runner_harness import (
     SetClock,
     a_fifo,
     a_runner,
     command,
     has_ended,
     open_descriptors,
+    read_fifo,
     result_of,
     script,
-    told,
     turn_until_quiet,
     turns,
     without_run,
 )
 
-#: Tells where it is, then hangs without using time.
+#: Writes to a FIFO, then blocks without using CPU time.
 HANG = """
 import os, signal, sys
 open(sys.argv[1], "w").write(str(os.getpid()))
@@ -50,7 +50,7 @@ open(sys.argv[1], "w").write(str(os.getpid()))
 signal.pause()
 """
 
-#: Ends at once; what it started stays and holds its pipes.
+#: Exits at once. Its child stays, and holds its pipes.
 LEAVE_SOMEBODY_BEHIND = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
@@ -59,7 +59,7 @@ print("done", flush=True)
 os._exit(0)
 """
 
-#: Ends at once; what it started prints after that.
+#: Exits at once. Its child prints after that.
 LET_SOMEBODY_ELSE_PRINT = """
 import os, signal, sys
 ended, ends = os.pipe()
@@ -88,7 +88,7 @@ def failed(job: Job, reason: bytes, output: bytes = b"") -> JobResult:
     return JobResult(job, Outcome.FAILED, reason, output)
 
 
-def test_result_is_what_was_written_to_stdout() -> None:
+def test_result_is_the_text_on_stdout() -> None:
     job = command("echo", "hello")
     assert result_of(job) == done(job, b"hello\n")
 
@@ -98,7 +98,7 @@ def test_bytes_of_any_kind_come_back_as_they_are() -> None:
     assert result_of(job) == done(job, bytes(range(256)))
 
 
-def test_words_reach_the_program_without_a_shell() -> None:
+def test_arguments_reach_the_program_without_a_shell() -> None:
     job = command("echo", "$HOME; exit 1", "ä€😀", "*", "")
     assert result_of(job) == done(job, "$HOME; exit 1 ä€😀 * \n".encode())
 
@@ -108,36 +108,36 @@ def test_stderr_is_output_and_no_result() -> None:
     assert result_of(job) == done(job, b"one\n", b"one\ntwo\n")
 
 
-def test_failure_is_told_with_the_exit_status_and_the_last_line() -> None:
+def test_failure_has_the_exit_status_and_the_last_line() -> None:
     job = command("sh", "-c", "echo one; echo two >&2; exit 3")
     assert result_of(job) == failed(job, b"exit status 3: two", b"one\ntwo\n")
 
 
-def test_failure_without_a_word_is_told_by_its_exit_status() -> None:
+def test_failure_without_output_has_the_exit_status() -> None:
     job = command("false")
     assert result_of(job) == failed(job, b"exit status 1")
 
 
-def test_last_line_is_made_fit_to_be_shown() -> None:
+def test_last_line_is_printable() -> None:
     job = command("printf", r"one\n \033[31mred\377 \n\n\n")
     assert result_of(job) == done(job, b"one\n \x1b[31mred\xff \n\n\n")
     job = command("sh", "-c", r"printf 'one\n \033[31mred\377 \n\n\n'; exit 1")
     assert result_of(job).text == "exit status 1: [31mred\ufffd".encode()
 
 
-def test_signal_is_told_by_its_name() -> None:
+def test_signal_is_reported_by_name() -> None:
     job = command("sh", "-c", "echo one; kill -SEGV $$")
     assert result_of(job) == failed(job, b"killed by SIGSEGV", b"one\n")
 
 
-def test_signal_without_a_name_is_told_by_its_number() -> None:
+def test_signal_without_a_name_is_reported_by_number() -> None:
     job = command("sh", "-c", "kill -40 $$")
     assert result_of(job) == failed(job, b"killed by signal 40")
 
 
 @pytest.mark.parametrize("program", ["no-such-program", "./no-such-program", "/no/such/program"])
 @pytest.mark.parametrize("cwd", [None, "."])
-def test_program_that_is_not_there(program: str, cwd: str | None) -> None:
+def test_missing_program_is_reported(program: str, cwd: str | None) -> None:
     job = command(program, cwd=cwd)
     assert result_of(job) == failed(job, f"no such program: {program}".encode())
 
@@ -155,21 +155,19 @@ def a_file(path: Path, content: str, mode: int) -> str:
     return str(path)
 
 
-def test_program_that_can_not_be_run(tmp_path: Path) -> None:
+def test_program_that_can_not_be_run_fails(tmp_path: Path) -> None:
     plain = command(a_file(tmp_path / "plain", "#!/bin/sh\n", 0o600))
     assert result_of(plain).text.endswith(b"/plain: Permission denied")
     bare = command(a_file(tmp_path / "bare", "echo never a shell\n", 0o700))
-    assert result_of(bare).text.endswith(
-        b"/bare: Exec format error; see that its first line names a program"
-    )
+    assert result_of(bare).text.endswith(b"/bare: Exec format error (check its first line)")
     orphan = command(a_file(tmp_path / "orphan", "#!/no/such/interpreter\n", 0o700))
     assert result_of(orphan).text.endswith(
-        b"/orphan: No such file or directory; see that its first line names a program"
+        b"/orphan: No such file or directory (check its first line)"
     )
     assert result_of(command(str(tmp_path))).text.endswith(b": Permission denied")
 
 
-def test_file_on_the_path_that_is_no_program_is_passed_over(tmp_path: Path) -> None:
+def test_non_executable_file_on_the_path_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "first" / "tool").mkdir(parents=True)
     (tmp_path / "second").mkdir()
     a_file(tmp_path / "second" / "tool", "#!/bin/sh\necho mine\n", 0o700)
@@ -177,12 +175,12 @@ def test_file_on_the_path_that_is_no_program_is_passed_over(tmp_path: Path) -> N
     assert result_of(job) == done(job, b"mine\n")
 
 
-def test_too_long_a_command_line_is_told() -> None:
+def test_too_long_command_line_is_reported() -> None:
     job = command("true", "x" * 10_000_000)
     assert result_of(job) == failed(job, b"can't start true: Argument list too long")
 
 
-def test_payload_that_is_no_command_is_failed_for_good() -> None:
+def test_malformed_payload_fails_for_good() -> None:
     job = Job(b"t", 1, b"exec", b"{}")
     text = b"the payload is nothing that a worker of exec can do: Object missing required field "
     assert result_of(job) == JobResult(
@@ -195,14 +193,14 @@ def test_program_runs_where_the_worker_is_or_where_it_says(tmp_path: Path) -> No
     assert result_of(command("pwd", cwd=str(tmp_path))).text == f"{tmp_path}\n".encode()
 
 
-def test_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_directory_is_in_the_reason(tmp_path: Path) -> None:
     job = command("pwd", cwd=f"{tmp_path}/nowhere")
     reason = f"can't run in the directory {tmp_path}/nowhere: No such file or directory"
     assert result_of(job) == failed(job, reason.encode())
 
 
 @pytest.mark.parametrize("cwd", [None, "/"])
-def test_environment_is_the_workers_and_the_tasks(
+def test_environment_has_variables_of_the_worker_and_the_task(
     cwd: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_WORKER", "one")
@@ -213,7 +211,7 @@ def test_environment_is_the_workers_and_the_tasks(
 
 
 @pytest.mark.parametrize(("name", "shown"), [(b"a/b", b"a/b"), (b"\xff\0", b"\xff\\0")])
-def test_program_is_told_for_what_it_runs(name: bytes, shown: bytes) -> None:
+def test_program_gets_its_task_in_the_environment(name: bytes, shown: bytes) -> None:
     job = command("sh", "-c", 'printf %s/%s "$TASKYARD_TASK" $TASKYARD_ATTEMPT', name=name)
     assert result_of(job) == done(job, shown + b"/1")
 
@@ -235,7 +233,7 @@ def test_program_has_no_signal_ignored(cwd: str | None) -> None:
 
 
 def given_to_us_for_our_children() -> set[int]:
-    """By whoever started the tests."""
+    """Return the descriptors that the caller of the tests lets children inherit."""
     given = set()
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -252,7 +250,7 @@ def test_program_inherits_its_standard_files_and_its_lifeline(cwd: str | None) -
         inherited = set(map(int, turns(runner)[0].text.split()))
     standard = {0, 1, 2}
     assert inherited >= standard
-    # The lifeline, and what `ls` has open to look.
+    # The parent pipe, and the directory that `ls` has open.
     assert len(inherited - standard - given_to_us_for_our_children()) <= 2
 
 
@@ -274,7 +272,7 @@ def test_long_output_of_a_failure_is_reported_with_its_length() -> None:
     assert found.result_bytes_total == 0
 
 
-def test_result_of_the_very_limit_is_whole() -> None:
+def test_result_at_the_limit_is_whole() -> None:
     job = command("head", "-c", str(RESULT_BYTES_MAX), "/dev/zero")
     assert result_of(job) == done(job, bytes(RESULT_BYTES_MAX))
 
@@ -296,7 +294,7 @@ def test_program_is_ended_at_its_time_limit(tmp_path: Path) -> None:
         job = script(HANG, fifo, time_limit_ns=5 * SECOND_NS)
         runner.start(job)
         assert runner.turn() == []
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         assert runner.wake_at_ns() == clock.now_ns + 5 * SECOND_NS
         clock.now_ns += 5 * SECOND_NS - 1
         assert runner.turn() == []
@@ -312,7 +310,7 @@ def test_program_that_will_not_end_is_killed_after_the_grace_period(tmp_path: Pa
         job = script(HANG_WHATEVER_IT_IS_TOLD, fifo, time_limit_ns=SECOND_NS // 4)
         runner.start(job)
         runner.turn()
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         clock.now_ns += SECOND_NS
         runner.turn()
         assert runner.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
@@ -321,13 +319,13 @@ def test_program_that_will_not_end_is_killed_after_the_grace_period(tmp_path: Pa
         assert has_ended(pid)
 
 
-def test_program_that_ends_well_when_told_has_failed_nevertheless(tmp_path: Path) -> None:
+def test_program_that_exits_with_0_after_sigterm_has_failed(tmp_path: Path) -> None:
     clock, fifo = SetClock(), a_fifo(tmp_path / "fifo")
     with a_runner(clock=clock) as runner:
         job = script(LEAVE_WELL_WHEN_TOLD, fifo, time_limit_ns=SECOND_NS)
         runner.start(job)
         runner.turn()
-        told(fifo)
+        read_fifo(fifo)
         clock.now_ns += SECOND_NS
         assert turns(runner) == [failed(job, b"time limit of 1 s exceeded")]
 
@@ -342,43 +340,43 @@ def test_program_that_ended_in_time_is_done_however_late_the_loop_looks(tmp_path
         )
         runner.start(job)
         runner.turn()
-        assert has_ended(int(told(fifo)))
+        assert has_ended(int(read_fifo(fifo)))
         clock.now_ns += 100 * SECOND_NS
         assert [without_run(one) for one in runner.turn()] == [done(job, b"")]
 
 
-def test_what_a_program_left_behind_does_not_hold_up_its_task(tmp_path: Path) -> None:
+def test_process_left_behind_does_not_delay_its_task(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
         job = script(LEAVE_SOMEBODY_BEHIND, fifo)
         runner.start(job)
         runner.turn()
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         assert turns(runner) == [done(job, b"done\n")]
         assert has_ended(pid)
 
 
-def test_what_is_in_the_pipes_at_the_end_is_taken(tmp_path: Path) -> None:
+def test_pipes_are_drained_at_exit(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
         job = script(LET_SOMEBODY_ELSE_PRINT, fifo)
         runner.start(job)
         runner.turn()
-        told(fifo)
+        read_fifo(fifo)
         assert turns(runner) == [done(job, b"late\n")]
 
 
-def test_what_is_in_a_wide_pipe_at_the_end_is_taken(tmp_path: Path) -> None:
+def test_wide_pipe_is_drained_at_exit(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
         job = script(PRINT_INTO_A_WIDE_PIPE, fifo)
         runner.start(job)
         runner.turn()
-        assert has_ended(int(told(fifo)))
+        assert has_ended(int(read_fifo(fifo)))
         assert turns(runner) == [done(job, bytes(500_000))]
 
 
-def test_program_that_closes_its_pipes_goes_on(tmp_path: Path) -> None:
+def test_program_that_closes_its_pipes_keeps_running(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
         code = "import os, sys; os.close(1); os.close(2); open(sys.argv[1]).read(); os._exit(7)"
@@ -390,7 +388,7 @@ def test_program_that_closes_its_pipes_goes_on(tmp_path: Path) -> None:
         assert turns(runner) == [failed(job, b"exit status 7")]
 
 
-def test_worker_without_room_for_a_process_refuses() -> None:
+def test_worker_without_processes_left_refuses_tasks() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with a_runner() as runner:
         job = command("true")
@@ -406,7 +404,7 @@ def test_worker_without_room_for_a_process_refuses() -> None:
         assert refused == JobResult(
             job,
             Outcome.REFUSED,
-            b"the worker has no room to start a process: Too many open files",
+            b"the worker can't start a process: Too many open files",
         )
         assert open_descriptors() == before
         assert runner.running() == []
@@ -433,11 +431,11 @@ def test_runner_leaves_nothing_open_when_it_is_closed() -> None:
 def test_program_gets_its_pipes_in_a_worker_without_standard_files() -> None:
     code = (
         "import os\n"
-        "from tests.worker.running_kit import a_runner, command, result_of\n"
+        "from tests.worker.runner_harness import a_runner, command, result_of\n"
         "report = os.dup(2)\n"
         "for descriptor in (0, 1, 2): os.close(descriptor)\n"
         "with a_runner():\n"
-        "    for descriptor in (1, 2): os.write(descriptor, b'nobody gets this')\n"
+        "    for descriptor in (1, 2): os.write(descriptor, b'lost output')\n"
         "    assert os.read(0, 1) == b''\n"
         "found = result_of(command('sh', '-c', 'echo one; echo two >&2'))\n"
         "os.write(report, found.text + found.output)\n"
@@ -446,9 +444,9 @@ def test_program_gets_its_pipes_in_a_worker_without_standard_files() -> None:
     assert result_of(job).output == b"one\none\ntwo\n"
 
 
-def test_exit_status_is_known_to_a_worker_whose_parent_ignored_sigchld() -> None:
+def test_exit_status_is_available_if_the_parent_ignored_sigchld() -> None:
     code = (
-        "from tests.worker.running_kit import command, result_of\n"
+        "from tests.worker.runner_harness import command, result_of\n"
         "print(result_of(command('sh', '-c', 'exit 3')).text)\n"
     )
     ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
@@ -456,7 +454,7 @@ def test_exit_status_is_known_to_a_worker_whose_parent_ignored_sigchld() -> None
     assert result_of(job).text == b"b'exit status 3'\n"
 
 
-def test_status_that_somebody_else_took_is_a_failure() -> None:
+def test_unknown_exit_status_is_a_failure() -> None:
     with a_runner() as runner:
         job = command("true")
         runner.start(job)
@@ -470,7 +468,7 @@ def without_pidfd(pid: int, flags: int = 0) -> int:
     raise OSError(38, os.strerror(38), pid, None, flags)
 
 
-def test_end_is_seen_where_the_kernel_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_is_noticed_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pidfd_open", without_pidfd)
     job = command("sh", "-c", "echo one; exit 3")
     assert result_of(job) == failed(job, b"exit status 3: one", b"one\n")
@@ -487,7 +485,7 @@ def test_stopped_program_is_ended_and_not_reported(tmp_path: Path) -> None:
         job = script(HANG, fifo)
         runner.start(job)
         runner.turn()
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         runner.stop(b"t", 2)
         runner.stop(b"u", 1)
         assert runner.running() == [job]
@@ -504,7 +502,7 @@ def test_stopped_program_that_will_not_end_is_killed(tmp_path: Path) -> None:
     with a_runner(clock=clock) as runner:
         runner.start(script(HANG_WHATEVER_IT_IS_TOLD, fifo))
         runner.turn()
-        pid = int(told(fifo))
+        pid = int(read_fifo(fifo))
         runner.stop(b"t", 1)
         assert runner.turn() == []
         assert runner.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
@@ -520,7 +518,7 @@ def test_close_leaves_no_process_behind(tmp_path: Path) -> None:
             runner.start(script(HANG_WHATEVER_IT_IS_TOLD, fifo))
         runner.start(command("true"))
         runner.turn()
-        pids = [int(told(fifo)) for fifo in fifos]
+        pids = [int(read_fifo(fifo)) for fifo in fifos]
         runner.close()
         assert [has_ended(pid) for pid in pids] == [True, True]
         with pytest.raises(ChildProcessError):
@@ -572,7 +570,7 @@ def test_jobs_that_have_not_begun_can_be_taken_back() -> None:
         assert runner.running() == jobs[:1]
 
 
-def test_turn_is_due_at_once_while_there_is_something_to_start_or_to_tell() -> None:
+def test_turn_is_due_at_once_while_jobs_can_start_or_be_reported() -> None:
     clock = SetClock()
     with a_runner(clock=clock) as runner:
         assert runner.wake_at_ns() is None
@@ -592,7 +590,7 @@ def test_jobs_run_side_by_side(tmp_path: Path) -> None:
         assert texts == {b"reader": b"hello\n", b"writer": b""}
 
 
-def test_what_is_polled_stays_the_same() -> None:
+def test_polled_descriptors_never_change() -> None:
     with a_runner() as runner:
         before = list(runner.filenos())
         runner.start(command("true"))

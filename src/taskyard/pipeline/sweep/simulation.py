@@ -22,8 +22,8 @@ import numpy as np
 
 from taskyard.core.effects import Assign, Refused
 from taskyard.core.events import Outcome, RulesSet, TasksReported, TimePassed, WorkerRegistered
+from taskyard.core.model import WorkerFacts
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.workers import WorkerFacts
 from taskyard.errors import UserError
 from taskyard.pipeline.sweep.grid import Forecast, Point
 from taskyard.pipeline.sweep.per_worker import WorkerSimulation, uniform_workers

@@ -1,9 +1,9 @@
-"""Which agent gets a task, by its lane. Looks and chooses; feeds nobody.
+"""Which agent gets a task, by the task's lane. Decides only: the runner feeds the agent.
 
-An agent serves one lane at a time. It is given more of that lane before it reports, if the lane is
-overfed, and goes on with it for as long as there is something; then it takes the next lane, and the
-one that it served last rather than another. A lane is served by as many agents as its rules allow
-workers, mostly one. Tasks without a lane are for any agent that has nothing else in hand.
+An agent serves one lane at a time, and stays with it while it has tasks. With overfeed it gets more
+tasks of the lane before it reports. Then it takes another lane, and prefers the one that it served
+last. A lane's rule limits how many agents serve it, by default to one. Tasks without a lane go to
+any agent that holds nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LaneAssignment:
-    """Who serves which lane in one turn, and what waits. Told of what is begun meanwhile."""
+    """The lanes that agents serve in one turn, and the tasks that wait. Updated as tasks start."""
 
     def __init__(
         self,
@@ -33,17 +33,17 @@ class LaneAssignment:
         rules: AgentRules,
         now_ns: int,
     ) -> None:
-        """`others` are the tasks that are done without agents."""
+        """`others` are the running tasks that no agent has."""
         self._waiting = waiting
         self._rules = rules
-        #: How many serve each lane, and what they hold of it.
+        #: Agents and tasks per lane.
         self._served: Counter[LaneKey] = Counter(lane_of(job) for job in others if job.lane)
         self._held = Counter(self._served)
-        #: Those that can eat, by their command, in the order in which they were started.
+        #: Agents that can eat, by command, in the order of their start.
         self._hungry: dict[tuple[str, ...], list[Agent]] = {}
         for agent in agents:
             self._add_agent(agent, now_ns)
-        #: Lanes of which a task was passed over: those behind it wait, too.
+        #: Lanes with a task that could not start. The tasks behind it wait too.
         self._blocked: dict[LaneKey, None] = {}
 
     def _add_agent(self, agent: Agent, now_ns: int) -> None:
@@ -55,7 +55,7 @@ class LaneAssignment:
             self._held[agent.lane] += len(agent.jobs())
 
     def is_blocked(self, job: Job) -> bool:
-        """A task before it in its lane has to wait."""
+        """Return whether an earlier task of its lane has to wait."""
         return bool(job.lane) and lane_of(job) in self._blocked
 
     def block_lane(self, job: Job) -> None:
@@ -63,7 +63,7 @@ class LaneAssignment:
             self._blocked[lane_of(job)] = None
 
     def lane_started(self, job: Job) -> None:
-        """Somebody serves its lane from now on who did not before."""
+        """Count one more agent or task that serves the job's lane."""
         if job.lane:
             self._served[lane_of(job)] += 1
 
@@ -76,8 +76,11 @@ class LaneAssignment:
             self._hungry[agent.argv].remove(agent)
 
     def vacancies(self, lane: LaneKey) -> int:
-        """How many more may serve it. The broker counts workers, and we are one; but it hands out
-        no more tasks than so many agents may hold."""
+        """Return how many more agents may serve a lane.
+
+        The rule's limit counts workers, and this worker is one of them. But the broker assigns no
+        more tasks than that many agents may hold.
+        """
         if not lane[1]:
             return 1
         rules = self._rules.rules_for(lane)
@@ -86,29 +89,31 @@ class LaneAssignment:
         return max(0, min(limit, needed) - self._served[lane])
 
     def agent_for(self, job: Job, settings: AgentSettings) -> Agent | None:
-        """Who takes the task; None if it has to wait. Among those who could, the first that were
-        started go first: so the last ones have nothing to do, and can be let go."""
+        """Return the agent that takes the task; None if it has to wait.
+
+        Agents that were started first go first, so that the last ones become idle and can exit.
+        """
         hungry = self._hungry.get(settings.argv)
         if not hungry:
             return None
         lane = lane_of(job)
-        at_it = [agent for agent in hungry if agent.lane == lane and not agent.is_empty()]
-        if job.lane and at_it:
-            return at_it[0]
+        serving = [agent for agent in hungry if agent.lane == lane and not agent.is_empty()]
+        if job.lane and serving:
+            return serving[0]
         idle = [agent for agent in hungry if agent.is_empty()]
         kept = [agent for agent in idle if self._reserved.get(agent) == lane]
         free = [agent for agent in idle if agent not in self._reserved]
-        found = next(iter([*kept, *free, *at_it]), None)
+        found = next(iter([*kept, *free, *serving]), None)
         return found if found is None or self.vacancies(lane) else None
 
     @cached_property
     def _waiting_by_lane(self) -> Counter[LaneKey]:
-        """How many tasks of each lane waited when the turn began."""
+        """Return the number of tasks per lane that waited when the turn began."""
         return Counter(lane_of(job) for job, _ in self._waiting if job.lane)
 
     @cached_property
     def _reserved(self) -> dict[Agent, LaneKey]:
-        """Idle agents that go on with the lane that they served last: nobody else gets them."""
+        """Return the idle agents that continue with their last lane. No other lane gets them."""
         reserved: dict[Agent, LaneKey] = {}
         counts: Counter[LaneKey] = Counter()
         for argv, hungry in self._hungry.items():
@@ -122,8 +127,10 @@ class LaneAssignment:
                 ):
                     continue
                 settings = self._rules.agents_for(lane)
-                is_its = settings is not None and settings.argv == argv
-                if is_its and counts[lane] < min(self._waiting_by_lane[lane], self.vacancies(lane)):
+                is_own_command = settings is not None and settings.argv == argv
+                if is_own_command and counts[lane] < min(
+                    self._waiting_by_lane[lane], self.vacancies(lane)
+                ):
                     counts[lane] += 1
                     reserved[agent] = lane
         return reserved

@@ -1,7 +1,6 @@
-"""What flows to an agent, and what it says on the side: a pipe to its stdin, and lines for the log.
+"""An agent's stdin as a pipe that never blocks, and its stderr as lines in the log.
 
-Neither waits for anybody, and neither keeps more than is named. Knows nothing of tasks but their
-keys.
+Both have bounded memory. Of tasks they have the keys only.
 """
 
 import logging
@@ -20,25 +19,24 @@ logger = logging.getLogger("taskyard.worker")
 
 
 class StdinPipe:
-    """A pipe from us to a process: never blocks, keeps what the process does not take yet."""
+    """A pipe to a process. Never blocks, and buffers bytes that the process has not read."""
 
     def __init__(self, selector: BaseSelector) -> None:
         self._selector = selector
         self._reading, writing = os.pipe()
-        #: None when it is closed, by us or by the process.
+        #: None when either side has closed it.
         self._writing: int | None = writing
         os.set_blocking(writing, False)
-        #: Lines that are not wholly written. Views: nothing is copied.
+        #: Lines that are not fully written. Views, so nothing is copied.
         self._unsent: deque[tuple[Key | None, memoryview]] = deque()
-        #: The first of them was begun.
+        #: Part of the first line is written.
         self._is_begun = False
         self._is_polled = False
         self._is_ending = False
 
     @contextmanager
     def reading_end(self) -> Iterator[int]:
-        """The reading end, for as long as it takes to start the process that gets it. If that
-        fails the pipe is gone."""
+        """Lend the reading end to a process that is being started. Close the pipe if that fails."""
         try:
             yield self._reading
         except BaseException:
@@ -51,13 +49,13 @@ class StdinPipe:
         return self._writing is not None and not self._is_ending
 
     def send(self, line: bytes, key: Key | None = None) -> None:
-        """A line, and the task that it gives."""
+        """Write a line. `key` is the task that the line contains."""
         if line:
             self._unsent.append((key, memoryview(line)))
             self._write()
 
     def end(self) -> None:
-        """Close it when all is written."""
+        """Close the pipe when everything is written."""
         self._is_ending = True
         self._write()
 
@@ -68,7 +66,7 @@ class StdinPipe:
             self._writing = None
 
     def unsent_keys(self) -> list[Key]:
-        """Tasks of which the process has not got a byte."""
+        """Return the tasks of which no byte was written."""
         unsent = list(self._unsent)[1 if self._is_begun else 0 :]
         return [key for key, _ in unsent if key is not None]
 
@@ -86,7 +84,7 @@ class StdinPipe:
                     self._unsent.popleft()
         except BlockingIOError:
             pass
-        except OSError:  # it does not read any more, or it has died, which its pidfd will tell
+        except OSError:  # it closed its stdin, or it died and its pidfd is ready
             self.close()
             return
         if self._is_ending and not self._unsent:
@@ -108,11 +106,10 @@ class StdinPipe:
 
 
 class LineLogger:
-    """What a process says to people, line by line into the log: long lines cut, and not more of
-    them in a second than one can read."""
+    """Logs the lines of a process. Cuts long lines, and limits the lines per second."""
 
     def __init__(self, source: str, now_ns: Callable[[], int]) -> None:
-        self._who = source
+        self._source = source
         self._now_ns = now_ns
         self._pending = b""
         self._second = 0
@@ -120,7 +117,7 @@ class LineLogger:
         self._suppressed = 0
 
     def add(self, chunk: bytes) -> None:
-        """Bytes of any length, with and without ends of lines."""
+        """Add bytes that may contain several lines or part of one."""
         *lines, rest = (self._pending + chunk).split(b"\n")
         self._pending = rest[: LAST_LINE_BYTES_MAX + 1]
         for line in lines:
@@ -140,15 +137,15 @@ class LineLogger:
             self._suppressed += 1
             return
         self._log_suppressed()
-        logger.log(level, "%s: %s", self._who, text)
+        logger.log(level, "%s: %s", self._source, text)
 
     def end(self) -> None:
-        """The last line may have no end."""
+        """Log the last line, which may have no line end."""
         self.log(self._pending)
         self._pending = b""
         self._log_suppressed()
 
     def _log_suppressed(self) -> None:
         if self._suppressed:
-            logger.warning("%s: %d more lines were not logged", self._who, self._suppressed)
+            logger.warning("%s: %d more lines not logged", self._source, self._suppressed)
             self._suppressed = 0

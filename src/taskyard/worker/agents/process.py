@@ -1,9 +1,8 @@
-"""One agent: a child program that is fed tasks by the line, and reports on them by the line.
+"""One agent: a child program that reads tasks and writes reports, line by line.
 
-Owns its process, its pipes, and the tasks that it holds. It is ended if it is silent for too long
-with a task, if a task of it exceeds its time limit, or if it writes what no agent writes; what it
-says from then on does not count. Which task it gets, and when there is another agent, is the
-pool's business.
+Owns the process, its pipes and the tasks that it holds. Ends an agent that is silent for too long
+with a task, that exceeds a time limit, or that violates the protocol. Output after that is ignored.
+`agents.runner` decides which task it gets, and when to start another agent.
 """
 
 import logging
@@ -54,17 +53,17 @@ from taskyard.worker.processes import (
 
 
 class AgentContext(Struct, frozen=True):
-    """What an agent is given by its pool."""
+    """Shared by all agents of a runner."""
 
     runner_context: RunnerContext
-    #: For the times that an agent names.
+    #: For retry times in reports.
     wall_ns: Callable[[], int]
-    #: Takes the end of what a task has printed so far.
+    #: Called with the end of a running task's output.
     on_output: Callable[[Job, Result], None]
 
 
 class AgentPipes(Struct, frozen=True):
-    """The three pipes."""
+    """Stdin, stdout and stderr of an agent."""
 
     stdin: StdinPipe
     stdout: Pipe
@@ -72,7 +71,7 @@ class AgentPipes(Struct, frozen=True):
 
 
 class Agent(SupervisedProcess):
-    """One running program, and the tasks that it holds."""
+    """A running program and the tasks that it holds."""
 
     def __init__(
         self,
@@ -86,39 +85,39 @@ class Agent(SupervisedProcess):
         self._agent_context = agent_context
         self._settings = settings
         self._session = AgentSession(settings.overfeed)
-        #: The lane that it serves, or served last.
+        #: The current or last lane.
         self.lane: LaneKey | None = None
         self._jobs: dict[Key, Job] = {}
-        #: When it was given each of them, by the monotonic clock.
+        #: The time at which each task was fed, by the monotonic clock.
         self._fed_ns: dict[Key, int] = {}
-        #: Those of its tasks that nobody wants any more.
+        #: Tasks that were cancelled.
         self._unwanted: dict[Key, None] = {}
         self._printed = Tail(OUTPUT_TAIL_BYTES)
         source = f"agent {process.pid}"
         self._stderr_log = LineLogger(source, agent_context.runner_context.now_ns)
-        #: What it is about, and what was logged of that last.
+        #: The state in the log, and its last value.
         self._state_log = LineLogger(source, agent_context.runner_context.now_ns)
         self._state_logged = b""
         self._malformed_in_row = 0
-        #: Lines in all that are neither report nor comment.
+        #: Lines that are neither report nor comment.
         self.malformed = 0
         now_ns = agent_context.runner_context.now_ns()
-        #: When it was fed, or said something.
+        #: The last time that it was fed or sent a line.
         self._last_received_ns = now_ns
-        #: When the oldest of its tasks became that: its time began then at the latest.
+        #: Since when its oldest task is the oldest. Its time limit begins then.
         self._oldest_since_ns = now_ns
-        #: What to do when `due_ns` has come.
+        #: Called at `due_ns`.
         self._on_timeout: Callable[[], None] = self._on_start_timeout
-        #: It has reported on a task; or it got one, at least.
+        #: Whether it has reported on a task, and whether it has received one.
         self._is_useful = False
         self.has_eaten = False
-        #: If it comes to nothing, that is its own fault.
+        #: Whether an exit without a report counts as a failure.
         self._is_at_fault = True
-        #: The task that took longer than it may.
+        #: The task that exceeded its time limit.
         self._overdue: Key | None = None
-        #: What it was to be given, and has not got a byte of. Known when it has ended.
+        #: Tasks of which it has read no byte. Set when it has ended.
         self.unstarted_jobs: list[Job] = []
-        #: How it ended.
+        #: Why it ended.
         self.exit_reason = b""
         self._schedule_timeout()
 
@@ -133,23 +132,24 @@ class Agent(SupervisedProcess):
         return self._session.state is LARVA and not self.is_ending()
 
     def is_ready(self) -> bool:
-        """It has asked for a task, and will take more."""
+        """Return whether it has been hungry, and takes more tasks."""
         return self._session.state not in (LARVA, LEAVING) and not self.is_ending()
 
     def is_about_to_ask(self, now_ns: int) -> bool:
         return self.is_larva() or (self.serves_until_ns() or 0) > now_ns
 
     def is_leaving(self) -> bool:
-        """It will take no more, whoever wants that."""
+        """Return whether it takes no more tasks."""
         return self.is_ending() or self._session.state is LEAVING
 
     def is_empty(self) -> bool:
         return not self._jobs
 
     def serves_until_ns(self) -> int | None:
-        """When its lane may be another agent's, as far as one can tell; 0: it may be now. None:
-        when it has reported on what it holds. After that it mostly asks for the next one at once,
-        and should get it."""
+        """Return until when its lane is reserved for it; 0: not reserved, None: until it reports.
+
+        After a report an agent mostly asks for the next task at once, and should get it.
+        """
         if self._jobs:
             return None
         if self.lane is None or self.can_eat() or self.is_leaving():
@@ -157,44 +157,46 @@ class Agent(SupervisedProcess):
         return self._last_received_ns + AGENT_IDLE_NOTICE_NS
 
     def has_failed(self) -> bool:
-        """It ended without having been of any use; the next one may fare likewise."""
+        """Return whether it ended without any report, through its own fault."""
         return self._is_at_fault and not self._is_useful
 
     def jobs(self) -> list[Job]:
-        """Those that somebody waits for."""
+        """Return its tasks that were not cancelled."""
         return [job for key, job in self._jobs.items() if key not in self._unwanted]
 
     def update_settings(self, settings: AgentSettings) -> None:
-        """Be run by these from now on; they are of the same command."""
+        """Apply new settings for the same command."""
         self._settings = settings
         self._session.overfeed = settings.overfeed
         self._schedule_timeout()
 
     def feed(self, job: Job, settings: AgentSettings) -> None:
-        """Give it a task; only if it `can_eat`."""
+        """Send it a task. Call only if it `can_eat`."""
         self.lane = (job.service, job.lane)
         self.update_settings(settings)
         self._last_received_ns = self._context.now_ns()
         if not self._jobs:
             self._oldest_since_ns = self._last_received_ns
-            self._printed.clear()  # what it said before is nobody's
+            self._printed.clear()  # earlier output belongs to no task
         self._jobs[job.key] = job
         self._fed_ns[job.key] = self._last_received_ns
         self._pipes.stdin.send(self._session.feed(job.key, job.lane, job.payload), job.key)
         self._schedule_timeout()
 
     def is_stuffed(self) -> bool:
-        """It holds tasks, and more were to come."""
+        """Return whether it holds tasks, and may get more of its lane."""
         return bool(self._jobs) and self._session.state is STUFFING
 
     def run_out(self) -> None:
-        """There is nothing more for it now; only if it holds tasks. One that holds none is told so
-        if that lasts."""
+        """Record that its lane has no more tasks. Call only if it holds tasks.
+
+        An agent without tasks gets a notice later.
+        """
         self._session.run_out()
         self._log_state()
 
     def finish(self) -> None:
-        """Let it finish and exit; only if it holds nothing."""
+        """Have it finish and exit. Call only if it holds no task."""
         if not self.is_leaving():
             self._is_at_fault = False
             self._last_received_ns = self._context.now_ns()
@@ -203,8 +205,10 @@ class Agent(SupervisedProcess):
             self._schedule_timeout()
 
     def drop(self, key: Key) -> None:
-        """Nobody wants this task any more. The language has no word for that: if it holds nothing
-        else it is ended, else the report is not passed on."""
+        """Drop a cancelled task. The protocol has no message for that.
+
+        An agent that holds nothing else is ended. Otherwise its report is ignored.
+        """
         if key in self._jobs:
             self._unwanted[key] = None
             self._end_if_unwanted()
@@ -215,13 +219,13 @@ class Agent(SupervisedProcess):
             self.end(b"cancelled")
 
     def end(self, reason: bytes) -> None:
-        if not self.has_ended:  # its number may be somebody else's by now
+        if not self.has_ended:  # its process id may be in use again
             super().end(reason)
 
-    # What it says.
+    # Lines from the agent.
 
     def receive(self, chunk: bytes) -> None:
-        """From its stdout."""
+        """Handle bytes from its stdout."""
         if self.is_ending():
             return
         for message in self._session.receive(chunk):
@@ -233,7 +237,7 @@ class Agent(SupervisedProcess):
         self._schedule_timeout()
 
     def on_stderr(self, chunk: bytes) -> None:
-        """From its stderr."""
+        """Handle bytes from its stderr."""
         self._printed.add(chunk)
         self._stderr_log.add(chunk)
 
@@ -251,7 +255,7 @@ class Agent(SupervisedProcess):
         self._add_output(text)
 
     def _add_output(self, text: bytes) -> None:
-        """Show a line in the output of the task that it is at work on."""
+        """Append a line to the output of its oldest task."""
         if text and self._jobs:
             self._printed.add(text + b"\n")
             oldest = next(iter(self._jobs.values()))
@@ -266,14 +270,14 @@ class Agent(SupervisedProcess):
         self._stderr_log.log(reason.encode())
         self._add_output(b"malformed line: " + cut_reason(reason.encode()))
         if self._malformed_in_row > AGENT_MALFORMED_LINES_MAX:
-            self.end(b"the agent does not speak the language: " + cut_reason(reason.encode()))
+            self.end(b"too many malformed lines from the agent: " + cut_reason(reason.encode()))
 
     def _settle(self, report: Report) -> None:
         self._is_useful = self.has_eaten = True
         self._malformed_in_row = 0
         job, run = self._jobs.pop(report.key), self._measured(report.key)
         self._oldest_since_ns = self._last_received_ns
-        self._pipes.stderr.drain()  # what it wrote there before its report
+        self._pipes.stderr.drain()  # everything written before the report
         if report.key in self._unwanted:
             del self._unwanted[report.key]
         else:
@@ -282,7 +286,7 @@ class Agent(SupervisedProcess):
         self._end_if_unwanted()
 
     def _measured(self, key: Key, status: int | None = None) -> Run:
-        """Measure a task that is over. An agent does its tasks one after the other."""
+        """Return the run time of a finished task. An agent runs its tasks one by one."""
         return self._run_record(status, max(self._fed_ns.pop(key), self._oldest_since_ns))
 
     def _done(self, job: Job, report: Report) -> JobResult:
@@ -303,16 +307,16 @@ class Agent(SupervisedProcess):
         return done
 
     def _log_state(self) -> None:
-        """Log what it is about, when that has changed."""
+        """Log its state if it has changed."""
         state = self._session.state
-        what = state.name.encode()
+        text = state.name.encode()
         if state in (STUFFING, FINISHING) and self.lane is not None:
-            what += b" in " + b"/".join(self.lane)
-        if what != self._state_logged:
-            self._state_logged = what
-            self._state_log.log(what, logging.INFO)
+            text += b" in " + b"/".join(self.lane)
+        if text != self._state_logged:
+            self._state_logged = text
+            self._state_log.log(text, logging.INFO)
 
-    # What is due.
+    # Timeouts.
 
     def on_due(self) -> None:
         if self.is_ending():
@@ -321,7 +325,7 @@ class Agent(SupervisedProcess):
             self._on_timeout()
 
     def _schedule_timeout(self) -> None:
-        """What it takes up, and what is to be done next if it does nothing."""
+        """Update its slots, and choose the next timeout."""
         self.slots = max((job.slots for job in self._jobs.values()), default=0)
         self._log_state()
         if not self.is_ending():
@@ -350,14 +354,14 @@ class Agent(SupervisedProcess):
         return [*closed, hunger, (self._oldest_since_ns + limit_ns, self._on_time_limit)]
 
     def _pipes_closed(self) -> bool:
-        """Nothing can come of it any more; most likely it is about to end."""
+        """Return whether no report can come any more. Most likely it is about to exit."""
         if not self._pipes.stdout.is_open():
             return True
         stdin = self._pipes.stdin
         return not stdin.is_open() and len(stdin.unsent_keys()) == len(self._jobs)
 
     def check_pipes(self) -> None:
-        """They may have been closed since."""
+        """Reschedule if a pipe was closed."""
         if self._pipes_closed() and not self.is_ending():
             self._schedule_timeout()
 
@@ -367,14 +371,14 @@ class Agent(SupervisedProcess):
 
     def _on_start_timeout(self) -> None:
         seconds = CHILD_START_NS_MAX // SECOND_NS
-        self.end(b"the agent did not say #hungry within %d s of its start" % seconds)
+        self.end(b"the agent sent no #hungry within %d s of its start" % seconds)
 
     def _on_pipes_closed(self) -> None:
         self.end(b"the agent closed its stdin or stdout")
 
     def _on_silent(self) -> None:
         seconds = self._settings.hunger_ns_max / SECOND_NS
-        self.end(b"the agent said nothing for %g s" % seconds)
+        self.end(b"the agent sent nothing for %g s" % seconds)
 
     def _on_time_limit(self) -> None:
         self._is_at_fault = False
@@ -383,12 +387,12 @@ class Agent(SupervisedProcess):
         self.end(b"time limit of %g s exceeded" % (limit_ns / SECOND_NS))
 
     def _on_finish_timeout(self) -> None:
-        self.end(b"the agent was told to finish, and did not")
+        self.end(b"the agent did not finish in time")
 
-    # Its end.
+    # End of the process.
 
     def _on_ended(self, status: int) -> None:
-        # It may have died after its report. Of one that was ended nothing is believed.
+        # It may have reported before it died. Output of an ended agent is ignored.
         self._pipes.stdout.drain()
         self._pipes.stderr.drain()
         self._pipes.stdout.close()
@@ -418,12 +422,12 @@ class Agent(SupervisedProcess):
 
 
 def start_agent(agent_context: AgentContext, settings: AgentSettings) -> Agent:
-    """Raises OSError or ValueError if it can't be started."""
+    """Start an agent. Raises `OSError` or `ValueError` if that fails."""
     runner_context = agent_context.runner_context
-    # The pipes are read in a turn of the pool, when the agent has long been there.
-    stdout = Pipe(runner_context.selector, lambda chunk: agent.receive(chunk))  # noqa: PLW0108  # but not yet
+    # The pipes are read in a later turn, when `agent` is set.
+    stdout = Pipe(runner_context.selector, lambda chunk: agent.receive(chunk))  # noqa: PLW0108  # set below
     with stdout.writing_end() as stdout_writing:
-        stderr = Pipe(runner_context.selector, lambda chunk: agent.on_stderr(chunk))  # noqa: PLW0108  # likewise
+        stderr = Pipe(runner_context.selector, lambda chunk: agent.on_stderr(chunk))  # noqa: PLW0108  # set below
         with stderr.writing_end() as stderr_writing:
             stdin = StdinPipe(runner_context.selector)
             with stdin.reading_end() as stdin_reading:

@@ -1,8 +1,7 @@
-"""How tasks are done by the broker's rules: which program is fed with a lane, and how.
+"""The broker's rules as agents need them: which command serves a lane, and with which limits.
 
-The first clause that matches a task's service and lane counts. One that names a command has its
-tasks fed to agents of that command; the others are done as they say themselves. Knows nothing of
-processes, nor of who does a task.
+The first rule that matches a task's service and lane applies. If it names a command, agents of that
+command take the task. Otherwise the runner runs it by its payload. Knows no processes.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    #: Service and lane.
     from taskyard.core.rules import Rule
-#: A service, and the name of a lane of it.
 LaneKey: TypeAlias = tuple[bytes, bytes]
 
-#: Lanes whose clause is remembered: they come and go, and to look again costs little.
+#: Lanes in the cache. They come and go, and a new lookup is cheap.
 LANES_CACHE_SIZE: Final = 10_000
 
 
 class AgentSettings(Struct, frozen=True):
-    """Which program is fed, and how."""
+    """An agent's command and limits."""
 
     argv: tuple[str, ...]
-    #: Tasks that an agent may hold beyond the one in hand.
+    #: Tasks that an agent may hold beyond the current one.
     overfeed: int = 0
-    #: How long an agent may have nothing to do before it is let go.
+    #: An idle agent exits after this time.
     idle_ns_max: int = AGENT_IDLE_NS_MAX
-    #: How long an agent may be silent with a task before it is ended.
+    #: An agent that holds a task and sends nothing is ended after this time.
     hunger_ns_max: int = AGENT_HUNGER_NS_MAX
 
 
 class AgentRules:
-    """What the broker says. `program` is fed whatever that names as a command."""
+    """The rules of the broker. `program` replaces every command that they name."""
 
     def __init__(self, clauses: Sequence[Rule] = (), program: AgentSettings | None = None) -> None:
         self._clauses = tuple(clauses)
@@ -47,9 +46,9 @@ class AgentRules:
         self._program = program
         self._cache: dict[LaneKey, tuple[LaneOptions, AgentSettings | None]] = {}
         rules = [clause.options for clause in self._clauses]
-        #: The most that any lane is overfed by.
+        #: The highest overfeed of any rule.
         self.overfeed_max = max((one.overfeed for one in rules), default=0)
-        #: The commands that are to be had: an agent of another one is not needed any more.
+        #: The commands in use. Agents of other commands can exit.
         self.commands = tuple(
             dict.fromkeys(split_command(one.command) for one in rules if one.command)
         )
@@ -57,11 +56,11 @@ class AgentRules:
             self.commands = (program.argv,)
 
     def updated(self, clauses: Sequence[Rule]) -> AgentRules | None:
-        """What the broker says now; None: the same."""
+        """Return new rules, or None if nothing has changed."""
         return None if tuple(clauses) == self._clauses else AgentRules(clauses, self._program)
 
     def agents_for(self, lane: LaneKey) -> AgentSettings | None:
-        """The agents that are fed with the tasks of a lane; None: they are done without."""
+        """Return the settings of the agents that serve a lane; None: no agent does."""
         return self._cached(lane)[1]
 
     def rules_for(self, lane: LaneKey) -> LaneOptions:
@@ -97,7 +96,7 @@ def _with_rule(settings: AgentSettings, rules: LaneOptions) -> AgentSettings:
 
 
 def split_command(command: bytes) -> tuple[str, ...]:
-    """A command that is none is one word: it can't be started, and that is told."""
+    """Split a command into words. A malformed one stays one word, and fails to start."""
     text = command.decode(errors="surrogateescape")
     try:
         return tuple(shlex.split(text)) or (text,)

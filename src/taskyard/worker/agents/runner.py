@@ -1,12 +1,10 @@
-"""The host: feeds tasks by the line to child programs, its agents, and does all others itself.
+"""The runner of a native worker: feeds tasks to agents, and runs all others itself.
 
-It has the runner's face, so that the worker's loop is the same, and follows the broker's rules:
-those say which tasks are fed to which program. Agents are started when there is a task that no
-hungry one can take, are kept for the next task, and are let go when there is none for long. A
-program that comes to nothing is started less and less often; what waits for it is given back, for
-another host may do better, and the broker is told why.
+The broker's rules name the command for each lane. An agent starts when a task has no hungry agent,
+and exits after it was idle for long. An agent that fails is restarted after a growing delay.
+Meanwhile its tasks return to the broker, because another host may do better.
 
-Who gets a task is decided in `agents_lanes`, one agent is in `agents_process`.
+`agents.lanes` chooses the agent of a task, `agents.process` is one agent.
 """
 
 from __future__ import annotations
@@ -40,16 +38,16 @@ if TYPE_CHECKING:
     from taskyard.worker.agents.rules import LaneKey
     from taskyard.worker.runner import Work
 
-#: What every program needs.
+#: Variables that agents inherit from the worker.
 PASSED_VARIABLES: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "TMPDIR")
 PASSED_PREFIX: Final = "LC_"
 
-#: What is the worker's own.
+#: Variables of the worker, which may hold keys and endpoints. Agents never get them.
 OWN_PREFIX: Final = "TASKYARD_"
 
 
 def clean_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Of the worker's variables those that every program needs."""
+    """Return the worker's variables that agents inherit."""
     return {
         name: value
         for name, value in own.items()
@@ -58,23 +56,25 @@ def clean_environment(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_variables(given: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
-    """Those of `NAME=VALUE`, and those of `NAME`, which the worker has. Raises UserError."""
+    """Parse `--env` options: `NAME=VALUE`, or `NAME` for the worker's own value. Raises
+    `UserError`.
+    """
     return dict(_read_variable(one, own) for one in given)
 
 
 def _read_variable(given: str, own: Mapping[str, str]) -> tuple[str, str]:
     name, sign, value = given.partition("=")
     if not name or "\0" in given:
-        raise UserError(f"--env {given!r} is no variable: give NAME=VALUE, or NAME alone")
+        raise UserError(f"--env {given!r}: must be NAME=VALUE or NAME")
     if name.startswith(OWN_PREFIX):
         raise UserError(
-            f"--env {name}: variables that begin with {OWN_PREFIX} are the worker's own, and not "
-            "for agents; give it another name"
+            f"--env {name}: {OWN_PREFIX}* variables are the worker's, agents never get them (use "
+            "another name)"
         )
     if sign:
         return name, value
     if name not in own:
-        raise UserError(f"--env {name}: there is no such variable here; give {name}=VALUE")
+        raise UserError(f"--env {name}: not set in the worker's environment (use {name}=VALUE)")
     return name, own[name]
 
 
@@ -82,19 +82,18 @@ logger = logging.getLogger("taskyard.worker")
 
 
 class StartBackoff:
-    """Of one command."""
+    """The delay before the next start of one command, after failed starts."""
 
     def __init__(self) -> None:
-        #: No agent is started before.
+        #: The earliest time of the next start.
         self.next_ns = 0
-        #: Why none can be started; b"" as soon as one asks for a task.
+        #: Why the last start failed. b"" as soon as an agent is hungry.
         self.agent_error = b""
-        #: The agents of late that came to nothing.
+        #: Failed starts in a row.
         self._failures = 0
 
     def failed(self, reason: bytes, now_ns: int, *, is_error: bool) -> None:
-        """An agent came to nothing: wait before the next one, longer each time. It is trouble if
-        not even a task was to blame."""
+        """Count a failed agent, and double the delay. `is_error`: no task is to blame."""
         if now_ns - self.next_ns > AGENT_RESTART_NS_MAX:
             self._failures = 0
         delay_ns = min(AGENT_RESTART_NS << self._failures, AGENT_RESTART_NS_MAX)
@@ -104,7 +103,7 @@ class StartBackoff:
         if is_error:
             self.agent_error = cut_reason(reason)
         text = reason.decode(errors="replace")
-        logger.warning("%s; the next one is started in %g s", text, delay_ns / SECOND_NS)
+        logger.warning("%s (next start in %g s)", text, delay_ns / SECOND_NS)
 
 
 __all__ = ["AgentRunner", "AgentSettings", "read_command"]
@@ -113,36 +112,36 @@ logger = logging.getLogger("taskyard.worker")
 
 
 class StartResult(Enum):
-    """What came of an attempt to begin with a task."""
+    """The result of trying to start a task."""
 
     STARTED = auto()
-    DEFERRED = auto()  #: for an agent, or for its lane
-    NO_SLOTS = auto()  #: it waits for slots, and nobody goes before it
+    DEFERRED = auto()  #: until an agent or its lane is free
+    NO_SLOTS = auto()  #: until slots are free, and so are all tasks behind it
 
 
 def read_command(command: str) -> tuple[str, ...]:
-    """The words of a command, whose program is there. Raises UserError."""
+    """Split `--agent` into words, and check that the program exists. Raises `UserError`."""
     try:
         argv = tuple(shlex.split(command))
     except ValueError as error:
-        raise UserError(f"--agent {command!r} is no command: {error}; mend its quotes") from None
+        raise UserError(f"--agent {command!r}: {error}") from None
     if not argv:
-        raise UserError("--agent is empty: give a program, and its arguments after it")
+        raise UserError("--agent: empty command")
     try:
         path = find_program(argv[0], os.environ)
     except FileNotFoundError:
         path = ""
     if not os.access(path, os.X_OK):
-        raise UserError(
-            f"--agent {command!r}: there is no program {argv[0]!r} that can be run here; give its "
-            "path, and see that it is executable"
-        )
+        raise UserError(f"--agent {command!r}: program {argv[0]!r} not found or not executable")
     return argv
 
 
 class AgentRunner(runner.ProcessRunner):
-    """Up to `slots` tasks at once, or lanes where tasks are fed to agents. `program` is fed all of
-    them; without it the rules say which program, and what has none is done by the runner itself."""
+    """Runs up to `slots` tasks at once. An agent with several tasks of a lane counts once.
+
+    `program` takes all tasks. Without it the rules name a command for each lane, and tasks without
+    one run as in `ProcessRunner`.
+    """
 
     def __init__(  # noqa: PLR0913  # the last ones are named
         self,
@@ -159,15 +158,15 @@ class AgentRunner(runner.ProcessRunner):
         runner_context = self._context._replace(env=environment)
         self._agent_context = AgentContext(runner_context, clock.wall_ns, self._forward_output)
         self._rules = AgentRules(program=program)
-        #: Takes what a task has printed so far.
+        #: Called with the output of a running task.
         self.on_output: Callable[[Job, Result], None] = _ignore_output
-        #: How starting the programs went, by their command.
+        #: Start delays by command.
         self._backoffs: dict[tuple[str, ...], StartBackoff] = {}
-        #: By command, the tasks for which there should be one more agent.
+        #: By command, the tasks that need one more agent.
         self._agents_wanted: dict[tuple[str, ...], list[tuple[Job, AgentSettings]]] = {}
-        #: There is something to look at that no descriptor tells.
+        #: Waiting tasks must be examined though no descriptor is ready.
         self._is_dirty = False
-        #: When a lane may be another agent's than the one's that served it last.
+        #: When a lane becomes free for another agent.
         self._recheck_ns: int | None = None
         self._is_leaving = False
         #: Malformed lines of agents that have ended.
@@ -176,10 +175,10 @@ class AgentRunner(runner.ProcessRunner):
     def _forward_output(self, job: Job, printed: Result) -> None:
         self.on_output(job, printed)
 
-    # What the broker says, and is told.
+    # Rules from the broker, and facts for it.
 
     def set_rules(self, clauses: Sequence[Rule]) -> None:
-        """Do as the broker's rules say from now on. What agents hold, they finish."""
+        """Apply new rules. Agents finish the tasks that they hold."""
         rules = self._rules.updated(clauses)
         if rules is None:
             return
@@ -199,24 +198,24 @@ class AgentRunner(runner.ProcessRunner):
 
     @property
     def overfeed_max(self) -> int:
-        """Tasks that a lane may have here beyond the one in hand."""
+        """Return the highest number of tasks that a lane may have here beyond the current one."""
         return self._rules.overfeed_max
 
     def overfeed(self, lane: LaneKey) -> int:
-        """The same of one lane."""
+        """Return how many tasks a lane may have here beyond the current one."""
         return self._rules.rules_for(lane).overfeed if lane[1] else 0
 
     @property
     def agent_error(self) -> bytes:
-        """Why agents can't be started; b"": they can, as far as is known."""
+        """Return why agents can't be started; b"" if no start has failed."""
         return next((one.agent_error for one in self._backoffs.values() if one.agent_error), b"")
 
     @property
     def malformed(self) -> int:
-        """Lines of all agents so far that are neither report nor comment."""
+        """Return the number of malformed lines of all agents so far."""
         return self._malformed_of_ended + sum(agent.malformed for agent in self._agents())
 
-    # The runner's face.
+    # Methods of the runner.
 
     def start(self, job: Job) -> None:
         self._is_dirty = True
@@ -242,13 +241,13 @@ class AgentRunner(runner.ProcessRunner):
             agent.drop((name, attempt))
 
     def unstarted(self) -> list[Job]:
-        """The worker leaves: there will be no other task."""
+        """Return the jobs that have not started, and have idle agents exit: a shutdown begins."""
         self._is_leaving = True
         self._stop_agents(self._agents())
         return super().unstarted()
 
     def close(self) -> None:
-        """Those that hold nothing may finish; the others are killed."""
+        """Wait for idle agents to finish, and kill the others."""
         if not self._is_closed:
             self._stop_agents(self._agents())
             self._wait_for_agents()
@@ -260,7 +259,7 @@ class AgentRunner(runner.ProcessRunner):
     def _agents_of(self, argv: tuple[str, ...]) -> list[Agent]:
         return [agent for agent in self._agents() if agent.argv == argv]
 
-    # Who gets a task.
+    # Start of tasks.
 
     def _has_room(self) -> bool:
         return self._is_dirty
@@ -271,8 +270,11 @@ class AgentRunner(runner.ProcessRunner):
         self._release_idle()
 
     def _start_eligible(self) -> None:
-        """In the order in which it came. Who waits for an agent or for its lane is overtaken, who
-        waits for slots is not."""
+        """Start waiting tasks in their order.
+
+        A task that waits for an agent or its lane can be overtaken. A task that waits for slots
+        can't.
+        """
         self._is_dirty = False
         self._recheck_ns = None
         self._agents_wanted.clear()
@@ -291,8 +293,9 @@ class AgentRunner(runner.ProcessRunner):
         self._waiting.extendleft(reversed(kept))
 
     def _cannot_start_more(self, lanes: LaneAssignment) -> bool:
-        """Nobody is hungry, and it is known what else is needed: the rest would all have to wait.
-        There may be hundreds, in each turn."""
+        """Return whether all remaining tasks would have to wait. There may be hundreds in each
+        turn.
+        """
         if lanes.has_hungry() or len(self._agents_wanted) < len(self._rules.commands):
             return False
         if any(len(wanted) < self.slots_total for wanted in self._agents_wanted.values()):
@@ -335,8 +338,10 @@ class AgentRunner(runner.ProcessRunner):
         return StartResult.STARTED
 
     def _has_slots_for(self, agent: Agent, job: Job) -> bool:
-        """An agent takes up as much as the widest of its tasks. A task that is wider than the
-        worker is done alone."""
+        """Return whether an agent may take a job. It uses the slots of its widest task.
+
+        A task wider than the worker runs alone.
+        """
         others = self.slots_used - agent.slots
         return others == 0 or others + max(agent.slots, job.slots) <= self.slots_total
 
@@ -346,18 +351,20 @@ class AgentRunner(runner.ProcessRunner):
         super()._report(done)
 
     def _return_lane(self, deferred: Job) -> None:
-        """The rest of its lane is put off with it. Told before, so that the broker has it then."""
+        """Return the waiting tasks of a deferred lane. They go first, so the broker has them by
+        then.
+        """
         lane = lane_of(deferred)
         rest = [job for job, _ in self._waiting if lane_of(job) == lane]
         self._waiting = deque(one for one in self._waiting if lane_of(one[0]) != lane)
         for job in rest:
-            reason = b"its lane is put off"
+            reason = b"lane deferred"
             super()._report(JobResult(job, Outcome.REFUSED, reason, healthy=True))
 
-    # When there is one more agent, and one fewer.
+    # Start and end of agents.
 
     def _backoffs_due(self) -> Iterable[StartBackoff]:
-        """Commands of which there should be one more agent."""
+        """Return the delays of the commands that need one more agent."""
         return [self._backoff_of(argv) for argv in self._agents_wanted if self._needs_agent(argv)]
 
     def _backoff_of(self, argv: tuple[str, ...]) -> StartBackoff:
@@ -370,19 +377,19 @@ class AgentRunner(runner.ProcessRunner):
                 self._start_agent(wanted[0][1], backoff)
 
     def _needs_agent(self, argv: tuple[str, ...]) -> bool:
-        """There is a task for which there is room, and more tasks than agents about to ask."""
+        """Return whether a task has slots but no agent that is about to ask for it."""
         wanted = self._agents_wanted.get(argv)
         if not wanted:
             return False
         agents = self._agents_of(argv)
         if any(agent.is_ending() and agent.has_failed() for agent in agents):
-            return False  # first see it dead: the next one would fare likewise
+            return False  # wait for its end: the next one may fail too
         now_ns = self._clock.monotonic_ns()
         staying = [agent for agent in agents if not agent.is_leaving()]
         return (
             len(wanted) > sum(agent.is_about_to_ask(now_ns) for agent in staying)
             and len(staying) < self.slots_total
-            and len(agents) < 2 * self.slots_total  # those that leave, and will not
+            and len(agents) < 2 * self.slots_total  # some agents may ignore `finish`
             and self._has_slots(wanted[0][0])
         )
 
@@ -390,8 +397,8 @@ class AgentRunner(runner.ProcessRunner):
         try:
             self._processes.append(start_agent(self._agent_context, settings))
         except (OSError, ValueError) as error:
-            what = getattr(error, "strerror", None) or error
-            reason = f"can't start the agent {settings.argv[0]}: {what}".encode(errors="replace")
+            cause = getattr(error, "strerror", None) or error
+            reason = f"can't start agent {settings.argv[0]}: {cause}".encode(errors="replace")
             backoff.failed(reason, self._clock.monotonic_ns(), is_error=True)
             self._refuse_waiting(settings.argv, reason)
 
@@ -420,7 +427,7 @@ class AgentRunner(runner.ProcessRunner):
                 self._refuse_waiting(agent.argv, agent.exit_reason)
 
     def _refuse_waiting(self, argv: tuple[str, ...], reason: bytes) -> None:
-        """Give back what waits for a program, unless there is somebody who may do it."""
+        """Return the tasks that wait for a command, unless another of its agents runs."""
         if not all(agent.is_leaving() for agent in self._agents_of(argv)):
             return
         waiting, self._waiting = self._waiting, deque()
@@ -432,7 +439,7 @@ class AgentRunner(runner.ProcessRunner):
         self._agents_wanted.pop(argv, None)
 
     def _release_idle(self) -> None:
-        """Tell those that there is nothing more for them now, and dismiss whom nobody needs."""
+        """Notify agents that no more tasks wait, and end agents of commands without use."""
         agents = self._agents()
         if not agents:
             return
@@ -451,7 +458,7 @@ class AgentRunner(runner.ProcessRunner):
                 agent.finish()
 
     def _wait_for_agents(self) -> None:
-        """Each time somebody has ended, the others have the grace period again."""
+        """Wait until idle agents have ended. Each exit extends the grace period of the others."""
         leaving = [agent.process.pidfd for agent in self._agents() if agent.is_empty()]
         pidfds = {pidfd for pidfd in leaving if pidfd is not None}
         while pidfds:
@@ -462,4 +469,4 @@ class AgentRunner(runner.ProcessRunner):
 
 
 def _ignore_output(_job: Job, _printed: Result) -> None:
-    pass
+    """Ignore output until the worker's loop is set up."""

@@ -1,5 +1,4 @@
-"""What the tests of agents share: programs in shell that are agents, a gate where they wait, and a
-host around them without a worker."""
+"""Agents in shell, a gate where they wait, and an agent runner without a worker."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker.agents.runner import AgentRunner, AgentSettings
 from taskyard.worker.jobs import Job, JobResult
-from tests.worker.running_kit import RealClock, SetClock, a_fifo, turns, wait
+from tests.worker.runner_harness import RealClock, SetClock, a_fifo, turns, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +29,7 @@ class StillClock(SetClock):
         return WALL_NS
 
 
-#: Reads a task, sets `id`, `lane` and `payload`, and does something.
+#: Reads a task, sets `id`, `lane` and `payload`, and runs `DO`.
 SHELL = r"""
 tab=$(printf '\t')
 report() { printf '%s\t%s\t%s\n' "$id" "$1" "$2"; }
@@ -46,17 +45,17 @@ eval "$AFTER"
 
 
 def shell(do: str, idle: str = "", after: str = "") -> tuple[str, ...]:
-    """An agent that does this with every task."""
+    """Return the command of an agent that runs `do` for every task."""
     words = {"DO": do, "IDLE": idle, "AFTER": after}
     return ("env", *(f"{name}={text}" for name, text in words.items()), "sh", "-c", SHELL)
 
 
 class Gate:
-    """Where agents wait, by `read _ < gate`, until the test lets some of them through."""
+    """Blocks agents at `read _ < gate` until the test opens it."""
 
     def __init__(self, directory: Path) -> None:
         self.path = a_fifo(directory / "gate")
-        # For both: so nobody waits to open it, and it never ends.
+        # Read and write: then opening never blocks, and the pipe never ends.
         self._descriptor = os.open(self.path, os.O_RDWR)
 
     def open(self, count: int = 1) -> None:
@@ -87,7 +86,7 @@ def job(name: bytes = b"t", payload: bytes = b"payload", **terms: Any) -> Job:
 def results_of(
     argv: tuple[str, ...], *jobs: Job, slots: int = 1, **settings: Any
 ) -> list[JobResult]:
-    """What comes of these tasks, in the order of their ends."""
+    """Run jobs, and return their results in the order of their ends."""
     with a_pool(argv, slots, **settings) as pool:
         for one in jobs:
             pool.start(one)

@@ -1,5 +1,4 @@
-"""What the tests of the runner share: a loop around it, a clock that they set, and processes seen
-from outside."""
+"""A loop around a runner, a clock that tests set, and jobs of each kind."""
 
 import os
 import select
@@ -16,12 +15,12 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.wire.payloads import CALL, EXEC, encode_call, encode_command
 from taskyard.worker.runner import Job, JobResult, ProcessRunner
 
-#: Longer than anything here takes on the slowest machine: a test that waits so long has failed.
+#: Longer than anything takes on the slowest machine. A test that waits longer fails.
 PATIENCE_NS = 60 * SECOND_NS
 
 
 class SetClock:
-    """Time passes only when the test says so."""
+    """A clock that only the test moves."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000 * SECOND_NS
@@ -53,7 +52,7 @@ def a_runner(
 
 
 def turns(runner: ProcessRunner, count: int = 1) -> list[JobResult]:
-    """As a worker's loop does it, until so many jobs are done. Without what was measured."""
+    """Drive a runner until `count` jobs are done. Return their results without measurements."""
     return [without_run(done) for done in measured_turns(runner, count)]
 
 
@@ -62,7 +61,7 @@ def without_run(done: JobResult) -> JobResult:
 
 
 def measured_turns(runner: ProcessRunner, count: int = 1) -> list[JobResult]:
-    """Take turns until so many jobs are done."""
+    """Drive a runner until `count` jobs are done. Return their results."""
     done: list[JobResult] = []
     end_ns = time.monotonic_ns() + PATIENCE_NS
     while len(done := done + runner.turn()) < count:
@@ -72,7 +71,7 @@ def measured_turns(runner: ProcessRunner, count: int = 1) -> list[JobResult]:
 
 
 def wait(runner: ProcessRunner) -> None:
-    """Until there is something to read, or a turn is due by the real clock."""
+    """Wait until a descriptor is readable, or a turn is due by the real clock."""
     wake_at_ns = runner.wake_at_ns()
     wait_ns = PATIENCE_NS if wake_at_ns is None else wake_at_ns - time.monotonic_ns()
     wait_seconds = min(max(wait_ns, 0), PATIENCE_NS) / SECOND_NS
@@ -80,7 +79,7 @@ def wait(runner: ProcessRunner) -> None:
 
 
 def turn_until_quiet(runner: ProcessRunner) -> list[JobResult]:
-    """Turns until every process is reaped: for what is not reported."""
+    """Drive a runner until every process is reaped."""
     done = runner.turn()
     while runner.slots_used:
         wait(runner)
@@ -89,25 +88,25 @@ def turn_until_quiet(runner: ProcessRunner) -> list[JobResult]:
 
 
 def command(*argv: str, name: bytes = b"t", **terms: Any) -> Job:
-    """A job that runs a program."""
+    """Return a job that runs a program."""
     payload = encode_command(argv, terms.pop("env", None), terms.pop("cwd", None))
     return Job(name, terms.pop("attempt", 1), EXEC, payload, **terms)
 
 
 def script(code: str, *argv: str, **terms: Any) -> Job:
-    """A job that runs Python code as a program."""
+    """Return a job that runs Python code as a program."""
     return command(sys.executable, "-c", code, *argv, **terms)
 
 
 def call(function: str, *args: Any, name: bytes = b"t", **terms: Any) -> Job:
-    """A job that calls a function."""
+    """Return a job that calls a function."""
     kwargs, env, cwd = (terms.pop(key, None) for key in ("kwargs", "env", "cwd"))
     payload = encode_call(function, args, kwargs, env, cwd)
     return Job(name, terms.pop("attempt", 1), CALL, payload, **terms)
 
 
 def result_of(job: Job, *, slots: int = 1, allow: Sequence[str] = ()) -> JobResult:
-    """What comes of one job alone."""
+    """Run one job alone, and return its result."""
     with a_runner(slots, allow) as runner:
         runner.start(job)
         (done,) = turns(runner)
@@ -115,20 +114,20 @@ def result_of(job: Job, *, slots: int = 1, allow: Sequence[str] = ()) -> JobResu
 
 
 def a_fifo(path: Path) -> str:
-    """By which a process tells the test where it is."""
+    """Make a FIFO through which a process can signal the test."""
     os.mkfifo(path)
     return str(path)
 
 
-def told(fifo: str) -> str:
-    """What a process writes there; waits until it does."""
-    # Not by a plain open: it would wait for ever for a process that did not come so far.
+def read_fifo(fifo: str) -> str:
+    """Wait until a process writes to a FIFO, and return the text."""
+    # A plain open would block for ever if the process never opens it.
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
         text = b""
         while True:
             readable, _, _ = select.select([descriptor], [], [], PATIENCE_NS / SECOND_NS)
-            assert readable, f"nothing was told by {fifo} in a minute"
+            assert readable, f"nothing was written to {fifo} in a minute"
             if not (chunk := os.read(descriptor, 1000)):
                 return text.decode()
             text += chunk
@@ -137,7 +136,7 @@ def told(fifo: str) -> str:
 
 
 def has_ended(pid: int) -> bool:
-    """Waits for it: a process that was killed takes a moment to be gone."""
+    """Wait for the end of a process: one that was killed takes a moment."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
