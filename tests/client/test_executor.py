@@ -196,7 +196,7 @@ def test_result_whose_unpickling_raises_fails_alone(
 ) -> None:
     error = error_of(executor.submit(calls.give_unreadable, kind))
     assert isinstance(error, TaskFailed)
-    assert f"can't be unpickled here: {kind.__name__}" in str(error)
+    assert f"can't be unpickled: {kind.__name__}" in str(error)
     assert value(executor.submit(pow, 2, 3)) == 8
 
 
@@ -674,7 +674,7 @@ def test_without_a_broker_where_one_should_be_it_says_so(tmp_path: Path) -> None
 
 
 def test_workers_are_not_its_own_where_a_broker_is_given(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="workers and slots are of an executor that starts its own"):
+    with pytest.raises(UserError, match="workers and slots: only for an executor"):
         Executor(state=tmp_path, slots=2)
 
 

@@ -425,7 +425,7 @@ def test_file_says_how_long_tasks_run(tmp_path: Path) -> None:
     assert made.after == [[], [0], []]
     assert made.lanes == [b"", b"x", b""]
     path.write_text('{"name": "a"}')
-    with pytest.raises(UserError, match=r"campaign\.jsonl:1: says nothing to do"):
+    with pytest.raises(UserError, match=r"campaign\.jsonl:1: has no work"):
         workload_of_file(str(path), None)
 
 

@@ -136,7 +136,7 @@ def test_example_session_runs_from_top_to_bottom(session: Session) -> None:
     server, worker, client = session.server, session.worker, session.client
     assert "worker is registered with 10 slots" in worker.does("register")
     assert "10 of 10 slots free\n1 worker\n" in server.does("workers")
-    assert f"pingt is answered by {session.endpoint}:worker-" in client.does("pingt")
+    assert f"pingt: answered by {session.endpoint}:worker-" in client.does("pingt")
     worker.until(f"worker got PING from {session.endpoint}:client-")
     assert worker.does("bulk").count(" is registered with 10 slots") == 9
     listed = server.does("workers")
@@ -185,9 +185,9 @@ def test_transcript_of_the_page_is_what_is_said(session: Session) -> None:
 
 def test_ping_that_wants_no_answer_and_one_stream(session: Session) -> None:
     session.worker.does("register")
-    assert "PING is sent, and no answer wanted" in session.client.does("ping")
+    assert "PING sent, no answer expected" in session.client.does("ping")
     session.worker.until("worker got PING")
-    assert "data is answered by" in session.client.does("data")
+    assert "data: answered by" in session.client.does("data")
     session.worker.until("worker got STREAM")
 
 
@@ -217,7 +217,7 @@ def test_worker_outlives_a_server_and_works_for_the_next_one(
         server.until("server> ")
         assert "\n1 worker\n" in server.does("workers")
         session.client.types("pingt")
-        assert session.client.until("pingt is answered by")
+        assert session.client.until("pingt: answered by")
 
 
 def test_killed_server_hands_out_the_very_message_and_takes_the_answers_of_before(

@@ -1,11 +1,11 @@
 """The executor: `concurrent.futures.Executor` over a broker, for any function that can be pickled.
 
-Owns what a caller of the standard's interface sees, and settles its futures: what the client says
-of a task becomes a value or an exception here, in a thread of its own, so that a callback may use
-the executor. Without a broker it has a household: a broker and workers that end with it.
+Owns the standard interface and its futures. A thread turns the outcomes of tasks into values and
+exceptions, so that a callback may use the executor. Without a broker it starts a local cluster: a
+broker and workers that end with it.
 
-A task that is leased counts as running: it can't be cancelled any more. Unpickles what its own
-tasks returned, so the broker and its workers have to be trusted.
+A leased task counts as running: it can't be cancelled. Results are unpickled, so the broker and its
+workers have to be trusted.
 """
 
 from __future__ import annotations
@@ -48,31 +48,32 @@ _T = TypeVar("_T")
 
 logger = logging.getLogger("taskyard.executor")
 
-#: What can still be called off: no worker has it.
+#: States in which no worker has the task: it can be cancelled.
 UNSTARTED_STATES: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
 _UNSTARTED_STATE_NAMES: Final = tuple(state.name.lower() for state in UNSTARTED_STATES)
 
-#: A broker of its own answers by then, however busy the machine: if it dies, that is told at once.
+#: Timeout for the first answer of the executor's own broker, on a busy machine. Its death is
+#: reported at once.
 CONNECT_SECONDS: Final = 60.0
 
-#: When the interpreter ends, what was submitted to somebody else's broker is delivered for so long.
+#: How long the interpreter's exit waits until a shared broker has all calls.
 EXIT_CLOSE_SECONDS: Final = 5.0
 
-#: After Ctrl-C, a broker of others may take so long to cancel the calls, and the thread to end.
+#: After Ctrl-C: timeout for cancelling calls at a shared broker, and for the thread to end.
 INTERRUPT_SECONDS: Final = 3.0
 
-#: Tasks are named for their functions; a longer name says no more.
+#: Characters of a function's name in the names of its tasks.
 _NAME_CHARACTERS_MAX: Final = 40
 
 
 class ExecutorBroken(TaskyardError, BrokenExecutor):
-    """The processes of an executor's own have ended, and what they held is lost."""
+    """The executor's own broker or worker has ended, and its calls are lost."""
 
     exit_code = ExitCode.NO_BROKER
 
 
 class CallFuture(AnyFuture[_T]):
-    """What will become of a call."""
+    """The result of a call, once it is there."""
 
     def __init__(self, core: ExecutorCore, name: str) -> None:
         super().__init__()
@@ -94,22 +95,22 @@ class CallFuture(AnyFuture[_T]):
 
     @property
     def full_name(self) -> str:
-        """The name that is good for any call of a client: CAMPAIGN/NAME."""
+        """The name that every call of a client accepts: CAMPAIGN/NAME."""
         return self._full_name
 
     @property
     def state(self) -> str:
-        """Where the task is: blocked, delayed, ready, leased, done, failed or cancelled."""
+        """The task's state: blocked, delayed, ready, leased, done, failed or cancelled."""
         client = self._core.client
         return str(client.show(self._full_name, client.timeout)["state"])
 
     def why(self) -> str:
-        """What the task waits for, or how it ended, in a sentence."""
+        """Return a sentence on why the task is in its state."""
         client = self._core.client
         return client.why(self._full_name, client.timeout)
 
     def running(self) -> bool:
-        """Whether a worker has it, as far as the broker knows."""
+        """Return whether a worker holds the task. False if the broker does not answer."""
         if self.done():
             return False
         try:
@@ -118,12 +119,12 @@ class CallFuture(AnyFuture[_T]):
             return False
 
     def cancel(self) -> bool:
-        """Call it off if no worker has it yet. True if it will not be done."""
+        """Cancel the call if no worker has it yet. Return whether it was cancelled."""
         if not self.done() and self._core.cancel_unstarted([self._full_name]):
             self.settle_cancelled()
         return self.cancelled()
 
-    # For the engine. Whoever comes first settles it; nothing is raised for those who come later.
+    # For ExecutorCore. The first call settles the future, later ones do nothing.
 
     def settle_result(self, value: _T) -> None:
         if self._claim():
@@ -145,8 +146,10 @@ class CallFuture(AnyFuture[_T]):
 
 
 class ExecutorCore:
-    """The client, the household if there is one, and the thread that settles futures. Does not know
-    the executor, which may be forgotten while calls are under way."""
+    """The client, the local cluster if there is one, and the thread that settles futures.
+
+    Has no reference to the executor, which may be garbage-collected while calls run.
+    """
 
     def __init__(
         self,
@@ -163,17 +166,17 @@ class ExecutorCore:
         self._origins = CallOrigins()
         self._timeout = timeout
         self._client = client
-        #: There is a client, or there never will be.
+        #: Set when there is a client, or when there will be none.
         self._is_connected = threading.Event()
-        #: Guards all that follows.
+        #: Guards the attributes below.
         self._lock = threading.RLock()
         self._is_stopping = False
         self._is_interrupted = False
         self._broken = ""
         self._pending: dict[str, CallFuture[Any]] = {}
-        #: Calls that came before there was a client, with their payloads; None: there is one.
+        #: Calls from before there was a client, with their payloads. None: there is a client.
         self._queued_calls: list[tuple[CallFuture[Any], bytes]] | None = []
-        #: Calls whose tasks are settled; None: look whether there is more to do.
+        #: Calls whose tasks are settled. None wakes the thread to check for the end.
         self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
         self._ended = threading.Event()
         self._settler = threading.Thread(
@@ -187,10 +190,10 @@ class ExecutorCore:
 
     @property
     def client(self) -> Client:
-        """Waits for it: the broker of a household takes a moment to start."""
+        """The client. Blocks until the local broker has started. Raises `ExecutorBroken`."""
         self._is_connected.wait()
         if self._client is None:
-            raise ExecutorBroken(f"the executor is broken: {self._broken}; make another")
+            raise ExecutorBroken(f"the executor is broken: {self._broken}")
         return self._client
 
     # For callers.
@@ -202,7 +205,7 @@ class ExecutorCore:
         kwargs: dict[str, Any],
         name_source: Callable[..., Any] | None = None,
     ) -> CallFuture[Any]:
-        """Send a call; its task is called after `name_source`, or after the function itself."""
+        """Submit a call. Its task is named after `name_source`, or after the function."""
         name = f"{_function_name(name_source or function)}-{self._prefix}-{next(self._numbers)}"
         future: CallFuture[Any] = CallFuture(self, name)
         with self._lock:
@@ -212,10 +215,10 @@ class ExecutorCore:
             call = pickled.pickle_call(function, args, kwargs)
             origin = structs.replace(self._origins.of(call), token=self._token)
             payload = pickled.encode_pickled_call(call, origin)
-        except UserError as error:  # as the standard has it: who asks for the result is told
+        except UserError as error:  # raised by the future, as in the standard library
             self._settle(future, partial(future.settle_exception, error))
             return future
-        except BaseException:  # a class of a user's raised an exit: no call was made
+        except BaseException:  # a user's class raised an exit: no call was made
             self._drop(name)
             raise
         if not self._queue_until_connected(future, payload):
@@ -223,7 +226,7 @@ class ExecutorCore:
         return future
 
     def _queue_until_connected(self, future: CallFuture[Any], payload: bytes) -> bool:
-        """Whether it is sent later, because there is no client yet."""
+        """Queue the call if there is no client yet. Return whether it was queued."""
         with self._lock:
             if self._queued_calls is not None:
                 self._queued_calls.append((future, payload))
@@ -239,14 +242,14 @@ class ExecutorCore:
 
     def _check_open(self) -> None:
         if self._broken:
-            raise ExecutorBroken(f"the executor is broken: {self._broken}; make another")
+            raise ExecutorBroken(f"the executor is broken: {self._broken}")
         if self._is_stopping:
             raise RuntimeError("cannot schedule new futures after shutdown")
         if _is_exiting:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     def cancel_unstarted(self, names: Sequence[str]) -> int:
-        """Call off those that no worker has. Returns how many."""
+        """Cancel calls that no worker has. Return how many."""
         client = self.client
         try:
             states = {name: view["state"] for name, view in self._views(names).items()}
@@ -254,7 +257,7 @@ class ExecutorCore:
             if not waiting:
                 return 0
             return client.cancel(waiting, states=UNSTARTED_STATES, timeout=client.timeout)
-        except TaskyardError as error:  # then they go on, and who asked is told so
+        except TaskyardError as error:  # they run on, and are not counted
             logger.warning("could not cancel %d call(s): %s", len(names), error)
             return 0
 
@@ -264,7 +267,7 @@ class ExecutorCore:
         return {names[0]: self.client.show(names[0], self.client.timeout)}
 
     def stop(self, *, cancel_pending: bool = False) -> None:
-        """Take no more calls, and end when those that were taken are settled."""
+        """Refuse new calls, and end when all others are settled."""
         with self._lock:
             self._is_stopping = True
             cancel_pending = cancel_pending and bool(self._pending)
@@ -275,11 +278,11 @@ class ExecutorCore:
                     campaign=self.campaign, states=UNSTARTED_STATES, timeout=client.timeout
                 )
             except TaskyardError as error:
-                logger.warning("could not cancel the calls that wait: %s", error)
+                logger.warning("could not cancel waiting calls: %s", error)
         self._arrived.put(None)
 
     def join(self) -> None:
-        """Wait until the thread has ended. An interrupt cancels all calls, and is raised again."""
+        """Wait until the thread has ended. On an interrupt, cancel all calls and raise it again."""
         if threading.current_thread() is self._settler:
             return
         try:
@@ -290,9 +293,11 @@ class ExecutorCore:
             raise
 
     def interrupt(self) -> None:
-        """Cancel all calls, also those that run, and end within a few seconds. Own workers are
-        stopped with what they run. At a broker of others the tasks are cancelled, which stops them
-        there; if it does not answer, they go on."""
+        """Cancel all calls, running ones too, and end within a few seconds.
+
+        Stops the local cluster, or cancels the tasks at a shared broker. They run on if that broker
+        does not answer.
+        """
         with self._lock:
             self._is_stopping = self._is_interrupted = True
             pending = [*self._pending.values()]
@@ -309,9 +314,10 @@ class ExecutorCore:
         self._ended.wait(INTERRUPT_SECONDS)
 
     def on_interpreter_exit(self) -> None:
-        """The interpreter ends. Calls that are in our own hands are finished, as the standard has
-        it; what somebody else's broker was given goes on without us. After Ctrl-C all of it is
-        cancelled."""
+        """Finish the calls of a local cluster, as in the standard library.
+
+        Calls at a shared broker run on without this process. After Ctrl-C all calls are cancelled.
+        """
         if self._is_interrupted:
             return
         if _was_interrupted():
@@ -332,13 +338,13 @@ class ExecutorCore:
                 arrived = self._arrived.get()
                 if arrived is not None:
                     self._settle_task(*arrived)
-                del arrived  # it would keep the value until the next one arrives
+                del arrived  # a reference would keep the value until the next one arrives
         finally:
             self._close()
             self._ended.set()
 
     def _connect(self) -> None:
-        """Find the household's broker, and send it what came meanwhile."""
+        """Connect to the local broker, and send the queued calls."""
         try:
             if self._client is None and self._supervisor is not None:
                 self._client = Client(
@@ -346,14 +352,14 @@ class ExecutorCore:
                     timeout=self._timeout,
                     connect_timeout=CONNECT_SECONDS,
                 )
-        except Exception as error:  # noqa: BLE001  # it is whoever waits for a call's to see
+        except Exception as error:  # noqa: BLE001  # raised by the futures
             self._on_broken(str(error))
         with self._lock:
             early, self._queued_calls = self._queued_calls or [], None
             if self._client is not None:
                 for call in early:
                     self._send(self._client, *call)
-        self._is_connected.set()  # only now: who asks for a call that came early finds it
+        self._is_connected.set()  # only now: queued calls are submitted before any request
 
     def _is_over(self) -> bool:
         with self._lock:
@@ -367,8 +373,11 @@ class ExecutorCore:
             self._supervisor.stop()
 
     def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
-        """Settle a call as its task was. Unpickling runs a user's code, which may raise anything,
-        also `SystemExit`: that is this call's outcome and nothing else's."""
+        """Settle a call with the outcome of its task.
+
+        Unpickling runs users' code, which may raise anything, even `SystemExit`. That becomes the
+        outcome of this call.
+        """
         if task.cancelled():
             self._settle(future, future.settle_cancelled)
             return
@@ -382,7 +391,7 @@ class ExecutorCore:
             self._settle(future, partial(future.settle_exception, error))
 
     def _settle(self, future: CallFuture[Any], settle: Callable[[], None]) -> None:
-        """Until its callbacks have run it is pending."""
+        """Settle a future. It counts as pending until its callbacks have run."""
         try:
             settle()
         except BaseException:
@@ -405,7 +414,7 @@ class ExecutorCore:
         return None, self._exception_of(name, error)
 
     def _exception_of(self, name: str, error: TaskFailed) -> BaseException:
-        """What the function raised; where that did not come along, how its task failed."""
+        """Return the exception that the function raised, or else the failure of its task."""
         try:
             raised, traceback = pickled.decode_exception(self.client.output(name), self._token)
         except TaskyardError:
@@ -415,21 +424,22 @@ class ExecutorCore:
         return error if raised is None else raised
 
     def _on_broken(self, why: str) -> None:
-        """Called by the household: whoever waits must not wait for the thread, which may wait for
-        the broker itself."""
+        """Fail all calls. Called by the local cluster: the thread may wait for the broker."""
         self._broken = self._broken or why
         with self._lock:
             pending = [*self._pending.values()]
         for future in pending:
-            text = f"call {future.name} is lost with its executor: {why}; submit it to another"
+            text = f"call {future.name} is lost: {why}"
             error = ExecutorBroken(text)
             self._settle(future, partial(future.settle_exception, error))
         self._arrived.put(None)
 
 
 class Executor(concurrent.futures.Executor):
-    """Calls functions in other processes, as `concurrent.futures.ProcessPoolExecutor` does: in
-    those of a broker's workers that allow pickled calls, or in some of its own."""
+    """Calls functions in other processes, as `concurrent.futures.ProcessPoolExecutor` does.
+
+    The processes are a broker's workers that allow pickled calls, or its own.
+    """
 
     def __init__(  # noqa: PLR0913  # all but the first are named
         self,
@@ -442,20 +452,22 @@ class Executor(concurrent.futures.Executor):
         service: str = pickled.PICKLE.decode(),
         timeout: float | None = None,
     ) -> None:
-        """Work for a broker, by its endpoint or its state directory; raises `NoBroker` if it does
-        not answer. `timeout` is that of `Client`: calls fail with `NoBroker` after so many seconds
-        without an answer. With neither it starts a broker of its own, and
-        `workers` processes (1) that do `slots` calls at once each (one a core); all of them end
-        with it. `max_workers` is another word for `slots`, that of the standard's pools.
+        """Connect to a broker by its endpoint or its state directory, or start one.
 
-        Calls are of that `service`: a worker has to offer it, and to allow pickled calls.
+        Without `broker` and `state`, it starts a broker and `workers` processes (1) with `slots`
+        calls at once each (one per core). They end with the executor. `max_workers` is the standard
+        library's name for `slots`. With a broker, raises `NoBroker` if it does not answer.
+
+        After `timeout` seconds without an answer from the broker, calls fail with `NoBroker`.
+        `service` is the service of the calls: a worker has to offer it, and to allow
+        pickled calls.
         """
         _check_main_guard()
-        # What a worker returns names the script by the name under which it runs it.
+        # Results refer to the main script by the name under which a worker runs it.
         sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
         if max_workers is not None:
             if slots is not None:
-                raise UserError("slots and max_workers are the same; give one of them")
+                raise UserError("slots and max_workers: give only one")
             slots = max_workers
         if broker is None and state is None:
             staff = WorkerSpec(
@@ -464,20 +476,17 @@ class Executor(concurrent.futures.Executor):
             self._max_workers = staff.workers * staff.slots
             core = ExecutorCore(service, staff, timeout=timeout)
         elif workers is not None or slots is not None:
-            raise UserError(
-                "workers and slots are of an executor that starts its own broker; leave them out, "
-                "or the broker and state"
-            )
+            raise UserError("workers and slots: only for an executor that starts its own broker")
         else:
             core = ExecutorCore(service, client=Client(broker, state=state, timeout=timeout))
         self._core = core
-        # Forgotten without a shutdown, it ends when its calls are done.
+        # Garbage-collected without a shutdown, it ends when its calls are done.
         weakref.finalize(self, core.stop).atexit = False
 
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> CallFuture[_T]:
-        """Have a function called. What can't be pickled is told by the future."""
+        """Submit a call. The future raises `UserError` if the call can't be pickled."""
         return self._core.submit(fn, args, kwargs)
 
     def map(
@@ -487,8 +496,10 @@ class Executor(concurrent.futures.Executor):
         timeout: float | None = None,
         chunksize: int = 1,
     ) -> Iterator[_T]:
-        """The values of a function for many arguments, in their order; `chunksize` of them are one
-        task. Raises `TimeoutError` if they are not there in time."""
+        """Yield the values of a function for many arguments, in their order.
+
+        A task makes `chunksize` calls. Raises `TimeoutError` if a value is not there in time.
+        """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -499,7 +510,7 @@ class Executor(concurrent.futures.Executor):
         return _results_in_order(core, futures, deadline)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  # the standard's
-        """Take no more calls. With `wait`, return when all are settled and all processes ended."""
+        """Refuse new calls. With `wait`, return when all are settled and all processes ended."""
         self._core.stop(cancel_pending=cancel_futures)
         if wait:
             self._core.join()
@@ -510,7 +521,7 @@ class Executor(concurrent.futures.Executor):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait for all calls, or after Ctrl-C cancel them, running ones too."""
+        """Wait for all calls. After Ctrl-C, cancel them, running ones too."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self._core.interrupt()
         else:
@@ -520,7 +531,7 @@ class Executor(concurrent.futures.Executor):
 def _results_in_order(
     core: ExecutorCore, futures: list[CallFuture[list[_T]]], deadline: float | None
 ) -> Iterator[_T]:
-    """Yield the values of calls in their order. Knows no executor: that may be forgotten."""
+    """Yield the values of calls in their order. Does not keep the executor alive."""
     futures.reverse()
     try:
         while futures:
@@ -529,19 +540,21 @@ def _results_in_order(
             futures.pop()
             values.reverse()
             while values:
-                yield values.pop()  # so that nothing here keeps a value that was handed over
+                yield values.pop()  # so that no reference to a yielded value stays
     finally:
         if waiting := [future.full_name for future in futures if not future.done()]:
             core.cancel_unstarted(waiting)
 
 
 def _was_interrupted() -> bool:
-    """Return whether the program ends by a `KeyboardInterrupt` that nothing caught. Python keeps
-    the last exception that it printed; a prompt goes on after one."""
+    """Return whether the program ends by an uncaught `KeyboardInterrupt`.
+
+    Python keeps the last exception that it printed. An interactive prompt continues after one.
+    """
     return getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1")
 
 
-#: Those that are not closed.
+#: Cores that are not closed.
 _live_cores: set[ExecutorCore] = set()
 _is_exiting = False
 
@@ -560,11 +573,10 @@ def _unpickle_error(name: str, raised: BaseException) -> TaskFailed:
     """Return the error for a result whose unpickling raised, with its traceback."""
     try:
         shown = repr(raised)
-    except BaseException:  # noqa: BLE001  # a class of a user's
+    except BaseException:  # noqa: BLE001  # a user's class
         shown = type(raised).__name__
     error = TaskFailed(
-        f"the result of {name} can't be unpickled here: {shown}; see that its module can be "
-        "imported here"
+        f"the result of {name} can't be unpickled: {shown} (can its module be imported here?)"
     )
     return error.with_traceback(raised.__traceback__)
 
@@ -572,8 +584,8 @@ def _unpickle_error(name: str, raised: BaseException) -> TaskFailed:
 def _check_main_guard() -> None:
     if os.environ.get(pickled.IMPORTING_VARIABLE):
         raise RuntimeError(
-            "the script makes an Executor when a worker imports it to find its functions; put what "
-            'only the program itself should do under `if __name__ == "__main__":`'
+            "the script makes an Executor when a worker imports it; guard that code with "
+            '`if __name__ == "__main__":`'
         )
 
 
