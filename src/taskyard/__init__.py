@@ -8,9 +8,10 @@ TYPE_CHECKING = False  # as in typing, which is not imported
 if TYPE_CHECKING:
     from taskyard.client.aio import AsyncClient
     from taskyard.client.async_futures import AsyncFuture
+    from taskyard.client.calls import ExecutorBroken
     from taskyard.client.campaigns import AsyncBundle, AsyncCampaign, Bundle, Campaign
     from taskyard.client.client import Client
-    from taskyard.client.executor import Executor, ExecutorBroken
+    from taskyard.client.executor import Executor
     from taskyard.client.futures import Future, as_completed, wait
     from taskyard.errors import (
         ClientClosed,
@@ -61,7 +62,7 @@ _HOMES = {
     "Campaign": "taskyard.client.campaigns",
     "Client": "taskyard.client.client",
     "Executor": "taskyard.client.executor",
-    "ExecutorBroken": "taskyard.client.executor",
+    "ExecutorBroken": "taskyard.client.calls",
     "Future": "taskyard.client.futures",
     "as_completed": "taskyard.client.futures",
     "bundle_part": "taskyard.wire.bundles",

@@ -16,7 +16,7 @@ prints it as one line and exits with the class's code. Nothing else maps errors 
     ├── OutputTruncated        the task is done, but only the end of its output is kept
     ├── TimedOut               a timeout passed
     ├── ClientClosed           the client was closed before the answer arrived
-    ├── ExecutorBroken         an executor's own processes ended. Defined in `client.executor`,
+    ├── ExecutorBroken         an executor's own processes ended. Defined in `client.calls`,
     │                          because its other base takes 20 ms to import
     ├── StateError             the state directory can't be trusted or written
     │   ├── UnknownFormat      written by another version of Taskyard

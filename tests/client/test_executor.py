@@ -19,7 +19,7 @@ import pytest
 
 import taskyard
 from taskyard import Executor, ExecutorBroken, NoBroker, TaskFailed
-from taskyard.client.executor import CallFuture
+from taskyard.client.calls import CallFuture
 from taskyard.errors import UserError
 from taskyard.wire import pickled
 from taskyard.wire.pickled import RemoteTraceback
@@ -144,7 +144,7 @@ def test_large_arguments_and_results_pass(executor: Executor) -> None:
 
 
 def test_what_is_over_the_limit_is_told_and_ends_only_that_call(executor: Executor) -> None:
-    assert "at most 16,777,216 are taken" in str(
+    assert "the limit is 16,777,216" in str(
         error_of(executor.submit(calls.size, bytes(17 << 20)))
     )
     too_large = error_of(executor.submit(calls.make, 17 << 20))
@@ -655,7 +655,7 @@ def test_executor_whose_broker_is_killed_is_broken(gate: Gate) -> None:
         for future in futures:
             assert isinstance(error_of(future), ExecutorBroken)
             assert isinstance(error_of(future), concurrent.futures.BrokenExecutor)
-        with pytest.raises(ExecutorBroken, match="make another"):
+        with pytest.raises(ExecutorBroken, match="the executor is broken: its broker ended"):
             own.submit(pow, 2, 3)
 
 
@@ -751,7 +751,7 @@ def test_future_can_not_be_pickled_by_mistake(executor: Executor) -> None:
 def test_size_of_a_standard_pool_is_taken_for_slots() -> None:
     with Executor(max_workers=2) as executor:
         assert executor.submit(pow, 2, 3).result(PATIENCE_SECONDS) == 8
-    with pytest.raises(UserError, match="slots and max_workers are the same"):
+    with pytest.raises(UserError, match="slots and max_workers: give only one"):
         Executor(max_workers=2, slots=2)
 
 
