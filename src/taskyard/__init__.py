@@ -1,17 +1,17 @@
 """Taskyard: a durable broker for campaigns of tasks.
 
-The one place that says which version this is (`pyproject.toml` reads it from here), and what a
-program imports: `taskyard.Client` and what goes with it. They are loaded when they are first used,
-because every command imports this package and few of them need a client.
+Owns the version, which `pyproject.toml` reads, and the names that programs import. They are loaded
+at first use, because every command imports this package and few of them need a client.
 """
 
-TYPE_CHECKING = False  # as in typing, which is not imported for that
+TYPE_CHECKING = False  # as in typing, which is not imported
 if TYPE_CHECKING:
     from taskyard.client.aio import AsyncClient
     from taskyard.client.async_futures import AsyncFuture
+    from taskyard.client.calls import ExecutorBroken
     from taskyard.client.campaigns import AsyncBundle, AsyncCampaign, Bundle, Campaign
     from taskyard.client.client import Client
-    from taskyard.client.executor import Executor, ExecutorBroken
+    from taskyard.client.executor import Executor
     from taskyard.client.futures import Future, as_completed, wait
     from taskyard.errors import (
         ClientClosed,
@@ -62,7 +62,7 @@ _HOMES = {
     "Campaign": "taskyard.client.campaigns",
     "Client": "taskyard.client.client",
     "Executor": "taskyard.client.executor",
-    "ExecutorBroken": "taskyard.client.executor",
+    "ExecutorBroken": "taskyard.client.calls",
     "Future": "taskyard.client.futures",
     "as_completed": "taskyard.client.futures",
     "bundle_part": "taskyard.wire.payloads",
@@ -73,7 +73,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415  # with the first use
+    from importlib import import_module  # noqa: PLC0415  # at first use
 
     found: object = getattr(import_module(_HOMES.get(name, "taskyard.errors")), name)
     globals()[name] = found

@@ -1,28 +1,28 @@
-"""The one error tree, split by whose fault it is. The lowest layer: it imports nothing of ours.
+"""The error tree, by cause. The lowest layer: it imports no other module of Taskyard.
 
-A message says what happened, to what, and what to do about it. The command line prints it as one
-line and leaves with the class's exit code; nobody else turns an error into a number.
+A message reads `subject: problem`, with a hint where the remedy isn't obvious. The command line
+prints it as one line and exits with the class's code. Nothing else maps errors to numbers.
 
     TaskyardError
-    ├── PeerError              the peer's: it sent what it must not, or is not there
-    │   ├── Malformed          bytes that are no message; what a decoder raises, and nothing else
-    │   └── NoBroker           nobody answers there
-    ├── UserError              the user's: usage and settings
-    │   ├── Refused            the broker understood, and said no
+    ├── PeerError              the peer sent a bad message, or does not answer
+    │   ├── Malformed          bytes that are not a message of the dialect
+    │   └── NoBroker           no broker answers
+    ├── UserError              bad usage or settings
+    │   ├── Refused            the broker refused the request
     │   │   └── NameLost       another process has the worker's name
     │   └── StateLocked        the state directory is in use by another process
-    ├── TaskFailed             the task's own: it was tried, and there is no result
+    ├── TaskFailed             the task ended without a result
     │   └── TaskBlocked        it waits behind a task that failed
     ├── OutputTruncated        the task is done, but only the end of its output is kept
-    ├── TimedOut               what was waited for did not come in time
-    ├── ClientClosed           nobody listens for an answer any more
-    ├── ExecutorBroken         an executor's own processes are gone, and what they held; it is in
-    │                          `client.executor`: its other base takes 20 ms to import
-    ├── StateError             the disk's, or ours: what is kept can't be trusted or kept on
+    ├── TimedOut               a timeout passed
+    ├── ClientClosed           the client was closed before the answer arrived
+    ├── ExecutorBroken         an executor's own processes ended. Defined in `client.calls`,
+    │                          because its other base takes 20 ms to import
+    ├── StateError             the state directory can't be trusted or written
     │   ├── UnknownFormat      written by another version of Taskyard
-    │   ├── JournalDamaged     what is on disk is not what was written
-    │   └── JournalFailed      a write or a sync failed; nothing more may be acknowledged
-    └── IllegalTransition      ours: a bug; a machine was told to do what its table forbids
+    │   ├── JournalDamaged     the journal differs from what was written
+    │   └── JournalFailed      a write or a sync failed, so nothing more may be acknowledged
+    └── IllegalTransition      a bug: a transition that the state table forbids
 """
 
 from enum import IntEnum
@@ -30,7 +30,7 @@ from typing import ClassVar
 
 
 class ExitCode(IntEnum):
-    """What a process leaves with. Scripts rely on these numbers: they never change."""
+    """Exit codes of the commands. Scripts rely on these numbers: they never change."""
 
     OK = 0
     TASK_FAILED = 1
@@ -43,38 +43,38 @@ class ExitCode(IntEnum):
 
 
 class TaskyardError(Exception):
-    """Everything that Taskyard raises on purpose."""
+    """Base of all errors that Taskyard raises on purpose."""
 
-    #: Unless a class knows better, going on would risk the state: leave as if it were damaged.
+    #: The default is the most cautious: stop as if the state were damaged.
     exit_code: ClassVar[ExitCode] = ExitCode.STATE_DAMAGED
 
 
 class PeerError(TaskyardError):
-    """The peer's fault: a malformed or forbidden message, or no answer at all."""
+    """A peer sent a malformed or forbidden message, or does not answer."""
 
     exit_code = ExitCode.NO_BROKER
 
 
 class Malformed(PeerError):
-    """Bytes that are no message of the dialect. Decoders raise this or return a value."""
+    """Bytes that are not a message of the dialect. Decoders raise nothing else."""
 
 
 class NoBroker(PeerError):
-    """Nobody answers where a broker should be."""
+    """No broker answers at its endpoint."""
 
 
 class UserError(TaskyardError):
-    """The user's fault: an argument, a setting or a file that can't be used as it is."""
+    """An argument, a setting or a file is invalid."""
 
     exit_code = ExitCode.USAGE
 
 
 class Refused(UserError):
-    """The broker understood what it was asked, did nothing, and said why."""
+    """The broker refused a request and changed nothing. The text is its reason."""
 
 
 class NameLost(Refused):
-    """The broker gave a worker's name to another process, because this one was silent."""
+    """The broker gave a worker's name to another process, because this one sent no heartbeats."""
 
 
 class StateLocked(UserError):
@@ -88,7 +88,7 @@ class TaskFailed(TaskyardError):
 
 
 class TaskBlocked(TaskFailed):
-    """A task waits behind one that failed, and will go on only if that is tried again."""
+    """A task waits behind one that failed. It can only run if that one is retried."""
 
 
 class OutputTruncated(TaskyardError):
@@ -98,26 +98,26 @@ class OutputTruncated(TaskyardError):
 
     def __init__(self, text: str, output: str | bytes = b"", bytes_total: int = 0) -> None:
         super().__init__(text)
-        #: The part that is kept, of the type that `result()` returns for that task.
+        #: The end that is kept, of the type that `result()` returns for the task.
         self.output = output
         #: Length of the whole output.
         self.bytes_total = bytes_total
 
 
 class TimedOut(TaskyardError, TimeoutError):
-    """What was waited for did not come in the time that was given."""
+    """A timeout passed before the wait was over."""
 
     exit_code = ExitCode.TIMED_OUT
 
 
 class ClientClosed(TaskyardError):
-    """The client was closed while something of it was not answered yet."""
+    """The client was closed before the answer arrived."""
 
     exit_code = ExitCode.CANCELLED
 
 
 class StateError(TaskyardError):
-    """The state directory can't be trusted, or can't be written on."""
+    """The state directory can't be trusted or written."""
 
     exit_code = ExitCode.STATE_DAMAGED
 
@@ -127,7 +127,7 @@ class UnknownFormat(StateError):
 
 
 class JournalDamaged(StateError):
-    """The journal is not what was written: a hole, a flipped byte, a lost end."""
+    """The journal differs from what was written: a gap, a flipped byte, a missing end."""
 
     def __init__(self, wrong: str, lost: str = "") -> None:
         super().__init__(f"{wrong}: {lost}" if lost else wrong)
@@ -136,8 +136,8 @@ class JournalDamaged(StateError):
 
 
 class JournalFailed(StateError):
-    """A write or a sync of the journal failed, so what it held may not be on disk."""
+    """A write or a sync of the journal failed, so its records may not be on disk."""
 
 
 class IllegalTransition(TaskyardError):
-    """A machine was told to do what its table forbids: a bug of ours, told with its story."""
+    """A bug: a transition that the state table forbids, with its history."""

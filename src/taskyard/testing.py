@@ -5,12 +5,11 @@
         broker.run_all()
         assert future.result() == "a.jpg"
 
-`run_all` does the tasks that are ready in the thread that calls it, so functions can be mocked,
-stepped through, and seen to fail; `worker` does the same in a thread of its own. Functions need not
-be allowed by name here, and pickled calls are taken: it is all one process. What runs in a thread
-can't be ended: time limits and cancellations come too late for it.
+`run_all` runs ready tasks in the calling thread, so functions can be mocked and stepped through.
+`worker` runs tasks in another thread. All functions and pickled calls are allowed: it is all one
+process. A thread can't be stopped: time limits and cancellations do not end a running task.
 
-Owns no decision: what a broker does is the broker's business. Does not need pytest.
+Decides nothing: the broker is the real one. Does not need pytest.
 """
 
 from __future__ import annotations
@@ -54,20 +53,20 @@ from taskyard.worker.jobs import cut_reason, last_line
 if TYPE_CHECKING:
     from taskyard.wire.native.peer import Reply
 
-#: What does the tasks of a service: it gets the payload, and gives the result.
+#: Runs a task of a service: takes the payload, returns the result.
 Handler = Callable[[bytes], bytes]
 
-#: The services that are done; None for what is to be done as a worker would.
+#: Handlers by service. None: run the task as a worker would.
 Handlers = Mapping[str, Handler | None] | None
 
 _SERVICES: Final = (payloads.EXEC, payloads.CALL, pickled.PICKLE)
 
-#: How long a worker's wish for a task waits at the broker before it is asked anew.
+#: The broker holds a request for a task for at most this long. Then it is sent again.
 _WAIT_NS: Final = 10 * SECOND_NS
 
 
 class _StopRequested(Exception):
-    """The worker was told to stop while it waited."""
+    """`stop` was called while the worker waited."""
 
 
 class InMemoryBroker:
@@ -89,11 +88,11 @@ class InMemoryBroker:
 
     @property
     def endpoint(self) -> str:
-        """For `Client(endpoint)`, `Executor(endpoint)` and `--broker`."""
+        """The endpoint, for `Client(endpoint)`, `Executor(endpoint)` and `--broker`."""
         return self._wire.endpoint
 
     def client(self) -> Client:
-        """A client, which is closed with the broker if not before."""
+        """Return a client. It is closed with the broker, if not before."""
         client = self._stack.enter_context(closing(Client(self.endpoint)))
         self._clients.append(client)
         return client
@@ -101,18 +100,17 @@ class InMemoryBroker:
     def run_all(
         self, services: Handlers = None, *, allow: Sequence[str] | None = None
     ) -> list[str]:
-        """Do all tasks that are ready, and those that become ready by that, in this thread. Returns
-        their names, in the order in which they were done.
+        """Run all ready tasks, and those that become ready, in this thread. Return their names.
 
-        Programs, functions and pickled calls are done; `services` says how to do others, or these
-        in another way: by a function from payload to result, or None for as a worker would. With
-        `allow`, functions are those of these modules alone. A task that fails is no error here: its
-        future tells. What the clients of `client` have submitted is there; what comes from others,
-        such as an `Executor`, may be on its way, and wants a `worker`.
+        The names are in the order of running. Programs, functions and pickled calls are run.
+        `services` adds or replaces handlers: functions from payload to result, or None to run tasks
+        as a worker would. `allow` limits functions to these modules. A failed task raises nothing
+        here: its future does. All tasks of clients from `client` are included. Tasks of others,
+        such as an `Executor`, may still be in flight: use `worker` for them.
         """
         for client in self._clients:
             with suppress(ClientClosed):
-                client.status()  # is asked when all that was submitted before is taken
+                client.status()  # answered when all tasks before are acknowledged
         with closing(_Worker(self.endpoint, services, allow)) as worker:
             done: list[str] = []
             while (name := worker.run_one(wait_ns=0)) is not None:
@@ -123,8 +121,10 @@ class InMemoryBroker:
     def worker(
         self, services: Handlers = None, *, allow: Sequence[str] | None = None
     ) -> Generator[None, None, None]:
-        """Do tasks as they come, one at a time, in a thread of its own, until the end of the
-        `with`. A task that runs by then is finished."""
+        """Run tasks one at a time in another thread until the `with` ends.
+
+        A task that runs then is finished. The arguments are those of `run_all`.
+        """
         worker = _Worker(self.endpoint, services, allow)
         thread = threading.Thread(target=worker.run, name="taskyard-testing-worker")
         thread.start()
@@ -138,15 +138,15 @@ class InMemoryBroker:
     def _run(self) -> None:
         try:
             self._turn()
-        except BaseException as error:  # noqa: BLE001  # told where the test ends
+        except BaseException as error:  # noqa: BLE001  # raised when the broker is closed
             self._error = error
 
     def _turn(self) -> None:
         clock, poller = SystemClock(), Poller()
         dialect = NativeServer(secrets.randbits(63) | 1, lambda: random.getrandbits(32))
-        port = SocketTransport(dialect, [self._wire], poller, clock)
+        transport = SocketTransport(dialect, [self._wire], poller, clock)
         poller.add(self._waker.fileno())
-        broker = Broker(Scheduler(Ledger()), port, MemoryStore(), clock)
+        broker = Broker(Scheduler(Ledger()), transport, MemoryStore(), clock)
         broker.scheduler.handle(RulesSet(0))
         while not self._is_stopping:
             broker.turn()
@@ -161,7 +161,7 @@ class InMemoryBroker:
 
 @contextmanager
 def broker() -> Generator[InMemoryBroker, None, None]:
-    """A broker that nobody else uses. It forgets everything when the `with` ends."""
+    """Run a broker in memory until the `with` ends."""
     directory = Path(tempfile.mkdtemp(prefix="taskyard-"))
     try:
         with ExitStack() as stack:
@@ -171,19 +171,19 @@ def broker() -> Generator[InMemoryBroker, None, None]:
 
 
 class _Worker:
-    """Does tasks where it is called, one at a time."""
+    """Runs tasks in the calling thread, one at a time."""
 
     def __init__(self, endpoint: str, services: Handlers, allow: Sequence[str] | None) -> None:
         self._allow = allow
         self._handlers: dict[bytes, Handler | None] = dict.fromkeys(_SERVICES)
-        self._handlers |= {name.encode(): doing for name, doing in (services or {}).items()}
+        self._handlers |= {name.encode(): handler for name, handler in (services or {}).items()}
         self._name = f"testing-{secrets.token_hex(4)}".encode()
-        # Its silence means nothing: nobody shows life while a function is stepped through.
+        # Without a lease timeout: there are no heartbeats while a function is stepped through.
         facts = WorkerFacts(tuple(self._handlers), slots_total=1, incarnation=secrets.randbits(62))
         self._worker_message = peer.worker_message(facts)
         self._wire = sockets.connect(endpoint)
         self._clock = SystemClock()
-        self._line = Channel(self._wire, self._clock)
+        self._channel = Channel(self._wire, self._clock)
         self._waker = Waker()
         self._poller = Poller()
         self._poller.add(self._wire)
@@ -191,7 +191,7 @@ class _Worker:
         self._is_stopping = False
 
     def run(self) -> None:
-        """Until it is stopped."""
+        """Run tasks until `stop`."""
         with suppress(_StopRequested):
             while True:
                 self.run_one(_WAIT_NS)
@@ -201,14 +201,14 @@ class _Worker:
         self._waker.wake()
 
     def close(self) -> None:
-        """Say goodbye, so that nothing is left with a worker that is gone."""
+        """Leave the broker, so that no task stays leased, and disconnect."""
         self._waker.clear()
         self._request(lambda number: peer.leave(number, self._name))
         self._wire.close()
         self._waker.close()
 
     def run_one(self, wait_ns: int) -> str | None:
-        """The name of the task that was done; None if there is none."""
+        """Run one task. Return its name, or None if none is ready."""
         name, worker_message = self._name, self._worker_message
         reply = self._request(
             lambda number: peer.steal(number, name, worker_message, 1, wait_ns), wait_ns
@@ -222,15 +222,15 @@ class _Worker:
         return shown(tasks.names[0])
 
     def _outcome(self, service: bytes, payload: bytes) -> tuple[Outcome, bytes, bytes]:
-        """What came of a task: the result or the reason, and its output."""
-        doing = self._handlers[service]
+        """Run a task. Return its outcome, its result or reason, and its output."""
+        handler = self._handlers[service]
         try:
-            result = self._handle(service, payload) if doing is None else doing(payload)
+            result = self._handle(service, payload) if handler is None else handler(payload)
         except TaskFailed as error:
             return Outcome.FAILED, cut_reason(str(error).encode()), b""
-        except KeyboardInterrupt:  # the tester's, not the task's
+        except KeyboardInterrupt:  # from the developer, not from the task
             raise
-        except BaseException as error:  # noqa: BLE001  # it is the task's own
+        except BaseException as error:  # noqa: BLE001  # the failure of the task
             printed = traceback.format_exc()
             reason = "".join(traceback.format_exception_only(error)).strip()
             line = _pickled_exception(error, printed, payload)
@@ -238,7 +238,7 @@ class _Worker:
         return Outcome.DONE, result, b""
 
     def _handle(self, service: bytes, payload: bytes) -> bytes:
-        """As a worker would, but here."""
+        """Run a task as a worker would, but in this process."""
         task = payloads.decode_payload(payload, service)
         if isinstance(task, payloads.Command):
             return _run_program(task)
@@ -249,21 +249,21 @@ class _Worker:
         return pickled.pickle_result(function(*args, **kwargs))
 
     def _request(self, build: Callable[[int], bytes], wait_ns: int = 0) -> Reply:
-        number = self._line.request(build, wait_ns)
+        number = self._channel.request(build, wait_ns)
         while True:
-            for reply in self._line.receive():
+            for reply in self._channel.receive():
                 if reply.request == number:
                     return reply
             if self._is_stopping and wait_ns:
                 raise _StopRequested
-            self._line.turn()
-            wake_at_ns = self._line.wake_at_ns()
-            assert wake_at_ns is not None  # noqa: S101  # something is asked
+            self._channel.turn()
+            wake_at_ns = self._channel.wake_at_ns()
+            assert wake_at_ns is not None  # noqa: S101  # a request is open
             self._poller.wait(max(0, wake_at_ns - self._clock.monotonic_ns()))
 
 
 def _import_allowed(call: str, allow: Sequence[str] | None) -> Callable[..., Any]:
-    """Looked up anew each time: it may be mocked meanwhile."""
+    """Return a function. Looked up each time: it may be mocked meanwhile."""
     if allow is not None:
         return find_function(call, allow)
     function: Callable[..., Any] = pkgutil.resolve_name(call)
@@ -281,14 +281,14 @@ def _run_program(command: payloads.Command) -> bytes:
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # a fixture
-    """`yard_broker`, to be imported in a `conftest.py`: a fixture, where there is pytest."""
+    """Return the fixture `yard_broker`, to import in a `conftest.py`."""
     if name != "yard_broker":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import pytest  # noqa: PLC0415  # only who asks for the fixture has it
+    import pytest  # noqa: PLC0415  # only the fixture needs it
 
     @pytest.fixture
     def yard_broker() -> Generator[InMemoryBroker, None, None]:
-        """A broker in memory, for one test."""
+        """Run a broker in memory for one test."""
         with broker() as running:
             yield running
 
@@ -296,7 +296,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  # a fixture
 
 
 def _pickled_exception(error: BaseException, printed: str, payload: bytes) -> bytes:
-    """How the exception of a pickled call goes back to its executor."""
+    """Return the exception of a pickled call, encoded for its executor."""
     if not pickled.is_pickled(payload):
         return b""
     token = pickled.decode_pickled_call(payload).origin.token

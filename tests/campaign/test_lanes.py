@@ -53,27 +53,27 @@ def test_name_campaign_and_service_are_always_the_tasks_own() -> None:
 
 
 def test_missing_field_is_told_with_those_that_there_are() -> None:
-    known = "use 'to', 'host', 'name', 'campaign', 'service'"
+    known = "'to', 'host', 'name', 'campaign', 'service'"
     payload = {"to": "b", "host": "c", "list": []}
     assert why_not(lane="{hots}", payload=payload) == (
-        f"\"lane\" is '{{hots}}', and there is no field 'hots'; {known}"
+        f"\"lane\" is '{{hots}}', but the task has no field 'hots' (it has {known})"
     )
 
 
 def test_five_fields_at_most_are_told() -> None:
     told = why_not(lane="{x}", argv=["a", "b", "c", "d", "e", "f"])
-    assert told.endswith("use '0', '1', '2', '3', '4' or 4 more")
+    assert told.endswith("(it has '0', '1', '2', '3', '4' and 4 more)")
 
 
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
         ({"payload": {"x": None}}, "no field 'x'"),
-        ({"payload": {"x": [1]}}, "field 'x' is [1]; it must be a text or a number"),
-        ({"payload": {"x": ""}}, "is '{x}', which comes out empty"),
+        ({"payload": {"x": [1]}}, "field 'x' is [1], not a text or a number"),
+        ({"payload": {"x": ""}}, "is '{x}', which expands to nothing"),
         ({"payload": {"x": "a\nb"}}, "is '{x}', which must not have control characters"),
         ({"payload": {"x": "y" * 1025}}, "is '{x}', which must have at most 1024 bytes"),
-        ({"payload": "no object"}, "no field 'x'; use 'name', 'campaign', 'service'"),
+        ({"payload": "no object"}, "no field 'x' (it has 'name', 'campaign', 'service')"),
         ({"payload": "{cut"}, "no field 'x'"),
         ({"payload": b"\xff"}, "no field 'x'"),
     ],
@@ -85,7 +85,7 @@ def test_field_that_makes_no_lane_is_refused(keys: dict[str, Any], told: str) ->
 @pytest.mark.parametrize("template", ["{", "}", "a{b", "{a}}", "{}", "{a{b}}"])
 def test_brace_that_means_nothing_is_refused(template: str) -> None:
     told = why_not(lane=template, payload={"a": "1", "b": "2"})
-    assert "alone; write a field as {host}, and a brace that is meant twice" in told
+    assert "(write a field as {host}, and double a literal brace)" in told
 
 
 @given(st.text("a{}é", min_size=1))

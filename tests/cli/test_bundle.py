@@ -74,7 +74,7 @@ def test_missing_field_is_told_with_its_line_and_nothing_is_submitted(
     options = ("--name", "lost", "--lane", "{host}", "--payload", "hi")
     said = call("bundle", "--to", str(file), *options)
     assert said.code == 2
-    assert f"{file}:3: \"lane\" of recipient 1 is '{{host}}', and there is no field" in said.err
+    assert f"{file}:3: \"lane\" of recipient 1 is '{{host}}', but the task has no field" in said.err
     assert call("show", "lost/0").code == 2
     default = call("bundle", "--to", str(file), "--payload", "hi")
     assert f"{file}:1: " in default.err
@@ -112,7 +112,7 @@ def test_lane_of_a_submitted_task_is_expanded(call: Caller) -> None:
     assert lanes_of(call, "templates") == [("t", "templates-disk-1")]
     said = call("submit", "--lane", "{host}", "--", "echo")
     assert said.code == 2
-    assert "there is no field 'host'; use '0', 'name', 'campaign', 'service'" in said.err
+    assert "has no field 'host' (it has '0', 'name', 'campaign', 'service')" in said.err
 
 
 def test_lane_of_a_mapped_task_is_made_of_its_line(call: Caller, people: str) -> None:
@@ -126,7 +126,7 @@ def test_lane_of_a_mapped_task_is_made_of_its_line(call: Caller, people: str) ->
     assert lanes_of(call, "m2")[1] == ("m2-2", "ann@a,a.org")
     said = call("map", "--csv", people, "--campaign", "m3", "--lane", "{x}", "--", "echo", "{to}")
     assert said.code == 2
-    assert f"{people}:2: the lane is '{{x}}', and there is no field 'x'; use" in said.err
+    assert f"{people}:2: the lane is '{{x}}', but the task has no field 'x' (it has" in said.err
 
 
 def test_file_has_bundles_and_templates(call: Caller, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_settings_of_a_service_say_the_lanes_of_tasks_that_give_none(
 def test_task_that_its_services_template_does_not_fit_is_refused(
     call_settled: Caller, settled: Yard, addresses: str, tmp_path: Path
 ) -> None:
-    call, told = call_settled, "is '{host}', and there is no field 'host'; use"
+    call, told = call_settled, "is '{host}', but the task has no field 'host' (it has"
     file = tmp_path / "bad.jsonl"
     file.write_text(
         '{"name": "x", "argv": ["true"]}\n{"name": "y", "service": "smtp", "payload": "y"}\n'

@@ -46,7 +46,7 @@ WITHOUT: Final = {
     "{} comes from {}: {}": "where a function comes from, and how to allow that",
     "task {} was refused: {}": "what the broker says",
     "{}: {} ({})": "what the broker says, and what was submitted before it",
-    "{}:{}: more than {} lines are bad; is this the right format? The first: {}": "one of many",
+    "{}:{}: more than {} bad lines; is this the right format? The first: {}": "one of many",
     "{}: the table {}": "what is wrong with the table, from a list",
     "task {} failed: no reason given": "the task's own words",
     "can't read the journal, {} ({}); {}": "what to do depends on how it failed",

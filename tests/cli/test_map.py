@@ -274,7 +274,7 @@ def test_truncated_result_is_reported_and_exits_1(call: Caller, tmp_path: Path) 
     ("kind", "content", "words", "told"),
     [
         ("lines", "a\n", "echo", "write {} in the command"),
-        ("lines", "a\n\xff", "echo {}", "lines:2: the line is not UTF-8"),
+        ("lines", "a\n\xff", "echo {}", "lines:2: not valid UTF-8"),
         ("csv", "a,b\n1\n", "echo {a}", "csv:2: the row has 1 cells, the header 2"),
         ("csv", "a,b\n1,2\n", "echo {c}", "csv:2: has no column 'c'; use 'a', 'b'"),
         ("csv", "a,a\n1,2\n", "echo {a}", "csv:1: the header has 'a' twice"),

@@ -106,7 +106,7 @@ def test_script_without_a_guard_is_told_so_and_ends(tmp_path: Path) -> None:
     status, out, err = ran(tmp_path, code=code)
     assert (status, out) == (1, "")
     assert "script.py, which defines the function" in err
-    assert 'under `if __name__ == "__main__":`' in err
+    assert 'with `if __name__ == "__main__":`' in err
 
 
 def test_function_of_an_interactive_session_is_told_what_to_do(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_tracked_ping_is_over_when_it_is_answered() -> None:
     assert stage.does("pingt") == [lmq(4, b"2", b"\x01")]
     assert stage.program.is_busy is True
     assert stage.hears(b"2") == []
-    assert stage.said == [f"pingt is answered by {WRK.decode()}"]
+    assert stage.said == [f"pingt: answered by {WRK.decode()}"]
 
 
 def test_answer_to_something_else_is_none() -> None:
@@ -89,10 +89,10 @@ def test_data_must_be_all_that_was_asked_for() -> None:
     stage = Stage()
     assert stage.does("data") == [lmq(4, b"3", b"\x0a", b"stream-2", b"1024")]
     stage.hears(b"3", bytes(STREAM_BYTES - 1))
-    assert stage.said == ["data failed: 1023 bytes came, and 1024 were asked for"]
+    assert stage.said == ["data failed: got 1023 bytes, expected 1024"]
     stage.does("data")
     stage.hears(b"5", bytes(STREAM_BYTES))
-    assert stage.said[1:] == [f"data is answered by {WRK.decode()}"]
+    assert stage.said[1:] == [f"data: answered by {WRK.decode()}"]
 
 
 def test_batch_has_ten_under_way_and_tells_how_far_it_is() -> None:

@@ -487,7 +487,7 @@ def test_task_that_the_template_does_not_fit_is_refused_and_others_go_on(
         stage.say(each, Q.OK)
     good = stage.hear()
     assert (names(good), [*good.batch.lane]) == (["good"], [b"h"])
-    told = "the lane of service default is '{host}', and there is no field 'host'; use"
+    told = "the lane of service default is '{host}', but the task has no field 'host' (it has"
     for future in bad:
         assert reason_of(future).startswith(f"task {future.name} was refused: {told}")
     stage.say(good, Q.OK)

@@ -165,8 +165,8 @@ def test_lines_keep_their_numbers_when_a_file_is_split(
     assert len(checked.campaign.splits) > 5
     assert checked.validation.tasks == 28
     assert [(one.line, one.reason) for one in checked.rejects] == [
-        (18, 'says nothing to do; give "argv", "call" or "payload"'),
-        (30, "the name 't3' stands on line 4 already"),
+        (18, 'has no work; give "argv", "call" or "payload"'),
+        (30, "duplicate name 't3', first on line 4"),
     ]
 
 
@@ -429,7 +429,7 @@ def test_command_submits_all_or_nothing(
     rejects = tmp_path / "rejects.jsonl"
     code, _, err = _call(file, *to, "--rejects", str(rejects), capsys=capsys)
     assert code == 2
-    assert f"{file}:6: says nothing to do" in err
+    assert f"{file}:6: has no work" in err
     assert "nothing was submitted" in err
     assert len(rejects.read_text().splitlines()) == 2
     code, _, err = _call(file, "--dry-run", "--skip-bad", capsys=capsys)
@@ -467,7 +467,9 @@ def test_lanes_follow_the_brokers_templates_or_nothing_is_submitted(
     with Broker(tmp_path) as broker, Client(broker.endpoint) as client:
         code, _, err = _call(bad, "--broker", broker.endpoint, capsys=capsys)
         assert code == 2
-        assert "task d: the lane of service mail is '{host}', and there is no field 'host'" in err
+        assert (
+            "task d: the lane of service mail is '{host}', but the task has no field 'host'" in err
+        )
         assert "the lane of 1 task can't be made" in err
         assert _views(client) == {}
         assert _call(good, "--broker", broker.endpoint, capsys=capsys)[0] == 0

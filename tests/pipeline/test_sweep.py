@@ -423,7 +423,7 @@ def test_run_times_are_read_from_a_file(tmp_path: Path) -> None:
     assert made.after == [[], [0], []]
     assert made.lanes == [b"", b"x", b""]
     path.write_text('{"name": "a"}')
-    with pytest.raises(UserError, match=r"campaign\.jsonl:1: says nothing to do"):
+    with pytest.raises(UserError, match=r"campaign\.jsonl:1: has no work"):
         workload_of_file(str(path), None)
 
 

@@ -35,7 +35,7 @@ def test_levels_order_and_sizes() -> None:
 
 def test_duplicate_name_is_rejected() -> None:
     found = _judged([("a", []), ("b", []), ("a", ["b"])])
-    assert found.rejected == {3: "the name 'a' stands on line 1 already"}
+    assert found.rejected == {3: "duplicate name 'a', first on line 1"}
     assert found.duplicates == 1
     assert found.places.tolist() == [1, 2]
 

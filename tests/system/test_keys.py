@@ -225,7 +225,7 @@ def test_worker_can_not_work_under_another_name(yard: Yard) -> None:
 
 
 def test_peers_without_a_key_are_refused(yard: Yard) -> None:
-    with pytest.raises(NoBroker, match=r"if that broker demands keys, give yours: --key, or Clie"):
+    with pytest.raises(NoBroker, match=r"if it requires a key, give --key or Client"):
         Client(yard.endpoint, timeout=NOBODY_SECONDS)
     host, _, port = yard.endpoint.removeprefix("tcp://").partition(":")
     with socket.create_connection((host, int(port)), timeout=20) as page:

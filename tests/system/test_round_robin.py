@@ -136,7 +136,7 @@ def test_example_session_runs_from_top_to_bottom(session: Session) -> None:
     server, worker, client = session.server, session.worker, session.client
     assert "worker is registered with 10 slots" in worker.answer_to("register")
     assert "10 of 10 slots free\n1 worker\n" in server.answer_to("workers")
-    assert f"pingt is answered by {session.endpoint}:worker-" in client.answer_to("pingt")
+    assert f"pingt: answered by {session.endpoint}:worker-" in client.answer_to("pingt")
     worker.until(f"worker got PING from {session.endpoint}:client-")
     assert worker.answer_to("bulk").count(" is registered with 10 slots") == 9
     listed = server.answer_to("workers")
@@ -185,9 +185,9 @@ def test_transcript_on_the_page_matches_the_programs(session: Session) -> None:
 
 def test_ping_that_wants_no_answer_and_one_stream(session: Session) -> None:
     session.worker.answer_to("register")
-    assert "PING is sent, and no answer wanted" in session.client.answer_to("ping")
+    assert "PING sent, no answer expected" in session.client.answer_to("ping")
     session.worker.until("worker got PING")
-    assert "data is answered by" in session.client.answer_to("data")
+    assert "data: answered by" in session.client.answer_to("data")
     session.worker.until("worker got STREAM")
 
 
@@ -217,7 +217,7 @@ def test_worker_survives_its_server_and_works_for_the_next(
         server.until("server> ")
         assert "\n1 worker\n" in server.answer_to("workers")
         session.client.types("pingt")
-        assert session.client.until("pingt is answered by")
+        assert session.client.until("pingt: answered by")
 
 
 def test_restarted_server_resends_messages_and_accepts_earlier_answers(

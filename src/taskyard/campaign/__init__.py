@@ -1,7 +1,7 @@
 """Campaigns as users write them: files become tasks, checked before any of them is submitted.
 
-`values` reads one value, `tasks` one task, `lines` a stream; a file each for the formats (`jsonl`,
-`table`, `parquet`, `wfcommons`, `commas`), between which `formats` chooses. `survey` looks at the
-graph, `read` puts it all together, `submitting` makes the broker's columns of it. Nobody here talks
-to a broker or prints.
+`values` reads one value, `task_spec` one task, `lines` a stream of bytes, `formats` a file of any
+format. `graph` finds levels and cycles, `reader` puts it all together, `batches` makes the broker's
+columns, and `submit_campaign` submits them through a client that its caller passes. Nothing here
+opens a connection or prints.
 """

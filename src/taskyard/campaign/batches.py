@@ -1,7 +1,7 @@
-"""Tasks as a user wrote them become the columns that the broker takes.
+"""From checked tasks to the columns of a submission, in batches that fit a message.
 
-What tasks have in common becomes one object that they share: a campaign of a million tasks has a
-handful of different terms. Durations from now are counted from one moment for all of them.
+Tasks with equal terms share one object: a campaign of a million tasks has a handful of different
+terms. Relative times of all tasks are counted from one moment. Sends nothing.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from taskyard.wire.payloads import CALL, EXEC, encode_call, encode_command
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-#: Tasks in one submission, unless asked otherwise: one message, one record, a fraction of a second.
+#: Default tasks per submission: one message, one record, a fraction of a second.
 TASKS_PER_BATCH: Final = 10_000
 
-#: Bytes in one submission, unless asked otherwise: well under what one message may have.
+#: Default bytes per submission: well under the limit of a message.
 BYTES_PER_BATCH: Final = 8 * 1024 * 1024
 
-#: The names that one task has (its own, its lane, those it waits for): with the longest payload
-#: they still fit one message.
+#: Names of one task (its own, its lane's, its dependencies'): with the longest payload they still
+#: fit one message.
 NAMES_BYTES_MAX: Final = 8 * 1024 * 1024
 
-#: All of a bundle: it is one message, well under what one may have.
+#: A whole bundle: it is one message, well under the limit of a message.
 BUNDLE_BYTES_MAX: Final = 24 * 1024 * 1024
 
-#: What a message has beside a name itself: its mark and its length.
+#: Bytes that a message adds to each name: its tag and its length.
 _NAME_EXTRA_BYTES: Final = 5
 
-#: What a name counts beside its bytes that a task waits for: a message may have only so many.
+#: Bytes that a dependency counts in addition, because a message may name `AFTER_A_MESSAGE_MAX`.
 AFTER_EXTRA_BYTES: Final = BYTES_PER_BATCH // AFTER_A_MESSAGE_MAX
 
 _DEFAULT: Final = Terms().service
 
-#: Marks that tell terms apart; tasks of which all are equal share theirs.
+#: The fields of terms. Tasks with an equal key share their terms.
 _Key = tuple[bytes, int, object, object, object, int, int, int]
 
 
 def encode_batch(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Submission:
-    """These tasks as one batch, in this order."""
+    """Return these tasks as one batch, in this order."""
     places: dict[_Key, int] = {}
     terms: list[Terms] = []
     terms_at: list[int] = []
@@ -74,20 +74,20 @@ def encode_batch(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Sub
 
 
 def _same_payload(payloads: Sequence[bytes]) -> bool:
-    """All are the very same, as those of a bundle are, or empty."""
+    """Return whether all payloads are one object, as in a bundle, or empty."""
     return all(payload is payloads[0] for payload in payloads) or not any(payloads)
 
 
 def encode_text(text: str) -> bytes:
-    """A name as it is sent. Raises `UserError` where it is no Unicode, such as half a character."""
+    """Return a name as UTF-8. Raises `UserError` for half a surrogate pair."""
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{text!r} can't be sent: it is not valid Unicode; use UTF-8") from None
+        raise UserError(f"{text!r}: not valid Unicode") from None
 
 
 def task_bytes(name: bytes, payload: bytes, lane: bytes, after: Sequence[bytes]) -> int:
-    """Count what a task takes of a message, beside its terms. Raises `UserError` for too much."""
+    """Return the bytes of a task in a message, without its terms. Raises `InvalidTask`."""
     names = len(name) + len(lane) + 3 * _NAME_EXTRA_BYTES
     if after:
         names += sum(map(len, after)) + _NAME_EXTRA_BYTES * len(after)
@@ -100,17 +100,17 @@ def _check_size(name: bytes, payload_bytes: int, names_bytes: int) -> None:
     shown = name[:100].decode(errors="backslashreplace")
     if payload_bytes > PAYLOAD_BYTES_MAX:
         raise InvalidTask(
-            f"task {shown!r}: a payload of {payload_bytes:,} bytes is too large, at most "
-            f"{PAYLOAD_BYTES_MAX:,} are taken; put it in a file that the task names"
+            f"task {shown!r}: payload of {payload_bytes:,} bytes is too large, the limit is "
+            f"{PAYLOAD_BYTES_MAX:,} (put it in a file that the task reads)"
         )
     raise InvalidTask(
-        f"task {shown!r}: names of {names_bytes:,} bytes (its own, its lane, those it waits for) "
-        f"are too much, at most {NAMES_BYTES_MAX:,} are taken; put a task in between"
+        f"task {shown!r}: names of {names_bytes:,} bytes (its own, its lane's, its dependencies') "
+        f"are too long, the limit is {NAMES_BYTES_MAX:,} (put a task in between)"
     )
 
 
 def _service_and_payload(spec: TaskSpec) -> tuple[bytes, bytes]:
-    """The service and the payload of a task."""
+    """Return the service and the payload of a task."""
     try:
         if spec.argv is not None:
             service, payload = EXEC, encode_command(spec.argv, spec.env, spec.cwd)
@@ -119,7 +119,7 @@ def _service_and_payload(spec: TaskSpec) -> tuple[bytes, bytes]:
             service, payload = CALL, encode_call(spec.call, *arguments, spec.env, spec.cwd)
         else:
             service, payload = _DEFAULT, spec.payload or b""
-    except UserError as wrong:  # values of Parquet or Python that JSON does not have
+    except UserError as wrong:  # values of Parquet or Python without a JSON form
         raise InvalidTask(f"task {spec.name!r}: {wrong}") from None
     return service if spec.service is None else encode_text(spec.service), payload
 
@@ -133,7 +133,7 @@ def _terms(spec: TaskSpec, service: bytes, campaign: bytes, now_ns: int) -> Term
         service=service,
         priority=spec.priority,
         due_ns=0 if spec.due is None else spec.due.at_ns(now_ns),
-        # No longer wanted after this time, tried or not.
+        # Also ends a task that was attempted.
         expires_hard_ns=0 if spec.expiry is None else spec.expiry.at_ns(now_ns),
         retry_delays_ns=delays_ns,
         time_limit_ns=spec.time_limit_ns,
@@ -149,9 +149,10 @@ def encode_batches(
     tasks_max: int = TASKS_PER_BATCH,
     bytes_max: int = BYTES_PER_BATCH,
 ) -> Iterator[Submission]:
-    """All tasks in batches, in order; a batch over `bytes_max` has one task, or is a whole bundle.
+    """Yield all tasks in batches, in order. A bundle is one batch.
 
-    Raises `InvalidTask` for one that fits no message.
+    A batch over `bytes_max` is one task or a bundle. Raises `InvalidTask` for a task that fits no
+    message.
     """
     for is_bundle, some in groupby(specs, _bundle):
         if is_bundle:
@@ -165,15 +166,17 @@ def _bundle(spec: TaskSpec) -> str:
 
 
 def bundle_submission(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Submission:
-    """The tasks of a bundle as one batch, with their payload once. Raises `InvalidTask` if it fits
-    no message."""
+    """Return a bundle's tasks as one batch, with one payload.
+
+    Raises `InvalidTask` if it fits no message.
+    """
     whole = encode_batch(specs, campaign, now_ns)
     lengths = _lengths(whole)
     length = sum(lengths) - (len(lengths) - 1) * len(whole.payloads[0])
     if length > BUNDLE_BYTES_MAX:
         raise InvalidTask(
             f"bundle {_bundle(specs[0])!r}: payload, names and lanes of {length:,} bytes are too "
-            f"much, at most {BUNDLE_BYTES_MAX:,} are taken; make several of it"
+            f"large, the limit is {BUNDLE_BYTES_MAX:,} (split it)"
         )
     return whole
 
@@ -182,8 +185,8 @@ def _in_batches(
     specs: Iterable[TaskSpec], campaign: bytes, now_ns: int, limits: tuple[int, int]
 ) -> Iterator[Submission]:
     tasks_max, bytes_max = limits
-    line = iter(specs)
-    while batch := list(islice(line, tasks_max)):
+    remaining = iter(specs)
+    while batch := list(islice(remaining, tasks_max)):
         whole = encode_batch(batch, campaign, now_ns)
         lengths = _lengths(whole)
         if sum(lengths) <= bytes_max:
@@ -206,7 +209,7 @@ def _lengths(whole: Submission) -> list[int]:
 
 
 def _ranges_within(lengths: list[int], bytes_max: int) -> Iterator[tuple[int, int]]:
-    """Ranges that have no more than so many bytes, or one task."""
+    """Yield ranges of tasks with at most `bytes_max` bytes, or of one task."""
     first, total = 0, 0
     for index, length in enumerate(lengths):
         if index > first and total + length > bytes_max:

@@ -1,7 +1,7 @@
-"""One payload for many recipients becomes a task for each of them, which share it.
+"""Bundles (fan-outs): one payload for many recipients, a task for each.
 
-Owns what a bundle is made of: its payload, its tasks and their names; and the lane of a task that
-says none. What a worker reads of the payload is in `wire.payloads`.
+Owns a bundle's payload, its tasks and their names, and the lanes of tasks that give none. The
+format of the payload is in `wire.payloads`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from taskyard.wire.payloads import encode_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-#: The lane of a recipient where neither the bundle nor its service's settings say another.
+#: The default lane template of a bundle, where its service has none.
 RECIPIENT_LANE: Final = "{recipient}"
 
-#: A bundle is taken whole or not at all, so it is one message.
+#: A bundle is accepted or refused as a whole, so it is one message.
 RECIPIENTS_MAX: Final = TASKS_PER_MESSAGE_MAX
 
 
 def expand_row(raw: object, campaign: str = "") -> Sequence[TaskSpec]:
-    """The tasks that a file or a program describes: one, or those of a bundle. Raises
-    `InvalidTask`."""
+    """Return the checked tasks of a row: one, or those of a bundle. Raises `InvalidTask`."""
     if not isinstance(raw, dict) or raw.get("recipients") is None:
         return (check_task(raw, campaign),)
     return _bundle_tasks(raw, campaign)
@@ -45,7 +44,7 @@ def expand_row(raw: object, campaign: str = "") -> Sequence[TaskSpec]:
 
 def _bundle_tasks(raw: dict[str, Any], campaign: str) -> list[TaskSpec]:
     if raw.get("payload") is None:
-        raise InvalidTask('has "recipients" and no "payload"; give what they all get')
+        raise InvalidTask('has "recipients" but no "payload"')
     try:
         recipients = read_recipients(raw["recipients"])
     except InvalidValue as bad:
@@ -72,8 +71,7 @@ def _bundle_tasks(raw: dict[str, Any], campaign: str) -> list[TaskSpec]:
 def _check_count(count: int) -> None:
     if count > RECIPIENTS_MAX:
         raise InvalidTask(
-            f'"recipients" must be at most {RECIPIENTS_MAX:,}, not {count:,}: a bundle is taken '
-            "whole; make several of it"
+            f'"recipients" must be at most {RECIPIENTS_MAX:,}, not {count:,} (split the bundle)'
         )
 
 
@@ -87,14 +85,13 @@ def _check_name(name: str, count: int) -> None:
 
 
 def _payload(body: object, recipients: Sequence[object]) -> bytes:
-    """Text stays text, and what has a structure keeps it."""
+    """Return the payload of a bundle: the body and the recipients as JSON."""
     if isinstance(body, bytes):
         try:
             body = body.decode()
         except UnicodeDecodeError:
             raise InvalidTask(
-                '"payload" of a bundle must be text or JSON, and these bytes are neither; put them '
-                "in a file that it names"
+                '"payload" of a bundle must be text or JSON, not bytes (put them in a file)'
             ) from None
     try:
         encoded = encode_value(body, "payload")
@@ -104,7 +101,7 @@ def _payload(body: object, recipients: Sequence[object]) -> bytes:
 
 
 def _template(lane: object) -> str:
-    """A lane as it is written, to be expanded for each recipient."""
+    """Return the lane template of a bundle. Empty: none was given."""
     if lane is None or lane == "":
         return ""
     try:
@@ -116,8 +113,10 @@ def _template(lane: object) -> str:
 def assign_lanes(
     specs: Iterable[TaskSpec], campaign: str, template_of: Callable[[str], str]
 ) -> None:
-    """Put tasks that say no lane where their service's template says, and those of a bundle in the
-    lane of their recipient if it says nothing. Raises `InvalidTask`."""
+    """Set the lanes of tasks that give none, by the template of their service.
+
+    A bundle's task falls back to the lane of its recipient. Raises `InvalidTask`.
+    """
     for spec in specs:
         if not spec.lane:
             own = "" if spec.bundle_ref is None else RECIPIENT_LANE

@@ -1,8 +1,8 @@
-"""Tables as text: CSV with a header that names the keys of `tasks`, a task a row.
+"""CSV: a header with the keys of a task, and a task per row.
 
-The header decides what separates the cells: a comma, or, where it has none, a semicolon or a tab. A
-cell may go over several lines in quotes; a row is known by its first line. A wrong header makes
-every row wrong, so it ends the reading.
+The separator is the first of comma, semicolon and tab that the header contains. A quoted cell may
+span lines, and a row's number is its first line's. A bad header makes every row bad, so it ends the
+reading.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SEPARATORS: Final = (",", ";", "\t")
 
 
 class _TextLines:
-    """Lines as the CSV reader wants them: text, all of them, so that it counts as we do."""
+    """Lines as text for the CSV reader. Bad lines are kept, so that line numbers agree."""
 
     def __init__(self, lines: Iterable[tuple[int, bytes | InvalidRow]]) -> None:
         self._lines = iter(lines)
-        #: What was wrong with lines that the row at hand is made of.
+        #: Problems with the lines of the current row.
         self.errors: list[str] = []
 
     def __iter__(self) -> _TextLines:
@@ -50,7 +50,7 @@ class _TextLines:
 def rows(
     lines: Iterable[tuple[int, bytes | InvalidRow]], label: str
 ) -> Iterator[tuple[int, object]]:
-    """What each row says, by the header's names. Blank lines are passed over."""
+    """Yield the rows as dicts, with their line numbers. Skip blank lines."""
     texts = _TextLines(lines)
     header, line = _header(texts, label)
     separator = _separator(header)
@@ -74,7 +74,7 @@ def rows(
 
 
 def _header(texts: _TextLines, label: str) -> tuple[str, int]:
-    """The first line that is not blank, and its number."""
+    """Return the first line that is not blank, and its number."""
     for number, text in enumerate(texts, start=1):
         if errors := texts.take_errors():
             raise InvalidCampaign(f"{label}:{number}: {errors[0]}")
@@ -88,19 +88,19 @@ def _separator(header: str) -> str:
 
 
 def _columns(cells: Sequence[str], place: str) -> list[str]:
-    """The header's names, each known and there once."""
+    """Return the names of the columns. Raises `InvalidCampaign` for unknown or repeated ones."""
     names = [cell.strip() for cell in cells]
     for name in names:
         check_column(name, place)
         if names.count(name) > 1:
-            raise InvalidCampaign(f"{place}: the header has {shown(name)} twice; leave one out")
+            raise InvalidCampaign(f"{place}: the header has {shown(name)} twice")
     if "name" not in names:
-        raise InvalidCampaign(f'{place}: the header must have "name"; it has {shown(names)}')
+        raise InvalidCampaign(f'{place}: the header must have "name", not only {shown(names)}')
     return names
 
 
 def check_column(name: str, place: str) -> None:
-    """A column must be a key of a task."""
+    """Raise `InvalidCampaign` if a column is not a key of a task."""
     if name not in KEYS:
         raise InvalidCampaign(
             f"{place}: the table {unknown_key_text(name).replace('key', 'column', 1)}"
@@ -126,5 +126,5 @@ def _csv_error(problem: csv.Error) -> str:
         limit = csv.field_size_limit()
         return f"a cell has more than {limit} characters; is a quote left open?"
     if "unexpected end" in str(problem):
-        return "a quote is opened and never closed"
-    return f"the row is no CSV: {problem}"
+        return "a quote is never closed"
+    return f"not valid CSV: {problem}"

@@ -1,7 +1,8 @@
-"""Which format a file has, by its name and by its look, and its rows as numbered dicts.
+"""File formats: how to detect them, and the rows of a file of any format.
 
-A row is `(line, raw)`: what `tasks.check` takes, or `Unreadable`. Rows come one by one; only
-WfCommons, which is one JSON value, is read whole.
+A row is `(line, raw)`: a dict for `check_task`, or an `InvalidRow`. Rows are read one by one,
+except WfCommons, which is one JSON value. JSON lines and dwork's comma lines are read here, the
+other formats in a module each.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Format(Enum):
     DWORK = "dwork"
 
 
-#: Endings that leave no doubt. `.json` and `.txt` do: there the look decides.
+#: Suffixes that name a format. For others, such as `.json` and `.txt`, the content decides.
 SUFFIXES: Final = {
     ".jsonl": Format.JSONL,
     ".ndjson": Format.JSONL,
@@ -53,27 +54,27 @@ SUFFIXES: Final = {
 
 
 class FileOptions(Struct, frozen=True):
-    """What the user says about a file."""
+    """Options for reading a file."""
 
-    #: None: by its name and its look.
+    #: None: detect it.
     format: Format | None = None
-    #: WfCommons only: sleep for as long as a task took instead of running it.
+    #: WfCommons only: sleep for a task's run time instead of running it.
     replay: bool = False
-    #: In a replay, how many times faster.
+    #: Speed of a replay, relative to the recorded run.
     speedup: float = 1.0
-    #: What a lane's template says by {campaign}.
+    #: Value of {campaign} in a lane template.
     campaign: str = ""
 
 
 def rows(path: str, options: FileOptions) -> Iterator[tuple[int, object]]:
-    """The rows of a file. Raises `InvalidCampaign` when it can't be read at all."""
+    """Yield the rows of a file. Raises `InvalidCampaign` if the file can't be read."""
     label = file_label(path)
     with open_input(path) as stream:
         form = options.format or format_of(path, stream)
         check_options(options, form)
         if form is Format.PARQUET:
             if path == STDIN:
-                raise InvalidCampaign("stdin: Parquet must be a file")
+                raise InvalidCampaign("stdin: Parquet can only be read from a file")
             yield from parquet.rows(path)
         elif form is Format.WFCOMMONS:
             replay, speedup = options.replay, options.speedup
@@ -87,19 +88,17 @@ def rows(path: str, options: FileOptions) -> Iterator[tuple[int, object]]:
 
 
 def check_options(options: FileOptions, form: Format) -> None:
-    """Refuse options that are not for that format. Raises UserError."""
+    """Raise `UserError` for options that do not apply to the format."""
     if not options.speedup > 0:
-        raise UserError(f"the speedup must be more than 0, not {options.speedup}")
+        raise UserError(f"speedup: must be more than 0, not {options.speedup}")
     if options.replay and form is not Format.WFCOMMONS:
-        raise UserError(
-            f"only WfCommons can be replayed, and this is {form.value}; leave the replay out"
-        )
+        raise UserError(f"replay: only for WfCommons, not for {form.value}")
     if options.speedup != 1 and not options.replay:
-        raise UserError("a speedup is for a replay; ask for one, or leave the speedup out")
+        raise UserError("speedup: only for a replay")
 
 
 def format_of(path: str, stream: Stream) -> Format:
-    """The format of a file that was opened, without taking anything from it."""
+    """Return the format of an open file, without consuming any of it."""
     if path == STDIN:
         return Format.JSONL
     name = path.lower().removesuffix(".gz")
@@ -107,7 +106,7 @@ def format_of(path: str, stream: Stream) -> Format:
 
 
 def _guess_format(start: bytes, label: str) -> Format:
-    """The format that a file's first bytes look like."""
+    """Return the format that the first bytes of a file suggest."""
     if start.startswith(parquet.MAGIC):
         return Format.PARQUET
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -115,13 +114,13 @@ def _guess_format(start: bytes, label: str) -> Format:
     if line.startswith(b"{"):
         return _guess_object_format(line, text)
     if line.startswith(b"["):
-        raise InvalidCampaign(f"{label}:1: is a JSON list; write one task a line instead (JSONL)")
+        raise InvalidCampaign(f"{label}:1: a JSON list; write one task per line instead (JSONL)")
     cells = re.split(rb"[,;\t]", line)
     return Format.CSV if b"name" in [cell.strip(b' "') for cell in cells] else Format.DWORK
 
 
 def _guess_object_format(line: bytes, text: bytes) -> Format:
-    """A document over many lines, or of one line with a workflow in it, is WfCommons'."""
+    """Return WfCommons for a JSON document over many lines, or with a workflow, else JSONL."""
     try:
         value = msgspec.json.decode(line)
     except (ValueError, RecursionError):
@@ -132,7 +131,7 @@ def _guess_object_format(line: bytes, text: bytes) -> Format:
 
 
 def jsonl_rows(lines: Iterable[tuple[int, bytes | InvalidRow]]) -> Iterator[tuple[int, object]]:
-    """What each line says. Blank lines are passed over."""
+    """Yield the JSON object of each line, with its number. Skip blank lines."""
     decode = msgspec.json.Decoder().decode
     for number, line in lines:
         if isinstance(line, InvalidRow):
@@ -146,20 +145,23 @@ def jsonl_rows(lines: Iterable[tuple[int, bytes | InvalidRow]]) -> Iterator[tupl
 
 
 def _json_error(line: bytes, problem: Exception) -> str:
-    """What is wrong with a line that is no JSON."""
+    """Return the reason why a line is not JSON."""
     if trouble := text_error(line):
         return trouble
     if isinstance(problem, RecursionError):
         return "the JSON is nested too deeply"
     if line.lstrip().startswith((b"#", b"//")):
-        return "this is no JSON; there are no comments in a campaign"
+        return "not JSON; comments are not allowed"
     if "truncated" in str(problem):
-        return "the JSON ends too early; a task is one whole line"
+        return "the JSON ends too early; a task is one line"
     return str(problem)
 
 
 def dwork_rows(lines: Iterable[tuple[int, bytes | InvalidRow]]) -> Iterator[tuple[int, object]]:
-    """The task of each line. Blank lines are passed over."""
+    """Yield the task of each line `task,dependency,…`, with its number. Skip blank lines.
+
+    A task has no payload: its worker acts on the name. Spaces around a name are ignored.
+    """
     for number, line in lines:
         if isinstance(line, InvalidRow):
             yield number, line

@@ -1,8 +1,8 @@
-"""A look at a campaign's graph before anything is submitted: how large, how deep, what is wrong.
+"""A campaign's graph: its levels, its cycles, and a summary of both.
 
-Tasks are numbers here, in the order of the file, and edges are flat arrays: a million tasks with
-two million edges take a few seconds and some tens of megabytes beside the tasks. Everything is
-linear in tasks and edges, except that a shortest cycle is looked for within a stated effort.
+Tasks are numbers in the order of the file, and edges are flat arrays: a million tasks with two
+million edges take a few seconds and some tens of megabytes beside the tasks. Everything is linear
+in tasks and edges, except the search for shortest cycles, which has a limit.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 #: Numbers of tasks: 4 bytes each, enough for four billion.
 _NUMBERS: Final = "I"
 
-#: Edges that the search for shortest cycles may look at, beside one walk around for each group.
-#: Enough to be exact where a person could mend it by hand; beyond it any cycle is as good.
+#: Edges that the search for shortest cycles may visit, beside one walk per group. Enough to be
+#: exact where a person could fix the file by hand. Beyond that, any cycle will do.
 CYCLE_STEPS_MAX: Final = 200_000
 
-#: Nobody waits for itself (that is refused before), so no cycle is shorter.
+#: No cycle is shorter: a task that waits for itself is rejected earlier.
 _LENGTH_MIN: Final = 2
 
 
 class Duplicate(Struct, gc=False):
-    """A name that stands twice: the first one counts."""
+    """A repeated name. The first task of that name is kept."""
 
     name: str
     line_first: int
@@ -43,45 +43,45 @@ class Duplicate(Struct, gc=False):
 
 
 class UnknownDependency(Struct, gc=False):
-    """A name that tasks wait for and that the file does not have; the broker may know it."""
+    """A dependency that is not in the file. The broker may have it."""
 
     name: str
-    #: How many wait for it, and the line of the first of them.
+    #: How many tasks wait for it, and the line of the first.
     tasks: int
     line: int
 
 
 class GraphSummary(Struct):
-    """What there is to say about a campaign's graph."""
+    """Sizes and problems of a campaign's graph."""
 
     tasks: int
     edges: int
-    #: Tasks that wait for nobody.
+    #: Tasks without dependencies.
     roots: int
-    #: Levels: tasks on the longest way through, one after the other. Cycles are left out.
+    #: Levels: tasks on the longest path. Cycles are left out.
     depth: int
-    #: Tasks on the level that has the most, and which that is, from 1 on.
+    #: Tasks on the widest level, and its number, from 1 on.
     width: int
     widest: int
     services: dict[str, int]
     unknown: list[UnknownDependency]
     duplicates: list[Duplicate] = []
-    #: Names in the order of waiting: each waits for the next, the last for the first. One cycle for
-    #: each group of tasks that all wait for each other.
+    #: Names in dependency order: each waits for the next, the last for the first. One cycle per
+    #: strongly connected component.
     cycles: list[list[str]] = []
 
 
 class Graph(Struct):
     """The edges of a campaign, by the numbers of its tasks."""
 
-    #: How many of the file's own tasks each one waits for.
+    #: How many tasks of the file each one waits for.
     dependency_counts: array[int]
-    #: Who waits for task n stands in `dependents` from `offsets[n]` to `offsets[n + 1]`.
+    #: Tasks that wait for task n are in `dependents` from `offsets[n]` to `offsets[n + 1]`.
     offsets: array[int]
     dependents: array[int]
-    #: Who waits for a name that the file does not have.
+    #: Tasks that wait for a name that is not in the file, by that name.
     unknown: dict[str, list[int]]
-    #: All that is waited for stands before who waits for it.
+    #: Every dependency comes before its dependents in the file.
     is_topological: bool
 
     def dependents_of(self, number: int) -> array[int]:
@@ -89,15 +89,15 @@ class Graph(Struct):
 
 
 class Levels(Struct):
-    """The tasks in an order in which nobody comes before what it waits for."""
+    """The tasks in an order in which dependencies come first."""
 
-    #: Without those that are in a cycle or behind one.
+    #: Without tasks that are in a cycle or depend on one.
     order: array[int]
     sizes: list[int]
 
 
 def graph_of(specs: Sequence[TaskSpec], numbers: Mapping[str, int]) -> Graph:
-    """The edges of these tasks; `numbers` says where each name stands."""
+    """Return the edges of these tasks. `numbers` maps a name to its index in `specs`."""
     dependency_counts = array(_NUMBERS, bytes(4 * len(specs)))
     counts = array(_NUMBERS, bytes(4 * (len(specs) + 1)))
     dependencies = array(_NUMBERS)
@@ -121,7 +121,7 @@ def graph_of(specs: Sequence[TaskSpec], numbers: Mapping[str, int]) -> Graph:
 def _reverse_edges(
     dependency_counts: array[int], counts: array[int], dependencies: array[int]
 ) -> tuple[array[int], array[int]]:
-    """From what each task waits for to who waits for each task: a counting sort."""
+    """Return the dependents of each task, from the dependencies of each: a counting sort."""
     offsets = array(_NUMBERS, accumulate(counts, initial=0))
     free = offsets[:]
     dependents = array(_NUMBERS, bytes(4 * len(dependencies)))
@@ -135,7 +135,7 @@ def _reverse_edges(
 
 
 def levels_of(graph: Graph) -> Levels:
-    """Level by level: who waits for nobody, then who waits for those alone, and so on."""
+    """Return the tasks level by level: a task's dependencies are on earlier levels."""
     left = graph.dependency_counts[:]
     order = array(_NUMBERS)
     sizes: list[int] = []
@@ -157,8 +157,7 @@ def levels_of(graph: Graph) -> Levels:
 
 
 def cycles_of(graph: Graph, levels: Levels) -> list[tuple[list[int], list[int]]]:
-    """For each group of tasks that all wait for each other: the group, and one cycle through it in
-    the order of waiting."""
+    """Return each strongly connected component, with one cycle in it in dependency order."""
     if len(levels.order) == len(graph.dependency_counts):
         return []
     inside = bytearray(b"\1") * len(graph.dependency_counts)
@@ -170,14 +169,14 @@ def cycles_of(graph: Graph, levels: Levels) -> list[tuple[list[int], list[int]]]
 
 
 def _as_dependency_cycle(cycle: list[int]) -> list[int]:
-    """From who follows whom to who waits for whom, from the same task on."""
+    """Reverse a cycle of dependents into one of dependencies, from the same first task."""
     return [cycle[0], *cycle[:0:-1]]
 
 
 def summarize_graph(
     specs: Sequence[TaskSpec], lines: Sequence[int], graph: Graph, levels: Levels
 ) -> GraphSummary:
-    """Duplicates and cycles, which it takes more to know, are for the caller to add."""
+    """Return the summary of a graph. The caller adds duplicates and cycles."""
     width = max(levels.sizes, default=0)
     return GraphSummary(
         tasks=len(specs),
@@ -194,14 +193,14 @@ def summarize_graph(
     )
 
 
-# Cycles: numbers, and which number follows which. Nothing is recursive: a group may have a million
-# members.
+# Cycles. Nothing is recursive: a component may have a million members.
 
 
 def strong_components(successors: Followers, included: bytearray) -> list[list[int]]:
-    """The groups of numbers that all lead to each other, each in rising order, the groups by their
-    first. Only numbers that are marked in `included` are looked at; marks are taken off as we
-    go."""
+    """Return the strongly connected components of more than one number, sorted.
+
+    Only numbers that are set in `included` are visited. The search clears it.
+    """
     found = _Search(successors, included)
     for start in range(len(included)):
         if included[start] and start not in found.discovery:
@@ -210,16 +209,16 @@ def strong_components(successors: Followers, included: bytearray) -> list[list[i
 
 
 class _Search:
-    """Tarjan's search, one walk in depth, with a stack of our own."""
+    """Tarjan's algorithm with an explicit stack."""
 
     def __init__(self, successors: Followers, included: bytearray) -> None:
         self.successors = successors
         self.included = included
         self.groups: list[list[int]] = []
-        #: When each number was reached first, and the earliest that it leads back to.
+        #: Index and low link of each number, by order of discovery.
         self.discovery: dict[int, int] = {}
         self.low_link: dict[int, int] = {}
-        #: Numbers whose group is not complete yet, in the order in which they were reached.
+        #: Numbers whose component is not complete yet, in the order of discovery.
         self.open: list[int] = []
         self.call_stack: list[tuple[int, Iterator[int]]] = []
 
@@ -253,67 +252,71 @@ class _Search:
             self._close_group(number)
 
     def _close_group(self, number: int) -> None:
-        """All that was reached after `number` and is still open leads back to it."""
+        """Close the component of `number`: all that is open and was discovered after it."""
         group: list[int] = []
         while not group or group[-1] != number:
             group.append(self.open.pop())
-            self.included[group[-1]] = 0  # complete: no way through it leads back any more
+            self.included[group[-1]] = 0  # complete: no later path goes through it
         if len(group) > 1:
             self.groups.append(sorted(group))
 
 
 def shortest_cycles(successors: Followers, groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    """For each group a shortest way around, in the order of following, from its lowest number on.
-    When `CYCLE_STEPS_MAX` are used up, the shortest so far."""
+    """Return a shortest cycle of each group, from its lowest number on.
+
+    After `CYCLE_STEPS_MAX` edges in all, return the shortest found so far.
+    """
     cycles: list[list[int]] = []
     steps_left = CYCLE_STEPS_MAX
     for group in groups:
-        best, call_stack = _shortest(successors, group, steps_left)
-        steps_left -= call_stack
+        best, steps = _shortest(successors, group, steps_left)
+        steps_left -= steps
         first = best.index(min(best))
         cycles.append(best[first:] + best[:first])
     return cycles
 
 
 def _shortest(successors: Followers, group: Sequence[int], steps_max: int) -> tuple[list[int], int]:
-    """A shortest way around, and the steps it took; at least one walk is made."""
+    """Return a shortest cycle, and the edges visited. Makes at least one walk."""
     members = dict.fromkeys(group)
     best: list[int] = []
-    call_stack = 0
+    steps = 0
     for start in group:
-        if best and (len(best) == _LENGTH_MIN or call_stack >= steps_max):
+        if best and (len(best) == _LENGTH_MIN or steps >= steps_max):
             break
-        around, looked = _cycle_through(successors, members, start, len(best))
-        call_stack += looked
-        best = around or best
-    return best, call_stack
+        found, visited = _cycle_through(successors, members, start, len(best))
+        steps += visited
+        best = found or best
+    return best, steps
 
 
 def _cycle_through(
     successors: Followers, members: dict[int, None], start: int, length: int
 ) -> tuple[list[int], int]:
-    """A shortest way from `start` back to it, if it has fewer than `length` steps (0: however
-    many), and how many edges were looked at."""
+    """Return a shortest cycle through `start`, and the edges visited.
+
+    Empty if it has `length` steps or more. A `length` of 0 is no limit.
+    """
     came_from: dict[int, int] = {}
-    ring = [start]
-    looked = taken = 0
-    while ring and (not length or taken + 1 < length):
+    frontier = [start]
+    visited = taken = 0
+    while frontier and (not length or taken + 1 < length):
         taken += 1
         following: list[int] = []
-        for number in ring:
+        for number in frontier:
             for follower in successors(number):
-                looked += 1
+                visited += 1
                 if follower == start:
-                    return _walk_back(came_from, start, number), looked
+                    return _walk_back(came_from, start, number), visited
                 if follower in members and follower not in came_from:
                     came_from[follower] = number
                     following.append(follower)
-        ring = following
-    return [], looked
+        frontier = following
+    return [], visited
 
 
 def _walk_back(came_from: dict[int, int], start: int, last: int) -> list[int]:
-    way = [last]
-    while way[-1] != start:
-        way.append(came_from[way[-1]])
-    return way[::-1]
+    path = [last]
+    while path[-1] != start:
+        path.append(came_from[path[-1]])
+    return path[::-1]

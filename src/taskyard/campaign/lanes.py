@@ -1,9 +1,9 @@
-"""Lanes by template: `{host}` in a lane stands for what the task has under that name.
+"""Lane templates: `{host}` in a lane stands for the task's field of that name.
 
-Owns what a template may say, and which fields a task has: the keys of a payload that is a JSON
-object, a function's named arguments by name, the words of a command and a function's other
-arguments by number, and always the task's name, campaign and service. Knows neither files nor
-brokers; who calls knows where a template came from.
+Owns the syntax of templates and the fields of a task: the keys of a payload that is a JSON object,
+a function's keyword arguments by name, the words of a command and positional arguments by number,
+and always the task's name, campaign and service. Also caches the templates of services for a
+client, which expands them because it has the fields. Does not import files or clients.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
     from taskyard.core.model import Terms
     from taskyard.core.rules import Rule
 
-#: A doubled brace is one that is meant; a single one is a mistake.
+#: A doubled brace stands for a brace. A single one is an error.
 _PIECE: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
-#: Fields that a message names; who mistyped one sees it among them, or looks at the task.
+#: Fields that an error lists: enough to spot a typing mistake.
 FIELDS_SHOWN: Final = 5
 
-#: What can stand in a lane's name as it is, or as JSON writes it.
+#: Types of fields that can be part of a lane's name.
 _PLAIN: Final = (str, int, float)
 
-#: What was told is asked for again when it is older and somebody submits: settings change rarely,
-#: and a program that runs for weeks sees it when they do.
+#: Templates older than this are requested again at the next submission, so that a program that runs
+#: for weeks sees a change of settings.
 CACHE_NS: Final = 10 * SECOND_NS
 
 _work = msgspec.json.Decoder()
 
 
 def is_template(lane: str) -> bool:
-    """Whether a lane has to be expanded."""
+    """Return whether a lane has to be expanded."""
     return "{" in lane or "}" in lane
 
 
 def escape_template(lane: str) -> str:
-    """The template of this very lane."""
+    """Return a template that expands to this lane."""
     return lane.replace("{", "{{").replace("}", "}}")
 
 
 def expand(template: str, fields: Mapping[str, object]) -> str:
-    """The lane that a template makes of a task's fields. Raises `InvalidValue`."""
+    """Return the lane that a template gives with these fields. Raises `InvalidValue`."""
     lane = _PIECE.sub(lambda found: _piece(found, template, fields), template)
     if not lane:
-        raise InvalidValue(f"is {shown(template)}, which comes out empty; give its fields a value")
+        raise InvalidValue(f"is {shown(template)}, which expands to nothing")
     try:
         return read_name(lane)
     except InvalidValue as bad:
@@ -66,27 +66,29 @@ def _piece(found: re.Match[str], template: str, fields: Mapping[str, object]) ->
         return found[0][0]
     name = found[1]
     if name is None or (not name and not fields.get("")):
-        example = "write a field as {host}, and a brace that is meant twice"
-        raise InvalidValue(f"is {shown(template)}, which has {found[0]!r} alone; {example}")
+        hint = "write a field as {host}, and double a literal brace"
+        raise InvalidValue(f"is {shown(template)}, with a single {found[0]!r} ({hint})")
     value = fields.get(name)
     if value is None:
-        missing = f"is {shown(template)}, and there is no field {shown(name)}"
-        raise InvalidValue(f"{missing}; use {_fields_text(fields)}")
+        missing = f"is {shown(template)}, but the task has no field {shown(name)}"
+        raise InvalidValue(f"{missing} (it has {_fields_text(fields)})")
     if not isinstance(value, _PLAIN):
-        wrong = f"is {shown(template)}, and field {shown(name)} is {shown(value)}"
-        raise InvalidValue(f"{wrong}; it must be a text or a number")
+        wrong = f"is {shown(template)}, but field {shown(name)} is {shown(value)}"
+        raise InvalidValue(f"{wrong}, not a text or a number")
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _fields_text(fields: Mapping[str, object]) -> str:
     names = [shown(name) for name, value in fields.items() if name and isinstance(value, _PLAIN)]
-    more = f" or {len(names) - FIELDS_SHOWN} more" if len(names) > FIELDS_SHOWN else ""
+    more = f" and {len(names) - FIELDS_SHOWN} more" if len(names) > FIELDS_SHOWN else ""
     return f"{', '.join(names[:FIELDS_SHOWN])}{more}"
 
 
 def fields_of(work: Mapping[str, object], extra: Mapping[str, object]) -> dict[str, object]:
-    """The fields of a task that does this: `argv`, `call` with its arguments, or the keys of a
-    payload. What there is `extra` is the task's own, whatever that says."""
+    """Return the fields of a task from its `argv`, its `call` and arguments, or its payload's keys.
+
+    Fields in `extra` override them.
+    """
     fields: dict[str, object] = {}
     for key, value in work.items():
         if key == "kwargs" and isinstance(value, dict):
@@ -99,7 +101,7 @@ def fields_of(work: Mapping[str, object], extra: Mapping[str, object]) -> dict[s
 
 
 def payload_keys(payload: bytes) -> dict[str, Any]:
-    """What a payload that is a JSON object has; nothing if it is something else."""
+    """Return the keys and values of a payload that is a JSON object, else nothing."""
     if not payload.lstrip().startswith(b"{"):
         return {}
     try:
@@ -109,28 +111,28 @@ def payload_keys(payload: bytes) -> dict[str, Any]:
     return decoded if isinstance(decoded, dict) else {}
 
 
-def template_of(service: bytes, clauses: Iterable[Rule]) -> str:
-    """The template of a service: that of the first clause which its open lane fits."""
+def template_of(service: bytes, rules: Iterable[Rule]) -> str:
+    """Return the lane template of a service, by the first rule that matches its open lane."""
     lane = service + b"/"
-    for clause in clauses:
-        if not clause.name or compile_glob(clause.match)(lane):
-            return model.shown(clause.options.lane_template)
+    for rule in rules:
+        if not rule.name or compile_glob(rule.match)(lane):
+            return model.shown(rule.options.lane_template)
     return ""
 
 
 class LaneTemplates:
-    """What is known of services' templates."""
+    """A cache of the lane templates of services."""
 
     def __init__(self) -> None:
-        #: The template, and when it was told.
+        #: The template of each service, and when it was received.
         self._templates: dict[bytes, tuple[str, int]] = {}
 
     def has(self, service: bytes) -> bool:
         return service in self._templates
 
-    def update(self, services: Sequence[bytes], clauses: Sequence[Rule], now_ns: int) -> None:
+    def update(self, services: Sequence[bytes], rules: Sequence[Rule], now_ns: int) -> None:
         for service in services:
-            self._templates[service] = (template_of(service, clauses), now_ns)
+            self._templates[service] = (template_of(service, rules), now_ns)
 
     def drop_old(self, now_ns: int) -> None:
         old = [one for one, (_, at_ns) in self._templates.items() if now_ns - at_ns > CACHE_NS]
@@ -138,12 +140,12 @@ class LaneTemplates:
             del self._templates[service]
 
     def lane_of(self, name: bytes, payload: bytes, terms: Terms) -> bytes:
-        """The lane of a task that gives none, of a service that is known. Raises `InvalidValue`."""
+        """Return the lane of a task by its service's cached template. Raises `InvalidValue`."""
         return expand_lane(self._templates[terms.service][0], name, payload, terms)
 
 
 def expand_lane(template: str, name: bytes, payload: bytes, terms: Terms) -> bytes:
-    """The lane that its service's template makes of a task. Raises `InvalidValue`."""
+    """Return the lane that a service's template gives for a task. Raises `InvalidValue`."""
     if not template:
         return b""
     own = {"name": name, "campaign": terms.campaign, "service": terms.service}

@@ -1,6 +1,6 @@
-"""Parquet with the columns that `tasks` knows, a task a row; a line's number is its row's.
+"""Parquet: a column per key of a task, and a task per row. Line numbers are row numbers.
 
-pyarrow is imported when a file is opened: it takes longer to load than most campaigns to read.
+Imports pyarrow only when a file is opened: that takes longer than reading most campaigns.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from taskyard.campaign.values import InvalidValue, from_cell
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Rows that are Python objects at once.
+#: Rows that are Python objects at a time.
 ROWS_PER_BATCH: Final = 4096
 
 MAGIC: Final = b"PAR1"
 
 
 def rows(path: str) -> Iterator[tuple[int, object]]:
-    """What each row says; a null is a key that was not given."""
+    """Yield the rows of a file as dicts, with their numbers. A null is a missing key."""
     import pyarrow as pa  # noqa: PLC0415  # see above
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -37,14 +37,14 @@ def rows(path: str) -> Iterator[tuple[int, object]]:
 
 
 def read_error(path: str, row: int, problem: Exception) -> InvalidCampaign:
-    """What to say of a file that can't be read on at that row."""
+    """Return the error for a file that can't be read at that row."""
     reason = str(problem).partition("\n")[0]
-    return InvalidCampaign(f"{path}:{row}: is no whole Parquet file: {reason}; write it anew")
+    return InvalidCampaign(f"{path}:{row}: not a complete Parquet file: {reason}")
 
 
-def rows_of(batch: Any) -> Iterator[object]:  # noqa: ANN401  # it comes without types
-    """What each row of an Arrow batch says."""
-    import pyarrow as pa  # noqa: PLC0415  # who has a batch has it
+def rows_of(batch: Any) -> Iterator[object]:  # noqa: ANN401  # pyarrow has no types
+    """Yield the rows of an Arrow batch as dicts."""
+    import pyarrow as pa  # noqa: PLC0415  # a caller with a batch has imported it
 
     names = batch.schema.names
     columns = [_values(pa, column) for column in batch.columns]
@@ -53,7 +53,7 @@ def rows_of(batch: Any) -> Iterator[object]:  # noqa: ANN401  # it comes without
 
 
 def check_columns(names: list[str], path: str) -> None:
-    """Refuse a table whose columns are not a task's keys. Raises `InvalidCampaign`."""
+    """Raise `InvalidCampaign` for a table whose columns are not keys of a task."""
     for name in names:
         check_column(name, f"{path}:1")
     if len(set(names)) < len(names) or "name" not in names:
@@ -61,7 +61,7 @@ def check_columns(names: list[str], path: str) -> None:
 
 
 def _row(names: list[str], cells: tuple[object, ...]) -> object:
-    """Texts are read as in CSV, so that a table made of one is read alike."""
+    """Return a row as a dict. Texts are read as in CSV."""
     raw = dict(zip(names, cells, strict=True))
     for key, cell in raw.items():
         if isinstance(cell, str):
@@ -72,8 +72,8 @@ def _row(names: list[str], cells: tuple[object, ...]) -> object:
     return raw
 
 
-def _values(pa: Any, column: Any) -> list[object]:  # noqa: ANN401  # it comes without types
-    """A column as JSON would have it."""
+def _values(pa: Any, column: Any) -> list[object]:  # noqa: ANN401  # pyarrow has no types
+    """Return a column as Python values, as JSON would give them."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         column = column.cast(pa.timestamp("us", kind.tz), safe=False)

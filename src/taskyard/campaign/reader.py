@@ -1,7 +1,8 @@
-"""A whole campaign from a file: its tasks in an order to submit, and what was rejected and why.
+"""A whole campaign from a file: its tasks in an order to submit, and the rejected rows.
 
-A task is good if its line is, its name is its own, and so is all that it waits for. Names that the
-file does not have are not judged here: the broker may know them. Nothing is submitted from here.
+A task is rejected if its line is bad, its name is repeated, it is in a cycle, or it depends on a
+rejected task. Dependencies that are not in the file are kept: the broker may have them. Submits
+nothing.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from taskyard.campaign.values import shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-#: Beyond this many bad lines the file is not what it was taken for; they would only fill memory.
+#: Bad lines after which reading stops: the format is probably wrong, and memory is limited.
 REJECTED_MAX: Final = 1_000_000
 
-#: Names of a cycle that a message has; a longer one is cut in the middle.
+#: Names of a cycle in a message. A longer one is cut in the middle.
 CYCLE_NAMES_SHOWN: Final = 10
 
 REJECTED_SUFFIX: Final = ".rejected.jsonl"
 
 
 class RejectedRow(Struct, gc=False):
-    """A line that was rejected."""
+    """A rejected line."""
 
     file: str
     line: int
     reason: str
-    #: What stands there: the object of a task, or the text of a line that is none.
+    #: The object of a task, or the text of a line that is not one.
     raw: object
 
     def __str__(self) -> str:
@@ -57,26 +58,26 @@ class RejectedRow(Struct, gc=False):
 class LoadedCampaign(Struct):
     """A campaign that was read."""
 
-    #: The file's name as messages have it.
+    #: The file's name for messages.
     file: str
-    #: The good tasks; none stands before one that it waits for.
+    #: The good tasks, dependencies first.
     specs: list[TaskSpec]
     #: The line of each.
     lines: array[int]
-    #: What was rejected, by line.
+    #: In the order of lines.
     rejected: list[RejectedRow]
-    #: Of all tasks whose line is good, those in cycles and behind bad ones too.
+    #: Of all tasks whose line is good, including those in cycles and behind rejected ones.
     summary: GraphSummary
 
 
 class _CampaignReader(Struct):
-    """What has been read so far."""
+    """The state of a reading."""
 
     file: str
     campaign: str = ""
     specs: list[TaskSpec] = field(default_factory=list)
     lines: array[int] = field(default_factory=lambda: array("Q"))
-    #: Where the first task of each name stands.
+    #: Index in `specs` of each name.
     numbers: dict[str, int] = field(default_factory=dict)
     rejected: list[RejectedRow] = field(default_factory=list)
     #: The line of each name that was rejected.
@@ -93,7 +94,7 @@ class _CampaignReader(Struct):
             name = raw.get("name") if isinstance(raw, dict) else None
             self.reject(line, str(rejected), raw, name if isinstance(name, str) else "")
             return
-        for spec in specs:  # of a bundle all or none
+        for spec in specs:  # a bundle is rejected as a whole
             if spec.name in self.numbers:
                 self._reject_duplicate(line, spec, self.lines[self.numbers[spec.name]])
                 return
@@ -103,7 +104,7 @@ class _CampaignReader(Struct):
     def _add(self, line: int, spec: TaskSpec) -> None:
         self.numbers[spec.name] = len(self.specs)
         if spec.after:
-            # The same names, but the objects that we have already: half the memory of a graph.
+            # Share the string objects of names: halves the memory of a graph.
             specs, numbers = self.specs, self.numbers
             spec.after = tuple(
                 [specs[numbers[name]].name if name in numbers else name for name in spec.after]
@@ -113,7 +114,7 @@ class _CampaignReader(Struct):
 
     def _reject_duplicate(self, line: int, spec: TaskSpec, line_first: int) -> None:
         self.duplicates.append(Duplicate(spec.name, line_first, line))
-        self.reject(line, f"the name {shown(spec.name)} stands on line {line_first} already", spec)
+        self.reject(line, f"duplicate name {shown(spec.name)}, first on line {line_first}", spec)
 
     def reject(self, line: int, reason: str, raw: object, name: str = "") -> None:
         raw = to_row(raw) if isinstance(raw, TaskSpec) else raw
@@ -122,7 +123,7 @@ class _CampaignReader(Struct):
             self.rejected_names.setdefault(name, line)
         if len(self.rejected) > REJECTED_MAX:
             first = self.rejected[0]
-            text = f"more than {REJECTED_MAX} lines are bad; is this the right format?"
+            text = f"more than {REJECTED_MAX} bad lines; is this the right format?"
             raise InvalidCampaign(f"{self.file}:{line}: {text} The first: {first}")
 
 
@@ -135,8 +136,7 @@ def default_campaign_name(file: str) -> str:
 
 
 def read_campaign(path: str | Path, options: FileOptions | None = None) -> LoadedCampaign:
-    """The campaign in a file, "-" for stdin. Raises `InvalidCampaign` if it can't be read at
-    all."""
+    """Read the campaign in a file, "-" for stdin. Raises `InvalidCampaign` if it can't be read."""
     name = str(path)
     options = options or FileOptions()
     reading = _CampaignReader(file_label(name), options.campaign)
@@ -146,7 +146,7 @@ def read_campaign(path: str | Path, options: FileOptions | None = None) -> Loade
 
 
 def _check_graph(reading: _CampaignReader) -> LoadedCampaign:
-    """Look at the graph, and reject what is in a cycle or behind something rejected."""
+    """Reject tasks that are in a cycle or depend on a rejected task, and sort the others."""
     specs, lines = reading.specs, reading.lines
     graph = graph_of(specs, reading.numbers)
     levels = levels_of(graph)
@@ -173,12 +173,12 @@ def _check_graph(reading: _CampaignReader) -> LoadedCampaign:
 
 
 def _is_first_of_bundle(spec: TaskSpec) -> bool:
-    """Of a bundle, whose tasks are rejected together, the first does."""
+    """Return whether a task is the one that is reported when its bundle is rejected."""
     return spec.bundle_ref is None or not spec.bundle_ref.offset
 
 
 def cycle_text(cycle: Sequence[str], tasks: int) -> str:
-    """What is wrong with tasks that wait for each other: one way around, and how many they are."""
+    """Return the reason to reject tasks in a cycle: one cycle, and how many tasks are in it."""
     names = [*map(shown, [*cycle, cycle[0]])]
     if len(names) > CYCLE_NAMES_SHOWN:
         left_out = len(names) - CYCLE_NAMES_SHOWN
@@ -193,19 +193,21 @@ def _rejected_dependency_text(name: str, line: int) -> str:
 
 
 def _reject_dependents(reading: _CampaignReader, graph: Graph, rejected: dict[int, str]) -> None:
-    """Whoever waits for a rejected task is rejected too."""
-    line = list(rejected)
-    for number in line:  # grows while it is walked
+    """Reject all tasks that depend on a rejected one, directly or not."""
+    queue = list(rejected)
+    for number in queue:  # grows during the walk
         for dependent in graph.dependents_of(number):
             if dependent not in rejected:
                 name, at_line = reading.specs[number].name, reading.lines[number]
                 rejected[dependent] = _rejected_dependency_text(name, at_line)
-                line.append(dependent)
+                queue.append(dependent)
 
 
 def reject_unknown_dependencies(loaded: LoadedCampaign, names: Iterable[str]) -> LoadedCampaign:
-    """The campaign without the tasks that wait, directly or not, for names that nobody knows, once
-    that is sure. They are rejected like those of bad lines."""
+    """Return the campaign without the tasks that depend, directly or not, on these unknown names.
+
+    They are added to the rejected rows.
+    """
     reasons = {
         name: f"waits for {shown(name)}, which neither the file nor the broker has"
         for name in names
@@ -231,8 +233,10 @@ def reject_unknown_dependencies(loaded: LoadedCampaign, names: Iterable[str]) ->
 
 
 def write_rejected(path: str | Path, rejected: Iterable[RejectedRow]) -> Path:
-    """Write what was rejected beside the file, an object a line; where that is. Replaces what an
-    earlier run left there."""
+    """Write rejected rows beside the file, a JSON object per line. Return the path.
+
+    Replaces the file of an earlier run.
+    """
     place = Path(("stdin" if str(path) == STDIN else str(path)) + REJECTED_SUFFIX)
     unfinished = place.with_name(place.name + ".new")
     encoder = msgspec.json.Encoder(enc_hook=repr)
@@ -240,9 +244,7 @@ def write_rejected(path: str | Path, rejected: Iterable[RejectedRow]) -> Path:
         with unfinished.open("wb") as file:
             for one in rejected:
                 file.write(encoder.encode(one) + b"\n")
-        os.replace(unfinished, place)  # noqa: PTH105  # the same, said plainly
+        os.replace(unfinished, place)  # noqa: PTH105  # atomic, and named for it
     except OSError as wrong:
-        raise InvalidCampaign(
-            f"{place}: can't be written: {wrong.strerror}; give a place that is yours to write"
-        ) from None
+        raise InvalidCampaign(f"{place}: {wrong.strerror}") from None
     return place

@@ -1,4 +1,4 @@
-"""The one place that submits a campaign: what the broker has is left out, the rest goes in batches.
+"""The one place that submits a campaign: existing tasks are skipped, the others go in batches.
 
 Looks for reasons to refuse before anything is submitted: unknown dependencies, lane templates that
 do not fit, and names that exist with another command. A task that exists with the same command is

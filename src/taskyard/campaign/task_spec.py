@@ -1,7 +1,7 @@
 """One task as a user writes it: its keys, and the one place that checks them.
 
-Whatever the file, the command line or Python gave, it becomes a dict with these keys and goes
-through `check_task`. Nothing here knows of files, or of the broker's columns.
+Files, the command line and Python all make a dict with these keys and pass it to `check_task`.
+Does not import file formats or the broker's columns.
 """
 
 from __future__ import annotations
@@ -43,44 +43,44 @@ from taskyard.wire import payloads
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: The interval of a retry schedule that does not say its own.
+#: Default backoff of a retry schedule.
 BACKOFF_NS: Final = SECOND_NS
 
 
 class InvalidTask(UserError):
-    """A task can't be taken as it is written. The text says why, not where."""
+    """A task is invalid. The text has the reason, not the place."""
 
     def __init__(self, text: str, offset: int | None = None) -> None:
-        """Of a bundle it may be one of its recipients that is wrong, by its offset."""
+        """`offset` is the invalid recipient of a bundle, if it is one."""
         super().__init__(text)
         self.offset = offset
 
 
 class BundleRef(Struct, frozen=True, gc=False):
-    """Which part of a bundle a task is."""
+    """A task's part of its bundle."""
 
     bundle: str
-    #: The place of its recipient, from 0 on.
+    #: Index of its recipient, from 0 on.
     offset: int
-    #: A text, or an object of fields.
+    #: A text, or a dict of fields.
     recipient: str | dict[str, object]
-    #: The lane as it was written, for all of them; "" where it was not.
+    #: The lane template of the bundle. Empty: none was given.
     template: str = ""
 
 
 class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
-    """A task as a user wrote it, checked. It has one of `argv`, `call` and `payload`."""
+    """A checked task. It has one of `argv`, `call` and `payload`."""
 
     name: str
-    #: A program and its arguments; never passes through a shell.
+    #: A program and its arguments. Never passes through a shell.
     argv: list[str] | None = None
     #: A function by import path, with its arguments.
     call: str | None = None
     args: list[object] | None = None
     kwargs: dict[str, object] | None = None
-    #: Bytes for a worker that knows what to do with them.
+    #: Bytes for a worker's own code.
     payload: bytes | None = None
-    #: The tasks that it waits for, each once.
+    #: Its dependencies, without duplicates.
     after: tuple[str, ...] = ()
     #: None: `exec` for a command, `call` for a call, `default` for a payload.
     service: str | None = None
@@ -89,7 +89,7 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
     priority: int = 0
     due: TimeSpec | None = None
     expiry: TimeSpec | None = None
-    #: When to try again after a failure, in multiples of the backoff; None: as the service says.
+    #: Delays before each retry, in multiples of the backoff. None: the service's setting.
     retries: tuple[float, ...] | None = None
     backoff_ns: int = BACKOFF_NS
     #: 0 for no limit.
@@ -97,11 +97,11 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
     slots: int = 1
     env: dict[str, str] | None = None
     cwd: str | None = None
-    #: Of a bundle's task: all of them have the same payload, the very same object.
+    #: Set for a task of a bundle. All tasks of a bundle share one payload object.
     bundle_ref: BundleRef | None = None
 
 
-#: Each key of a file: the field that it fills, and who reads its value.
+#: Each key of a row: the field that it sets, and the function that reads its value.
 KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "name": ("name", read_name),
     "argv": ("argv", read_command),
@@ -124,7 +124,7 @@ KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "cwd": ("cwd", read_directory),
 }
 
-#: What other systems call our keys.
+#: Names of our keys in other systems, for hints.
 ALIASES: Final = {
     "id": "name",
     "task": "name",
@@ -150,14 +150,13 @@ ALIASES: Final = {
 
 
 def check_task(raw: object, campaign: str = "") -> TaskSpec:
-    """The task that a file, a command or a program describes, in the lane that its template makes
-    of it. Raises `InvalidTask`."""
+    """Return the checked task of a row, with its lane template expanded. Raises `InvalidTask`."""
     if not isinstance(raw, dict):
         raise InvalidTask(f'must be an object with "name" and more, not {shown(raw)}')
     given: dict[str, Any] = {}
     key = ""
     try:
-        for key, value in raw.items():  # the handler below says which key it was
+        for key, value in raw.items():  # the handler below uses `key`
             known = KEYS.get(key)
             if known is None:
                 raise InvalidTask(unknown_key_text(key))
@@ -166,9 +165,9 @@ def check_task(raw: object, campaign: str = "") -> TaskSpec:
     except InvalidValue as bad:
         raise key_error_text(key, bad) from None
     if "name" not in given:
-        raise InvalidTask('has no "name"; give it one of its own')
+        raise InvalidTask('has no "name"')
     if "recipients" in given:
-        raise InvalidTask('has "recipients", which make many tasks of it; submit it as a bundle')
+        raise InvalidTask('has "recipients" (submit it as a bundle)')
     spec = TaskSpec(**given)
     _check_work(spec)
     if len(given) > _PLAIN_TASK_KEYS:
@@ -179,56 +178,54 @@ def check_task(raw: object, campaign: str = "") -> TaskSpec:
 
 
 def key_error_text(key: str, bad: InvalidValue) -> InvalidTask:
-    """What to say about a value, with the key that it is of."""
+    """Return the error for a bad value of a key."""
     return InvalidTask(f'"{key}" {bad}')
 
 
-#: A name and what to do; a task with no more than that can't contradict itself.
+#: A name and its work. A task with only these keys can't contradict itself.
 _PLAIN_TASK_KEYS: Final = 2
 
 
 def unknown_key_text(key: object) -> str:
-    """What to say about a key that we don't know, with what may have been meant."""
+    """Return the message on an unknown key, with a suggestion."""
     if key == "campaign":
-        return '"campaign" is given when the file is loaded, not in it'
+        return 'has "campaign", which is an option of loading, not a key of a task'
     word = str(key).strip().lower().replace("-", "_").replace(" ", "_")
     close = [word] if word in KEYS else difflib.get_close_matches(word, KEYS, n=1)
     meant = ALIASES.get(word) or next(iter(close), None)
-    advice = f'did you mean "{meant}"?' if meant else f"known are: {', '.join(KEYS)}"
-    return f"has an unknown key {shown(key)}; {advice}"
+    advice = f'did you mean "{meant}"?' if meant else f"known keys: {', '.join(KEYS)}"
+    return f"has an unknown key {shown(key)} ({advice})"
 
 
 def _check_work(spec: TaskSpec) -> None:
-    """Exactly one thing to do, with what belongs to it."""
+    """Raise `InvalidTask` unless there is exactly one kind of work, with only its own keys."""
     ways = (spec.argv is not None) + (spec.call is not None) + (spec.payload is not None)
     if not ways:
-        raise InvalidTask('says nothing to do; give "argv", "call" or "payload"')
+        raise InvalidTask('has no work; give "argv", "call" or "payload"')
     if ways > 1:
-        raise InvalidTask('must have one of "argv", "call" and "payload", not several')
+        raise InvalidTask('must have only one of "argv", "call" and "payload"')
     if spec.call is None and (spec.args is not None or spec.kwargs is not None):
-        raise InvalidTask('has "args" or "kwargs" without a "call"; say what to call')
+        raise InvalidTask('has "args" or "kwargs" without "call"')
     if spec.payload is not None and (spec.env is not None or spec.cwd is not None):
-        raise InvalidTask('has "env" or "cwd", which only "argv" and "call" can use')
+        raise InvalidTask('has "env" or "cwd", which are for "argv" and "call" only')
 
 
 def _check_terms(spec: TaskSpec, given: dict[str, Any]) -> None:
-    """Values that are good alone may contradict each other."""
+    """Raise `InvalidTask` for values that contradict each other."""
     if spec.name in spec.after:
-        raise InvalidTask(
-            f'waits for itself: {shown(spec.name)} is in its own "after"; leave it out'
-        )
+        raise InvalidTask(f'waits for itself: {shown(spec.name)} is in its own "after"')
     if spec.retries is None:
         if "backoff_ns" in given:
-            raise InvalidTask('has "backoff" without "retries"; say how often to try again')
+            raise InvalidTask('has "backoff" without "retries"')
     elif spec.retries and max(spec.retries) * spec.backoff_ns > NUMBER_MAX:
         raise InvalidTask('"retries" times "backoff" must be less than 292 years')
     due, expiry = spec.due, spec.expiry
     if due and expiry and due.from_now == expiry.from_now and expiry.ns <= due.ns:
-        raise InvalidTask('"expiry" must be later than "due", or it could never run')
+        raise InvalidTask('"expiry" must be later than "due"')
 
 
 def service_of(spec: TaskSpec) -> str:
-    """The service that a task goes to."""
+    """Return the service of a task."""
     if spec.service is not None:
         return spec.service
     if spec.argv is not None:
@@ -237,7 +234,7 @@ def service_of(spec: TaskSpec) -> str:
 
 
 def lane_of(spec: TaskSpec, campaign: str, template: str) -> str:
-    """The lane that a template makes of a task. Raises `InvalidTask`."""
+    """Return the lane that a template gives for a task. Raises `InvalidTask`."""
     always = {"name": spec.name, "campaign": campaign, "service": service_of(spec)}
     try:
         return lanes.expand(template, lanes.fields_of(_work_fields(spec), always))
@@ -249,7 +246,7 @@ def lane_of(spec: TaskSpec, campaign: str, template: str) -> str:
 
 
 def _work_fields(spec: TaskSpec) -> Mapping[str, object]:
-    """What tells a task from others of its kind."""
+    """Return the fields of a task's work, for lane templates."""
     if spec.bundle_ref is not None:
         recipient = spec.bundle_ref.recipient
         own = recipient if isinstance(recipient, dict) else {"recipient": recipient}
@@ -262,7 +259,7 @@ def _work_fields(spec: TaskSpec) -> Mapping[str, object]:
 
 
 def to_row(spec: TaskSpec) -> dict[str, object]:
-    """The keys and values that make this task, or its bundle, for a line of JSON."""
+    """Return the row of this task, or of its bundle, for a line of JSON."""
     raw: dict[str, object] = {"name": spec.name}
     plain = ("argv", "call", "args", "kwargs", "service", "env", "cwd")
     raw |= {key: getattr(spec, key) for key in plain if getattr(spec, key) is not None}
@@ -292,7 +289,7 @@ def to_row(spec: TaskSpec) -> dict[str, object]:
 
 
 def _bundle_row(spec: TaskSpec, bundle_ref: BundleRef) -> dict[str, object]:
-    """The keys that differ where a task is part of a bundle: those of the whole of it."""
+    """Return the keys of a bundle's row that differ from its task's."""
     whole = payloads.decode_bundle(spec.payload or b"")
     lane = {"lane": bundle_ref.template} if bundle_ref.template else {}
     return lane | {"name": bundle_ref.bundle, "payload": whole.body, "recipients": whole.recipients}

@@ -1,8 +1,8 @@
-"""The values that a task's keys may have: each from whatever JSON, a cell or Python gave.
+"""The values of a task's keys, from JSON, Python, or the text of a table's cell or an option.
 
-A reader takes a value and returns it in the form that we keep, or raises `InvalidValue` with what
-is wrong about it; who calls knows which key it was. Nothing here knows about tasks or files. What
-settings are written in as well, durations for one, is read by `settings.values`.
+A reader returns the value in the form that is kept, or raises `InvalidValue` with the problem. The
+caller adds the key. Values that settings use too, such as durations, are read by `settings.values`.
+Does not import tasks or files.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = [
     "shown",
 ]
 
-#: Nobody means a number of seconds that is further away: it is a date that was written as one.
+#: A longer duration from now is taken for a timestamp by mistake.
 RELATIVE_NS_MAX: Final = 3650 * 86_400 * SECOND_NS
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -70,7 +70,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class TimeSpec(msgspec.Struct, frozen=True, gc=False):
-    """A point in time: by the wall clock, or counted from when the campaign is submitted."""
+    """A point in time: by the wall clock, or relative to the submission."""
 
     ns: int
     from_now: bool = False
@@ -80,33 +80,33 @@ class TimeSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_lane(value: object) -> str:
-    """A lane; the empty one is the open lane."""
+    """Read a lane. The empty one is the open lane."""
     return read_name(value) if value != "" else ""
 
 
 def read_names(value: object) -> tuple[str, ...]:
-    """Names of tasks, each once."""
+    """Read names of tasks, without duplicates."""
     if not isinstance(value, LISTS):
         raise InvalidValue(
             f'must be a list of names, such as ["first", "second"], not {shown(value)}'
         )
     if len(value) > AFTER_MAX:
         raise InvalidValue(
-            f"must have at most {AFTER_MAX} names, not {len(value)}; put a task in between"
+            f"must have at most {AFTER_MAX} names, not {len(value)} (put a task in between)"
         )
     try:
         plain = all(value) and is_plain("".join(value))
         names = value if plain else [read_name(name) for name in value]
     except TypeError:
         wrong = next(name for name in value if not isinstance(name, str))
-        raise InvalidValue(f"must have names only; write {shown(wrong)} in quotes") from None
+        raise InvalidValue(f"must contain only texts, not {shown(wrong)}") from None
     except InvalidValue as bad:
         raise InvalidValue(f"has a name that {bad}") from None
     return tuple(dict.fromkeys(names) if len(names) > 1 else names)
 
 
 def read_command(value: object) -> list[str]:
-    """A command: a program and its arguments."""
+    """Read a command: a program and its arguments."""
     if not isinstance(value, LISTS):
         example = '["sleep", "1"]'
         raise InvalidValue(f"must be a list of words, such as {example}, not {shown(value)}")
@@ -114,16 +114,16 @@ def read_command(value: object) -> list[str]:
         _check_no_null("".join(value))
     except TypeError:
         wrong = next(word for word in value if not isinstance(word, str))
-        raise InvalidValue(f"must have words only; write {shown(wrong)} in quotes") from None
+        raise InvalidValue(f"must contain only texts, not {shown(wrong)}") from None
     if not value or not value[0]:
         raise InvalidValue("must name a program first")
     return list(value)
 
 
 def _check_no_null(text: str) -> None:
-    """What is handed to another program by the system ends at a zero byte."""
+    """Raise `InvalidValue` for a NUL, which would end an argument of a program."""
     if "\0" in text:
-        raise InvalidValue(f"must not have a NUL character: {shown(text)}")
+        raise InvalidValue(f"must not contain a NUL character: {shown(text)}")
 
 
 def read_directory(value: object) -> str:
@@ -139,7 +139,7 @@ def read_environment(value: object) -> dict[str, str]:
         raise InvalidValue(f'must be an object, such as {{"LANG": "C"}}, not {shown(value)}')
     for name, setting in value.items():
         if not isinstance(name, str) or not isinstance(setting, str):
-            raise InvalidValue(f"must have texts only; write {shown(setting)} in quotes")
+            raise InvalidValue(f"must have texts as values, not {shown(setting)}")
         _check_no_null(name + setting)
         if not name or "=" in name:
             raise InvalidValue(f"must have names of variables, not {shown(name)}")
@@ -147,7 +147,7 @@ def read_environment(value: object) -> dict[str, str]:
 
 
 def read_call(value: object) -> str:
-    """A function by import path: `module:function`."""
+    """Read a function's import path: `module:function`."""
     text = read_text(value)
     module, colon, function = text.partition(":")
     if colon and all(part.isidentifier() for part in [*module.split("."), *function.split(".")]):
@@ -168,7 +168,7 @@ def read_keywords(value: object) -> dict[str, object]:
 
 
 def read_payload(value: object) -> bytes:
-    """Text is kept as UTF-8, bytes as they are, and what has a structure as JSON."""
+    """Read a payload: text as UTF-8, bytes as they are, a list or an object as JSON."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -182,7 +182,7 @@ def read_payload(value: object) -> bytes:
 
 
 def read_recipients(value: object) -> list[str | dict[str, object]]:
-    """Those who get a bundle: a text each, or an object of fields."""
+    """Read the recipients of a bundle: each a text, or an object of fields."""
     if not isinstance(value, LISTS):
         raise InvalidValue(f'must be a list, such as ["a@b.org", "c@d.org"], not {shown(value)}')
     if not value:
@@ -191,7 +191,7 @@ def read_recipients(value: object) -> list[str | dict[str, object]]:
         fields = isinstance(one, dict) and all(isinstance(key, str) for key in one)
         if not one or not (fields or isinstance(one, str)):
             raise InvalidValue(
-                f"must have texts or objects only, and number {place} is {shown(one)}"
+                f"must be a list of texts or objects, but number {place} is {shown(one)}"
             )
     return list(value)
 
@@ -201,7 +201,7 @@ read_slots: Final = integer_reader(1, NUMBER_MAX)
 
 
 def read_time(value: object) -> TimeSpec:
-    """A point in time: ISO 8601, or a duration from now."""
+    """Read a point in time: ISO 8601, or a duration from now."""
     if isinstance(value, str):
         return _time_from_text(value.strip())
     if isinstance(value, datetime):
@@ -224,15 +224,15 @@ def _time_from_text(text: str) -> TimeSpec:
 
 def _time_from_now(duration_ns: int, value: object) -> TimeSpec:
     if duration_ns > RELATIVE_NS_MAX:
-        example = "write a date as 2031-05-04T12:00:00Z"
-        raise InvalidValue(f"is more than ten years from now ({shown(value)}); {example}")
+        hint = "write a date as 2031-05-04T12:00:00Z"
+        raise InvalidValue(f"is more than ten years from now: {shown(value)} ({hint})")
     return TimeSpec(duration_ns, from_now=True)
 
 
 def _time_from_datetime(moment: datetime) -> TimeSpec:
     if moment.tzinfo is None:
         example = f"{moment.isoformat()}Z for UTC"
-        raise InvalidValue(f"must say its time zone, such as {example}")
+        raise InvalidValue(f"must have a time zone, such as {example}")
     at_ns = (moment - _EPOCH) // _MICROSECOND * 1000
     if not 0 <= at_ns <= NUMBER_MAX:
         raise InvalidValue(f"must be from 1970 to 2262, not {moment.isoformat()}")
@@ -240,13 +240,13 @@ def _time_from_datetime(moment: datetime) -> TimeSpec:
 
 
 def format_time(when: TimeSpec) -> str:
-    """A point in time as a file has it, to the microsecond."""
+    """Return a point in time as a file has it, to the microsecond."""
     if when.from_now:
         return duration_text(when.ns)
     return (_EPOCH + timedelta(microseconds=when.ns // 1000)).isoformat()
 
 
-# Values written as text: in the cells of a table, or behind the options of a command.
+# Text of a cell or an option. `check_task` reads the resulting value.
 
 
 def _json(text: str) -> object:
@@ -260,18 +260,16 @@ def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as wrong:
-        raise InvalidValue(
-            f"can't be split into words ({wrong}); mend the quotes in {shown(text)}"
-        ) from None
+        raise InvalidValue(f"can't be split into words ({wrong}): {shown(text)}") from None
 
 
 def _split_command(text: str) -> object:
-    """A command: a list as JSON has it, or words with quotes as in a shell."""
+    """Read a command: a JSON list, or words with shell quotes."""
     return _json(text) if text.startswith("[") else _split(text)
 
 
 def _split_names(text: str) -> object:
-    """A list as JSON has it, or names with semicolons or spaces between them."""
+    """Read names: a JSON list, or names separated by semicolons or spaces."""
     if text.startswith("["):
         return _json(text)
     names = text.split(";") if ";" in text else text.split()
@@ -279,17 +277,17 @@ def _split_names(text: str) -> object:
 
 
 def _number(text: str) -> object:
-    """A whole number where it is one; the check refuses what is not wanted."""
+    """Return a whole number, or the text, which the reader of the key refuses."""
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else text
 
 
 def _retries(text: str) -> object:
-    """A number of retries, or a list as JSON has it."""
+    """Read a number of retries, or a JSON list of multiples."""
     return _json(text) if text.startswith("[") else _number(text)
 
 
 def _environment(text: str) -> object:
-    """An object as JSON has it, or NAME=VALUE words with quotes as in a shell."""
+    """Read variables: a JSON object, or NAME=VALUE words with shell quotes."""
     if text.startswith("{"):
         return _json(text)
     settings = [word.partition("=") for word in _split(text)]
@@ -298,7 +296,7 @@ def _environment(text: str) -> object:
     return {name: setting for name, _, setting in settings}
 
 
-#: Keys whose value is more than a text.
+#: Readers of keys whose value is not a text.
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     "argv": _split_command,
     "args": _json,
@@ -311,12 +309,12 @@ _READERS: Final[dict[str, Callable[[str], object]]] = {
     "env": _environment,
 }
 
-#: Spaces around these belong to them.
+#: Keys whose value keeps surrounding spaces.
 _VERBATIM: Final = ("payload",)
 
 
 def from_cell(key: str, cell: str) -> object:
-    """What JSON would have for this key. Raises `InvalidValue`."""
+    """Return the JSON value of a cell for this key. Empty: None. Raises `InvalidValue`."""
     text = cell if key in _VERBATIM else cell.strip()
     if not text:
         return None

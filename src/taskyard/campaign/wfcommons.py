@@ -1,8 +1,8 @@
 """WfCommons' JSON, schema 1.5 (1.6 adds nothing that we read): a workflow and how it was run.
 
-A task's name is its `id`; it waits for its `parents`, and for whoever lists it among its children.
-What it runs, for how long and on how many cores stands under `execution`. A line's number is the
-task's place in the list, from 1 on. To replay is to sleep for as long as the task took.
+A task's name is its `id`. It waits for its `parents`, and for tasks that list it under `children`.
+Its command, run time and cores are under `execution`. Line numbers are positions in the list, from
+1 on. A replay sleeps for the run time of each task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from taskyard.core.limits import SECOND_NS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The document is one JSON value and is held in memory whole.
+#: The largest document. It is one JSON value, held in memory.
 DOCUMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 
 
@@ -56,7 +56,7 @@ class Execution(Struct):
 class Workflow(Struct):
     specification: Specification | None = None
     execution: Execution | None = None
-    #: Where schemas before 1.5 had the tasks.
+    #: The tasks in schemas before 1.5.
     tasks: list[msgspec.Raw] | None = None
 
 
@@ -68,7 +68,7 @@ class Document(Struct, rename="camel"):
 def rows(
     stream: Stream, label: str, *, replay: bool, speedup: float
 ) -> Iterator[tuple[int, object]]:
-    """The tasks of a workflow, to be run as they were or, in a replay, to sleep."""
+    """Yield the tasks of a workflow, with their commands or, in a replay, with sleeps."""
     document = _document(stream, label)
     executed = {task.id: task for task in (document.workflow.execution or Execution()).tasks}
     specified = _specified(document, label)
@@ -91,7 +91,7 @@ def rows(
 
 
 def run_seconds(stream: Stream, label: str) -> dict[str, float]:
-    """How long each task took, where that is told."""
+    """Return the run time in seconds of each task that has one."""
     ran = (_document(stream, label).workflow.execution or Execution()).tasks
     return {task.id: task.runtime_in_seconds for task in ran if task.runtime_in_seconds is not None}
 
@@ -102,7 +102,7 @@ def _document(stream: Stream, label: str) -> Document:
         return msgspec.json.decode(text, type=Document)
     except (ValueError, RecursionError) as wrong:
         raise InvalidCampaign(
-            f"{label}:1: is no WfCommons document: {wrong}; say --format if it is another"
+            f"{label}:1: not a WfCommons document: {wrong} (another format needs --format)"
         ) from None
 
 
@@ -110,10 +110,8 @@ def _specified(document: Document, label: str) -> list[SpecifiedTask | InvalidRo
     specification = document.workflow.specification
     if specification is None:
         version = document.schema_version
-        advice = "convert it to schema 1.5 with WfCommons' own tools"
-        raise InvalidCampaign(
-            f"{label}:1: has no workflow.specification (schema {version}); {advice}"
-        )
+        advice = "convert it to schema 1.5 with the tools of WfCommons"
+        raise InvalidCampaign(f"{label}:1: no workflow.specification (schema {version}; {advice})")
     return [_task(raw) for raw in specification.tasks]
 
 
@@ -121,11 +119,11 @@ def _task(raw: msgspec.Raw) -> SpecifiedTask | InvalidRow:
     try:
         return msgspec.json.decode(raw, type=SpecifiedTask)
     except ValueError as wrong:
-        return InvalidRow(f"the task can't be read: {wrong}", msgspec.json.decode(raw))
+        return InvalidRow(f"not a task: {wrong}", msgspec.json.decode(raw))
 
 
 def _parents_by_child(specified: list[SpecifiedTask | InvalidRow]) -> dict[str, list[str]]:
-    """Who lists each task as a child; a well-made document says the same under `parents`."""
+    """Return the tasks that list each task as a child. `parents` should agree."""
     parents: dict[str, list[str]] = {}
     for task in specified:
         if isinstance(task, SpecifiedTask):
@@ -135,14 +133,14 @@ def _parents_by_child(specified: list[SpecifiedTask | InvalidRow]) -> dict[str, 
 
 
 def _command(run: ExecutedTask) -> list[str] | str:
-    """The command of a task, or why there is none."""
+    """Return the command of a task, or why it has none."""
     if run.command is None or not run.command.program:
-        return "has no command under workflow.execution; use --replay to sleep instead"
+        return "has no command under workflow.execution (--replay sleeps instead)"
     return [run.command.program, *(run.command.arguments or [])]
 
 
 def _sleep_command(run: ExecutedTask, speedup: float) -> list[str] | str:
-    """A sleep of the task's run time, to the microsecond, or why there is none."""
+    """Return a sleep of the task's run time, to the microsecond, or why it has none."""
     seconds = run.runtime_in_seconds
     if seconds is None or not 0 <= seconds < SECOND_NS:
         return "has no runtimeInSeconds under workflow.execution, so it can't be replayed"

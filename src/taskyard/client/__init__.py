@@ -1,5 +1,5 @@
 """The client: submits tasks and waits for them, from Python.
 
-Owns futures and how one-task calls are gathered into batches. It speaks to a broker over the wire
-and starts one, where it must, as a process: it does not import it.
+Owns the session with a broker, futures, and the batching of single-task calls. Starts a broker only
+as a process, and does not import it.
 """

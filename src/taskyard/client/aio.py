@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-#: `map` yields to the loop after so many tasks, and waits for acknowledgements after so many more:
-#: unsent tasks take memory, and nothing may block the loop.
+#: Tasks after which `map` yields to the loop, and after which it waits for acknowledgements: unsent
+#: tasks take memory, and nothing may block the loop.
 _TASKS_PER_TURN: Final = 1_000
 _TASKS_UNACKNOWLEDGED_MAX: Final = 20_000
 

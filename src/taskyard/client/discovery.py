@@ -1,9 +1,8 @@
-"""Where the broker is, and by which key: as was said, as the environment or the settings file says,
-or in the usual state directory.
+"""Finds the broker and the key: from arguments, the environment, the settings file, or defaults.
 
-A broker goes before a state directory that was named in the same place. A state directory means its
-own broker: one that was given is not overruled by a broker of the environment, nor one of the
-environment by a broker of the file.
+A nearer source wins. In one source, a broker's endpoint wins over a state directory. A state
+directory stands for its own broker, so one in the arguments wins over an endpoint in the
+environment, and one in the environment over an endpoint in the file.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class BrokerLocation(NamedTuple):
-    """Where a broker is."""
+    """A broker's endpoint or state directory."""
 
-    #: Its endpoint, if it was named; None: it is that of the state directory.
+    #: Its endpoint. None: that of the state directory.
     broker: str | None
     state: Path
 
     def endpoint(self) -> str:
-        """What to connect to."""
+        """Return the endpoint to connect to."""
         return (
             endpoints.peer_endpoint(self.broker)
             if self.broker
@@ -46,8 +45,7 @@ def locate(
     environment: Mapping[str, str] = os.environ,
     settings: Settings | None = None,
 ) -> BrokerLocation:
-    """The place that is meant. Settings are looked for only if nothing is given, unless they are
-    here already."""
+    """Return the broker's location. Reads the settings only if they are needed and not passed."""
     if state:
         return BrokerLocation(broker or None, Path(state))
     settings = settings or load(environment=environment)
@@ -57,8 +55,7 @@ def locate(
 
 
 def configured_endpoint(settings: Settings) -> str | None:
-    """The broker's endpoint, if one is set. Raises `InvalidSettings` if it can't be connected
-    to."""
+    """Return the endpoint in the settings, if there is one. Raises `InvalidSettings` if invalid."""
     url = settings.broker.url
     try:
         return endpoints.peer_endpoint(url) if url is not None else None
@@ -74,7 +71,7 @@ def endpoint(
     environment: Mapping[str, str] = os.environ,
     settings: Settings | None = None,
 ) -> str:
-    """The endpoint to connect to."""
+    """Return the endpoint to connect to."""
     if broker:
         return endpoints.peer_endpoint(broker)
     return locate(broker, state, environment, settings).endpoint()
@@ -86,22 +83,24 @@ def key_for(
     environment: Mapping[str, str] = os.environ,
     settings: Settings | None = None,
 ) -> PeerKey | None:
-    """The key to come with. Only TCP asks for one: on other sockets the kernel says who comes.
-    Raises UserError."""
+    """Return the key for an endpoint, if there is one. Raises `UserError`.
+
+    Only TCP uses keys. On other sockets the kernel authenticates the peer.
+    """
     if not endpoint.startswith("tcp://"):
         return None
     path = Path(key) if key else (settings or load(environment=environment)).broker.key
     if path is None:
         return None
-    from taskyard.net import keys  # noqa: PLC0415  # most calls have none, and a shell may wait
+    from taskyard.net import keys  # noqa: PLC0415  # most calls have no key, and shell completion must be fast
 
     return keys.read_peer_key(path)
 
 
 def connection_hint(endpoint: str, key: PeerKey | None) -> str:
-    """What else to look at, where nobody answers over TCP."""
+    """Return a hint on keys for a TCP endpoint that does not answer."""
     if not endpoint.startswith("tcp://"):
         return ""
     if key is None:
-        return "; if that broker demands keys, give yours: --key, or Client(key=…)"
-    return f"; the key {key.name} is good for one broker alone: see that it is the one there"
+        return "; if it requires a key, give --key or Client(key=…)"
+    return f"; is the key {key.name} for this broker?"

@@ -1,4 +1,4 @@
-"""Exchanges: a request and what becomes of its reply, without a connection.
+"""Exchanges: a request and the handling of its reply, without a connection.
 
 An exchange is a generator. It yields a query, is sent the reply, and returns the caller's value.
 `blocking` makes a method of `Client` of a function that returns an exchange, and `awaited` a method

@@ -1,435 +1,39 @@
 """The executor: `concurrent.futures.Executor` over a broker, for any function that can be pickled.
 
-Owns what a caller of the standard's interface sees, and settles its futures: what the client says
-of a task becomes a value or an exception here, in a thread of its own, so that a callback may use
-the executor. Without a broker it starts one, and workers, which end with it.
-
-A task that is leased counts as running: it can't be cancelled any more. Unpickles what its own
-tasks returned, so the broker and its workers have to be trusted.
+Owns the standard interface. Without a broker it starts a local cluster: a broker and workers that
+end with it.
 """
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
-import logging
 import os
-import secrets
 import sys
-import threading
 import time
 import weakref
-from concurrent.futures import BrokenExecutor
-from concurrent.futures import Future as AnyFuture
-from functools import partial
-from itertools import count, islice
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from msgspec import structs
-
-from taskyard.campaign.batches import encode_text
+from taskyard.client.calls import CallFuture, ExecutorCore
 from taskyard.client.client import Client
-from taskyard.client.origins import CallOrigins
-from taskyard.core.identity import spelling
-from taskyard.core.model import Terms
-from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, TaskFailed, TaskyardError, UserError
-from taskyard.process.supervisor import LocalCluster, WorkerSpec
+from taskyard.errors import UserError
+from taskyard.process.supervisor import WorkerSpec
 from taskyard.wire import pickled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from types import TracebackType
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-logger = logging.getLogger("taskyard.executor")
-
-#: What can still be called off: no worker has it.
-UNSTARTED_STATES: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
-_UNSTARTED_STATE_NAMES: Final = tuple(state.name.lower() for state in UNSTARTED_STATES)
-
-#: A broker of its own answers by then, however busy the machine: if it dies, that is told at once.
-CONNECT_SECONDS: Final = 60.0
-
-#: When the interpreter ends, what was submitted to somebody else's broker is delivered for so long.
-EXIT_CLOSE_SECONDS: Final = 5.0
-
-#: After Ctrl-C, a broker of others may take so long to cancel the calls, and the thread to end.
-INTERRUPT_SECONDS: Final = 3.0
-
-#: Tasks are named for their functions; a longer name says no more.
-_NAME_CHARACTERS_MAX: Final = 40
-
-
-class ExecutorBroken(TaskyardError, BrokenExecutor):
-    """The processes of an executor's own have ended, and what they held is lost."""
-
-    exit_code = ExitCode.NO_BROKER
-
-
-class CallFuture(AnyFuture[_T]):
-    """What will become of a call."""
-
-    def __init__(self, core: ExecutorCore, name: str) -> None:
-        super().__init__()
-        self._core = core
-        self._name = name
-        self._full_name = spelling(core.campaign, name)
-        self._claiming = threading.Lock()
-        self._is_claimed = False
-
-    @property
-    def name(self) -> str:
-        """The name of its task in its campaign."""
-        return self._name
-
-    @property
-    def campaign(self) -> str:
-        """The campaign of its task: that of its executor."""
-        return self._core.campaign
-
-    @property
-    def full_name(self) -> str:
-        """The name that is good for any call of a client: CAMPAIGN/NAME."""
-        return self._full_name
-
-    @property
-    def state(self) -> str:
-        """Where the task is: blocked, delayed, ready, leased, done, failed or cancelled."""
-        client = self._core.client
-        return str(client.show(self._full_name, client.timeout)["state"])
-
-    def why(self) -> str:
-        """What the task waits for, or how it ended, in a sentence."""
-        client = self._core.client
-        return client.why(self._full_name, client.timeout)
-
-    def running(self) -> bool:
-        """Whether a worker has it, as far as the broker knows."""
-        if self.done():
-            return False
-        try:
-            return self.state == TaskState.LEASED.name.lower()
-        except TaskyardError:
-            return False
-
-    def cancel(self) -> bool:
-        """Call it off if no worker has it yet. True if it will not be done."""
-        if not self.done() and self._core.cancel_unstarted([self._full_name]):
-            self.settle_cancelled()
-        return self.cancelled()
-
-    # For the engine. Whoever comes first settles it; nothing is raised for those who come later.
-
-    def settle_result(self, value: _T) -> None:
-        if self._claim():
-            self.set_result(value)
-
-    def settle_exception(self, error: BaseException) -> None:
-        if self._claim():
-            self.set_exception(error)
-
-    def settle_cancelled(self) -> None:
-        if self._claim():
-            super().cancel()
-            self.set_running_or_notify_cancel()
-
-    def _claim(self) -> bool:
-        with self._claiming:
-            is_first, self._is_claimed = not self._is_claimed, True
-        return is_first
-
-
-class ExecutorCore:
-    """The client, the household if there is one, and the thread that settles futures. Does not know
-    the executor, which may be forgotten while calls are under way."""
-
-    def __init__(
-        self,
-        service: str,
-        worker_spec: WorkerSpec | None = None,
-        client: Client | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        self._prefix = secrets.token_hex(5)
-        self.campaign = f"executor-{self._prefix}"
-        self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
-        self._numbers = count(1)
-        self._token = secrets.token_hex(16)
-        self._origins = CallOrigins()
-        self._timeout = timeout
-        self._client = client
-        #: There is a client, or there never will be.
-        self._is_connected = threading.Event()
-        #: Guards all that follows.
-        self._lock = threading.RLock()
-        self._is_stopping = False
-        self._is_interrupted = False
-        self._broken = ""
-        self._pending: dict[str, CallFuture[Any]] = {}
-        #: Calls that came before there was a client, with their payloads; None: there is one.
-        self._queued_calls: list[tuple[CallFuture[Any], bytes]] | None = []
-        #: Calls whose tasks are settled; None: look whether there is more to do.
-        self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
-        self._ended = threading.Event()
-        self._settler = threading.Thread(
-            target=self._settle_all, name="taskyard-executor", daemon=True
-        )
-        self._supervisor = (
-            None if worker_spec is None else LocalCluster(worker_spec, self._on_broken)
-        )
-        _live_cores.add(self)
-        self._settler.start()
-
-    @property
-    def client(self) -> Client:
-        """Waits for it: the broker of a household takes a moment to start."""
-        self._is_connected.wait()
-        if self._client is None:
-            raise ExecutorBroken(f"the executor is broken: {self._broken}; make another")
-        return self._client
-
-    # For callers.
-
-    def submit(
-        self,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        name_source: Callable[..., Any] | None = None,
-    ) -> CallFuture[Any]:
-        """Send a call; its task is called after `name_source`, or after the function itself."""
-        name = f"{_function_name(name_source or function)}-{self._prefix}-{next(self._numbers)}"
-        future: CallFuture[Any] = CallFuture(self, name)
-        with self._lock:
-            self._check_open()
-            self._pending[name] = future
-        try:
-            call = pickled.pickle_call(function, args, kwargs)
-            origin = structs.replace(self._origins.of(call), token=self._token)
-            payload = pickled.encode_pickled_call(call, origin)
-        except UserError as error:  # as the standard has it: who asks for the result is told
-            self._settle(future, partial(future.settle_exception, error))
-            return future
-        except BaseException:  # a class of a user's raised an exit: no call was made
-            self._drop(name)
-            raise
-        if not self._queue_until_connected(future, payload):
-            self._send(self.client, future, payload)
-        return future
-
-    def _queue_until_connected(self, future: CallFuture[Any], payload: bytes) -> bool:
-        """Whether it is sent later, because there is no client yet."""
-        with self._lock:
-            if self._queued_calls is not None:
-                self._queued_calls.append((future, payload))
-            return self._queued_calls is not None
-
-    def _send(self, client: Client, future: CallFuture[Any], payload: bytes) -> None:
-        try:
-            task = client.submit_encoded(future.name, payload, self._terms)
-        except TaskyardError as error:
-            self._settle(future, partial(future.settle_exception, error))
-        else:
-            task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
-
-    def _check_open(self) -> None:
-        if self._broken:
-            raise ExecutorBroken(f"the executor is broken: {self._broken}; make another")
-        if self._is_stopping:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        if _is_exiting:
-            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-
-    def cancel_unstarted(self, names: Sequence[str]) -> int:
-        """Call off those that no worker has. Returns how many."""
-        client = self.client
-        try:
-            states = {name: view["state"] for name, view in self._views(names).items()}
-            waiting = [name for name in names if states.get(name) in _UNSTARTED_STATE_NAMES]
-            if not waiting:
-                return 0
-            return client.cancel(waiting, states=UNSTARTED_STATES, timeout=client.timeout)
-        except TaskyardError as error:  # then they go on, and who asked is told so
-            logger.warning("could not cancel %d call(s): %s", len(names), error)
-            return 0
-
-    def _views(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        if len(names) > 1:
-            return self.client.existing(names, self.client.timeout)
-        return {names[0]: self.client.show(names[0], self.client.timeout)}
-
-    def stop(self, *, cancel_pending: bool = False) -> None:
-        """Take no more calls, and end when those that were taken are settled."""
-        with self._lock:
-            self._is_stopping = True
-            cancel_pending = cancel_pending and bool(self._pending)
-        if cancel_pending:
-            try:
-                client = self.client
-                client.cancel(
-                    campaign=self.campaign, states=UNSTARTED_STATES, timeout=client.timeout
-                )
-            except TaskyardError as error:
-                logger.warning("could not cancel the calls that wait: %s", error)
-        self._arrived.put(None)
-
-    def join(self) -> None:
-        """Wait until the thread has ended. An interrupt cancels all calls, and is raised again."""
-        if threading.current_thread() is self._settler:
-            return
-        try:
-            self._ended.wait()
-            self._settler.join()
-        except KeyboardInterrupt:
-            self.interrupt()
-            raise
-
-    def interrupt(self) -> None:
-        """Cancel all calls, also those that run, and end within a few seconds. Own workers are
-        stopped with what they run. At a broker of others the tasks are cancelled, which stops them
-        there; if it does not answer, they go on."""
-        with self._lock:
-            self._is_stopping = self._is_interrupted = True
-            pending = [*self._pending.values()]
-        if self._supervisor is not None:
-            self._supervisor.stop()
-        elif pending and self._client is not None:
-            try:
-                self._client.cancel(campaign=self.campaign, timeout=INTERRUPT_SECONDS)
-            except TaskyardError as error:
-                logger.warning("could not cancel %d call(s): %s", len(pending), error)
-        for future in pending:
-            self._settle(future, future.settle_cancelled)
-        self._arrived.put(None)
-        self._ended.wait(INTERRUPT_SECONDS)
-
-    def on_interpreter_exit(self) -> None:
-        """The interpreter ends. Calls that are in our own hands are finished, as the standard has
-        it; what somebody else's broker was given goes on without us. After Ctrl-C all of it is
-        cancelled."""
-        if self._is_interrupted:
-            return
-        if _was_interrupted():
-            self.interrupt()
-            return
-        self.stop()
-        if self._supervisor is not None:
-            self.join()
-        elif self._client is not None:
-            self._client.close(EXIT_CLOSE_SECONDS)
-
-    # The thread.
-
-    def _settle_all(self) -> None:
-        try:
-            self._connect()
-            while not self._is_over():
-                arrived = self._arrived.get()
-                if arrived is not None:
-                    self._settle_task(*arrived)
-                del arrived  # it would keep the value until the next one arrives
-        finally:
-            self._close()
-            self._ended.set()
-
-    def _connect(self) -> None:
-        """Find the household's broker, and send it what came meanwhile."""
-        try:
-            if self._client is None and self._supervisor is not None:
-                self._client = Client(
-                    self._supervisor.endpoint(),
-                    timeout=self._timeout,
-                    connect_timeout=CONNECT_SECONDS,
-                )
-        except Exception as error:  # noqa: BLE001  # it is whoever waits for a call's to see
-            self._on_broken(str(error))
-        with self._lock:
-            early, self._queued_calls = self._queued_calls or [], None
-            if self._client is not None:
-                for call in early:
-                    self._send(self._client, *call)
-        self._is_connected.set()  # only now: who asks for a call that came early finds it
-
-    def _is_over(self) -> bool:
-        with self._lock:
-            return (self._is_stopping or bool(self._broken)) and not self._pending
-
-    def _close(self) -> None:
-        _live_cores.discard(self)
-        if self._client is not None:
-            self._client.close(0 if self._broken or self._is_interrupted else None)
-        if self._supervisor is not None:
-            self._supervisor.stop()
-
-    def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
-        """Settle a call as its task was. Unpickling runs a user's code, which may raise anything,
-        also `SystemExit`: that is this call's outcome and nothing else's."""
-        if task.cancelled():
-            self._settle(future, future.settle_cancelled)
-            return
-        try:
-            value, error = self._outcome(future.full_name, task)
-        except BaseException as unpickling:  # noqa: BLE001  # see above
-            value, error = None, _unpickle_error(future.full_name, unpickling)
-        if error is None:
-            self._settle(future, partial(future.settle_result, value))
-        else:
-            self._settle(future, partial(future.settle_exception, error))
-
-    def _settle(self, future: CallFuture[Any], settle: Callable[[], None]) -> None:
-        """Until its callbacks have run it is pending."""
-        try:
-            settle()
-        except BaseException:
-            logger.exception("a callback of call %s raised", future.name)
-        finally:
-            self._drop(future.name)
-
-    def _drop(self, name: str) -> None:
-        with self._lock:
-            self._pending.pop(name, None)
-        if self._is_stopping:  # it may have been the last one
-            self._arrived.put(None)
-
-    def _outcome(self, name: str, task: AnyFuture[Any]) -> tuple[Any, BaseException | None]:
-        error = task.exception()
-        if error is None:
-            return pickled.unpickle(task.result()), None
-        if not isinstance(error, TaskFailed):
-            return None, error
-        return None, self._exception_of(name, error)
-
-    def _exception_of(self, name: str, error: TaskFailed) -> BaseException:
-        """What the function raised; where that did not come along, how its task failed."""
-        try:
-            raised, traceback = pickled.decode_exception(self.client.output(name), self._token)
-        except TaskyardError:
-            return error
-        if raised is None and traceback:
-            error.__cause__ = pickled.RemoteTraceback(traceback)
-        return error if raised is None else raised
-
-    def _on_broken(self, why: str) -> None:
-        """Called by the household: whoever waits must not wait for the thread, which may wait for
-        the broker itself."""
-        self._broken = self._broken or why
-        with self._lock:
-            pending = [*self._pending.values()]
-        for future in pending:
-            text = f"call {future.name} is lost with its executor: {why}; submit it to another"
-            error = ExecutorBroken(text)
-            self._settle(future, partial(future.settle_exception, error))
-        self._arrived.put(None)
-
 
 class Executor(concurrent.futures.Executor):
-    """Calls functions in other processes, as `concurrent.futures.ProcessPoolExecutor` does: in
-    those of a broker's workers that allow pickled calls, or in some of its own."""
+    """Calls functions in other processes, as `concurrent.futures.ProcessPoolExecutor` does.
+
+    The processes are a broker's workers that allow pickled calls, or its own.
+    """
 
     def __init__(  # noqa: PLR0913  # all but the first are named
         self,
@@ -442,20 +46,22 @@ class Executor(concurrent.futures.Executor):
         service: str = pickled.PICKLE.decode(),
         timeout: float | None = None,
     ) -> None:
-        """Work for a broker, by its endpoint or its state directory; raises `NoBroker` if it does
-        not answer. `timeout` is that of `Client`: calls fail with `NoBroker` after so many seconds
-        without an answer. With neither it starts a broker of its own, and
-        `workers` processes (1) that do `slots` calls at once each (one a core); all of them end
-        with it. `max_workers` is another word for `slots`, that of the standard's pools.
+        """Connect to a broker by its endpoint or its state directory, or start one.
 
-        Calls are of that `service`: a worker has to offer it, and to allow pickled calls.
+        Without `broker` and `state`, it starts a broker and `workers` processes (1) with `slots`
+        calls at once each (one per core). They end with the executor. `max_workers` is the standard
+        library's name for `slots`. With a broker, raises `NoBroker` if it does not answer.
+
+        After `timeout` seconds without an answer from the broker, calls fail with `NoBroker`.
+        `service` is the service of the calls: a worker has to offer it, and to allow
+        pickled calls.
         """
         _check_main_guard()
-        # What a worker returns names the script by the name under which it runs it.
+        # Results refer to the main script by the name under which a worker runs it.
         sys.modules.setdefault(pickled.MAIN_NAME, sys.modules["__main__"])
         if max_workers is not None:
             if slots is not None:
-                raise UserError("slots and max_workers are the same; give one of them")
+                raise UserError("slots and max_workers: give only one")
             slots = max_workers
         if broker is None and state is None:
             workers = _check_positive("workers", workers, 1)
@@ -464,20 +70,17 @@ class Executor(concurrent.futures.Executor):
             self._max_workers = workers * slots
             core = ExecutorCore(service, worker_spec, timeout=timeout)
         elif workers is not None or slots is not None:
-            raise UserError(
-                "workers and slots are of an executor that starts its own broker; leave them out, "
-                "or the broker and state"
-            )
+            raise UserError("workers and slots: only for an executor that starts its own broker")
         else:
             core = ExecutorCore(service, client=Client(broker, state=state, timeout=timeout))
         self._core = core
-        # Forgotten without a shutdown, it ends when its calls are done.
+        # Garbage-collected without a shutdown, it ends when its calls are done.
         weakref.finalize(self, core.stop).atexit = False
 
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> CallFuture[_T]:
-        """Have a function called. What can't be pickled is told by the future."""
+        """Submit a call. The future raises `UserError` if the call can't be pickled."""
         return self._core.submit(fn, args, kwargs)
 
     def map(
@@ -487,8 +90,10 @@ class Executor(concurrent.futures.Executor):
         timeout: float | None = None,
         chunksize: int = 1,
     ) -> Iterator[_T]:
-        """The values of a function for many arguments, in their order; `chunksize` of them are one
-        task. Raises `TimeoutError` if they are not there in time."""
+        """Yield the values of a function for many arguments, in their order.
+
+        A task makes `chunksize` calls. Raises `TimeoutError` if a value is not there in time.
+        """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -499,7 +104,7 @@ class Executor(concurrent.futures.Executor):
         return _results_in_order(core, futures, deadline)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  # the standard's
-        """Take no more calls. With `wait`, return when all are settled and all processes ended."""
+        """Refuse new calls. With `wait`, return when all are settled and all processes ended."""
         self._core.stop(cancel_pending=cancel_futures)
         if wait:
             self._core.join()
@@ -510,7 +115,7 @@ class Executor(concurrent.futures.Executor):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait for all calls, or after Ctrl-C cancel them, running ones too."""
+        """Wait for all calls. After Ctrl-C, cancel them, running ones too."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self._core.interrupt()
         else:
@@ -520,7 +125,7 @@ class Executor(concurrent.futures.Executor):
 def _results_in_order(
     core: ExecutorCore, futures: list[CallFuture[list[_T]]], deadline: float | None
 ) -> Iterator[_T]:
-    """Yield the values of calls in their order. Knows no executor: that may be forgotten."""
+    """Yield the values of calls in their order. Does not keep the executor alive."""
     futures.reverse()
     try:
         while futures:
@@ -529,51 +134,17 @@ def _results_in_order(
             futures.pop()
             values.reverse()
             while values:
-                yield values.pop()  # so that nothing here keeps a value that was handed over
+                yield values.pop()  # so that no reference to a yielded value stays
     finally:
         if waiting := [future.full_name for future in futures if not future.done()]:
             core.cancel_unstarted(waiting)
 
 
-def _was_interrupted() -> bool:
-    """Return whether the program ends by a `KeyboardInterrupt` that nothing caught. Python keeps
-    the last exception that it printed; a prompt goes on after one."""
-    return getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1")
-
-
-#: Those that are not closed.
-_live_cores: set[ExecutorCore] = set()
-_is_exiting = False
-
-
-def _on_exit() -> None:
-    global _is_exiting  # noqa: PLW0603  # there is one interpreter
-    _is_exiting = True
-    for core in [*_live_cores]:
-        core.on_interpreter_exit()
-
-
-atexit.register(_on_exit)
-
-
-def _unpickle_error(name: str, raised: BaseException) -> TaskFailed:
-    """Return the error for a result whose unpickling raised, with its traceback."""
-    try:
-        shown = repr(raised)
-    except BaseException:  # noqa: BLE001  # a class of a user's
-        shown = type(raised).__name__
-    error = TaskFailed(
-        f"the result of {name} can't be unpickled here: {shown}; see that its module can be "
-        "imported here"
-    )
-    return error.with_traceback(raised.__traceback__)
-
-
 def _check_main_guard() -> None:
     if os.environ.get(pickled.IMPORTING_VARIABLE):
         raise RuntimeError(
-            "the script makes an Executor when a worker imports it to find its functions; put what "
-            'only the program itself should do under `if __name__ == "__main__":`'
+            "the script makes an Executor when a worker imports it; guard that code with "
+            '`if __name__ == "__main__":`'
         )
 
 
@@ -582,8 +153,3 @@ def _check_positive(what: str, given: int | None, usual: int | None = None) -> i
     if number < 1:
         raise ValueError(f"{what} must be at least 1, not {number}")
     return number
-
-
-def _function_name(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__name__", None) or type(function).__name__
-    return str(name)[:_NAME_CHARACTERS_MAX]

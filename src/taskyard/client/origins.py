@@ -1,6 +1,6 @@
-"""Where this program's functions come from, as a pickled call tells it to its worker.
+"""Where a worker finds the functions of a pickled call: search path, main script or module.
 
-Reads `sys.path` and `__main__`; changes neither.
+Reads `sys.path` and `__main__`. Changes neither.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final
 
 from taskyard.wire.pickled import Origin
 
-#: Python's own places: a worker has them, or others of its own.
+#: Directories of the standard library and of installed packages. A worker has its own.
 _INSTALL_DIRECTORIES: Final = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
-#: In every pickle that refers to the main script, under whichever of its names.
+#: Part of every pickle that refers to the main script, under any of its names.
 _MAIN_MARK: Final = b"_main__"
 
 
 class CallOrigins:
-    """Made anew when `sys.path` has changed."""
+    """The origins of this program's calls. Refreshed when `sys.path` has changed."""
 
     def __init__(self) -> None:
         self._sys_path: list[str] | None = None
@@ -31,8 +31,10 @@ class CallOrigins:
         self._origin_with_main = Origin()
 
     def of(self, call: bytes) -> Origin:
-        """What a worker needs for this pickle. Scripts are named only where they are needed: to
-        find a function there the worker has to run them."""
+        """Return the origin of a pickled call.
+
+        It names the main script only if the call refers to it: the worker has to run it.
+        """
         if self._sys_path != sys.path:
             self._refresh()
         return self._origin_with_main if _MAIN_MARK in call else self._origin
@@ -40,22 +42,24 @@ class CallOrigins:
     def _refresh(self) -> None:
         self._sys_path = [*sys.path]
         users = filter(_is_user_directory, self._sys_path)
-        path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is where we are
+        path = tuple(dict.fromkeys(map(os.path.abspath, users)))  # "" is the current directory
         self._origin = Origin(path=path)
         main, module = _main_script()
         self._origin_with_main = Origin(main, module, path)
 
 
 def _is_user_directory(place: str) -> bool:
-    """Not the standard library, its archive or the installed packages."""
+    """Return whether a directory is neither the standard library nor installed packages."""
     if place.startswith(_INSTALL_DIRECTORIES):
         return False
     return not (place.startswith(sys.base_prefix) and place.endswith(".zip"))
 
 
 def _main_script() -> tuple[str | None, str | None]:
-    """The script that is `__main__`, or the module that was run as such; neither where there is no
-    file, as in an interactive session."""
+    """Return the path of the main script, or the name of the main module.
+
+    Neither in an interactive session, which has no file.
+    """
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -63,4 +67,4 @@ def _main_script() -> tuple[str | None, str | None]:
     file = getattr(main, "__file__", None)
     if file is None or not Path(file).exists():
         return None, None
-    return os.path.abspath(file), None  # noqa: PTH100  # a link is not followed: it has the name
+    return os.path.abspath(file), None  # noqa: PTH100  # keep the name of a link

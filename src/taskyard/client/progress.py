@@ -1,7 +1,6 @@
-"""How far futures are: a bar on a terminal or in a notebook, nothing in a pipe.
+"""Progress bars of futures: on a terminal or in a notebook, nothing in a pipe.
 
-Knows counts and screens, not where futures come from. IPython is not imported unless it is there
-already: who runs in a notebook has it.
+Counts settled futures and draws. Imports neither clients nor IPython, which a notebook has loaded.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-#: Nobody sees more than this, and to show it takes time from the work.
+#: Time between updates of a bar.
 _SHOWN_SECONDS: Final = 0.1
 
-#: The rate is that of so many seconds: it follows a change, and does not jump.
+#: Window of the rate: short enough to follow a change, long enough not to jump.
 _RATE_SECONDS: Final = 20.0
 
 _MINUTE_SECONDS: Final = 60
@@ -25,7 +24,7 @@ _HOUR_SECONDS: Final = 3600
 
 
 class SettledFuture(Protocol):
-    """A future that is settled."""
+    """A settled future of either client."""
 
     def cancelled(self) -> bool: ...
 
@@ -33,7 +32,7 @@ class SettledFuture(Protocol):
 
 
 class ProgressDisplay(Protocol):
-    """Where a bar is drawn."""
+    """A place to draw a bar."""
 
     def show(self, ended: int, failed: int, caption: str) -> None: ...
 
@@ -44,22 +43,22 @@ _S = TypeVar("_S", bound=SettledFuture)
 
 
 def with_progress(settled: Iterable[_S], total: int) -> Iterator[_S]:
-    """The same futures, with a bar that shows how many of them there were."""
-    with ProgressBar(total) as meter:
+    """Yield these futures while a bar shows how many were yielded."""
+    with ProgressBar(total) as bar:
         for future in settled:
-            meter.count(future)
+            bar.count(future)
             yield future
 
 
 class ProgressBar:
-    """Counts what is settled, and shows it where there is a screen: a context manager."""
+    """A context manager that counts settled futures and draws a bar."""
 
     def __init__(self, total: int, *, drawn: bool = True) -> None:
         self._total = total
         self._screen = _screen(total) if drawn else None
         self._ended = self._failed = self._cancelled = 0
         self._shown = 0.0
-        #: When how many there were.
+        #: Times and counts of the last updates, for the rate.
         self._seen: deque[tuple[float, int]] = deque()
 
     def __enter__(self) -> Self:
@@ -87,12 +86,12 @@ class ProgressBar:
         if self._screen is None:
             return
         self._shown = now
-        beside = ((self._failed, "failed"), (self._cancelled, "cancelled"))
-        told = [f"{number:,} {word}" for number, word in beside if number]
-        self._screen.show(self._ended, self._failed, ", ".join([*told, *self._rate_and_eta(now)]))
+        notes = ((self._failed, "failed"), (self._cancelled, "cancelled"))
+        parts = [f"{number:,} {word}" for number, word in notes if number]
+        self._screen.show(self._ended, self._failed, ", ".join([*parts, *self._rate_and_eta(now)]))
 
     def _rate_and_eta(self, now: float) -> list[str]:
-        """How quick it is lately, and how long the rest takes; nothing while that is not known."""
+        """Return the recent rate and the time left, as texts. Empty until there is a rate."""
         self._seen.append((now, self._ended))
         while now - self._seen[0][0] > _RATE_SECONDS:
             self._seen.popleft()
@@ -106,7 +105,7 @@ class ProgressBar:
 
 
 def format_duration(seconds: float) -> str:
-    """How long something takes, in two units at most."""
+    """Return a duration in at most two units."""
     whole = round(seconds)
     if whole < _MINUTE_SECONDS:
         return f"{whole} s"
@@ -126,7 +125,7 @@ class _TerminalDisplay:
     """A bar on stderr."""
 
     def __init__(self, total: int) -> None:
-        from rich.console import Console  # noqa: PLC0415  # only who wants a bar pays for it
+        from rich.console import Console  # noqa: PLC0415  # only a drawn bar needs it
         from rich.progress import (  # noqa: PLC0415
             BarColumn,
             MofNCompleteColumn,
@@ -142,13 +141,13 @@ class _TerminalDisplay:
             TimeElapsedColumn(),
             TextColumn("{task.fields[caption]}", markup=False),
             console=Console(stderr=True),
-            # What is printed meanwhile stands above the bar; but what goes to a file goes there.
+            # Printed lines go above the bar, unless stdout is a file.
             redirect_stdout=sys.stdout.isatty(),
         )
         self._bar = self._bars.add_task("", total=total, caption="")
         self._bars.start()
 
-    def show(self, ended: int, failed: int, caption: str) -> None:  # noqa: ARG002  # it is in words
+    def show(self, ended: int, failed: int, caption: str) -> None:  # noqa: ARG002  # in the caption
         self._bars.update(self._bar, completed=ended, caption=caption)
 
     def close(self) -> None:
@@ -156,7 +155,7 @@ class _TerminalDisplay:
 
 
 def notebook_display() -> Callable[..., Any] | None:
-    """What displays something in this notebook's cell; None: this is no notebook."""
+    """Return IPython's `display` in a notebook, else None."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if getattr(shell, "kernel", None) is None:
@@ -168,12 +167,12 @@ def notebook_display() -> Callable[..., Any] | None:
 
 
 class _NotebookDisplay:
-    """A bar in the cell that is run."""
+    """A bar in the running cell."""
 
     def __init__(self, display: Callable[..., Any], total: int) -> None:
         self._display = display
         self._total = total
-        #: What the notebook gave to go on drawing at the same place.
+        #: IPython's handle to update the bar.
         self._handle: Any = None
 
     def show(self, ended: int, failed: int, caption: str) -> None:
@@ -190,4 +189,4 @@ class _NotebookDisplay:
             self._handle.update(bundle, raw=True)
 
     def close(self) -> None:
-        """The bar stays where it is."""
+        """Leave the bar in the cell."""

@@ -1,4 +1,4 @@
-"""Outcomes of settled tasks: what a future gets, and what its caller sees raised.
+"""Outcomes of settled tasks: the value of a future, or the exception that it raises.
 
 Owns the decoding of results and the errors for tasks without one. Does not import futures, clients
 or the session: all of them use it.

@@ -1,10 +1,8 @@
 """Round-robin's client program: sends PING and STREAM, one or many, and counts the answers.
 
-Owns the dialogue of one client with its server. A message that was sent and is not answered in time
-has failed: nobody can say whether it was done, and whoever wants to know sends another.
-
-Gets its socket and clock as arguments. Who reads the commands and prints what is said is the
-command line's business.
+Owns the messages between one client and its server. A message without an answer in time has failed:
+it may or may not have been executed. The socket, the clock and the function that prints are
+arguments. The command line reads the commands.
 """
 
 from __future__ import annotations
@@ -23,42 +21,42 @@ from taskyard.wire.round_robin.frames import Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    #: Messages of a batch in flight.
     from taskyard.net.protocols import EndpointTransport, MonotonicClock
 
-#: Messages of a batch that may be under way at once.
 WINDOW: Final = 10
 
-#: How often a batch tells how far it is.
+#: Progress lines per batch.
 MARKS: Final = 10
 
 #: The largest batch.
 BATCH_MAX: Final = 1_000_000
 
-#: What a STREAM asks for.
+#: Bytes that a STREAM requests.
 STREAM_BYTES: Final = 1024
 
-#: An answer that has not come within this does not come.
+#: Timeout for an answer.
 REPLY_NS: Final = 10 * SECOND_NS
 
-#: How soon to try again to send what could not be sent.
+#: Time until an unsent message is sent again.
 RESEND_NS: Final = SECOND_NS // 10
 
-#: What is said from which debug level on.
+#: Debug levels from which lines are printed.
 ERRORS, BASIC = 0, 1
 
 
 class MessageBatch(Struct):
-    """What a command is about."""
+    """The messages of one command."""
 
     command: str
     arguments: tuple[bytes, ...]
     total: int
-    #: How many bytes an answer must have; None: it need not have any.
+    #: Bytes that an answer must have. None: any.
     size: int | None = None
     sent: int = 0
     succeeded: int = 0
     failed: int = 0
-    #: Messages under way: until when each is waited for.
+    #: Messages in flight, with the deadline of each.
     open: dict[bytes, int] = field(default_factory=dict)
 
     @property
@@ -67,14 +65,14 @@ class MessageBatch(Struct):
 
 
 class RoundRobinClient:
-    """One client, one server, and the commands for it."""
+    """The connection of one client to one server, and its commands."""
 
     def __init__(
-        self, wire: EndpointTransport, clock: MonotonicClock, say: Callable[[int, str], None]
+        self, wire: EndpointTransport, clock: MonotonicClock, print_line: Callable[[int, str], None]
     ) -> None:
         self._wire = wire
         self._clock = clock
-        self._print = say
+        self._print = print_line
         self._server = wire.endpoint.encode()
         self._numbers = count(1)
         self._batch: MessageBatch | None = None
@@ -96,16 +94,16 @@ class RoundRobinClient:
 
     @property
     def is_busy(self) -> bool:
-        """The last command is not carried out yet."""
+        """Whether the last command is unfinished."""
         return self._batch is not None
 
     def turn(self) -> None:
-        """Once around: never waits."""
+        """Receive and send everything that can be without waiting."""
         while (frames := self._wire.receive()) is not None:
             try:
                 self._on_message(lmq.parse_at_peer(frames))
             except Malformed:
-                continue  # no message of this dialect
+                continue  # not a message of this dialect
         self._send_unsent()
         if self._batch is not None:
             self._advance(self._batch)
@@ -117,13 +115,13 @@ class RoundRobinClient:
         return min(times, default=None)
 
     def close(self) -> None:
-        """There is nobody to say goodbye to."""
+        """Do nothing: the dialect has no message for it."""
 
     # Commands.
 
     def _ping(self) -> None:
         self._send(Message(lmq.EXEC, self._number(), [lmq.PING_KEY]))
-        self._print(BASIC, "PING is sent, and no answer wanted")
+        self._print(BASIC, "PING sent, no answer expected")
 
     def _ping_tracked(self) -> None:
         self._start(MessageBatch("pingt", (lmq.PING_KEY,), 1))
@@ -150,7 +148,7 @@ class RoundRobinClient:
         self._advance(batch)
 
     def _advance(self, batch: MessageBatch) -> None:
-        """Send what may be under way; what was waited for long enough has failed."""
+        """Fail messages past their deadline, and send as many as may be in flight."""
         now_ns = self._clock.monotonic_ns()
         for number, until_ns in [*batch.open.items()]:
             if now_ns >= until_ns:
@@ -169,7 +167,7 @@ class RoundRobinClient:
                 )
 
     def _settle(self, batch: MessageBatch, failure: str) -> None:
-        """One message more is answered, or will not be."""
+        """Count a message as succeeded or failed."""
         if failure:
             batch.failed += 1
             self._print(ERRORS, f"{batch.command} failed: {failure}")
@@ -178,7 +176,7 @@ class RoundRobinClient:
         if batch.total > 1 and batch.settled % max(1, batch.total // MARKS) == 0:
             self._print(BASIC, f"{batch.command}: {batch.settled} of {batch.total}")
 
-    # What the server says, and is told.
+    # Messages.
 
     def _on_message(self, message: Message) -> None:
         if message.command == lmq.PING:
@@ -190,7 +188,7 @@ class RoundRobinClient:
         if batch.open.pop(message.id, None) is not None:
             failure = lmq.failure(message.arguments) or _data_problem(batch, message.arguments)
             if not failure and batch.total == 1:
-                self._print(BASIC, f"{batch.command} is answered by {_worker_name(message)}")
+                self._print(BASIC, f"{batch.command}: answered by {_worker_name(message)}")
             self._settle(batch, failure)
 
     def _number(self) -> bytes:
@@ -206,12 +204,12 @@ class RoundRobinClient:
 
 
 def _data_problem(batch: MessageBatch, arguments: Sequence[bytes]) -> str:
-    """What is wrong with the data of an answer; empty: nothing is."""
+    """Return the problem with the data of an answer. Empty: none."""
     if batch.size is None or [len(one) for one in arguments] == [batch.size]:
         return ""
-    return f"{sum(map(len, arguments))} bytes came, and {batch.size} were asked for"
+    return f"got {sum(map(len, arguments))} bytes, expected {batch.size}"
 
 
 def _worker_name(message: Message) -> str:
-    """Who answered, as far as the answer tells: another dialect's worker does not."""
+    """Return the worker that answered. Workers of other dialects are not named."""
     return shown(message.bottom[-2]) if len(message.bottom) > 1 else "a worker"

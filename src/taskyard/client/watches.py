@@ -29,7 +29,7 @@ STREAMS_MAX: Final = 200
 POLLED_STREAM_TASKS_MIN: Final = 500
 POLLED_STREAMS_PER_STEP: Final = 50
 
-#: Tasks of such a stream: their names, however long, fit one message.
+#: Tasks per stream of polled tasks: their names, however long, fit one message.
 POLLED_STREAM_TASKS_MAX: Final = 20_000
 
 #: How long a poll waits at the broker for a result, and how many tasks it names: their results come

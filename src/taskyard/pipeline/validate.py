@@ -147,7 +147,7 @@ def _first_of_each_name(good: pa.Table, locate: PlaceLookup) -> tuple[_Tasks, di
         for row in np.flatnonzero(~is_first).tolist():
             place, earlier = good["place"][row].as_py(), good["place"][int(first[codes[row]])]
             location = _describe_place(place, earlier.as_py(), locate)
-            rejected[place] = f"the name {shown(names[row].as_py())} stands {location} already"
+            rejected[place] = f"duplicate name {shown(names[row].as_py())}, first {location}"
         good = good.filter(pa.array(is_first))
     after = _combined(good["after"])
     lengths = pc.fill_null(pc.list_value_length(after), 0).to_numpy(zero_copy_only=False)

@@ -1,0 +1,465 @@
+"""Calls of an executor: their futures, and the thread that settles them.
+
+The thread turns the outcomes of tasks into values and exceptions, so that a callback may use the
+executor. A leased task counts as running: it can't be cancelled. Results are unpickled, so the
+broker and its workers have to be trusted. Does not import the executor.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import secrets
+import sys
+import threading
+from concurrent.futures import BrokenExecutor
+from concurrent.futures import Future as AnyFuture
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec import structs
+
+from taskyard.campaign.batches import encode_text
+from taskyard.client.client import Client
+from taskyard.client.origins import CallOrigins
+from taskyard.core.identity import spelling
+from taskyard.core.model import Terms
+from taskyard.core.states import TaskState
+from taskyard.errors import ExitCode, TaskFailed, TaskyardError, UserError
+from taskyard.process.supervisor import LocalCluster, WorkerSpec
+from taskyard.wire import pickled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger("taskyard.executor")
+
+#: States in which no worker has the task: it can be cancelled.
+UNSTARTED_STATES: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
+_UNSTARTED_STATE_NAMES: Final = tuple(state.name.lower() for state in UNSTARTED_STATES)
+
+#: Timeout for the first answer of the executor's own broker, on a busy machine. Its death is
+#: reported at once.
+CONNECT_SECONDS: Final = 60.0
+
+#: How long the interpreter's exit waits until a shared broker has all calls.
+EXIT_CLOSE_SECONDS: Final = 5.0
+
+#: After Ctrl-C: timeout for cancelling calls at a shared broker, and for the thread to end.
+INTERRUPT_SECONDS: Final = 3.0
+
+#: Characters of a function's name in the names of its tasks.
+_NAME_CHARACTERS_MAX: Final = 40
+
+
+class ExecutorBroken(TaskyardError, BrokenExecutor):
+    """The executor's own broker or worker has ended, and its calls are lost."""
+
+    exit_code = ExitCode.NO_BROKER
+
+
+class CallFuture(AnyFuture[_T]):
+    """The result of a call, once it is there."""
+
+    def __init__(self, core: ExecutorCore, name: str) -> None:
+        super().__init__()
+        self._core = core
+        self._name = name
+        self._full_name = spelling(core.campaign, name)
+        self._claiming = threading.Lock()
+        self._is_claimed = False
+
+    @property
+    def name(self) -> str:
+        """The name of its task in its campaign."""
+        return self._name
+
+    @property
+    def campaign(self) -> str:
+        """The campaign of its task: that of its executor."""
+        return self._core.campaign
+
+    @property
+    def full_name(self) -> str:
+        """The name that every call of a client accepts: CAMPAIGN/NAME."""
+        return self._full_name
+
+    @property
+    def state(self) -> str:
+        """The task's state: blocked, delayed, ready, leased, done, failed or cancelled."""
+        client = self._core.client
+        return str(client.show(self._full_name, client.timeout)["state"])
+
+    def why(self) -> str:
+        """Return a sentence on why the task is in its state."""
+        client = self._core.client
+        return client.why(self._full_name, client.timeout)
+
+    def running(self) -> bool:
+        """Return whether a worker holds the task. False if the broker does not answer."""
+        if self.done():
+            return False
+        try:
+            return self.state == TaskState.LEASED.name.lower()
+        except TaskyardError:
+            return False
+
+    def cancel(self) -> bool:
+        """Cancel the call if no worker has it yet. Return whether it was cancelled."""
+        if not self.done() and self._core.cancel_unstarted([self._full_name]):
+            self.settle_cancelled()
+        return self.cancelled()
+
+    # For ExecutorCore. The first call settles the future, later ones do nothing.
+
+    def settle_result(self, value: _T) -> None:
+        if self._claim():
+            self.set_result(value)
+
+    def settle_exception(self, error: BaseException) -> None:
+        if self._claim():
+            self.set_exception(error)
+
+    def settle_cancelled(self) -> None:
+        if self._claim():
+            super().cancel()
+            self.set_running_or_notify_cancel()
+
+    def _claim(self) -> bool:
+        with self._claiming:
+            is_first, self._is_claimed = not self._is_claimed, True
+        return is_first
+
+
+class ExecutorCore:
+    """The client, the local cluster if there is one, and the thread that settles futures.
+
+    Has no reference to the executor, which may be garbage-collected while calls run.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        worker_spec: WorkerSpec | None = None,
+        client: Client | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self._prefix = secrets.token_hex(5)
+        self.campaign = f"executor-{self._prefix}"
+        self._terms = Terms(campaign=encode_text(self.campaign), service=encode_text(service))
+        self._numbers = count(1)
+        self._token = secrets.token_hex(16)
+        self._origins = CallOrigins()
+        self._timeout = timeout
+        self._client = client
+        #: Set when there is a client, or when there will be none.
+        self._is_connected = threading.Event()
+        #: Guards the attributes below.
+        self._lock = threading.RLock()
+        self._is_stopping = False
+        self._is_interrupted = False
+        self._broken = ""
+        self._pending: dict[str, CallFuture[Any]] = {}
+        #: Calls from before there was a client, with their payloads. None: there is a client.
+        self._queued_calls: list[tuple[CallFuture[Any], bytes]] | None = []
+        #: Calls whose tasks are settled. None wakes the thread to check for the end.
+        self._arrived: SimpleQueue[tuple[CallFuture[Any], AnyFuture[Any]] | None] = SimpleQueue()
+        self._ended = threading.Event()
+        self._settler = threading.Thread(
+            target=self._settle_all, name="taskyard-executor", daemon=True
+        )
+        self._supervisor = (
+            None if worker_spec is None else LocalCluster(worker_spec, self._on_broken)
+        )
+        _live_cores.add(self)
+        self._settler.start()
+
+    @property
+    def client(self) -> Client:
+        """The client. Blocks until the local broker has started. Raises `ExecutorBroken`."""
+        self._is_connected.wait()
+        if self._client is None:
+            raise ExecutorBroken(f"the executor is broken: {self._broken}")
+        return self._client
+
+    # For callers.
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        name_source: Callable[..., Any] | None = None,
+    ) -> CallFuture[Any]:
+        """Submit a call. Its task is named after `name_source`, or after the function."""
+        name = f"{_function_name(name_source or function)}-{self._prefix}-{next(self._numbers)}"
+        future: CallFuture[Any] = CallFuture(self, name)
+        with self._lock:
+            self._check_open()
+            self._pending[name] = future
+        try:
+            call = pickled.pickle_call(function, args, kwargs)
+            origin = structs.replace(self._origins.of(call), token=self._token)
+            payload = pickled.encode_pickled_call(call, origin)
+        except UserError as error:  # raised by the future, as in the standard library
+            self._settle(future, partial(future.settle_exception, error))
+            return future
+        except BaseException:  # a user's class raised an exit: no call was made
+            self._drop(name)
+            raise
+        if not self._queue_until_connected(future, payload):
+            self._send(self.client, future, payload)
+        return future
+
+    def _queue_until_connected(self, future: CallFuture[Any], payload: bytes) -> bool:
+        """Queue the call if there is no client yet. Return whether it was queued."""
+        with self._lock:
+            if self._queued_calls is not None:
+                self._queued_calls.append((future, payload))
+            return self._queued_calls is not None
+
+    def _send(self, client: Client, future: CallFuture[Any], payload: bytes) -> None:
+        try:
+            task = client.submit_encoded(future.name, payload, self._terms)
+        except TaskyardError as error:
+            self._settle(future, partial(future.settle_exception, error))
+        else:
+            task.add_done_callback(lambda settled: self._arrived.put((future, settled)))
+
+    def _check_open(self) -> None:
+        if self._broken:
+            raise ExecutorBroken(f"the executor is broken: {self._broken}")
+        if self._is_stopping:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        if _is_exiting:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    def cancel_unstarted(self, names: Sequence[str]) -> int:
+        """Cancel calls that no worker has. Return how many."""
+        client = self.client
+        try:
+            states = {name: view["state"] for name, view in self._views(names).items()}
+            waiting = [name for name in names if states.get(name) in _UNSTARTED_STATE_NAMES]
+            if not waiting:
+                return 0
+            return client.cancel(waiting, states=UNSTARTED_STATES, timeout=client.timeout)
+        except TaskyardError as error:  # they run on, and are not counted
+            logger.warning("could not cancel %d call(s): %s", len(names), error)
+            return 0
+
+    def _views(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        if len(names) > 1:
+            return self.client.existing(names, self.client.timeout)
+        return {names[0]: self.client.show(names[0], self.client.timeout)}
+
+    def stop(self, *, cancel_pending: bool = False) -> None:
+        """Refuse new calls, and end when all others are settled."""
+        with self._lock:
+            self._is_stopping = True
+            cancel_pending = cancel_pending and bool(self._pending)
+        if cancel_pending:
+            try:
+                client = self.client
+                client.cancel(
+                    campaign=self.campaign, states=UNSTARTED_STATES, timeout=client.timeout
+                )
+            except TaskyardError as error:
+                logger.warning("could not cancel waiting calls: %s", error)
+        self._arrived.put(None)
+
+    def join(self) -> None:
+        """Wait until the thread has ended. On an interrupt, cancel all calls and raise it again."""
+        if threading.current_thread() is self._settler:
+            return
+        try:
+            self._ended.wait()
+            self._settler.join()
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
+
+    def interrupt(self) -> None:
+        """Cancel all calls, running ones too, and end within a few seconds.
+
+        Stops the local cluster, or cancels the tasks at a shared broker. They run on if that broker
+        does not answer.
+        """
+        with self._lock:
+            self._is_stopping = self._is_interrupted = True
+            pending = [*self._pending.values()]
+        if self._supervisor is not None:
+            self._supervisor.stop()
+        elif pending and self._client is not None:
+            try:
+                self._client.cancel(campaign=self.campaign, timeout=INTERRUPT_SECONDS)
+            except TaskyardError as error:
+                logger.warning("could not cancel %d call(s): %s", len(pending), error)
+        for future in pending:
+            self._settle(future, future.settle_cancelled)
+        self._arrived.put(None)
+        self._ended.wait(INTERRUPT_SECONDS)
+
+    def on_interpreter_exit(self) -> None:
+        """Finish the calls of a local cluster, as in the standard library.
+
+        Calls at a shared broker run on without this process. After Ctrl-C all calls are cancelled.
+        """
+        if self._is_interrupted:
+            return
+        if _was_interrupted():
+            self.interrupt()
+            return
+        self.stop()
+        if self._supervisor is not None:
+            self.join()
+        elif self._client is not None:
+            self._client.close(EXIT_CLOSE_SECONDS)
+
+    # The thread.
+
+    def _settle_all(self) -> None:
+        try:
+            self._connect()
+            while not self._is_over():
+                arrived = self._arrived.get()
+                if arrived is not None:
+                    self._settle_task(*arrived)
+                del arrived  # a reference would keep the value until the next one arrives
+        finally:
+            self._close()
+            self._ended.set()
+
+    def _connect(self) -> None:
+        """Connect to the local broker, and send the queued calls."""
+        try:
+            if self._client is None and self._supervisor is not None:
+                self._client = Client(
+                    self._supervisor.endpoint(),
+                    timeout=self._timeout,
+                    connect_timeout=CONNECT_SECONDS,
+                )
+        except Exception as error:  # noqa: BLE001  # raised by the futures
+            self._on_broken(str(error))
+        with self._lock:
+            early, self._queued_calls = self._queued_calls or [], None
+            if self._client is not None:
+                for call in early:
+                    self._send(self._client, *call)
+        self._is_connected.set()  # only now: queued calls are submitted before any request
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            return (self._is_stopping or bool(self._broken)) and not self._pending
+
+    def _close(self) -> None:
+        _live_cores.discard(self)
+        if self._client is not None:
+            self._client.close(0 if self._broken or self._is_interrupted else None)
+        if self._supervisor is not None:
+            self._supervisor.stop()
+
+    def _settle_task(self, future: CallFuture[Any], task: AnyFuture[Any]) -> None:
+        """Settle a call with the outcome of its task.
+
+        Unpickling runs users' code, which may raise anything, even `SystemExit`. That becomes the
+        outcome of this call.
+        """
+        if task.cancelled():
+            self._settle(future, future.settle_cancelled)
+            return
+        try:
+            value, error = self._outcome(future.full_name, task)
+        except BaseException as unpickling:  # noqa: BLE001  # see above
+            value, error = None, _unpickle_error(future.full_name, unpickling)
+        if error is None:
+            self._settle(future, partial(future.settle_result, value))
+        else:
+            self._settle(future, partial(future.settle_exception, error))
+
+    def _settle(self, future: CallFuture[Any], settle: Callable[[], None]) -> None:
+        """Settle a future. It counts as pending until its callbacks have run."""
+        try:
+            settle()
+        except BaseException:
+            logger.exception("a callback of call %s raised", future.name)
+        finally:
+            self._drop(future.name)
+
+    def _drop(self, name: str) -> None:
+        with self._lock:
+            self._pending.pop(name, None)
+        if self._is_stopping:  # it may have been the last one
+            self._arrived.put(None)
+
+    def _outcome(self, name: str, task: AnyFuture[Any]) -> tuple[Any, BaseException | None]:
+        error = task.exception()
+        if error is None:
+            return pickled.unpickle(task.result()), None
+        if not isinstance(error, TaskFailed):
+            return None, error
+        return None, self._exception_of(name, error)
+
+    def _exception_of(self, name: str, error: TaskFailed) -> BaseException:
+        """Return the exception that the function raised, or else the failure of its task."""
+        try:
+            raised, traceback = pickled.decode_exception(self.client.output(name), self._token)
+        except TaskyardError:
+            return error
+        if raised is None and traceback:
+            error.__cause__ = pickled.RemoteTraceback(traceback)
+        return error if raised is None else raised
+
+    def _on_broken(self, why: str) -> None:
+        """Fail all calls. Called by the local cluster: the thread may wait for the broker."""
+        self._broken = self._broken or why
+        with self._lock:
+            pending = [*self._pending.values()]
+        for future in pending:
+            text = f"call {future.name} is lost: {why}"
+            error = ExecutorBroken(text)
+            self._settle(future, partial(future.settle_exception, error))
+        self._arrived.put(None)
+
+
+def _was_interrupted() -> bool:
+    """Return whether the program ends by an uncaught `KeyboardInterrupt`.
+
+    Python keeps the last exception that it printed. An interactive prompt continues after one.
+    """
+    return getattr(sys, "last_type", None) is KeyboardInterrupt and not hasattr(sys, "ps1")
+
+
+#: Cores that are not closed.
+_live_cores: set[ExecutorCore] = set()
+_is_exiting = False
+
+
+def _on_exit() -> None:
+    global _is_exiting  # noqa: PLW0603  # there is one interpreter
+    _is_exiting = True
+    for core in [*_live_cores]:
+        core.on_interpreter_exit()
+
+
+atexit.register(_on_exit)
+
+
+def _unpickle_error(name: str, raised: BaseException) -> TaskFailed:
+    """Return the error for a result whose unpickling raised, with its traceback."""
+    try:
+        shown = repr(raised)
+    except BaseException:  # noqa: BLE001  # a user's class
+        shown = type(raised).__name__
+    error = TaskFailed(
+        f"the result of {name} can't be unpickled: {shown} (can its module be imported here?)"
+    )
+    return error.with_traceback(raised.__traceback__)
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return str(name)[:_NAME_CHARACTERS_MAX]
