@@ -233,7 +233,7 @@ def test_nobody_is_served_while_the_keys_can_not_be_read(
     desk.hear("one", PEER, 4)
     assert desk.taken[3] == AuthenticatedPeer("one", Role.VIEWER)
     (record,) = caplog.records
-    assert "nobody with a key is served: " in record.getMessage()
+    assert "all keys are refused: " in record.getMessage()
 
 
 def test_routes_are_bounded_and_the_last_heard_stay(
@@ -275,9 +275,11 @@ def test_keys_are_demanded_beyond_this_machine_and_where_asked_for(
 
 def test_dialect_whose_messages_are_not_checked_is_for_this_machine_alone() -> None:
     assert not requires_keys("round-robin", "tcp://127.0.0.1:0", secure=False)
-    with pytest.raises(UserError, match=r"round-robin can't be spoken beyond this machine, at tcp"):
+    with pytest.raises(
+        UserError, match=r"round-robin at tcp://0.0.0.0:0: a remote endpoint requires keys"
+    ):
         requires_keys("round-robin", "tcp://0.0.0.0:0", secure=False)
-    with pytest.raises(UserError, match=r"can't be spoken with --secure, .* without --secure, or"):
+    with pytest.raises(UserError, match=r"--secure requires keys, .* without --secure, and"):
         requires_keys("round-robin", "tcp://127.0.0.1:0", secure=True)
 
 
@@ -285,12 +287,12 @@ def test_broker_that_demands_keys_needs_one_that_is_good(tmp_path: Path) -> None
     beyond = [("dwork", "tcp://0.0.0.0:0")]
     assert keyring_for(tmp_path, [("dwork", "tcp://127.0.0.1:0")], secure=False) is None
     told = (
-        rf"^tcp://0.0.0.0:0 goes beyond this machine and needs keys, and {tmp_path} has none that "
-        rf"is good; make one with `taskyard keys new NAME --role producer --state {tmp_path}`$"
+        rf"^tcp://0.0.0.0:0: a remote endpoint requires keys, and {tmp_path} has no valid key "
+        rf"\(create one with `taskyard keys new NAME --role producer --state {tmp_path}`\)$"
     )
     with pytest.raises(UserError, match=told):
         keyring_for(tmp_path, beyond, secure=False)
-    with pytest.raises(UserError, match=r"tcp://127.0.0.1:0 is to be secure and needs keys"):
+    with pytest.raises(UserError, match=r"tcp://127.0.0.1:0: --secure requires keys"):
         keyring_for(tmp_path, [("dwork", "tcp://127.0.0.1:0")], secure=True)
     ring = Keyring(tmp_path)
     ring.create("one", Role.VIEWER, tmp_path / "one.key")

@@ -45,20 +45,20 @@ class TestHolding:
         pressure = Backpressure()
         pressure.update(LAG_SLOW_PERCENT)
         effects: list[Effect] = [accepted(16)]
-        assert pressure.flush_if_full(effects, 0) is effects
+        assert pressure.throttle(effects, 0) is effects
         assert pressure.wake_at_ns() is None
 
     def test_reply_is_held_for_as_long_as_the_lag_says(self, pressure: Backpressure) -> None:
-        assert pressure.flush_if_full([accepted(16)], 100) == []
+        assert pressure.throttle([accepted(16)], 100) == []
         assert pressure.wake_at_ns() == 100 + HOLD_NS
-        assert pressure.flush_if_full([], 99 + HOLD_NS) == []
-        assert pressure.flush_if_full([], 100 + HOLD_NS) == [accepted(16)]
+        assert pressure.throttle([], 99 + HOLD_NS) == []
+        assert pressure.throttle([], 100 + HOLD_NS) == [accepted(16)]
         assert pressure.wake_at_ns() is None
 
     def test_all_of_a_held_request_keeps_its_order(self, pressure: Backpressure) -> None:
-        assert pressure.flush_if_full([accepted(16), told(16), told(32)], 0) == [told(32)]
-        assert pressure.flush_if_full([told(16)], 1) == []
-        assert pressure.flush_if_full([told(16)], HOLD_NS) == [
+        assert pressure.throttle([accepted(16), told(16), told(32)], 0) == [told(32)]
+        assert pressure.throttle([told(16)], 1) == []
+        assert pressure.throttle([told(16)], HOLD_NS) == [
             accepted(16),
             told(16),
             told(16),
@@ -67,15 +67,15 @@ class TestHolding:
 
     def test_only_replies_to_new_tasks_are_held(self, pressure: Backpressure) -> None:
         others: list[Effect] = [accepted(16, new=0), ReportAck(b"w", 32, []), told(48)]
-        assert pressure.flush_if_full(others, 0) == others
+        assert pressure.throttle(others, 0) == others
 
     def test_everything_is_released_when_compaction_has_caught_up(
         self, pressure: Backpressure
     ) -> None:
-        pressure.flush_if_full([accepted(16)], 0)
-        pressure.flush_if_full([accepted(32)], 1)
+        pressure.throttle([accepted(16)], 0)
+        pressure.throttle([accepted(32)], 1)
         pressure.update(0)
-        assert pressure.flush_if_full([accepted(48)], 2) == [
+        assert pressure.throttle([accepted(48)], 2) == [
             accepted(16),
             accepted(32),
             accepted(48),

@@ -253,8 +253,8 @@ def test_who_follows_what_is_trimmed_is_told_where_it_can_go_on(desk: Desk) -> N
     desk.turn(desk.submit(b"c"))
     (answer,) = desk.turn(desk.follow(1))
     assert answer.text == (
-        f"records 2 to {first} are no longer in the journal; the history has them. "
-        f"Go on from record {first}"
+        f"records 2 to {first} are no longer in the journal, only in the history: "
+        f"continue from record {first}"
     )
     assert (answer.records, answer.cursor) == ([], first)
     (answer,) = desk.turn(desk.follow(answer.cursor))
@@ -264,7 +264,7 @@ def test_who_follows_what_is_trimmed_is_told_where_it_can_go_on(desk: Desk) -> N
 @pytest.mark.parametrize(("cursor", "journal"), [(99, b""), (1, b"another")])
 def test_cursor_of_another_journal_is_told_so(desk: Desk, cursor: int, journal: bytes) -> None:
     (answer,) = desk.turn(desk.follow(cursor, journal=journal))
-    assert "of another journal" in answer.text
+    assert "to another journal" in answer.text
     assert answer.journal == desk.store.identity
 
 

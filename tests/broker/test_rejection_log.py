@@ -44,12 +44,12 @@ def test_first_nonsense_is_told_at_once_and_more_of_it_after_a_while(
 ) -> None:
     din = Din()
     din.hear(1)
-    assert told(caplog) == ["1 message(s) made no sense and were refused, 1 since the start"]
+    assert told(caplog) == ["1 malformed message(s) refused, 1 since the start"]
     for _ in range(5):
         din.hear(2)
     din.hear(1, WARNING_NS - 1)
     assert told(caplog) == []
     din.hear(1, 1)
-    assert told(caplog) == ["12 message(s) made no sense and were refused, 13 since the start"]
+    assert told(caplog) == ["12 malformed message(s) refused, 13 since the start"]
     din.hear(0, WARNING_NS)
     assert told(caplog) == []

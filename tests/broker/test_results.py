@@ -423,7 +423,7 @@ def test_record_that_does_not_end_the_task_is_damage(tmp_path: Path) -> None:
 def test_result_that_is_nowhere_is_damage(tmp_path: Path) -> None:
     store = commit(SUBMITTED)
     for index in (None, Archive(tmp_path)):
-        with pytest.raises(JournalDamaged, match="record 9, which says how b'a' ended"):
+        with pytest.raises(JournalDamaged, match="record 9, which ended b'a'"):
             ResultLoader(store, index).fill([owing(b"a", 9)])
 
 

@@ -42,8 +42,8 @@ def test_what_has_changed_since_the_last_time_is_said(
     file.reload()
     file.reload()
     assert caplog.messages == [
-        "read the settings: obeyed from now on: service.a.workers_max 1 → 2",
-        "read the settings: nothing has changed",
+        "settings reloaded: applied service.a.workers_max 1 → 2",
+        "settings reloaded: no changes",
     ]
 
 
@@ -55,5 +55,5 @@ def test_bad_file_is_told_and_changes_nothing(
     assert file.reload() is None
     assert limits(file.rules) == [1]
     (told,) = caplog.messages
-    assert told.startswith("the settings are as they were, because what was read is bad: ")
+    assert told.startswith("settings not reloaded: ")
     assert "taskyard.toml:2: service.a.workers_max must be" in told

@@ -150,7 +150,7 @@ def test_blocks_that_are_not_those_that_were_written_are_refused(change: str) ->
     }[change]
     end = content[snapshot.HEADER_BYTES + sum(map(len, blocks)) :]
     wrong = content[: snapshot.HEADER_BYTES] + b"".join(changed) + end
-    with pytest.raises(JournalDamaged, match="snapshot it (has|is truncated)"):
+    with pytest.raises(JournalDamaged, match=r"snapshot it (has|is truncated)"):
         snapshot.decode(wrong, "it")
 
 

@@ -137,7 +137,7 @@ def test_what_can_not_be_delivered_is_dropped_and_said_at_the_end(
     received(ends.worker)
     code, out, err = running.terminate()
     assert (code, out) == (0, "")
-    assert "made no sense or came too far" in err
+    assert "malformed or with too long a path" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

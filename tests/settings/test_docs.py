@@ -35,7 +35,7 @@ def test_services_of_the_page_are_good_and_changed_as_it_says(tmp_path: Path) ->
     listen = '[listen]\ndwork = "tcp://127.0.0.1:1"\n'
     after = loaded(written(tmp_path, lower + listen))
     told = diff(before, after).sentence()
-    assert log == f"taskyard broker: read the settings: {told}\n"
+    assert log == f"taskyard broker: settings reloaded: {told}\n"
 
 
 def test_what_agents_are_allowed_is_what_the_worker_allows_them() -> None:

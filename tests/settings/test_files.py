@@ -73,14 +73,14 @@ def test_working_directory_that_is_gone_has_no_file(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "can't read the settings in {}: No such file or directory; give --config or"),
-        (b"[broker]\n# \xff\n", "{}:2: is no text in UTF-8; write it so"),
+        (None, "settings file {}: No such file or directory (check --config"),
+        (b"[broker]\n# \xff\n", "{}:2: not valid UTF-8"),
         (b"a = " + b"[" * 100_000, "{}: lists or tables are nested too deeply"),
         (
             b"#" * (files.FILE_BYTES_MAX + 1),
-            "{} is larger than 1,048,576 bytes: no settings file; give another",
+            "settings file {}: larger than 1,048,576 bytes",
         ),
-        (b"[broker]\nstate = 'x\n", "{}:2: is no TOML: "),
+        (b"[broker]\nstate = 'x\n", "{}:2: invalid TOML: "),
     ],
 )
 def test_file_that_cannot_be_read_is_told(content: bytes | None, told: str, tmp_path: Path) -> None:

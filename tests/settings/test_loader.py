@@ -115,25 +115,29 @@ def test_rate_knows_its_interval() -> None:
         ("worker", 'slots = "4"', "worker.slots must be a whole number from 1 to 100000, not '4'"),
         ("worker", "slots = true", "worker.slots must be a whole number from 1 to 100000"),
         ("worker", 'allow = "imaging"', 'worker.allow must be a list, such as ["imaging"], not'),
-        ("worker", 'allow = ["a b"]', 'worker.allow must be a list, such as ["imaging"]; one of'),
-        ("worker", "services = []", "worker.services must have a name at least"),
+        (
+            "worker",
+            'allow = ["a b"]',
+            'worker.allow must be a list, such as ["imaging"], but an item',
+        ),
+        ("worker", "services = []", "worker.services must have at least one name"),
         ("worker", 'services = ["a\\nb"]', "worker.services must be a list, such as"),
-        ("service.s", 'rate = "10"', "service.s.rate must be tasks in a time, such as 10/s, 5/m"),
-        ("service.s", 'rate = "0/s"', "service.s.rate must be tasks in a time"),
-        ("service.s", 'rate = "1/ms"', "service.s.rate must be tasks in a time"),
-        ("service.s", 'match = "a[b"', "service.s.match must be a pattern, such as smtp/*, and"),
+        ("service.s", 'rate = "10"', "service.s.rate must be tasks per time, such as 10/s, 5/m"),
+        ("service.s", 'rate = "0/s"', "service.s.rate must be tasks per time"),
+        ("service.s", 'rate = "1/ms"', "service.s.rate must be tasks per time"),
+        ("service.s", 'match = "a[b"', "service.s.match must be a pattern, such as smtp/*, but"),
         ("service.s", 'match = ""', "service.s.match must not be empty"),
         ("service.s", 'command = "a \'b"', "service.s.command must be a command: No closing"),
         ("service.s", 'command = ""', "service.s.command must be a command, such as 'agents/smtp"),
-        ("service.s", 'command = [""]', "service.s.command must name a program first and have no"),
-        ("service.s", 'lane = "{host"', "service.s.lane must have the names of fields in braces"),
-        ("service.s", 'lane = "a}"', "service.s.lane must have the names of fields in braces"),
-        ("service.s", 'lane = "{}"', "service.s.lane must have the names of fields in braces"),
+        ("service.s", 'command = [""]', "service.s.command must start with a program and have no"),
+        ("service.s", 'lane = "{host"', "service.s.lane must have field names in braces"),
+        ("service.s", 'lane = "a}"', "service.s.lane must have field names in braces"),
+        ("service.s", 'lane = "{}"', "service.s.lane must have field names in braces"),
         ("service.s", "jitter = 101", "service.s.jitter must be from 0% to 100%, not 101"),
         ("service.s", "hold = 1", "service.s.hold must be true or false, not 1"),
         ("service.s", 'order = "size"', "service.s.order must be random or age, not 'size'"),
         ("service.s", "retries = [-1]", "service.s.retries must have multiples of 0 or more"),
-        ("service.s", 'idle_max = "3"\nidle_max = 1', "is no TOML: Cannot overwrite a value"),
+        ("service.s", 'idle_max = "3"\nidle_max = 1', "invalid TOML: Cannot overwrite a value"),
         ("defaults", 'interval = ""', "defaults.interval must be a duration"),
     ],
 )
@@ -187,7 +191,7 @@ def test_lease_that_is_too_short_for_its_heartbeat_is_told(tmp_path: Path) -> No
     (told,) = wrong(file)
     assert told == (
         "taskyard.toml:2: lease.expire, 15s (default), must be at least three times "
-        f"lease.heartbeat, 6s ({file}:2), or one lost message costs the tasks"
+        f"lease.heartbeat, 6s ({file}:2), or one lost message expires a worker"
     )
     assert loaded(file, TASKYARD_LEASE_EXPIRE="18s").lease.expire_ns == 18 * SECOND_NS
 
@@ -216,8 +220,8 @@ def test_second_service_for_the_same_lanes_is_told(tmp_path: Path) -> None:
     text = '[service.s]\n[service.t]\nmatch = "s/*"\n[service.u]\nmatch = "s/a"\n'
     (told,) = wrong(written(tmp_path, text))
     assert told == (
-        "taskyard.toml:2: [service.t] is for s/*, and so is [service.s] before it, which counts; "
-        "leave one out"
+        "taskyard.toml:2: [service.t] matches s/*, as does [service.s] before it, which is "
+        "used (remove one)"
     )
 
 
@@ -229,36 +233,36 @@ def test_second_service_for_the_same_lanes_is_told(tmp_path: Path) -> None:
     [
         (
             '[broker]\nsate = "x"',
-            "2: there is no setting broker.sate; did you mean state?",
+            "2: unknown setting broker.sate (did you mean state?)",
         ),
-        ("[lease]\n\nbeat = 1", "3: there is no setting lease.beat; did you mean heartbeat?"),
-        ("[lease]\nslots = 1", "2: there is no setting lease.slots; did you mean worker.slots?"),
+        ("[lease]\n\nbeat = 1", "3: unknown setting lease.beat (did you mean heartbeat?)"),
+        ("[lease]\nslots = 1", "2: unknown setting lease.slots (did you mean worker.slots?)"),
         (
             "[lease]\nx = 1",
-            "2: there is no setting lease.x; those of [lease] are heartbeat, expire",
+            "2: unknown setting lease.x (settings of [lease]: heartbeat, expire",
         ),
-        ("[brokr]\nstate = 1", "1: there is no section [brokr]; did you mean [broker]?"),
-        ("[services.smtp]", "1: there is no section [services]; did you mean [service.NAME]?"),
-        ('state = "x"', "1: state belongs into a section: [broker]"),
-        ("zzz = 1", "1: there is no setting zzz; the sections are [broker], [listen], [lease], "),
-        ("[zzz]", "1: there is no section [zzz]; the sections are [broker], [listen], [lease], "),
+        ("[brokr]\nstate = 1", "1: unknown section [brokr] (did you mean [broker]?)"),
+        ("[services.smtp]", "1: unknown section [services] (did you mean [service.NAME]?)"),
+        ('state = "x"', "1: state belongs in a section: [broker]"),
+        ("zzz = 1", "1: unknown setting zzz (sections: [broker], [listen], [lease], "),
+        ("[zzz]", "1: unknown section [zzz] (sections: [broker], [listen], [lease], "),
         ("broker = 3", "1: broker must be a section: [broker]"),
         ("[[broker]]", "1: broker must be a section: [broker]"),
-        ("service = 3", "1: service must be sections, one a service: [service.NAME]"),
+        ("service = 3", "1: service must have a section for each service: [service.NAME]"),
         ("[service]\nrate = 3", "2: service.rate must be a section: [service.rate]"),
-        ('[service.""]\nrate = 3', "1: the name of a service must not be empty"),
+        ('[service.""]\nrate = 3', "1: a service's name must not be empty"),
         (
             "[service.smtp]\nrates = 3",
-            "2: there is no setting service.smtp.rates; did you mean rate?",
+            "2: unknown setting service.smtp.rates (did you mean rate?)",
         ),
         (
             '[defaults]\nmatch = "x"',
-            "2: there is no setting defaults.match; those of [defaults] are workers_max, ",
+            "2: unknown setting defaults.match (settings of [defaults]: workers_max, ",
         ),
-        ("[lease]\nexpire =", "2: is no TOML: Invalid value"),
-        ("[lease", "1: is no TOML: Expected ']' at the end of a table declaration"),
-        ("broker.sate = 1", "1: there is no setting broker.sate; did you mean state?"),
-        ("broker = {sate = 1}", "1: there is no setting broker.sate; did you mean state?"),
+        ("[lease]\nexpire =", "2: invalid TOML: Invalid value"),
+        ("[lease", "1: invalid TOML: Expected ']' at the end of a table declaration"),
+        ("broker.sate = 1", "1: unknown setting broker.sate (did you mean state?)"),
+        ("broker = {sate = 1}", "1: unknown setting broker.sate (did you mean state?)"),
     ],
 )
 def test_unknown_and_misplaced_names_are_told_with_what_may_be_meant(
@@ -287,7 +291,7 @@ def test_first_thing_that_is_wrong_is_raised_with_the_number_of_others(tmp_path:
         load(file, environment={})
     assert str(raised.value) == (
         f"{file}:2: worker.slots must be a whole number from 1 to 100000, not 0 "
-        "(and 2 more; `taskyard config check` tells all)"
+        "(and 2 more, see `taskyard config check`)"
     )
 
 
@@ -303,7 +307,7 @@ def test_variables_that_are_no_settings_are_told_and_left_aside() -> None:
     )
     assert settings.broker.state == Path(".taskyard")
     assert settings.unknown_variables == (
-        "the variable TASKYARD_SATE is no setting; did you mean TASKYARD_STATE?",
-        "the variable TASKYARD_ZZZ is no setting, and is left aside",
-        "the variable TASKYARD_SERVICE_SMTP_RATE is no setting, and is left aside",
+        "unknown variable TASKYARD_SATE (did you mean TASKYARD_STATE?)",
+        "unknown variable TASKYARD_ZZZ (ignored)",
+        "unknown variable TASKYARD_SERVICE_SMTP_RATE (ignored)",
     )

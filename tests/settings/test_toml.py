@@ -54,7 +54,7 @@ def test_deep_document_is_refused_quickly_with_its_place(tmp_path: Path, kind: s
     told = refused_quickly(lambda: read(file))
     line = {"later": ":3", "lists": "", "lines": ""}.get(kind, ":1")
     assert told.startswith(f"{file}{line}: ")
-    assert "is no TOML" not in told
+    assert "invalid TOML" not in told
 
 
 def test_config_check_names_the_key_that_is_too_deep(tmp_path: Path) -> None:
@@ -104,5 +104,5 @@ def test_dots_that_join_no_key_are_no_parts(text: str) -> None:
 def test_number_of_too_many_digits_is_no_mistake_of_ours(tmp_path: Path) -> None:
     file = tmp_path / "taskyard.toml"
     file.write_text("a = " + "9" * 5000)
-    with pytest.raises(InvalidSettings, match="is no TOML"):
+    with pytest.raises(InvalidSettings, match="invalid TOML"):
         read(file)

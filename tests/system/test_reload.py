@@ -98,7 +98,7 @@ def test_limit_that_is_changed_while_tasks_run_is_obeyed_within_a_second(tmp_pat
         settings(tmp_path, "workers_max = 3")
         began = time.monotonic()
         assert yard.hang_up() == (
-            "taskyard broker: read the settings: obeyed from now on: service.exec.workers_max 1 → 3"
+            "taskyard broker: settings reloaded: applied service.exec.workers_max 1 → 3"
         )
         until(lambda: yard.leased() == 3)
         assert time.monotonic() - began < OBEYED_SECONDS
@@ -120,12 +120,12 @@ def test_bad_file_leaves_the_rules_as_they_were(tmp_path: Path) -> None:
         yard.submit("a", "b", "c")
         until(lambda: marks(tmp_path))
         for lines, told in (
-            (["workers_max = 3", "retires = 2"], "taskyard.toml:3: there is no setting"),
-            (["workers_max = "], "taskyard.toml:2: is no TOML"),
+            (["workers_max = 3", "retires = 2"], "taskyard.toml:3: unknown setting"),
+            (["workers_max = "], "taskyard.toml:2: invalid TOML"),
         ):
             settings(tmp_path, *lines)
             said = yard.hang_up()
-            assert said.startswith("taskyard broker: the settings are as they were, because ")
+            assert said.startswith("taskyard broker: settings not reloaded: ")
             assert told in said
         (tmp_path / "taskyard.toml").unlink()
         assert "No such file" in yard.hang_up()
@@ -141,10 +141,9 @@ def test_what_counts_at_the_next_start_is_named_and_nothing_is_opened(tmp_path: 
     with yard_of(tmp_path) as yard:
         settings(tmp_path, "[listen]", 'dwork = "tcp://127.0.0.1:0"', "[lease]", 'expire = "1m"')
         assert yard.hang_up() == (
-            "taskyard broker: read the settings: changed, but counts at the next start: "
-            "listen.dwork, lease.expire"
+            "taskyard broker: settings reloaded: restart needed for listen.dwork, lease.expire"
         )
-        assert yard.hang_up() == "taskyard broker: read the settings: nothing has changed"
+        assert yard.hang_up() == "taskyard broker: settings reloaded: no changes"
         assert yard.broker.terminate() == (0, "", "")
 
 
@@ -191,9 +190,9 @@ def test_up_hands_the_word_on_to_its_broker(tmp_path: Path) -> None:
         settings(tmp_path, "workers_max = 2")
         code, _, err = run(tmp_path, "config", "reload")
         assert (code, f"(process {up.pid})" in err) == (0, True)
-        assert up.error_line().endswith("obeyed from now on: service.exec.workers_max 1 → 2")
+        assert up.error_line().endswith("applied service.exec.workers_max 1 → 2")
         up.send(signal.SIGHUP)
-        assert up.error_line().endswith("read the settings: nothing has changed")
+        assert up.error_line().endswith("settings reloaded: no changes")
         settings(tmp_path, "workers_max = two")
         assert run(tmp_path, "config", "reload")[0] == 2
         assert up.terminate()[0] == 0
