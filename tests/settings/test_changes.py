@@ -1,4 +1,4 @@
-"""What a broker says when it has read its settings again."""
+"""The differences between two versions of the settings, as a broker logs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def changed(directory: Path, old: str, new: str) -> Changes:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("workers_max = 20", "workers_max = 5", "service.a.workers_max 20 → 5"),
         ("workers_max = 20", "", "service.a.workers_max 20 → 0"),
@@ -50,15 +50,15 @@ def changed(directory: Path, old: str, new: str) -> Changes:
         ),
     ],
 )
-def test_what_is_obeyed_at_once_is_told_as_it_was_and_is(
-    old: str, new: str, told: str, tmp_path: Path
+def test_applied_changes_show_old_and_new_value(
+    old: str, new: str, message: str, tmp_path: Path
 ) -> None:
     found = changed(tmp_path, old, new)
-    assert (found.applied, found.needs_restart) == ((told,), ())
-    assert found.sentence() == f"applied {told}"
+    assert (found.applied, found.needs_restart) == ((message,), ())
+    assert found.sentence() == f"applied {message}"
 
 
-def test_what_counts_at_the_next_start_is_named(tmp_path: Path) -> None:
+def test_changes_that_need_a_restart_are_named(tmp_path: Path) -> None:
     more = '[worker]\nslots = 3\n[listen]\ndwork = "tcp://127.0.0.1:1"\n[service.a]'
     found = changed(tmp_path, "[service.a]", more)
     assert (found.applied, found.needs_restart) == ((), ("listen.dwork", "worker.slots"))
@@ -72,5 +72,5 @@ def test_where_the_broker_is_for_clients_does_not_concern_it(tmp_path: Path) -> 
 
 def test_line_of_a_log_names_some_changes_and_counts_the_rest(tmp_path: Path) -> None:
     many = "".join(f"[service.n{number}]\n" for number in range(NAMED_MAX + 3))
-    told = changed(tmp_path, "[service.a]", f"{many}[service.a]").sentence()
-    assert told.endswith(f"[service.n{NAMED_MAX - 1}] added and 3 more")
+    message = changed(tmp_path, "[service.a]", f"{many}[service.a]").sentence()
+    assert message.endswith(f"[service.n{NAMED_MAX - 1}] added and 3 more")
