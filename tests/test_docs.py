@@ -129,7 +129,7 @@ def test_tests_that_prove_a_guarantee_exist() -> None:
         f"under load: {of('system/test_workers.py', 'TASKS')} tasks",
         f"{of('system/test_open_requests.py', 'WORKERS'):,} requests that wait",
         f"after {limits.CRASHES_MAX} lost workers",
-        f"{WORKER.lease_timeout_ns // limits.SECOND_NS} s after its last sign of life",
+        f"{WORKER.lease_timeout_ns // limits.SECOND_NS} s after its last heartbeat",
         f"Under {DISK_RESERVE_BYTES // MEBIBYTE} MiB free",
         f"{of('system/test_malformed.py', 'MESSAGES'):,} spoilt messages",
         f"| schedules | {of('sim/test_schedules.py', 'SCHEDULES'):,}, with",

@@ -1,4 +1,4 @@
-"""What tests of a live compaction share: a broker over lists, and a clock that they move."""
+"""A broker over lists and a clock moved by the test, for tests of live compaction."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-#: Limits that nothing reaches.
+#: Limits that no test reaches.
 NEVER = CompactionLimits(rows=10**9, rows_bytes=10**15, ended=10**9)
 
 
-class Desk:
-    """A broker on a real journal, with a port and a clock that are the test's."""
+class Harness:
+    """A broker on a real journal, with a transport and a clock controlled by the test."""
 
     def __init__(self, directory: Path, limits: CompactionLimits = NEVER) -> None:
         self.directory = directory
@@ -50,7 +50,7 @@ class Desk:
         self.turn(WorkerRegistered(0, b"w", WorkerFacts(slots_total=0)))
 
     def fill_filter(self) -> None:
-        """What a compactor does first of all."""
+        """Build the name filter, the compactor's first work."""
         while self.archive.needs_filter:
             self.look()
 
@@ -84,7 +84,7 @@ class Desk:
         return answer
 
     def do(self, *names: bytes) -> None:
-        """Submit tasks and finish them; the result is the name in capitals."""
+        """Submit tasks and finish them. The result is the name in capitals."""
         answer = self.submit(*names)
         assert isinstance(answer, Accepted)
         taken = self.turn(TasksRequested(0, b"w", len(names)))
@@ -93,9 +93,9 @@ class Desk:
         self.turn(TasksReported(0, b"w", assign.names, assign.attempts, texts=results))
 
     def results(self, *names: bytes) -> list[bytes | None]:
-        [told] = self.turn(ResultsRequested(0, b"c", [*names]))
-        assert isinstance(told, Settled)
-        return told.texts
+        [replies] = self.turn(ResultsRequested(0, b"c", [*names]))
+        assert isinstance(replies, Settled)
+        return replies.texts
 
     def found(self, *names: bytes) -> list[bytes]:
         [found] = self.turn(LookupRequested(0, b"c", [*names]))
@@ -103,6 +103,6 @@ class Desk:
         return [view.name for view in found.views]
 
     def look(self, seconds: float = 10) -> int | None:
-        """After so long, which is as long as it wants to wait for anything."""
+        """Advance the clock, at most by the wait that the compactor wants."""
         self.now_ns += int(seconds * SECOND_NS)
         return self.compactor.run_step()

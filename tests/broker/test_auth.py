@@ -1,4 +1,4 @@
-"""Guests at the broker's port: who is refused, who is cut off, and what is never sent."""
+"""Authenticated peers: refusals, revoked keys, and replies that are never sent."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from taskyard.wire.dialect import Reply
 
 
-#: Ids as ZeroMQ gives them.
+#: Routing ids as ZeroMQ makes them.
 PEER, OTHER, A, B, C = (b"\0%04d" % number for number in range(5))
 
 
-class Desk:
-    """A secure wire, a dialect of numbers, a poller and a clock, over real keys."""
+class Harness:
+    """A secure socket, a dialect of numbers, a poller and a clock, over real keys."""
 
     prefix = b""
     is_secure = True
@@ -44,7 +44,7 @@ class Desk:
         self.user = ""
         self.room = 1000
         self.is_full = True
-        self.heard: list[tuple[bytes, int]] = []
+        self.received: list[tuple[bytes, int]] = []
         self.taken: list[AuthenticatedPeer | None] = []
         self.now_ns = 1
         self._inbox: list[list[bytes]] = []
@@ -59,10 +59,10 @@ class Desk:
         self.users[name] = read_peer_key(out).secret.public()
         return self.users[name]
 
-    # The wire.
+    # The socket.
 
     def receive(self, *message: Any) -> Any:
-        """Return the next frames, as a wire does, or the events of a message, as a dialect."""
+        """Return the next frames, as a socket does, or the events of a message, as a dialect."""
         if message:
             return self._decode(*message)
         return self._inbox.pop(0) if self._inbox else None
@@ -75,7 +75,7 @@ class Desk:
         if not self.room:
             return False
         self.room -= 1
-        self.heard.append((route, int(body)))
+        self.received.append((route, int(body)))
         return True
 
     # The poller and the clock.
@@ -120,7 +120,7 @@ class Desk:
     # The test.
 
     def hear(self, name: str = "one", route: bytes = PEER, *numbers: int) -> list[Event]:
-        """What the port makes of these messages by that key."""
+        """Receive these messages with that key and return the events."""
         self.user = self.users.get(name, name)
         self._inbox = [[route, b"%d" % number] for number in numbers]
         return [*self.port.receive(None)]
@@ -133,126 +133,132 @@ GONE = ClientDisconnected(0, b"\x00" + PEER)
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
 def asked(number: int, route: bytes = PEER) -> StatsRequested:
     return StatsRequested(1, b"\x00" + route, number)
 
 
-def test_guest_is_known_by_name_and_role_and_answered(desk: Desk) -> None:
-    assert desk.hear("one", PEER, 1) == [asked(1)]
-    assert desk.taken == [AuthenticatedPeer("one", Role.VIEWER)]
-    assert desk.answer(1) == []
-    assert desk.heard == [(PEER, 1)]
+def test_peer_with_a_key_has_its_name_and_role_and_gets_a_reply(harness: Harness) -> None:
+    assert harness.hear("one", PEER, 1) == [asked(1)]
+    assert harness.taken == [AuthenticatedPeer("one", Role.VIEWER)]
+    assert harness.answer(1) == []
+    assert harness.received == [(PEER, 1)]
 
 
-def test_key_that_nobody_knows_is_nobodys(desk: Desk) -> None:
-    desk.hear("x" * 40, PEER, 1)
-    desk.hear("", PEER, 2)
-    assert desk.taken == [UNKNOWN_PEER, UNKNOWN_PEER]
+def test_unknown_key_is_an_unknown_peer(harness: Harness) -> None:
+    harness.hear("x" * 40, PEER, 1)
+    harness.hear("", PEER, 2)
+    assert harness.taken == [UNKNOWN_PEER, UNKNOWN_PEER]
 
 
-def test_revoked_guest_is_cut_off_before_anything_of_the_turn(desk: Desk) -> None:
-    desk.hear("one", PEER, 1)
-    desk.hear("two", OTHER, 2)
-    desk.ring.revoke("one")
-    assert desk.hear("two", OTHER, 3) == [GONE, asked(3, OTHER)]
-    assert desk.answer(1) == [GONE]
-    assert desk.answer(3, OTHER) == []
-    assert desk.heard == [(OTHER, 3)]
+def test_revoked_key_is_disconnected_before_the_messages_of_the_turn(harness: Harness) -> None:
+    harness.hear("one", PEER, 1)
+    harness.hear("two", OTHER, 2)
+    harness.ring.revoke("one")
+    assert harness.hear("two", OTHER, 3) == [GONE, asked(3, OTHER)]
+    assert harness.answer(1) == [GONE]
+    assert harness.answer(3, OTHER) == []
+    assert harness.received == [(OTHER, 3)]
 
 
-def test_next_message_of_a_revoked_guest_is_refused_and_its_refusal_told(desk: Desk) -> None:
-    desk.hear("one", PEER, 1)
-    desk.ring.revoke("one")
-    assert desk.hear("one", PEER, 2) == [GONE, asked(2)]
-    assert desk.taken == [AuthenticatedPeer("one", Role.VIEWER), AuthenticatedPeer("one", None)]
-    assert desk.answer(2) == []
+def test_next_message_of_a_revoked_key_gets_a_refusal(harness: Harness) -> None:
+    harness.hear("one", PEER, 1)
+    harness.ring.revoke("one")
+    assert harness.hear("one", PEER, 2) == [GONE, asked(2)]
+    assert harness.taken == [AuthenticatedPeer("one", Role.VIEWER), AuthenticatedPeer("one", None)]
+    assert harness.answer(2) == []
 
 
-def test_new_key_of_the_same_name_does_not_bring_the_old_one_back(desk: Desk) -> None:
-    old = desk.users["one"]
-    desk.hear(old, PEER, 1)
-    desk.ring.revoke("one")
-    desk.make("one")
-    desk.hear(old, PEER, 2)
-    assert desk.taken[1] == AuthenticatedPeer("one", None)
-    desk.hear("one", PEER, 3)
-    assert desk.taken[2] == AuthenticatedPeer("one", Role.VIEWER)
+def test_new_key_of_the_same_name_does_not_bring_the_old_one_back(harness: Harness) -> None:
+    old = harness.users["one"]
+    harness.hear(old, PEER, 1)
+    harness.ring.revoke("one")
+    harness.make("one")
+    harness.hear(old, PEER, 2)
+    assert harness.taken[1] == AuthenticatedPeer("one", None)
+    harness.hear("one", PEER, 3)
+    assert harness.taken[2] == AuthenticatedPeer("one", Role.VIEWER)
 
 
-def test_whoever_never_spoke_is_told_nothing(desk: Desk) -> None:
-    assert desk.answer(1) == [GONE]
-    assert desk.heard == []
+def test_route_without_a_message_gets_no_reply(harness: Harness) -> None:
+    assert harness.answer(1) == [GONE]
+    assert harness.received == []
 
 
-def test_answers_of_one_guest_are_not_for_the_next_at_the_same_route(desk: Desk) -> None:
-    desk.hear("one", PEER, 1)
-    desk.room = 0
-    assert desk.answer(1) == [GONE]
-    assert desk.hear("two", PEER, 2) == [GONE, asked(2)]
-    desk.room = 9
-    desk.now_ns += RETRY_NS
-    desk.hear("two")
-    assert desk.heard == []
+def test_replies_to_one_key_do_not_reach_another_on_the_same_route(harness: Harness) -> None:
+    harness.hear("one", PEER, 1)
+    harness.room = 0
+    assert harness.answer(1) == [GONE]
+    assert harness.hear("two", PEER, 2) == [GONE, asked(2)]
+    harness.room = 9
+    harness.now_ns += RETRY_NS
+    harness.hear("two")
+    assert harness.received == []
 
 
-def test_guest_that_does_not_read_is_passed_over(desk: Desk) -> None:
-    desk.hear("one", PEER, 1)
-    desk.room = 0
-    desk.answer(1)
-    assert desk.hear("one", PEER, 2) == []
-    desk.room = 9
-    desk.now_ns += RETRY_NS
-    assert [event.now_ns for event in desk.hear("one", PEER, 3)] == [desk.now_ns]
-    assert desk.heard == [(PEER, 1)]
+def test_requests_of_a_keyed_peer_that_does_not_read_are_ignored(harness: Harness) -> None:
+    harness.hear("one", PEER, 1)
+    harness.room = 0
+    harness.answer(1)
+    assert harness.hear("one", PEER, 2) == []
+    harness.room = 9
+    harness.now_ns += RETRY_NS
+    assert [event.now_ns for event in harness.hear("one", PEER, 3)] == [harness.now_ns]
+    assert harness.received == [(PEER, 1)]
 
 
-def test_what_waits_to_be_taken_by_a_revoked_guest_is_dropped(desk: Desk) -> None:
-    desk.hear("one", PEER, 1)
-    desk.room = 0
-    desk.answer(1)
-    desk.ring.revoke("one")
-    desk.room = 9
-    desk.now_ns += RETRY_NS
-    assert desk.hear() == [GONE]
-    assert desk.heard == []
+def test_pending_replies_to_a_revoked_key_are_dropped(harness: Harness) -> None:
+    harness.hear("one", PEER, 1)
+    harness.room = 0
+    harness.answer(1)
+    harness.ring.revoke("one")
+    harness.room = 9
+    harness.now_ns += RETRY_NS
+    assert harness.hear() == [GONE]
+    assert harness.received == []
 
 
-def test_nobody_is_served_while_the_keys_can_not_be_read(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+def test_all_keys_are_refused_while_the_keys_can_not_be_read(
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.hear("one", PEER, 1)
-    desk.ring.directory.chmod(0o755)
-    assert desk.hear("one", PEER, 2) == [GONE, asked(2)]
-    desk.hear("one", PEER, 3)
-    assert desk.taken[1:] == [UNKNOWN_PEER, UNKNOWN_PEER]
-    desk.ring.directory.chmod(0o700)
-    desk.hear("one", PEER, 4)
-    assert desk.taken[3] == AuthenticatedPeer("one", Role.VIEWER)
+    harness.hear("one", PEER, 1)
+    harness.ring.directory.chmod(0o755)
+    assert harness.hear("one", PEER, 2) == [GONE, asked(2)]
+    harness.hear("one", PEER, 3)
+    assert harness.taken[1:] == [UNKNOWN_PEER, UNKNOWN_PEER]
+    harness.ring.directory.chmod(0o700)
+    harness.hear("one", PEER, 4)
+    assert harness.taken[3] == AuthenticatedPeer("one", Role.VIEWER)
     (record,) = caplog.records
-    assert "nobody with a key is served: " in record.getMessage()
+    assert "all keys are refused: " in record.getMessage()
 
 
-def test_routes_are_bounded_and_the_last_heard_stay(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+def test_routes_are_bounded_and_the_latest_stay(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "ROUTES_MAX", 2)
     for route in (A, B, A, C):
-        desk.hear("one", route, 1)
-    assert [desk.guests.may_send(b"\x00" + route) for route in (A, B, C)] == [*(True, False, True)]
+        harness.hear("one", route, 1)
+    assert [harness.guests.may_send(b"\x00" + route) for route in (A, B, C)] == [
+        *(True, False, True)
+    ]
 
 
-def test_secure_wire_without_guests_hears_and_tells_nobody(desk: Desk) -> None:
-    desk.port = SocketTransport(desk, [cast("ZmqSocket", desk)], cast("Poller", desk), desk)
-    assert desk.hear("one", PEER, 1) == []
-    assert desk.answer(1) == [GONE]
-    assert desk.heard == []
+def test_secure_socket_without_an_authenticator_receives_and_sends_nothing(
+    harness: Harness,
+) -> None:
+    harness.port = SocketTransport(
+        harness, [cast("ZmqSocket", harness)], cast("Poller", harness), harness
+    )
+    assert harness.hear("one", PEER, 1) == []
+    assert harness.answer(1) == [GONE]
+    assert harness.received == []
 
 
-# Which sockets demand keys.
+# Sockets that require keys.
 
 
 @pytest.mark.parametrize(
@@ -275,42 +281,44 @@ def test_keys_are_demanded_beyond_this_machine_and_where_asked_for(
 
 def test_dialect_whose_messages_are_not_checked_is_for_this_machine_alone() -> None:
     assert not requires_keys("round-robin", "tcp://127.0.0.1:0", secure=False)
-    with pytest.raises(UserError, match=r"round-robin can't be spoken beyond this machine, at tcp"):
+    with pytest.raises(
+        UserError, match=r"round-robin at tcp://0.0.0.0:0: a remote endpoint requires keys"
+    ):
         requires_keys("round-robin", "tcp://0.0.0.0:0", secure=False)
-    with pytest.raises(UserError, match=r"can't be spoken with --secure, .* without --secure, or"):
+    with pytest.raises(UserError, match=r"--secure requires keys, .* without --secure, and"):
         requires_keys("round-robin", "tcp://127.0.0.1:0", secure=True)
 
 
 def test_broker_that_demands_keys_needs_one_that_is_good(tmp_path: Path) -> None:
     beyond = [("dwork", "tcp://0.0.0.0:0")]
     assert keyring_for(tmp_path, [("dwork", "tcp://127.0.0.1:0")], secure=False) is None
-    told = (
-        rf"^tcp://0.0.0.0:0 goes beyond this machine and needs keys, and {tmp_path} has none that "
-        rf"is good; make one with `taskyard keys new NAME --role producer --state {tmp_path}`$"
+    message = (
+        rf"^tcp://0.0.0.0:0: a remote endpoint requires keys, and {tmp_path} has no valid key "
+        rf"\(create one with `taskyard keys new NAME --role producer --state {tmp_path}`\)$"
     )
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         keyring_for(tmp_path, beyond, secure=False)
-    with pytest.raises(UserError, match=r"tcp://127.0.0.1:0 is to be secure and needs keys"):
+    with pytest.raises(UserError, match=r"tcp://127.0.0.1:0: --secure requires keys"):
         keyring_for(tmp_path, [("dwork", "tcp://127.0.0.1:0")], secure=True)
     ring = Keyring(tmp_path)
     ring.create("one", Role.VIEWER, tmp_path / "one.key")
     assert keyring_for(tmp_path, beyond, secure=False) is not None
     ring.revoke("one")
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         keyring_for(tmp_path, beyond, secure=False)
 
 
-def test_guest_with_a_routing_id_of_its_own_is_answered(desk: Desk) -> None:
-    assert desk.hear("one", b"chosen", 1) == [asked(1, b"chosen")]
-    assert desk.answer(1, b"chosen") == []
-    assert desk.heard == [(b"chosen", 1)]
+def test_peer_with_its_own_routing_id_gets_a_reply(harness: Harness) -> None:
+    assert harness.hear("one", b"chosen", 1) == [asked(1, b"chosen")]
+    assert harness.answer(1, b"chosen") == []
+    assert harness.received == [(b"chosen", 1)]
 
 
-def test_routing_id_under_another_key_is_logged_and_cut_from_what_it_waited_for(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+def test_reused_routing_id_is_logged_and_loses_pending_replies(
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.hear("one", b"chosen", 1)
-    assert desk.hear("two", b"chosen", 2) == [
+    harness.hear("one", b"chosen", 1)
+    assert harness.hear("two", b"chosen", 2) == [
         ClientDisconnected(0, b"\0chosen"),
         asked(2, b"chosen"),
     ]

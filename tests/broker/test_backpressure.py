@@ -14,8 +14,8 @@ from taskyard.core.effects import Accepted, Effect, Refusal, Refused, ReportAck,
 from taskyard.core.events import LagChanged, SubmitRequested, TasksReported, TasksRequested
 from taskyard.core.limits import LAG_REFUSE_ALL_PERCENT, LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.model import Submission
-from tests.broker.compaction_kit import NEVER, Desk
-from tests.broker.test_compaction import Beside
+from tests.broker.compaction_kit import NEVER, Harness
+from tests.broker.test_compaction import FakeChild
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ def accepted(request: int, new: int = 1) -> Accepted:
     return Accepted(b"c", request, new)
 
 
-def told(request: int) -> Settled:
+def settled(request: int) -> Settled:
     return Settled(b"c", request, [], [], [])
 
 
@@ -45,37 +45,37 @@ class TestHolding:
         pressure = Backpressure()
         pressure.update(LAG_SLOW_PERCENT)
         effects: list[Effect] = [accepted(16)]
-        assert pressure.flush_if_full(effects, 0) is effects
+        assert pressure.throttle(effects, 0) is effects
         assert pressure.wake_at_ns() is None
 
-    def test_reply_is_held_for_as_long_as_the_lag_says(self, pressure: Backpressure) -> None:
-        assert pressure.flush_if_full([accepted(16)], 100) == []
+    def test_delay_of_a_reply_follows_the_lag(self, pressure: Backpressure) -> None:
+        assert pressure.throttle([accepted(16)], 100) == []
         assert pressure.wake_at_ns() == 100 + HOLD_NS
-        assert pressure.flush_if_full([], 99 + HOLD_NS) == []
-        assert pressure.flush_if_full([], 100 + HOLD_NS) == [accepted(16)]
+        assert pressure.throttle([], 99 + HOLD_NS) == []
+        assert pressure.throttle([], 100 + HOLD_NS) == [accepted(16)]
         assert pressure.wake_at_ns() is None
 
     def test_all_of_a_held_request_keeps_its_order(self, pressure: Backpressure) -> None:
-        assert pressure.flush_if_full([accepted(16), told(16), told(32)], 0) == [told(32)]
-        assert pressure.flush_if_full([told(16)], 1) == []
-        assert pressure.flush_if_full([told(16)], HOLD_NS) == [
+        assert pressure.throttle([accepted(16), settled(16), settled(32)], 0) == [settled(32)]
+        assert pressure.throttle([settled(16)], 1) == []
+        assert pressure.throttle([settled(16)], HOLD_NS) == [
             accepted(16),
-            told(16),
-            told(16),
-            told(16),
+            settled(16),
+            settled(16),
+            settled(16),
         ]
 
     def test_only_replies_to_new_tasks_are_held(self, pressure: Backpressure) -> None:
-        others: list[Effect] = [accepted(16, new=0), ReportAck(b"w", 32, []), told(48)]
-        assert pressure.flush_if_full(others, 0) == others
+        others: list[Effect] = [accepted(16, new=0), ReportAck(b"w", 32, []), settled(48)]
+        assert pressure.throttle(others, 0) == others
 
     def test_everything_is_released_when_compaction_has_caught_up(
         self, pressure: Backpressure
     ) -> None:
-        pressure.flush_if_full([accepted(16)], 0)
-        pressure.flush_if_full([accepted(32)], 1)
+        pressure.throttle([accepted(16)], 0)
+        pressure.throttle([accepted(32)], 1)
         pressure.update(0)
-        assert pressure.flush_if_full([accepted(48)], 2) == [
+        assert pressure.throttle([accepted(48)], 2) == [
             accepted(16),
             accepted(32),
             accepted(48),
@@ -85,7 +85,7 @@ class TestHolding:
         pressure.update(10**9)
         assert pressure.hold_ns() == HOLD_NS_MAX
 
-    def test_scheduler_is_told_of_changes_that_matter(self) -> None:
+    def test_scheduler_gets_the_lag_in_steps(self) -> None:
         pressure = Backpressure()
         assert pressure.update(STEP_PERCENT - 1) is None
         assert pressure.update(SLOW) == LagChanged(0, SLOW)
@@ -95,106 +95,108 @@ class TestHolding:
 
 @pytest.fixture
 def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compaction that is at work for as long as the test wants."""
+    """A child process that runs until the test ends it."""
     for name, value in (("running", 0), ("started", 0), ("ended", 0), ("looks", 10**6)):
-        monkeypatch.setattr(Beside, name, value)
-    monkeypatch.setattr(compaction, "CompactionChild", Beside)
+        monkeypatch.setattr(FakeChild, name, value)
+    monkeypatch.setattr(compaction, "CompactionChild", FakeChild)
 
 
 @pytest.fixture
-def desk(tmp_path: Path, _beside: None) -> Iterator[Desk]:
+def harness(tmp_path: Path, _beside: None) -> Iterator[Harness]:
     """A broker that compacts after ten ended tasks."""
     limits = CompactionLimits(NEVER.rows, NEVER.rows_bytes, ended=10, lag_min=1)
-    with closing(Desk(tmp_path, limits)) as desk:
-        desk.fill_filter()
-        yield desk
+    with closing(Harness(tmp_path, limits)) as harness:
+        harness.fill_filter()
+        yield harness
 
 
-def finish(desk: Desk, count: int) -> None:
-    """Let so many more tasks end, and have the compactor look."""
-    first = desk.store.head.sequence
-    desk.do(*[b"%d-%d" % (first, number) for number in range(count)])
-    look(desk)
+def finish(harness: Harness, count: int) -> None:
+    """Finish this many more tasks and run the compactor."""
+    first = harness.store.head.sequence
+    harness.do(*[b"%d-%d" % (first, number) for number in range(count)])
+    look(harness)
 
 
-def look(desk: Desk) -> None:
-    desk.look()
-    desk.broker.note_lag(desk.compactor.lag_percent)
-    desk.turn()
+def look(harness: Harness) -> None:
+    harness.look()
+    harness.broker.note_lag(harness.compactor.lag_percent)
+    harness.turn()
 
 
-def submit(desk: Desk, name: bytes, *, request: int = 16, retries: bool = True) -> list[Effect]:
+def submit(
+    harness: Harness, name: bytes, *, request: int = 16, retries: bool = True
+) -> list[Effect]:
     asked = SubmitRequested(0, b"c", Submission([name]), request=request, retries=retries)
-    return desk.turn(asked)
+    return harness.turn(asked)
 
 
 class TestLag:
-    def test_lag_grows_with_what_has_ended_and_falls_when_it_is_compacted(self, desk: Desk) -> None:
-        finish(desk, 8)
-        assert (desk.compactor.lag_percent, Beside.started) == (80, 0)
-        finish(desk, 12)
-        look(desk)
-        assert (desk.compactor.lag_percent, Beside.started) == (200, 1)
-        Beside.looks = 0
-        while desk.compactor.completed < 1:
-            look(desk)
-        look(desk)
-        assert desk.compactor.lag_percent == 0
-        assert desk.broker.scheduler.context.lag_percent == 0
+    def test_lag_grows_with_ended_tasks_and_falls_with_a_compaction(self, harness: Harness) -> None:
+        finish(harness, 8)
+        assert (harness.compactor.lag_percent, FakeChild.started) == (80, 0)
+        finish(harness, 12)
+        look(harness)
+        assert (harness.compactor.lag_percent, FakeChild.started) == (200, 1)
+        FakeChild.looks = 0
+        while harness.compactor.completed < 1:
+            look(harness)
+        look(harness)
+        assert harness.compactor.lag_percent == 0
+        assert harness.broker.scheduler.context.lag_percent == 0
 
-    def test_next_one_begins_at_once_where_the_mark_is_passed_again(self, desk: Desk) -> None:
-        finish(desk, 11)
-        look(desk)
-        finish(desk, 11)
-        Beside.looks = 0
-        while desk.compactor.completed < 2:
-            look(desk)
-        assert Beside.started == 2
-        assert desk.ledger.tasks == {}
+    def test_next_one_begins_at_once_where_the_mark_is_passed_again(self, harness: Harness) -> None:
+        finish(harness, 11)
+        look(harness)
+        finish(harness, 11)
+        FakeChild.looks = 0
+        while harness.compactor.completed < 2:
+            look(harness)
+        assert FakeChild.started == 2
+        assert harness.ledger.tasks == {}
 
     @pytest.mark.usefixtures("_beside")
     def test_little_work_is_no_lag(self, tmp_path: Path) -> None:
-        with closing(Desk(tmp_path, CompactionLimits(ended=10))) as desk:
-            desk.fill_filter()
-            finish(desk, 100)
-            assert Beside.started == 1
-            assert desk.compactor.lag_percent < LAG_SLOW_PERCENT
+        with closing(Harness(tmp_path, CompactionLimits(ended=10))) as harness:
+            harness.fill_filter()
+            finish(harness, 100)
+            assert FakeChild.started == 1
+            assert harness.compactor.lag_percent < LAG_SLOW_PERCENT
 
 
 class TestSubmissions:
-    def test_reply_is_held_and_the_task_is_there(self, desk: Desk) -> None:
-        finish(desk, LAG_SLOW_PERCENT // 10 + 2)
-        assert submit(desk, b"held") == []
-        assert desk.found(b"held") == [b"held"]
-        wake_at_ns = desk.broker.backpressure.wake_at_ns()
+    def test_reply_is_held_and_the_task_is_there(self, harness: Harness) -> None:
+        finish(harness, LAG_SLOW_PERCENT // 10 + 2)
+        assert submit(harness, b"held") == []
+        assert harness.found(b"held") == [b"held"]
+        wake_at_ns = harness.broker.backpressure.wake_at_ns()
         assert wake_at_ns is not None
-        desk.now_ns = wake_at_ns
-        assert desk.turn() == [Accepted(b"c", 16, 1)]
+        harness.now_ns = wake_at_ns
+        assert harness.turn() == [Accepted(b"c", 16, 1)]
 
-    def test_client_that_repeats_is_refused_and_nothing_is_changed(self, desk: Desk) -> None:
-        finish(desk, LAG_REFUSE_PERCENT // 10)
-        before = desk.store.head
-        [refused] = submit(desk, b"refused")
+    def test_client_that_repeats_is_refused_and_nothing_is_changed(self, harness: Harness) -> None:
+        finish(harness, LAG_REFUSE_PERCENT // 10)
+        before = harness.store.head
+        [refused] = submit(harness, b"refused")
         assert isinstance(refused, Refused)
         assert refused.refusal is Refusal.RETRY_LATER
         assert refused.text.startswith("journal: compaction lags behind (300 % of its mark)")
-        assert desk.store.head == before
+        assert harness.store.head == before
 
-    def test_client_that_does_not_repeat_is_refused_last(self, desk: Desk) -> None:
-        finish(desk, LAG_REFUSE_PERCENT // 10)
-        assert submit(desk, b"held", retries=False) == []
-        assert desk.found(b"held") == [b"held"]
-        desk.turn(TasksRequested(0, b"w", 1))
-        desk.turn(TasksReported(0, b"w", [b"held"], [1]))
-        desk.broker.note_lag(LAG_REFUSE_ALL_PERCENT)
-        [refused] = submit(desk, b"refused", request=32, retries=False)
+    def test_client_that_does_not_repeat_is_refused_last(self, harness: Harness) -> None:
+        finish(harness, LAG_REFUSE_PERCENT // 10)
+        assert submit(harness, b"held", retries=False) == []
+        assert harness.found(b"held") == [b"held"]
+        harness.turn(TasksRequested(0, b"w", 1))
+        harness.turn(TasksReported(0, b"w", [b"held"], [1]))
+        harness.broker.note_lag(LAG_REFUSE_ALL_PERCENT)
+        [refused] = submit(harness, b"refused", request=32, retries=False)
         assert isinstance(refused, Refused)
         assert refused.refusal is Refusal.FULL
 
-    def test_workers_go_on_whatever_the_lag(self, desk: Desk) -> None:
-        assert isinstance(desk.submit(b"a", b"b"), Accepted)
-        desk.broker.note_lag(10 * LAG_REFUSE_ALL_PERCENT)
-        assert desk.turn(TasksRequested(0, b"w", 2))
-        [noted, *_] = desk.turn(TasksReported(0, b"w", [b"a", b"b"], [1, 1], request=32))
+    def test_workers_are_served_at_any_lag(self, harness: Harness) -> None:
+        assert isinstance(harness.submit(b"a", b"b"), Accepted)
+        harness.broker.note_lag(10 * LAG_REFUSE_ALL_PERCENT)
+        assert harness.turn(TasksRequested(0, b"w", 2))
+        [noted, *_] = harness.turn(TasksReported(0, b"w", [b"a", b"b"], [1, 1], request=32))
         assert isinstance(noted, ReportAck)
-        assert desk.results(b"a", b"b") == [b"", b""]
+        assert harness.results(b"a", b"b") == [b"", b""]

@@ -1,4 +1,4 @@
-"""Timers after a broker was held up: what arrived meanwhile is read first."""
+"""Late timers: a broker first reads the messages that arrived meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FACTS = WorkerFacts(slots_total=1, lease_timeout_ns=60 * SECOND_NS)
 
 
 class Hands:
-    """A port and a clock that are moved by hand. A turn reads one event."""
+    """A transport and a clock moved by the test. A turn reads one event."""
 
     def __init__(self) -> None:
         self.now_ns = SECOND_NS

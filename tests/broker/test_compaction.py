@@ -1,4 +1,4 @@
-"""Compaction beside the turns: when it begins, what it leaves, what becomes of one that fails."""
+"""Compaction while the broker runs: its start, its result, and its failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskyard.journal import compaction_process as program
 from taskyard.journal import snapshot, state_check
 from taskyard.journal.chain import seal
 from taskyard.journal.compaction_process import CompactionReport
-from tests.broker.compaction_kit import NEVER, Desk
+from tests.broker.compaction_kit import NEVER, Harness
 from tests.kit.processes import until
 
 if TYPE_CHECKING:
@@ -27,167 +27,167 @@ if TYPE_CHECKING:
     from taskyard.journal.chain import Head
 
 
-class Beside:
-    """Stands in for the child process: does its work when the test asks how it is."""
+class FakeChild:
+    """Stands in for the child process: does its work when it is polled."""
 
     running = 0
     started = 0
     ended = 0
-    #: What goes wrong in it, and for how many more looks it is at work.
+    #: Its failure, and the polls until it ends.
     failing = ""
     looks = 0
     cannot_start = False
 
     def __init__(self, directory: Path, identity: bytes, head: Head) -> None:
-        if Beside.cannot_start:
+        if FakeChild.cannot_start:
             raise OSError(12, "Cannot allocate memory")
         self.head = head
         self._work = (directory, seal(identity, head))
-        Beside.started += 1
-        Beside.running += 1
-        assert Beside.running == 1, "two at once"
+        FakeChild.started += 1
+        FakeChild.running += 1
+        assert FakeChild.running == 1, "two at once"
 
     def poll(self) -> CompactionReport | None:
-        if Beside.looks:
-            Beside.looks -= 1
+        if FakeChild.looks:
+            FakeChild.looks -= 1
             return None
-        Beside.running -= 1
-        if Beside.failing:
-            return CompactionReport(Beside.failing)
+        FakeChild.running -= 1
+        if FakeChild.failing:
+            return CompactionReport(FakeChild.failing)
         return program.run(*self._work, lambda: None)
 
     def kill(self) -> None:
-        Beside.ended += 1
-        Beside.running -= 1
+        FakeChild.ended += 1
+        FakeChild.running -= 1
 
 
 @pytest.fixture(autouse=True)
 def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("running", 0), ("started", 0), ("ended", 0), ("looks", 0)):
-        monkeypatch.setattr(Beside, name, value)
-    monkeypatch.setattr(compaction, "CompactionChild", Beside)
+        monkeypatch.setattr(FakeChild, name, value)
+    monkeypatch.setattr(compaction, "CompactionChild", FakeChild)
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def harness(tmp_path: Path) -> Iterator[Harness]:
     """A broker that compacts after ten rows."""
-    with closing(Desk(tmp_path, CompactionLimits(rows=10))) as desk:
-        desk.fill_filter()
-        yield desk
+    with closing(Harness(tmp_path, CompactionLimits(rows=10))) as harness:
+        harness.fill_filter()
+        yield harness
 
 
-def settle(desk: Desk) -> int:
-    """Look until there is nothing to do. Returns how often."""
+def settle(harness: Harness) -> int:
+    """Run steps until there is nothing to do. Returns their number."""
     for count in range(1, 1000):
-        if desk.look() is None:
+        if harness.look() is None:
             return count
     pytest.fail("it never comes to its end")
 
 
-def fill(desk: Desk, tasks: int = 10) -> None:
+def fill(harness: Harness, tasks: int = 10) -> None:
     for number in range(tasks):
-        desk.do(b"%d-%d" % (desk.store.head.sequence, number))
+        harness.do(b"%d-%d" % (harness.store.head.sequence, number))
 
 
 class TestWhen:
-    def test_nothing_is_done_below_the_limits(self, desk: Desk) -> None:
-        fill(desk, 2)
-        settle(desk)
-        assert Beside.started == 0
+    def test_nothing_is_done_below_the_limits(self, harness: Harness) -> None:
+        fill(harness, 2)
+        settle(harness)
+        assert FakeChild.started == 0
 
-    def test_too_many_rows_are_compacted(self, desk: Desk) -> None:
-        fill(desk)
-        settle(desk)
-        assert (Beside.started, desk.compactor.completed) == (1, 1)
-        assert desk.store.anchor == desk.store.head
-        assert not desk.ledger.tasks
-        assert state_check.check(desk.directory, deep=True).wrong == []
+    def test_too_many_rows_are_compacted(self, harness: Harness) -> None:
+        fill(harness)
+        settle(harness)
+        assert (FakeChild.started, harness.compactor.completed) == (1, 1)
+        assert harness.store.anchor == harness.store.head
+        assert not harness.ledger.tasks
+        assert state_check.check(harness.directory, deep=True).wrong == []
 
     def test_too_many_bytes_are_compacted(self, tmp_path: Path) -> None:
-        with closing(Desk(tmp_path, CompactionLimits(rows_bytes=300_000))) as desk:
-            desk.fill_filter()
-            desk.submit(b"a", payloads=[b"x" * 200_000])
-            settle(desk)
-            assert Beside.started == 0
-            desk.submit(b"b", payloads=[b"x" * 200_000])
-            settle(desk)
-            assert Beside.started == 1
-            settle(desk)  # the snapshot is as large as the rows were: no reason to begin anew
-            desk.submit(b"c", payloads=[b"x" * 200_000])
-            settle(desk)
-            assert Beside.started == 1
+        with closing(Harness(tmp_path, CompactionLimits(rows_bytes=300_000))) as harness:
+            harness.fill_filter()
+            harness.submit(b"a", payloads=[b"x" * 200_000])
+            settle(harness)
+            assert FakeChild.started == 0
+            harness.submit(b"b", payloads=[b"x" * 200_000])
+            settle(harness)
+            assert FakeChild.started == 1
+            settle(harness)  # the snapshot is as large as the rows were: no compaction is due
+            harness.submit(b"c", payloads=[b"x" * 200_000])
+            settle(harness)
+            assert FakeChild.started == 1
 
     def test_too_many_ended_tasks_are_compacted(self, tmp_path: Path) -> None:
-        with closing(Desk(tmp_path, CompactionLimits(ended=5))) as desk:
-            desk.fill_filter()
-            desk.submit(*[b"waiting %d" % number for number in range(8)])
-            desk.do(*[b"%d" % number for number in range(8)])  # the worker takes the oldest
-            settle(desk)
-            assert Beside.started == 0  # as many are unfinished
-            desk.do(b"one more")
-            settle(desk)
-            assert Beside.started == 1
-            assert desk.archive.ended_count == 0
+        with closing(Harness(tmp_path, CompactionLimits(ended=5))) as harness:
+            harness.fill_filter()
+            harness.submit(*[b"waiting %d" % number for number in range(8)])
+            harness.do(*[b"%d" % number for number in range(8)])  # the worker takes the oldest
+            settle(harness)
+            assert FakeChild.started == 0  # as many are unfinished
+            harness.do(b"one more")
+            settle(harness)
+            assert FakeChild.started == 1
+            assert harness.archive.ended_count == 0
 
     def test_recalled_tasks_leave_without_a_compaction(
-        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        fill(desk)
-        names = [*desk.ledger.tasks]
-        settle(desk)
+        fill(harness)
+        names = [*harness.ledger.tasks]
+        settle(harness)
         monkeypatch.setattr(compaction, "RECALLED_MAX", len(names) - 1)
-        desk.results(*names)
-        assert len(desk.ledger.tasks) == len(names)
-        settle(desk)
-        assert not desk.ledger.tasks
-        assert Beside.started == 1
+        harness.results(*names)
+        assert len(harness.ledger.tasks) == len(names)
+        settle(harness)
+        assert not harness.ledger.tasks
+        assert FakeChild.started == 1
 
-    def test_never_two_at_once(self, desk: Desk) -> None:
-        Beside.looks = 3
-        fill(desk)
-        while Beside.looks:
-            desk.look()
-            fill(desk)
-        settle(desk)
-        assert Beside.started == 1
-        settle(desk)
-        assert Beside.started == 2
+    def test_never_two_at_once(self, harness: Harness) -> None:
+        FakeChild.looks = 3
+        fill(harness)
+        while FakeChild.looks:
+            harness.look()
+            fill(harness)
+        settle(harness)
+        assert FakeChild.started == 1
+        settle(harness)
+        assert FakeChild.started == 2
 
 
 class TestSteps:
-    def test_rows_that_came_meanwhile_stay(self, desk: Desk) -> None:
-        Beside.looks = 1
-        fill(desk)
-        desk.look()
-        desk.look()
-        head = desk.store.head
-        fill(desk, 1)
-        settle(desk)
-        assert desk.store.anchor == head
-        assert [*desk.ledger.tasks] == [b"%d-0" % head.sequence]
+    def test_rows_that_came_meanwhile_stay(self, harness: Harness) -> None:
+        FakeChild.looks = 1
+        fill(harness)
+        harness.look()
+        harness.look()
+        head = harness.store.head
+        fill(harness, 1)
+        settle(harness)
+        assert harness.store.anchor == head
+        assert [*harness.ledger.tasks] == [b"%d-0" % head.sequence]
 
-    def test_turns_go_on_between_the_steps(
-        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    def test_turns_run_between_the_steps(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(compaction, "TRIM_ROWS_MAX", 8)
         monkeypatch.setattr(compaction, "TRIM_ROWS_MIN", 1)
-        fill(desk, 5)
+        fill(harness, 5)
         anchors: list[int] = []
-        while desk.look() is not None:
-            desk.do(b"between %d" % len(anchors))
-            anchors.append(desk.store.anchor.sequence)
+        while harness.look() is not None:
+            harness.do(b"between %d" % len(anchors))
+            anchors.append(harness.store.anchor.sequence)
         assert len({*anchors}) > 4
-        assert desk.compactor.completed == 1
+        assert harness.compactor.completed == 1
 
-    def test_rests_are_longer_than_steps(self, desk: Desk) -> None:
-        fill(desk)
-        desk.look()
-        wait_ns = desk.look()
+    def test_rests_are_longer_than_steps(self, harness: Harness) -> None:
+        fill(harness)
+        harness.look()
+        wait_ns = harness.look()
         assert wait_ns is not None
         assert wait_ns >= compaction.RESTS_PER_STEP
-        anchor = desk.store.anchor
-        assert desk.compactor.run_step() is not None  # too early: nothing is done
-        assert desk.store.anchor == anchor
+        anchor = harness.store.anchor
+        assert harness.compactor.run_step() is not None  # too early: nothing is done
+        assert harness.store.anchor == anchor
 
     def test_slow_steps_become_smaller_and_quick_ones_larger(self) -> None:
         adapted = compaction._adapted  # noqa: SLF001
@@ -198,161 +198,161 @@ class TestSteps:
         assert adapted(64, 0) == 128
         assert adapted(200, 0) == compaction.TRIM_ROWS_MAX
 
-    def test_older_snapshots_are_removed(self, desk: Desk) -> None:
-        fill(desk)
-        settle(desk)
-        fill(desk)
-        settle(desk)
-        assert desk.compactor.completed == 2
-        assert snapshot.sequences(desk.directory) == [desk.store.head.sequence]
+    def test_older_snapshots_are_removed(self, harness: Harness) -> None:
+        fill(harness)
+        settle(harness)
+        fill(harness)
+        settle(harness)
+        assert harness.compactor.completed == 2
+        assert snapshot.sequences(harness.directory) == [harness.store.head.sequence]
 
     def test_snapshot_that_can_not_be_removed_is_left(
-        self, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def fail(_directory: Path, _sequence: int) -> None:
             raise PermissionError(13, "Permission denied")
 
-        fill(desk)
-        settle(desk)
+        fill(harness)
+        settle(harness)
         monkeypatch.setattr(snapshot, "remove", fail)
-        fill(desk)
-        settle(desk)
-        assert desk.compactor.completed == 2
-        assert "an old snapshot can't be removed" in caplog.text
+        fill(harness)
+        settle(harness)
+        assert harness.compactor.completed == 2
+        assert "can't remove an old snapshot" in caplog.text
 
 
 class TestFailures:
-    def test_failure_is_told_and_tried_again_later(
-        self, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    def test_failure_is_logged_and_retried_later(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(Beside, "failing", "the disk is full")
-        fill(desk)
-        settle(desk)
-        assert "the journal was not compacted: the disk is full." in caplog.text
-        assert "trying again in 60 s" in caplog.text
+        monkeypatch.setattr(FakeChild, "failing", "the disk is full")
+        fill(harness)
+        settle(harness)
+        assert "compaction failed: the disk is full." in caplog.text
+        assert "retrying in 60 s" in caplog.text
         for _ in range(4):
-            desk.look(10)
-        assert Beside.started == 1
-        desk.look(30)
-        desk.look(1)
-        assert Beside.started == 2
-        assert "trying again in 120 s" in caplog.text
-        monkeypatch.setattr(Beside, "failing", "")
-        desk.look(130)
-        settle(desk)
-        assert desk.compactor.completed == 1
-        assert desk.store.anchor == desk.store.head
+            harness.look(10)
+        assert FakeChild.started == 1
+        harness.look(30)
+        harness.look(1)
+        assert FakeChild.started == 2
+        assert "retrying in 120 s" in caplog.text
+        monkeypatch.setattr(FakeChild, "failing", "")
+        harness.look(130)
+        settle(harness)
+        assert harness.compactor.completed == 1
+        assert harness.store.anchor == harness.store.head
 
-    def test_waits_have_an_end(self, desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    def test_waits_have_an_end(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(20):
-            desk.compactor._failed("no")  # noqa: SLF001
+            harness.compactor._failed("no")  # noqa: SLF001
         assert caplog.text.endswith(f"in {compaction.RETRY_NS_MAX // SECOND_NS} s\n")
 
     def test_no_process_to_be_had_is_a_failure(
-        self, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(Beside, "cannot_start", True)
-        fill(desk)
-        settle(desk)
-        assert "no process can be started for it" in caplog.text
+        monkeypatch.setattr(FakeChild, "cannot_start", True)
+        fill(harness)
+        settle(harness)
+        assert "the child process can't be started" in caplog.text
 
     def test_disk_that_is_nearly_full_is_left_to_completions(
-        self, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(desk.store, "disk_free_bytes", lambda: 65 * 1024 * 1024 - 1_000_000)
-        fill(desk)
-        settle(desk)
-        assert Beside.started == 1
-        fill(desk)
-        monkeypatch.setattr(desk.store, "disk_free_bytes", lambda: 64 * 1024 * 1024)
-        settle(desk)
-        assert Beside.started == 1
-        assert "of disk for a while, and 67108864 are free" in caplog.text
+        monkeypatch.setattr(harness.store, "disk_free_bytes", lambda: 65 * 1024 * 1024 - 1_000_000)
+        fill(harness)
+        settle(harness)
+        assert FakeChild.started == 1
+        fill(harness)
+        monkeypatch.setattr(harness.store, "disk_free_bytes", lambda: 64 * 1024 * 1024)
+        settle(harness)
+        assert FakeChild.started == 1
+        assert "bytes of disk, but only 67108864 are free" in caplog.text
 
     def test_nothing_is_trimmed_unless_the_index_covers_it(
-        self, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(Beside, "poll", lambda _: CompactionReport())
-        fill(desk)
-        settle(desk)
+        monkeypatch.setattr(FakeChild, "poll", lambda _: CompactionReport())
+        fill(harness)
+        settle(harness)
         assert "finished.sqlite does not cover row" in caplog.text
-        assert desk.store.anchor.sequence == 0
-        assert desk.ledger.tasks
+        assert harness.store.anchor.sequence == 0
+        assert harness.ledger.tasks
 
     def test_child_that_died_after_its_work_leaves_no_task_in_memory_for_ever(
-        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The next one has nothing to do for these rows; what ended in them is forgotten."""
-        fill(desk)
-        journal_compaction.export(desk.directory, desk.store)
-        monkeypatch.setattr(Beside, "failing", "killed")
-        settle(desk)
-        assert desk.archive.ended_count == 10
-        monkeypatch.setattr(Beside, "failing", "")
-        desk.look(100)
-        settle(desk)
-        assert not desk.ledger.tasks
+        """The next compaction skips these rows and drops their ended tasks."""
+        fill(harness)
+        journal_compaction.export(harness.directory, harness.store)
+        monkeypatch.setattr(FakeChild, "failing", "killed")
+        settle(harness)
+        assert harness.archive.ended_count == 10
+        monkeypatch.setattr(FakeChild, "failing", "")
+        harness.look(100)
+        settle(harness)
+        assert not harness.ledger.tasks
 
     def test_disk_that_fails_while_rows_are_trimmed_stops_the_broker(
-        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(_through: int) -> None:
             raise JournalFailed("trimming failed")
 
-        monkeypatch.setattr(desk.store, "trim", fail)
-        fill(desk)
+        monkeypatch.setattr(harness.store, "trim", fail)
+        fill(harness)
         with pytest.raises(JournalFailed, match="trimming failed"):
-            settle(desk)
+            settle(harness)
 
 
 class TestEnd:
-    def test_close_ends_the_child(self, desk: Desk) -> None:
-        Beside.looks = 5
-        fill(desk)
-        settled = [desk.look() for _ in range(3)]
+    def test_close_ends_the_child(self, harness: Harness) -> None:
+        FakeChild.looks = 5
+        fill(harness)
+        settled = [harness.look() for _ in range(3)]
         assert None not in settled
-        desk.compactor.close()
-        desk.compactor.close()
-        assert Beside.ended == 1
+        harness.compactor.close()
+        harness.compactor.close()
+        assert FakeChild.ended == 1
 
     def test_close_without_a_child_does_nothing(self, tmp_path: Path) -> None:
-        with closing(Desk(tmp_path, NEVER)):
+        with closing(Harness(tmp_path, NEVER)):
             pass
-        assert Beside.ended == 0
+        assert FakeChild.ended == 0
 
 
 @pytest.mark.slow
-def test_real_child_does_it_while_turns_go_on(
+def test_real_child_compacts_while_turns_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.undo()
-    with closing(Desk(tmp_path, CompactionLimits(rows=10))) as desk:
+    with closing(Harness(tmp_path, CompactionLimits(rows=10))) as harness:
         done: list[bytes] = []
 
         def goes_on() -> bool:
             done.append(b"task %d" % len(done))
-            desk.do(done[-1])
-            desk.look(0.2)
-            return desk.compactor.completed >= 3
+            harness.do(done[-1])
+            harness.look(0.2)
+            return harness.compactor.completed >= 3
 
         until(goes_on, "three compactions")
-        assert desk.results(*done) == [name.upper() for name in done]
+        assert harness.results(*done) == [name.upper() for name in done]
         assert "compacted the journal up to row" in caplog.text
-        head = desk.store.head
-        assert desk.store.anchor.sequence > 0
+        head = harness.store.head
+        assert harness.store.anchor.sequence > 0
     findings = state_check.check(tmp_path, deep=True)
     assert (findings.wrong, findings.row_last) == ([], head.sequence)
-    with closing(Desk(tmp_path, NEVER)) as desk:
-        assert desk.found(*done) == done
+    with closing(Harness(tmp_path, NEVER)) as harness:
+        assert harness.found(*done) == done
 
 
-def test_damage_is_no_reason_to_stop(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_no_reason_to_stop(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise JournalDamaged("finished.sqlite is damaged", "names")
 
-    fill(desk)
-    desk.look()
-    monkeypatch.setattr(desk.index, "covered", fail)
-    settle(desk)
-    assert desk.compactor.completed == 0
+    fill(harness)
+    harness.look()
+    monkeypatch.setattr(harness.index, "covered", fail)
+    settle(harness)
+    assert harness.compactor.completed == 0

@@ -1,4 +1,4 @@
-"""Nonsense is told to the log as a count, at most once in a while."""
+"""Rejections are logged as a count, at most every 10 s."""
 
 import logging
 
@@ -26,30 +26,30 @@ class Din:
         self.noise.log_if_due()
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """How the warnings begin, each told once."""
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the beginnings of the warnings, and clear them."""
     texts = [record.getMessage().split(";")[0] for record in caplog.records]
     assert {record.levelno for record in caplog.records} <= {logging.WARNING}
     caplog.clear()
     return texts
 
 
-def test_silence_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_without_rejections(caplog: pytest.LogCaptureFixture) -> None:
     Din().hear(0, WARNING_NS)
-    assert told(caplog) == []
+    assert warnings(caplog) == []
 
 
-def test_first_nonsense_is_told_at_once_and_more_of_it_after_a_while(
+def test_first_rejection_is_logged_at_once_and_more_after_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     din = Din()
     din.hear(1)
-    assert told(caplog) == ["1 message(s) made no sense and were refused, 1 since the start"]
+    assert warnings(caplog) == ["1 malformed message(s) refused, 1 since the start"]
     for _ in range(5):
         din.hear(2)
     din.hear(1, WARNING_NS - 1)
-    assert told(caplog) == []
+    assert warnings(caplog) == []
     din.hear(1, 1)
-    assert told(caplog) == ["12 message(s) made no sense and were refused, 13 since the start"]
+    assert warnings(caplog) == ["12 malformed message(s) refused, 13 since the start"]
     din.hear(0, WARNING_NS)
-    assert told(caplog) == []
+    assert warnings(caplog) == []

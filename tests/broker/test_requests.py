@@ -1,4 +1,4 @@
-"""Requests take turns: by cost, by client, in portions, and for those who read."""
+"""The queue of requests: by cost, by client, in portions, and only for clients that read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = Budget(looked=40, changed=10, watched=10, cancelled=20)
 
 
 class Turns:
-    """A scheduler whose requests take turns, and no broker around it."""
+    """A scheduler with a queue of requests, without a broker."""
 
     def __init__(self, budget: Budget = SMALL) -> None:
         self.scheduler = Scheduler()
@@ -45,24 +45,24 @@ class Turns:
     def handle(self, event: Event) -> list[Effect]:
         event.now_ns = NOW_NS
         self.handled.append(event)
-        told = self.scheduler.handle(event)
+        replies = self.scheduler.handle(event)
         invariants.check(self.scheduler)
-        return told
+        return replies
 
     def turn(self, *arrived: Event) -> list[Effect]:
-        """Return the answers of one turn."""
-        now, told = self.requests.admit([*arrived])
+        """Return the replies of one turn."""
+        now, replies = self.requests.admit([*arrived])
         for event in now:
-            told += self.handle(event)
-        return told + self.requests.run(self.handle)
+            replies += self.handle(event)
+        return replies + self.requests.run(self.handle)
 
     def until_idle(self, *arrived: Event) -> tuple[list[Effect], int]:
-        """All that is answered, and in how many turns."""
-        told, turns = self.turn(*arrived), 1
+        """Run turns until all is answered. Returns the replies and the number of turns."""
+        replies, turns = self.turn(*arrived), 1
         while self.requests.are_ready():
-            told += self.turn()
+            replies += self.turn()
             turns += 1
-        return told, turns
+        return replies, turns
 
     def submit(self, count: int, shape: str = "flat") -> list[bytes]:
         """Submit tasks to campaign c. Return their full names."""
@@ -91,15 +91,15 @@ def dear(ledger_tasks: int = 200) -> Turns:
 def test_cheap_request_is_answered_in_its_turn_beside_costly_ones() -> None:
     turns = dear()
     many = [list_tasks(b"greedy", number) for number in range(1, 6)]
-    told = turns.turn(*many, events.StatsRequested(0, b"other", 9))
-    assert [type(one) for one in told] == [effects.StatsReply, TaskPage]
+    replies = turns.turn(*many, events.StatsRequested(0, b"other", 9))
+    assert [type(one) for one in replies] == [effects.StatsReply, TaskPage]
     assert len(turns.requests) == 4
 
 
 def test_budget_bounds_what_a_turn_handles_and_nothing_is_lost() -> None:
     turns = dear()
-    told, count = turns.until_idle(*(list_tasks(b"greedy", number) for number in range(1, 6)))
-    assert [one.request for one in told if isinstance(one, TaskPage)] == [1, 2, 3, 4, 5]
+    replies, count = turns.until_idle(*(list_tasks(b"greedy", number) for number in range(1, 6)))
+    assert [one.request for one in replies if isinstance(one, TaskPage)] == [1, 2, 3, 4, 5]
     assert count == 5
     assert not turns.requests
 
@@ -107,38 +107,38 @@ def test_budget_bounds_what_a_turn_handles_and_nothing_is_lost() -> None:
 def test_clients_have_their_turns_one_after_the_other() -> None:
     turns = dear()
     greedy = [list_tasks(b"greedy", number) for number in range(1, 4)]
-    told = turns.turn(*greedy, list_tasks(b"modest", 9))
-    told += turns.turn()
-    assert {one.request for one in told if isinstance(one, TaskPage)} == {1, 9}
+    replies = turns.turn(*greedy, list_tasks(b"modest", 9))
+    replies += turns.turn()
+    assert {one.request for one in replies if isinstance(one, TaskPage)} == {1, 9}
 
 
 def test_late_client_is_served_before_a_crowd_and_the_crowd_is_served() -> None:
     turns = dear()
     turns.turn(*(list_tasks(b"%d" % number, number) for number in range(1, 101)))
-    told = turns.turn(list_tasks(b"late", 1000)) + turns.turn() + turns.turn()
-    assert 1000 in {one.request for one in told if isinstance(one, TaskPage)}
-    told, _ = turns.until_idle()
-    assert len(told) == 100 - 3
+    replies = turns.turn(list_tasks(b"late", 1000)) + turns.turn() + turns.turn()
+    assert 1000 in {one.request for one in replies if isinstance(one, TaskPage)}
+    replies, _ = turns.until_idle()
+    assert len(replies) == 100 - 3
 
 
 def test_client_that_does_not_read_is_not_computed_for_until_it_does() -> None:
     turns = dear()
     turns.deaf = [b"deaf"]
-    told, _ = turns.until_idle(
+    replies, _ = turns.until_idle(
         list_tasks(b"deaf", 1), list_tasks(b"deaf", 2), list_tasks(b"other", 3)
     )
-    assert [one.request for one in told if isinstance(one, TaskPage)] == [3]
+    assert [one.request for one in replies if isinstance(one, TaskPage)] == [3]
     assert len(turns.requests) == 2
     turns.deaf = []
-    told, _ = turns.until_idle()
-    assert [one.request for one in told if isinstance(one, TaskPage)] == [1, 2]
+    replies, _ = turns.until_idle()
+    assert [one.request for one in replies if isinstance(one, TaskPage)] == [1, 2]
 
 
 def test_cheap_requests_of_one_that_does_not_read_wait_too() -> None:
     turns = dear()
     turns.deaf = [b"deaf"]
     assert turns.turn(list_tasks(b"deaf", 1, count=1)) == []
-    # What every peer asks as a sign of life costs nothing.
+    # The request that every peer sends as a heartbeat costs nothing.
     brief = events.StatsRequested(0, b"deaf", 2, is_brief=True)
     assert [type(one) for one in turns.turn(brief)] == [effects.StatsReply]
 
@@ -149,8 +149,8 @@ def test_too_many_requests_of_one_client_are_refused_and_others_are_not(
     monkeypatch.setattr(requests, "WAITING_MAX", 3)
     turns = dear()
     turns.deaf = [b"deaf"]
-    told = turns.turn(*(list_tasks(b"deaf", number) for number in range(1, 6)))
-    refused = [one for one in told if isinstance(one, Refused)]
+    replies = turns.turn(*(list_tasks(b"deaf", number) for number in range(1, 6)))
+    refused = [one for one in replies if isinstance(one, Refused)]
     assert [(one.request, one.refusal) for one in refused] == [
         (4, Refusal.OVERLOADED),
         (5, Refusal.OVERLOADED),
@@ -174,9 +174,9 @@ def test_queries_of_a_client_that_is_gone_are_refused() -> None:
     turns.deaf = [b"gone"]
     turns.turn(list_tasks(b"gone", 1), events.WatchRequested(0, b"gone", [b"x"] * 400, request=2))
     assert len(turns.requests) == 2
-    told = turns.turn(events.ClientDisconnected(0, b"gone"))
+    replies = turns.turn(events.ClientDisconnected(0, b"gone"))
     # A dialect forgets a request when it is answered.
-    assert [one.request for one in told if isinstance(one, Refused)] == [1, 2]
+    assert [one.request for one in replies if isinstance(one, Refused)] == [1, 2]
     assert not turns.requests
     turns.deaf = []
     assert turns.until_idle() == ([], 1)
@@ -196,7 +196,7 @@ COMMANDS: dict[str, Event] = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("shape", ["flat", "chain", "fan"])
-def test_command_in_portions_does_what_it_does_at_once(name: str, shape: str) -> None:
+def test_command_in_portions_has_the_same_effect(name: str, shape: str) -> None:
     parts, whole = Turns(), Turns(Budget())
     for turns in (parts, whole):
         turns.submit(100, shape)
@@ -204,8 +204,8 @@ def test_command_in_portions_does_what_it_does_at_once(name: str, shape: str) ->
             turns.handle(events.ExpireRequested(0, b"c", Scope(campaign=b"c")))
     for turns, expected in ((parts, 4), (whole, 1)):
         handled = len(turns.handled)
-        told, count = turns.until_idle(_copy(COMMANDS[name]))
-        answers = [one for one in told if isinstance(one, CommandAck)]
+        replies, count = turns.until_idle(_copy(COMMANDS[name]))
+        answers = [one for one in replies if isinstance(one, CommandAck)]
         assert answers == [CommandAck(b"c", 7, 100)]
         assert count == expected
         sizes = [len(one.chosen) for one in turns.handled[handled:] if _chosen(one)]  # type: ignore[attr-defined]
@@ -234,8 +234,8 @@ def test_others_are_served_between_two_portions() -> None:
     turns.submit(100)
     turns.turn(_copy(CANCEL))
     assert turns.ledger.counts[CANCELLED] == 10
-    told = turns.turn(events.StatsRequested(0, b"other", 9))
-    assert [type(one) for one in told] == [effects.StatsReply]
+    replies = turns.turn(events.StatsRequested(0, b"other", 9))
+    assert [type(one) for one in replies] == [effects.StatsReply]
     assert turns.ledger.counts[CANCELLED] == 20
 
 
@@ -244,8 +244,8 @@ def test_task_that_many_wait_for_is_cancelled_after_them(shape: str) -> None:
     turns = Turns()
     names = turns.submit(100, shape)
     one = events.CancelRequested(0, b"c", Scope(names=(names[0],)), 7)
-    told, count = turns.until_idle(one)
-    assert [one for one in told if isinstance(one, CommandAck)] == [CommandAck(b"c", 7, 100)]
+    replies, count = turns.until_idle(one)
+    assert [one for one in replies if isinstance(one, CommandAck)] == [CommandAck(b"c", 7, 100)]
     assert turns.ledger.counts[CANCELLED] == 100
     assert count > 3
 
@@ -274,8 +274,8 @@ def test_two_commands_are_done_one_after_the_other() -> None:
     turns = Turns()
     turns.submit(100)
     expire = events.ExpireRequested(0, b"d", Scope(campaign=b"c"), 8)
-    told, _ = turns.until_idle(expire, events.RetryRequested(0, b"e", Scope(campaign=b"c"), 9))
-    answers = {one.request: one.count for one in told if isinstance(one, CommandAck)}
+    replies, _ = turns.until_idle(expire, events.RetryRequested(0, b"e", Scope(campaign=b"c"), 9))
+    answers = {one.request: one.count for one in replies if isinstance(one, CommandAck)}
     assert sorted(answers) == [8, 9]
     assert turns.ledger.counts[FAILED] + turns.ledger.counts[READY] == 100
     clients = [one.client for one in turns.handled if _chosen(one)]  # type: ignore[attr-defined]
@@ -287,8 +287,8 @@ def test_command_that_is_asked_for_again_while_it_runs_is_done_once() -> None:
     turns.submit(100)
     turns.turn(_copy(CANCEL))
     again = events.CancelRequested(0, b"c", Scope(campaign=b"c"), 8)
-    told, _ = turns.until_idle(again)
-    assert told == [CommandAck(b"c", 7, 100), CommandAck(b"c", 8, 100)]
+    replies, _ = turns.until_idle(again)
+    assert replies == [CommandAck(b"c", 7, 100), CommandAck(b"c", 8, 100)]
     assert sum(map(_chosen, turns.handled)) == 10
 
 
@@ -306,8 +306,8 @@ def test_move_that_is_refused_is_refused_once_and_changes_nothing() -> None:
     turns.submit(100)
     before = old_snapshots.fingerprint(turns.ledger)
     wrong = events.MoveRequested(0, b"c", Scope(campaign=b"c"), b"", None, 7)
-    told, _ = turns.until_idle(wrong)
-    assert [type(one) for one in told] == [Refused]
+    replies, _ = turns.until_idle(wrong)
+    assert [type(one) for one in replies] == [Refused]
     assert old_snapshots.fingerprint(turns.ledger) == before
     assert not turns.requests
 
@@ -315,20 +315,20 @@ def test_move_that_is_refused_is_refused_once_and_changes_nothing() -> None:
 def test_command_that_fits_nothing_is_answered() -> None:
     turns = Turns()
     turns.submit(100)
-    told, _ = turns.until_idle(events.CancelRequested(0, b"c", Scope(campaign=b"other"), 7))
-    assert told == [CommandAck(b"c", 7, 0)]
+    replies, _ = turns.until_idle(events.CancelRequested(0, b"c", Scope(campaign=b"other"), 7))
+    assert replies == [CommandAck(b"c", 7, 0)]
 
 
 # Watches.
 
 
-def test_watch_of_many_names_is_begun_in_portions_and_told_whole() -> None:
+def test_watch_of_many_names_starts_in_portions_and_ends_whole() -> None:
     turns = Turns(Budget(cheap=5, watched=10))
     names = turns.submit(35)
     turns.handle(events.CancelRequested(0, b"c", Scope(names=tuple(names[:20]))))
-    told, _ = turns.until_idle(events.WatchRequested(0, b"w", names, request=3))
-    told += turns.handle(events.CancelRequested(0, b"c", Scope(campaign=b"c")))
-    settled = [name for one in told if isinstance(one, effects.Settled) for name in one.names]
+    replies, _ = turns.until_idle(events.WatchRequested(0, b"w", names, request=3))
+    replies += turns.handle(events.CancelRequested(0, b"c", Scope(campaign=b"c")))
+    settled = [name for one in replies if isinstance(one, effects.Settled) for name in one.names]
     assert sorted(settled) == names
     assert not turns.scheduler.context.watched
 
@@ -342,8 +342,8 @@ def test_watch_that_ends_while_it_waits_is_looked_at_first() -> None:
         events.WatchEnded(0, b"w", 3),
         events.ReplyDue(0, b"w", 3),
     )
-    told, _ = turns.until_idle(*arrived)
-    kinds = [type(one) for one in told]
+    replies, _ = turns.until_idle(*arrived)
+    kinds = [type(one) for one in replies]
     assert kinds == [effects.Settled, effects.ReplyDue]
     assert not turns.scheduler.context.watched
 
@@ -370,17 +370,17 @@ def test_every_request_is_answered_once_and_turns_are_the_same_again(
     for _ in range(2):
         turns = Turns(Budget(turn=1_000, cheap=100, looked=40, changed=10, cancelled=20))
         turns.submit(60, shape)
-        told: list[Effect] = []
+        replies: list[Effect] = []
         number = 0
         for some in arrivals:
             copies = [_copy(one) for one in some]
             for one in copies:
                 number += 1
                 one.request = number  # type: ignore[attr-defined]
-            told += turns.turn(*copies)
-        told += turns.until_idle()[0]
+            replies += turns.turn(*copies)
+        replies += turns.until_idle()[0]
         assert not turns.requests
-        runs.append([(type(one), getattr(one, "request", None)) for one in told])
+        runs.append([(type(one), getattr(one, "request", None)) for one in replies])
     assert runs[0] == runs[1]
     answered = sorted(request for _, request in runs[0] if request)
     assert len(answered) == len({*answered})
@@ -389,10 +389,10 @@ def test_every_request_is_answered_once_and_turns_are_the_same_again(
     assert expected - waiting <= len(answered) <= expected
 
 
-def test_waiting_task_is_explained_by_what_it_waits_for() -> None:
+def test_waiting_task_is_explained_by_its_dependency() -> None:
     turns = Turns()
     names = turns.submit(5, "chain")
     assert turns.ledger.tasks[names[1]].state is BLOCKED
-    told = turns.turn(events.ExplainRequested(0, b"x", names[1], 4))
-    assert isinstance(told[0], effects.ExplanationReply)
-    assert told[0].explanation.after == (names[0],)
+    replies = turns.turn(events.ExplainRequested(0, b"x", names[1], 4))
+    assert isinstance(replies[0], effects.ExplanationReply)
+    assert replies[0].explanation.after == (names[0],)

@@ -1,7 +1,6 @@
-"""What answers owe is put in from the journal or the index, after the commit and before it is sent.
+"""Missing results are loaded from the journal or the index, after the commit and before sending.
 
-The broker under test is the real one, over a port that is a list, and a store that counts what is
-read of it.
+The broker under test is the real one, over a list as transport, and a store that counts its reads.
 """
 
 from collections.abc import Sequence
@@ -55,7 +54,7 @@ DONE = TaskState.DONE
 
 
 class CountingStore(MemoryStore):
-    """Says which records it was asked for."""
+    """A store that lists the records it was asked for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,8 +65,8 @@ class CountingStore(MemoryStore):
         return super().row_of(record)
 
 
-class Desk:
-    """A port, a clock, and a broker behind them."""
+class Harness:
+    """A transport, a clock, and a broker behind them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -96,7 +95,7 @@ class Desk:
         return ()
 
     def turn(self, *events: Event) -> list[Effect]:
-        """What is told of results and output in a turn with these events."""
+        """Run a turn with these events and return the replies with results and output."""
         self.arrived = events
         self.broker.turn()
         return self.sent
@@ -107,18 +106,18 @@ class Desk:
         self.turn(joined, submitted, TasksRequested(0, b"w", len(names)))
 
     def restart(self) -> None:
-        """With a journal that is compacted: nothing that has ended is in memory or in a row."""
+        """Compact the journal: ended tasks are neither in memory nor in a row."""
         compaction.compact(self.directory, self.store)
         ledger = recovery.open_ledger(self.directory, self.store)
         self.broker = Broker(Scheduler(ledger), self, self.store, self, self.index)
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def harness(tmp_path: Path) -> Harness:
     """A worker w holds a, b and c."""
-    desk = Desk(tmp_path)
-    desk.lease(b"a", b"b", b"c")
-    return desk
+    harness = Harness(tmp_path)
+    harness.lease(b"a", b"b", b"c")
+    return harness
 
 
 def finish(*names: bytes) -> TasksReported:
@@ -129,118 +128,123 @@ def results(*names: bytes, request: int = 0) -> ResultsRequested:
     return ResultsRequested(0, b"client", list(names), request)
 
 
-def told(*names: bytes, request: int = 0) -> Settled:
+def replies(*names: bytes, request: int = 0) -> Settled:
     texts: list[bytes | None] = [b"of " + name for name in names]
     return Settled(b"client", request, list(names), [DONE] * len(names), texts)
 
 
-def test_result_is_put_in_from_its_row(desk: Desk) -> None:
-    desk.turn(finish(b"a", b"b"))
-    desk.turn(finish(b"c"))
-    assert desk.turn(results(b"c", b"a")) == [told(b"c", b"a")]
-    assert desk.turn(results(b"b")) == [told(b"b")]
+def test_result_is_put_in_from_its_row(harness: Harness) -> None:
+    harness.turn(finish(b"a", b"b"))
+    harness.turn(finish(b"c"))
+    assert harness.turn(results(b"c", b"a")) == [replies(b"c", b"a")]
+    assert harness.turn(results(b"b")) == [replies(b"b")]
 
 
-def test_who_watches_what_is_done_is_told_its_result(desk: Desk) -> None:
-    desk.turn(finish(b"a"))
-    assert desk.turn(WatchRequested(0, b"client", [b"a"])) == [told(b"a")]
+def test_watch_of_a_finished_task_gets_its_result(harness: Harness) -> None:
+    harness.turn(finish(b"a"))
+    assert harness.turn(WatchRequested(0, b"client", [b"a"])) == [replies(b"a")]
 
 
-def test_result_of_a_task_that_was_done_in_the_same_turn_is_put_in(desk: Desk) -> None:
-    assert desk.turn(finish(b"a"), results(b"a")) == [told(b"a")]
+def test_result_of_a_task_that_was_done_in_the_same_turn_is_put_in(harness: Harness) -> None:
+    assert harness.turn(finish(b"a"), results(b"a")) == [replies(b"a")]
 
 
-def test_truncated_result_is_put_in_with_its_length_also_from_the_index(desk: Desk) -> None:
+def test_truncated_result_is_loaded_with_its_length_also_from_the_index(harness: Harness) -> None:
     texts, lengths = [b"end", b"whole"], [9, 0]
-    desk.turn(TasksReported(0, b"w", [b"a", b"b"], texts=texts, result_bytes_total=lengths))
+    harness.turn(TasksReported(0, b"w", [b"a", b"b"], texts=texts, result_bytes_total=lengths))
     expected = Settled(
         b"client", 0, [b"a", b"b"], [DONE] * 2, [b"end", b"whole"], truncated={b"a": 9}
     )
-    assert desk.turn(results(b"a", b"b")) == [expected]
-    desk.restart()
-    assert desk.turn(results(b"a", b"b")) == [expected]
+    assert harness.turn(results(b"a", b"b")) == [expected]
+    harness.restart()
+    assert harness.turn(results(b"a", b"b")) == [expected]
 
 
-def test_result_without_text_is_empty(desk: Desk) -> None:
-    desk.turn(TasksReported(0, b"w", [b"a", b"b"]))
-    assert desk.turn(results(b"b")) == [Settled(b"client", 0, [b"b"], [DONE], [b""])]
+def test_result_without_text_is_empty(harness: Harness) -> None:
+    harness.turn(TasksReported(0, b"w", [b"a", b"b"]))
+    assert harness.turn(results(b"b")) == [Settled(b"client", 0, [b"b"], [DONE], [b""])]
 
 
-def test_result_of_the_generation_that_was_asked_for_is_put_in(desk: Desk) -> None:
-    desk.turn(finish(b"a"))
+def test_result_of_the_generation_that_was_asked_for_is_put_in(harness: Harness) -> None:
+    harness.turn(finish(b"a"))
     anew = SubmitRequested(0, b"client", Submission([b"a"]), repeat=DuplicatePolicy.EXTEND)
-    assert desk.turn(results(b"a"), anew) == [told(b"a")]
+    assert harness.turn(results(b"a"), anew) == [replies(b"a")]
 
 
-def test_unfinished_tasks_owe_nothing(desk: Desk) -> None:
-    desk.turn(finish(b"a"))
-    (effect,) = desk.turn(results(b"b", b"a"))
+def test_unfinished_tasks_owe_nothing(harness: Harness) -> None:
+    harness.turn(finish(b"a"))
+    (effect,) = harness.turn(results(b"b", b"a"))
     states = [TaskState.LEASED, DONE]
     assert effect == Settled(b"client", 0, [b"b", b"a"], states, [b"", b"of a"])
 
 
-def test_result_comes_from_the_index_when_its_row_is_trimmed(desk: Desk) -> None:
-    desk.turn(finish(b"a", b"b"))
-    desk.restart()
-    desk.turn(finish(b"c"))
-    assert desk.turn(results(b"a", b"c")) == [told(b"a", b"c")]
+def test_result_comes_from_the_index_when_its_row_is_trimmed(harness: Harness) -> None:
+    harness.turn(finish(b"a", b"b"))
+    harness.restart()
+    harness.turn(finish(b"c"))
+    assert harness.turn(results(b"a", b"c")) == [replies(b"a", b"c")]
 
 
-def test_result_comes_from_the_index_though_its_task_is_in_memory(desk: Desk) -> None:
-    desk.turn(finish(b"a"))
-    compaction.compact(desk.directory, desk.store)
-    assert b"a" in desk.broker.scheduler.ledger.tasks
-    assert desk.turn(results(b"a")) == [told(b"a")]
+def test_result_comes_from_the_index_though_its_task_is_in_memory(harness: Harness) -> None:
+    harness.turn(finish(b"a"))
+    compaction.compact(harness.directory, harness.store)
+    assert b"a" in harness.broker.scheduler.ledger.tasks
+    assert harness.turn(results(b"a")) == [replies(b"a")]
 
 
-def test_each_row_is_read_once_in_a_turn_and_not_again_in_the_next(desk: Desk) -> None:
-    desk.turn(finish(b"a", b"b"), finish(b"c"))
+def test_each_row_is_read_once_in_a_turn_and_not_again_in_the_next(harness: Harness) -> None:
+    harness.turn(finish(b"a", b"b"), finish(b"c"))
     questions = [results(b"c", b"a", request=1), results(b"b", request=2)]
     for _ in range(2):
-        assert desk.turn(*questions) == [told(b"c", b"a", request=1), told(b"b", request=2)]
-        assert len(desk.store.read) == 1
+        assert harness.turn(*questions) == [
+            replies(b"c", b"a", request=1),
+            replies(b"b", request=2),
+        ]
+        assert len(harness.store.read) == 1
 
 
-def test_only_a_few_rows_are_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_rows_are_kept(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (b"a", b"b", b"c"):
-        desk.turn(finish(name))
-    newest = len(desk.store.row_of(desk.store.head.record).body)  # type: ignore[union-attr]
+        harness.turn(finish(name))
+    newest = len(harness.store.row_of(harness.store.head.record).body)  # type: ignore[union-attr]
     monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 2 * newest)
-    desk.store.read = []
-    assert desk.turn(results(b"a", b"b", b"c")) == [told(b"a", b"b", b"c")]
-    desk.turn(results(b"c"))
-    assert len(desk.store.read) == 3
-    desk.turn(results(b"a"))
-    assert len(desk.store.read) == 4
+    harness.store.read = []
+    assert harness.turn(results(b"a", b"b", b"c")) == [replies(b"a", b"b", b"c")]
+    harness.turn(results(b"c"))
+    assert len(harness.store.read) == 3
+    harness.turn(results(b"a"))
+    assert len(harness.store.read) == 4
 
 
 def test_answers_that_go_back_and_forth_read_each_row_once(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 10)
-    desk.turn(finish(b"a", b"c"))
-    desk.turn(finish(b"b"))
-    assert desk.turn(results(b"a", b"b", b"c")) == [told(b"a", b"b", b"c")]
-    assert len(desk.store.read) == 2
+    harness.turn(finish(b"a", b"c"))
+    harness.turn(finish(b"b"))
+    assert harness.turn(results(b"a", b"b", b"c")) == [replies(b"a", b"b", b"c")]
+    assert len(harness.store.read) == 2
 
 
-def test_row_that_is_too_large_is_not_kept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_that_is_too_large_is_not_kept(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 10)
-    desk.turn(finish(b"a", b"b"), finish(b"c"))
+    harness.turn(finish(b"a", b"b"), finish(b"c"))
     for count in (1, 2):
-        assert desk.turn(results(b"c", b"a")) == [told(b"c", b"a")]
-        assert len(desk.store.read) == count
+        assert harness.turn(results(b"c", b"a")) == [replies(b"c", b"a")]
+        assert len(harness.store.read) == count
 
 
-def test_turn_in_which_nothing_is_owed_reads_nothing(desk: Desk) -> None:
-    desk.turn(
+def test_turn_in_which_nothing_is_owed_reads_nothing(harness: Harness) -> None:
+    harness.turn(
         WatchRequested(0, b"client", [b"a"]), finish(b"a"), OutputRequested(0, b"client", b"a")
     )
-    assert desk.sent == [told(b"a"), TaskOutput(b"client", 0, b"a", found=True, record=0)]
-    assert desk.store.read == []
+    assert harness.sent == [replies(b"a"), TaskOutput(b"client", 0, b"a", found=True, record=0)]
+    assert harness.store.read == []
 
 
-# More than fits.
+# Large replies.
 
 
 def commit(*records: AnyRecord) -> MemoryStore:
@@ -253,35 +257,35 @@ SUBMITTED = Submitted(0, Submission([b"a"]))
 
 
 class Stream:
-    """Stands for a dialect that tells what is there and keeps the rest in the effect."""
+    """Stands in for a dialect that sends the loaded results and keeps the rest in the effect."""
 
     def __init__(self, store: MemoryStore, *effects: Settled) -> None:
         self.answers = ResultLoader(store, None)
         self.asked: list[Effect] = list(effects)
 
     def turn(self) -> list[tuple[int, list[bytes]]]:
-        """Requests and the names that they are told in a turn."""
+        """Run a turn and return the requests with the names that were sent."""
         effects, self.asked = self.asked, []
         self.answers.fill(effects)
-        heard: list[tuple[int, list[bytes]]] = []
+        received: list[tuple[int, list[bytes]]] = []
         for effect in effects:
             assert isinstance(effect, Settled)
             there = [place for place, text in enumerate(effect.texts) if text is not None]
-            heard.append((effect.request, [effect.names[place] for place in there]))
+            received.append((effect.request, [effect.names[place] for place in there]))
             for place in reversed(there):
                 del effect.names[place], effect.states[place], effect.texts[place]
-        return heard
+        return received
 
 
 def letters(*names: bytes, request: int = 0) -> Settled:
-    """Asks for results, each in a record of its own."""
+    """Request results, each in its own record."""
     records = [b"abcdef".index(name) + 2 for name in names]
     return Settled(b"client", request, [*names], [DONE] * len(names), [None] * len(names), records)
 
 
 @pytest.fixture
 def ended() -> MemoryStore:
-    """Tasks a to f are done, each with a result of ten bytes in a row of its own."""
+    """Finish tasks a to f, each with a result of ten bytes in its own row."""
     store = commit(SUBMITTED)
     for letter in b"abcdef":
         done = Finished(0, b"w", [bytes([letter])], [1], [bytes([letter]) * 10])
@@ -347,60 +351,60 @@ def test_bytes_of_the_rows_that_a_turn_reads_are_bounded(
 
 
 def test_results_that_a_turn_reads_from_the_index_are_bounded(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.turn(finish(b"a", b"b", b"c"))
-    desk.restart()
+    harness.turn(finish(b"a", b"b", b"c"))
+    harness.restart()
     monkeypatch.setattr(broker_results, "TURN_READS_MAX", 2)
-    (effect,) = desk.turn(results(b"a", b"b", b"c"))
+    (effect,) = harness.turn(results(b"a", b"b", b"c"))
     assert isinstance(effect, Settled)
     assert effect.texts == [b"of a", b"of b", None]
-    (effect,) = desk.turn()
-    assert effect == told(b"a", b"b", b"c")
+    (effect,) = harness.turn()
+    assert effect == replies(b"a", b"b", b"c")
 
 
 @pytest.mark.usefixtures("narrow")
-def test_rest_that_nobody_wants_is_not_read(ended: MemoryStore) -> None:
+def test_unwanted_rest_is_not_read(ended: MemoryStore) -> None:
     stream = Stream(ended)
-    told = letters(b"a", b"b", b"c", b"d")
-    stream.answers.fill([told])
-    told.records = []
+    replies = letters(b"a", b"b", b"c", b"d")
+    stream.answers.fill([replies])
+    replies.records = []
     assert not stream.answers.has_pending()
     assert stream.turn() == []
 
 
 @pytest.mark.usefixtures("narrow")
-def test_broker_does_not_wait_while_results_are_owed(desk: Desk) -> None:
-    desk.turn(*(TasksReported(0, b"w", [name], texts=[bytes(20)]) for name in (b"a", b"b")))
-    desk.turn(results(b"a"))
-    assert desk.waits == [None] * len(desk.waits)
-    desk.turn(results(b"a", b"b"))
-    desk.turn()
-    assert desk.waits[-1] == 0
+def test_broker_does_not_wait_while_results_are_owed(harness: Harness) -> None:
+    harness.turn(*(TasksReported(0, b"w", [name], texts=[bytes(20)]) for name in (b"a", b"b")))
+    harness.turn(results(b"a"))
+    assert harness.waits == [None] * len(harness.waits)
+    harness.turn(results(b"a", b"b"))
+    harness.turn()
+    assert harness.waits[-1] == 0
 
 
 # Output.
 
 
-def test_output_is_put_in(desk: Desk) -> None:
-    desk.turn(TasksProgressed(0, b"w", [b"a", b"b"], texts=[b"1", b"2"]))
-    record = desk.broker.scheduler.ledger.record
-    (effect,) = desk.turn(OutputRequested(0, b"client", b"b", 3))
+def test_output_is_put_in(harness: Harness) -> None:
+    harness.turn(TasksProgressed(0, b"w", [b"a", b"b"], texts=[b"1", b"2"]))
+    record = harness.broker.scheduler.ledger.record
+    (effect,) = harness.turn(OutputRequested(0, b"client", b"b", 3))
     assert effect == TaskOutput(b"client", 3, b"b", found=True, record=record, text=b"2")
 
 
-def test_output_of_the_same_turn_is_put_in(desk: Desk) -> None:
+def test_output_of_the_same_turn_is_put_in(harness: Harness) -> None:
     progressed = TasksProgressed(0, b"w", [b"a"], texts=[b"1"])
-    (effect,) = desk.turn(progressed, OutputRequested(0, b"client", b"a"))
+    (effect,) = harness.turn(progressed, OutputRequested(0, b"client", b"a"))
     assert isinstance(effect, TaskOutput)
     assert effect.text == b"1"
 
 
-def test_output_whose_row_is_trimmed_is_empty(desk: Desk) -> None:
-    desk.turn(TasksProgressed(0, b"w", [b"a"], texts=[b"1"]))
-    record = desk.broker.scheduler.ledger.record
-    desk.restart()
-    assert desk.turn(OutputRequested(0, b"client", b"a")) == [
+def test_output_whose_row_is_trimmed_is_empty(harness: Harness) -> None:
+    harness.turn(TasksProgressed(0, b"w", [b"a"], texts=[b"1"]))
+    record = harness.broker.scheduler.ledger.record
+    harness.restart()
+    assert harness.turn(OutputRequested(0, b"client", b"a")) == [
         TaskOutput(b"client", 0, b"a", found=True, record=record)
     ]
 
@@ -422,65 +426,65 @@ def test_record_that_does_not_end_the_task_is_damage(tmp_path: Path) -> None:
 def test_result_that_is_nowhere_is_damage(tmp_path: Path) -> None:
     store = commit(SUBMITTED)
     for index in (None, Archive(tmp_path)):
-        with pytest.raises(JournalDamaged, match="record 9, which says how b'a' ended"):
+        with pytest.raises(JournalDamaged, match="record 9, which ended b'a'"):
             ResultLoader(store, index).fill([owing(b"a", 9)])
 
 
-def test_other_effects_are_left_alone(desk: Desk) -> None:
+def test_other_effects_are_left_alone(harness: Harness) -> None:
     effects: list[Effect] = [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
-    ResultLoader(desk.store, None).fill(effects)
+    ResultLoader(harness.store, None).fill(effects)
     assert effects == [ReportAck(b"w", 1, []), TaskDetails(b"client", 1, [])]
-    desk.turn(LookupRequested(0, b"client", [b"a"]))
-    assert desk.store.read == []
+    harness.turn(LookupRequested(0, b"client", [b"a"]))
+    assert harness.store.read == []
 
 
 def cancel(*names: bytes) -> CancelRequested:
     return CancelRequested(0, b"client", Scope(names=names))
 
 
-def why(desk: Desk, name: bytes) -> str:
-    """The sentence about a task."""
-    (effect,) = desk.turn(ExplainRequested(0, b"client", name))
+def why(harness: Harness, name: bytes) -> str:
+    """Return the explanation of a task."""
+    (effect,) = harness.turn(ExplainRequested(0, b"client", name))
     assert isinstance(effect, ExplanationReply)
     return effect.explanation.sentence
 
 
 @pytest.fixture
-def cancelled(desk: Desk) -> Desk:
-    """`a` was cancelled, with `behind` and what is behind that."""
+def cancelled(harness: Harness) -> Harness:
+    """Cancel `a`, with `behind` and its dependents."""
     waiting = Submission([b"behind", b"far"], after=[[b"a"], [b"behind"]])
-    desk.turn(SubmitRequested(0, b"client", waiting))
-    desk.turn(cancel(b"a"))
-    return desk
+    harness.turn(SubmitRequested(0, b"client", waiting))
+    harness.turn(cancel(b"a"))
+    return harness
 
 
-def check_causes(desk: Desk) -> None:
-    assert why(desk, b"a") == "it was cancelled on request"
-    assert why(desk, b"behind") == "it waited for a, which was cancelled on request"
-    assert why(desk, b"far") == "it waited for a, which was cancelled on request"
+def check_causes(harness: Harness) -> None:
+    assert why(harness, b"a") == "it was cancelled on request"
+    assert why(harness, b"behind") == "it waited for a, which was cancelled on request"
+    assert why(harness, b"far") == "it waited for a, which was cancelled on request"
 
 
-def test_cause_of_a_cancelled_task_comes_from_its_row(cancelled: Desk) -> None:
+def test_cause_of_a_cancelled_task_comes_from_its_row(cancelled: Harness) -> None:
     check_causes(cancelled)
 
 
-def test_cause_of_a_cancelled_task_survives_a_compaction_and_a_restart(cancelled: Desk) -> None:
+def test_cause_of_a_cancelled_task_survives_a_compaction_and_a_restart(cancelled: Harness) -> None:
     cancelled.restart()
     assert b"far" not in cancelled.broker.scheduler.ledger.tasks
     check_causes(cancelled)
     assert cancelled.index.result(b"far") is None
 
 
-def test_cause_is_unknown_where_the_record_does_not_say(desk: Desk) -> None:
+def test_cause_is_unknown_if_the_record_has_none(harness: Harness) -> None:
     record = Cancelled(0, [b"a"])
-    apply(desk.broker.scheduler.ledger, record)
-    desk.store.commit(encode([record]), 1)
-    assert "its record does not say which" in why(desk, b"a")
-    desk.restart()
-    assert "its record does not say which" in why(desk, b"a")
+    apply(harness.broker.scheduler.ledger, record)
+    harness.store.commit(encode([record]), 1)
+    assert "its record does not say which" in why(harness, b"a")
+    harness.restart()
+    assert "its record does not say which" in why(harness, b"a")
 
 
-# What a task is shown with.
+# Details of a task.
 
 
 def shown(yard: WritingYard, name: bytes) -> TaskView:
@@ -521,26 +525,26 @@ def test_task_whose_rows_are_trimmed_is_shown_without_them(tmp_path: Path) -> No
     assert (view.payload, view.attempts) == (None, [])
 
 
-def test_results_are_read_for_a_client_when_it_reads(desk: Desk) -> None:
-    desk.turn(finish(b"a", b"b"))
+def test_results_are_read_for_a_client_when_it_reads(harness: Harness) -> None:
+    harness.turn(finish(b"a", b"b"))
     deaf = [b"client"]
-    answers = ResultLoader(desk.store, desk.index, lambda client: client not in deaf)
-    (owed,) = desk.broker.scheduler.handle(results(b"a", b"b"))
+    answers = ResultLoader(harness.store, harness.index, lambda client: client not in deaf)
+    (owed,) = harness.broker.scheduler.handle(results(b"a", b"b"))
     effects = [owed]
     answers.fill(effects)
-    assert (effects, desk.store.read, answers.has_pending()) == ([], [], False)
+    assert (effects, harness.store.read, answers.has_pending()) == ([], [], False)
     deaf.clear()
     assert answers.has_pending()
     answers.fill(effects)
-    assert effects == [told(b"a", b"b")]
+    assert effects == [replies(b"a", b"b")]
 
 
-def test_request_of_a_client_that_does_not_read_is_answered_when_it_does(desk: Desk) -> None:
-    desk.turn(finish(b"a"))
+def test_request_of_a_client_that_does_not_read_is_answered_when_it_does(harness: Harness) -> None:
+    harness.turn(finish(b"a"))
     deaf = [b"client"]
-    desk.broker.is_reading = lambda client: client not in deaf
-    assert desk.turn(results(b"a")) == []
-    assert desk.turn() == []
+    harness.broker.is_reading = lambda client: client not in deaf
+    assert harness.turn(results(b"a")) == []
+    assert harness.turn() == []
     deaf.clear()
-    assert desk.turn() == [told(b"a")]
-    assert desk.waits[-1] == 0
+    assert harness.turn() == [replies(b"a")]
+    assert harness.waits[-1] == 0

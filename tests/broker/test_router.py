@@ -1,4 +1,4 @@
-"""Which dialect a message is for, and which one tells an effect."""
+"""The router: the dialect of a message, and the dialect of an effect."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from taskyard.wire.dialect import DIALECTS_MAX, Reply, request_numbers
 
 
 class Echo:
-    """A dialect that says who was asked."""
+    """A dialect that records its calls."""
 
     def __init__(self, prefix: bytes, wakes_ns: int | None = None) -> None:
         self.prefix = prefix
@@ -45,7 +45,7 @@ def test_message_goes_to_the_dialect_of_its_socket(board: DialectRouter) -> None
 
 
 @pytest.mark.parametrize(("dialect", "prefix"), [(0, b""), (1, b"a:"), (2, b"b:")])
-def test_answer_is_told_by_the_dialect_that_numbered_the_request(
+def test_reply_is_sent_by_the_dialect_that_numbered_the_request(
     board: DialectRouter, dialect: int, prefix: bytes
 ) -> None:
     given = request_numbers(dialect)
@@ -56,13 +56,13 @@ def test_answer_is_told_by_the_dialect_that_numbered_the_request(
 @pytest.mark.parametrize(
     ("worker", "prefix"), [(b"a:w", b"a:"), (b"b:w", b"b:"), (b"host-1", b""), (b"", b"")]
 )
-def test_what_nobody_asked_for_goes_by_the_name_of_the_worker(
+def test_effect_without_a_request_is_routed_by_the_workers_name(
     board: DialectRouter, worker: bytes, prefix: bytes
 ) -> None:
     assert board.reply(Wake(worker, b"default")) == [(prefix, [b"Wake"])]
 
 
-def test_earliest_dialect_wakes_the_port_and_only_who_is_due_is_told(board: DialectRouter) -> None:
+def test_earliest_dialect_wakes_the_transport_and_only_due_ones_run(board: DialectRouter) -> None:
     assert board.wake_at_ns() == 20
     assert board.time_passed(25) == [ReplyDue(25, b"b:", 0)]
     assert DialectRouter([Echo(b"")], [0]).wake_at_ns() is None

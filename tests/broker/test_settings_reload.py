@@ -1,4 +1,4 @@
-"""Settings read again: what is handed to the scheduler, and what is said."""
+"""Reloaded settings: the scheduler's new rules, and the log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rules_are_those_of_the_file_as_it_is_now(tmp_path: Path) -> None:
     assert limits(file.rules) == [2, 0]
 
 
-def test_what_has_changed_since_the_last_time_is_said(
+def test_changes_since_the_last_reload_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = reloading(tmp_path, "[service.a]\nworkers_max = 1\n")
@@ -42,18 +42,18 @@ def test_what_has_changed_since_the_last_time_is_said(
     file.reload()
     file.reload()
     assert caplog.messages == [
-        "read the settings: obeyed from now on: service.a.workers_max 1 → 2",
-        "read the settings: nothing has changed",
+        "settings reloaded: applied service.a.workers_max 1 → 2",
+        "settings reloaded: no changes",
     ]
 
 
-def test_bad_file_is_told_and_changes_nothing(
+def test_invalid_file_is_logged_and_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = reloading(tmp_path, "[service.a]\nworkers_max = 1\n")
     written(tmp_path, "[service.a]\nworkers_max = -1\n")
     assert file.reload() is None
     assert limits(file.rules) == [1]
-    (told,) = caplog.messages
-    assert told.startswith("the settings are as they were, because what was read is bad: ")
-    assert "taskyard.toml:2: service.a.workers_max must be" in told
+    (message,) = caplog.messages
+    assert message.startswith("settings not reloaded: ")
+    assert "taskyard.toml:2: service.a.workers_max must be" in message

@@ -100,7 +100,7 @@ def test_table_says_what_is_meant_where_nothing_is_set(
     out, err = capsys.readouterr()
     assert err == "settings file: none\n"
     lines = [line.split(maxsplit=1) for line in out.splitlines()]
-    assert ["worker.slots", "one a core              default"] in lines
+    assert ["worker.slots", "one per core            default"] in lines
     assert here.is_dir()
 
 
@@ -130,7 +130,7 @@ def test_unknown_variable_is_told_and_nothing_else_changes(tmp_path: Path) -> No
     code, out, err = called(tmp_path, "config", "check", TASKYARD_SATE="x")
     assert (code, out) == (0, "")
     assert err.splitlines() == [
-        "taskyard: the variable TASKYARD_SATE is no setting; did you mean TASKYARD_STATE?",
+        "taskyard: unknown variable TASKYARD_SATE (did you mean TASKYARD_STATE?)",
         "the settings are good",
     ]
 
@@ -143,7 +143,7 @@ def test_check_tells_all_that_is_wrong(here: Path, capsys: pytest.CaptureFixture
     assert run_here(taskyard, ["config", "check"]) == 2
     out, err = capsys.readouterr()
     assert out.splitlines() == [
-        "taskyard.toml:2: there is no setting broker.sate; did you mean state?",
+        "taskyard.toml:2: unknown setting broker.sate (did you mean state?)",
         "taskyard.toml:4: worker.slots must be a whole number from 1 to 100000, not 0",
     ]
     assert err == "taskyard: 2 things wrong in the settings\n"
@@ -160,12 +160,15 @@ def test_check_tells_six_things_of_six_kinds(
     settings_file(here, "\n".join(lines))
     assert run_here(taskyard, ["config", "check"]) == 2
     out, err = capsys.readouterr()
-    assert [line.partition(": ")[2].split(";")[0].split(",")[0] for line in out.splitlines()] == [
+    assert [
+        line.partition(": ")[2].split(";")[0].split(" (")[0].split(",")[0]
+        for line in out.splitlines()
+    ] == [
         "lease.expire",
         "service.smtp.match must be a pattern",
-        "there is no setting service.smtp.workers",
-        "service.smtp.rate must be tasks in a time",
-        "service.web.lane must have the names of fields in braces",
+        "unknown setting service.smtp.workers",
+        "service.smtp.rate must be tasks per time",
+        "service.web.lane must have field names in braces",
         "listen.dwork: endpoint tcp://127.0.0.1:99999 has a port over 65535",
     ]
     assert all(line.startswith("taskyard.toml:") for line in out.splitlines())
@@ -224,7 +227,7 @@ def test_check_of_a_file_that_is_not_there_is_wrong(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_here(taskyard, ["config", "check", "none.toml"]) == 2
-    assert "can't read the settings in none.toml: No such file" in capsys.readouterr().out
+    assert "settings file none.toml: No such file" in capsys.readouterr().out
     assert here.is_dir()
 
 
@@ -255,7 +258,7 @@ def test_bad_file_is_an_error_of_every_verb(
     assert run_here(taskyard, words) == 2
     assert capsys.readouterr() == (
         "",
-        "taskyard: taskyard.toml:2: there is no setting broker.sate; did you mean state?\n",
+        "taskyard: taskyard.toml:2: unknown setting broker.sate (did you mean state?)\n",
     )
     assert sorted(path.name for path in here.iterdir()) == ["first.jsonl", "taskyard.toml"]
 

@@ -131,8 +131,8 @@ def test_broker_without_keys_says_the_very_command_that_makes_one(keys: Keys) ->
     assert (code, out) == (2, "")
     (command,) = re.findall(r"`taskyard (.*)`", err)
     assert err == (
-        "taskyard: tcp://0.0.0.0:0 goes beyond this machine and needs keys, and .taskyard has none "
-        f"that is good; make one with `taskyard {command}`\n"
+        "taskyard: tcp://0.0.0.0:0: a remote endpoint requires keys, and .taskyard has no valid "
+        f"key (create one with `taskyard {command}`)\n"
     )
     words = shlex.split(command.replace("NAME", "ci-bot"))
     assert processes.run(keys.directory, *words)[0] == 0

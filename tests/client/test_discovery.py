@@ -56,7 +56,7 @@ def test_who_says_where_the_broker_is_needs_no_good_file(tmp_path: Path) -> None
     written(tmp_path, "no toml")
     assert discovery.endpoint(FLAG) == FLAG
     assert discovery.endpoint(state="s") == native("s")
-    with pytest.raises(InvalidSettings, match=r"^taskyard.toml:1: is no TOML: "):
+    with pytest.raises(InvalidSettings, match=r"^taskyard.toml:1: invalid TOML: "):
         discovery.endpoint(environment={})
 
 

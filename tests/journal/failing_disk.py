@@ -1,7 +1,7 @@
-"""Runs one story on a failing disk, once for every call that can fail; the test's other process.
+"""Run one scenario on a failing disk, once for every call that can fail: the test's child process.
 
-Started with the shim of failing_disk.c loaded. Each run is a fork of its own in a directory of its
-own: open, five commits, close. Prints a line of JSON a run: what was acknowledged, how it ended.
+Started with the shim of failing_disk.c loaded. Each run is a fork with its own directory: open,
+five commits, close. Prints a line of JSON for each run: the acknowledged rows, and how it ended.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ shim = ctypes.CDLL(None)
 
 
 def story(directory: Path, acknowledged: list[int]) -> str:
-    """The error's message, or nothing when all went well."""
+    """Return the error's message, empty without an error."""
     try:
         store = SqliteStore(directory)
         for number in range(COMMITS):
@@ -33,7 +33,7 @@ def story(directory: Path, acknowledged: list[int]) -> str:
 
 
 def run(directory: Path, nth: int, error: int) -> bool:
-    """Whether the Nth call came, so that there may be one more."""
+    """Return whether there was an Nth call, so that there may be one more."""
     child = os.fork()
     if child == 0:
         acknowledged: list[int] = []
@@ -51,7 +51,7 @@ def run(directory: Path, nth: int, error: int) -> bool:
 
 
 def main(parent: Path, error: int) -> None:
-    sqlite.LOG_BYTES_MERGE = 20_000  # so that the story has a merge in its middle
+    sqlite.LOG_BYTES_MERGE = 20_000  # so that the scenario includes a checkpoint
     nth = 1
     while run(parent / f"{nth:04}", nth, error):
         nth += 1

@@ -1,8 +1,8 @@
-"""Compacts a journal and is killed on the way, once for every step; the test's other process.
+"""Compact a journal and be killed, once for every step: the test's child process.
 
 Each run is a fork with its own copy of the state. A step is a sync, a rename, a removal or a commit
-of SQLite's: instead of the Nth one the process ends by SIGKILL. Then the compaction is run again
-to its end. Prints a line of JSON a run: how it ended, and what there is then, as digests of the
+of SQLite: instead of the Nth one the process ends by SIGKILL. Then the compaction is run again
+to its end. Prints a line of JSON for each run: how it ended, and the final state as digests of the
 files and the rows of the index. The last run was not killed.
 """
 
@@ -23,15 +23,15 @@ import pyarrow as pa
 from taskyard.journal import archive, compaction, history
 from taskyard.journal.sqlite import SqliteStore
 
-#: So that the story makes several pairs of files.
+#: So that the scenario makes several pairs of files.
 EVENTS_A_FILE = 60
 
-#: So that the rows are taken in several segments.
+#: So that the rows are split into several segments.
 TOUCHED = 15
 
 
 class Killer:
-    """Counts steps, and ends the process at one of them."""
+    """Counts steps, and kills the process at one of them."""
 
     def __init__(self, nth: int) -> None:
         self.steps = 0
@@ -63,7 +63,7 @@ def compact(directory: Path) -> None:
 
 
 def contents(directory: Path) -> dict[str, object]:
-    """All that counts: names and digests of files, rows of the index and of the journal."""
+    """Return the final state: names and digests of files, rows of the index and of the journal."""
     files = {
         str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
         for folder in ("history", "snapshots")
@@ -77,7 +77,7 @@ def contents(directory: Path) -> dict[str, object]:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """The exit code of a fork that does this; negative for a signal."""
+    """Run a function in a fork and return its exit code, negative for a signal."""
     child = os.fork()
     if child == 0:
         try:
@@ -90,7 +90,7 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def killed_at(directory: Path, nth: int) -> bool:
-    """Whether there was an Nth step."""
+    """Return whether there was an Nth step."""
     killer = Killer(nth)
 
     def work() -> None:
@@ -105,7 +105,7 @@ def main(state: Path, parent: Path) -> None:
     compaction.TOUCHED_MAX = TOUCHED  # type: ignore[misc]
     history.EVENTS_PER_FILE_MAX = EVENTS_A_FILE  # type: ignore[misc]
     archive.TASKS_PER_TRANSACTION = 2
-    pa.array([0])  # with its first array Arrow imports pandas: here, not in every fork
+    pa.array([0])  # Arrow imports pandas with its first array: do it here, not in every fork
     nth, killed = 1, True
     while killed:
         directory = parent / f"{nth:03}"

@@ -1,11 +1,11 @@
-"""Makes the golden files of the formats that this version writes: part of the ritual.
+"""Write the golden files of the formats of this version, part of every format change.
 
     python -m tests.journal.make_golden
 
-It makes what is not there and never touches what is: a golden file stands for all the state
-directories that were written in its time, and must stay readable for ever. Only `LATEST` is made
-anew: records as this version writes them, with the fields that were added at their ends since the
-format began.
+Writes missing files and never changes existing ones: a golden file stands for all the state
+directories that were written in its time, and must stay readable forever. Only `LATEST` is
+rewritten: records as this version writes them, with the fields that were added at their ends since
+the format began.
 """
 
 import pprint
@@ -156,12 +156,12 @@ INDEXED: list[ArchiveRow] = [
 
 
 def record_lines() -> list[str]:
-    """Each record's name and the body of a row that holds nothing else."""
+    """Return each record's name and the body of a row with only this record."""
     return [f"{type(record).__name__} {encode([record]).hex()}" for record in RECORDS]
 
 
 def described(ledger: Ledger) -> str:
-    """A ledger in plain words that do not change when a record or a task gets one more field."""
+    """Describe a ledger in a text that does not change when a record or a task gets a new field."""
     fingerprint = old_snapshots.fingerprint(ledger)
     tasks: dict[str, Any] = {
         repr(task.name): (
@@ -181,12 +181,12 @@ def described(ledger: Ledger) -> str:
         if task.ending is None
     }
     same = ("record", "paused", "counts", "campaigns", "leases", "queues", "awaited", "reasons")
-    told = {key: fingerprint[key] for key in same} | {"tasks": tasks}
-    return pprint.pformat(told, width=100) + "\n"
+    kept = {key: fingerprint[key] for key in same} | {"tasks": tasks}
+    return pprint.pformat(kept, width=100) + "\n"
 
 
 def make_state(directory: Path) -> Ledger:
-    """A state directory with everything in it: a snapshot, history, an index, and rows."""
+    """Make a state directory with everything in it: a snapshot, history, an index, and rows."""
     with_story = rich_story(SqliteStore(directory / "whole"))
     store = SqliteStore(directory / "state")
     go_on(store, with_story.store, COMPACTED_AT)
@@ -198,7 +198,7 @@ def make_state(directory: Path) -> Ledger:
 
 
 def make_snapshot() -> bytes:
-    """A snapshot of tasks of which some share a payload."""
+    """Make a snapshot of tasks of which some share a payload."""
     ledger = Ledger()
     apply(ledger, Submitted(1, Submission([b"bundle/0", b"bundle/1"], [b"shared" * 100])))
     apply(ledger, Submitted(2, Submission([b"other"], [b"own"])))
@@ -207,7 +207,7 @@ def make_snapshot() -> bytes:
 
 
 def make_index(directory: Path) -> None:
-    """An index with a whole result, a truncated one, and a task without a result."""
+    """Make an index with a whole result, a truncated one, and a task without a result."""
     with closing(ArchiveWriter(directory, b"sixteen bytes ..")) as writer:
         writer.add(INDEXED)
         writer.commit(Head(5, 9, bytes(32)))

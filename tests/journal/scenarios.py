@@ -1,7 +1,7 @@
-"""Stories that the journal's tests tell: a yard that writes what it decides, a row an event.
+"""Scenarios for the journal's tests: a yard that writes its decisions, one row for each event.
 
-`rich_story` meets every kind of record, tasks in every state and most of what a snapshot has to
-hold. It is the same each time.
+`rich_story` has every kind of record, tasks in every state and most of a snapshot's content. It is
+deterministic.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ from tests.core.kit import Yard
 
 FAILED = TaskState.FAILED
 
-#: When the stories begin, by the wall clock: 2026-01-01.
+#: The wall clock at the start: 2026-01-01.
 BEGIN_NS = 1_767_225_600 * SECOND_NS
 
 LONG_PAYLOAD = b"long payload " * 20
@@ -48,7 +48,7 @@ class WritingYard(Yard):
     def __init__(self, store: Store) -> None:
         super().__init__()
         self.store = store
-        #: The ledger's portrait after each row, beginning with that of none.
+        #: The ledger's fingerprint after each row, starting before the first.
         self.portraits = [old_snapshots.fingerprint(self.scheduler.ledger)]
         self.clock(BEGIN_NS)
 
@@ -60,7 +60,7 @@ class WritingYard(Yard):
         return effects
 
     def handle_stale(self, name: bytes) -> None:
-        """A report on a task that nobody knows."""
+        """Report on an unknown task."""
         self.handle(TasksReported(0, b"a stranger", [name], [1]))
 
 
@@ -76,7 +76,7 @@ def rich_story(store: Store) -> WritingYard:
 
 
 def _names(yard: WritingYard) -> None:
-    """Two processes with one name: the silent one is replaced, and returns."""
+    """Run two processes with one name: the silent one is replaced, and returns."""
     yard.submit(b"contested", service=b"names")
     held = {"services": (b"names",), "lease_timeout_ns": 15 * SECOND_NS, "heartbeat_ns": SECOND_NS}
     yard.join(b"w5", incarnation=1, **held)
@@ -88,7 +88,7 @@ def _names(yard: WritingYard) -> None:
 
 
 def _beginning(yard: WritingYard) -> None:
-    """Workers come, tasks are submitted with all that tasks can have, some are done."""
+    """Register workers, submit tasks with all options, and finish some."""
     yard.join(b"w1", slots_total=4, services=(b"default", b"smtp"), dialect=b"native")
     yard.join(b"w2", slots_total=2, lease_timeout_ns=5 * SECOND_NS, incarnation=7, dialect=b"wmp")
     yard.submit(b"a", b"b", b"c", campaign=b"first", dialect=b"dwork")
@@ -105,25 +105,25 @@ def _beginning(yard: WritingYard) -> None:
 
 
 def _troubles(yard: WritingYard) -> None:
-    """Failures, silence, goodbyes, stale reports, tasks given back."""
+    """Fail tasks, miss heartbeats, leave, report late, and return tasks."""
     taken = yard.take(b"w1", 3)
     yard.handle(TasksProgressed(0, b"w1", taken[:1], [1], [40], [b"almost half"]))
     yard.report(b"w1", taken[0], Outcome.RETRY_AT, texts=[b"busy"], retry_at_ns=[BEGIN_NS + 10**10])
     yard.report(b"w1", taken[1], Outcome.FAILED_FINAL, texts=[b"broken"])
     yard.handle(TasksReturned(0, b"w1", taken[2:3], after=[[b"later"]]))
     yard.take(b"w2", 2)
-    yard.later(6)  # w2 fell silent
+    yard.later(6)  # w2 sends no heartbeat
     yard.finish(b"w2", b"first/c")  # too late
     yard.join(b"w3", slots_total=3, incarnation=1)
     yard.take(b"w3", 1)
-    yard.join(b"w3", slots_total=3, incarnation=2)  # lost what it held
+    yard.join(b"w3", slots_total=3, incarnation=2)  # lost its tasks
     yard.take(b"w3", 1)
     yard.leave(b"w3")
-    yard.later(5)  # what was put off is due
+    yard.later(5)  # delayed tasks are due
 
 
 def _wishes(yard: WritingYard) -> None:
-    """What users ask for: cancel, retry, pause, resume, extend."""
+    """Run users' commands: cancel, retry, pause, resume, extend."""
     yard.submit(b"g", b"h", after=[[], [b"g"]], campaign=b"second")
     yard.submit(b"old", expires_hard_ns=BEGIN_NS + 20 * SECOND_NS, after=[[b"second/g"]])
     yard.handle(PauseRequested(0, b"client", b"smtp", b"x"))
@@ -131,7 +131,7 @@ def _wishes(yard: WritingYard) -> None:
     yard.handle(PauseRequested(0, b"client"))
     yard.handle(ResumeRequested(0, b"client"))
     yard.handle(ResumeRequested(0, b"client", b"smtp"))
-    yard.later(10)  # old grew too old
+    yard.later(10)  # old expires
     yard.cancel(b"second/h")
     failed = [name for name, task in yard.scheduler.ledger.tasks.items() if task.state is FAILED]
     yard.retry(*failed)
@@ -146,7 +146,7 @@ def _wishes(yard: WritingYard) -> None:
 
 
 def _late_turns(yard: WritingYard) -> None:
-    """Slots that are kept, a new generation of a name that has ended, leases left open."""
+    """Keep slots, reuse the name of an ended task, and leave leases open."""
     yard.join(b"w4", slots_total=3, services=(b"default", b"smtp"))
     lost = yard.take(b"w4", 3)
     yard.finish(b"w4", *lost, texts=[b"done by w4"] * len(lost))
@@ -167,7 +167,7 @@ def _late_turns(yard: WritingYard) -> None:
 
 
 def _lanes(yard: WritingYard) -> None:
-    """A lane that is held and let go, runs with tasks that are put off, moves, expiry, lateness."""
+    """Hold and release a lane, run tasks that are deferred, move, expire, report late."""
     held = Rule(b"held", b"smtp/held", LaneOptions(is_held=True))
     late = Rule(b"late", b"default/late", LaneOptions(report_after_ns=SECOND_NS))
     yard.clauses(held, late)
@@ -185,34 +185,34 @@ def _lanes(yard: WritingYard) -> None:
     yard.handle(ExpireRequested(0, b"client", Scope(names=(b"n1",))))
 
 
-def told(directory: Path) -> WritingYard:
-    """The rich story in a state directory; its store is open."""
+def rich_yard(directory: Path) -> WritingYard:
+    """Return the rich scenario in a state directory, with its store open."""
     return rich_story(SqliteStore(directory))
 
 
 def copied(store: Store, rows: int) -> MemoryStore:
-    """The first rows of a story in a journal of its own."""
+    """Return the first rows of a scenario in another journal."""
     copy = MemoryStore()
     go_on(copy, store, rows)
     return copy
 
 
 def go_on(copy: Store, store: Store, rows: int) -> None:
-    """Let a copy have the story up to that row."""
+    """Copy the scenario's rows up to that row."""
     for row in store.rows(copy.head.sequence):
         if row.sequence <= rows:
             copy.commit(row.body, row.record_last - row.record_first + 1)
 
 
 def unfinished(fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """A portrait without the ended tasks, which a compaction moves out of memory."""
+    """Return a fingerprint without the ended tasks, which a compaction moves out of memory."""
     tasks = {name: task for name, task in fingerprint["tasks"].items() if not ending_of(task)}
     tries = {name: tries for name, tries in fingerprint["tries"].items() if name in tasks}
     return {**fingerprint, "tasks": tasks, "tries": tries}
 
 
 def ended(fingerprint: dict[str, Any]) -> dict[bytes, tuple[int, int]]:
-    """The ended tasks of a portrait, with where that is written and when it was."""
+    """Return the ended tasks of a fingerprint, with their records and times."""
     tasks = fingerprint["tasks"].items()
     return {name: ending for name, task in tasks if (ending := ending_of(task))}
 

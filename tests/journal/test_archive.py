@@ -1,4 +1,4 @@
-"""The index of finished tasks: the newest end of every name, whole or not at all."""
+"""The index of ended tasks: the newest end of every name, sound or refused."""
 
 import os
 import shutil
@@ -94,7 +94,7 @@ class TestLookingUp:
             assert index.result(b"new") == Result(b"end", 2_000_000)
             assert index.verify() == index.count()
 
-    def test_it_says_what_it_covers(self, tmp_path: Path) -> None:
+    def test_covered_row_is_stored(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
         with Archive(tmp_path) as index:
             assert index.covered() == (IDENTITY, HEAD)
@@ -103,13 +103,13 @@ class TestLookingUp:
 class TestAdding:
     def test_newer_end_replaces_the_older(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a", 1, b"old"), done(b"a", 2, b"new"))
-        add(tmp_path, done(b"a", 1, b"old"))  # a compaction that is run again
+        add(tmp_path, done(b"a", 1, b"old"))  # a repeated compaction
         with Archive(tmp_path) as index:
             assert [ended.record for ended in index.find([b"a"])] == [2]
             assert index.result(b"a") == Result(b"new")
             assert index.verify() == 1
 
-    def test_what_was_added_is_covered_only_when_that_is_said(self, tmp_path: Path) -> None:
+    def test_added_tasks_are_covered_only_after_commit(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
         later = Head(6, 10, b"d" * 32)
         with closing(ArchiveWriter(tmp_path, IDENTITY)) as writer, Archive(tmp_path) as index:
@@ -119,7 +119,7 @@ class TestAdding:
             writer.commit(later)
             assert index.covered() == (IDENTITY, later)
 
-    def test_reader_goes_on_while_a_compaction_writes(self, tmp_path: Path) -> None:
+    def test_reader_works_while_a_compaction_writes(self, tmp_path: Path) -> None:
         add(tmp_path, done(b"a"))
         with Archive(tmp_path) as index, closing(ArchiveWriter(tmp_path, IDENTITY)) as writer:
             assert index.count() == 1
@@ -166,14 +166,14 @@ class TestAdding:
         modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "state").rglob("*")]
         assert modes == [0o600]
 
-    def test_unfinished_creation_is_begun_anew(self, tmp_path: Path) -> None:
+    def test_unfinished_creation_is_repeated(self, tmp_path: Path) -> None:
         (tmp_path / f"{archive.FILE_NAME}.new").write_bytes(b"half")
         (tmp_path / f"{archive.FILE_NAME}.new-wal").write_bytes(b"half")
         add(tmp_path, done(b"a"))
         assert [path.name for path in tmp_path.iterdir()] == [archive.FILE_NAME]
 
     @pytest.mark.parametrize("call", ["open", "add", "commit"])
-    def test_failing_disk_is_told(
+    def test_failing_disk_raises(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
     ) -> None:
         def fail(*_: object) -> None:
@@ -242,7 +242,7 @@ class TestDamage:
             "DELETE FROM meta WHERE key = 'covered'",
         ],
     )
-    def test_index_that_does_not_say_what_it_covers_is_refused(
+    def test_index_with_a_damaged_covered_row_is_refused(
         self, tmp_path: Path, statement: str
     ) -> None:
         add(tmp_path, done(b"a"))
@@ -255,7 +255,7 @@ class TestDamage:
         "statement",
         ["UPDATE meta SET value = X'FF' WHERE key = 'format'", "DELETE FROM meta"],
     )
-    def test_noise_for_a_format_is_damage(self, tmp_path: Path, statement: str) -> None:
+    def test_invalid_format_number_is_damage(self, tmp_path: Path, statement: str) -> None:
         add(tmp_path, done(b"a"))
         change(tmp_path, statement)
         words = "finished.sqlite: the format number is damaged"
@@ -283,7 +283,7 @@ class TestDamage:
             index.find([b"a"])
 
     def test_flipped_bytes_and_lost_ends_never_give_another_answer(self, tmp_path: Path) -> None:
-        """Of the lookups, the sound answer or an error; of the whole look, nothing else."""
+        """Lookups give the right result or an error. A full verification gives an error."""
         some = [done(b"name %d" % number, number + 1) for number in range(40)]
         add(tmp_path, *some)
         path = tmp_path / archive.FILE_NAME
@@ -300,7 +300,7 @@ class TestDamage:
 
 
 def assert_sound_or_refused(directory: Path, expected: list[EndedTask]) -> None:
-    """Whatever passes the whole look is what was written."""
+    """Compare an index that passes the full verification with the written tasks."""
     index = Archive(directory)
     try:
         index.covered()

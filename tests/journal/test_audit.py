@@ -1,4 +1,4 @@
-"""The tally: what a journal proves, and that it notices what must never happen."""
+"""The audit: counts by outcome, and violations of the guarantees."""
 
 from taskyard.core.model import Submission
 from taskyard.core.records import (
@@ -37,7 +37,7 @@ def finished(*names: bytes) -> Finished:
 
 
 def test_every_task_comes_to_one_end() -> None:
-    told = tally(
+    counts = tally(
         submitted(b"a", b"b", b"c", b"d", b"e"),
         leased(b"a", b"b"),
         finished(b"a"),
@@ -50,13 +50,13 @@ def test_every_task_comes_to_one_end() -> None:
     expected = AuditCounts(
         submitted=5, done=1, failed=2, cancelled=1, unfinished=1, leases=2, stale=1
     )
-    assert told == expected
-    assert told.is_clean
+    assert counts == expected
+    assert counts.is_clean
 
 
 def test_retried_task_is_unfinished_again() -> None:
-    told = tally(submitted(b"a"), Failed(0, b"w", [b"a"], [1], [b""]), Retried(0, [b"a"]))
-    assert (told.failed, told.unfinished) == (0, 1)
+    counts = tally(submitted(b"a"), Failed(0, b"w", [b"a"], [1], [b""]), Retried(0, [b"a"]))
+    assert (counts.failed, counts.unfinished) == (0, 1)
 
 
 def test_second_completion_is_noticed_but_not_of_a_new_generation() -> None:
@@ -80,12 +80,12 @@ def test_predecessors_that_were_given_later_count_too() -> None:
     assert early.dependencies_broken == 1
 
 
-def test_predecessor_that_is_submitted_anew_was_done_all_the_same() -> None:
+def test_resubmitted_dependency_still_counts_as_done() -> None:
     chain = submitted(b"a", b"b", after=[[], [b"a"]])
-    told = tally(chain, leased(b"a"), finished(b"a"), submitted(b"a"), leased(b"b"))
-    assert told.is_clean
+    counts = tally(chain, leased(b"a"), finished(b"a"), submitted(b"a"), leased(b"b"))
+    assert counts.is_clean
 
 
-def test_task_that_nobody_submitted_is_noticed() -> None:
+def test_unsubmitted_task_is_counted_as_unknown() -> None:
     assert tally(finished(b"ghost")).unknown == 1
     assert tally(Returned(0, b"w", [b"ghost"], [1], ReturnReason.LEFT)).unknown == 0

@@ -1,4 +1,4 @@
-"""The chain: every way in which rows can be wrong is named, with what is lost."""
+"""The chain: every kind of damaged rows is reported with its consequence."""
 
 from collections.abc import Iterable, Iterator
 
@@ -42,7 +42,7 @@ def damage(rows: Iterable[Row], start: Head = START, witness: Head | None = None
     return str(caught.value)
 
 
-def test_chain_is_what_the_format_says_it_is() -> None:
+def test_chain_matches_its_documented_format() -> None:
     assert origin(IDENTITY).hex() == (
         "eaec38d4895a45b31abe0ad466af3e6a715abb2d49627743c4dd0b0f95121ab2"
     )
@@ -77,7 +77,7 @@ def test_rows_before_the_damage_are_handed_on() -> None:
         next(rows)
 
 
-def test_hole_is_named_with_what_is_lost() -> None:
+def test_hole_is_reported_with_the_lost_rows() -> None:
     rows = [row for row in written(9) if row.sequence not in (5, 6, 7)]
     assert damage(rows) == ("rows 5..7 are missing: rows 5..7 are lost; rows 8..9 can't be trusted")
 
@@ -99,13 +99,13 @@ def test_hole_of_one_row_at_the_beginning_is_named() -> None:
         {"record_first": -9, "record_last": -9},
     ],
 )
-def test_flipped_byte_is_named_with_what_is_lost(fields: dict[str, object]) -> None:
+def test_flipped_byte_is_reported_with_the_lost_rows(fields: dict[str, object]) -> None:
     assert damage(changed(written(9), 6, **fields)) == (
         "row 6 does not match its chain: rows 6..9 can't be trusted"
     )
 
 
-def test_what_the_witness_saw_beyond_the_damage_is_not_trusted_either() -> None:
+def test_witnessed_rows_after_the_damage_are_not_trusted() -> None:
     rows = written(12)
     assert damage(changed(rows[:9], 6, body=b""), witness=rows[11].head) == (
         "row 6 does not match its chain: rows 6..12 can't be trusted"
@@ -139,7 +139,7 @@ def test_journal_may_be_longer_than_its_witness() -> None:
     assert list(verify(rows, START, rows[2].head)) == rows
 
 
-def test_another_story_of_the_same_length_is_refused() -> None:
+def test_other_rows_of_the_same_length_are_refused() -> None:
     other = next_row(written(2)[-1].head, b"another third row", records=1)
     assert "row 3 differs from row 3 of the witness" in damage(written(4), witness=other.head)
 

@@ -1,4 +1,4 @@
-"""`taskyard journal check|export|compact`, as a user runs them: in processes of their own."""
+"""`taskyard journal check|export|compact` as a user runs them, in separate processes."""
 
 import json
 import logging
@@ -24,9 +24,9 @@ from taskyard.journal.history import HistoryPart
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.state_check import StateReport
-from tests.journal.scenarios import copied, told
+from tests.journal.scenarios import copied, rich_yard
 
-#: The rows of the story.
+#: The rows of the scenario.
 ROWS = 71
 
 
@@ -40,7 +40,7 @@ def process(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Shell:
-    """The verbs in this process, which is quicker."""
+    """The verbs in this process, which is faster."""
 
     def __init__(self, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.state = state
@@ -61,7 +61,7 @@ class Shell:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("story") / "state"
-    yard = told(directory)
+    yard = rich_yard(directory)
     yard.store.close()
     assert yard.store.head.sequence == ROWS
     return directory
@@ -69,7 +69,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _level() -> Iterator[None]:
-    """`check` silences the journal's log, for the process that it is alone in."""
+    """Restore the journal's log, which `check` silences for its own process."""
     logger = logging.getLogger("taskyard.journal")
     level = logger.level
     yield
@@ -116,7 +116,7 @@ class TestAsProcesses:
         assert f"no rows are kept; rows 1..{ROWS} are trimmed" in again.stdout
         assert again.stdout.endswith("sound (everything was read)\n")
 
-    def test_damage_exits_6_and_says_what_is_lost(self, shell: Shell) -> None:
+    def test_damage_exits_6_and_reports_the_loss(self, shell: Shell) -> None:
         flip(shell.state / "journal.sqlite", b"result of a")
         checked = process(shell.state, "check")
         assert checked.returncode == 6
@@ -156,9 +156,9 @@ class TestAsProcesses:
 
 
 def flip(path: Path, content: bytes) -> None:
-    """Flip a byte in the middle of the last place where this is found."""
+    """Flip a byte in the middle of the last occurrence."""
     whole = bytearray(path.read_bytes())
-    whole[whole.rindex(content) + 2] ^= 1  # an earlier one may lie in what SQLite left unused
+    whole[whole.rindex(content) + 2] ^= 1  # earlier ones may be in unused pages of SQLite
     path.write_bytes(whole)
 
 
@@ -225,7 +225,7 @@ class TestEveryVerb:
 
 class TestDocuments:
     def test_fields_stay(self, shell: Shell) -> None:
-        """Programs rely on these; more may be added."""
+        """Programs rely on these fields. More may be added."""
         assert set(shell.document("check")) == {
             "version",
             "document",
@@ -274,7 +274,7 @@ class TestDocuments:
 
 
 class TestCheck:
-    """Every kind of damage is told, in words and by the exit code."""
+    """Every kind of damage is reported, as text and by the exit code."""
 
     def damaged(self, shell: Shell, *options: str) -> str:
         assert shell("check", *options) == 6
@@ -307,7 +307,7 @@ class TestCheck:
             shell.state = Path(shutil.copytree(shell.state, tmp_path / "killed"))
         assert "rows, but 99 were written" in self.damaged(shell, "--deep")
 
-    def test_torn_tail_is_told_and_no_damage(
+    def test_torn_tail_is_reported_and_is_not_damage(
         self, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sound = StateReport(rows=1, row_first=1, row_last=1, torn_bytes=99)
@@ -338,7 +338,7 @@ class TestCheck:
         assert f"the journal ends at row {ROWS}, a snapshot is of 99" in words
         assert f"lost: rows {ROWS + 1}..99 are lost" in words
 
-    def test_snapshot_that_is_not_what_its_rows_lead_to(self, shell: Shell) -> None:
+    def test_snapshot_that_differs_from_a_replay(self, shell: Shell) -> None:
         shell("export")
         store = SqliteStore(shell.state)
         ledger = recovery.recover(store)
@@ -346,12 +346,12 @@ class TestCheck:
         ledger.reasons[b"doomed"] = b"something else"
         snapshot.write(shell.state, store.identity, store.head, ledger)
         store.close()
-        assert shell("check") == 0  # a plain look can't know
+        assert shell("check") == 0  # a plain check does not compare
         words = self.damaged(shell, "--deep")
         assert f"the snapshot of row {ROWS} differs from a replay of its rows" in words
 
     def test_rows_that_are_half_trimmed_are_no_damage(self, shell: Shell) -> None:
-        """A broker that is stopped while it compacts leaves the older snapshot without its rows."""
+        """A broker that stops during a compaction leaves the older snapshot without its rows."""
         with closing(SqliteStore(shell.state)) as store:
             last = store.head.sequence
             ledger = recovery.recover(copied(store, 10))
@@ -371,7 +371,7 @@ class TestCheck:
     def test_damaged_index(self, shell: Shell) -> None:
         shell("compact")
         flip(shell.state / archive.FILE_NAME, b"kept second/k1")
-        assert shell("check") == 0  # found when it is read
+        assert shell("check") == 0  # found when read
         assert "the row of b'second/k1' in finished.sqlite does not match" in self.damaged(
             shell, "--deep"
         )
@@ -384,7 +384,7 @@ class TestCheck:
         assert f"wrong: history/{path.name} can't be read" in words
         assert f"lost: the events of rows 1..{ROWS} are lost: restore the file" in words
 
-    def test_damaged_history_of_kept_rows_can_be_made_again(self, shell: Shell) -> None:
+    def test_damaged_history_of_kept_rows_can_be_rebuilt(self, shell: Shell) -> None:
         shell("export")
         path = HistoryPart(1, ROWS).paths(shell.state)["events"]
         path.write_bytes(path.read_bytes()[:-1])
@@ -397,7 +397,7 @@ class TestCheck:
         assert shell("export") == 0
         assert shell("check", "--deep") == 0
 
-    def test_damaged_journal_is_not_said_to_have_the_rows_of_a_damaged_history(
+    def test_rows_of_a_damaged_history_are_lost_if_the_journal_is_damaged_too(
         self, shell: Shell
     ) -> None:
         shell("export")
@@ -438,7 +438,7 @@ class TestCheck:
         assert f"lost: the edges of rows 1..{ROWS} are lost: restore the file" in words
         assert (words.count("wrong:"), words.count("  lost:")) == (1, 1)
 
-    def test_damage_ends_with_what_to_do(self, shell: Shell) -> None:
+    def test_damage_report_ends_with_the_remedy(self, shell: Shell) -> None:
         flip(shell.state / "journal.sqlite", b"result of a")
         words = self.damaged(shell)
         assert words.endswith("\nNothing was changed. Put the directory back from a copy.\n")
@@ -457,7 +457,7 @@ class TestCheck:
         assert f"rows {ROWS + 1}..79 are in no history file" in words
         assert f"the journal ends at row {ROWS}, its history at row 90" in words
 
-    def test_same_damage_is_told_once(self) -> None:
+    def test_same_damage_is_reported_once(self) -> None:
         findings = StateReport()
         for _ in range(2):
             findings.note(JournalDamaged("it is wrong"))
@@ -479,7 +479,7 @@ class TestCheck:
 
 
 def rename_part(directory: Path, old: HistoryPart, new: HistoryPart) -> None:
-    """A part is believed by its name."""
+    """A part is trusted by its name."""
     for table, path in old.paths(directory).items():
         path.rename(new.paths(directory)[table])
 
@@ -511,7 +511,7 @@ class TestCompact:
 
 
 def flip_page(path: Path) -> None:
-    """Flip bits in a page of a Parquet file, which only reading that page can notice."""
+    """Flip bits in a page of a Parquet file, which only reading that page detects."""
     content = bytearray(path.read_bytes())
     column = pq.read_metadata(path).row_group(0).column(4)
     content[column.dictionary_page_offset + column.total_compressed_size - 3] ^= 0xFF

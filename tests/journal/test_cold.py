@@ -49,7 +49,7 @@ def yard() -> WritingYard:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of a few tasks, so that a short story has many, whole ones and others."""
+    """Use chunks of a few tasks, so that a short scenario has many, full ones and others."""
     monkeypatch.setattr(core_snapshot, "CHUNK_TASKS", 4)
     monkeypatch.setattr(cold, "CHUNK_TASKS", 4)
     monkeypatch.setattr(cold, "CHUNK_EDGES", 3)
@@ -60,7 +60,7 @@ def records_of(rows: Iterable[Row]) -> list[AnyRecord]:
 
 
 def followed(old: bytes | None, rows: list[Row]) -> bytes:
-    """The snapshot after these rows, made of the one before them as a compaction does."""
+    """Make the snapshot after these rows from the one before them, as a compaction does."""
     records = records_of(rows)
     touched = {name for record in records for name in compaction._names_in(record)}  # noqa: SLF001
     file = io.BytesIO()
@@ -110,7 +110,7 @@ def test_every_snapshot_gives_every_later_one(yard: WritingYard) -> None:
             check(followed(old, rows[first:last]), rows[:last])
 
 
-def test_row_by_row_the_story_comes_to_the_same_end(yard: WritingYard) -> None:
+def test_snapshots_row_by_row_give_the_same_end(yard: WritingYard) -> None:
     rows = list(yard.store.rows())
     content = None
     for number, row in enumerate(rows, 1):
@@ -119,7 +119,7 @@ def test_row_by_row_the_story_comes_to_the_same_end(yard: WritingYard) -> None:
 
 
 class RandomYard(WritingYard):
-    """A yard where anything may happen next."""
+    """A yard with random events."""
 
     def __init__(self, dice: random.Random) -> None:
         super().__init__(MemoryStore())
@@ -196,7 +196,7 @@ class RandomYard(WritingYard):
             self.later(self.dice.randrange(1, 90))
 
     def extend(self) -> None:
-        """More to wait for, also for names that have ended."""
+        """Add dependencies, also on ended tasks."""
         names = self.pick(self.names(READY, BLOCKED, DONE, CANCELLED), 2)
         befores = self.pick(self.names(READY, BLOCKED), 2)
         if names:

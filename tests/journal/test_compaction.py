@@ -1,4 +1,4 @@
-"""Compaction: every step can be done again, and nothing is lost or doubled on the way."""
+"""Compaction: every step can be repeated, and nothing is lost or doubled."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from taskyard.journal.history import HistoryPart
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from tests.journal import killed_compaction
-from tests.journal.scenarios import WritingYard, copied, go_on, rich_story, told, unfinished
+from tests.journal.scenarios import WritingYard, copied, go_on, rich_story, rich_yard, unfinished
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +34,14 @@ def store(yard: WritingYard) -> MemoryStore:
 
 
 def table(directory: Path, name: str) -> list[dict[str, Any]]:
-    """All rows of the history, in the order of the files."""
+    """Return all rows of the history, in the order of the files."""
     whole, _ = history.parts(directory)
     paths = [part.paths(directory)[name] for part in whole]
     return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
 
 def files(directory: Path) -> dict[str, tuple[int, bytes]]:
-    """When each file was last written, and its content."""
+    """Return the time of the last write of each file, and its content."""
     folders = (history.FOLDER, snapshot.FOLDER)
     paths = [path for folder in folders for path in (directory / folder).iterdir()]
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
@@ -58,7 +58,7 @@ def index_rows(directory: Path, names: list[bytes]) -> list[EndedTask]:
 
 
 class TestExport:
-    def test_export_says_what_it_did(self, store: MemoryStore, tmp_path: Path) -> None:
+    def test_export_returns_its_counts(self, store: MemoryStore, tmp_path: Path) -> None:
         head = store.head
         outcome = compaction.export(tmp_path, store)
         span = f"000000000001-{head.sequence:012}"
@@ -176,7 +176,7 @@ class TestCompact:
         assert list(compaction.trim(store, 25)) == [10, 20, 25]
 
     def test_journal_in_sqlite_is_compacted_and_opened_again(self, tmp_path: Path) -> None:
-        yard = told(tmp_path)
+        yard = rich_yard(tmp_path)
         compaction.compact(tmp_path, yard.store)
         yard.store.close()
         reopened = SqliteStore(tmp_path)
@@ -192,7 +192,7 @@ class TestKilled:
         self, tmp_path: Path
     ) -> None:
         state = tmp_path / "state"
-        yard = told(state)
+        yard = rich_yard(state)
         yard.store.close()
         command = [sys.executable, killed_compaction.__file__, str(state), str(tmp_path)]
         output = subprocess.check_output(command, text=True)
@@ -204,7 +204,7 @@ class TestKilled:
         assert [run for run in runs if run | {"killed": False} != clean] == []
 
     @pytest.mark.parametrize("step", ["index", "snapshot", "trim"])
-    def test_what_a_killed_compaction_left_is_used_though_the_journal_went_on(
+    def test_files_of_a_killed_compaction_are_used_after_more_rows(
         self, yard: WritingYard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:
         names = [*yard.portraits[-1]["tasks"]]
@@ -223,7 +223,7 @@ class TestKilled:
         recovered = recovery.open_ledger(tmp_path / "killed", store)
         assert old_snapshots.fingerprint(recovered) == unfinished(yard.portraits[-1])
 
-    def test_failing_disk_is_told_and_the_next_run_works(
+    def test_failing_disk_raises_and_the_next_run_works(
         self, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sync = os.fsync
@@ -241,7 +241,7 @@ class TestKilled:
                 compaction.export(tmp_path, store)
         assert compaction.export(tmp_path, store).rows == store.head.sequence
 
-    def test_snapshot_that_can_not_be_removed_is_told(
+    def test_snapshot_that_can_not_be_removed_raises(
         self, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         compaction.export(tmp_path, store)
@@ -255,7 +255,7 @@ class TestKilled:
 
 
 def kill(patch: pytest.MonkeyPatch, step: str) -> None:
-    """Let the process seem to end at that step."""
+    """Simulate the end of the process at that step."""
 
     def end(*_: object) -> None:
         raise KeyboardInterrupt
@@ -269,7 +269,7 @@ def kill(patch: pytest.MonkeyPatch, step: str) -> None:
 
 
 class TestDamage:
-    """Nothing is trimmed before all that stands in for it can be read."""
+    """Nothing is trimmed before its replacement can be read."""
 
     def test_damaged_history_file_keeps_the_rows(self, store: MemoryStore, tmp_path: Path) -> None:
         compaction.export(tmp_path, store)
@@ -279,7 +279,7 @@ class TestDamage:
             compaction.compact(tmp_path, store)
         assert store.anchor.sequence == 0
 
-    def test_damaged_snapshot_is_made_anew(self, store: MemoryStore, tmp_path: Path) -> None:
+    def test_damaged_snapshot_is_rebuilt(self, store: MemoryStore, tmp_path: Path) -> None:
         compaction.export(tmp_path, store)
         path = snapshot.path_of(tmp_path, store.head.sequence)
         sound = path.read_bytes()
@@ -288,7 +288,7 @@ class TestDamage:
         assert path.read_bytes() == sound
         assert store.anchor == store.head
 
-    def test_missing_index_is_made_anew_from_the_rows(
+    def test_missing_index_is_rebuilt_from_the_rows(
         self, yard: WritingYard, store: MemoryStore, tmp_path: Path
     ) -> None:
         names = [*yard.portraits[-1]["tasks"]]
@@ -298,7 +298,7 @@ class TestDamage:
         compaction.compact(tmp_path, store)
         assert index_rows(tmp_path, names) == before
 
-    def test_missing_history_is_made_anew_from_the_rows(
+    def test_missing_history_is_rebuilt_from_the_rows(
         self, store: MemoryStore, tmp_path: Path
     ) -> None:
         compaction.export(tmp_path, store)
@@ -308,9 +308,7 @@ class TestDamage:
         compaction.compact(tmp_path, store)
         assert table(tmp_path, "events") == before
 
-    def test_half_a_pair_is_made_anew_from_the_rows(
-        self, store: MemoryStore, tmp_path: Path
-    ) -> None:
+    def test_half_a_pair_is_rebuilt_from_the_rows(self, store: MemoryStore, tmp_path: Path) -> None:
         compaction.export(tmp_path, store)
         before = table(tmp_path, "edges")
         HistoryPart(1, store.head.sequence).paths(tmp_path)["edges"].unlink()
@@ -340,7 +338,7 @@ class TestDamage:
     @pytest.mark.parametrize(
         ("gone", "reached"), [(HistoryPart(1, 10), 0), (HistoryPart(11, 20), 10)]
     )
-    def test_gap_in_kept_rows_is_mended_as_the_refusal_says(
+    def test_gap_in_kept_rows_is_fixed_by_the_hint_of_the_error(
         self, yard: WritingYard, tmp_path: Path, gone: HistoryPart, reached: int
     ) -> None:
         store = MemoryStore()
@@ -368,7 +366,7 @@ class TestDamage:
         with pytest.raises(JournalDamaged, match="restore the files from a backup, or move"):
             compaction.export(tmp_path, store)
 
-    def test_history_moved_away_after_trimming_goes_on_aloud(
+    def test_history_moved_away_after_trimming_continues_with_a_warning(
         self, yard: WritingYard, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         store = copied(yard.store, 10)

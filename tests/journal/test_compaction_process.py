@@ -1,4 +1,4 @@
-"""Compaction in a process beside the broker: it reads what is being written, and ends with it."""
+"""The child process of a compaction: it reads a journal in use, and ends with its broker."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from taskyard.journal.compaction_process import CompactionChild, CompactionRepor
 from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import DISK_RESERVE_BYTES
-from tests.journal.scenarios import WritingYard, go_on, told, unfinished
+from tests.journal.scenarios import WritingYard, go_on, rich_yard, unfinished
 from tests.journal.test_compaction import tasks_in_snapshot
 from tests.kit.processes import until
 
@@ -25,19 +25,19 @@ ROWS = 30
 
 
 def never() -> None:
-    """Nobody ends it."""
+    """Never abort."""
 
 
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WritingYard]:
-    yard = told(tmp_path_factory.mktemp("story"))
+    yard = rich_yard(tmp_path_factory.mktemp("story"))
     yield yard
     yard.store.close()
 
 
 @pytest.fixture
 def store(yard: WritingYard, tmp_path: Path) -> Iterator[SqliteStore]:
-    """A journal with the beginning of the story, still open to be written."""
+    """A journal with the beginning of the scenario, still open for writing."""
     with closing(SqliteStore(tmp_path)) as store:
         go_on(store, yard.store, ROWS)
         yield store
@@ -76,13 +76,13 @@ class TestReading:
         with pytest.raises(JournalDamaged, match="the anchor is damaged"):
             JournalReader(tmp_path, b"another identity", store.head)
 
-    def test_missing_journal_is_told(self, store: SqliteStore, tmp_path: Path) -> None:
+    def test_missing_journal_is_an_error(self, store: SqliteStore, tmp_path: Path) -> None:
         with pytest.raises(JournalFailed, match="can't read the journal"):
             JournalReader(tmp_path / "nowhere", store.identity, store.head)
 
 
 class TestRun:
-    def test_it_makes_what_an_export_makes_and_trims_nothing(
+    def test_child_writes_the_files_of_an_export_and_trims_nothing(
         self, yard: WritingYard, store: SqliteStore, tmp_path: Path
     ) -> None:
         poll = compaction_process.run(tmp_path, sealed(store), never)
@@ -104,7 +104,7 @@ class TestRun:
         compaction.compact(tmp_path, store)
         assert store.anchor == store.head
 
-    def test_damaged_history_is_told_before_anybody_trims(
+    def test_damaged_history_is_reported_before_trimming(
         self, store: SqliteStore, tmp_path: Path
     ) -> None:
         compaction_process.run(tmp_path, sealed(store), never)
@@ -165,7 +165,7 @@ class TestChild:
         assert not Path(f"/proc/{child.pid}").exists()
 
     def test_it_ends_when_the_other_end_of_its_stdin_is_closed(self) -> None:
-        """Also in the middle of what can't be interrupted from Python."""
+        """The child ends even in code that Python can't interrupt."""
         code = (
             "import sys; from taskyard.journal.compaction_process import exit_on_stdin_close; "
             "exit_on_stdin_close(); print('ready', flush=True); sum(range(10**12))"

@@ -1,4 +1,4 @@
-"""What was acknowledged is there: after SIGKILL, on a disk that fails, on a disk that is full."""
+"""Acknowledged rows survive: after SIGKILL, on a failing disk, on a full disk."""
 
 import errno
 import json
@@ -39,11 +39,11 @@ def rows_in(directory: Path) -> list[int]:
 
 
 def killed_after(directory: Path, reports: int, body_size: int) -> int:
-    """The last sequence that the child reported before it was gone."""
+    """Return the last sequence that the child reported before it was killed."""
     child = subprocess.Popen(
         [sys.executable, "-c", COMMIT_UNTIL_KILLED, directory, str(body_size)],
         stdout=subprocess.PIPE,
-        bufsize=0,  # or what is read ahead would be missing from the rest
+        bufsize=0,  # read-ahead would be missing from the rest
     )
     assert child.stdout is not None
     lines = [child.stdout.readline() for _ in range(reports)]
@@ -89,7 +89,7 @@ def test_whichever_call_fails_no_acknowledged_row_is_lost(
 ) -> None:
     runs = runs_on_failing_disk(shim, tmp_path, error)
     failed = [run for run in runs if run["ended"]]
-    assert len(failed) > 40  # an error that nobody noticed would be a shorter list
+    assert len(failed) > 40  # an unnoticed error would make a shorter list
     for run in runs:
         acknowledged = run["acknowledged"]
         assert isinstance(acknowledged, list)
@@ -111,7 +111,7 @@ def mounted(place: Path) -> bool:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, of a few MB: a tmpfs."""
+    """Mount a separate disk of a few MB: a tmpfs."""
     place = tmp_path / "disk"
     place.mkdir()
     if not mounted(place):

@@ -1,9 +1,9 @@
-"""Flip a byte of a small journal, or cut a file, anywhere: harmless or refused, never believed.
+"""Flip a byte of a small journal, or cut a file, anywhere: harmless or refused, never accepted.
 
-A run tries every place of a witness and of a file's header, and a sample of the rest: one of every
+A run tries every offset of a witness and of a file's header, and a sample of the rest: one of every
 few neighbours. With --whole it tries all.
-Harmless means that exactly the acknowledged rows come back and that the journal can be written on.
-Refused means a StateError, with every file left as it was found.
+Harmless means that exactly the acknowledged rows come back and that the journal can be written.
+Refused means a StateError, with every file unchanged.
 """
 
 import shutil
@@ -19,12 +19,12 @@ from taskyard.journal.readonly import check
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.witness import SLOT_SPACING_BYTES
 
-#: The smallest that SQLite knows, so that a small journal has pages of every kind.
+#: SQLite's smallest page size, so that a small journal has pages of every kind.
 PAGE_BYTES = 512
-#: Of SQLite's log: what it begins with, and a page with what is said of it.
+#: Of SQLite's log: its header, and a frame of one page.
 LOG_HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES
 DATABASE, LOG, WITNESS = "journal.sqlite", "journal.sqlite-wal", "witness"
-#: How a journal was left, and the sizes of its rows: the large ones spill over into further pages.
+#: How a journal was left, and the sizes of its rows: large ones need overflow pages.
 STATES = {"closed": (80, 90, 1, 3), "killed": (1, 90, 1, 3)}
 FILES = [
     (state, name)
@@ -32,7 +32,7 @@ FILES = [
     for name in (DATABASE, LOG, WITNESS)
     if (state, name) != ("closed", LOG)
 ]
-#: SQLite's database begins with so many bytes, each with a meaning of its own.
+#: The size of the header of an SQLite database.
 HEADER_BYTES = 100
 #: Each case is split, so that it can run on several cores.
 SHARDS = 4
@@ -40,7 +40,7 @@ FLIPPED_BYTES_MIN = 4096
 
 
 class Journal:
-    """The files of a journal as they lay on disk, and the rows that were acknowledged."""
+    """The files of a journal on disk, and its acknowledged rows."""
 
     def __init__(self, files: dict[str, bytes], rows: list[Row]) -> None:
         self.files = files
@@ -48,7 +48,7 @@ class Journal:
 
 
 def on_memory_disk() -> Path | None:
-    """Thousands of journals are opened: without a disk's syncs where there is such a place."""
+    """Use a place without disk syncs, if there is one: thousands of journals are opened."""
     place = Path("/dev/shm")  # noqa: S108 - only the parent of a private directory
     return place if place.is_dir() else None
 
@@ -95,12 +95,12 @@ def reopened(directory: Path) -> list[Row]:
 
 
 def content_of(path: Path) -> bytes:
-    """SQLite makes an empty log where there is none: the same."""
+    """Treat a missing log as an empty one: SQLite creates it."""
     return path.read_bytes() if path.exists() else b""
 
 
 def is_harmless(journal: Journal, files: dict[str, bytes], directory: Path) -> bool:
-    """Whether it opens with all that was acknowledged, and then takes and keeps one more row."""
+    """Return whether it opens with all acknowledged rows, and then commits and keeps one more."""
     lay_out(files, directory)
     try:
         store = SqliteStore(directory, PAGE_BYTES)
@@ -118,8 +118,8 @@ def is_harmless(journal: Journal, files: dict[str, bytes], directory: Path) -> b
 
 
 def offsets(state: str, name: str, content: bytes) -> list[int]:
-    """Every byte. But of the padding between the witness's slots only a few, and some of the pages
-    under a log: those of the same kind are flipped byte by byte where there is no log."""
+    """Return every offset, but few in the padding between the witness's slots and in some pages
+    under a log: pages of the same kind are flipped byte by byte in journals without a log."""
     if name == WITNESS:
         padding = range(SEALED_BYTES, SLOT_SPACING_BYTES, 256)
         return [*range(SEALED_BYTES), *padding, *range(SLOT_SPACING_BYTES, len(content))]
@@ -128,7 +128,7 @@ def offsets(state: str, name: str, content: bytes) -> list[int]:
 
 
 def cuts(state: str, name: str, content: bytes) -> list[int]:
-    """Around the end of every page or frame, and every seventh byte; of a witness, every one."""
+    """Return offsets around the end of every page or frame, and every seventh; all of a witness."""
     if name == WITNESS:
         return offsets(state, name, content)
     first, step = (LOG_HEADER_BYTES, FRAME_BYTES) if name == LOG else (0, PAGE_BYTES)
@@ -137,7 +137,7 @@ def cuts(state: str, name: str, content: bytes) -> list[int]:
 
 
 def flipped(content: bytes, offset: int) -> bytes:
-    """Which bits are flipped changes from byte to byte: high, low, all."""
+    """Return the flipped bits, which change from byte to byte: high, low, all."""
     mask = (0x01, 0x80, 0xFF, 0x10)[offset % 4]
     return content[:offset] + bytes([content[offset] ^ mask]) + content[offset + 1 :]
 
@@ -153,7 +153,7 @@ Sample = Callable[[Sequence[int]], list[int]]
 def harm_at(
     places: list[int], journal: Journal, name: str, harm: Harm, directory: Path
 ) -> tuple[int, int]:
-    """How often it was harmless, and how often refused."""
+    """Return how often it was harmless, and how often refused."""
     content = journal.files[name]
     outcomes = [
         is_harmless(journal, {**journal.files, name: harm(content, offset)}, directory)

@@ -1,4 +1,4 @@
-"""docs/journal.md says what the code does: its tables are compared with it."""
+"""The tables of docs/journal.md match the code."""
 
 import re
 import shutil
@@ -54,7 +54,7 @@ ARRAYS = [
 
 
 def rows(pattern: str) -> list[list[str]]:
-    """The cells of table rows that begin so."""
+    """Return the cells of table rows that match a pattern."""
     lines = [line for line in PAGE.splitlines() if re.match(pattern, line)]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -131,12 +131,12 @@ def test_files_of_sqlite_are_documented() -> None:
             assert rows(rf"\| .*`{re.escape(name + suffix)}`")
 
 
-#: What is quoted with so many words is a message, and no name of a file or a verb.
+#: A quotation with this many words is a message, not the name of a file or a verb.
 WORDS_MIN = 4
 
 
 class TestDamage:
-    """What the page says of damage is what is said: to a journal of nine rows, as in its table."""
+    """The messages in the page's table of damage are real: for a journal of nine rows."""
 
     @pytest.fixture(autouse=True)
     def _journal(self, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ class TestDamage:
     def opened(self) -> SqliteStore:
         return SqliteStore(self.state)
 
-    def said(self) -> str:
+    def error_text(self) -> str:
         with pytest.raises(StateError) as caught, closing(self.opened()) as store:
             recovery.open_ledger(self.state, store)
         message = str(caught.value)
@@ -158,9 +158,9 @@ class TestDamage:
         return message
 
     def documented(self) -> bool:
-        """Whether the words of some row of the table are in what is said."""
+        """Return whether a message of the table is part of the error."""
         table = PAGE.split("## What damage looks like")[1].split("\n## ")[0]
-        message = self.said()
+        message = self.error_text()
         quotations = re.findall(r"`([^`\n]+)`", table)
         return any(words in message for words in quotations if words.count(" ") >= WORDS_MIN)
 
@@ -191,7 +191,7 @@ class TestDamage:
             path.write_bytes(content[:offset] + b"?" + content[offset + 1 :])
             self.opened().close()
         path.write_bytes(b"")
-        assert "the witness is unreadable: " in self.said()
+        assert "the witness is unreadable: " in self.error_text()
         path.unlink()
         assert self.documented()
 
@@ -215,7 +215,7 @@ class TestDamage:
         compaction.export(self.state, self.store)
         assert (self.state / archive.FILE_NAME).exists()
 
-    def test_of_a_journal_older_than_what_was_made_of_it(self, tmp_path: Path) -> None:
+    def test_of_a_journal_older_than_its_index_and_snapshots(self, tmp_path: Path) -> None:
         self.store.close()
         shutil.rmtree(self.state)
         self.store = self.opened()
@@ -250,7 +250,7 @@ class TestDamage:
         compaction.export(tmp_path, other)
         other.close()
         shutil.copy(snapshot.path_of(tmp_path, 9), self.state / snapshot.FOLDER)
-        assert "snapshot 000000000009.snapshot belongs to another journal" in self.said()
+        assert "snapshot 000000000009.snapshot belongs to another journal" in self.error_text()
         assert "`snapshot 000000000009.snapshot belongs to another journal`" in PAGE
 
 

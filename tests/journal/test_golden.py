@@ -1,4 +1,4 @@
-"""What was ever written can be read: golden files of every format, and the ritual around them."""
+"""Every format ever written can be read: golden files of each, and the procedure for new ones."""
 
 import shutil
 from contextlib import closing
@@ -32,10 +32,10 @@ from tests.journal.scenarios import unfinished
 
 VERSIONS = sorted(GOLDEN.iterdir())
 
-#: Of the time when keys were names alone.
+#: From the time when keys were bare names.
 BARE = ("format-1", "format-2", "format-3")
 
-#: Of the formats since the first, which is in the golden state directory.
+#: Formats after the first, which is in the golden state directory.
 SNAPSHOTS = sorted(GOLDEN_SNAPSHOTS.iterdir())
 
 
@@ -57,12 +57,12 @@ def lines_of(path: Path) -> list[str]:
 
 
 def unpacked(body: str) -> object:
-    """The arrays of a row's body, without their classes."""
+    """Return the arrays of a row's body, without their classes."""
     return msgspec.msgpack.decode(bytes.fromhex(body)[1:])
 
 
 def extends(new: object, old: object) -> bool:
-    """Whether arrays are as they were, but for fields at their ends."""
+    """Return whether arrays are equal, except for new fields at their ends."""
     if isinstance(new, list) and isinstance(old, list):
         return len(new) >= len(old) and all(map(extends, new, old))
     return new == old
@@ -105,7 +105,7 @@ class TestRecords:
 
 
 class TestDecoding:
-    def test_body_of_an_unknown_version_is_refused_with_what_to_do(self) -> None:
+    def test_body_of_an_unknown_version_is_refused_with_a_hint(self) -> None:
         with pytest.raises(StateError, match=r"has format 250, .* \(use a newer Taskyard\)"):
             decode(bytes([250]) + encode(RECORDS)[1:])
 

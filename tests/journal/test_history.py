@@ -57,8 +57,8 @@ def edges(exported: Path) -> Rows:
     return rows
 
 
-def told(yard: WritingYard) -> list[tuple[Row, int, AnyRecord]]:
-    """Every record of the story with its row and its number."""
+def records_in(yard: WritingYard) -> list[tuple[Row, int, AnyRecord]]:
+    """Yield every record of the scenario with its row and its number."""
     return [
         (row, number, record)
         for row in yard.store.rows()
@@ -90,7 +90,7 @@ class TestEvents:
     ) -> None:
         expected = [
             (row.sequence, number, history_rows.KINDS[type(record)].decode(), task)
-            for row, number, record in told(yard)
+            for row, number, record in records_in(yard)
             for task in (map(text, names_of(record)) if names_of(record) else [None])
         ]
         own = [row for row in events if row["kind"] != "ready"]
@@ -98,18 +98,18 @@ class TestEvents:
             expected
         )
 
-    def test_every_kind_of_record_is_in_the_story(self, events: Rows) -> None:
+    def test_every_kind_of_record_is_in_the_scenario(self, events: Rows) -> None:
         kinds = {kind.decode() for kind in history_rows.KINDS.values()} | {"ready"}
         assert {row["kind"] for row in events} == kinds
 
     def test_ready_rows_are_those_tasks_that_a_record_made_ready(
         self, yard: WritingYard, events: Rows
     ) -> None:
-        """Found the slow way: by looking at all tasks before and after each record."""
+        """Find ready tasks the slow way: compare all tasks before and after each record."""
         ledger, expected = Ledger(), []
-        for _, number, record in told(yard):
+        for _, number, record in records_in(yard):
             before = {id(task) for task in ledger.tasks.values() if task.state is TaskState.READY}
-            kept = list(ledger.tasks.values())  # so that no id is used again
+            kept = list(ledger.tasks.values())  # so that no id is reused
             apply(ledger, record)
             expected += [
                 (number, text(name))
@@ -121,12 +121,12 @@ class TestEvents:
         assert Counter(found) == Counter(expected)
         assert len(found) > 20
 
-    def test_ready_rows_say_why(self, events: Rows) -> None:
+    def test_ready_rows_have_a_reason(self, events: Rows) -> None:
         reasons = {row["reason"] for row in of_kind(events, "ready")}
         assert reasons == {"submitted", "released", "returned", "expired", "due", "retried"}
 
     def test_times_are_those_of_the_records(self, yard: WritingYard, events: Rows) -> None:
-        times = {number: record.at_ns for _, number, record in told(yard)}
+        times = {number: record.at_ns for _, number, record in records_in(yard)}
         assert {row["record"]: row["time_ns"] for row in events} == times
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
         for row in events:
@@ -179,7 +179,7 @@ class TestEvents:
         (row,) = of_kind(events, "progressed")
         assert (row["percent"], row["reason"]) == (40, "almost half")
 
-    def test_workers_tell_what_they_are(self, events: Rows) -> None:
+    def test_worker_rows_have_the_facts(self, events: Rows) -> None:
         joined, *_ = of_kind(events, "worker_joined", worker="w1")
         assert (joined["task"], joined["slots"], joined["services"], joined["dialect"]) == (
             None,
@@ -195,7 +195,7 @@ class TestEvents:
         assert [row["dialect"] for row in left] == ["wmp"]
         assert [row["slots"] for row in of_kind(events, "slots_freed")] == [1]
 
-    def test_pauses_tell_what_is_paused(self, events: Rows) -> None:
+    def test_pause_rows_have_service_and_lane(self, events: Rows) -> None:
         paused = [(row["service"], row["lane"]) for row in of_kind(events, "paused")]
         assert paused == [("smtp", "x"), ("smtp", None), (None, None)]
 
@@ -235,12 +235,10 @@ class TestEvents:
 
 
 class TestEdges:
-    def test_edges_are_all_that_tasks_were_said_to_wait_for(
-        self, yard: WritingYard, edges: Rows
-    ) -> None:
+    def test_edges_are_all_dependencies(self, yard: WritingYard, edges: Rows) -> None:
         expected = Counter(
             (row.sequence, number, text(name), text(before))
-            for row, number, record in told(yard)
+            for row, number, record in records_in(yard)
             for name, befores in waits_of(record)
             for before in befores
         )
@@ -274,7 +272,7 @@ class TestFiles:
             assert pq.read_schema(path).equals(history.TABLES[table])
 
     def test_spark_can_read_every_type(self) -> None:
-        """It has trouble with dictionaries and with nanoseconds."""
+        """Spark has trouble with dictionaries and with nanoseconds."""
         plain = {"int64", "string", "bool", "timestamp[us, tz=UTC]", "list<element: string>"}
         for schema in (EVENTS, EDGES):
             assert {str(field.type) for field in schema} <= plain
@@ -299,7 +297,7 @@ class TestFiles:
             (folder / name).touch()
         assert history.parts(tmp_path) == ([], [])
 
-    def test_gaps_and_overlaps_are_told(self) -> None:
+    def test_gaps_and_overlaps_are_reported(self) -> None:
         parts = [HistoryPart(1, 5), HistoryPart(7, 7), HistoryPart(7, 9)]
         assert history.gaps(parts) == [
             "rows 6..6 are in no history file",
@@ -331,7 +329,7 @@ class TestFiles:
             (30, "the edges of rows 11..20 are lost: restore the file from a backup"),
         ],
     )
-    def test_what_a_damaged_file_takes_with_it_depends_on_what_is_trimmed(
+    def test_loss_by_a_damaged_file_depends_on_the_trimmed_rows(
         self, tmp_path: Path, trimmed: int, lost: str
     ) -> None:
         with pytest.raises(JournalDamaged) as caught:
@@ -371,7 +369,7 @@ class TestColumns:
         }
         assert columns.take().num_rows == 0
 
-    def test_names_that_are_no_utf8_keep_what_they_can(self) -> None:
+    def test_bytes_that_are_not_utf8_are_escaped(self) -> None:
         columns = ColumnBuilder(EDGES)
         columns.add(1, {"sequence": 1, "record": 1, "task": b"\xc3\xa9\xff", "after": b"\\xff"})
         (row,) = columns.take().to_pylist()
@@ -405,10 +403,10 @@ def test_pyarrow_is_not_loaded_before_it_is_needed(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# How attempts ran.
+# Measurements of attempts.
 
 
-def test_what_a_worker_measured_becomes_columns(tmp_path: Path) -> None:
+def test_measurements_of_a_worker_become_columns(tmp_path: Path) -> None:
     yard = WritingYard(MemoryStore())
     yard.submit(b"a", b"b", b"c")
     yard.join(b"w")

@@ -1,4 +1,4 @@
-"""One process writes a state directory; tried with real second processes."""
+"""One process at a time writes a state directory. Tested with real processes."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ print("held", flush=True)
 sys.stdin.read()
 """
 
-#: The holder ends without releasing; what it started lives on and speaks for it.
+#: The holder ends without releasing the lock. Its child lives on and reports for it.
 END_BEFORE_THE_CHILD = """
 import os, subprocess, sys
 from pathlib import Path
@@ -180,11 +180,11 @@ class TestOwner:
             StateLock(foreign)
         assert not [*foreign.iterdir()]
 
-    @pytest.mark.parametrize(("said", "is_accepted"), [("any", 1), ("65534", 1), ("1000", 0)])
+    @pytest.mark.parametrize(("owner", "is_accepted"), [("any", 1), ("65534", 1), ("1000", 0)])
     def test_variable_names_whose_it_may_be(
-        self, foreign: Path, monkeypatch: pytest.MonkeyPatch, said: str, is_accepted: int
+        self, foreign: Path, monkeypatch: pytest.MonkeyPatch, owner: str, is_accepted: int
     ) -> None:
-        monkeypatch.setenv(OWNER_VARIABLE, said)
+        monkeypatch.setenv(OWNER_VARIABLE, owner)
         if is_accepted:
             StateLock(foreign).release()
         else:

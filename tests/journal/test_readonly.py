@@ -1,4 +1,4 @@
-"""Reading a journal where nothing can be written, compared with what its own store reads."""
+"""Read a journal where nothing can be written, and compare with its own store."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_rows_of_database_and_log_are_read_and_nothing_is_touched(killed: Path) 
     with closing(SqliteStore(killed)) as store:
         assert ([*store.rows()], store.head, store.anchor) == (found, head, anchor)
     assert (len(found), anchor.sequence) == (180, 20)
-    with ReadonlyStore(killed) as store:  # its log is merged by now
+    with ReadonlyStore(killed) as store:  # its log is checkpointed by now
         assert [*store.rows()] == found
 
 

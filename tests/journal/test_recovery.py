@@ -1,4 +1,4 @@
-"""Recovery gives the ledger that was: from rows, from a snapshot and rows, from any prefix."""
+"""Recovery restores the ledger: from rows, from a snapshot and rows, from any prefix."""
 
 import logging
 from pathlib import Path
@@ -54,7 +54,7 @@ from tests.journal.scenarios import (
     ended,
     go_on,
     rich_story,
-    told,
+    rich_yard,
     unfinished,
 )
 
@@ -120,7 +120,7 @@ class TestEquality:
             scheduler.resume(now_ns=10**18)
             scheduler.handle(ClientDisconnected(10**18, b"nobody"))
             invariants.check(scheduler)
-            assert old_snapshots.fingerprint(ledger) == fingerprint  # every lease goes on
+            assert old_snapshots.fingerprint(ledger) == fingerprint  # every lease continues
             for row in rows[count:]:
                 for record in recovery.records_of(row, ledger.record):
                     apply(ledger, record)
@@ -138,7 +138,7 @@ class TestEquality:
 def assert_ended_are_known(
     fingerprint: dict[str, object], index: Archive, live: dict[str, object]
 ) -> None:
-    """What has ended is in memory or in the index, with the same ending."""
+    """Ended tasks are in memory or in the index, with the same ending."""
     existing = ended(fingerprint)
     expected = ended(live)
     missing = [name for name in expected if name not in existing]
@@ -151,7 +151,7 @@ def commit(store: MemoryStore, *records: AnyRecord) -> None:
 
 
 class TestDamage:
-    """Every test begins with a compacted half of the story and the other half as rows."""
+    """Every test begins with a compacted half of the scenario and the other half as rows."""
 
     @pytest.fixture
     def store(self, yard: WritingYard, tmp_path: Path) -> MemoryStore:
@@ -187,7 +187,7 @@ class TestDamage:
         snapshot.remove(tmp_path, self.half)
         assert "no snapshot covers them" in self.refused(tmp_path, store)
 
-    def test_damaged_snapshot_is_passed_over_aloud_for_an_older_one(
+    def test_damaged_snapshot_is_skipped_with_a_warning_for_an_older_one(
         self,
         yard: WritingYard,
         store: MemoryStore,
@@ -201,7 +201,7 @@ class TestDamage:
         assert unfinished(old_snapshots.fingerprint(recovered)) == unfinished(yard.portraits[-1])
         assert "does not match its checksum; trying an older one" in caplog.text
 
-    def test_damaged_snapshot_is_passed_over_aloud_for_all_the_rows(
+    def test_damaged_snapshot_is_skipped_with_a_warning_for_all_rows(
         self, yard: WritingYard, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         compaction.export(tmp_path, yard.store)
@@ -238,7 +238,7 @@ class TestDamage:
         snapshot.write(tmp_path, bytes(16), taken.head, ledger)
         assert "belongs to another journal" in self.refused(tmp_path, store)
 
-    def test_snapshot_of_another_story_is_refused(self, store: MemoryStore, tmp_path: Path) -> None:
+    def test_snapshot_of_other_rows_is_refused(self, store: MemoryStore, tmp_path: Path) -> None:
         with snapshot.read(tmp_path, self.half) as taken:
             ledger = taken.restore()
         other = Head(taken.head.sequence, taken.head.record, bytes(32))
@@ -283,7 +283,7 @@ class TestDamage:
         with pytest.raises(JournalDamaged, match="records 0 to 0 are missing"):
             recovery.records_of(row, -1)
 
-    def test_row_with_fewer_records_than_it_says_is_refused(self) -> None:
+    def test_row_with_missing_records_is_refused(self) -> None:
         store = MemoryStore()
         store.commit(encode([Submitted(0, Submission([b"a"]))]), 2)
         with pytest.raises(JournalDamaged, match="should end with record 2, but ends with 1"):
@@ -291,10 +291,10 @@ class TestDamage:
 
 
 class Archived:
-    """A broker's parts after a compaction: what has ended is in the index, not in memory."""
+    """A broker's parts after a compaction: ended tasks are in the index, not in memory."""
 
     def __init__(self, directory: Path) -> None:
-        self.yard = told(directory)
+        self.yard = rich_yard(directory)
         self.store = self.yard.store
         compaction.compact(directory, self.store)
         self.index = Archive(directory)
@@ -350,7 +350,7 @@ class TestArchived:
         assert task.waits == 0
         assert task.state is not TaskState.BLOCKED
 
-    def test_attempts_of_a_new_generation_go_on_rising(self, archived: Archived) -> None:
+    def test_attempts_of_a_new_generation_continue_to_rise(self, archived: Archived) -> None:
         before = archived.index.find([b"first/c"])[0].attempt
         archived.submit(b"c", b"anew", repeat=DuplicatePolicy.EXTEND)
         assert before > 1
@@ -372,7 +372,7 @@ class TestArchived:
         ],
         ids=lambda event: type(event).__name__,
     )
-    def test_whoever_speaks_of_an_archived_task_finds_it(
+    def test_event_that_names_an_archived_task_recalls_it(
         self, archived: Archived, event: Event
     ) -> None:
         archived.handle(event)
@@ -389,16 +389,16 @@ class TestArchived:
         (tmp_path / archive.FILE_NAME).write_bytes(b"would not open")
         recovery.recall_for(archived.ledger, archived.index, [b"first/d", b"first/e"])
 
-    def test_live_ledger_forgets_what_the_index_covers_and_what_was_recalled(
-        self, archived: Archived
-    ) -> None:
+    def test_ledger_drops_covered_and_recalled_tasks(self, archived: Archived) -> None:
         live = archived.yard.scheduler.ledger
         live.archive(recovery.archivable(live, archived.store.head.record))
         assert old_snapshots.fingerprint(live) == unfinished(archived.yard.portraits[-1])
         recovery.recall_for(archived.ledger, archived.index, [b"first/b"])
         assert recovery.archivable(archived.ledger, archived.store.head.record) == [b"first/b"]
 
-    def test_what_ended_after_the_index_stays_in_memory(self, archived: Archived) -> None:
+    def test_task_that_ended_after_the_covered_row_stays_in_memory(
+        self, archived: Archived
+    ) -> None:
         live = archived.yard.scheduler.ledger
         records = [task.ending.record for task in live.tasks.values() if task.ending]
         assert min(records) < max(records)
@@ -407,7 +407,7 @@ class TestArchived:
 
 
 class TestQuestions:
-    """Who asks about an archived task is told of it."""
+    """Requests about an archived task find it."""
 
     @pytest.mark.parametrize(
         "event",
@@ -425,7 +425,7 @@ class TestQuestions:
         archived.handle(event)
         assert archived.ledger.tasks[b"first/b"].state is TaskState.DONE
 
-    def test_nothing_is_recalled_for_who_asks_for_no_task(self, archived: Archived) -> None:
+    def test_event_without_names_recalls_nothing(self, archived: Archived) -> None:
         before = len(archived.ledger.tasks)
         archived.handle(StatsRequested(0, b"client"))
         archived.handle(ListRequested(0, b"client", Scope()))
@@ -454,7 +454,7 @@ class TestOutput:
         assert recovery.output_at(store, 3, b"a") is None
 
     @pytest.mark.parametrize(("record", "name"), [(1, b"a"), (2, b"c"), (3, b"c")])
-    def test_record_that_says_nothing_is_damage(
+    def test_record_without_output_is_damage(
         self, store: MemoryStore, record: int, name: bytes
     ) -> None:
         with pytest.raises(JournalDamaged, match=f"record {record} has no output of {name!r}"):
@@ -463,7 +463,7 @@ class TestOutput:
 
 class TestResults:
     def test_result_comes_from_the_row_while_it_is_kept(self, tmp_path: Path) -> None:
-        yard = told(tmp_path)
+        yard = rich_yard(tmp_path)
         ledger = yard.scheduler.ledger
         with Archive(tmp_path) as index:
             assert recovery.result_of(yard.store, index, ledger, b"first/b") == Result(b"")
@@ -488,7 +488,7 @@ class TestResults:
     def test_result_comes_from_the_index_when_the_row_is_trimmed(
         self, tmp_path: Path, *, in_memory: bool
     ) -> None:
-        yard = told(tmp_path)
+        yard = rich_yard(tmp_path)
         ledger = yard.scheduler.ledger
         with Archive(tmp_path) as index:
             done = [n for n, task in ledger.tasks.items() if task.state is TaskState.DONE]
@@ -521,7 +521,7 @@ class TestResults:
 
 
 def test_sqlite_and_memory_give_the_same_ledger(tmp_path: Path) -> None:
-    yard = told(tmp_path)
+    yard = rich_yard(tmp_path)
     yard.store.close()
     reopened = SqliteStore(tmp_path)
     assert old_snapshots.fingerprint(recovery.open_ledger(tmp_path, reopened)) == yard.portraits[-1]

@@ -1,4 +1,4 @@
-"""A snapshot's file: every byte counts, nothing half-written has its name."""
+"""A snapshot's file: every byte is verified, and an unfinished file never has its name."""
 
 import os
 from pathlib import Path
@@ -104,14 +104,14 @@ def test_every_other_length_is_refused(ledger: Ledger, head: Head) -> None:
         snapshot.decode(content + b"\0", "it")
 
 
-def test_unknown_format_is_refused_with_what_to_do(ledger: Ledger, head: Head) -> None:
+def test_unknown_format_is_refused_with_a_hint(ledger: Ledger, head: Head) -> None:
     content = bytearray(snapshot.encode(IDENTITY, head, ledger))
     content[len(snapshot.MAGIC) + 3] = 9
     with pytest.raises(UnknownFormat, match=r"has format 9, .* \(use the version that wrote it\)"):
         snapshot.decode(bytes(content), "it")
 
 
-def test_noise_for_a_format_is_damage(ledger: Ledger, head: Head) -> None:
+def test_invalid_format_number_is_damage(ledger: Ledger, head: Head) -> None:
     content = bytearray(snapshot.encode(IDENTITY, head, ledger))
     content[len(snapshot.MAGIC)] = 9
     with pytest.raises(JournalDamaged, match="it: the format number is damaged"):
@@ -134,7 +134,7 @@ def test_ledger_of_another_record_is_not_encoded(head: Head) -> None:
 
 @pytest.mark.parametrize("change", ["lost", "doubled", "swapped"])
 def test_blocks_that_are_not_those_that_were_written_are_refused(change: str) -> None:
-    """Each block by itself is sound."""
+    """Each block alone is sound."""
     ledger = Ledger()
     names = [b"%d" % number for number in range(3 * CHUNK_TASKS)]
     for start in range(0, len(names), CHUNK_TASKS):

@@ -1,4 +1,4 @@
-"""What is the SQLite store's own: files, settings, reopening, failing, threads."""
+"""The SQLite store: files, settings, reopening, failures, threads."""
 
 import errno
 import logging
@@ -22,7 +22,7 @@ from taskyard.journal.sqlite import SqliteStore
 DATABASE, LOG, WITNESS = "journal.sqlite", "journal.sqlite-wal", "witness"
 
 FORMAT_SET_TO = "UPDATE meta SET value = %s WHERE key = 'format'"
-#: No number of a format that a newer version could have written.
+#: Not format numbers of a newer version.
 FORMATS_OF_NOISE = ("NULL", "''", "'x'", "X'F7'", "'0'", "'01'", "' 1'", "'12'", "'999999'", "2.5")
 
 
@@ -39,7 +39,7 @@ def commit(store: SqliteStore, rows: int) -> None:
 
 
 def as_killed(directory: Path, copy: Path) -> Path:
-    """What a SIGKILL at this moment would leave."""
+    """Copy the files as a SIGKILL at this moment would leave them."""
     shutil.copytree(directory, copy)
     return copy
 
@@ -95,7 +95,7 @@ def test_commits_are_synced_and_the_log_is_merged_by_us(store: SqliteStore) -> N
     assert setting(store, "mmap_size") == 0
 
 
-def test_reopened_store_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_reopened_store_continues_at_its_head(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     commit(store, 3)
     rows, head = list(store.rows()), store.head
@@ -106,7 +106,7 @@ def test_reopened_store_goes_on_where_it_was(tmp_path: Path) -> None:
     again.close()
 
 
-def test_reopened_store_remembers_what_was_trimmed(tmp_path: Path) -> None:
+def test_reopened_store_keeps_its_anchor(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     commit(store, 5)
     store.trim(5)
@@ -205,7 +205,7 @@ def test_torn_tail_is_logged_once(
     first.close()
 
 
-def test_shortened_log_is_refused_with_what_is_lost(store: SqliteStore, tmp_path: Path) -> None:
+def test_shortened_log_is_refused_with_the_lost_rows(store: SqliteStore, tmp_path: Path) -> None:
     commit(store, 1)
     size = (tmp_path / LOG).stat().st_size
     commit(store, 3)
@@ -222,7 +222,7 @@ def test_shortened_log_is_refused_with_what_is_lost(store: SqliteStore, tmp_path
     assert (copy / LOG).stat().st_size == size
 
 
-def test_hole_is_refused_with_what_is_lost(tmp_path: Path) -> None:
+def test_hole_is_refused_with_the_lost_rows(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     commit(store, 9)
     store.close()
@@ -287,7 +287,7 @@ def test_missing_or_unreadable_witness_is_refused(tmp_path: Path, content: bytes
     with pytest.raises(JournalDamaged, match="the witness is unreadable"):
         SqliteStore(tmp_path)
     (tmp_path / DATABASE).unlink()
-    (tmp_path / LOG).unlink()  # an empty one, made by looking
+    (tmp_path / LOG).unlink()  # an empty one, created by the check
     with pytest.raises(JournalDamaged, match="the witness is unreadable"):
         SqliteStore(tmp_path)
 
@@ -341,7 +341,7 @@ def test_journal_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
         "DELETE FROM meta WHERE key = 'format'",
     ],
 )
-def test_journal_with_noise_for_its_format_is_damaged(tmp_path: Path, statement: str) -> None:
+def test_journal_with_an_invalid_format_number_is_damaged(tmp_path: Path, statement: str) -> None:
     SqliteStore(tmp_path).close()
     change(tmp_path, statement)
     words = "the format number is damaged: no row can be trusted"
@@ -384,7 +384,7 @@ def test_after_a_failed_write_nothing_is_acknowledged(
         f"writing row 3 failed in {tmp_path / DATABASE}: disk I/O error; nothing more is "
         "acknowledged: check the system log for errors of this disk before you start again"
     )
-    store._connection = sound  # noqa: SLF001 - the disk seems to be well again: not believed
+    store._connection = sound  # noqa: SLF001 - the disk seems to work again: not trusted
     with pytest.raises(JournalFailed) as second:
         store.commit(b"late", 1)
     with pytest.raises(JournalFailed):
@@ -427,7 +427,7 @@ def test_failed_trim_breaks_the_store(store: SqliteStore) -> None:
     assert store.anchor.sequence == 0
 
 
-def test_failed_close_is_told(tmp_path: Path) -> None:
+def test_failed_close_raises(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     commit(store, 3)
     fail(store, "PRAGMA wal_checkpoint")
@@ -451,7 +451,7 @@ def test_journal_that_another_program_writes_is_not_opened(
 
 
 def test_two_writers_never_both_acknowledge_a_row(store: SqliteStore, tmp_path: Path) -> None:
-    """The lock of the state directory keeps them apart; should it fail, this does."""
+    """The state lock separates them. If it fails, this does."""
     with closing(SqliteStore(tmp_path)) as other:
         commit(other, 1)
         with pytest.raises(JournalFailed, match="writing row 1 failed"):
@@ -482,7 +482,7 @@ def test_used_bytes_fall_when_rows_are_trimmed(store: SqliteStore) -> None:
 
 
 class Answering:
-    """A connection that gives every statement the same answer."""
+    """A connection that returns the same rows for every statement."""
 
     def __init__(self, answer: str) -> None:
         self._answer = answer
@@ -586,7 +586,7 @@ def test_check_reports_all_that_is_wrong(tmp_path: Path) -> None:
     ]
 
 
-def test_check_of_no_journal_says_so(tmp_path: Path) -> None:
+def test_check_reports_a_missing_journal(tmp_path: Path) -> None:
     verdict = check(tmp_path)
     assert verdict.wrong == ["the witness is missing", "journal.sqlite is missing"]
     assert (verdict.first, verdict.last) == (None, None)

@@ -1,4 +1,4 @@
-"""What every store keeps, run over each of them, and what is the memory store's own."""
+"""The `Store` protocol, run over each store, and the memory store."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def filled(store: Store, rows: int = 9) -> list[Row]:
-    """Rows of one, two and three records in turn."""
+    """Commit rows of one, two and three records in turn."""
     for number in range(rows):
         store.commit(b"body %d" % number, records=1 + number % 3)
     return list(store.rows())
@@ -110,7 +110,7 @@ class TestEveryStore:
         store.trim(2)
         assert list(store.rows()) == rows[4:]
 
-    def test_all_rows_may_be_trimmed_and_the_chain_goes_on(self, store: Store) -> None:
+    def test_chain_continues_after_all_rows_are_trimmed(self, store: Store) -> None:
         head = filled(store)[-1].head
         store.trim(9)
         assert store.anchor == store.head == head

@@ -1,4 +1,4 @@
-"""The second witness: a torn write leaves the older testimony, a foreign one is noticed."""
+"""The witness: a torn write leaves the older slot, and one of another journal is detected."""
 
 import os
 from pathlib import Path

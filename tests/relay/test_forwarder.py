@@ -1,4 +1,4 @@
-"""A relay's decisions: who gets a message, and what is noted on it."""
+"""A relay's routing: the receivers of a message, and its new headers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def headers_of(message: list[bytes]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("command", ["READY", "BYE", "PING"])
-def test_what_is_for_all_goes_to_all_as_it_is(command: str) -> None:
+def test_broadcast_goes_unchanged_to_all_upstreams(command: str) -> None:
     message = [b"id", b"hop", *frames(command, {"worker": "w"})]
     assert Forwarder(3).up(message) == [(0, message), (1, message), (2, message)]
 
@@ -98,7 +98,7 @@ def test_longer_path_is_dropped_and_counted() -> None:
     ],
     ids=range(11),
 )
-def test_what_leads_nowhere_or_comes_from_the_wrong_side_is_dropped(message: list[bytes]) -> None:
+def test_unroutable_message_or_one_from_the_wrong_side_is_dropped(message: list[bytes]) -> None:
     relay = Forwarder(2)
     assert relay.up(message) == []
     assert relay.malformed == 1

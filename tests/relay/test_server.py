@@ -1,4 +1,4 @@
-"""A relay as a process, between plain ZeroMQ sockets."""
+"""A relay process between plain ZeroMQ sockets."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Ends:
         self._stack.callback(socket.close)
         return socket
 
-    def heard(self, manager: int) -> tuple[list[bytes], Said]:
-        """The path and the message that a manager gets next."""
+    def received(self, manager: int) -> tuple[list[bytes], Said]:
+        """Return the path and the message that a manager gets next."""
         message = received(self.managers[manager])
         at = message.index(b"")
         return message[:at], read(message[at:])
@@ -80,9 +80,9 @@ def test_messages_go_through_two_relays_and_back(stack: ExitStack, tmp_path: Pat
     ends.worker.send_multipart(frames("READY", {"worker": "w"}))
     paths = []
     for manager in range(2):
-        path, said = ends.heard(manager)
+        path, message = ends.received(manager)
         assert len(path) == 3  # the upper relay, the lower one, the worker
-        assert said == Said("READY", {"worker": "w"})
+        assert message == Said("READY", {"worker": "w"})
         paths.append(path)
     ends.say(1, paths[1], "WAKE", {"service": "default"})
     assert read(received(ends.worker)) == Said(
@@ -90,25 +90,25 @@ def test_messages_go_through_two_relays_and_back(stack: ExitStack, tmp_path: Pat
     )
     give = {"worker": "w", "request": 1, "back": [1, 0]}
     ends.worker.send_multipart(frames("GIVE", give))
-    path, said = ends.heard(1)
-    assert (path, said) == (paths[1], Said("GIVE", {"worker": "w", "request": 1}))
+    path, message = ends.received(1)
+    assert (path, message) == (paths[1], Said("GIVE", {"worker": "w", "request": 1}))
     assert not ends.managers[0].poll(0)
     for running in (upper, lower):
         assert running.terminate() == (0, "", "")
 
 
-def test_relay_that_is_killed_and_restarted_goes_on(stack: ExitStack, tmp_path: Path) -> None:
+def test_killed_and_restarted_relay_continues(stack: ExitStack, tmp_path: Path) -> None:
     ends = Ends(stack, 1)
     running = relay(stack, tmp_path, *ends.endpoints)
     endpoint = place(running)
     ends.worker.connect(endpoint)
     ends.worker.send_multipart(frames("READY", {"worker": "w"}))
-    ends.heard(0)
+    ends.received(0)
     running.kill()
     ends.worker.send_multipart(frames("READY", {"worker": "w", "slots": 2}))
     place(relay(stack, tmp_path, *ends.endpoints, endpoint=endpoint))
-    path, said = ends.heard(0)
-    assert said.headers["slots"] == 2
+    path, message = ends.received(0)
+    assert message.headers["slots"] == 2
     ends.say(0, path, "WAKE", {"service": "default"})
     assert read(received(ends.worker)).headers["back"] == [0]
 
@@ -120,10 +120,10 @@ def test_it_waits_for_managers_that_are_not_there_yet(stack: ExitStack, tmp_path
     ends.worker.connect(place(relay(stack, tmp_path, address)))
     ends.worker.send_multipart(frames("READY", {"worker": "w"}))
     ends.managers[0].bind(address)
-    assert ends.heard(0)[1].command == "READY"
+    assert ends.received(0)[1].command == "READY"
 
 
-def test_what_can_not_be_delivered_is_dropped_and_said_at_the_end(
+def test_undeliverable_messages_are_dropped_and_logged_at_the_end(
     stack: ExitStack, tmp_path: Path
 ) -> None:
     ends = Ends(stack, 1)
@@ -131,13 +131,13 @@ def test_what_can_not_be_delivered_is_dropped_and_said_at_the_end(
     ends.worker.connect(place(running))
     ends.worker.send_multipart([b"", b"nonsense"])
     ends.worker.send_multipart(frames("READY", {"worker": "w"}))
-    path, _ = ends.heard(0)
+    path, _ = ends.received(0)
     ends.say(0, [path[0], b"nobody"], "WAKE", {"service": "default"})
     ends.say(0, path, "WAKE", {"service": "default"})
     received(ends.worker)
     code, out, err = running.terminate()
     assert (code, out) == (0, "")
-    assert "made no sense or came too far" in err
+    assert "malformed or with too long a path" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

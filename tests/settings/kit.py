@@ -1,4 +1,4 @@
-"""A settings file in a directory, and what comes of it."""
+"""Write a settings file to a directory and load it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def loaded(file: Path | None = None, **variables: str) -> Settings:
 
 
 def wrong(file: Path | None = None, **variables: str) -> list[str]:
-    """All that is wrong, without the directory of the file."""
+    """Return all problems, without the directory of the file."""
     found, _ = problems(file, variables)
     return [one.removeprefix(f"{file.parent}/" if file else "") for one in found]

@@ -1,4 +1,4 @@
-"""What a broker says when it has read its settings again."""
+"""The differences between two versions of the settings, as a broker logs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def changed(directory: Path, old: str, new: str) -> Changes:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("workers_max = 20", "workers_max = 5", "service.a.workers_max 20 → 5"),
         ("workers_max = 20", "", "service.a.workers_max 20 → 0"),
@@ -41,36 +41,36 @@ def changed(directory: Path, old: str, new: str) -> Changes:
         ("hold = true", "hold = true\nretries = 0", "service.b.retries 1, 1 → never"),
         ("retries = 2", "retries = [1, 5]", "defaults.retries 1, 1 → 1, 5"),
         ("workers_max = 3", "", "broker.workers_max 3 → 0"),
-        ("[service.b]\nhold = true", "", "[service.b] is gone"),
-        ("[service.a]", "[service.c]\n[service.a]", "[service.c] is new"),
+        ("[service.b]\nhold = true", "", "[service.b] removed"),
+        ("[service.a]", "[service.c]\n[service.a]", "[service.c] added"),
         (
             "[service.a]\nworkers_max = 20\n[service.b]\nhold = true",
             "[service.b]\nhold = true\n[service.a]\nworkers_max = 20",
-            "another order of the services",
+            "order of the services",
         ),
     ],
 )
-def test_what_is_obeyed_at_once_is_told_as_it_was_and_is(
-    old: str, new: str, told: str, tmp_path: Path
+def test_applied_changes_show_old_and_new_value(
+    old: str, new: str, message: str, tmp_path: Path
 ) -> None:
     found = changed(tmp_path, old, new)
-    assert (found.applied, found.needs_restart) == ((told,), ())
-    assert found.sentence() == f"obeyed from now on: {told}"
+    assert (found.applied, found.needs_restart) == ((message,), ())
+    assert found.sentence() == f"applied {message}"
 
 
-def test_what_counts_at_the_next_start_is_named(tmp_path: Path) -> None:
+def test_changes_that_need_a_restart_are_named(tmp_path: Path) -> None:
     more = '[worker]\nslots = 3\n[listen]\ndwork = "tcp://127.0.0.1:1"\n[service.a]'
     found = changed(tmp_path, "[service.a]", more)
     assert (found.applied, found.needs_restart) == ((), ("listen.dwork", "worker.slots"))
-    assert found.sentence() == ("changed, but counts at the next start: listen.dwork, worker.slots")
+    assert found.sentence() == ("restart needed for listen.dwork, worker.slots")
 
 
 def test_where_the_broker_is_for_clients_does_not_concern_it(tmp_path: Path) -> None:
     more = '[broker]\nurl = "tcp://127.0.0.1:1"\nkey = "me.key"'
-    assert changed(tmp_path, "[broker]", more).sentence() == "nothing has changed"
+    assert changed(tmp_path, "[broker]", more).sentence() == "no changes"
 
 
 def test_line_of_a_log_names_some_changes_and_counts_the_rest(tmp_path: Path) -> None:
     many = "".join(f"[service.n{number}]\n" for number in range(NAMED_MAX + 3))
-    told = changed(tmp_path, "[service.a]", f"{many}[service.a]").sentence()
-    assert told.endswith(f"[service.n{NAMED_MAX - 1}] is new and 3 more")
+    message = changed(tmp_path, "[service.a]", f"{many}[service.a]").sentence()
+    assert message.endswith(f"[service.n{NAMED_MAX - 1}] added and 3 more")

@@ -1,4 +1,4 @@
-"""The page about settings has the table of the code, and what it shows is what is printed."""
+"""The page about settings has the tables of the code, and its examples are real output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 
 
-#: What is shown: files, and what is printed.
+#: Blocks of the page: files and output.
 BLOCKS: Final = re.findall(r"```(?:toml|text)\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -28,17 +28,17 @@ def test_page_has_the_tables_of_the_code() -> None:
     assert service_table() in PAGE, "run ./yard docs"
 
 
-def test_services_of_the_page_are_good_and_changed_as_it_says(tmp_path: Path) -> None:
+def test_services_of_the_page_are_valid_and_reload_as_shown(tmp_path: Path) -> None:
     text, log = BLOCKS[2:]
     before = loaded(written(tmp_path, text))
     lower = text.replace("workers_max = 20", "workers_max = 5")
     listen = '[listen]\ndwork = "tcp://127.0.0.1:1"\n'
     after = loaded(written(tmp_path, lower + listen))
-    told = diff(before, after).sentence()
-    assert log == f"taskyard broker: read the settings: {told}\n"
+    message = diff(before, after).sentence()
+    assert log == f"taskyard broker: settings reloaded: {message}\n"
 
 
-def test_what_agents_are_allowed_is_what_the_worker_allows_them() -> None:
+def test_defaults_of_agents_match_the_worker() -> None:
     unset = {key.name: key.unset for key in service_keys(DEFAULTS)}
     assert read_duration(unset["idle_max"]) == AGENT_IDLE_NS_MAX
     assert read_duration(unset["hunger_max"]) == AGENT_HUNGER_NS_MAX
@@ -49,7 +49,7 @@ def test_table_has_every_key() -> None:
     assert named == [key.path for key in KEYS]
 
 
-def test_example_of_the_page_is_shown_as_the_page_says(
+def test_example_of_the_page_prints_the_shown_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example, printed, *_ = BLOCKS

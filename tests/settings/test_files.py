@@ -1,4 +1,4 @@
-"""Where the file is found, what can't be read, and the lines that are told."""
+"""Finding the settings file, unreadable files, and line numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_directory_of_that_name_is_no_file(tmp_path: Path, monkeypatch: pytest.M
     assert find(None, {}) == outer
 
 
-def test_file_of_somebody_else_where_anybody_may_write_is_passed_over(
+def test_file_of_another_user_in_a_public_directory_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outer = written(tmp_path, "")
@@ -71,25 +71,25 @@ def test_working_directory_that_is_gone_has_no_file(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
-        (None, "can't read the settings in {}: No such file or directory; give --config or"),
-        (b"[broker]\n# \xff\n", "{}:2: is no text in UTF-8; write it so"),
+        (None, "settings file {}: No such file or directory (check --config"),
+        (b"[broker]\n# \xff\n", "{}:2: not valid UTF-8"),
         (b"a = " + b"[" * 100_000, "{}: lists or tables are nested too deeply"),
         (
             b"#" * (files.FILE_BYTES_MAX + 1),
-            "{} is larger than 1,048,576 bytes: no settings file; give another",
+            "settings file {}: larger than 1,048,576 bytes",
         ),
-        (b"[broker]\nstate = 'x\n", "{}:2: is no TOML: "),
+        (b"[broker]\nstate = 'x\n", "{}:2: invalid TOML: "),
     ],
 )
-def test_file_that_cannot_be_read_is_told(content: bytes | None, told: str, tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(content: bytes | None, message: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(InvalidSettings) as raised:
         read(file)
-    assert str(raised.value).startswith(told.format(file))
+    assert str(raised.value).startswith(message.format(file))
 
 
 def test_device_without_content_is_an_empty_file() -> None:
@@ -138,7 +138,7 @@ one = 11
     }
 
 
-def test_place_is_the_nearest_line_that_is_known(tmp_path: Path) -> None:
+def test_place_is_the_nearest_known_line(tmp_path: Path) -> None:
     file = written(tmp_path, "[a]\nb = {c = 1}\n")
     document = read(file)
     assert document.place("a", "b", "c") == f"{file}:2"

@@ -25,7 +25,7 @@ from tests.settings.kit import written
 
 ALL: Final = (*KEYS, *service_keys(DEFAULTS), *service_keys(f"{SERVICE}.smtp"))
 
-#: Of each key a value as a file has it, and what it is to us.
+#: For each key a value in a file, and the loaded value.
 VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "url": ("tcp://127.0.0.1:6125", "tcp://127.0.0.1:6125"),
     "state": ("/var/yard", Path("/var/yard")),
@@ -119,7 +119,7 @@ def test_key_is_read_from_its_variable(key: Key, tmp_path: Path) -> None:
     assert settings.unknown_variables == ()
 
 
-def test_variables_are_told_apart() -> None:
+def test_variables_are_distinct() -> None:
     names = [*(key.environment for key in ALL), CONFIG_VARIABLE, *OTHER_VARIABLES]
     assert len(names) == len(dict.fromkeys(names))
 

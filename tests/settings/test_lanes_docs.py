@@ -16,7 +16,7 @@ PAGE: Final = (Path(__file__).parent.parent.parent / "docs" / "lanes.md").read_t
 
 
 def first_column(heading: str) -> list[str]:
-    """What stands in the first column of the table under a heading."""
+    """Return the first column of the table under a heading."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
 

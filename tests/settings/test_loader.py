@@ -1,4 +1,4 @@
-"""Precedence, what is wrong and how it is told, what nobody knows."""
+"""Precedence, invalid values, and unknown names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.settings.kit import loaded, written, wrong
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file is found that is not named."""
+    """Find only files that are given."""
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
 
 
@@ -87,16 +87,16 @@ def test_services_and_their_defaults_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_rate_knows_its_interval() -> None:
+def test_rate_has_an_interval() -> None:
     assert Rate(10, "s").interval_ns == SECOND_NS // 10
     assert Rate(1, "h").interval_ns == 3600 * SECOND_NS
 
 
-# Wrong values.
+# Invalid values.
 
 
 @pytest.mark.parametrize(
-    ("section", "line", "told"),
+    ("section", "line", "message"),
     [
         ("broker", "url = 3", "broker.url must be an endpoint, such as tcp://127.0.0.1:6125"),
         ("broker", 'url = "localhost:1"', "broker.url must be an endpoint, such as tcp"),
@@ -115,39 +115,43 @@ def test_rate_knows_its_interval() -> None:
         ("worker", 'slots = "4"', "worker.slots must be a whole number from 1 to 100000, not '4'"),
         ("worker", "slots = true", "worker.slots must be a whole number from 1 to 100000"),
         ("worker", 'allow = "imaging"', 'worker.allow must be a list, such as ["imaging"], not'),
-        ("worker", 'allow = ["a b"]', 'worker.allow must be a list, such as ["imaging"]; one of'),
-        ("worker", "services = []", "worker.services must have a name at least"),
+        (
+            "worker",
+            'allow = ["a b"]',
+            'worker.allow must be a list, such as ["imaging"], but an item',
+        ),
+        ("worker", "services = []", "worker.services must have at least one name"),
         ("worker", 'services = ["a\\nb"]', "worker.services must be a list, such as"),
-        ("service.s", 'rate = "10"', "service.s.rate must be tasks in a time, such as 10/s, 5/m"),
-        ("service.s", 'rate = "0/s"', "service.s.rate must be tasks in a time"),
-        ("service.s", 'rate = "1/ms"', "service.s.rate must be tasks in a time"),
-        ("service.s", 'match = "a[b"', "service.s.match must be a pattern, such as smtp/*, and"),
+        ("service.s", 'rate = "10"', "service.s.rate must be tasks per time, such as 10/s, 5/m"),
+        ("service.s", 'rate = "0/s"', "service.s.rate must be tasks per time"),
+        ("service.s", 'rate = "1/ms"', "service.s.rate must be tasks per time"),
+        ("service.s", 'match = "a[b"', "service.s.match must be a pattern, such as smtp/*, but"),
         ("service.s", 'match = ""', "service.s.match must not be empty"),
         ("service.s", 'command = "a \'b"', "service.s.command must be a command: No closing"),
         ("service.s", 'command = ""', "service.s.command must be a command, such as 'agents/smtp"),
-        ("service.s", 'command = [""]', "service.s.command must name a program first and have no"),
-        ("service.s", 'lane = "{host"', "service.s.lane must have the names of fields in braces"),
-        ("service.s", 'lane = "a}"', "service.s.lane must have the names of fields in braces"),
-        ("service.s", 'lane = "{}"', "service.s.lane must have the names of fields in braces"),
+        ("service.s", 'command = [""]', "service.s.command must start with a program and have no"),
+        ("service.s", 'lane = "{host"', "service.s.lane must have field names in braces"),
+        ("service.s", 'lane = "a}"', "service.s.lane must have field names in braces"),
+        ("service.s", 'lane = "{}"', "service.s.lane must have field names in braces"),
         ("service.s", "jitter = 101", "service.s.jitter must be from 0% to 100%, not 101"),
         ("service.s", "hold = 1", "service.s.hold must be true or false, not 1"),
         ("service.s", 'order = "size"', "service.s.order must be random or age, not 'size'"),
         ("service.s", "retries = [-1]", "service.s.retries must have multiples of 0 or more"),
-        ("service.s", 'idle_max = "3"\nidle_max = 1', "is no TOML: Cannot overwrite a value"),
+        ("service.s", 'idle_max = "3"\nidle_max = 1', "invalid TOML: Cannot overwrite a value"),
         ("defaults", 'interval = ""', "defaults.interval must be a duration"),
     ],
 )
-def test_wrong_value_is_told_with_its_line(
-    section: str, line: str, told: str, tmp_path: Path
+def test_invalid_value_is_reported_with_its_line(
+    section: str, line: str, message: str, tmp_path: Path
 ) -> None:
     (found,) = wrong(written(tmp_path, f"[{section}]\n{line}\n"))
     place, _, reason = found.partition(": ")
     assert place == f"taskyard.toml:{1 + len(line.splitlines())}"
-    assert reason.startswith(told)
+    assert reason.startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "told"),
+    ("variable", "text", "message"),
     [
         ("TASKYARD_WORKER_SLOTS", "many", "worker.slots must be a whole number from 1 to 100000"),
         ("TASKYARD_LEASE_EXPIRE", "soon", "lease.expire must be a duration"),
@@ -157,9 +161,9 @@ def test_wrong_value_is_told_with_its_line(
         ("TASKYARD_DEFAULTS_HOLD", "yes", "defaults.hold must be true or false, not 'yes'"),
     ],
 )
-def test_wrong_variable_is_told_with_its_name(variable: str, text: str, told: str) -> None:
+def test_invalid_variable_is_reported_with_its_name(variable: str, text: str, message: str) -> None:
     (found,) = wrong(None, **{variable: text})
-    assert found.startswith(f"{variable}: {told}")
+    assert found.startswith(f"{variable}: {message}")
 
 
 def test_lists_are_written_with_commas_in_a_variable() -> None:
@@ -175,35 +179,35 @@ def test_lists_are_written_with_commas_in_a_variable() -> None:
     assert loaded(TASKYARD_DEFAULTS_RETRIES="[3]").defaults == ServiceSection(retries=(3,))
 
 
-def test_wrong_value_is_told_also_where_it_does_not_count(tmp_path: Path) -> None:
+def test_invalid_value_is_reported_even_if_overridden(tmp_path: Path) -> None:
     file = written(tmp_path, "[worker]\nslots = 0\n")
     assert wrong(file, TASKYARD_WORKER_SLOTS="2") == [
         "taskyard.toml:2: worker.slots must be a whole number from 1 to 100000, not 0"
     ]
 
 
-def test_lease_that_is_too_short_for_its_heartbeat_is_told(tmp_path: Path) -> None:
+def test_lease_that_is_too_short_for_its_heartbeat_is_reported(tmp_path: Path) -> None:
     file = written(tmp_path, '[lease]\nheartbeat = "6s"\n')
-    (told,) = wrong(file)
-    assert told == (
+    (message,) = wrong(file)
+    assert message == (
         "taskyard.toml:2: lease.expire, 15s (default), must be at least three times "
-        f"lease.heartbeat, 6s ({file}:2), or one lost message costs the tasks"
+        f"lease.heartbeat, 6s ({file}:2), or one lost message expires a worker"
     )
     assert loaded(file, TASKYARD_LEASE_EXPIRE="18s").lease.expire_ns == 18 * SECOND_NS
 
 
-def test_lease_is_compared_also_where_other_things_are_wrong(tmp_path: Path) -> None:
+def test_lease_is_checked_despite_other_problems(tmp_path: Path) -> None:
     file = written(tmp_path, '[worker]\nslots = 0\n[lease]\nheartbeat = "6s"\n')
     assert [one.partition(": ")[0] for one in wrong(file)] == [
         "taskyard.toml:2",
         "taskyard.toml:4",
     ]
     file = written(tmp_path, '[lease]\nheartbeat = "soon"\nexpire = "1s"\n')
-    (told,) = wrong(file)  # nobody knows how it would compare
-    assert told.startswith("taskyard.toml:2: lease.heartbeat must be a duration")
+    (message,) = wrong(file)  # an invalid value is not compared
+    assert message.startswith("taskyard.toml:2: lease.heartbeat must be a duration")
 
 
-def test_schedule_that_goes_beyond_all_clocks_is_told_where_it_is_made(tmp_path: Path) -> None:
+def test_schedule_beyond_the_clock_is_reported_with_its_place(tmp_path: Path) -> None:
     text = (
         '[defaults]\ninterval = "1000d"\n[service.s]\nretries = [200]\n[service.t]\nhold = true\n'
     )
@@ -212,63 +216,63 @@ def test_schedule_that_goes_beyond_all_clocks_is_told_where_it_is_made(tmp_path:
     ]
 
 
-def test_second_service_for_the_same_lanes_is_told(tmp_path: Path) -> None:
+def test_second_service_for_the_same_lanes_is_reported(tmp_path: Path) -> None:
     text = '[service.s]\n[service.t]\nmatch = "s/*"\n[service.u]\nmatch = "s/a"\n'
-    (told,) = wrong(written(tmp_path, text))
-    assert told == (
-        "taskyard.toml:2: [service.t] is for s/*, and so is [service.s] before it, which counts; "
-        "leave one out"
+    (message,) = wrong(written(tmp_path, text))
+    assert message == (
+        "taskyard.toml:2: [service.t] matches s/*, as does [service.s] before it, which is "
+        "used (remove one)"
     )
 
 
-# What nobody knows.
+# Unknown names.
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             '[broker]\nsate = "x"',
-            "2: there is no setting broker.sate; did you mean state?",
+            "2: unknown setting broker.sate (did you mean state?)",
         ),
-        ("[lease]\n\nbeat = 1", "3: there is no setting lease.beat; did you mean heartbeat?"),
-        ("[lease]\nslots = 1", "2: there is no setting lease.slots; did you mean worker.slots?"),
+        ("[lease]\n\nbeat = 1", "3: unknown setting lease.beat (did you mean heartbeat?)"),
+        ("[lease]\nslots = 1", "2: unknown setting lease.slots (did you mean worker.slots?)"),
         (
             "[lease]\nx = 1",
-            "2: there is no setting lease.x; those of [lease] are heartbeat, expire",
+            "2: unknown setting lease.x (settings of [lease]: heartbeat, expire",
         ),
-        ("[brokr]\nstate = 1", "1: there is no section [brokr]; did you mean [broker]?"),
-        ("[services.smtp]", "1: there is no section [services]; did you mean [service.NAME]?"),
-        ('state = "x"', "1: state belongs into a section: [broker]"),
-        ("zzz = 1", "1: there is no setting zzz; the sections are [broker], [listen], [lease], "),
-        ("[zzz]", "1: there is no section [zzz]; the sections are [broker], [listen], [lease], "),
+        ("[brokr]\nstate = 1", "1: unknown section [brokr] (did you mean [broker]?)"),
+        ("[services.smtp]", "1: unknown section [services] (did you mean [service.NAME]?)"),
+        ('state = "x"', "1: state belongs in a section: [broker]"),
+        ("zzz = 1", "1: unknown setting zzz (sections: [broker], [listen], [lease], "),
+        ("[zzz]", "1: unknown section [zzz] (sections: [broker], [listen], [lease], "),
         ("broker = 3", "1: broker must be a section: [broker]"),
         ("[[broker]]", "1: broker must be a section: [broker]"),
-        ("service = 3", "1: service must be sections, one a service: [service.NAME]"),
+        ("service = 3", "1: service must have a section for each service: [service.NAME]"),
         ("[service]\nrate = 3", "2: service.rate must be a section: [service.rate]"),
-        ('[service.""]\nrate = 3', "1: the name of a service must not be empty"),
+        ('[service.""]\nrate = 3', "1: a service's name must not be empty"),
         (
             "[service.smtp]\nrates = 3",
-            "2: there is no setting service.smtp.rates; did you mean rate?",
+            "2: unknown setting service.smtp.rates (did you mean rate?)",
         ),
         (
             '[defaults]\nmatch = "x"',
-            "2: there is no setting defaults.match; those of [defaults] are workers_max, ",
+            "2: unknown setting defaults.match (settings of [defaults]: workers_max, ",
         ),
-        ("[lease]\nexpire =", "2: is no TOML: Invalid value"),
-        ("[lease", "1: is no TOML: Expected ']' at the end of a table declaration"),
-        ("broker.sate = 1", "1: there is no setting broker.sate; did you mean state?"),
-        ("broker = {sate = 1}", "1: there is no setting broker.sate; did you mean state?"),
+        ("[lease]\nexpire =", "2: invalid TOML: Invalid value"),
+        ("[lease", "1: invalid TOML: Expected ']' at the end of a table declaration"),
+        ("broker.sate = 1", "1: unknown setting broker.sate (did you mean state?)"),
+        ("broker = {sate = 1}", "1: unknown setting broker.sate (did you mean state?)"),
     ],
 )
-def test_unknown_and_misplaced_names_are_told_with_what_may_be_meant(
-    text: str, told: str, tmp_path: Path
+def test_unknown_and_misplaced_names_are_reported_with_a_suggestion(
+    text: str, message: str, tmp_path: Path
 ) -> None:
     found, *_ = wrong(written(tmp_path, text))
-    assert found.startswith(f"taskyard.toml:{told}")
+    assert found.startswith(f"taskyard.toml:{message}")
 
 
-def test_all_that_is_wrong_is_told_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_all_problems_are_reported_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = "[worker]\nslots = 0\nslot = 1\n[brokr]\n[service.s]\nhold = 2\n[lease]\nexpire = 0\n"
     found = wrong(written(tmp_path, text), TASKYARD_STATE="a://b")
     assert [one.partition(": ")[0] for one in found] == [
@@ -281,17 +285,17 @@ def test_all_that_is_wrong_is_told_in_the_order_of_the_file(tmp_path: Path) -> N
     ]
 
 
-def test_first_thing_that_is_wrong_is_raised_with_the_number_of_others(tmp_path: Path) -> None:
+def test_first_problem_is_raised_with_the_number_of_others(tmp_path: Path) -> None:
     file = written(tmp_path, "[worker]\nslots = 0\nslot = 1\nallow = 3\n")
     with pytest.raises(InvalidSettings) as raised:
         load(file, environment={})
     assert str(raised.value) == (
         f"{file}:2: worker.slots must be a whole number from 1 to 100000, not 0 "
-        "(and 2 more; `taskyard config check` tells all)"
+        "(and 2 more, see `taskyard config check`)"
     )
 
 
-def test_variables_that_are_no_settings_are_told_and_left_aside() -> None:
+def test_unknown_variables_are_reported_and_ignored() -> None:
     settings = loaded(
         TASKYARD_SATE="x",
         TASKYARD_ZZZ="x",
@@ -303,7 +307,7 @@ def test_variables_that_are_no_settings_are_told_and_left_aside() -> None:
     )
     assert settings.broker.state == Path(".taskyard")
     assert settings.unknown_variables == (
-        "the variable TASKYARD_SATE is no setting; did you mean TASKYARD_STATE?",
-        "the variable TASKYARD_ZZZ is no setting, and is left aside",
-        "the variable TASKYARD_SERVICE_SMTP_RATE is no setting, and is left aside",
+        "unknown variable TASKYARD_SATE (did you mean TASKYARD_STATE?)",
+        "unknown variable TASKYARD_ZZZ (ignored)",
+        "unknown variable TASKYARD_SERVICE_SMTP_RATE (ignored)",
     )

@@ -1,4 +1,4 @@
-"""What sections of the settings make the scheduler do."""
+"""The scheduler's rules from sections of the settings."""
 
 from __future__ import annotations
 
@@ -82,26 +82,26 @@ report_after = "4h"
     )
 
 
-def test_what_a_service_does_not_set_is_as_the_defaults_say(tmp_path: Path) -> None:
+def test_unset_values_of_a_service_come_from_the_defaults(tmp_path: Path) -> None:
     text = '[defaults]\ninterval = "1m"\noverfeed = 3\nhold = true\n'
     rules = made(tmp_path, f"{text}[service.a]\nretries = 2\nhold = false\noverfeed = 0\n")
-    (clause,) = rules.rules
-    assert clause.options == LaneOptions(
+    (rule,) = rules.rules
+    assert rule.options == LaneOptions(
         interval_ns=MINUTE_NS, retry_delays_ns=(MINUTE_NS, MINUTE_NS)
     )
     assert rules.defaults == LaneOptions(interval_ns=MINUTE_NS, overfeed=3, is_held=True)
 
 
-def test_variables_set_what_sections_of_the_file_do_not(tmp_path: Path) -> None:
+def test_variables_set_unset_values_of_sections(tmp_path: Path) -> None:
     variables = {"TASKYARD_SERVICE_A_RATE": "2/m", "TASKYARD_DEFAULTS_RETRIES": "1,2"}
     rules = made(tmp_path, "[service.a]\n", TASKYARD_BROKER_WORKERS_MAX="7", **variables)
-    (clause,) = rules.rules
-    assert clause.options.rate_interval_ns == MINUTE_NS // 2
-    assert clause.options.retry_delays_ns == (SECOND_NS, 2 * SECOND_NS)
+    (rule,) = rules.rules
+    assert rule.options.rate_interval_ns == MINUTE_NS // 2
+    assert rule.options.retry_delays_ns == (SECOND_NS, 2 * SECOND_NS)
     assert rules.workers_max == 7
 
 
-def test_clauses_stand_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_rules_stand_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = '[service.z]\n[service.a]\nmatch = "z/*.org"\n[service.m]\n'
     assert [(one.name, one.match) for one in made(tmp_path, text).rules] == [
         (b"z", b"z/*"),
@@ -111,5 +111,5 @@ def test_clauses_stand_in_the_order_of_the_file(tmp_path: Path) -> None:
 
 
 def test_name_of_a_service_is_no_pattern(tmp_path: Path) -> None:
-    (clause,) = made(tmp_path, '[service."a[1]*?"]\n').rules
-    assert clause.match == b"a[[]1][*][?]/*"
+    (rule,) = made(tmp_path, '[service."a[1]*?"]\n').rules
+    assert rule.match == b"a[[]1][*][?]/*"

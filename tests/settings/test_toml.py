@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-#: What a refusal may cost: measured at a twentieth of it.
+#: The time limit of a refusal, twenty times the measured time.
 CPU_SECONDS_MAX = 1.0
 
 PARTS = 100_000
@@ -35,7 +35,7 @@ DEEP = {
     "lines": "[[x]]\n" * (LINES_MAX + 1),
 }
 
-#: What a scanner could stumble over, as long as a file may be.
+#: Hard cases for the scanner, at the largest size of a file.
 NOISE = ("a", '"', "'", '\\"', "\"'", ".", "a ", '"""', '"""a', "'''\\", "#", '"a\\', "a.", "\\")
 
 
@@ -51,10 +51,10 @@ def refused_quickly(parse: Callable[[], object]) -> str:
 def test_deep_document_is_refused_quickly_with_its_place(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "taskyard.toml"
     file.write_text(DEEP[kind])
-    told = refused_quickly(lambda: read(file))
+    message = refused_quickly(lambda: read(file))
     line = {"later": ":3", "lists": "", "lines": ""}.get(kind, ":1")
-    assert told.startswith(f"{file}{line}: ")
-    assert "is no TOML" not in told
+    assert message.startswith(f"{file}{line}: ")
+    assert "invalid TOML" not in message
 
 
 def test_config_check_names_the_key_that_is_too_deep(tmp_path: Path) -> None:
@@ -104,5 +104,5 @@ def test_dots_that_join_no_key_are_no_parts(text: str) -> None:
 def test_number_of_too_many_digits_is_no_mistake_of_ours(tmp_path: Path) -> None:
     file = tmp_path / "taskyard.toml"
     file.write_text("a = " + "9" * 5000)
-    with pytest.raises(InvalidSettings, match="is no TOML"):
+    with pytest.raises(InvalidSettings, match="invalid TOML"):
         read(file)

@@ -98,7 +98,7 @@ def test_changed_limit_applies_within_a_second(tmp_path: Path) -> None:
         settings(tmp_path, "workers_max = 3")
         began = time.monotonic()
         assert yard.hang_up() == (
-            "taskyard broker: read the settings: obeyed from now on: service.exec.workers_max 1 → 3"
+            "taskyard broker: settings reloaded: applied service.exec.workers_max 1 → 3"
         )
         until(lambda: yard.leased() == 3)
         assert time.monotonic() - began < OBEYED_SECONDS
@@ -120,12 +120,12 @@ def test_bad_file_leaves_the_rules_as_they_were(tmp_path: Path) -> None:
         yard.submit("a", "b", "c")
         until(lambda: marks(tmp_path))
         for lines, expected in (
-            (["workers_max = 3", "retires = 2"], "taskyard.toml:3: there is no setting"),
-            (["workers_max = "], "taskyard.toml:2: is no TOML"),
+            (["workers_max = 3", "retires = 2"], "taskyard.toml:3: unknown setting"),
+            (["workers_max = "], "taskyard.toml:2: invalid TOML"),
         ):
             settings(tmp_path, *lines)
             output = yard.hang_up()
-            assert output.startswith("taskyard broker: the settings are as they were, because ")
+            assert output.startswith("taskyard broker: settings not reloaded: ")
             assert expected in output
         (tmp_path / "taskyard.toml").unlink()
         assert "No such file" in yard.hang_up()
@@ -141,10 +141,9 @@ def test_settings_for_the_next_start_are_named_and_open_no_listener(tmp_path: Pa
     with yard_of(tmp_path) as yard:
         settings(tmp_path, "[listen]", 'dwork = "tcp://127.0.0.1:0"', "[lease]", 'expire = "1m"')
         assert yard.hang_up() == (
-            "taskyard broker: read the settings: changed, but counts at the next start: "
-            "listen.dwork, lease.expire"
+            "taskyard broker: settings reloaded: restart needed for listen.dwork, lease.expire"
         )
-        assert yard.hang_up() == "taskyard broker: read the settings: nothing has changed"
+        assert yard.hang_up() == "taskyard broker: settings reloaded: no changes"
         assert yard.broker.terminate() == (0, "", "")
 
 
@@ -191,9 +190,9 @@ def test_up_forwards_sighup_to_its_broker(tmp_path: Path) -> None:
         settings(tmp_path, "workers_max = 2")
         code, _, err = run(tmp_path, "config", "reload")
         assert (code, f"(process {up.pid})" in err) == (0, True)
-        assert up.error_line().endswith("obeyed from now on: service.exec.workers_max 1 → 2")
+        assert up.error_line().endswith("applied service.exec.workers_max 1 → 2")
         up.send(signal.SIGHUP)
-        assert up.error_line().endswith("read the settings: nothing has changed")
+        assert up.error_line().endswith("settings reloaded: no changes")
         settings(tmp_path, "workers_max = two")
         assert run(tmp_path, "config", "reload")[0] == 2
         assert up.terminate()[0] == 0

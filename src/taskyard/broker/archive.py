@@ -1,9 +1,9 @@
-"""Ended tasks: which of them are in memory, and how to find those that are not.
+"""Ended tasks: drop them from memory once the index has them, and find them again.
 
-The index on disk has what compactions have moved there. In front of it lies a filter in memory,
-because most names that arrive are new. Whatever costs time that grows with the number of tasks is
-given as steps, each a few milliseconds at most: whoever runs the turns takes them in between. It
-must not know when a compaction runs, nor what it does to the journal.
+Compactions move ended tasks to the index on disk. A filter in memory answers most lookups, because
+most names that arrive are new. Work that grows with the number of tasks is split into steps of a
+few milliseconds, which the server runs between turns. Independent of when a compaction runs, and of
+how it changes the journal.
 """
 
 from __future__ import annotations
@@ -22,32 +22,37 @@ if TYPE_CHECKING:
     from taskyard.core.model import EndedTask, Result
     from taskyard.journal.archive import Archive
 
-#: Tasks forgotten, and names read, in one step: a millisecond or two.
+#: Tasks dropped, or names read, in one step: a millisecond or two.
 NAMES_PER_STEP: Final = 1_000
 
-#: Tasks that somebody spoke of again stay in memory until there are this many: some 20 MB.
+#: Recalled tasks stay in memory up to this number: some 20 MB.
 RECALLED_MAX: Final = 100_000
 
 _ENDING = (Finished, Cancelled)
 
 
-#: With so many bits a name, one new name in sixteen is looked up in vain.
+#: At this size one new name in sixteen is looked up needlessly.
 BITS_PER_NAME: Final = 16
 
-#: For a million names, 2 MiB: smaller ones would only have to grow.
+#: A million names in 2 MiB. A smaller filter would soon have to grow.
 CAPACITY_MIN: Final = 1 << 20
 
 
 class NameFilter:
-    """Names that may be known. With more names than it is made for it says "may be" more often."""
+    """A Bloom filter with one hash: proves that a name is new, or answers that it may exist.
+
+    A lookup in the index costs ten times as much as a test here. A name that was added is never
+    reported as new. With more names than its capacity, false positives become more frequent. The
+    hashes are those of this process.
+    """
 
     def __init__(self, names_expected: int = 0, capacity_min: int = CAPACITY_MIN) -> None:
-        #: The next power of two, so that a byte's place is the low bits of a hash. The bit in it is
-        #: said by the highest ones.
+        #: A power of two, so that the low bits of a hash select a byte. The highest bits select the
+        #: bit in it.
         self.capacity = 1 << (max(names_expected, capacity_min, 1) - 1).bit_length()
         self._bits = bytearray(self.capacity * BITS_PER_NAME // 8)
         self._mask = len(self._bits) - 1
-        #: How many were added; some perhaps twice.
+        #: Names added. A repeated name counts again.
         self.count = 0
 
     @property
@@ -62,24 +67,24 @@ class NameFilter:
         self.count += count
 
     def may_contain(self, names: list[bytes]) -> list[bytes]:
-        """Those of these names that may have been added; the others were not."""
+        """Return the names that may have been added. The others certainly were not."""
         bits, mask = self._bits, self._mask
         return [
             name
             for name, place in zip(names, map(hash, names), strict=True)
-            # Most bytes have no bit at all: to ask that first is quicker.
+            # Most bytes are zero, so test that first.
             if (byte := bits[place & mask]) and byte >> (place >> 61 & 7) & 1
         ]
 
 
 class EndedTasks:
-    """Keeps `recovery.EndedTaskIndex` for one ledger."""
+    """Implements `recovery.EndedTaskIndex` for one ledger."""
 
     def __init__(self, index: Archive, ledger: Ledger, sequence: int) -> None:
-        """`sequence` is the newest row: what has ended by now is in rows up to it."""
+        """Start with the tasks that ended up to `sequence`, the newest row."""
         self.index = index
         self.ledger = ledger
-        #: Rows, and names that ended there; each is still in memory, or was forgotten meanwhile.
+        #: Rows and the names that ended there. A name may have left memory meanwhile.
         self._ended: deque[tuple[int, list[bytes]]] = deque()
         self._recalled: deque[list[bytes]] = deque()
         self.ended_count = self.recalled_count = 0
@@ -87,14 +92,14 @@ class EndedTasks:
         covered = index.covered()
         self._record = 0 if covered is None else covered[1].record
         self.has_any = covered is not None
-        #: Every name that is in the index and not in memory; None until it has been filled.
+        #: Every name in the index. None until the filter is built.
         self._filter: NameFilter | None = None
         names = archivable(ledger, ledger.record)
         for start in range(0, len(names), NAMES_PER_STEP):
             self._note(sequence, names[start : start + NAMES_PER_STEP])
 
     def on_commit(self, sequence: int, records: Sequence[AnyRecord]) -> None:
-        """A row was written: remember what ended in it."""
+        """Note the tasks that ended in a new row."""
         for record in records:
             if type(record) in _ENDING:
                 self._note(sequence, record.names)  # type: ignore[union-attr]
@@ -104,7 +109,7 @@ class EndedTasks:
         self.ended_count += len(names)
 
     def find(self, names: list[bytes]) -> list[EndedTask]:
-        """Those of these names that have ended, in no order. They will be in memory again."""
+        """Return the ended tasks among these names, in no order, and count them as recalled."""
         if self._filter is not None:
             names = self._filter.may_contain(names)
         if not names:
@@ -122,7 +127,7 @@ class EndedTasks:
         return self.index.cause(name)
 
     def forget(self, sequence: int, record: int) -> Iterator[None]:
-        """The index covers the rows up to this one: what ended there can leave memory."""
+        """Drop the tasks that ended up to row `sequence`, which the index covers, in steps."""
         self._record = record
         self.has_any = True
         while self._ended and self._ended[0][0] <= sequence:
@@ -134,12 +139,12 @@ class EndedTasks:
             for start in range(0, len(names), NAMES_PER_STEP):
                 some = names[start : start + NAMES_PER_STEP]
                 if self._filter is not None:
-                    self._filter.add(some)  # before memory forgets them: never are they in neither
+                    self._filter.add(some)  # first, so that a name is always in one of both
                 self._forget(some)
                 yield
 
     def forget_recalled(self) -> Iterator[None]:
-        """What was looked up long ago can leave memory again, without more ado."""
+        """Drop recalled tasks from memory again, in steps."""
         for _ in range(len(self._recalled)):
             names = self._recalled.popleft()
             self.recalled_count -= len(names)
@@ -152,12 +157,14 @@ class EndedTasks:
 
     @property
     def needs_filter(self) -> bool:
-        """There is none yet, or it has become too small."""
+        """The filter is missing, or it is full."""
         return self._filter is None or self._filter.is_full
 
     def fill_filter(self) -> Iterator[None]:
-        """Make a filter of all names in the index, to which nobody must add meanwhile. Until it is
-        there, names are looked up, or the old one is good."""
+        """Build a filter of all names in the index, in steps. The index must not grow meanwhile.
+
+        Until it is complete, the old filter stays, or every name is looked up.
+        """
         made = NameFilter(self.index.count_stored() * 3 // 2)
         last: bytes | None = None
         while names := self.index.names(last, NAMES_PER_STEP):

@@ -1,9 +1,8 @@
-"""Back-pressure: producers are slowed while the journal's compaction lags behind.
+"""Back-pressure: delay replies to producers while the journal's compaction lags behind.
 
-Owns how long replies to submissions are held back, and the order of what is held. The scheduler
-refuses submissions where the lag is larger still (`core.commands`). Reports and heartbeats of
-workers are never held: what ends tasks must go on. It must not know what a compaction does, nor
-what the replies mean.
+Owns the delay of replies to submissions and the order of delayed replies. At a larger lag the
+scheduler refuses submissions (`core.commands`). Reports and heartbeats of workers are never
+delayed, so that tasks can still end. Independent of compaction, and of the replies' content.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from taskyard.core.limits import LAG_SLOW_PERCENT, SECOND_NS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: How much longer a reply is held for each percent of lag beyond the mark, and the longest.
+#: The delay for each percent of lag beyond the mark, and the longest delay.
 HOLD_NS_A_PERCENT: Final = SECOND_NS // 500
 HOLD_NS_MAX: Final = 30 * SECOND_NS
 
-#: A lag is told to the scheduler when it has changed by so many percent.
+#: The scheduler receives the lag in steps of this many percent.
 STEP_PERCENT: Final = 5
 
 
 class Backpressure:
-    """Keeps the lag, and the replies that it holds back."""
+    """The current lag and the delayed replies."""
 
     def __init__(self) -> None:
         #: Work since the last compaction, in percent of the work that makes one due.
         self.lag_percent = 0
-        #: Effects by the request that they answer. All of a held request are held, in order.
+        #: Delayed effects by request. All effects of a delayed request are delayed, in order.
         self._held: dict[int, list[Effect]] = {}
-        #: (when, request), the earliest first.
+        #: (time, request), the earliest first.
         self._due: list[tuple[int, int]] = []
 
     def update(self, lag_percent: int) -> LagChanged | None:
-        """Note the lag. Returns the event for the scheduler where it has changed much."""
+        """Set the lag. Returns an event for the scheduler if it changed by a step."""
         rounded = lag_percent - lag_percent % STEP_PERCENT
         if rounded == self.lag_percent:
             return None
@@ -46,12 +45,11 @@ class Backpressure:
         return LagChanged(0, rounded)
 
     def hold_ns(self) -> int:
-        """Return how long to hold a reply to a submission."""
+        """Return the delay of a reply to a submission."""
         return min(max(0, self.lag_percent - LAG_SLOW_PERCENT) * HOLD_NS_A_PERCENT, HOLD_NS_MAX)
 
-    def flush_if_full(self, effects: Sequence[Effect], now_ns: int) -> Sequence[Effect]:
-        """Return the effects to carry out now: without replies to hold, with those held before
-        whose time has come."""
+    def throttle(self, effects: Sequence[Effect], now_ns: int) -> Sequence[Effect]:
+        """Return the effects to send now: delayed ones that are due, then those not to delay."""
         hold_ns = self.hold_ns()
         if not hold_ns and not self._held:
             return effects
@@ -74,5 +72,5 @@ class Backpressure:
         return released
 
     def wake_at_ns(self) -> int | None:
-        """Return when a held reply is due; None: none is held."""
+        """Return when the next delayed reply is due, or None."""
         return self._due[0][0] if self._due else None

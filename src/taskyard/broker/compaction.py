@@ -1,10 +1,10 @@
-"""Compaction while the broker runs: when it is due, what is done beside the turns, what in between.
+"""Compaction while the broker runs: when it starts, and its steps between turns.
 
-A child process reads the rows and makes history, index and snapshot of them (`journal.compacting`).
-What is left is the broker's own and is done here, after a turn, in steps of some milliseconds with
-rests in between: rows are trimmed, older snapshots removed, ended tasks forgotten. Never two at
-once. One that failed is told to the log and tried again later; the broker goes on. It must not
-know what a turn does.
+A child process reads the rows and writes history, index and snapshot
+(`journal.compaction_process`). The rest runs here after a turn, in steps of some milliseconds with
+rests in between: trim rows, remove older snapshots, drop ended tasks. Only one compaction runs at a
+time. A failed one is logged and retried later, and the broker continues. Independent of the turns'
+content.
 """
 
 from __future__ import annotations
@@ -33,60 +33,60 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskyard.broker")
 
-#: Rows that a start has to replay: some seconds, and as much for the compaction itself.
+#: Rows to replay at a start: some seconds, and as much again for the compaction.
 ROWS_MAX: Final = 200_000
 
-#: What the rows may take on disk: rows with large payloads are few. Not less than the newest
-#: snapshot has, or to write that anew would be most of the work.
+#: Disk space of the rows, which may have large payloads. At least the size of the newest snapshot,
+#: or rewriting that would be most of the work.
 ROWS_BYTES_MAX: Final = 256 * 1024 * 1024
 
-#: Ended tasks in memory, some 240 bytes each. Not less than there are unfinished ones, for the same
-#: reason: memory at most doubles.
+#: Ended tasks in memory, some 240 bytes each. At least the number of unfinished tasks, so memory at
+#: most doubles.
 ENDED_MAX: Final = 150_000
 
-#: Work that any compaction has to do in the time that its process takes to start.
+#: Work that arrives while any compaction starts its process.
 LAG_MIN: Final = 20_000
 
-#: How often to look whether one is due, and whether the child has ended.
+#: How often to check whether a compaction is due, and whether the child has ended.
 DUE_CHECK_NS: Final = SECOND_NS // 5
 CHILD_POLL_NS: Final = SECOND_NS // 20
 
-#: A step between two turns should take no longer than this. Then turns have four times as long, and
-#: not longer where a loaded machine makes it slow.
+#: The longest step between two turns. Then turns have four times as long, but not longer if a
+#: loaded machine makes a step slow.
 STEP_NS: Final = SECOND_NS // 200
 RESTS_PER_STEP: Final = 4
 
-#: The same while producers wait for it.
+#: Rests while producers wait for the compaction.
 RESTS_A_STEP_LAGGING: Final = 1
 
-#: Rows trimmed in a step: as many as its time allows, not more than one transaction takes. Not
-#: fewer than this: on a loaded machine every step takes long, however little it does.
+#: Rows trimmed in a step: up to one transaction, and up to its time. The minimum holds on a
+#: loaded machine, where every step takes long.
 TRIM_ROWS_MAX: Final = 256
 TRIM_ROWS_MIN: Final = 8
 
-#: After a failure: a full disk or a starved machine is not better a moment later. Twice as long
-#: after each further one.
+#: The delay after a failure, doubled after each further one: a full disk or a starved machine does
+#: not recover at once.
 RETRY_NS: Final = 60 * SECOND_NS
 RETRY_NS_MAX: Final = 3600 * SECOND_NS
 
 
 class CompactionLimits(Struct, frozen=True):
-    """Beyond any of these a compaction is due."""
+    """The limits beyond which a compaction is due."""
 
     rows: int = ROWS_MAX
     rows_bytes: int = ROWS_BYTES_MAX
     ended: int = ENDED_MAX
-    #: Fewer rows and ended tasks than this are no lag, however small the limits are.
+    #: Fewer rows and ended tasks than this are not a lag, even with smaller limits.
     lag_min: int = LAG_MIN
 
     def lenient(self) -> CompactionLimits:
-        """Return the limits by which the lag is measured."""
+        """Return the limits for measuring the lag."""
         rows, ended = max(self.rows, self.lag_min), max(self.ended, self.lag_min)
         return CompactionLimits(rows, self.rows_bytes, ended)
 
 
 class Compactor:
-    """Looked at after every turn."""
+    """Runs compactions, one step after each turn."""
 
     def __init__(
         self,
@@ -103,23 +103,22 @@ class Compactor:
         self._limits = limits
         self._child: CompactionChild | None = None
         self._began_ns = 0
-        #: What is being done in steps, and whether it is the end of a compaction.
+        #: The steps being run, and whether they end a compaction.
         self._steps: Iterator[None] | None = None
         self._next_ns = 0
         self._failures = 0
         self._retry_ns = 0
-        #: How many came to their end, for whoever wants to know.
+        #: Compactions completed.
         self.completed = 0
-        #: Work since the last one that did, in percent of the work that makes one due.
+        #: Work since the last compaction, in percent of the work that makes one due.
         self.lag_percent = 0
 
     def run_step(self) -> int | None:
-        """Do what is next, at most one step. Returns how soon to look again, None for whenever
-        there is something else to do."""
+        """Run at most one step. Returns the time until the next one, or None."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns:
             return self._next_ns - now_ns if self._is_busy else None
-        self.lag_percent = int(100 * self._count_shared(self._limits.lenient()))
+        self.lag_percent = int(100 * self._largest_share(self._limits.lenient()))
         try:
             wait_ns = self._advance(now_ns)
         except JournalDamaged as damage:
@@ -135,7 +134,7 @@ class Compactor:
         return self._child is not None or self._steps is not None
 
     def _advance(self, now_ns: int) -> int:
-        """How long to rest after it."""
+        """Run a step and return the rest after it."""
         if self._steps is None and self._child is not None:
             poll = self._child.poll()
             if poll is None:
@@ -157,15 +156,15 @@ class Compactor:
             self._steps = None
 
     def _begin(self, now_ns: int) -> None:
-        """Whatever is due: a filter first, because every turn gains by it."""
+        """Start due work: the filter first, because it speeds up every turn."""
         if self._archive.needs_filter:
             self._steps = self._archive.fill_filter()
         elif self._archive.recalled_count > RECALLED_MAX:
             self._steps = self._archive.forget_recalled()
-        elif now_ns >= self._retry_ns and self._count_shared(self._limits) > 1:
+        elif now_ns >= self._retry_ns and self._largest_share(self._limits) > 1:
             self._start(now_ns)
 
-    def _count_shared(self, limits: CompactionLimits) -> float:
+    def _largest_share(self, limits: CompactionLimits) -> float:
         """Return the largest of rows, ended tasks and bytes, each as a share of its limit."""
         store, counts = self._store, self._archive.ledger.counts
         unfinished = sum(counts) - counts[DONE] - counts[CANCELLED]
@@ -180,16 +179,16 @@ class Compactor:
         return 0 if newest is None else snapshot.path_of(self._directory, newest).stat().st_size
 
     def _start(self, now_ns: int) -> None:
-        # History and index hold less than the rows do, each; then there are two snapshots.
+        # History and index are each smaller than the rows. For a while there are two snapshots.
         needed = DISK_RESERVE_BYTES + 2 * self._store.used_bytes() + self._snapshot_bytes()
         free = self._store.disk_free_bytes()
         if free < needed:
-            self._failed(f"it wants {needed} bytes of disk for a while, and {free} are free")
+            self._failed(f"it needs {needed} bytes of disk, but only {free} are free")
             return
         try:
             self._child = CompactionChild(self._directory, self._store.identity, self._store.head)
         except OSError as error:
-            self._failed(f"no process can be started for it ({error})")
+            self._failed(f"the child process can't be started ({error})")
             return
         self._began_ns = now_ns
         logger.info("compacting the journal up to row %d", self._child.head.sequence)
@@ -201,7 +200,7 @@ class Compactor:
             self._failed(poll.failed)
             return
         logger.info(
-            "%d rows are in the history now, %d tasks in the snapshot, %d more in the index",
+            "%d rows added to the history, %d tasks in the snapshot, %d added to the index",
             *(poll.rows, poll.unfinished, poll.ended),
         )
         self._steps = self._settle(child.head)
@@ -211,19 +210,20 @@ class Compactor:
         self._failures += 1
         self._retry_ns = self._clock.monotonic_ns() + wait_ns
         logger.warning(
-            "the journal was not compacted: %s. Nothing is lost, it only grows; trying again in "
-            "%d s",
+            "compaction failed: %s. Nothing is lost, but the journal grows; retrying in %d s",
             *(why, wait_ns // SECOND_NS),
         )
 
     def _settle(self, head: Head) -> Iterator[None]:
-        """All that stands in for the rows was read back by the child; it must still be that of
-        this very row."""
+        """Finish a compaction, step by step, if the index still covers exactly this row.
+
+        The child has read back everything that replaces the rows.
+        """
         covered = self._archive.index.covered()
         if covered != (self._store.identity, head):
             raise JournalDamaged(
                 f"{self._archive.index.path.name} does not cover row {head.sequence}",
-                "no row was trimmed: end what else writes there",
+                "no row was trimmed: stop other writers",
             )
         yield
         yield from self._archive.forget(head.sequence, head.record)
@@ -246,24 +246,24 @@ class Compactor:
             yield
 
     def _drop_snapshots(self, newest: int) -> Iterator[None]:
-        """The rows that went on from them are gone. One that can't be removed is for the next."""
+        """Remove older snapshots. If one can't be removed, the next compaction tries again."""
         for sequence in snapshot.sequences(self._directory):
             if sequence < newest:
                 try:
                     snapshot.remove(self._directory, sequence)
                 except OSError as error:
-                    logger.warning("an old snapshot can't be removed: %s", error)
+                    logger.warning("can't remove an old snapshot: %s", error)
                 yield
 
     def close(self) -> None:
-        """End the child, if there is one."""
+        """Kill the child, if there is one."""
         if self._child is not None:
             self._child.kill()
             self._child = None
 
 
 def _adapted(rows: int, took_ns: int) -> int:
-    """As many as fit the time of a step, by how long the last ones took."""
+    """Adapt the number of rows to the time of a step, by the duration of the last one."""
     if took_ns > STEP_NS:
         return max(rows // 2, TRIM_ROWS_MIN)
     return min(rows * 2, TRIM_ROWS_MAX) if took_ns < STEP_NS // 3 else rows

@@ -1,6 +1,6 @@
-"""The doors of a broker: which sockets are open, and which dialect is spoken at each.
+"""The broker's listeners: its open sockets and the dialect of each.
 
-Owns the table of dialects. One that is spoken at several endpoints is one dialect with one memory.
+Owns the table of dialects. A dialect with several endpoints is one object with one state.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ DWORK: Final = "dwork"
 
 
 class ServerDialect(Dialect, Protocol):
-    """A dialect that counts what made no sense, and can be told that the broker leaves."""
+    """A dialect that counts malformed messages and can drain."""
 
     malformed: int
     leaving: bool
 
 
-#: What builds each dialect: one for each of its endpoints. It is given the number of the first, and
-#: the identity of the journal.
+#: Builds the servers of a dialect, one for each of its endpoints, from the number of the first and
+#: the journal's identity.
 _BUILDERS: Final[dict[str, Callable[[int, bytes], Sequence[ServerDialect]]]] = {
     "ping-pong": lambda number, _identity: ping_pong.make_server(
         number, _random_bits, settings=ping_pong.Settings(secret=secrets.token_bytes(16))
@@ -58,7 +58,7 @@ def _random_bits() -> int:
 
 
 class Listener(Struct):
-    """A dialect at its endpoints."""
+    """A dialect and its sockets."""
 
     name: str
     sockets: list[ZmqSocket]
@@ -68,24 +68,24 @@ class Listener(Struct):
 
 
 class Listeners:
-    """All of them, open. Close it."""
+    """All open listeners."""
 
     def __init__(
         self, identity: bytes, plain_lease_ns: int = PLAIN_LEASE_NS, guard: Guard | None = None
     ) -> None:
-        """`identity` is that of the journal. A guard watches every socket."""
+        """Start without sockets. `identity` is the journal's. `guard` watches every socket."""
         self._guard = guard
         self._identity = identity
-        #: The native dialect, which guests with keys speak.
+        #: The native dialect, the only one with keys.
         self.dwork = NativeServer(
             secrets.randbits(63) | 1, _random_bits, plain_lease_ns=plain_lease_ns
         )
         if guard is not None:
             self.dwork.report_cut(guard.cut)
-        #: The others, from number 1 on, and the numbers of each by name.
+        #: The other dialects, from number 1 on, and the numbers of each by name.
         self._others: list[ServerDialect] = []
         self._numbers: dict[str, list[int]] = {DWORK: [0]}
-        #: For each socket, the number of its dialect.
+        #: The dialect number of each socket.
         self._dialect_of_socket: list[int] = []
         self._open: list[Listener] = []
 
@@ -97,7 +97,7 @@ class Listeners:
         *,
         secure: bool = False,
     ) -> None:
-        """Open a door: one socket for each of the dialect's sides."""
+        """Open a listener, with one socket for each of the dialect's endpoints."""
         numbers = self._dialect_numbers(DWORK if name == NATIVE else name)
         listener = Listener(name, [])
         self._open.append(listener)
@@ -106,14 +106,14 @@ class Listeners:
             keys, dialect = keyring if is_secure else None, self._dialects()[number]
             if isinstance(dialect, round_robin.RoundRobin):
                 dialect.add_socket(len(self._dialect_of_socket))
-            # The peers of round-robin know the socket by its endpoint.
+            # Round-robin peers identify the socket by its endpoint.
             is_named = name == "round-robin"
             wire = sockets.listen(place, keys, is_named=is_named, guard=self._guard)
             listener.sockets.append(wire)
             self._dialect_of_socket.append(number)
 
     def _dialect_numbers(self, name: str) -> list[int]:
-        """The numbers of a dialect, which is made when it is first needed."""
+        """Return the numbers of a dialect, which is built at its first use."""
         if name not in self._numbers:
             first = 1 + len(self._others)
             self._others += _BUILDERS[name](first, self._identity)
@@ -121,7 +121,7 @@ class Listeners:
         return self._numbers[name]
 
     def _dialects(self) -> list[Dialect]:
-        """All of them, by number."""
+        """Return all dialects, by number."""
         return [self.dwork, *self._others]
 
     @property
@@ -129,22 +129,22 @@ class Listeners:
         return [wire for listener in self._open for wire in listener.sockets]
 
     def ready_lines(self) -> list[str]:
-        """A line for each door, as it is told when all is ready."""
+        """Return a line for each listener, printed when the broker is ready."""
         return [f"listening {listener}" for listener in self._open]
 
     def dialect(self) -> Dialect:
-        """What a port speaks. Where there is one dialect, there is nothing to choose."""
+        """Return the dialect of the transport: the only one, or a router over all."""
         if not self._others:
             return self.dwork
         return DialectRouter(self._dialects(), self._dialect_of_socket)
 
     def malformed(self) -> int:
-        """Messages that made no sense, over all dialects and sockets."""
+        """Count malformed messages, over all dialects and sockets."""
         dropped = sum(wire.dropped for wire in self.sockets)
         return dropped + self.dwork.malformed + sum(one.malformed for one in self._others)
 
     def drain(self) -> None:
-        """The native dialect was told that the broker leaves: the others must know, too."""
+        """Drain the other dialects, as the native one does already."""
         for dialect in self._others:
             dialect.leaving = True
 

@@ -1,12 +1,12 @@
-"""Who follows what is decided: record by record, from any record that the journal still has.
+"""Record streams: reply to clients that follow the records, from any record still in the journal.
 
-The scheduler says after which record somebody wants to be told; this keeps the answer back until
-there is something, and puts it in after the commit, so nobody hears of what a crash could undo. An
-answer is bounded, and who wants more asks again with the number of the last record: no place in
-the stream is kept here for anybody, so a slow follower costs nothing, and a restart loses nothing.
+The scheduler emits a `RecordPage` with a cursor. This module holds it until there are newer records
+and fills it after the commit, so a client never sees records that a crash could undo. A page is
+bounded, and the client asks for the next one with the number of the last record. No cursor is kept
+here, so a slow client costs nothing and a restart loses nothing.
 
-The latest rows are at hand while somebody follows; what is older is read from the journal, a little
-each turn. It must not know how answers are written, nor what they are for.
+The latest rows are cached while a client follows. Older ones are read from the journal, a few each
+turn. Independent of how replies are encoded.
 """
 
 from collections import deque
@@ -26,30 +26,30 @@ from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.recovery import EndedTaskIndex, recall_for, records_of
 from taskyard.journal.store import Store
 
-#: Records in one answer, and the tasks that they name: some hundred kilobytes, and a few
-#: milliseconds for whoever writes it.
+#: Records in one page, and the tasks that they name: some hundred kilobytes, and a few milliseconds
+#: to encode.
 RECORDS_MAX: Final = 1000
 NAMES_MAX: Final = 10_000
 
-#: Reasons of failures in one answer: each may be long.
+#: Reasons of failures in one page: each may be long.
 REASON_BYTES_MAX: Final = 1024 * 1024
 
-#: Records that are looked at for one turn's answers, the tasks that they name, and the bytes of the
-#: rows that are read for that: who is far behind must not hold up everybody else's answers.
+#: Records examined for one turn's pages, the tasks that they name, and the bytes of rows read for
+#: them: a client that is far behind must not delay the replies to others.
 TURN_RECORDS_MAX: Final = 2 * RECORDS_MAX
 TURN_NAMES_MAX: Final = 2 * NAMES_MAX
 TURN_BYTES_MAX: Final = 4 * 1024 * 1024
 
-#: The latest rows that are kept at hand, the tasks that they name, and their payloads, results and
-#: other texts: who has just been told asks again within some turns.
+#: The latest rows in the cache, the tasks that they name, and the bytes of their payloads, results
+#: and other texts: a client usually asks again within some turns.
 ROWS_KEPT: Final = 64
 NAMES_KEPT: Final = 4 * NAMES_MAX
 BYTES_KEPT: Final = 8 * 1024 * 1024
 
-#: So many rows after somebody asked last, nobody follows any more.
+#: The cache is dropped this many rows after the last request.
 ROWS_FOLLOWED: Final = 1000
 
-#: Answers that are kept back; the oldest is told that there is nothing, and asks again.
+#: Pages that are held. Beyond it the oldest is sent empty, and its client asks again.
 WAITING_MAX: Final = 1000
 
 _EVERYTHING: Final = Scope()
@@ -60,7 +60,7 @@ _LISTS: Final = ("after", "after_done")
 
 
 class _TurnBudget:
-    """What may still be looked at and read in this turn."""
+    """The work that is left for pages in this turn."""
 
     def __init__(self) -> None:
         self.records = TURN_RECORDS_MAX
@@ -72,7 +72,7 @@ class _TurnBudget:
 
 
 class RecordStreams:
-    """Completes the answers to those who follow."""
+    """Fills the pages of clients that follow the records."""
 
     def __init__(
         self,
@@ -81,35 +81,37 @@ class RecordStreams:
         index: EndedTaskIndex | None,
         is_reading: Callable[[bytes], bool] = lambda _client: True,
     ) -> None:
-        """`is_reading` tells whether a client takes its answers."""
+        """`is_reading` returns whether a client reads its replies."""
         self._is_reading = is_reading
         self._store = store
         self._ledger = ledger
         self._index = index
-        #: Answers that wait for something to be decided, by request.
+        #: Pages that wait for a new record, by request.
         self._waiting: dict[int, RecordPage] = {}
-        #: Answers that there is something for.
+        #: Pages to fill.
         self._due: deque[RecordPage] = deque()
-        #: The latest rows: the first record's number, the records, the tasks that they name, and
-        #: how many bytes they hold.
+        #: The latest rows: the first record's number, the records, the number of tasks that they
+        #: name, and their bytes.
         self._rows: deque[tuple[int, Sequence[AnyRecord], int, int]] = deque()
         self._names_kept = 0
         self._bytes_kept = 0
-        #: Somebody follows for so many rows more.
+        #: Rows left until the cache is dropped.
         self._streamed = 0
 
     @property
     def rows_kept(self) -> int:
-        """How many rows are at hand."""
+        """The number of cached rows."""
         return len(self._rows)
 
     def has_pending(self) -> bool:
-        """Some answers were not reached in the last turn."""
+        """Return whether the last turn left pages to fill."""
         return any(self._is_reading(one.client) for one in self._due)
 
     def fill(self, effects: list[Effect], records: Sequence[AnyRecord]) -> None:
-        """Take answers to followers out of these effects, and put in those that can be told now.
-        Called every turn, with the records that it has made durable."""
+        """Take pages out of a turn's effects, and put in those that are complete.
+
+        Called every turn, with the records that it made durable.
+        """
         asked = [effect for effect in effects if type(effect) is RecordPage]
         if asked:
             effects[:] = [effect for effect in effects if type(effect) is not RecordPage]
@@ -122,11 +124,11 @@ class RecordStreams:
             self._waiting.clear()
         effects += self._timed_out(effects, asked)
         effects += self._ready()
-        if self._bytes_kept > BYTES_KEPT:  # one large row, of which who waited is told by now
+        if self._bytes_kept > BYTES_KEPT:  # one large row, already sent to waiting clients
             self._drop_rows()
 
     def _keep(self, records: Sequence[AnyRecord]) -> None:
-        """Have the latest rows at hand, for as long as somebody follows."""
+        """Cache a new row while a client follows."""
         if not self._waiting and not self._due:
             self._streamed -= 1
         if not self._streamed:
@@ -153,8 +155,7 @@ class RecordStreams:
         self._names_kept = self._bytes_kept = 0
 
     def _timed_out(self, effects: list[Effect], asked: list[RecordPage]) -> list[RecordPage]:
-        """Who asks either waits or is due. Returns those who have waited long enough, which may be
-        no time at all."""
+        """Queue new pages as waiting or due. Returns those whose time is over, maybe at once."""
         for one in asked:
             if self._check(one) and one.cursor == self._store.head.record:
                 self._waiting[one.request] = one
@@ -167,26 +168,29 @@ class RecordStreams:
         return ended
 
     def _check(self, one: RecordPage) -> bool:
-        """Whether there is, or will be, something after its cursor; else say why not."""
+        """Return whether the journal has, or will have, the records after the cursor.
+
+        Otherwise put the reason into the page.
+        """
         head, first, identity = self._store.head.record, self._store.anchor.record, one.journal
         one.journal = self._store.identity
         if (identity and identity != one.journal) or one.cursor > head:
             one.text = (
-                f"record {one.cursor} is of another journal, or of one that was put back: begin "
-                "anew, without a cursor"
+                f"record {one.cursor} belongs to another journal or to a restored one: start again "
+                "without a cursor"
             )
             one.cursor = head
         elif one.cursor < first:
             one.text = (
-                f"records {one.cursor + 1} to {first} are no longer in the journal; the history "
-                f"has them. Go on from record {first}"
+                f"records {one.cursor + 1} to {first} are no longer in the journal, only in the "
+                f"history: continue from record {first}"
             )
             one.cursor = first
         return not one.text
 
     def _ready(self) -> list[RecordPage]:
-        """The answers whose turn it is, as far as a turn has room for them."""
-        told: list[RecordPage] = []
+        """Fill due pages, as far as the turn's budget goes."""
+        filled: list[RecordPage] = []
         room = _TurnBudget()
         for _ in range(len(self._due)):
             if not room:
@@ -195,13 +199,13 @@ class RecordStreams:
             if not self._is_reading(one.client):
                 self._due.append(one)
                 continue
-            if not one.text and self._check(one):  # what it wants may have been trimmed meanwhile
+            if not one.text and self._check(one):  # its records may have been trimmed meanwhile
                 self._fill_page(one, room)
-            told.append(one)
-        return told
+            filled.append(one)
+        return filled
 
     def _fill_page(self, one: RecordPage, room: _TurnBudget) -> None:
-        """Fill an answer up, at least with one record, if it is wanted."""
+        """Fill a page, with at least one record."""
         count, names, reasons = min(one.count, RECORDS_MAX), NAMES_MAX, REASON_BYTES_MAX
         for number, record in self._after(one.cursor, room):
             room.records -= 1
@@ -218,7 +222,7 @@ class RecordStreams:
                 return
 
     def _after(self, cursor: int, room: _TurnBudget) -> Iterator[tuple[int, AnyRecord]]:
-        """The records after this one, as far as a turn reads."""
+        """Yield the records after this one, as far as the turn's budget goes."""
         number = cursor + 1
         while number <= self._store.head.record:
             first, records = self._row_of(number, room)
@@ -235,12 +239,14 @@ class RecordStreams:
                     return first, records
         row = self._store.row_of(number)
         if row is None:
-            raise JournalDamaged(f"record {number} is neither trimmed nor there", RESTORE_HINT)
+            raise JournalDamaged(
+                f"record {number} is neither trimmed nor in the journal", RESTORE_HINT
+            )
         room.bytes -= len(row.body)
         return row.record_first, records_of(row, row.record_first - 1)
 
     def _part(self, record: AnyRecord, scope: Scope) -> AnyRecord | None:
-        """What a record says of the tasks of a scope; None if nothing."""
+        """Return the part of a record about a scope's tasks, or None."""
         if scope == _EVERYTHING:
             return record
         if self._index is not None:
@@ -249,7 +255,7 @@ class RecordStreams:
 
 
 def _bytes_in(record: AnyRecord) -> int:
-    """About how many bytes a record holds: its texts, without their numbers."""
+    """Estimate the bytes of a record from its texts."""
     held: list[object] = [record]
     if type(record) is Submitted:
         held.append(record.submission)
@@ -264,7 +270,7 @@ def _bytes_in(record: AnyRecord) -> int:
 
 _T = TypeVar("_T")
 
-#: Fields that have an entry for each of a record's tasks.
+#: Fields with an entry for each task of a record.
 _COLUMNS: Final = (
     *("names", "attempts", "results", "reasons"),
     *("due_ns", "percents", "texts", "after"),
@@ -273,15 +279,19 @@ _COLUMNS: Final = (
 
 
 def task_count(record: AnyRecord) -> int:
-    """How many tasks a record names."""
+    """Return the number of tasks that a record names."""
     if type(record) is Submitted:
         return len(record.submission.names)
     return len(getattr(record, "names", ()))
 
 
 def filter_record(record: AnyRecord, scope: Scope, tasks: Mapping[bytes, Task]) -> AnyRecord | None:
-    """What a record says of the tasks of a scope; None if nothing. Its states and names are not
-    looked at. A pause is told to whom it may concern, a worker's coming and going to nobody."""
+    """Return a record with only the tasks of a scope in its columns, or None if none is left.
+
+    The scope's states and names are ignored. Pauses are kept if they concern the scope. Records of
+    workers are dropped. Tasks are looked up in the ledger, except those of a submission, which the
+    record describes itself.
+    """
     if isinstance(record, Paused | Resumed):
         return record if _pause_in_scope(record, scope) else None
     if isinstance(record, Submitted):

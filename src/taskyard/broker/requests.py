@@ -1,13 +1,12 @@
-"""Client requests that take turns: no single one, and no single client, holds up everybody else.
+"""A fair queue of client requests: no request and no client delays all others.
 
 Every request has an estimated cost. A cheap one is handled in the turn in which it arrives. Others
-wait in a queue for each client, and every turn takes from these queues, client by client, as much
-as its budget allows. A command over many tasks is done in portions, each in its own turn and
-commit. A client that does not read its answers is not computed for, and one with too many requests
-waiting is refused.
+wait in a queue for each client. Every turn serves these queues, client by client, up to its budget.
+A command over many tasks is done in portions, each in its own turn and commit. A client that does
+not read its replies is not served, and one with too many waiting requests is refused.
 
-Costs are counted, never measured, so the same events always give the same turns. Requests of
-workers and submissions are never queued. Knows nothing of sockets, dialects or the journal.
+Costs are counted, never measured, so the same events always give the same turns. Submissions and
+requests of workers are never queued. Independent of sockets, dialects and the journal.
 """
 
 from __future__ import annotations
@@ -38,30 +37,30 @@ if TYPE_CHECKING:
 
     Handle = Callable[[Event], list[Effect]]
 
-#: Requests of one client that may wait, and the tasks that they name. One request may always wait.
+#: Waiting requests of one client, and the tasks that they name. One request may always wait.
 WAITING_MAX: Final = 1000
 WAITING_NAMES_MAX: Final = 200_000
 
-#: Requests of all clients that may wait, and the tasks that they name: some 100 MB.
+#: Waiting requests of all clients, and the tasks that they name: some 100 MB.
 WAITING_ALL_MAX: Final = 50_000
 WAITING_ALL_NAMES_MAX: Final = 1_000_000
 
 
 class Budget(Struct, frozen=True):
-    """The budget of one turn for requests. Costs are about microseconds of CPU time."""
+    """The budget of one turn for requests. A unit is about a microsecond of CPU time."""
 
-    #: All requests that waited, but for a single one that costs more.
+    #: All waiting requests, except a single one that costs more.
     turn: int = 60_000
-    #: A request that costs no more than this is handled at once.
+    #: A request up to this cost is handled at once.
     cheap: int = 1_000
-    #: All that are handled at once.
+    #: All requests that are handled at once.
     turn_cheap: int = 40_000
-    #: Tasks that a portion of a command looks at, and that it changes.
+    #: Tasks that a portion of a command examines, and that it changes.
     looked: int = 20_000
     changed: int = 2_000
     #: Names in a portion of a watch.
     watched: int = 10_000
-    #: Tasks that are cancelled at once with one that they wait for. More are cancelled in portions.
+    #: Dependents that are cancelled at once with a task. More are cancelled in portions.
     cancelled: int = 10_000
 
 
@@ -79,49 +78,49 @@ class _Waiting(Struct):
 
     event: Any
     cost: int
-    #: Tasks that it names.
+    #: The number of tasks that it names.
     names: int = 0
-    #: What is left of a command, portion by portion; None: it is not begun.
+    #: The rest of a command, portion by portion. None before it starts.
     portions: Iterator[list[Task]] | None = None
-    #: Tasks that it has changed so far.
+    #: Tasks changed so far.
     changed: int = 0
-    #: Requests that asked for the same command again while it was waiting.
+    #: Repetitions of the same command while it waited.
     again: list[int] = field(default_factory=list)
 
     @property
     def is_long(self) -> bool:
-        """A command that is done in portions."""
+        """Whether this is a command that is done in portions."""
         return self.cost >= _PORTION and isinstance(self.event, _COMMANDS)
 
 
 class Requests:
-    """The requests that wait, by client."""
+    """The waiting requests, by client."""
 
     def __init__(self, ledger: Ledger, is_reading: Callable[[bytes], bool]) -> None:
-        """`is_reading` tells whether a client takes its answers."""
+        """`is_reading` returns whether a client reads its replies."""
         self._ledger = ledger
         self._is_reading = is_reading
         self.budget = Budget()
         self._queues: dict[bytes, deque[_Waiting]] = {}
-        #: Clients with a queue: those that were not served since it began, and the others.
+        #: Clients with a queue: those not served since it began, and the others.
         self._fresh: deque[bytes] = deque()
         self._served: deque[bytes] = deque()
         self._pick = 0
         self._count = self._names = 0
-        #: The command that is begun and not done. There is one at most: it keeps a list of tasks.
+        #: The unfinished command. There is at most one, because it keeps a list of tasks.
         self._begun: _Waiting | None = None
-        #: Watches in a queue, by request, and whether each is over when its turn comes.
+        #: Queued watches, by request, and whether each has ended before it was handled.
         self._watches: dict[int, bool] = {}
 
     def __len__(self) -> int:
         return self._count
 
     def are_ready(self) -> bool:
-        """Return whether a request waits that can be handled now."""
+        """Return whether a waiting request can be handled now."""
         return any(self._can_go(client, queue[0]) for client, queue in self._queues.items())
 
     def admit(self, arrived: list[Event]) -> tuple[list[Event], list[Effect]]:
-        """Queue what has to wait. Returns the events to handle now, in order, and refusals."""
+        """Queue expensive requests. Returns the events to handle now, in order, and refusals."""
         now: list[Event] = []
         refused: list[Effect] = []
         room = self.budget.turn_cheap
@@ -143,7 +142,7 @@ class Requests:
         return now, refused
 
     def run(self, handle: Handle) -> list[Effect]:
-        """Handle requests that wait, client by client, up to the budget of a turn."""
+        """Handle waiting requests, client by client, up to the budget of a turn."""
         effects: list[Effect] = []
         held: list[bytes] = []
         room = self.budget.turn
@@ -155,7 +154,7 @@ class Requests:
                 held.append(client)
                 continue
             if waiting.cost > room and room < self.budget.turn:
-                self._served.appendleft(client)  # it is the first of the next turn
+                self._served.appendleft(client)  # first in the next turn
                 break
             room -= waiting.cost
             if self._step(waiting, handle, effects):
@@ -168,9 +167,10 @@ class Requests:
         return effects
 
     def _next_client(self) -> bytes:
-        """Remove and return the client whose turn it is: by turns of those that were served, of the
-        latest new one, and of the oldest. So many clients at once do not hold up a later one, nor
-        later ones those."""
+        """Remove and return the next client: in turn one already served, the newest and the oldest.
+
+        So a crowd of clients does not delay a later one, nor later ones the crowd.
+        """
         self._pick = (self._pick + 1) % 3
         if self._served and (not self._pick or not self._fresh):
             return self._served.popleft()
@@ -195,7 +195,7 @@ class Requests:
                 former.again.append(waiting.event.request)
                 return []
         if self._is_too_much(queue, waiting):
-            text = f"client: {len(queue or ())} of its requests wait already (ask again later)"
+            text = f"client: {len(queue or ())} of its requests are waiting (retry later)"
             return [Refused(client, waiting.event.request, Refusal.OVERLOADED, text)]
         if queue is None:
             queue = self._queues[client] = deque()
@@ -209,7 +209,7 @@ class Requests:
 
     def _is_too_much(self, queue: deque[_Waiting] | None, waiting: _Waiting) -> bool:
         count, names = self._count, self._names + waiting.names
-        if queue is None:  # half of the room is for clients that have nothing else waiting
+        if queue is None:  # half of the room is for clients without other requests
             return count >= 2 * WAITING_ALL_MAX or names > 2 * WAITING_ALL_NAMES_MAX
         if count >= WAITING_ALL_MAX or names > WAITING_ALL_NAMES_MAX or len(queue) >= WAITING_MAX:
             return True
@@ -226,7 +226,7 @@ class Requests:
             self._watches.pop(waiting.event.request, None)
 
     def _follows_watch(self, event: Event) -> bool:
-        """Queue what ends a watch that waits, behind it. Returns whether that was so."""
+        """Queue the end of a waiting watch behind it. Returns whether one is waiting."""
         if isinstance(event, events.WatchEnded) and event.request in self._watches:
             self._watches[event.request] = True
             self._queue_after(event)
@@ -241,7 +241,7 @@ class Requests:
         self._count += 1
 
     def _drop_queries(self, client: bytes) -> list[Effect]:
-        """Refuse what a client has asked that is gone, or full. Commands are done all the same."""
+        """Refuse the queries of a client that is gone or does not read. Its commands still run."""
         queue = self._queues.get(client)
         if queue is None:
             return []
@@ -254,7 +254,7 @@ class Requests:
                 continue
             self._remove_effects(queue)
             if type(event) in _COSTS:
-                text = "client: it does not read its answers (ask again later)"
+                text = "client: it does not read its replies (retry later)"
                 refused.append(Refused(client, event.request, Refusal.OVERLOADED, text))
         if kept:
             self._queues[client] = kept
@@ -304,7 +304,7 @@ class Requests:
         return True
 
     def _portions(self, event: Command) -> Iterator[list[Task]]:
-        """Yield the tasks of a command, some at a time: those that there are when it begins."""
+        """Yield the tasks of a command in portions. Tasks submitted meanwhile are not included."""
         scope, changed = event.scope, self.budget.changed
         if isinstance(event, events.CancelRequested) and scope.names is not None:
             yield from self._with_dependents(commands.tasks_in_scope(self._ledger, scope))
@@ -312,8 +312,8 @@ class Requests:
         whole = [*self._ledger.tasks.values()]
         if scope.names is not None:
             whole = commands.tasks_in_scope(self._ledger, scope)
-        # A task is cancelled with all that wait for it, and those were mostly submitted later. The
-        # other way round one portion would take all the rest along.
+        # Cancelling a task cancels its dependents, which were mostly submitted later. In the other
+        # order one portion would cancel all the rest.
         line = reversed(whole) if isinstance(event, events.CancelRequested) else iter(whole)
         while some := list(islice(line, self.budget.looked)):
             found = commands.fitting(scope, some)
@@ -321,21 +321,20 @@ class Requests:
                 yield found[start : start + changed]
 
     def _with_dependents(self, tasks: list[Task]) -> Iterator[list[Task]]:
-        """Yield tasks to be cancelled. Few are cancelled with all that wait for them, of many those
-        that wait come first."""
+        """Yield tasks to cancel. If they have many dependents, these come first."""
         live = [task for task in tasks if task.ending is None]
         whole = graph.with_dependents(live)
         if len(whole) <= self.budget.cancelled:
             yield live
             return
-        yield []  # to find them was work for one turn
+        yield []  # finding them was the work of one turn
         line = reversed(whole)
         while some := list(islice(line, self.budget.changed)):
             yield some
 
 
 def _is_same(one: Event, other: Event) -> bool:
-    """Return whether a peer asks again for what it was not answered in time."""
+    """Return whether a peer repeats a request that was not answered in time."""
     if type(one) is not type(other):
         return False
     return structs.replace(one, request=0, now_ns=0) == structs.replace(other, request=0, now_ns=0)
@@ -347,24 +346,24 @@ def _names_in(event: Any) -> int:  # noqa: ANN401 - any request
     return len(names or ())
 
 
-# What requests cost, in about microseconds. 0: nothing that is worth waiting for.
+# Costs of requests, in about microseconds. 0 means: handle at once.
 
-#: A task in an answer as a JSON document.
+#: A task in a reply as a JSON document.
 _VIEW: Final = 16
 
-#: A name that is looked up, watched or acted on.
+#: A name that is looked up, watched or changed.
 _NAME: Final = 2
 
-#: Tasks that are gone through in one microsecond.
+#: Tasks scanned in one microsecond.
 _SCANNED: Final = 10
 
-#: Tasks that a walk along the graph visits in one microsecond.
+#: Tasks visited in one microsecond by a walk along the graph.
 _WALKED: Final = 2
 
 #: A row of the journal that is read and decoded.
 _ROW: Final = 500
 
-#: What a portion of a command costs.
+#: A portion of a command.
 _PORTION: Final = 20_000
 
 

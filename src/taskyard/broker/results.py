@@ -1,11 +1,10 @@
-"""What answers owe to the journal: results and output that the scheduler does not keep.
+"""Load results and output from the journal into replies: the scheduler does not keep them.
 
-The scheduler says in which record a result or a text lies; this puts it into the answer, after the
-commit and before it is sent, because a task may have been done in this very turn. Only so much is
-put in at once: the rest of a large answer follows in the next turns, and that of a client which
-does not read when it does. Each row is read and decoded
-once an answer, and the latest few are kept: who asks for one result often asks for its neighbours
-next. It must not know who is answered, nor why.
+The scheduler names the record that holds a result or a text. `ResultLoader` puts it into the reply
+after the commit and before sending, because a task may have finished in this very turn. The bytes
+of a turn are bounded. The rest of a large reply follows in later turns, and for a client that does
+not read, when it reads again. Rows are decoded once for a reply, and the latest few are kept:
+clients often ask for neighbouring results. Independent of the client and its request.
 """
 
 from collections import deque
@@ -31,24 +30,24 @@ from taskyard.journal.files import RESTORE_HINT
 from taskyard.journal.recovery import EndedTaskIndex, causes_in, output_in, records_of, results_in
 from taskyard.journal.store import StoreReader
 
-#: Decoded rows that are kept from one turn to the next, and their bytes in all: enough for clients
-#: that fetch results in the order in which they came, nothing against the tasks in memory.
+#: Decoded rows kept from one turn to the next, and their total bytes: enough for clients that fetch
+#: results in order, and little compared with the tasks in memory.
 ROWS_KEPT: Final = 8
 ROWS_KEPT_BYTES: Final = 8 * 1024 * 1024
 
-#: Results put into one answer, and into all answers of a turn: what is asked for may be more than
-#: fits the memory. The rest is put in in the next turns.
+#: Bytes of results in one reply, and in all replies of a turn: a request may exceed the memory. The
+#: rest follows in the next turns.
 REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
 TURN_BYTES_MAX: Final = 4 * REPLY_BYTES_MAX
 
-#: Rows and entries of the index that are read for the answers of a turn, and the rows' bytes:
-#: small results may lie in as many rows, or in large ones. Some 0.1 s, which everybody else waits.
+#: Rows and index entries read for the replies of a turn, and the rows' bytes: small results may be
+#: in many rows, or in large ones. Some 0.1 s, which delays all other clients.
 TURN_READS_MAX: Final = 500
 TURN_READ_BYTES_MAX: Final = 2 * TURN_BYTES_MAX
 
 
 class ResultLoader:
-    """Completes answers from the journal's rows and, where those are trimmed, from the index."""
+    """Completes replies from the journal's rows and, if those are trimmed, from the index."""
 
     def __init__(
         self,
@@ -56,34 +55,33 @@ class ResultLoader:
         index: EndedTaskIndex | None,
         is_reading: Callable[[bytes], bool] = lambda _client: True,
     ) -> None:
-        """`is_reading` tells whether a client takes its answers."""
+        """`is_reading` returns whether a client reads its replies."""
         self._store = store
         self._index = index
         self._is_reading = is_reading
-        #: The first record of a row, all of them, and how many bytes they were.
+        #: The first record of a row, all its records, and their bytes.
         self._rows: deque[tuple[int, list[AnyRecord], int]] = deque(maxlen=ROWS_KEPT)
-        #: Answers of the last turn that were not whole.
+        #: Replies that the last turn left incomplete.
         self._incomplete: list[Settled] = []
-        #: What may still be read in this turn.
+        #: The budget left in this turn.
         self._reads = TURN_READS_MAX
         self._read_bytes = TURN_READ_BYTES_MAX
 
     def has_pending(self) -> bool:
-        """Some answers of the last turn were not told whole, and whoever asked waits for it."""
+        """Return whether the last turn left incomplete replies for a client that reads."""
         return bool(self._incomplete) and any(
-            told.records and self._is_reading(told.client) for told in self._incomplete
+            reply.records and self._is_reading(reply.client) for reply in self._incomplete
         )
 
     def fill(self, effects: list[Effect]) -> None:
-        """Put in what these effects owe, as far as it fits a turn. Called every turn: most owe
-        nothing.
+        """Load the missing results of a turn's effects, up to the budget. Most effects miss none.
 
-        An answer that is told with `records` still owes those: whoever tells it takes out what it
-        told, and clears `records` where nobody wants the rest. What is left comes again in front of
-        the next turn's effects, and so does what was not reached, which is taken out of these.
+        `records` of a sent reply lists the results still missing. The dialect removes the results
+        that it has sent, and clears `records` if the client does not want the rest. Incomplete
+        replies come first in the next turn. Replies that were not reached are removed here.
         """
         if self._incomplete:
-            effects[:0] = [told for told in self._incomplete if told.records]
+            effects[:0] = [reply for reply in self._incomplete if reply.records]
         unreached: list[Settled] = []
         owing: list[Settled] = []
         room = TURN_BYTES_MAX
@@ -104,12 +102,12 @@ class ResultLoader:
                 self._look_up(effect)
         if unreached:
             _remove_effects(effects, unreached)
-        self._incomplete = [*unreached, *[told for told in owing if told.records]]
+        self._incomplete = [*unreached, *[reply for reply in owing if reply.records]]
         if self._rows and self._kept_bytes() > ROWS_KEPT_BYTES:
             self._rows.clear()
 
     def _look_up(self, effect: TaskOutput | TaskDetails | ExplanationReply) -> None:
-        """Complete the answer to a question about a task."""
+        """Complete a reply about one task."""
         if isinstance(effect, TaskDetails):
             self._complete_views(effect.views)
         elif isinstance(effect, TaskOutput) and effect.record:
@@ -118,18 +116,18 @@ class ResultLoader:
             effect.explanation = cancelled(self._cause(effect.record, effect.name))
 
     def _text(self, number: int, name: bytes) -> Result:
-        """What a task printed. It is gone from here when its row is trimmed: the history has it."""
+        """Return a task's output, empty if its row is trimmed. The history still has it then."""
         record = self._record(number)
         return Result(b"") if record is None else output_in(record, number, name)
 
     def _complete_views(self, views: list[TaskView]) -> None:
-        """Add what tasks are shown with and memory does not keep."""
+        """Add attempts and payloads, which memory does not keep."""
         for view in views:
             self._add_attempt(view)
             self._add_payload(view)
 
     def _add_attempt(self, view: TaskView) -> None:
-        """Add the attempt that finished a task, if its row is not trimmed."""
+        """Add the attempt that finished a task, unless its row is trimmed."""
         if not view.finished_record or not self._may_read():
             return
         record = self._record(view.finished_record)
@@ -139,8 +137,10 @@ class ResultLoader:
             view.attempts.append(attempt.with_run(record.runs, index))
 
     def _add_payload(self, view: TaskView) -> None:
-        """Add the payload that memory does not keep. Its row is searched for by its time, so it is
-        not found if it is trimmed, or if the clock was set back since."""
+        """Add the payload, found by a binary search over submission times.
+
+        Nothing is found if the row is trimmed, or if the clock was set back since.
+        """
         first, last = self._store.anchor.record + 1, self._store.head.record
         while view.payload is None and first <= last and self._may_read():
             row = self._store.row_of((first + last) // 2)
@@ -158,32 +158,34 @@ class ResultLoader:
                 return
 
     def _cause(self, number: int, name: bytes) -> bytes | None:
-        """Why that record cancelled a task."""
+        """Return why a record cancelled a task."""
         record = self._record(number)
         if isinstance(record, Cancelled) and name in record.names:
             return causes_in(record)[record.names.index(name)]
         return None if self._index is None else self._index.cause(name)
 
-    def _fill_results(self, told: Settled, room: int) -> int:
-        """Fill an answer up, at least with one result. Returns how many bytes were put in."""
-        places = [place for place, text in enumerate(told.texts) if text is None]
-        owed = [*zip(told.records, places, strict=True)]
+    def _fill_results(self, reply: Settled, room: int) -> int:
+        """Add results to a reply, at least one. Returns the bytes added."""
+        places = [place for place, text in enumerate(reply.texts) if text is None]
+        owed = [*zip(reply.records, places, strict=True)]
         put = 0
-        for place, result in self._results(told.names, sorted(owed)):
+        for place, result in self._results(reply.names, sorted(owed)):
             if put and put + len(result.text) > room:
                 break
-            told.texts[place] = result.text
+            reply.texts[place] = result.text
             if result.bytes_total:
-                told.truncated = {**(told.truncated or {}), told.names[place]: result.bytes_total}
+                reply.truncated = {
+                    **(reply.truncated or {}),
+                    reply.names[place]: result.bytes_total,
+                }
             put += len(result.text)
-        told.records = [number for number, place in owed if told.texts[place] is None]
+        reply.records = [number for number, place in owed if reply.texts[place] is None]
         return put
 
     def _results(
         self, names: list[bytes], owed: list[tuple[int, int]]
     ) -> Iterator[tuple[int, Result]]:
-        """Places and what belongs there, record by record, as far as a turn reads; each is read
-        when it is needed."""
+        """Yield results with their places, record by record, up to the turn's budget."""
         for number, group in groupby(owed, key=itemgetter(0)):
             if not self._may_read():
                 return
@@ -203,12 +205,12 @@ class ResultLoader:
         self._reads -= 1
         result = None if self._index is None else self._index.result(name)
         if result is None:
-            wrong = f"record {number}, which says how {name!r} ended, is trimmed and not indexed"
+            wrong = f"record {number}, which ended {name!r}, is trimmed and not in the index"
             raise JournalDamaged(wrong, RESTORE_HINT)
         return result
 
     def _record(self, number: int) -> AnyRecord | None:
-        """A record of the journal; None if its row is trimmed."""
+        """Return a record of the journal, or None if its row is trimmed."""
         for first, records, _ in self._rows:
             if first <= number < first + len(records):
                 return records[number - first]
@@ -228,7 +230,7 @@ class ResultLoader:
 
 
 def _payload(record: AnyRecord, view: TaskView) -> bytes | None:
-    """Return a task's payload from the record that submitted it; None from any other."""
+    """Return a task's payload if this record submitted it, else None."""
     if not isinstance(record, Submitted) or record.at_ns != view.submitted_ns:
         return None
     submission = record.submission
@@ -239,6 +241,6 @@ def _payload(record: AnyRecord, view: TaskView) -> bytes | None:
 
 
 def _remove_effects(effects: list[Effect], unreached: list[Settled]) -> None:
-    """Remove these very objects: others may be equal to them."""
+    """Remove these effects by identity: others may be equal."""
     gone = set(map(id, unreached))
     effects[:] = [effect for effect in effects if id(effect) not in gone]

@@ -1,9 +1,9 @@
-"""The broker as a process: opens the state, recovers, listens, turns until it is told to stop.
+"""The broker process: open the state, recover, listen, and run turns until stopped.
 
-Owns the order of starting and stopping. The state is locked before it is read, recovered before
-anybody can connect, and closed after the last answer has left. SIGTERM and SIGINT finish the turn
-at hand and end it: workers wait and come back. SIGHUP has the settings read again. When it was told
-to drain, it ends when no task is out any more.
+Owns the order of starting and stopping. The state is locked before it is read, recovered before any
+peer can connect, and closed after the last reply. SIGTERM and SIGINT finish the current turn and
+stop the broker, and workers wait for its return. SIGHUP reloads the settings. A draining broker
+stops when no task is leased.
 """
 
 from __future__ import annotations
@@ -55,81 +55,88 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskyard.broker")
 
-#: Millions of small objects that are never part of a cycle: look for cycles rarely.
+#: There are millions of small objects without cycles: collect rarely.
 GC_THRESHOLD: Final = 50_000
 
-#: With no task out any more, workers that were sent home may take this long to say goodbye.
+#: How long workers may take to leave a draining broker, once no task is leased.
 DRAIN_NS_MAX: Final = 2 * SECOND_NS
 
-#: How long a state may be in use by somebody else before that is an error.
+#: How long to wait for a state directory that another process has locked.
 LOCK_WAIT_NS: Final = SECOND_NS
 
 
 class BrokerSettings(Struct, frozen=True):
-    """How to run a broker."""
+    """The options of a broker."""
 
     state: Path
-    #: Beside the native socket: (dialect, endpoint).
+    #: Endpoints besides the native socket: (dialect, endpoint).
     listen: tuple[tuple[str, str], ...] = ()
-    #: Demand keys on TCP of this machine, too, and not only beyond it.
+    #: Require keys on local TCP endpoints, too.
     secure: bool = False
     #: Keep the journal in memory: nothing survives the process.
     in_memory: bool = False
-    #: Stop also when stdin ends.
+    #: Stop when stdin ends, too.
     until_eof: bool = False
     #: How long plain dwork workers keep their tasks after a restart of the broker.
     plain_lease_ns: int = PLAIN_LEASE_NS
-    #: How services are run, where nobody reads the settings again.
+    #: The rules, unless a `SettingsReloader` provides them.
     rules: RulesSet = field(default_factory=lambda: RulesSet(0))
-    #: When the journal is compacted beside the turns.
+    #: When the journal is compacted.
     compact: compaction.CompactionLimits = compaction.CompactionLimits()
 
 
-#: A person sees it soon enough, and a flood makes six lines a minute.
+#: Soon enough for a reader, and at most six lines a minute in a flood.
 WARNING_NS: Final = 10 * SECOND_NS
 
-#: What there is to say of some, with how many are new and how many there were.
+#: Messages of `RejectionLog`, with the number of new rejections and the total.
 MALFORMED_TEXT: Final = (
-    "%d message(s) made no sense and were refused, %d since the start; "
-    "look for a peer that speaks another dialect or version"
+    "%d malformed message(s) refused, %d since the start; "
+    "look for a peer with another dialect or version"
 )
 FORBIDDEN_TEXT: Final = (
-    "%d request(s) were refused because of the key that they came by, %d since the start; "
-    "`taskyard keys list` says which key is for what"
+    "%d request(s) refused because of their key, %d since the start; "
+    "`taskyard keys list` shows the role of each key"
 )
 REFUSED_TASKS_TEXT: Final = (
-    "%d task(s) of plain dwork peers were refused, %d since the start; "
+    "%d task(s) of plain dwork peers refused, %d since the start; "
     "`taskyard status` shows the latest"
 )
 
 
 class RejectionLog:
-    """Warns of a count that rises."""
+    """Logs a rising count of rejections, at most every 10 s.
 
-    def __init__(self, count: Callable[[], int], clock: Clock, words: str = MALFORMED_TEXT) -> None:
+    Any peer can send malformed messages at full speed, so only a count is logged. The details are
+    in the reply to the sender.
+    """
+
+    def __init__(self, count: Callable[[], int], clock: Clock, text: str = MALFORMED_TEXT) -> None:
         self._count = count
         self._clock = clock
-        self._words = words
-        self._told = count()
-        self._told_ns = 0
+        self._text = text
+        self._logged = count()
+        self._logged_ns = 0
 
     def log_if_due(self) -> None:
-        """Called every turn: mostly there is nothing to say."""
+        """Log the count if it has risen. Called every turn."""
         count = self._count()
-        if count == self._told:
+        if count == self._logged:
             return
         now_ns = self._clock.monotonic_ns()
-        if self._told_ns and now_ns - self._told_ns < WARNING_NS:
+        if self._logged_ns and now_ns - self._logged_ns < WARNING_NS:
             return
-        fresh, self._told, self._told_ns = count - self._told, count, now_ns
-        logger.warning(self._words, fresh, count)
+        fresh, self._logged, self._logged_ns = count - self._logged, count, now_ns
+        logger.warning(self._text, fresh, count)
 
 
 class SettingsReloader:
-    """The settings that hold, and where they came from."""
+    """The current settings, and how to read them again.
+
+    An invalid file changes nothing: the current rules stay.
+    """
 
     def __init__(self, settings: Settings, read: Callable[[], Settings]) -> None:
-        """`read` reads them anew, and raises `InvalidSettings` if it can't."""
+        """`read` returns new settings or raises `InvalidSettings`."""
         self._settings = settings
         self._read = read
 
@@ -138,13 +145,13 @@ class SettingsReloader:
         return settings_rules.to_rules_set(self._settings)
 
     def reload(self) -> RulesSet | None:
-        """Read them again and say what has changed; None: they can't be used, and nothing has."""
+        """Read the settings and log the changes. Returns None if they are invalid."""
         try:
             found = self._read()
         except UserError as bad:
-            logger.warning("the settings are as they were, because what was read is bad: %s", bad)
+            logger.warning("settings not reloaded: %s", bad)
             return None
-        logger.warning("read the settings: %s", changes.diff(self._settings, found).sentence())
+        logger.warning("settings reloaded: %s", changes.diff(self._settings, found).sentence())
         self._settings = found
         return self.rules
 
@@ -154,45 +161,52 @@ def serve(
     announce: Callable[[str], None],
     reloading: SettingsReloader | None = None,
 ) -> None:
-    """Run a broker until SIGTERM, SIGINT or a drain. `announce` is told where it listens when it is
-    ready. Its rules are those of `reloading`, if there is one."""
+    """Run a broker until SIGTERM, SIGINT or a drain.
+
+    `announce` receives a line for each listener when all are ready. `reloading` provides the rules,
+    if given.
+    """
     return_memory()
     keyring = keyring_for(settings.state, settings.listen, secure=settings.secure)
     with ExitStack() as stack:
         stack.enter_context(_acquire_lock(settings.state))
-        orders = _ControlInputs(settings, reloading, stack)
+        controls = _ControlInputs(settings, reloading, stack)
         clock, poller = SystemClock(), Poller()
         opened = _open(settings, clock, stack)
         guard = Guard()
-        doors = Listeners(opened.store.identity, settings.plain_lease_ns, guard)
-        stack.enter_context(closing(doors))
+        listeners = Listeners(opened.store.identity, settings.plain_lease_ns, guard)
+        stack.enter_context(closing(listeners))
         stack.enter_context(closing(guard))
-        _listen(doors, settings, keyring)
+        _listen(listeners, settings, keyring)
         guard.start()
-        for number in orders.filenos():
+        for number in controls.filenos():
             poller.add(number)
-        guests = None if keyring is None else Authenticator(keyring, doors.dwork)
-        port = SocketTransport(doors.dialect(), doors.sockets, poller, clock, guests)
-        broker = opened.broker(port, clock)
-        broker.is_reading = port.is_reading
+        authenticator = None if keyring is None else Authenticator(keyring, listeners.dwork)
+        transport = SocketTransport(
+            listeners.dialect(), listeners.sockets, poller, clock, authenticator
+        )
+        broker = opened.broker(transport, clock)
+        broker.is_reading = transport.is_reading
         broker.enqueue(settings.rules if reloading is None else reloading.rules)
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
-        for line in doors.ready_lines():
+        for line in listeners.ready_lines():
             announce(line)
         rejection_logs = (
-            RejectionLog(doors.malformed, clock),
-            RejectionLog(lambda: doors.dwork.refused, clock, FORBIDDEN_TEXT),
+            RejectionLog(listeners.malformed, clock),
+            RejectionLog(lambda: listeners.dwork.refused, clock, FORBIDDEN_TEXT),
             RejectionLog(lambda: broker.scheduler.context.refused, clock, REFUSED_TASKS_TEXT),
         )
         housekeeping = _Housekeeping(rejection_logs, opened.compactor, broker.note_lag)
-        _run_until_stopped(broker, port, doors, housekeeping, lambda: orders.should_stop(broker))
+        _run_until_stopped(
+            broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker)
+        )
         logger.info("stopped: %d rows in the journal", broker.store.head.sequence)
 
 
 def _acquire_lock(state: Path) -> StateLock:
-    """Who only looks at a state holds its lock for a moment, and so does who is about to end."""
+    """Lock the state, with some patience: a reader or an ending process holds it only briefly."""
     ends_ns = time.monotonic_ns() + LOCK_WAIT_NS
     while True:
         try:
@@ -204,15 +218,15 @@ def _acquire_lock(state: Path) -> StateLock:
 
 
 class _OpenState(Struct):
-    """A state, recovered. In memory there is nothing to compact it to."""
+    """A recovered state. One in memory is never compacted."""
 
     store: Store
     ledger: Ledger
     archive: EndedTasks | None = None
     compactor: Compactor | None = None
 
-    def broker(self, port: SocketTransport, clock: SystemClock) -> Broker:
-        broker = Broker(Scheduler(self.ledger), port, self.store, clock, self.archive)
+    def broker(self, transport: SocketTransport, clock: SystemClock) -> Broker:
+        broker = Broker(Scheduler(self.ledger), transport, self.store, clock, self.archive)
         broker.on_commit = None if self.archive is None else self.archive.on_commit
         return broker
 
@@ -230,15 +244,15 @@ def _open(settings: BrokerSettings, clock: SystemClock, stack: ExitStack) -> _Op
     return _OpenState(store, ledger, archive, compactor)
 
 
-def _listen(doors: Listeners, settings: BrokerSettings, keyring: Keyring | None) -> None:
-    """The native socket first."""
-    doors.open(NATIVE, [endpoints.native_endpoint(settings.state)])
+def _listen(listeners: Listeners, settings: BrokerSettings, keyring: Keyring | None) -> None:
+    """Open the native socket, then the other listeners."""
+    listeners.open(NATIVE, [endpoints.native_endpoint(settings.state)])
     for dialect, text in settings.listen:
-        doors.open(dialect, endpoints.split_endpoints(text), keyring, secure=settings.secure)
+        listeners.open(dialect, endpoints.split_endpoints(text), keyring, secure=settings.secure)
 
 
 class _ControlInputs:
-    """What comes from outside the sockets: signals, and the end of stdin."""
+    """Signals, and the end of stdin."""
 
     def __init__(
         self, settings: BrokerSettings, reloading: SettingsReloader | None, stack: ExitStack
@@ -250,17 +264,17 @@ class _ControlInputs:
         self._parent_pipe = ParentPipe() if settings.until_eof else None
 
     def filenos(self) -> list[int]:
-        """Readable when there may be an order."""
+        """Return file descriptors that become readable when `should_stop` may have news."""
         found = [self._signals.fileno()]
         return found if self._parent_pipe is None else [*found, self._parent_pipe.fileno()]
 
     def should_stop(self, broker: Broker) -> bool:
-        """Whether the broker is to end; if only its settings are to be read again, they are."""
+        """Return whether to stop the broker. A SIGHUP reloads the settings instead."""
         received = self._signals.received()
         if any(number in STOP_SIGNALS for number in received):
             return True
         if received and self._terminal.is_gone():
-            return True  # nobody sent it: whoever started the broker has left
+            return True  # the terminal sent it: the process that started the broker is gone
         rules = self._reloading.reload() if received and self._reloading is not None else None
         if rules is not None:
             broker.enqueue(rules)
@@ -268,7 +282,7 @@ class _ControlInputs:
 
 
 class _Housekeeping:
-    """What is looked at between two turns."""
+    """The work between two turns."""
 
     def __init__(
         self,
@@ -276,14 +290,14 @@ class _Housekeeping:
         compactor: Compactor | None,
         note_lag: Callable[[int], None],
     ) -> None:
-        self._noises = rejection_logs
+        self._rejection_logs = rejection_logs
         self._compactor = compactor
         self._note_lag = note_lag
 
     def run_step(self) -> int | None:
-        """How soon to look again."""
-        for noise in self._noises:
-            noise.log_if_due()
+        """Run one step and return the time until the next, or None."""
+        for log in self._rejection_logs:
+            log.log_if_due()
         if self._compactor is None:
             return None
         wait_ns = self._compactor.run_step()
@@ -293,20 +307,20 @@ class _Housekeeping:
 
 def _run_until_stopped(
     broker: Broker,
-    port: SocketTransport,
-    doors: Listeners,
+    transport: SocketTransport,
+    listeners: Listeners,
     housekeeping: _Housekeeping,
     ending: Callable[[], bool],
 ) -> None:
-    while not doors.dwork.leaving:
+    while not listeners.dwork.leaving:
         broker.turn()
         _log_warnings(broker)
-        port.wait_ns_max = housekeeping.run_step()
-        if port.signalled and ending():
+        transport.wait_ns_max = housekeeping.run_step()
+        if transport.signalled and ending():
             return
-    doors.drain()
+    listeners.drain()
     ledger, drain_until_ns = broker.scheduler.ledger, 0
-    port.wait_ns_max = DRAIN_NS_MAX // 10
+    transport.wait_ns_max = DRAIN_NS_MAX // 10
     while ledger.counts[LEASED] or ledger.workers:
         broker.turn()
         _log_warnings(broker)

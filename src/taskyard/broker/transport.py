@@ -1,9 +1,9 @@
-"""The broker's sockets and the dialects spoken on them, as one port of its turn.
+"""The broker's sockets and their dialects, as the `EventTransport` of its turn.
 
-Owns which socket a message came in by and which one its answer leaves by, and who does not read its
-answers: what such a peer asks is passed over, because it can't be told what was done, until it has
-taken what it was answered before. What comes by a socket that demands keys goes through `guests`.
-What the messages mean is the dialects' business.
+Owns which socket a message came from and its reply goes to, and which peers do not read. Requests
+of such peers are ignored until they have read earlier replies, because their outcome could not be
+reported. Messages from sockets that require keys pass the `Authenticator`. The dialects interpret
+the messages.
 """
 
 from __future__ import annotations
@@ -28,36 +28,40 @@ if TYPE_CHECKING:
     from taskyard.wire.dialect import Dialect, Reply
 
 
-#: Messages and bytes that one turn takes in: its commit is shared by all of them, but the first
-#: one waits for the last.
+#: Messages and bytes that one turn receives. They share a commit, but the first waits for the last.
 MESSAGES_PER_TURN_MAX: Final = 256
 BYTES_PER_TURN_MAX: Final = 16 * 1024 * 1024
 
-#: How long a turn takes messages in: columns of a hundred thousand tasks cost more than their bytes
-#: say, and what they ask for costs more again.
+#: How long a turn receives messages: columns of a hundred thousand tasks cost more to decode than
+#: their bytes suggest, and more again to handle.
 DECODING_NS_MAX: Final = SECOND_NS // 20
 
-#: Answers kept for a peer that does not read, beside ZeroMQ's queue: those to all that a turn took
-#: in from it, because what follows is passed over; with more bytes than this, some are lost.
+#: Replies kept for a peer that does not read, besides ZeroMQ's queue: those to all messages of one
+#: turn, because later ones are ignored. Beyond these bytes, replies are dropped.
 BACKLOG_MAX: Final = MESSAGES_PER_TURN_MAX
 BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024
 
-#: How soon to try again to send them: nothing tells when a peer has begun to read.
+#: How soon to retry: nothing reports that a peer reads again.
 RETRY_NS: Final = SECOND_NS // 50
 
-#: Messages taken from one socket before the next one has its turn.
+#: Messages received from one socket before the next one is read.
 _MESSAGES_AT_ONCE: Final = 32
 
 
 class DialectRouter:
-    """Keeps `port.Dialect`. `dialects` are in the order of their numbers, `doors` says which of
-    them is spoken on each socket."""
+    """Several dialects as one `Dialect`.
+
+    A message belongs to the dialect of its socket. An effect belongs to the dialect that requested
+    it: request numbers identify their dialect. An effect without a request is for a worker, whose
+    name begins with its dialect's prefix. `dialects` are in the order of their numbers, and
+    `sockets` holds the dialect number of each socket.
+    """
 
     prefix = b""
 
-    def __init__(self, dialects: Sequence[Dialect], doors: Sequence[int]) -> None:
+    def __init__(self, dialects: Sequence[Dialect], sockets: Sequence[int]) -> None:
         self._dialects = list(dialects)
-        self._dialect_of_socket = [self._dialects[number] for number in doors]
+        self._dialect_of_socket = [self._dialects[number] for number in sockets]
         self._prefixes = [(one.prefix, one) for one in self._dialects if one.prefix]
 
     def receive(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
@@ -83,16 +87,16 @@ class DialectRouter:
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
     def time_passed(self, now_ns: int) -> Sequence[Event]:
-        told: list[Event] = []
+        events: list[Event] = []
         for one in self._dialects:
             wake_at_ns = one.wake_at_ns()
             if wake_at_ns is not None and wake_at_ns <= now_ns:
-                told += one.time_passed(now_ns)
-        return told
+                events += one.time_passed(now_ns)
+        return events
 
 
 class Backlog:
-    """Answers that a peer did not take, in order."""
+    """Replies that a peer has not accepted, in order."""
 
     def __init__(self) -> None:
         self.answers: deque[list[bytes]] = deque()
@@ -107,7 +111,7 @@ class Backlog:
 
 
 class SocketTransport:
-    """Keeps `turn.EventTransport`. A route is the number of a socket and the peer's id there."""
+    """Implements `turn.EventTransport`. A route is a socket's number plus the peer's id there."""
 
     def __init__(
         self,
@@ -115,24 +119,24 @@ class SocketTransport:
         wires: Sequence[ZmqSocket],
         poller: Poller,
         clock: Clock,
-        guests: Authenticator | None = None,
+        authenticator: Authenticator | None = None,
     ) -> None:
         self._dialect = dialect
         self._wires = list(wires)
-        #: None: no socket demands keys.
-        self._guests = guests
+        #: None if no socket requires keys.
+        self._authenticator = authenticator
         self._numbers = {wire: bytes([number]) for number, wire in enumerate(self._wires)}
         self._clock = clock
         self._poller = poller
-        #: Answers that peers did not take yet, in order.
+        #: Replies that peers have not accepted yet, in order.
         self._backlogs: dict[bytes, Backlog] = {}
         self._retry_at_ns = 0
         self._catch_up = CatchUp()
-        #: What peers have not taken of what was sent.
+        #: Bytes that were sent and not yet read.
         self._unread = Unread()
-        #: Something else than a socket was ready: a signal, or whatever was added to the poller.
+        #: A descriptor other than a socket was ready, such as a signal's.
         self.signalled = False
-        #: A wait is cut short after this, for whoever runs the turns; None: as long as it takes.
+        #: The longest wait, set by the caller between turns. None for no limit.
         self.wait_ns_max: int | None = None
         for wire in self._wires:
             poller.add(wire)
@@ -141,8 +145,8 @@ class SocketTransport:
         ready = self._poller.wait(self._shortened(wait_ns))
         now_ns = self._clock.monotonic_ns()
         events: list[Event] = []
-        if self._guests is not None:
-            for route in self._guests.refresh():
+        if self._authenticator is not None:
+            for route in self._authenticator.refresh():
                 events += self._cut(route)
         if now_ns >= self._retry_at_ns:
             self._unread.refresh()
@@ -157,7 +161,7 @@ class SocketTransport:
         return events
 
     def _shortened(self, wait_ns: int | None) -> int | None:
-        """A dialect may want to be woken earlier."""
+        """Shorten a wait to the dialects' next timer, a retry, or `wait_ns_max`."""
         wake_at_ns = self._dialect.wake_at_ns()
         waits = [wait_ns, self.wait_ns_max]
         if wake_at_ns is not None:
@@ -167,7 +171,7 @@ class SocketTransport:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _drain(self, wires: list[ZmqSocket], events: list[Event], now_ns: int) -> None:
-        """All that is there, socket by socket in turns, up to the limits of a turn."""
+        """Receive from all sockets in rotation, up to the limits of a turn."""
         messages = bytes_taken = 0
         ends_ns = now_ns + DECODING_NS_MAX
         while wires and messages < MESSAGES_PER_TURN_MAX and bytes_taken < BYTES_PER_TURN_MAX:
@@ -185,29 +189,29 @@ class SocketTransport:
                 elif route not in self._backlogs:
                     events += self._dialect.receive(route, frames[1:], now_ns)
                 if not count and not wire.is_readable():
-                    break  # mostly one message is there: to ask is cheaper than to find none
+                    break  # usually there is one message, and this test is cheaper than a receive
                 if bytes_taken >= BYTES_PER_TURN_MAX or self._clock.monotonic_ns() > ends_ns:
-                    wire.is_readable()  # as below
+                    wire.is_readable()  # see below
                     return
             else:
                 wires.append(wire)
         for wire in wires:
-            wire.is_readable()  # notes it if nothing is left, which the guard must know
+            wire.is_readable()  # updates the guard when nothing is left
 
     def _receive_authenticated(
         self, user: str, route: bytes, frames: Sequence[bytes], now_ns: int
     ) -> Sequence[Event]:
-        if self._guests is None:
-            return ()  # nobody can say who it is
-        told: list[Event] = []
-        if self._guests.is_reused_route(user, route):
-            told += self._cut(route)
+        if self._authenticator is None:
+            return ()  # the peer can't be identified
+        events: list[Event] = []
+        if self._authenticator.is_reused_route(user, route):
+            events += self._cut(route)
         if route not in self._backlogs:
-            told += self._guests.receive(user, route, frames, now_ns)
-        return told
+            events += self._authenticator.receive(user, route, frames, now_ns)
+        return events
 
     def _cut(self, route: bytes) -> Sequence[Event]:
-        """Whatever waits to be told there is dropped."""
+        """Drop the pending replies of a route and disconnect it."""
         self._backlogs.pop(route, None)
         return self._dialect.disconnected(route)
 
@@ -222,7 +226,7 @@ class SocketTransport:
         return undelivered
 
     def _send(self, route: bytes, frames: list[bytes]) -> bool:
-        """Whether it was sent; what a full queue refuses is kept."""
+        """Send a reply and return whether it was sent. A full queue keeps it for a retry."""
         wire = self._wires[route[0]]
         if not self._may_send(wire, route):
             return False
@@ -233,7 +237,7 @@ class SocketTransport:
         return sent
 
     def _send_counted(self, wire: ZmqSocket, route: bytes, frames: list[bytes]) -> bool:
-        """Send, and count what a peer has not taken yet."""
+        """Send a reply and count the bytes that a peer has not read."""
         size = len(frames[-1])
         if size < COUNTED_BYTES_MIN:
             return wire.send([route[1:], *frames])
@@ -248,7 +252,7 @@ class SocketTransport:
         return tracker is not None
 
     def is_reading(self, client: bytes) -> bool:
-        """Return whether a client takes its answers."""
+        """Return whether a client reads its replies."""
         return client not in self._backlogs and self._unread.is_reading(client)
 
     def _keep(self, route: bytes, frames: list[bytes]) -> None:
@@ -257,7 +261,7 @@ class SocketTransport:
             backlog.add(frames)
 
     def _retry(self) -> None:
-        """Send what peers did not take before; who is gone, or has taken it all, owes nothing."""
+        """Send kept replies. Forget peers that are gone or have accepted everything."""
         for route, backlog in [*self._backlogs.items()]:
             wire = self._wires[route[0]]
             if self._may_send(wire, route):
@@ -268,7 +272,7 @@ class SocketTransport:
             del self._backlogs[route]
 
     def _may_send(self, wire: ZmqSocket, route: bytes) -> bool:
-        """Whoever came in by a key that is no longer good is told nothing."""
+        """Return whether a route may receive replies: its key may have been revoked."""
         if not wire.is_secure:
             return True
-        return self._guests is not None and self._guests.may_send(route)
+        return self._authenticator is not None and self._authenticator.may_send(route)

@@ -1,9 +1,9 @@
-"""The broker's turn: receive, decide, make durable, answer.
+"""The broker's turn: receive, decide, commit, reply.
 
-A reply leaves only after the commit that contains its records, and after every commit before it: an
-answer without records of its own, such as "known already", rests on them too. One commit serves
-everything that arrived meanwhile. The loop gets its port, store and clock as arguments: the
-simulator runs this very code. It knows nothing of sockets, dialects or SQLite.
+A reply leaves only after the commit that contains its records, and after every commit before it: a
+reply without own records, such as "known already", depends on them too. One commit serves
+everything that arrived meanwhile. The loop takes its transport, store and clock as arguments, so
+that the simulator runs this very code. Independent of sockets, dialects and SQLite.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,38 +25,44 @@ from taskyard.net.protocols import Clock
 #: The wall clock may drift this far from the monotonic one before it counts as a jump.
 CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
 
-#: How often the disk's free space is looked at: after a time, and after so much was written.
+#: How often the disk's free space is checked: after a time, and after this many bytes.
 DISK_CHECK_NS: Final = SECOND_NS
 DISK_CHECK_BYTES: Final = 4 * 1024 * 1024
 
 
 class EventTransport(Protocol):
-    """Where events come from and effects go to: sockets and their dialects, or a simulated net."""
+    """Receives events and sends effects, over sockets or a simulated network."""
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
-        """What has arrived, a bounded number; waits up to `wait_ns` for something (None: long)."""
+        """Return a bounded number of events. Waits up to `wait_ns` for one, or forever for None."""
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
-        """Carry effects out. Returns what could not be delivered, as events."""
+        """Send effects. Returns those that could not be delivered, as events."""
 
 
-#: Timers that are late by this much were not kept waiting by the work of a turn.
+#: Timers that are this late were not delayed by the work of a turn.
 HELD_UP_NS: Final = 2 * SECOND_NS
 
-#: Timers wait no longer than this, however much arrives.
+#: The longest delay of timers, however much arrives.
 CATCH_UP_NS: Final = 5 * SECOND_NS
 
 
 class CatchUp:
-    """The time in which a broker reads what arrived before it looks at timers."""
+    """Delays late timers until the broker has read the messages that arrived meanwhile.
+
+    After a pause, heartbeats of workers are still unread, and a turn reads a bounded number. Timers
+    that ran first would expire workers that are alive.
+    """
 
     def __init__(self) -> None:
-        #: When timers go in any case; 0: the broker is not held up.
+        #: When timers run in any case. 0 while the broker is not late.
         self._ends_ns = 0
 
     def is_due(self, wake_at_ns: int | None, now_ns: int, *, has_read: bool) -> bool:
-        """Return whether timers of this time go now; 0: at once. `has_read`: this turn has read
-        something."""
+        """Return whether timers of `wake_at_ns` run now. 0 runs at once.
+
+        `has_read` is whether this turn received something.
+        """
         if wake_at_ns is None or wake_at_ns > now_ns:
             return False
         if has_read and wake_at_ns and now_ns - wake_at_ns >= HELD_UP_NS:
@@ -68,7 +74,7 @@ class CatchUp:
 
 
 class Broker:
-    """One scheduler, one journal, one port."""
+    """One scheduler, one journal, one transport."""
 
     def __init__(
         self,
@@ -82,18 +88,18 @@ class Broker:
         self.transport = transport
         self.store = store
         self.clock = clock
-        #: Ended tasks that are no longer in memory; None while there are none.
+        #: Ended tasks that are no longer in memory. None if there are none.
         self.index = index
-        #: Told of each row when it is durable: its sequence and its records.
+        #: Called with each durable row: its sequence and its records.
         self.on_commit: Callable[[int, Sequence[AnyRecord]], None] | None = None
-        #: Whether a client takes its answers. Set by the owner of the sockets.
+        #: Returns whether a client reads its replies. Set by the owner of the sockets.
         self.is_reading: Callable[[bytes], bool] = lambda _client: True
-        self._answers = ResultLoader(store, index, self._is_reading)
+        self._results = ResultLoader(store, index, self._is_reading)
         self._record_streams = RecordStreams(store, scheduler.ledger, index, self._is_reading)
         self.requests = Requests(scheduler.ledger, self._is_reading)
-        #: Holds replies to submissions back while compaction lags behind.
+        #: Delays replies to submissions while compaction lags behind.
         self.backpressure = Backpressure()
-        #: What the next turn begins with: what could not be sent, and what was handed in.
+        #: Events for the next turn: undelivered effects and enqueued events.
         self._undelivered: Sequence[Event] = ()
         self._catch_up = CatchUp()
         self._disk_checked_ns: int | None = None
@@ -101,7 +107,7 @@ class Broker:
         scheduler.resume(clock.monotonic_ns())
 
     def turn(self) -> None:
-        """Once around. Raises when the journal fails: then nothing more may be answered."""
+        """Run one turn. Raises when the journal fails, and then no reply may be sent."""
         arrived = self.transport.receive(self._wait_ns())
         effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
         records = self.scheduler.take_records()
@@ -111,20 +117,20 @@ class Broker:
             if self.on_commit is not None:
                 self.on_commit(head.sequence, records)
             self._bytes_since_check += len(body)
-        self._answers.fill(effects)
+        self._results.fill(effects)
         self._record_streams.fill(effects, records)
-        passed = self.backpressure.flush_if_full(effects, self.clock.monotonic_ns())
+        passed = self.backpressure.throttle(effects, self.clock.monotonic_ns())
         self._undelivered = self.transport.send(passed)
 
     def enqueue(self, event: Event) -> None:
-        """Have the next turn begin with something that came by no port."""
+        """Add an event to the next turn that did not come from the transport."""
         self._undelivered = [*self._undelivered, event]
 
     def _is_reading(self, client: bytes) -> bool:
         return self.is_reading(client)
 
     def _wait_ns(self) -> int | None:
-        if self._undelivered or self._answers.has_pending() or self._record_streams.has_pending():
+        if self._undelivered or self._results.has_pending() or self._record_streams.has_pending():
             return 0
         if self.requests.are_ready():
             return 0
@@ -133,7 +139,7 @@ class Broker:
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
 
     def note_lag(self, percent: int) -> None:
-        """Note how far compaction lags behind."""
+        """Set how far compaction lags behind."""
         event = self.backpressure.update(percent)
         if event is not None:
             self.enqueue(event)
@@ -163,14 +169,14 @@ class Broker:
         return now_ns - checked_ns >= DISK_CHECK_NS
 
     def _environment_events(self, now_ns: int) -> list[Event]:
-        """What the machine has to tell: its clock was set, its disk fills up."""
-        told: list[Event] = []
+        """Return events of the machine: a changed clock, a full disk."""
+        found: list[Event] = []
         wall_ns = self.clock.wall_ns()
         if abs(wall_ns - now_ns - self.scheduler.context.wall_offset_ns) > CLOCK_DRIFT_NS_MAX:
-            told.append(ClockSet(now_ns, wall_ns))
+            found.append(ClockSet(now_ns, wall_ns))
         if self._is_disk_check_due(now_ns):
             self._disk_checked_ns, self._bytes_since_check = now_ns, 0
             accepting = self.store.disk_free_bytes() > DISK_RESERVE_BYTES
             if accepting is not self.scheduler.context.accepting:
-                told.append(DiskSpaceChanged(now_ns, accepting))
-        return told
+                found.append(DiskSpaceChanged(now_ns, accepting))
+        return found

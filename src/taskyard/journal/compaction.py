@@ -94,9 +94,9 @@ def export(
             return outcome
         made, total = 0, head.sequence - sequence
         while outcome.sequence < head.sequence:
-            recovery_base = outcome.sequence
-            segment = _index_batch(store, recovery_base, head)
-            _Replay(directory, store, segment, outcome, reached).run(recovery_base, total, progress)
+            base = outcome.sequence
+            segment = _next_segment(store, base, head)
+            _Replay(directory, store, segment, outcome, reached).run(base, total, progress)
             if made:
                 snapshot.remove(directory, made)
             made = outcome.sequence
@@ -230,11 +230,11 @@ class Segment(msgspec.Struct):
     head: Head
 
 
-def _index_batch(store: StoreReader, recovery_base: int, head: Head) -> Segment:
+def _next_segment(store: StoreReader, base: int, head: Head) -> Segment:
     """Read ahead until the names mentioned fill the memory limit, or up to `head`."""
     touched: set[bytes] = set()
     last = head
-    for row in store.rows(recovery_base):
+    for row in store.rows(base):
         for record in recovery.records_of(row, row.record_first - 1):
             touched.update(_names_in(record))
         last = row.head
@@ -279,17 +279,17 @@ class _Replay:
         self._file = SnapshotFile(directory, store.identity, segment.head)
         self._touched = segment.touched
 
-    def run(self, recovery_base: int, total: int, progress: Progress) -> None:
+    def run(self, base: int, total: int, progress: Progress) -> None:
         with ExitStack() as stack:
             stack.callback(self._file.close)
             old = None
-            if recovery_base:
-                old = stack.enter_context(snapshot.read(self._directory, recovery_base))
+            if base:
+                old = stack.enter_context(snapshot.read(self._directory, base))
             self._open(old)
             index = ArchiveWriter(self._directory, self._store.identity)
             stack.callback(index.close)
             stack.callback(self._abandon)
-            for row in self._store.rows(recovery_base):
+            for row in self._store.rows(base):
                 self._replay(row)
                 if self._is_full(row.sequence, self._head):
                     self._close_part(row.sequence, index)

@@ -1,5 +1,5 @@
-"""The relay: forwards both ways and holds nothing.
+"""The relay: forwards WMP messages both ways and keeps no tasks.
 
-Owns the way between two sides and how much may be under way. It keeps no task, so that its loss
-costs nothing but time, and takes its transport and clock as arguments.
+Owns the routing between two sides and the limit on messages in transit. Losing a relay costs only
+time. It takes its transports and clock as arguments.
 """

@@ -1,15 +1,14 @@
-"""What a relay does with a message: where it goes, and what is noted on it. No sockets, no state
-but counts.
+"""The routing of a relay's messages, without sockets and without state except counters.
 
-Below are workers and further relays, each a route of the relay's one listener; above are managers
-and further relays, numbered in the order in which they were given. On its way up a message brings
-its path along, the nearest hop first, because a listener puts the route in front of what arrives.
-On its way down the relay takes that route off again, and notes the number of the upstream at the
-end of the header `back`, which brings the answer up to the same one.
+Below are workers and further relays, each a route of the relay's one listener. Above are managers
+and further relays, numbered in the given order. On its way up a message collects its path, the
+nearest hop first, because a listener prepends the route. On its way down the relay removes that
+route and appends the number of the upstream to the header `back`, which routes the reply to the
+same upstream.
 
-READY and BYE go to all, and so does a PING without `back`, by which a worker finds out who is
-there. Everything else follows the path down and `back` up. What makes no sense, or leads nowhere,
-is counted and dropped: WMP's ends ask again.
+READY, BYE and a PING without `back` go to all upstreams. A worker discovers managers by that
+PING. Other messages follow the path down and `back` up. Malformed and unroutable messages are
+counted and dropped: WMP's peers retry.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
-#: Said to all managers: whoever is not concerned does not mind.
+#: Sent to all managers. Those that are not concerned ignore it.
 _TO_ALL: Final = (wmp.READY, wmp.BYE)
 
 
 class Forwarder:
-    """One relay."""
+    """The routing of one relay."""
 
     def __init__(self, upstreams: int) -> None:
         self._upstreams = upstreams
-        #: Messages that made no sense, came from the wrong side, or had too long a path.
+        #: Messages that were malformed, from the wrong side, or with too long a path.
         self.malformed = 0
 
     def up(self, frames: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
-        """A message from below, its route first: which upstreams get it, and as what."""
+        """Route a message from below, its route first. Returns upstreams with their messages."""
         try:
             return self._up(frames)
         except Malformed:
@@ -46,7 +45,7 @@ class Forwarder:
             return []
 
     def down(self, upstream: int, frames: Sequence[bytes]) -> list[bytes] | None:
-        """A message from above as it goes on below, the next route first; None: it does not."""
+        """Route a message from above. Returns it with the next route first, or None."""
         try:
             return self._down(upstream, frames)
         except Malformed:
@@ -57,14 +56,14 @@ class Forwarder:
         at, command, headers = wmp.split_frames(frames, Side.WORKER)
         if command in _TO_ALL:
             return self._to_all(frames)
-        told = wmp.decode_raw_headers(headers)
-        back = wmp.back_of(told)
+        values = wmp.decode_raw_headers(headers)
+        back = wmp.back_of(values)
         if command == wmp.PING and not back:
             return self._to_all(frames)
         if not back or back[-1] >= self._upstreams:
-            raise Malformed("it does not say to which upstream")
-        wmp.set_back(told, back[:-1])
-        return [(back[-1], _with_headers(frames, at, told))]
+            raise Malformed("the header back names no upstream")
+        wmp.set_back(values, back[:-1])
+        return [(back[-1], _with_headers(frames, at, values))]
 
     def _to_all(self, frames: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
         return [(upstream, [*frames]) for upstream in range(self._upstreams)]
@@ -72,16 +71,16 @@ class Forwarder:
     def _down(self, upstream: int, frames: Sequence[bytes]) -> list[bytes]:
         at, _, headers = wmp.split_frames(frames, Side.MANAGER)
         if not at:
-            raise Malformed("it has come to the end of its path")
-        told = wmp.decode_raw_headers(headers)
-        back = wmp.back_of(told)
+            raise Malformed("the path is empty")
+        values = wmp.decode_raw_headers(headers)
+        back = wmp.back_of(values)
         if len(back) >= wmp.PATH_MAX:
-            raise Malformed("it has come too far")
-        wmp.set_back(told, [*back, upstream])
-        return _with_headers(frames, at, told)
+            raise Malformed("the path is too long")
+        wmp.set_back(values, [*back, upstream])
+        return _with_headers(frames, at, values)
 
 
-def _with_headers(frames: Sequence[bytes], at: int, told: dict[str, Raw]) -> list[bytes]:
-    """The same message with these headers; its delimiter is at that place."""
+def _with_headers(frames: Sequence[bytes], at: int, values: dict[str, Raw]) -> list[bytes]:
+    """Return a message with other headers. `at` is the index of its delimiter."""
     headers = at + wmp.HEADERS_AFTER
-    return [*frames[:headers], wmp.encode_raw_headers(told), *frames[headers + 1 :]]
+    return [*frames[:headers], wmp.encode_raw_headers(values), *frames[headers + 1 :]]

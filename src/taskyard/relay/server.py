@@ -1,8 +1,8 @@
-"""The relay as a process: a listener below, a wire to each manager above, and nothing kept between.
+"""The relay process: a listener below, a socket to each manager above.
 
-What can't be handed on at once is dropped and counted: ZeroMQ's queues are all that waits here, and
-WMP's ends ask again. A manager or a worker that is not there is waited for by ZeroMQ. SIGTERM and
-SIGINT end it at once: it owes nobody anything.
+A message that can't be sent at once is dropped and counted. Only ZeroMQ's queues hold messages, and
+WMP's peers retry. ZeroMQ connects to managers when they appear. SIGTERM and SIGINT stop the relay
+at once.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskyard.relay")
 
-#: Messages handed on from one wire before the next one has its turn.
+#: Messages forwarded from one socket before the next one is read.
 MESSAGES_PER_TURN: Final = 64
 
-#: A person sees it soon enough, and a flood makes six lines a minute.
+#: Soon enough for a reader, and at most six lines a minute in a flood.
 WARNING_NS: Final = 10 * SECOND_NS
 
 
 class Relay:
-    """One listener below, any number of wires above."""
+    """One listener below, any number of sockets above."""
 
     def __init__(self, below: Transport, above: Sequence[Transport]) -> None:
         self._below = below
         self._above = list(above)
         self._forwarder = Forwarder(len(self._above))
-        #: Messages that nobody took: their way is dead, or a queue is full.
+        #: Messages without a receiver: its route is gone, or a queue is full.
         self.undelivered = 0
 
     @property
@@ -48,7 +48,7 @@ class Relay:
         return self._forwarder.malformed
 
     def turn(self) -> bool:
-        """Hand on what is there, some of it from each side. Whether there may be more."""
+        """Forward some messages from each side. Returns whether there may be more."""
         left = self._turn_up()
         for number in range(len(self._above)):
             left = self._turn_down(number) or left
@@ -81,7 +81,7 @@ def serve(
     *,
     until_eof: bool = False,
 ) -> None:
-    """Hand on until told to stop. `announce` is told where it listens when it is ready."""
+    """Forward messages until a signal. `announce` receives the endpoint when it is ready."""
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         guard = Guard()
@@ -116,23 +116,23 @@ def serve(
 
 
 class DropLog:
-    """What was dropped, told to the log now and then."""
+    """Logs dropped messages, at most every 10 s."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._told = 0
-        self._told_ns = 0
+        self._logged = 0
+        self._logged_ns = 0
 
     def __str__(self) -> str:
         return (
-            f"{self._relay.undelivered} message(s) could not be delivered, "
-            f"{self._relay.malformed} made no sense or came too far"
+            f"{self._relay.undelivered} message(s) undeliverable, "
+            f"{self._relay.malformed} malformed or with too long a path"
         )
 
     def log_if_due(self, now_ns: int) -> None:
-        """Called every turn: mostly there is nothing to say."""
+        """Log the counts if they have risen. Called every turn."""
         count = self._relay.undelivered + self._relay.malformed
-        if count == self._told or (self._told_ns and now_ns - self._told_ns < WARNING_NS):
+        if count == self._logged or (self._logged_ns and now_ns - self._logged_ns < WARNING_NS):
             return
-        self._told, self._told_ns = count, now_ns
+        self._logged, self._logged_ns = count, now_ns
         logger.warning("%s since the start", self)

@@ -1,4 +1,4 @@
-"""Settings: the table of keys, the file and the environment they come from, and their origins.
+"""Settings: the table of keys, the file and environment that set them, and their origins.
 
-Beside wire and journal: it knows values and files, and nothing of brokers, workers or sockets.
+Handles values and files. Independent of brokers, workers and sockets.
 """

@@ -1,7 +1,7 @@
-"""What differs between two readings of the settings, in words: what a broker obeys at once, and
-what counts only when something is started again.
+"""The differences between two versions of the settings, as text for the broker's log.
 
-Owns the sentences that a broker says when it has read its settings again. Obeying is its business.
+Separates changes that a broker applies at once from those that need a restart. The broker applies
+them.
 """
 
 from __future__ import annotations
@@ -15,57 +15,55 @@ from taskyard.settings.keys import DEFAULTS, KEYS, SERVICE
 if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
 
-#: A sentence names so many changes and counts the rest: it is a line of a log.
+#: Changes named in a log line. The rest is counted.
 NAMED_MAX: Final = 8
 
-#: Keys of the table that a broker obeys without being started again.
+#: Keys of the table that a broker applies without a restart.
 _APPLIED_LIVE: Final = ("broker.workers_max",)
 
-#: Keys that are for whoever asks a broker: it does not look at them itself.
+#: Keys for clients, which a broker ignores.
 _OF_CLIENTS: Final = ("broker.url", "broker.key")
 
 _RULES: Final = (f"{DEFAULTS}.", f"{SERVICE}.")
 
 
 class Changes(Struct, frozen=True):
-    """What has changed."""
+    """The changes between two versions of the settings."""
 
-    #: A few words each: `service.smtp.workers_max 20 → 5`.
+    #: A short text each: `service.smtp.workers_max 20 → 5`.
     applied: tuple[str, ...]
-    #: Keys that count at the next start.
+    #: Keys that need a restart.
     needs_restart: tuple[str, ...]
 
     def sentence(self) -> str:
-        """For the log."""
-        told = f"obeyed from now on: {_first_few(self.applied)}" if self.applied else ""
+        """Return the changes as a log line."""
+        applied = f"applied {_first_few(self.applied)}" if self.applied else ""
         if self.needs_restart:
-            needs_restart = (
-                f"changed, but counts at the next start: {_first_few(self.needs_restart)}"
-            )
-            return f"{told}; {needs_restart}" if told else needs_restart
-        return told or "nothing has changed"
+            needs_restart = f"restart needed for {_first_few(self.needs_restart)}"
+            return f"{applied}; {needs_restart}" if applied else needs_restart
+        return applied or "no changes"
 
 
 def diff(before: Settings, after: Settings) -> Changes:
-    """What is not as it was."""
+    """Compare two versions of the settings."""
     return Changes((*_sections(before, after), *_rules(before, after)), _later(before, after))
 
 
 def _sections(before: Settings, after: Settings) -> list[str]:
-    new = [f"[{SERVICE}.{name}] is new" for name in after.services if name not in before.services]
-    gone = [f"[{SERVICE}.{name}] is gone" for name in before.services if name not in after.services]
+    new = [f"[{SERVICE}.{name}] added" for name in after.services if name not in before.services]
+    gone = [f"[{SERVICE}.{name}] removed" for name in before.services if name not in after.services]
     return new + gone + _order(before, after)
 
 
 def _order(before: Settings, after: Settings) -> list[str]:
-    """The first section that fits counts."""
+    """Report a changed order of the services: the first match is used."""
     was = [name for name in before.services if name in after.services]
     now = [name for name in after.services if name in before.services]
-    return [] if was == now else ["another order of the services"]
+    return [] if was == now else ["order of the services"]
 
 
 def _rules(before: Settings, after: Settings) -> list[str]:
-    """What services that were and are there set."""
+    """Describe changed values of services that exist before and after."""
     paths = [path for path in dict.fromkeys((*before.all, *after.all)) if _is_rule(path)]
     return [
         f"{path} {_text(before, after, path)} → {_text(after, before, path)}"
@@ -79,7 +77,7 @@ def _is_rule(path: str) -> bool:
 
 
 def _section_stays(before: Settings, after: Settings, path: str) -> bool:
-    """Of sections that are new or gone nothing more is said."""
+    """Return whether a key's section exists before and after."""
     section, _, _ = path.rpartition(".")
     name = section.removeprefix(f"{SERVICE}.")
     return section == name or (name in before.services and name in after.services)
@@ -95,7 +93,7 @@ def _value(settings: Settings, path: str) -> object:
 
 
 def _text(settings: Settings, other: Settings, path: str) -> str:
-    """What counts; the others know the key, if it is set only there."""
+    """Format the effective value. The key may be set only in `other`."""
     common = f"{DEFAULTS}.{path.rpartition('.')[2]}"
     for one in (path, common):
         if one in settings.all:
@@ -103,6 +101,6 @@ def _text(settings: Settings, other: Settings, path: str) -> str:
     return other.all[path].key.unset
 
 
-def _first_few(words: tuple[str, ...]) -> str:
-    more = len(words) - NAMED_MAX
-    return ", ".join(words[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+def _first_few(texts: tuple[str, ...]) -> str:
+    more = len(texts) - NAMED_MAX
+    return ", ".join(texts[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

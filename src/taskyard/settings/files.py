@@ -1,6 +1,6 @@
-"""The settings file: where it is, what it says, and in which line.
+"""The settings file: find it, parse it, and find the line of each key.
 
-Owns `taskyard.toml` as a file. What its keys mean it does not know.
+Owns `taskyard.toml` as a file. Independent of the meaning of its keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "taskyard.toml"
 
-#: Larger ones are something else: all of it is read before anything is said about it.
+#: A larger file is not a settings file. The file is read as a whole.
 FILE_BYTES_MAX: Final = 1 << 20
 
 _HEADER = re.compile(r"\s*\[.*\]\s*(?:#.*)?")
@@ -35,30 +35,30 @@ Names = tuple[str, ...]
 
 
 class InvalidSettings(UserError):
-    """Settings can't be used as they are."""
+    """Settings that can't be used."""
 
 
 class Document(Struct, frozen=True):
-    """What a file says; nothing, if there is none."""
+    """The content of a settings file, empty without a file."""
 
     file: Path | None
     content: dict[str, Any]
-    #: The line of each section and key that was found.
+    #: The line of each section and key.
     lines: dict[Names, int]
 
     def line(self, *path: str) -> int:
-        """The line of a key, or of the nearest thing around it that has one; 0 if nothing has."""
+        """Return the line of a key, or of the nearest section around it, or 0."""
         lengths = range(len(path), 0, -1)
         return next((self.lines[path[:n]] for n in lengths if path[:n] in self.lines), 0)
 
     def place(self, *path: str) -> str:
-        """`FILE:LINE` of a key, or `FILE`."""
+        """Return `FILE:LINE` of a key, or `FILE`."""
         line = self.line(*path)
         return f"{self.file}:{line}" if line else str(self.file)
 
 
 def find(config: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """The file that counts: as was said, as the variable says, or the nearest one above here."""
+    """Return the given file, else the variable's, else the nearest one from here upwards."""
     if config is not None:
         return config
     named = environment.get(CONFIG_VARIABLE)
@@ -66,14 +66,14 @@ def find(config: Path | None, environment: Mapping[str, str]) -> Path | None:
 
 
 def _search() -> Path | None:
-    """In the working directory and those above it, as other tools find a project's file.
+    """Search the working directory and its parents.
 
-    One that somebody else has put where anybody may write, such as /tmp, is passed over: it could
-    name a broker that reads along.
+    Skip a file of another user in a directory that anyone may write, such as /tmp: it could name a
+    broker that spies.
     """
     try:
         here = Path.cwd()
-    except FileNotFoundError:  # it was removed under us
+    except FileNotFoundError:  # the directory was removed
         return None
     for directory in (here, *here.parents):
         if _is_ours(directory, directory / FILE_NAME):
@@ -85,13 +85,13 @@ def _is_ours(directory: Path, file: Path) -> bool:
     try:
         found = file.stat()
         is_open = directory.stat().st_mode & stat.S_IWOTH
-    except OSError:  # not there, or not to be seen
+    except OSError:  # missing, or not accessible
         return False
     return stat.S_ISREG(found.st_mode) and (not is_open or found.st_uid == os.getuid())
 
 
 def read(file: Path | None) -> Document:
-    """What a file says. Raises `InvalidSettings` for one that can't be read or is no TOML."""
+    """Parse a file. Raises `InvalidSettings` if it can't be read or is not TOML."""
     if file is None:
         return Document(None, {}, {})
     text = _text_of(file)
@@ -112,22 +112,20 @@ def _text_of(file: Path) -> str:
             content = opened.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         reason = error.strerror or str(error)
-        hint = f"give --config or {CONFIG_VARIABLE} a file that is there and yours"
-        raise InvalidSettings(f"can't read the settings in {file}: {reason}; {hint}") from error
+        hint = f"check --config and {CONFIG_VARIABLE}"
+        raise InvalidSettings(f"settings file {file}: {reason} ({hint})") from error
     if len(content) > FILE_BYTES_MAX:
-        raise InvalidSettings(
-            f"{file} is larger than {FILE_BYTES_MAX:,} bytes: no settings file; give another"
-        )
+        raise InvalidSettings(f"settings file {file}: larger than {FILE_BYTES_MAX:,} bytes")
     try:
         return content.decode()
     except UnicodeDecodeError as wrong:
         line = content.count(b"\n", 0, wrong.start) + 1
-        raise InvalidSettings(f"{file}:{line}: is no text in UTF-8; write it so") from None
+        raise InvalidSettings(f"{file}:{line}: not valid UTF-8") from None
 
 
 def _error_text(file: Path, text: str, wrong: ValueError) -> str:
     found = _AT_LINE.fullmatch(str(wrong))
-    what = "" if isinstance(wrong, toml.TooDeep) else "is no TOML: "
+    what = "" if isinstance(wrong, toml.TooDeep) else "invalid TOML: "
     if found is None:
         return f"{file}: {what}{wrong}"
     line = found["line"] or len(text.rstrip().splitlines())
@@ -135,8 +133,10 @@ def _error_text(file: Path, text: str, wrong: ValueError) -> str:
 
 
 def _lines(text: str, content: dict[str, Any]) -> Iterator[tuple[Names, int]]:
-    """Where keys and sections stand. What only looks like one, inside a long text, is none of
-    those that were read, or is taken for one: then a place that is told is wrong, and no value."""
+    """Yield the lines of keys and sections.
+
+    A line of a multi-line string may look like a key. Then its line number is wrong, but no value.
+    """
     section: Names = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if _HEADER.fullmatch(line):
@@ -151,7 +151,7 @@ def _lines(text: str, content: dict[str, Any]) -> Iterator[tuple[Names, int]]:
 
 
 def _dotted_names(line: str) -> Names:
-    """The names in one line of TOML, from the outermost on; none if it is no line by itself."""
+    """Return the names in one line of TOML, outermost first. Empty if it does not parse alone."""
     try:
         inner: object = toml.loads(line)
     except ValueError:

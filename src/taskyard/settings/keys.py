@@ -1,7 +1,7 @@
-"""The table of settings: every key with its section, kind, default, variable and a sentence.
+"""The table of settings: every key with its section, kind, default, variable and help.
 
-The one place where a key is defined. The reader, `taskyard config` and the table of the pages are
-made from it. To add one, add its row here and its field to the section in `sections.py`.
+The only place where a key is defined. The loader, `taskyard config` and the tables in the docs use
+it. To add a key, add its row here and its field to the section in `sections.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from taskyard.settings.kinds import Kind
 
 PREFIX: Final = "TASKYARD_"
 
-#: Where the file is.
+#: The path of the settings file.
 CONFIG_VARIABLE: Final = "TASKYARD_CONFIG"
 
-#: Not settings: what a worker tells its tasks, what the benchmarks ask for, and whose a state
-#: directory may be, which a file in some directory must not decide.
+#: Not settings: variables of tasks and benchmarks, and the accepted owner of a state directory,
+#: which a file in some directory must not decide.
 OTHER_VARIABLES: Final = (
     "TASKYARD_TASK",
     "TASKYARD_CAMPAIGN",
@@ -31,27 +31,27 @@ OTHER_VARIABLES: Final = (
     "TASKYARD_STATE_OWNER",
 )
 
-#: The section that services stand under, each with its name: `[service.smtp]`.
+#: The section of all services: `[service.smtp]`.
 SERVICE: Final = "service"
 DEFAULTS: Final = "defaults"
 
-#: Worker processes of one machine: more than it has cores many times over.
+#: Worker processes of one machine: many times its cores.
 PROCESSES_MAX: Final = 1000
 
-#: Tasks at once in one worker process: each of them is a process, too.
+#: Tasks at once in one worker process. Each is a process, too.
 SLOTS_MAX: Final = 100_000
 
-#: Workers at once, of a service or of all: more than a broker serves.
+#: Workers at once, of one or all services: more than a broker serves.
 _WORKERS_MAX: Final = 1_000_000
 
-#: What a worker serves unless told otherwise: programs and functions.
+#: The default services of a worker: programs and functions.
 SERVICES: Final = ("exec", "call")
 
 _NO_VARIABLE = re.compile(r"[^A-Z0-9]")
 
 
 def variable_of(*path: str) -> str:
-    """The variable of a setting: `TASKYARD_LEASE_EXPIRE`."""
+    """Return the variable of a setting: `TASKYARD_LEASE_EXPIRE`."""
     return PREFIX + "_".join(_NO_VARIABLE.sub("_", part.upper()) for part in path)
 
 
@@ -61,7 +61,7 @@ class Key(Struct, frozen=True):
     section: str
     name: str
     kind: Kind
-    #: None: it is not set, and `unset` says what that means.
+    #: None if it is not set. `unset` describes that case.
     default: Any
     help: str
     environment: str
@@ -73,11 +73,11 @@ class Key(Struct, frozen=True):
 
     @property
     def field(self) -> str:
-        """What it is called in its section's struct: with its unit."""
+        """The field's name in the section's struct, with its unit."""
         return self.name.replace("-", "_") + self.kind.suffix
 
     def text(self, value: object) -> str:
-        """A value as it is shown."""
+        """Format a value."""
         return self.unset if value in (None, ()) else self.kind.text(value)
 
 
@@ -96,7 +96,7 @@ def _key(  # noqa: PLR0913  # a row of the table
 
 
 def _listen(dialect: str, kind: Kind) -> Key:
-    sentence = f"Where `broker` and `up` listen to {dialect}, beside the native socket."
+    sentence = f"Endpoints of `broker` and `up` for {dialect}, besides the native socket."
     return _key("listen", dialect, kind, None, sentence, unset="nowhere")
 
 
@@ -106,7 +106,7 @@ KEYS: Final = (
         "url",
         kinds.ENDPOINT,
         None,
-        "Where the broker is, for commands and clients.",
+        "The broker's endpoint, for commands and clients.",
         environment="TASKYARD_BROKER",
         unset="in the state directory",
     ),
@@ -123,7 +123,7 @@ KEYS: Final = (
         "key",
         kinds.FILE,
         None,
-        "The key file to come with, for commands, workers and clients over TCP.",
+        "The key file of commands, workers and clients over TCP.",
         environment="TASKYARD_KEY",
         unset="none",
     ),
@@ -132,27 +132,26 @@ KEYS: Final = (
         "workers_max",
         kinds.integer(0, _WORKERS_MAX),
         0,
-        "Lanes served at once, over all services; 0 for no limit.",
+        "Lanes served at once, over all services. 0 is no limit.",
     ),
     _listen("dwork", kinds.ENDPOINTS),
     _listen("round-robin", kinds.ENDPOINTS),
     _listen("ping-pong", kinds.PAIR),
     _listen("wmp", kinds.ENDPOINTS),
-    _key("lease", "heartbeat", kinds.DURATION, SECOND_NS, "How often a worker shows life."),
+    _key("lease", "heartbeat", kinds.DURATION, SECOND_NS, "The interval of a worker's heartbeats."),
     _key(
         "lease",
         "expire",
         kinds.DURATION,
         15 * SECOND_NS,
-        "Silence of a worker after which its tasks go to others; at least three heartbeats.",
+        "Time without a heartbeat after which a worker loses its tasks, at least three heartbeats.",
     ),
     _key(
         "lease",
         "plain",
         kinds.DURATION,
         600 * SECOND_NS,
-        "How long a plain dwork worker keeps its tasks after a restart of the broker. Then others "
-        "get them.",
+        "How long plain dwork workers keep their tasks after a restart of the broker.",
     ),
     _key(
         "worker",
@@ -166,135 +165,132 @@ KEYS: Final = (
         "slots",
         kinds.integer(1, SLOTS_MAX),
         None,
-        "Tasks that a worker does at once.",
-        unset="one a core",
+        "Tasks that a worker runs at once.",
+        unset="one per core",
     ),
     _key(
         "worker",
         "services",
         kinds.NAMES,
         SERVICES,
-        "What `worker` and the workers of `up` do; those of `run` do what its file needs.",
+        "The services of `worker` and `up`. `run` serves what its file needs.",
     ),
     _key(
         "worker",
         "allow",
         kinds.MODULES,
         (),
-        "Modules whose functions workers offer, with those below them.",
+        "Modules whose functions workers may call, with their submodules.",
         unset="none",
     ),
 )
 
 
 class _ServiceKey(NamedTuple):
-    """A row of the table of services."""
+    """A row of the table of service keys."""
 
     name: str
     kind: Kind
-    #: What it is where nobody sets it.
+    #: The meaning if it is not set.
     unset: str
     help: str
 
 
-#: What can be set for each service; those of `[defaults]` are for all that do not set it.
+#: The keys of each service. `[defaults]` sets them for services that do not.
 _SERVICE_KEYS: Final[tuple[_ServiceKey, ...]] = (
     _ServiceKey(
         "match",
         kinds.GLOB,
         "NAME/*",
-        "The tasks that it is for, by `service/lane`; `*` stands for anything, also `/`. The first "
-        "section of the file that fits counts.",
+        "The tasks of this section, by `service/lane`. `*` matches anything, `/` included. The "
+        "first matching section of the file is used.",
     ),
     _ServiceKey(
         "lane",
         kinds.TEMPLATE,
         "none",
-        "The lane of a task that gives none, made of its fields: `{host}`.",
+        "The lane of a task without one, built from its fields: `{host}`.",
     ),
-    _ServiceKey(
-        "command", kinds.COMMAND, "none", "The agent that worker hosts start when there is work."
-    ),
+    _ServiceKey("command", kinds.COMMAND, "none", "The agent that worker hosts start on demand."),
     _ServiceKey(
         "workers_max",
         kinds.integer(0, _WORKERS_MAX),
         "0",
-        "Lanes served at once, counted over all workers; 0 for no limit.",
+        "Lanes served at once, over all workers. 0 is no limit.",
     ),
     _ServiceKey(
         "lane_workers_max",
         kinds.integer(0, _WORKERS_MAX),
         "1",
-        "Workers that serve one lane at once: 1 does its tasks one after the other, 0 is no limit. "
-        "Tasks without a lane have none.",
+        "Workers that serve one lane at once: 1 runs its tasks one after another, 0 is no limit. "
+        "Tasks without a lane have no limit.",
     ),
-    _ServiceKey("interval", kinds.DURATION, "1s", "What the steps of `retries` are multiples of."),
+    _ServiceKey("interval", kinds.DURATION, "1s", "The unit of `retries`."),
     _ServiceKey(
         "retries",
         kinds.MULTIPLES,
         "never",
-        "When to try a task again that says nothing itself: after so many intervals each time; a "
-        "number is so many times one interval.",
+        "Delays before each retry, in intervals, for tasks without their own. A number is that "
+        "many retries, one interval apart.",
     ),
     _ServiceKey(
-        "jitter", kinds.PERCENT, "0%", "How much longer a retry may wait, by chance, never less."
+        "jitter", kinds.PERCENT, "0%", "Random extra delay of a retry, at most this share."
     ),
     _ServiceKey(
-        "expiry", kinds.DURATION, "never", "The age at which a task that was tried is given up."
+        "expiry", kinds.DURATION, "never", "The age at which a task fails, once it was attempted."
     ),
     _ServiceKey(
         "expiry_hard",
         kinds.DURATION,
         "never",
-        "The age at which a task is given up, tried or not.",
+        "The age at which a task fails, attempted or not.",
     ),
     _ServiceKey(
         "order",
         kinds.choice("random", "age"),
         "age",
-        "The order of a lane's tasks of one priority: `age` or `random`.",
+        "The order of a lane's tasks with equal priority: `age` or `random`.",
     ),
     _ServiceKey(
         "overfeed",
         kinds.integer(0, LEASE_TASKS_MAX),
         "0",
-        "Tasks of a lane that are handed over beyond the one in hand.",
+        "Tasks of a lane sent to a worker beyond the running one.",
     ),
     _ServiceKey("idle_max", kinds.DURATION, "3m", "How long an agent may be idle."),
     _ServiceKey(
         "hunger_max",
         kinds.DURATION,
         "1h",
-        "How long an agent may be silent while it holds a task.",
+        "How long an agent may hold a task without a word.",
     ),
     _ServiceKey(
         "hold",
         kinds.BOOLEAN,
         "false",
-        "Tasks wait until somebody asks: `taskyard retry --service S --lane L` lets those that are "
-        "there run.",
+        "Hold tasks until `taskyard retry --service S --lane L` releases those that are waiting.",
     ),
     _ServiceKey(
         "debounce",
         kinds.DURATION_OR_NONE,
         "0s",
-        "How long a lane gathers tasks before it begins.",
+        "How long a lane collects tasks before it starts.",
     ),
-    _ServiceKey("rate", kinds.RATE, "no limit", "Tasks leased in a time, over all workers."),
+    _ServiceKey("rate", kinds.RATE, "no limit", "Tasks leased per time, over all workers."),
     _ServiceKey(
         "report_after",
         kinds.DURATION,
         "never",
-        "The age at which a task that has not ended is reported as late, once.",
+        "The age at which an unfinished task is reported as late, once.",
     ),
 )
 
-#: Of one service alone.
+#: Keys that `[defaults]` lacks.
 _NO_DEFAULTS: Final = ("match", "lane", "command")
 
 
 def service_keys(section: str) -> tuple[Key, ...]:
-    """The keys of `defaults`, or of one service: `service.smtp`."""
+    """Return the keys of `defaults`, or of one service: `service.smtp`."""
     return tuple(
         Key(
             section,
@@ -310,7 +306,7 @@ def service_keys(section: str) -> tuple[Key, ...]:
     )
 
 
-#: Sections that stand in the table themselves.
+#: Sections of the table.
 SECTIONS: Final = tuple(dict.fromkeys(key.section for key in KEYS))
 
 
@@ -318,7 +314,7 @@ _HEAD = "| setting | is | if not set | variable | |\n|---|---|---|---|---|\n"
 
 
 def table() -> str:
-    """As Markdown, a row a setting."""
+    """Return the table of settings as Markdown."""
     return _HEAD + "".join(_row(key) for key in KEYS)
 
 
@@ -334,7 +330,7 @@ _HEAD_OF_SERVICES = "| of a service | is | if not set | |\n|---|---|---|---|\n"
 
 
 def service_table() -> str:
-    """What can be set for a service; a star where `[defaults]` has it, too."""
+    """Return the table of service keys as Markdown. A star marks keys of `[defaults]`."""
     common = [key.name for key in service_keys(DEFAULTS)]
     return _HEAD_OF_SERVICES + "".join(
         f"| `{key.name}`{'*' if key.name in common else ''} | {key.kind.description} | "
@@ -344,5 +340,5 @@ def service_table() -> str:
 
 
 def _unset(key: Key) -> str:
-    """A value as it would be written, or words."""
+    """Format the default as code, unless it is prose."""
     return key.unset if key.unset in ("never", "none", "no limit") else f"`{key.unset}`"

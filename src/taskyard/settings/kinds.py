@@ -1,7 +1,7 @@
-"""What kinds of values settings have: how each is read, and how it is written again.
+"""The kinds of values that settings have: how to read and write each.
 
-A kind goes three ways: from a file's value to ours (`read`), back (`to_file`), and from the text of
-a variable to a file's value (`from_text`). There and back again is the same value.
+A kind converts a file's value to ours (`read`) and back (`to_file`), and a variable's text to a
+file's value (`from_text`). A round trip gives the same value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from taskyard.settings.values import (
     shown,
 )
 
-#: What is a path from the directory of its file, if it does not begin at the root.
+#: Followed by a path, relative to the directory of the settings file.
 _IPC: Final = "ipc://"
 
 _ENDPOINT = re.compile(r"(?:tcp|ipc)://\S+")
@@ -39,62 +39,62 @@ _FLOAT = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}")
 _PLACE = re.compile(r"\{[\w.-]+(?: [\w.-]+)*\}")
 _CLASS_OF_GLOB = re.compile(r"\[!?[^]]+]")
 
-#: What ping-pong listens at: its backend and its frontend.
+#: Endpoints of ping-pong: its backend and its frontend.
 _PAIR: Final = 2
 
 
 class Rate(Struct, frozen=True):
-    """So many tasks in so much time."""
+    """A number of tasks per unit of time."""
 
     tasks: int
-    #: One of the units in which rates are written.
+    #: One of the units of rates.
     unit: str
 
     @property
     def interval_ns(self) -> int:
-        """From one task to the next, on average."""
+        """The average time between two tasks."""
         return UNITS_NS[self.unit] // self.tasks
 
 
-def _identity(value: Any) -> Any:  # noqa: ANN401  # whatever it is
+def _identity(value: Any) -> Any:  # noqa: ANN401  # any value
     return value
 
 
 class Kind(Struct, frozen=True):
     """One kind of value."""
 
-    #: What may be written, for the tables of the pages.
+    #: Accepted values, for the tables in the docs.
     description: str
-    #: Of a file's value; raises `InvalidValue`.
+    #: Converts a file's value. Raises `InvalidValue`.
     read: Callable[[object], Any]
-    #: As a file has it.
+    #: Converts back to a file's value.
     to_file: Callable[[Any], Any] = _identity
-    #: What the text of a variable is in a file.
+    #: Converts a variable's text to a file's value.
     from_text: Callable[[str], object] = _identity
-    #: The same, where paths begin at a directory.
+    #: Resolves relative paths from a directory.
     rebased: Callable[[Any, Path], Any] = lambda value, _directory: value
-    #: What the name of a field ends in that holds such a value.
+    #: The suffix of field names: the unit.
     suffix: str = ""
 
     def text(self, value: object) -> str:
-        """For people, and for a variable."""
+        """Format a value for people and variables."""
         to_file = self.to_file(value)
         if isinstance(to_file, list):
             return ", ".join(str(one) for one in to_file)
         return str(to_file).lower() if isinstance(to_file, bool) else str(to_file)
 
 
-# From the text of a variable to what a file would have.
+# Variable's text to file's value.
 
 
 def _numbers(text: str) -> object:
-    """A number, or several between commas."""
+    """Parse a number, or several separated by commas."""
     parts = [_number(part.strip()) for part in text.strip("[] ").split(",") if part.strip()]
     return parts[0] if len(parts) == 1 and "[" not in text else parts
 
 
 def _number(text: str) -> object:
-    """What is none is left to the reader, who says so."""
+    """Parse a number. Other text passes: the reader refuses it."""
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if _FLOAT.fullmatch(text) else text
@@ -114,9 +114,7 @@ def _boolean(text: str) -> object:
 def _read_directory(value: object) -> Path:
     text = read_text(value)
     if "://" in text:
-        raise InvalidValue(
-            f"must be a directory, not {shown(text)}: no database holds the state yet"
-        )
+        raise InvalidValue(f"must be a directory, not {shown(text)}")
     if not text or "\0" in text:
         raise InvalidValue(f"must be a directory, such as ./.taskyard, not {shown(text)}")
     return Path(text)
@@ -125,7 +123,7 @@ def _read_directory(value: object) -> Path:
 def _read_file(value: object) -> Path:
     text = read_text(value)
     if not text or "\0" in text:
-        raise InvalidValue(f"must be a file, such as ./guest.key, not {shown(text)}")
+        raise InvalidValue(f"must be a file, such as ./my.key, not {shown(text)}")
     return Path(text)
 
 
@@ -158,7 +156,7 @@ def _list_reader(
         try:
             return tuple(dict.fromkeys(read_one(one) for one in value))
         except InvalidValue as bad:
-            raise InvalidValue(f"must be a list, such as {example}; one of it {bad}") from None
+            raise InvalidValue(f"must be a list, such as {example}, but an item {bad}") from None
 
     return read_list
 
@@ -166,7 +164,7 @@ def _list_reader(
 def _read_names(value: object) -> tuple[str, ...]:
     names = _list_reader('["exec", "call"]', read_name)(value)
     if not names:
-        raise InvalidValue('must have a name at least, such as ["exec", "call"]')
+        raise InvalidValue('must have at least one name, such as ["exec", "call"]')
     return names
 
 
@@ -183,7 +181,7 @@ def _read_rate(value: object) -> Rate:
     found = _RATE.fullmatch(value.replace(" ", "")) if isinstance(value, str) else None
     if found is None:
         raise InvalidValue(
-            f"must be tasks in a time, such as 10/s, 5/m or 100/h, not {shown(value)}"
+            f"must be tasks per time, such as 10/s, 5/m or 100/h, not {shown(value)}"
         )
     return Rate(int(found[1]), found[2])
 
@@ -216,7 +214,7 @@ def _read_command(value: object) -> tuple[str, ...]:
         )
     if not description[0] or "\0" in "".join(description):
         raise InvalidValue(
-            f"must name a program first and have no NUL character, not {shown(value)}"
+            f"must start with a program and have no NUL character, not {shown(value)}"
         )
     return tuple(description)
 
@@ -225,26 +223,26 @@ def _read_glob(value: object) -> str:
     text = read_name(value)
     if "[" in _CLASS_OF_GLOB.sub("", text):
         raise InvalidValue(
-            f"must be a pattern, such as smtp/*, and {shown(text)} has a [ without a ]"
+            f"must be a pattern, such as smtp/*, but {shown(text)} has a [ without a ]"
         )
     return text
 
 
 def _read_template(value: object) -> str:
-    """A text with places for a task's fields, `{host}`; `{{` and `}}` are braces."""
+    """Read a template with a task's fields, `{host}`. `{{` and `}}` are braces."""
     text = read_name(value)
     plain = _PLACE.sub("", text.replace("{{", "").replace("}}", ""))
     if "{" in plain or "}" in plain:
-        example = "such as {host}, and {{ or }} for a brace"
-        raise InvalidValue(f"must have the names of fields in braces, {example}, not {shown(text)}")
+        example = "such as {host} ({{ and }} for a brace)"
+        raise InvalidValue(f"must have field names in braces, {example}, not {shown(text)}")
     return text
 
 
-# Written again.
+# Writers.
 
 
 def _span(duration_ns: int) -> str:
-    """A duration in as few and as large units as hold it exactly."""
+    """Format a duration exactly, in few and large units."""
     parts, rest_ns = [], duration_ns
     for unit in ("d", "h", "m"):
         number, rest_ns = divmod(rest_ns, UNITS_NS[unit])
@@ -294,9 +292,9 @@ DURATION_OR_NONE: Final = Kind("a duration", read_duration, _span, suffix="_ns")
 NAMES: Final = Kind("a list of names", _read_names, list, _texts)
 MODULES: Final = Kind("a list of modules", _list_reader('["imaging"]', _read_module), list, _texts)
 MULTIPLES: Final = Kind("a number, or a list of multiples", read_multiples, list, _numbers)
-RATE: Final = Kind("tasks in a time: 10/s", _read_rate, lambda rate: f"{rate.tasks}/{rate.unit}")
+RATE: Final = Kind("tasks per time: 10/s", _read_rate, lambda rate: f"{rate.tasks}/{rate.unit}")
 PERCENT: Final = Kind("0% to 100%", _read_percent, lambda percent: f"{percent}%")
 BOOLEAN: Final = Kind("true or false", _read_boolean, from_text=_boolean)
 COMMAND: Final = Kind("a command", _read_command, shlex.join)
 GLOB: Final = Kind("a pattern: smtp/*", _read_glob)
-TEMPLATE: Final = Kind("a text with {field} in it", _read_template)
+TEMPLATE: Final = Kind("a text with `{field}`", _read_template)

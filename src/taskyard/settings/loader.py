@@ -1,9 +1,8 @@
-"""Settings put together: for each key the flag, else the variable, else the file, else the default.
+"""Load the settings: for each key the flag, else the variable, else the file, else the default.
 
-Everything that is wrong is gathered, so that it can be told at once. What a file has and nobody
-knows is an error: it was meant for something. A variable that nobody knows is only told: it may
-be there for another version, or for a program of the user's own, and an error would keep every
-command from running, also those of tasks, who did not set it.
+All problems are collected and reported together. An unknown key in a file is an error. An unknown
+variable is only a warning: it may belong to another version or another program, and an error would
+stop every command, those of tasks included.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-#: A worker that may be silent for less than so many heartbeats would be given up for one lost.
+#: With fewer heartbeats per lease, one lost message would expire a worker.
 HEARTBEATS_PER_LEASE_MIN: Final = 3
 
-#: What is in no line of the file is told after all that is.
+#: Problems without a line are sorted last.
 _NO_LINE: Final = 1 << 31
 
 
@@ -53,22 +52,26 @@ def load(
     flags: Mapping[str, tuple[str, object]] | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """The settings that count here. `flags` has, by path, options and what they were given:
-    `{"broker.state": ("--state", "there")}`. Raises `InvalidSettings`."""
+    """Load the settings. Raises `InvalidSettings`.
+
+    `flags` maps paths to options and their values: `{"broker.state": ("--state", "there")}`.
+    """
     reading = _Loader(files.read(files.find(config, environment)), environment, flags or {})
     settings = reading.settings()
     if not reading.problems:
         return settings
     first, *more = reading.problems
-    rest = f" (and {len(more)} more; `taskyard config check` tells all)" if more else ""
+    rest = f" (and {len(more)} more, see `taskyard config check`)" if more else ""
     raise InvalidSettings(first + rest)
 
 
 def problems(
     config: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[list[str], Settings | None]:
-    """All that is wrong, a line each, in the order of the file; and the settings without that, so
-    that whoever knows more about them can go on looking. None: there is nothing to look at."""
+    """Return all problems, in the order of the file, and the settings without them.
+
+    The settings allow further checks. They are None if the file can't be read.
+    """
     try:
         document = files.read(files.find(config, environment))
     except InvalidSettings as bad:
@@ -79,7 +82,7 @@ def problems(
 
 
 class _Loader:
-    """One look at everything."""
+    """One pass over the file, the environment and the flags."""
 
     def __init__(
         self,
@@ -90,20 +93,20 @@ class _Loader:
         self._document = document
         self._environment = environment
         self._flags = flags
-        #: What is wrong, with its line in the file.
+        #: Problems with their lines in the file.
         self._problems: list[tuple[int, str]] = []
-        #: Settings that something wrong was given for: what they are here was not meant.
+        #: Settings with an invalid value somewhere, whose loaded value was not intended.
         self._invalid_paths: set[str] = set()
 
     @property
     def problems(self) -> list[str]:
-        """In the order of the file; then those of variables and flags."""
+        """The problems in the order of the file, then those of variables and flags."""
         return [
             describe for _, describe in sorted(self._problems, key=lambda one: one[0] or _NO_LINE)
         ]
 
     def settings(self) -> Settings:
-        """With what is good; the rest of it is as if nobody had said it."""
+        """Build the settings from all valid values."""
         services = self._services()
         of_services = [key for name in services for key in service_keys(f"{SERVICE}.{name}")]
         keys = (*KEYS, *service_keys(DEFAULTS), *of_services)
@@ -114,14 +117,14 @@ class _Loader:
         self._check_matches(found, services)
         return _build_settings(self._document.file, found, services, self._unknown_variables(keys))
 
-    # What the file has that nobody knows.
+    # Unknown sections and keys.
 
     def _services(self) -> list[str]:
-        """The services that the file has a section for."""
+        """Return the services with a section in the file."""
         section = self._document.content.get(SERVICE, {})
         if not isinstance(section, dict):
             self._add_file_problem(
-                (SERVICE,), "service must be sections, one a service: [service.NAME]"
+                (SERVICE,), "service must have a section for each service: [service.NAME]"
             )
             return []
         names = []
@@ -129,7 +132,7 @@ class _Loader:
             try:
                 read_name(name)
             except InvalidValue as bad:
-                self._add_file_problem((SERVICE, name), f"the name of a service {bad}")
+                self._add_file_problem((SERVICE, name), f"a service's name {bad}")
                 continue
             if isinstance(table, dict):
                 names.append(name)
@@ -166,16 +169,15 @@ class _Loader:
         known = [*(key.environment for key in keys), CONFIG_VARIABLE, *OTHER_VARIABLES]
         ours = [name for name in self._environment if name.startswith(PREFIX)]
         return tuple(
-            f"the variable {name} is no setting{_did_you_mean(name, known)}"
+            f"unknown variable {name} ({_did_you_mean(name, known) or 'ignored'})"
             for name in ours
             if name not in known
         )
 
-    # What each key is.
+    # Values.
 
     def _setting(self, key: Key) -> Setting:
-        """What counts. All that was given is read, so that what is wrong shows also where it does
-        not count."""
+        """Return the effective value of a key. Overridden values are checked, too."""
         setting = Setting(key, key.default, Origin(Source.DEFAULT))
         for origin, raw in self._given(key):
             try:
@@ -190,7 +192,7 @@ class _Loader:
         return setting
 
     def _given(self, key: Key) -> list[tuple[Origin, object]]:
-        """What was given for a key, the weakest first."""
+        """Return all values given for a key, the weakest first."""
         given: list[tuple[Origin, object]] = []
         path = _path_of(key)
         table: object = self._document.content
@@ -216,11 +218,11 @@ class _Loader:
                 latest.origin,
                 latest.key,
                 f"lease.expire, {expire.describe()}, must be at least three times lease.heartbeat, "
-                f"{heartbeat.describe()}, or one lost message costs the tasks",
+                f"{heartbeat.describe()}, or one lost message expires a worker",
             )
 
     def _check_retries(self, found: dict[str, Setting], services: Sequence[str]) -> None:
-        """The retries and the interval of a service may stand in different sections."""
+        """Check retries times interval, which may come from different sections."""
         for section in (DEFAULTS, *(f"{SERVICE}.{name}" for name in services)):
             retries, interval = (
                 _of_service(found, section, name) for name in ("retries", "interval")
@@ -235,7 +237,7 @@ class _Loader:
                 self._add_problem(latest.origin, latest.key, f"{what} must be less than 292 years")
 
     def _check_matches(self, found: dict[str, Setting], services: Sequence[str]) -> None:
-        """The first section that fits counts: another one for the same is for nothing."""
+        """Report sections that are never used, because an earlier one has the same pattern."""
         firsts: dict[str, str] = {}
         for name in services:
             setting = found[f"{SERVICE}.{name}.match"]
@@ -244,8 +246,8 @@ class _Loader:
             match = ServiceSection(match=setting.value).match_for(name)
             first = firsts.setdefault(match, name)
             if first != name:
-                what = f"[service.{name}] is for {match}, and so is [service.{first}] before it"
-                self._add_file_problem((SERVICE, name), f"{what}, which counts; leave one out")
+                what = f"[service.{name}] matches {match}, as does [service.{first}] before it"
+                self._add_file_problem((SERVICE, name), f"{what}, which is used (remove one)")
 
     def _is_invalid(self, *settings: Setting) -> bool:
         return any(one.key.path in self._invalid_paths for one in settings)
@@ -256,13 +258,13 @@ class _Loader:
         self._problems.append((line, f"{origin.place}: {reason}"))
 
     def _add_file_problem(self, path: tuple[str, ...], reason: str) -> None:
-        """Something is in the file that should not be there."""
+        """Add a problem about a section or key of the file."""
         describe = f"{self._document.place(*path)}: {reason}"
         self._problems.append((self._document.line(*path), describe))
 
 
 def _path_of(key: Key) -> tuple[str, ...]:
-    """The names that lead to a key in a file. The name of a service may have dots in it."""
+    """Return the names that lead to a key in a file. A service's name may contain dots."""
     return (*key.section.split(".", 1), key.name)
 
 
@@ -273,7 +275,7 @@ def _keys_of(section: str) -> Sequence[Key]:
 
 
 def _of_service(found: dict[str, Setting], section: str, name: str) -> Setting:
-    """What counts for a service: its own, or that of all services."""
+    """Return the effective setting of a service: its own, or that of `[defaults]`."""
     own, common = found[f"{section}.{name}"], found[f"{DEFAULTS}.{name}"]
     return common if own.value is None and common.value is not None else own
 
@@ -307,40 +309,40 @@ def _build_settings(
     )
 
 
-# Words for what nobody knows.
+# Texts about unknown names.
 
 
 def _unknown_section(section: str, content: object) -> str:
     homes = [key.section for key in KEYS if key.name == section]
     if not isinstance(content, dict) and homes:
-        return f"{section} belongs into a section: [{homes[0]}]"
+        return f"{section} belongs in a section: [{homes[0]}]"
     known = [f"[{one}]" for one in (*SECTIONS, DEFAULTS)] + [f"[{SERVICE}.NAME]"]
     what = f"section [{section}]" if isinstance(content, dict) else f"setting {section}"
     close = _closest(section, [*SECTIONS, DEFAULTS, SERVICE])
     if close:
         meant = f"[{close[0]}.NAME]" if close[0] == SERVICE else f"[{close[0]}]"
-        return f"there is no {what}; did you mean {meant}?"
-    return f"there is no {what}; the sections are {', '.join(known)}"
+        return f"unknown {what} (did you mean {meant}?)"
+    return f"unknown {what} (sections: {', '.join(known)})"
 
 
 def _unknown_key(section: str, name: str, known: Sequence[str]) -> str:
-    wrong = f"there is no setting {section}.{name}"
+    wrong = f"unknown setting {section}.{name}"
     homes = [key.section for key in KEYS if key.name == name and key.section != section]
     close = _closest(name, known)
     if close:
-        return f"{wrong}; did you mean {close[0]}?"
+        return f"{wrong} (did you mean {close[0]}?)"
     if homes:
-        return f"{wrong}; did you mean {homes[0]}.{name}?"
-    return f"{wrong}; those of [{section}] are {', '.join(known)}"
+        return f"{wrong} (did you mean {homes[0]}.{name}?)"
+    return f"{wrong} (settings of [{section}]: {', '.join(known)})"
 
 
 def _closest(name: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
-    """The one that is spelt most alike, if any is."""
-    import difflib  # noqa: PLC0415  # for who mistypes
+    """Return the most similar name, if any is similar enough."""
+    import difflib  # noqa: PLC0415  # only for errors
 
     return difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
 
 
 def _did_you_mean(name: str, known: Sequence[str]) -> str:
     close = _closest(name, known, 0.8)
-    return f"; did you mean {close[0]}?" if close else ", and is left aside"
+    return f"did you mean {close[0]}?" if close else ""

@@ -1,7 +1,7 @@
-"""What the settings of services mean to the scheduler: a clause a section, in the file's order.
+"""Convert the settings of services to the scheduler's rules, one for each section, in order.
 
-Owns how a section, `[defaults]` and what holds without either become rules. Which clause a lane is
-run by, and what its rules do, is the scheduler's business.
+Combines a section, `[defaults]` and the built-in defaults. The scheduler matches rules with lanes
+and applies them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def to_rules_set(settings: Settings) -> RulesSet:
-    """All of it, as the scheduler wants it."""
+    """Return all rules, as an event for the scheduler."""
     return RulesSet(
         now_ns=0,
         rules=tuple(
@@ -37,15 +37,15 @@ def _rule(name: str, section: ServiceSection, defaults: ServiceSection) -> Rule:
 
 
 def with_defaults(section: ServiceSection, defaults: ServiceSection) -> ServiceSection:
-    """A section with what it does not set from the defaults."""
+    """Fill in the unset values of a section from the defaults."""
     own = {key: value for key, value in structs.asdict(section).items() if value is not None}
     return structs.replace(defaults, **own)
 
 
 def lane_options(section: ServiceSection) -> LaneOptions:
-    """What a section says, over what holds where nobody says anything."""
+    """Return a section's options over the built-in defaults."""
     rate = section.rate
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "workers_max": section.workers_max,
         "lane_workers_max": section.lane_workers_max,
         "overfeed": section.overfeed,
@@ -64,16 +64,16 @@ def lane_options(section: ServiceSection) -> LaneOptions:
         "hunger_ns_max": section.hunger_max_ns,
         "lane_template": None if section.lane is None else section.lane.encode(),
     }
-    return LaneOptions(**{name: value for name, value in said.items() if value is not None})
+    return LaneOptions(**{name: value for name, value in values.items() if value is not None})
 
 
 def _encoded(words: tuple[str, ...]) -> bytes:
-    """A command in one line, to be split again by whoever runs it."""
+    """Join a command to one line, which the agent host splits again."""
     return shlex.join(words).encode(errors="surrogateescape")
 
 
 def _delays_ns(section: ServiceSection) -> tuple[int, ...] | None:
-    """How long to wait before each further attempt."""
+    """Return the delay before each further attempt."""
     if section.retries is None:
         return None
     interval_ns = section.interval_ns or INTERVAL_NS

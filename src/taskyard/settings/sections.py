@@ -1,6 +1,6 @@
-"""What the settings are when all is read: a struct a section, and where each value came from.
+"""The loaded settings: a struct for each section, and the origin of each value.
 
-Plain values, checked, in the units of their names. Nothing here knows how they were found.
+Checked values, in the units of their names. Independent of how they were loaded.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.settings.keys import Key
 from taskyard.settings.kinds import Rate
 
-#: What `retries` are multiples of where nobody says; the same as for a task's own.
+#: The default unit of `retries`, also of a task's own.
 INTERVAL_NS: Final = SECOND_NS
 
-#: What means something in a pattern.
+#: Special characters of a pattern.
 _SPECIAL: Final = re.compile(r"[*?[]")
 
 
 class Source(IntEnum):
-    """Where a value comes from: a higher one goes before a lower one."""
+    """Where a value comes from. A higher source overrides a lower one."""
 
     DEFAULT = 0
     FILE = 1
@@ -33,10 +33,10 @@ class Source(IntEnum):
 
 
 class Origin(Struct, frozen=True):
-    """Where one value came from."""
+    """Where one value came from, with its place."""
 
     source: Source
-    #: `taskyard.toml:3`, `TASKYARD_STATE`, `--state`; nothing for a default.
+    #: `taskyard.toml:3`, `TASKYARD_STATE`, `--state`. Empty for a default.
     place: str = ""
 
     def __str__(self) -> str:
@@ -44,14 +44,14 @@ class Origin(Struct, frozen=True):
 
 
 class Setting(Struct, frozen=True):
-    """One value that counts."""
+    """The effective value of a key."""
 
     key: Key
     value: Any
     origin: Origin
 
     def describe(self) -> str:
-        """The setting in a message: `15s (default)`."""
+        """Format the value for a message: `15s (default)`."""
         return f"{self.key.text(self.value)} ({self.origin})"
 
 
@@ -70,14 +70,14 @@ class LeaseSection(Struct, frozen=True):
 
 class WorkerSection(Struct, frozen=True):
     processes: int
-    #: None: one a core.
+    #: None for one per core.
     slots: int | None
     services: tuple[str, ...]
     allow: tuple[str, ...]
 
 
 class ServiceSection(Struct, frozen=True):
-    """`[defaults]`, or one `[service.NAME]`; None where nothing is said."""
+    """`[defaults]`, or one `[service.NAME]`. None for unset values."""
 
     match: str | None = None
     lane: str | None = None
@@ -99,34 +99,33 @@ class ServiceSection(Struct, frozen=True):
     report_after_ns: int | None = None
 
     def match_for(self, name: str) -> str:
-        """The lanes that the section of this name is for: if it does not say, all of the service
-        of that name."""
+        """Return the pattern of this section, by default all lanes of the service of its name."""
         return self.match or f"{_SPECIAL.sub(lambda found: f'[{found[0]}]', name)}/*"
 
     @property
     def longest_wait_ns(self) -> float:
-        """The longest step of its schedule."""
+        """The longest delay of the retry schedule."""
         return max(self.retries or (0,)) * (self.interval_ns or INTERVAL_NS)
 
 
 class Settings(Struct, frozen=True):
-    """All of it."""
+    """All settings."""
 
     broker: BrokerSection
-    #: Endpoints by dialect, of those that are set.
+    #: Endpoints by dialect, where set.
     listen: dict[str, tuple[str, ...]]
     lease: LeaseSection
     worker: WorkerSection
     defaults: ServiceSection
     services: dict[str, ServiceSection]
-    #: Every setting by its path, with its origin: all of the table, and what is set for services.
+    #: Every setting by path, with its origin: the whole table, and the set keys of services.
     all: dict[str, Setting]
     #: The file that was read.
     file: Path | None
-    #: Variables that look like settings and are none, each with what it may have been meant for.
+    #: Warnings about variables that look like settings.
     unknown_variables: tuple[str, ...]
 
-    def value(self, path: str) -> Any:  # noqa: ANN401  # whatever it is
+    def value(self, path: str) -> Any:  # noqa: ANN401  # any value
         return self.all[path].value
 
     def source(self, path: str) -> Source:

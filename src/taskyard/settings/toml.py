@@ -1,6 +1,6 @@
 """TOML of bounded depth: the standard library's parser takes hours for a key of 100,000 parts.
 
-Owns the limits on what is parsed. What the keys mean it does not know.
+Owns the limits on parsed documents. Independent of the meaning of keys.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any, Final
 #: Parts of one dotted key. Settings have three.
 KEY_PARTS_MAX: Final = 8
 
-#: Lines of a file. Each line that looks like a key is parsed once more for its place.
+#: Lines of a file. Each line that looks like a key is parsed again for its line number.
 LINES_MAX: Final = 20_000
 
-#: Strings of several lines and comments, in which nothing is a key.
+#: Multi-line strings and comments, which contain no keys.
 _LONG: Final = r'"""(?:[^\\]|\\.)*?(?:"""|\Z)' + r"|'''.*?(?:'''|\Z)" + r"|\#[^\n]*+"
-#: A part of a key, or a value. A quote that is never closed ends with its line.
+#: A part of a key, or a value. An unclosed quote ends with its line.
 _PART: Final = r'(?:[\w+-]++|"(?:[^"\\\n]|\\.)*+"?+' + r"|'[^'\n]*+'?+)"
 _TOKEN: Final = re.compile(rf"{_LONG}|{_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+", re.DOTALL)
 _ONE_PART: Final = re.compile(_PART)
 
 
 class TooDeep(ValueError):
-    """A document that is not parsed, because that would take too long."""
+    """A document that would take too long to parse."""
 
 
 def loads(text: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def loads(text: str) -> dict[str, Any]:
 
 
 def check(text: str) -> None:
-    """Refuse a document with too many lines, or with a key of too many parts. Takes linear time."""
+    """Refuse a document with too many lines or key parts. Takes linear time."""
     lines = text.count("\n")
     if lines > LINES_MAX:
         raise TooDeep(f"more than {LINES_MAX:,} lines")
@@ -49,7 +49,7 @@ def check(text: str) -> None:
 
 
 def _parts(token: str) -> int:
-    """Count the parts of a dotted key. A string of several lines, or a comment, is one."""
+    """Count the parts of a dotted key. A multi-line string or a comment is one part."""
     if token.startswith(('"""', "'''", "#")):
         return 1
     return sum(1 for _ in _ONE_PART.finditer(token))

@@ -1,7 +1,7 @@
-"""Values that people write: names, numbers, durations, multiples, whatever they are written in.
+"""Readers of user-written values: names, numbers, durations, multiples.
 
-A reader takes a value of TOML, JSON, a cell, a variable or Python and returns it in the form that
-we keep, or raises `InvalidValue` with what is wrong about it; who calls knows which key it was.
+A reader takes a value from TOML, JSON, a table cell, a variable or Python. It returns the internal
+form or raises `InvalidValue`. The caller adds the key.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from taskyard.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: A value in a message is cut to this length: it is to be recognised, not read.
+#: The length of a value in a message.
 SHOWN_CHARACTERS: Final = 60
 
-#: Equal texts become one object; a campaign has few different ones, or one a task.
+#: Cached texts: a campaign has few different ones, or one for each task.
 TEXTS_KEPT: Final = 4096
 
 UNITS_NS: Final = {
@@ -36,30 +36,30 @@ _NUMBER = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)"
 _DURATION = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in UNITS_NS))
 _SECONDS = re.compile(_NUMBER)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: TOML and JSON have lists; Python may give tuples.
+#: TOML and JSON have lists. Python may pass tuples.
 LISTS: Final = (list, tuple)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class InvalidValue(UserError):
-    """A value can't be used. The text follows the name of its key: `must be …`."""
+    """An invalid value. The text follows the key's name: `must be …`."""
 
 
 def shown(value: object) -> str:
-    """A value as it is shown in a message."""
+    """Format a value for a message, truncated."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
 def read_name(value: object) -> str:
-    """A name of a task, a service or a lane: one line of text."""
+    """Read the name of a task, service or lane: one line of text."""
     text = read_text(value)
     if is_plain(text):
         return text
     if not text:
         raise InvalidValue("must not be empty")
     if _CONTROL.search(text):
-        raise InvalidValue(f"must not have control characters, such as those in {shown(text)}")
+        raise InvalidValue(f"must not contain control characters, such as those in {shown(text)}")
     try:
         length = len(text.encode())
     except UnicodeEncodeError:
@@ -70,7 +70,7 @@ def read_name(value: object) -> str:
 
 
 def is_plain(text: str) -> bool:
-    """Nearly every name is: then nothing more needs to be looked at."""
+    """Return whether a name is valid by a quick test. Nearly all names are."""
     return text.isascii() and text.isprintable() and 0 < len(text) <= NAME_BYTES_MAX
 
 
@@ -92,7 +92,7 @@ def integer_reader(lowest: int, highest: int) -> Callable[[object], int]:
 
 
 def read_duration(value: object) -> int:
-    """Nanoseconds, of a text such as 1h30m or of a number of seconds."""
+    """Read a text such as 1h30m, or a number of seconds, as nanoseconds."""
     duration_ns = None
     if isinstance(value, str):
         duration_ns = parse_duration(value.strip())
@@ -110,7 +110,7 @@ def read_duration(value: object) -> int:
 
 @lru_cache(TEXTS_KEPT)
 def parse_duration(text: str) -> int | None:
-    """Nanoseconds; None of a text that is no duration."""
+    """Parse a duration to nanoseconds. None if the text is not a duration."""
     if _SECONDS.fullmatch(text):
         return int(Decimal(text) * SECOND_NS)
     found = _DURATION.fullmatch(text)
@@ -121,7 +121,7 @@ def parse_duration(text: str) -> int | None:
 
 
 def read_positive_duration(value: object) -> int:
-    """A duration that is not 0."""
+    """Read a duration above 0."""
     duration_ns = read_duration(value)
     if not duration_ns:
         raise InvalidValue("must be longer than 0")
@@ -129,7 +129,7 @@ def read_positive_duration(value: object) -> int:
 
 
 def read_multiples(value: object) -> tuple[float, ...]:
-    """A retry schedule, in multiples of the interval: a number n is n times one interval."""
+    """Read a retry schedule in multiples of the interval. A number n is n times one interval."""
     if type(value) is int and 0 <= value <= RETRIES_MAX:
         return _ones(value)
     if not isinstance(value, LISTS):
@@ -145,11 +145,11 @@ def read_multiples(value: object) -> tuple[float, ...]:
 
 @lru_cache(RETRIES_MAX + 1)
 def _ones(count: int) -> tuple[float, ...]:
-    """One object for all tasks with so many retries."""
+    """Return one shared tuple for all tasks with this many retries."""
     return (1,) * count
 
 
 def duration_text(duration_ns: int) -> str:
-    """A duration as a file has it, exactly."""
+    """Format a duration exactly, as in a file."""
     seconds, rest_ns = divmod(duration_ns, SECOND_NS)
     return f"{seconds}.{rest_ns:09}".rstrip("0") + "s" if rest_ns else f"{seconds}s"

@@ -217,12 +217,12 @@ def reply_before_commit() -> Iterator[None]:
     """Answers leave before what they say is durable."""
 
     def turn(self: Any) -> None:
-        arrived = self.port.receive(self._wait_ns())
-        answers = self._decide([*self._undelivered, *arrived])
+        arrived = self.transport.receive(self._wait_ns())
+        effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
         decided = self.scheduler.take_records()
         with suppress(JournalDamaged):  # a result that is not there yet
-            self._answers.complete(answers)
-        self._undelivered = self.port.send(answers)
+            self._results.fill(effects)
+        self._undelivered = self.transport.send(effects)
         if decided:
             self.store.commit(encode(decided), len(decided))
 
@@ -235,8 +235,8 @@ def failed_commit_ignored() -> Iterator[None]:
     """The broker answers although its journal has failed."""
 
     def turn(self: Any) -> None:
-        arrived = self.port.receive(self._wait_ns())
-        answers = self._decide([*self._undelivered, *arrived])
+        arrived = self.transport.receive(self._wait_ns())
+        effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
         decided = self.scheduler.take_records()
         failure = None
         if decided:
@@ -245,8 +245,8 @@ def failed_commit_ignored() -> Iterator[None]:
             except JournalFailed as failed:
                 failure = failed
         with suppress(JournalDamaged):
-            self._answers.complete(answers)
-        self._undelivered = self.port.send(answers)
+            self._results.fill(effects)
+        self._undelivered = self.transport.send(effects)
         if failure is not None:
             raise failure
 

@@ -1,4 +1,4 @@
-"""The end of SQLite's log, as SQLite itself sees it."""
+"""The end of SQLite's log, compared with SQLite itself."""
 
 import sqlite3
 from pathlib import Path
