@@ -12,8 +12,8 @@ from simulator.codecs.dialects import (
 )
 from simulator.codecs.native import NativeCodec
 from simulator.listeners import Listener, open_all
+from simulator.models import Violation
 from simulator.plan import draw
-from simulator.reference_model import Violation
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.model import Submission

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from simulator import plan
-from simulator.reference_model import ReferenceModel, Violation
+from simulator.models import Violation
+from simulator.reference_model import ReferenceModel
 from taskyard.core import records as r
 from taskyard.core.events import LaneOptions, Rule
 from taskyard.core.model import Submission, Terms

@@ -16,9 +16,7 @@ from msgspec import structs
 from simulator.codecs.dialects import DO, argument_of
 from simulator.listeners import Listener
 from simulator.measurements import status_of
-from simulator.network import Message
-from simulator.plan import NAMED_BY_BROKER, SECOND_NS, TRUNCATED
-from simulator.reference_model import (
+from simulator.models import (
     BLOCKED,
     CANCELLED,
     DELAYED,
@@ -28,9 +26,11 @@ from simulator.reference_model import (
     LEASED,
     READY,
     WAITING,
-    ReferenceModel,
     Violation,
 )
+from simulator.network import Message
+from simulator.plan import NAMED_BY_BROKER, SECOND_NS, TRUNCATED
+from simulator.reference_model import ReferenceModel
 from taskyard.core import effects, events, identity
 from taskyard.core import records as r
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from simulator.clock import SimClock, Timeline
+    from simulator.models import TaskModel, WorkerModel
     from simulator.plan import Plan
-    from simulator.reference_model import TaskModel, WorkerModel
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger

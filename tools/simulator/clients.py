@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from simulator.codecs.dialects import JOB, JobCodec, PingPongClientCodec, RoundRobinClientCodec
 from simulator.codecs.native import NativeCodec, streams
 from simulator.listeners import Listener
+from simulator.models import Violation
 from simulator.peers import Peer, RequestReplyPeer
 from simulator.plan import SECOND_NS
-from simulator.reference_model import Violation
 from taskyard.core import effects, events
 from taskyard.core.effects import Effect, Refusal
 from taskyard.core.model import Submission

@@ -7,17 +7,13 @@ wants to know how many there are. It shares no code with the scheduler's agenda.
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct, field
 
+from simulator.models import LEASED, READY, TaskModel
 from taskyard.core.events import LaneOptions, Rule
 from taskyard.core.states import TaskState
-
-if TYPE_CHECKING:
-    from simulator.reference_model import TaskModel
-
-READY, LEASED = TaskState.READY, TaskState.LEASED
 
 #: The place of a task that waits for the next run of its lane.
 WAITS: Final = -1

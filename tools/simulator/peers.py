@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from simulator.codecs.dialects import PlainCodec
 from simulator.listeners import Listener
+from simulator.models import Violation
 from simulator.plan import SECOND_NS
-from simulator.reference_model import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,6 +14,7 @@ from zlib import crc32
 from simulator.clock import WALL_START_NS
 from simulator.decoders import BY, decode
 from simulator.measurements import measured
+from simulator.models import Violation
 from simulator.plan import (
     MILLISECOND_NS,
     NAMED_BY_BROKER,
@@ -21,7 +22,6 @@ from simulator.plan import (
     SECOND_NS,
     TRUNCATED,
 )
-from simulator.reference_model import Violation
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.model import Result

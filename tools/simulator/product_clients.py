@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from simulator.codecs.dialects import DO, JOB
 from simulator.listeners import Listener
+from simulator.models import BLOCKED
 from simulator.plan import SECOND_NS
 from simulator.processes import SimProcess
-from simulator.reference_model import BLOCKED
 from simulator.sockets import ENDPOINT, Socket
 from taskyard.client import round_robin, session
 from taskyard.core import effects, events, identity

@@ -334,7 +334,7 @@ class WmpWorker(ProductWorker):
 
     def _networks(self) -> list[Network]:
         """Return the ways to the manager: itself, relays, or both."""
-        relays = [relay.network for relay in self.world.relays]
+        relays = self.world.relay_networks
         choice = crc32(b"%d ways of %s" % (self.world.plan.seed, self.name)) % 3
         if not relays or choice == 0:
             return [self.world.network]

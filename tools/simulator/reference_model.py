@@ -9,25 +9,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from msgspec import Struct, field, structs
+from msgspec import structs
 
 from simulator.lane_model import WAITS, LaneModels, goes_before
+from simulator.models import (
+    BLOCKED,
+    CANCELLED,
+    DELAYED,
+    DONE,
+    ENDED,
+    FAILED,
+    LEASED,
+    READY,
+    WAITING,
+    TaskModel,
+    Violation,
+    WorkerModel,
+)
 from taskyard.core import identity
 from taskyard.core import records as r
 from taskyard.core.events import LaneOptions
-from taskyard.core.model import Terms
 from taskyard.core.records import ReturnReason
 from taskyard.core.states import TaskState
-from taskyard.core.workers import WorkerFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulator.plan import Plan
-
-BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
-ENDED: Final = (DONE, CANCELLED)
-WAITING: Final = (BLOCKED, DELAYED, READY)
 
 #: When a task is tried again that its program died with, if no schedule says so.
 CRASH_NS: Final = 1_000_000_000
@@ -37,66 +45,6 @@ RATE_BURST_NS: Final = 100_000_000
 
 
 _Ending: TypeAlias = r.Finished | r.Failed | r.Returned | r.LeaseExpired
-
-
-class Violation(Exception):
-    """A promise was broken."""
-
-    def __init__(self, checker: str, text: str) -> None:
-        super().__init__(f"{checker}: {text}")
-        self.checker = checker
-
-
-class TaskModel(Struct):
-    """One task, as told so far."""
-
-    name: bytes
-    terms: Terms
-    lane: bytes
-    state: TaskState
-    #: Names that it still waits for.
-    after: dict[bytes, None]
-    due_ns: int
-    attempt: int = 0
-    failures: int = 0
-    losses: int = 0
-    worker: bytes = b""
-    #: LEASED: the record that gave it.
-    lease_record: int = 0
-    #: READY: its place at the back of its queue; 0 for at the front, -1 for in the next run.
-    place: int = 0
-    generation: int = 1
-    #: It ended FAILED and was asked to be tried again all the same, however old it is.
-    retried_after_failure: bool = False
-    #: It was said to be late.
-    reported: bool = False
-    #: When it came to its state, in virtual time.
-    since_ns: int = 0
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def queue(self) -> tuple[bytes, bytes, int]:
-        return self.terms.service, self.lane, self.terms.priority
-
-    @property
-    def lane_key(self) -> tuple[bytes, bytes]:
-        return self.terms.service, self.lane
-
-
-class WorkerModel(Struct):
-    """One worker, as told so far."""
-
-    facts: WorkerFacts
-    #: What it holds, by name.
-    held: dict[bytes, TaskModel] = field(default_factory=dict)
-    #: Slots of the tasks that it has answered and not yet freed, oldest first.
-    slots_kept: list[int] = field(default_factory=list)
-    #: The fewest of these since the broker's start: as many may never be freed.
-    kept_before: int = 0
-    #: The longest lease since it last held nothing.
-    lease_ns_max: int = 0
-    #: When that became shorter: a silence that was allowed until then may be too long at once.
-    lease_shortened_ns: int = 0
 
 
 class ReferenceModel:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from simulator import processes, product_workers
 from simulator.clients import CLIENTS, Client, JobClient, RequestMaker
 from simulator.codecs.dialects import DO
+from simulator.models import ENDED, LEASED, READY
 from simulator.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_rules_of_services
 from simulator.product_clients import NativeProductClient, RoundRobinProductClient
-from simulator.reference_model import ENDED, LEASED, READY
 from simulator.workers import KINDS as FOREIGN_KINDS
 from simulator.workers import Worker
 from taskyard.core import events, identity
@@ -26,8 +26,8 @@ from taskyard.core.model import Submission, Terms
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simulator.models import TaskModel
     from simulator.network import Network
-    from simulator.reference_model import TaskModel
     from simulator.world import World
 
 
@@ -55,6 +55,8 @@ class Scenario:
         self.services = [*world.plan.services]
         self.clients: list[Client] = []
         self.workers: list[AnyWorker] = []
+        #: Relays between workers and the broker.
+        self.relays: list[product_workers.RelayProgram] = []
         #: Clients that we ship.
         self.programs: list[NativeProductClient | RoundRobinProductClient] = []
         #: Names that some task waits for and nobody has submitted yet.
@@ -79,11 +81,16 @@ class Scenario:
         self._add_shipped_clients()
         if "wmp" in self.plan.size.workers:
             for number in range(self._fault_rng.choice((0, 1, 2))):
-                self.world.relays.append(product_workers.RelayProgram(self.world, b"r%d" % number))
-                self.world.relays[-1].start()
+                self._add_relay(b"r%d" % number)
         for number, kind in enumerate(self.plan.size.workers):
             self._add_worker(kind, b"w%d" % number)
         self.world.timeline.after(SECOND_NS // 4, self._inject_faults)
+
+    def _add_relay(self, name: bytes) -> None:
+        relay = product_workers.RelayProgram(self.world, name)
+        self.relays.append(relay)
+        self.world.relay_networks.append(relay.network)
+        relay.start()
 
     def _add_client(self, name: bytes) -> None:
         client = Client(self.world, name)
@@ -408,7 +415,7 @@ class Scenario:
         for worker in self.workers:
             self._fault_worker(worker, faults)
         self._fault_clients(faults)
-        for relay in self.world.relays:
+        for relay in self.relays:
             self._fault_relay(relay, faults)
         for network in self.world.networks():
             for name in [*network.links]:
@@ -500,7 +507,7 @@ class Scenario:
         world.faults.restart_ns_max = 100 * MILLISECOND_NS
         for network in world.networks():
             network.heal()
-        for program in (*world.relays, *self.programs):
+        for program in (*self.relays, *self.programs):
             program.start()
         world.clock.reset_wall_clock()
         if world.host.store.full:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from simulator import plan
+from simulator.broker_host import BrokerHost
 from simulator.clients import PingPongModelClient
+from simulator.models import Violation
 from simulator.mutations.registry import INVARIANT_MUTATIONS, WORKER_KINDS_OF
 from simulator.plan import SECOND_NS
-from simulator.reference_model import Violation
 from simulator.scenario import Scenario
 from simulator.world import World
 from taskyard.core.events import SubmitRequested, WatchRequested
@@ -68,7 +69,7 @@ def run(
             say(line)
     # The loops log what a person should know: without a handler Python would print it.
     logging.getLogger("taskyard").addHandler(_SILENT)
-    world = World(drawn, invariants=invariants, say=say)
+    world = World(drawn, BrokerHost, invariants=invariants, say=say)
     checker, text = "", ""
     try:
         _run_faulty_phase(world)

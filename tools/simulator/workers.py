@@ -26,6 +26,7 @@ from simulator.codecs.dialects import PingPongWorkerCodec, RoundRobinWorkerCodec
 from simulator.codecs.native import NativeCodec
 from simulator.listeners import DEFAULT, Listener
 from simulator.measurements import measured
+from simulator.models import Violation
 from simulator.peers import Peer, RequestReplyPeer
 from simulator.plan import (
     MILLISECOND_NS,
@@ -34,7 +35,6 @@ from simulator.plan import (
     SECOND_NS,
     TRUNCATED,
 )
-from simulator.reference_model import Violation
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.model import Result

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from simulator.broker_host import BrokerHost
 from simulator.checkers import Checker
 from simulator.clock import SimClock, Timeline
 from simulator.format import short_text
-from simulator.network import Network
+from simulator.network import BrokerInbox, Network
 from simulator.plan import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from simulator.peers import Peer
+    from simulator.disk import SimStore
     from simulator.plan import Plan
-    from simulator.product_workers import RelayProgram
+    from taskyard.core.events import RulesSet
+    from taskyard.core.ledger import Ledger
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -32,11 +32,32 @@ _RNG_SEED_OFFSET: Final = 1 << 40
 CALM_NS: Final = 10 * SECOND_NS
 
 
+class Host(BrokerInbox, Protocol):
+    """The machine of the broker."""
+
+    restarts: int
+    store: SimStore
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    def start(self) -> None: ...
+
+    def crash(self, why: str) -> None: ...
+
+    def set_rules(self, rules: RulesSet) -> None: ...
+
+
 class World:
     """Everything that peers and the broker's host can reach."""
 
     def __init__(
-        self, plan: Plan, *, invariants: bool = True, say: Callable[[str], None] | None = None
+        self,
+        plan: Plan,
+        make_host: Callable[[World], Host],
+        *,
+        invariants: bool = True,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.plan = plan
         self.faults = plan.faults
@@ -45,11 +66,10 @@ class World:
         self.timeline = Timeline()
         self.clock = SimClock(self.timeline)
         self.checker = Checker(plan, self.timeline, self.clock)
-        self.host = BrokerHost(self)
+        self.host = make_host(self)
         self.network = Network(self.timeline, self.rng, self.faults, self.host)
-        #: Relays between workers and the broker.
-        self.relays: list[RelayProgram] = []
-        self.peers: dict[bytes, Peer] = {}
+        #: The networks between workers and relays.
+        self.relay_networks: list[Network] = []
         #: Every name that was ever given to a task.
         self.names: list[bytes] = []
         #: Tasks that kill their worker.
@@ -74,7 +94,7 @@ class World:
 
     def networks(self) -> list[Network]:
         """Return the broker's network and those below relays."""
-        return [self.network, *(relay.network for relay in self.relays)]
+        return [self.network, *self.relay_networks]
 
     def trace(self, what: str, thing: object = "", frames: Sequence[bytes] = ()) -> None:
         """Something happened: part of the digest, and a line for whoever listens. The bytes that

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from simulator.reference_model import Violation
+from simulator.models import Violation
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.wire import dwork_pb2 as pb

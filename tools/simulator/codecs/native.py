@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from msgspec import structs
 
-from simulator.reference_model import Violation
+from simulator.models import Violation
 from taskyard.core import effects, events, identity
 from taskyard.core.effects import Refusal
 from taskyard.core.states import TaskState
