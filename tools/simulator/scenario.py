@@ -17,8 +17,8 @@ from simulator.codecs.dialects import DO
 from simulator.models import ENDED, LEASED, READY
 from simulator.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_rules_of_services
 from simulator.product_clients import NativeProductClient, RoundRobinProductClient
+from simulator.worker import Worker
 from simulator.workers import KINDS as FOREIGN_KINDS
-from simulator.workers import Worker
 from taskyard.core import events, identity
 from taskyard.core.events import DuplicatePolicy, Scope, UnknownPolicy
 from taskyard.core.model import Submission, Terms
