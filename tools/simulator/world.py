@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from enum import Enum
 from random import Random
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
+from msgspec import NODEFAULT, Struct
 
 from simulator.checkers import Checker
 from simulator.clock import SimClock, Timeline
-from simulator.format import short_text
 from simulator.network import BrokerInbox, Network
 from simulator.plan import SECOND_NS
 
@@ -108,3 +109,35 @@ class World:
     def digest(self) -> str:
         self._hash.update(self.host.store.head.chain)
         return self._hash.hexdigest()
+
+
+def short_text(thing: object) -> str:
+    """A thing in a few words: only what it does not share with every other of its kind."""
+    if isinstance(thing, Struct):
+        fields = msgspec.structs.fields(thing)
+        told = {
+            field.name: getattr(thing, field.name) for field in fields if _is_shown(thing, field)
+        }
+        return (
+            f"{type(thing).__name__}({', '.join(f'{k}={short_text(v)}' for k, v in told.items())})"
+        )
+    if isinstance(thing, bytes):
+        return thing.decode(errors="backslashreplace") or "''"
+    if isinstance(thing, Enum):
+        return thing.name
+    if isinstance(thing, list | tuple):
+        return f"[{', '.join(map(short_text, thing))}]"
+    if isinstance(thing, dict):
+        pairs = [f"{short_text(key)}: {short_text(value)}" for key, value in thing.items()]
+        return f"{{{', '.join(pairs)}}}"
+    return str(thing)
+
+
+def _is_shown(thing: Struct, field: msgspec.structs.FieldInfo) -> bool:
+    """An event's time is at the beginning of its line; a default goes without saying."""
+    value = getattr(thing, field.name)
+    if field.name == "now_ns":
+        return False
+    if field.default_factory is not NODEFAULT:
+        return bool(value != field.default_factory())
+    return bool(value != field.default)
