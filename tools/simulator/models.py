@@ -19,7 +19,7 @@ WAITING: Final = (BLOCKED, DELAYED, READY)
 
 
 class Violation(Exception):
-    """A promise was broken."""
+    """A broken promise, with the name of the checker that found it."""
 
     def __init__(self, checker: str, text: str) -> None:
         super().__init__(f"{checker}: {text}")
@@ -27,29 +27,29 @@ class Violation(Exception):
 
 
 class TaskModel(Struct):
-    """One task, as told so far."""
+    """A task, by the records so far."""
 
     name: bytes
     terms: Terms
     lane: bytes
     state: TaskState
-    #: Names that it still waits for.
+    #: Predecessors that have not ended.
     after: dict[bytes, None]
     due_ns: int
     attempt: int = 0
     failures: int = 0
     losses: int = 0
     worker: bytes = b""
-    #: LEASED: the record that gave it.
+    #: LEASED: the number of its record.
     lease_record: int = 0
-    #: READY: its place at the back of its queue; 0 for at the front, -1 for in the next run.
+    #: READY: its place in the queue, 0 at the front, -1 in the next run.
     place: int = 0
     generation: int = 1
-    #: It ended FAILED and was asked to be tried again all the same, however old it is.
+    #: It was FAILED and then retried, which overrides its expiry.
     retried_after_failure: bool = False
-    #: It was said to be late.
+    #: It was reported as late.
     reported: bool = False
-    #: When it came to its state, in virtual time.
+    #: When it entered its state, in virtual time.
     since_ns: int = 0
     lines: list[str] = field(default_factory=list)
 
@@ -63,16 +63,16 @@ class TaskModel(Struct):
 
 
 class WorkerModel(Struct):
-    """One worker, as told so far."""
+    """A worker, by the records so far."""
 
     facts: WorkerFacts
-    #: What it holds, by name.
+    #: Tasks that it holds, by name.
     held: dict[bytes, TaskModel] = field(default_factory=dict)
-    #: Slots of the tasks that it has answered and not yet freed, oldest first.
+    #: Slots of reported tasks that it has not freed yet, oldest first.
     slots_kept: list[int] = field(default_factory=list)
-    #: The fewest of these since the broker's start: as many may never be freed.
+    #: The fewest kept slots since the broker's start. These may never be freed.
     kept_before: int = 0
     #: The longest lease since it last held nothing.
     lease_ns_max: int = 0
-    #: When that became shorter: a silence that was allowed until then may be too long at once.
+    #: When `lease_ns_max` fell: a silence allowed until then may be too long at once.
     lease_shortened_ns: int = 0

@@ -1,9 +1,9 @@
-"""The clients that we ship, as simulated processes.
+"""The product's clients, as simulated processes.
 
     native       `client.session`, the loop of every Python client
     round-robin  `client.round_robin`, the loop of `taskyard rr client`
 
-A native client that crashes is started again and submits the same tasks once more, as a script does
+A native client that crashes is started again and submits the same tasks once more, like a script
 that is run again. Every task that it submitted must be settled for it.
 """
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 _Q: Final = pb.QueryMsg
 
-#: It waits for a broker for ever.
+#: It waits for a broker without limit.
 _LIMITS: Final = session.ReplyTimeouts(3600 * SECOND_NS, None)
 
 
 class SettableFuture:
-    """One task that a client waits for. Keeps `client.futures.SettableFuture`."""
+    """The future of one task. Implements `client.futures.SettableFuture`."""
 
     def __init__(self, client: NativeProductClient, name: bytes) -> None:
         self._client = client
@@ -73,13 +73,13 @@ class NativeProductClient(SimProcess):
 
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
-        #: What it submits, and when.
+        #: Tasks to submit, and their times.
         self.pending: list[tuple[int, session.PendingTask]] = []
-        #: Tasks that it submitted and that are not settled for it.
+        #: Submitted tasks that are not settled for it.
         self.open: dict[bytes, session.PendingTask] = {}
 
     def plan(self, when_ns: int, campaign: bytes, name: bytes, service: bytes) -> None:
-        """Submit a task at a time, or as soon as it runs then."""
+        """Submit a task at a time, or as soon as the process runs then."""
         terms = Terms(campaign=campaign, service=service)
         payload = DO + identity.spelling(campaign, name)
         parcel = session.PendingTask(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
@@ -134,7 +134,7 @@ class NativeProductClient(SimProcess):
         return (said,)
 
     def unsettled(self) -> list[bytes]:
-        """Return the tasks that it must still be told of: those that wait for nothing else."""
+        """Return the tasks without settlement so far that wait for nothing else."""
         tasks = self.world.checker.model.tasks
         return [name for name in self.open if name not in tasks or tasks[name].state is not BLOCKED]
 
@@ -205,8 +205,8 @@ def _full_name(parcel: session.PendingTask) -> bytes:
 
 
 def _ignore(_text: str) -> None:
-    """Print nothing: nobody reads it."""
+    """Print nothing."""
 
 
 def _ignore_level(_level: int, _text: str) -> None:
-    """Print nothing: nobody reads it."""
+    """Print nothing."""
