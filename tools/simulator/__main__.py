@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         and options.schedules is None
         and not (options.bug or options.bugs)
     ):
-        parser.error("--start goes with --schedules, --bug or --bugs; one schedule is just SEED")
+        parser.error("--start needs --schedules, --bug or --bugs")
     if options.bugs or options.bug:
         names = [*MUTATIONS] if options.bugs else [options.bug]
         return _hunt_all(names, options.start or 0, options.schedules or HUNT_SCHEDULES_MAX)
@@ -35,21 +35,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
-    parser.add_argument("seed", nargs="?", type=int, default=0, help="the schedule to run")
-    parser.add_argument("--schedules", type=_count, help="run so many schedules, from --start on")
+    parser.add_argument("seed", nargs="?", type=int, default=0, help="the seed of the schedule")
     parser.add_argument(
-        "--hours", type=float, default=0.0, help="stop after so many hours; 0: no limit"
+        "--schedules", type=_count, help="run N schedules, the first with the seed --start"
     )
-    parser.add_argument("--start", type=int, help="the first of many")
+    parser.add_argument(
+        "--hours", type=float, default=0.0, help="stop after N hours, 0 for no limit"
+    )
+    parser.add_argument("--start", type=int, help="the first seed of many")
     parser.add_argument(
         "--bug",
         choices=[*MUTATIONS],
         metavar="NAME",
         help="plant one of these: " + ", ".join(MUTATIONS),
     )
-    parser.add_argument("--bugs", action="store_true", help="plant every bug, one after the other")
-    parser.add_argument("--no-invariants", action="store_true", help="the checkers alone")
-    parser.add_argument("-q", "--quiet", action="store_true", help="only the digest")
+    parser.add_argument("--bugs", action="store_true", help="plant every bug in turn")
+    parser.add_argument("--no-invariants", action="store_true", help="run the checkers only")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only the digest")
     return parser
 
 

@@ -109,7 +109,7 @@ class BrokerHost:
             if world.rng.random() < world.faults.crash_between_sends:
                 raise Crashed("between the commit and a reply")
             for route, frames in self._listeners.reply(effect):
-                world.trace("sends", effect, frames)
+                world.trace("broker sends", effect, frames)
                 world.checker.on_sent(route, frames)
                 if not world.network.to_peer(route, frames, leaves_ns):
                     world.checker.on_disconnected(route)
@@ -198,7 +198,7 @@ class BrokerHost:
             except JournalDamaged as refused:
                 world.trace("damage refused", str(refused))
             else:
-                raise Violation("damage", "a journal that lost what its witness saw was believed")
+                raise Violation("damage", "a damaged journal was accepted")
 
     def crash(self, why: str) -> None:
         world = self._world
@@ -267,4 +267,4 @@ class BrokerHost:
             self._turned_ns, self._turns_at_once = now_ns, 0
         self._turns_at_once += 1
         if self._turns_at_once > TURNS_AT_ONCE_MAX:
-            raise Violation("spinning", "the broker turns again and again and nothing happens")
+            raise Violation("busy loop", "the broker turns in a busy loop")

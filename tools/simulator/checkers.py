@@ -280,8 +280,8 @@ class Checker:
     def _last_seen_ns(self, worker: bytes) -> int:
         """Return when the holder of a name last sent a message, or when the broker started."""
         process = self.model.workers[worker].facts.incarnation
-        heard_ns = self._process_seen_ns.get((worker, process), 0)
-        return max(self._last_seen_by_worker.get(worker, 0), heard_ns, self._up_ns or 0)
+        seen_ns = self._process_seen_ns.get((worker, process), 0)
+        return max(self._last_seen_by_worker.get(worker, 0), seen_ns, self._up_ns or 0)
 
     def on_sent(self, route: bytes, frames: Sequence[bytes]) -> None:
         """Check messages of the broker that peers can't check alone."""
@@ -328,7 +328,7 @@ class Checker:
         """Check what must hold at the end of a turn."""
         self.model.lanes.fresh = False
         if self._refunds_due:
-            raise Violation("refund", f"{[*self._refunds_due]} were heard again")
+            raise Violation("refund", f"{[*self._refunds_due]} sent messages and were not refunded")
         self._draining.update(self._drain_next)
         self._drain_next = {}
 
@@ -352,7 +352,7 @@ class Checker:
         model = self.model
         if ledger.record != model.records:
             raise Violation("recovery", f"{when}: {ledger.record} of {model.records} records")
-        told = {
+        expected = {
             task_model.name: (
                 task_model.state,
                 task_model.attempt,
@@ -376,15 +376,16 @@ class Checker:
             for task in ledger.tasks.values()
             if task.state not in ENDED
         }
-        for name in [*told, *known]:
-            one, other = told.get(name), known.get(name)
+        for name in [*expected, *known]:
+            one, other = expected.get(name), known.get(name)
             if one != other:
                 task_model = model.tasks.get(name)
-                model.require(False, "recovery", f"{when}: {other}, and was told {one}", task_model)  # noqa: FBT003
+                text = f"{when}: {other}, by the journal {one}"
+                model.require(False, "recovery", text, task_model)  # noqa: FBT003
         lanes = _lane_state(ledger)
         if lanes != model.lanes.snapshot():
             raise Violation(
-                "recovery", f"{when}: lanes {lanes}, and were told {model.lanes.snapshot()}"
+                "recovery", f"{when}: lanes {lanes}, by the journal {model.lanes.snapshot()}"
             )
         replaced = {key: one.returned for key, one in ledger.replaced.items()}
         if replaced != self._replaced:
@@ -467,7 +468,7 @@ class Checker:
         """Require that a task waits for every predecessor of its request, unless that is done or
         ignored."""
         if self._full_ns is not None and self._timeline.now_ns > self._full_ns + 2 * SECOND_NS:
-            raise Violation("full", "a submission was taken while the disk is full")
+            raise Violation("full", "a submission was accepted while the disk is full")
         submission = record.submission
         if submission.names[0].startswith(NAMED_BY_BROKER):
             self._check_job(submission)
@@ -481,9 +482,9 @@ class Checker:
             kept = submission.after[index] if submission.after is not None else []
             own = [one for one in own if self._waits_as_asked(name, kept, one)]
             if not own:
-                raise Violation("dependency", f"{name!r} waits for {kept}, and was not asked to")
+                raise Violation("dependency", f"{name!r} waits for {kept}, which no request names")
             if not any(self._is_as_asked(record, index, name, one) for one in own):
-                raise Violation("asked", f"{name!r} is not what was asked for in {own}")
+                raise Violation("request", f"{name!r} differs from its request {own}")
 
     def _is_as_asked(
         self, record: r.Submitted, index: int, name: bytes, asked: events.SubmitRequested
@@ -514,9 +515,9 @@ class Checker:
         job, name = submission.payloads[0], submission.names[0]
         asked = [one for one in self._turn if isinstance(one, events.SubmitRequested)]
         if not any(one.submission.names == [job] for one in asked):
-            raise Violation("asked", f"nobody asked for {job!r}")
+            raise Violation("request", f"{job!r} was never requested")
         if job in self._job_names:
-            raise Violation("twice", f"{job!r} was asked for once, and made twice")
+            raise Violation("twice", f"{job!r} was requested once and made twice")
         self._job_names[job] = name
 
     def _task_name(self, name: bytes) -> bytes:
@@ -536,9 +537,9 @@ class Checker:
             return
         ends = (FAILED, CANCELLED, BLOCKED) if failed else (DONE,)  # behind a failure
         if not any((name, end) in self.model.states_reached for end in ends):
-            raise Violation("told", f"{job!r} was told as {text!r}, and never was {ends}")
+            raise Violation("reply", f"the reply to {job!r} is {text!r}, and it never was {ends}")
         if not failed and text not in self._results.get(name, {}):
-            raise Violation("told", f"{text!r} was never the result of {job!r}")
+            raise Violation("reply", f"{text!r} was never the result of {job!r}")
 
     def _waits_as_asked(
         self, name: bytes, kept: list[bytes], asked: events.SubmitRequested
@@ -579,7 +580,7 @@ class Checker:
         for key in zip(record.names, record.attempts, strict=True):
             self._leased_ns[key] = record.at_ns
         if record.worker in self._draining:
-            raise Violation("draining", f"{record.worker!r} is to go away and gets {record.names}")
+            raise Violation("draining", f"{record.worker!r} is draining and gets {record.names}")
 
     def _check_lost(self, worker: bytes) -> None:
         """Require that a lost worker came back as another process or had no heartbeat."""
@@ -620,16 +621,16 @@ class Checker:
         lease_timeout_ns = worker_model.facts.lease_timeout_ns and max(
             [worker_model.facts.lease_timeout_ns, *held_ns]
         )
-        heard_ns = self._last_seen_ns(worker)
+        seen_ns = self._last_seen_ns(worker)
         now_ns = self._timeline.now_ns
         least_ns = lease_timeout_ns
         if self._contested_until_ns.get(worker, 0) >= now_ns:
             least_ns = min(lease_timeout_ns, MISSED_HEARTBEATS * worker_model.facts.heartbeat_ns)
-        if not lease_timeout_ns or now_ns < heard_ns + least_ns:
-            raise Violation("early", f"{worker!r} was given up too early: heard at {heard_ns}")
+        if not lease_timeout_ns or now_ns < seen_ns + least_ns:
+            raise Violation("early", f"{worker!r} was lost too early: last message at {seen_ns}")
         ends_ns = (
             max(
-                heard_ns + max(lease_timeout_ns, worker_model.lease_ns_max),
+                seen_ns + max(lease_timeout_ns, worker_model.lease_ns_max),
                 worker_model.lease_shortened_ns,
             )
             + LATE_NS_MAX
@@ -637,7 +638,7 @@ class Checker:
         if worker.startswith(dialect.ROUND_ROBIN):
             ends_ns += STALE_NS_MAX
         if now_ns > ends_ns:
-            raise Violation("late", f"{worker!r} was given up too late: heard at {heard_ns}")
+            raise Violation("late", f"{worker!r} was lost too late: last message at {seen_ns}")
 
     def check_timeouts(self) -> None:
         """Require that no worker exceeds its lease time."""
@@ -646,14 +647,12 @@ class Checker:
         now_ns = self._timeline.now_ns
         for name, worker_model in self.model.workers.items():
             lease_timeout_ns = max(worker_model.facts.lease_timeout_ns, worker_model.lease_ns_max)
-            heard_ns = self._last_seen_ns(name)
-            ends_ns = (
-                max(heard_ns + lease_timeout_ns, worker_model.lease_shortened_ns) + LATE_NS_MAX
-            )
+            seen_ns = self._last_seen_ns(name)
+            ends_ns = max(seen_ns + lease_timeout_ns, worker_model.lease_shortened_ns) + LATE_NS_MAX
             if name.startswith(dialect.ROUND_ROBIN):
                 ends_ns += STALE_NS_MAX
             if lease_timeout_ns and now_ns > ends_ns:
-                raise Violation("late", f"{name!r} is silent since {heard_ns}: {worker_model}")
+                raise Violation("late", f"{name!r} sent nothing since {seen_ns}: {worker_model}")
             self._check_leaked(name, worker_model)
 
     def _check_leaked(self, name: bytes, worker_model: WorkerModel) -> None:
@@ -676,19 +675,19 @@ class Checker:
         """Require that only leases of before a restart end by it, and none too early."""
         task_models = [self.model.tasks[name] for name in record.names]
         if not all(map(self._is_from_before_restart, task_models)):
-            raise Violation("taken", f"{record} and it was leased since the restart")
+            raise Violation("taken", f"{record}, leased since the restart")
         lease_ns = self.model.workers[record.worker].facts.restart_lease_ns
         ends_ns = (self._up_ns or 0) + lease_ns - WALL_DRIFT_NS_MAX
         is_lost = self._registered_again(record.worker) or self._is_lost_by_dialect(record.worker)
         if not lease_ns or (self._timeline.now_ns < ends_ns and not is_lost):
-            raise Violation("early", f"{record} and the broker is up since {self._up_ns}")
+            raise Violation("early", f"{record}, and the broker is up since {self._up_ns}")
 
     def check_ready(self, revive_ns: int) -> None:
         """Require that no task waits long that an available worker could run."""
         for task_model in self.model.tasks.values():
             waits_ns = self._timeline.now_ns - max(task_model.since_ns, revive_ns)
             late = task_model.state is READY and waits_ns > READY_NS_MAX
-            self.model.require(not late, "forgotten", "is ready, and nobody gets it", task_model)
+            self.model.require(not late, "forgotten", "is ready and not assigned", task_model)
 
     def check_due(self) -> None:
         """Require that delayed tasks come due in time. Skipped where the wall clock jumps."""
@@ -699,8 +698,8 @@ class Checker:
             late = task_model.state is DELAYED and task_model.due_ns + LATE_NS_MAX < wall_ns
             self.model.require(not late, "late", "is due and does not come due", task_model)
             waits = task_model.state in (*WAITING, LEASED) and not task_model.reported
-            unsaid = waits and 0 < task_model.terms.report_ns < wall_ns - LATE_NS_MAX
-            self.model.require(not unsaid, "lateness", "is late, and nobody says so", task_model)
+            unreported = waits and 0 < task_model.terms.report_ns < wall_ns - LATE_NS_MAX
+            self.model.require(not unreported, "lateness", "is late and not reported", task_model)
 
     def _check_returned(self, record: r.Returned) -> None:
         """Require that a task is only returned after a message of its worker that explains it."""
@@ -711,13 +710,13 @@ class Checker:
             return
         if record.worker.startswith(_TIMED_OUT_BY_DIALECT) and reason is not ReturnReason.LEFT:
             if not self._is_lost_by_dialect(record.worker) and self._was_sent(record):
-                raise Violation("taken", f"{record} and the worker is there")
+                raise Violation("taken", f"{record}, and the worker is connected")
             return
         sent_events = _RETURNED_AFTER.get(reason, events.TasksReported)
         if not any(isinstance(one, sent_events) for one in own):
-            raise Violation("taken", f"{record} and the worker said nothing of it")
+            raise Violation("taken", f"{record} without a message of its worker")
         if reason is ReturnReason.RESTARTED and not self._registered_again(record.worker):
-            raise Violation("name", f"{record} and its holder was not reported dead")
+            raise Violation("name", f"{record}, and its holder was not reported dead")
         if reason is ReturnReason.UNLISTED:
             self._check_unlisted(record)
 
@@ -734,7 +733,7 @@ class Checker:
         ]
         for name, attempt in zip(record.names, record.attempts, strict=True):
             if all(held.get(name) == attempt for held in lists):
-                raise Violation("taken", f"{name!r} was taken from a worker that lists it")
+                raise Violation("taken", f"{name!r} was returned from a worker that lists it")
 
     def _check_runs(self, record: r.Finished | r.Failed | r.Postponed | r.Returned) -> None:
         """Require that each run belongs to its attempt and lies within the lease."""
@@ -760,7 +759,7 @@ class Checker:
             }
             if not any(isinstance(record, _FOLLOWS[outcome]) for outcome in outcomes):
                 task_model = self.model.tasks[name]
-                text = f"{type(record).__name__} of attempt {attempt}, never so reported by"
+                text = f"{type(record).__name__} of attempt {attempt}, never reported by"
                 self.model.require(False, "stale", f"{text} {record.worker!r}", task_model)  # noqa: FBT003
             if isinstance(record, r.Failed) and Outcome.FAILED_FINAL not in outcomes:
                 task_model = self.model.tasks[name]
@@ -799,31 +798,33 @@ class Checker:
         waiting = [name for name, names in zip(event.submission.names, after, strict=True) if names]
         for name in event.submission.names:
             if name not in waiting and name not in self.model.tasks:
-                raise Violation("lost", f"{name!r} is sound and was refused with its neighbours")
+                raise Violation("lost", f"{name!r} is valid and was refused with others")
 
     def _check_result(self, name: bytes, text: bytes, bytes_total: int) -> None:
         """Require that a result is durable, and marked as truncated if it is."""
         if text not in self._results.get(name, {}):
-            raise Violation("told", f"{text!r} was never the result of {name!r}")
+            raise Violation("reply", f"{text!r} was never the result of {name!r}")
         if bool(bytes_total) != text.startswith(TRUNCATED):
-            raise Violation("truncated", f"{text!r} of {name!r} was told as of {bytes_total} bytes")
+            raise Violation(
+                "truncated", f"{text!r} of {name!r} was sent as one of {bytes_total} bytes"
+            )
 
     def _check_view(self, view: effects.TaskView) -> None:
         self._check_settled(view.name, view.state)
         if view.worker and self.model.leases.get((view.name, view.attempt)) != view.worker:
-            raise Violation("told", f"{view.name!r} was never held by {view.worker!r}")
+            raise Violation("reply", f"{view.name!r} was never held by {view.worker!r}")
 
     def _check_answer(self, effect: effects.StatsReply | effects.TaskOutput) -> None:
         if isinstance(effect, effects.StatsReply):
             if effect.stats.records > self.model.records:
-                raise Violation("told", f"{effect.stats.records} records are not in the journal")
+                raise Violation("reply", f"{effect.stats.records} records are not in the journal")
         elif effect.text and effect.text not in self._outputs.get(effect.name, {}):
-            raise Violation("told", f"{effect.name!r} never printed {effect.text!r}")
+            raise Violation("reply", f"{effect.name!r} never printed {effect.text!r}")
 
     def _check_settled(self, name: bytes, state: TaskState) -> None:
         """Require that a state that a client receives is durable."""
         if (name, state) not in self.model.states_reached:
-            raise Violation("told", f"{name!r} was never {state.name}")
+            raise Violation("reply", f"{name!r} was never {state.name}")
 
     def on_assigned(self, assign: effects.Assign) -> None:
         for name, attempt in zip(map(self._task_name, assign.names), assign.attempts, strict=True):
@@ -835,14 +836,16 @@ class Checker:
     def on_reporting(
         self, worker: bytes, names: list[bytes], attempts: list[int] | None, outcomes: list[Outcome]
     ) -> None:
-        told = [ANY_ATTEMPT] * len(names) if attempts is None else attempts
-        for name, attempt, outcome in zip(map(self._task_name, names), told, outcomes, strict=True):
+        reported = [ANY_ATTEMPT] * len(names) if attempts is None else attempts
+        for name, attempt, outcome in zip(
+            map(self._task_name, names), reported, outcomes, strict=True
+        ):
             self._reports.setdefault((worker, name, attempt), {})[outcome] = None
 
     def was_cancelled(self, name: bytes) -> bool:
         return (self._task_name(name), CANCELLED) in self.model.states_reached
 
-    def on_report_ack(self, event: Event, noted: effects.ReportAck) -> None:
+    def on_report_ack(self, event: Event, ack: effects.ReportAck) -> None:
         """Require that an acknowledged report is in the journal."""
         if not isinstance(event, events.TasksReported) or event.attempts is None:
             return
@@ -850,8 +853,8 @@ class Checker:
             outcome = Outcome.DONE if event.outcomes is None else event.outcomes[index]
             ends = self._ends.get((name, attempt), [])
             kept = any(isinstance(end, _FOLLOWS[outcome]) for end in ends)
-            if name not in noted.missing and not kept:
-                text = f"{outcome.name} of attempt {attempt} was noted and is not in the journal"
+            if name not in ack.missing and not kept:
+                text = f"acknowledged {outcome.name} of attempt {attempt} is not in the journal"
                 self.model.require(False, "lost", text, self.model.tasks.get(name))  # noqa: FBT003
 
     def disk_full(self, *, full: bool) -> None:
@@ -868,12 +871,12 @@ class Checker:
             terms = task_model.terms
             waits = task_model.state in WAITING and not task_model.retried_after_failure
             if waits and 0 < terms.expires_hard_ns < wall_ns - 2 * SECOND_NS:
-                self.model.require(False, "expiry", "is too old and waits", task_model)  # noqa: FBT003
+                self.model.require(False, "expiry", "has expired and waits", task_model)  # noqa: FBT003
             if task_model.name in poisoned and task_model.state is DONE:
-                self.model.require(False, "poison", "nobody can have done it", task_model)  # noqa: FBT003
+                self.model.require(False, "poison", "is poisoned and DONE", task_model)  # noqa: FBT003
         for name in self._accepted:
             if name not in self.model.tasks:
-                raise Violation("lost", f"{name!r} was accepted and is gone")
+                raise Violation("lost", f"{name!r} was accepted and is missing")
         self._check_nothing_held()
 
     def _check_nothing_held(self) -> None:

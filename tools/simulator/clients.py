@@ -122,8 +122,8 @@ class Client(Peer):
 
     def resend_answered(self) -> None:
         """Send an answered request again, which must be harmless."""
-        said = [one for one in self._sent.values() if isinstance(one, events.SubmitRequested)]
-        harmless = [one for one in said if one.repeat is events.DuplicatePolicy.IGNORE]
+        sent = [one for one in self._sent.values() if isinstance(one, events.SubmitRequested)]
+        harmless = [one for one in sent if one.repeat is events.DuplicatePolicy.IGNORE]
         if harmless:
             self.send(self.rng.choice(harmless))
 
@@ -210,7 +210,7 @@ class JobClient(Client):
         request: int = getattr(effect, "request", 0)
         event = self.open.pop(request, None)
         if not isinstance(event, events.SubmitRequested):
-            raise Violation("answers", f"{effect} answers what was never asked, or was answered")
+            raise Violation("answers", f"{effect} answers no open request")
         if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
             self.after(FULL_NS, partial(self.send_new, self.job))
             return

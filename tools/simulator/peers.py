@@ -100,7 +100,7 @@ class Peer:
         if process != self.process or not self.hung:
             return
         self.hung = False
-        self.world.trace("goes on", self.name)
+        self.world.trace("continues", self.name)
         backlog, self._backlog = self._backlog, []
         for action in backlog:
             self._do(process, action)
@@ -112,7 +112,7 @@ class Peer:
 
     def _on_frames(self, frames: tuple[bytes, ...]) -> None:
         for effect in self.codec.decode(frames):
-            self.world.trace("hears", effect)
+            self.world.trace("peer receives", effect)
             self.on(effect)
 
     def send(self, *sent_events: Event) -> None:
@@ -120,7 +120,7 @@ class Peer:
         self.transmit(self.codec.encode(sent_events), sent_events)
 
     def transmit(self, frames: Sequence[bytes], sent_events: tuple[Event, ...]) -> None:
-        self.world.trace("says", sent_events[-1], frames)
+        self.world.trace("peer sends", sent_events[-1], frames)
         if self._link is not None:
             self.world.network.to_broker(self._link, frames, sent_events)
 

@@ -114,7 +114,7 @@ class SimProcess:
 
     def _resume(self, process: int) -> None:
         if process == self.process and self.hung:
-            self.world.trace("goes on", self.name)
+            self.world.trace("continues", self.name)
             self.hung = False
             self.wake()
 
@@ -153,7 +153,7 @@ class SimProcess:
     def _check_busy_loop(self, wait_ns: int) -> None:
         self._turns_at_once = 0 if wait_ns or self._has_arrived else self._turns_at_once + 1
         if self._turns_at_once > TURNS_AT_ONCE_MAX:
-            raise Violation("spinning", f"{self.name!r} turns again and again, and nothing happens")
+            raise Violation("busy loop", f"{self.name!r} turns in a busy loop")
 
     # Overridden by each program.
 
@@ -203,7 +203,7 @@ class SimRunner:
 
     def start(self, job: Job) -> None:
         if job.key in self._seen:
-            raise Violation("hands", f"{self._program.name!r} begins {job.key} a second time")
+            raise Violation("runner", f"{self._program.name!r} begins {job.key} a second time")
         self._seen[job.key] = None
         self._program.served_ns = self._world.timeline.now_ns
         if self._sends_attempts:
@@ -363,11 +363,11 @@ class ProductWorker(SimProcess):
 
     def decode_sent(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
         """Decode an outgoing message, and note the reports in it."""
-        said = decode(route, frames)
+        sent = decode(route, frames)
         checker = self.world.checker
-        for one in said:
+        for one in sent:
             if isinstance(one, events.TasksReported):
                 checker.on_reporting(one.worker, one.names, one.attempts, one.outcomes or [])
-        if said:
-            self.world.trace("says", said[-1], frames)
-        return said
+        if sent:
+            self.world.trace("peer sends", sent[-1], frames)
+        return sent

@@ -50,9 +50,9 @@ class SettableFuture:
         return self._is_done
 
     def settle(self, state: TaskState, result: Result) -> None:
-        told = effects.Settled(b"", 0, [self._name], [state], [result.text])
-        told.truncated = {self._name: result.bytes_total} if result.bytes_total else None
-        self._client.world.checker.on_client_reply(None, told)
+        settled = effects.Settled(b"", 0, [self._name], [state], [result.text])
+        settled.truncated = {self._name: result.bytes_total} if result.bytes_total else None
+        self._client.world.checker.on_client_reply(None, settled)
         self._end()
 
     def set_result(self, result: object, /) -> None:
@@ -129,9 +129,9 @@ class NativeProductClient(SimProcess):
             [one.terms for one in parcels],
             terms_at=[*range(len(parcels))],
         )
-        said = events.SubmitRequested(0, b"", asked, query.request)
-        self.world.trace("says", said, frames)
-        return (said,)
+        sent = events.SubmitRequested(0, b"", asked, query.request)
+        self.world.trace("peer sends", sent, frames)
+        return (sent,)
 
     def unsettled(self) -> list[bytes]:
         """Return the tasks without settlement so far that wait for nothing else."""
@@ -179,9 +179,9 @@ class RoundRobinProductClient(SimProcess):
         if command != b"\x04":
             return ()
         job = self._asked[number] = arguments[1]
-        said = events.SubmitRequested(0, b"", Submission([job], [job]))
-        self.world.trace("says", said, frames)
-        return (said,)
+        sent = events.SubmitRequested(0, b"", Submission([job], [job]))
+        self.world.trace("peer sends", sent, frames)
+        return (sent,)
 
     def _on_received(self, frames: Sequence[bytes]) -> None:
         _, _, command, number, *rest = frames

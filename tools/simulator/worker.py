@@ -1,4 +1,4 @@
-"""The base of all model workers: facts, tasks in hand, reports, restarts.
+"""The base of model workers: facts, held tasks, reports, restarts.
 
 Knows no dialect. `workers` has a class for each of them.
 """
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
 
-#: How long a worker waits for an answer before it repeats itself.
+#: How long a worker waits for a reply before it resends.
 REPLY_TIMEOUT_NS: Final = 1500 * MILLISECOND_NS
 
-#: Incarnations of one worker; those of another with the same name begin after them.
+#: Incarnations of one worker. Those of another with the same name begin after them.
 INCARNATIONS_MAX: Final = 1_000_000
 
 #: Refusals of a process that does not hold its name.
@@ -48,28 +48,28 @@ _UNUSUAL_OUTCOMES: Final = (
 
 
 class HeldTask(Struct):
-    """A task in a worker's hands."""
+    """A task that a worker holds."""
 
-    #: 0: its dialect does not say.
+    #: 0: its dialect has no attempts.
     attempt: int
-    #: It is done with it, and says so until that is noted.
+    #: It is done. The worker reports it until that is acknowledged.
     reported: bool = False
 
 
 class Worker(Peer):
-    """What all workers share: facts, tasks in hand, reports that are repeated until noted."""
+    """The base of all kinds: facts, held tasks, reports repeated until acknowledged."""
 
     kind = ""
     sends_attempts = True
     dies_on_poison = True
-    #: It has words for how far it is, and for giving a task back.
+    #: Its dialect has messages for progress and for returning a task.
     sends_progress = True
     returns_tasks = True
-    #: It says which process of its name it is, and how often it sends heartbeats.
+    #: It sends its incarnation and its heartbeat interval.
     sends_incarnation = False
-    #: Tells it from other workers of the same name.
+    #: Distinguishes workers of one name.
     twin = 0
-    #: It is started again by somebody who has seen the process before end, and says so.
+    #: A supervisor restarts it, and reports the end of the former process.
     is_supervised = True
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
@@ -79,14 +79,14 @@ class Worker(Peer):
         self.held: dict[bytes, HeldTask] = {}
         self.open: dict[int, Event] = {}
         self.seen: dict[bytes, int] = {}
-        #: Names of what is done and not yet reported.
+        #: Names of tasks that are done and not reported yet.
         self.done: list[bytes] = []
         self.on_assigned: effects.Assign | None = None
         self.request = 0
         self.heard_ns = 0
-        #: It has been told to go and comes back no more.
+        #: It was dismissed and does not come back.
         self.retired = False
-        #: It goes on after a restart of the broker, and does not begin anew.
+        #: It continues after a restart of the broker without registering again.
         self.stays = bool(crc32(b"%d %s" % (world.plan.seed, name)) & 1)
 
     @property
@@ -129,10 +129,10 @@ class Worker(Peer):
         return self.request
 
     def register(self) -> None:
-        """Say that it is there."""
+        """Register with the broker."""
 
     def on_heartbeat_timer(self) -> None:
-        """Heartbeat, and whatever else is to be done from time to time."""
+        """Send a heartbeat and due reports, and set the next timer."""
         self.after(self.heartbeat_ns, self.on_heartbeat_timer)
         self.send_heartbeat()
         self.maybe_report()
@@ -168,7 +168,7 @@ class Worker(Peer):
         self.on_assigned = assign
         for name, attempt in zip(assign.names, assign.attempts, strict=True):
             if attempt and self.seen.get(name, 0) >= attempt:
-                continue  # a copy, or one that was overtaken
+                continue  # a duplicate, or overtaken by a later attempt
             self.seen[name] = attempt
             self.held[name] = HeldTask(attempt)
             self.after(self.work_ns(), partial(self.work, name, attempt))
@@ -178,7 +178,7 @@ class Worker(Peer):
         return self.rng.randrange(most_ns) + 1
 
     def work(self, name: bytes, attempt: int) -> None:
-        """The end of a task's work."""
+        """Finish the work on a task."""
         held = self.held.get(name)
         if held is None or held.attempt != attempt or held.reported:
             return
@@ -188,9 +188,9 @@ class Worker(Peer):
             return
         if self.sends_progress and self.chance(self.world.faults.progress):
             output = b"half of " + name
-            told = events.TasksProgressed(0, self.name, [name], [attempt], [50], [output])
-            told.request = self.next_request()
-            self.send(told)
+            progress = events.TasksProgressed(0, self.name, [name], [attempt], [50], [output])
+            progress.request = self.next_request()
+            self.send(progress)
         held.reported = True
         poisoned = name in self.world.poisoned and not self.dies_on_poison
         if poisoned or (self.returns_tasks and self.chance(self.world.faults.transfers)):
@@ -200,7 +200,7 @@ class Worker(Peer):
             self.maybe_report()
 
     def maybe_report(self) -> None:
-        """Report what is done, or wait until there is more to tell."""
+        """Report done tasks, or wait for more of them."""
         working = any(not one.reported for one in self.held.values())
         if not (working and self.chance(self.world.faults.batches)):
             names = [name for name in dict.fromkeys(self.done) if name in self.held]
@@ -208,7 +208,7 @@ class Worker(Peer):
             self.report(names)
 
     def die(self) -> None:
-        """And come back, as another process."""
+        """Crash, and come back as another process."""
         self.crash()
         delay_ns = 1 + self.rng.randrange(self.world.faults.restart_ns_max)
         self.world.timeline.after(delay_ns, self.start)
@@ -236,10 +236,10 @@ class Worker(Peer):
             self.report_all(self.on_assigned)
 
     def report_all(self, assign: effects.Assign) -> None:
-        """Say that everything is done which came with the latest assignment, once more."""
+        """Report the whole latest assignment as done, once more."""
         names, attempts = assign.names, assign.attempts
         if any(name in self.world.poisoned for name in names):
-            return  # nobody can have done that
+            return  # a poisoned task can't be done
         request = self.next_request()
         report = events.TasksReported(0, self.name, names, attempts, request=request)
         done = [Outcome.DONE] * len(names)
@@ -260,7 +260,7 @@ class Worker(Peer):
         return Outcome.DONE
 
     def return_task(self, name: bytes) -> None:
-        """Give a task back, perhaps with another one, perhaps to wait for others first."""
+        """Return a task, perhaps with another one, perhaps with dependencies."""
         names = [name, *(other for other, one in self.held.items() if not one.reported)][:2]
         for one in names:
             self.held[one].reported = True
@@ -279,31 +279,31 @@ class Worker(Peer):
         event = self.open.get(request)
         if event is not None:
             self.send(event)
-            patience = partial(self._retry_after_timeout, request, healthy=self.healthy)
-            self.after(REPLY_TIMEOUT_NS, patience)
+            retry = partial(self._retry_after_timeout, request, healthy=self.healthy)
+            self.after(REPLY_TIMEOUT_NS, retry)
 
     def _retry_after_timeout(self, request: int, *, healthy: bool) -> None:
         if healthy and self.world.is_calm and request in self.open:
             raise Violation("unanswered", f"{self.name!r}: {self.open[request]}")
         self._resend(request)
 
-    def on_report_ack(self, noted: effects.ReportAck) -> None:
-        event = self.open.pop(noted.request, None)
+    def on_report_ack(self, ack: effects.ReportAck) -> None:
+        event = self.open.pop(ack.request, None)
         if isinstance(event, events.TasksReported | events.TasksReturned):
-            self.world.checker.on_report_ack(event, noted)
-            if isinstance(event, events.TasksReturned) and noted.missing:
-                self.work_anyway(event.names)  # it goes back whole or not at all
+            self.world.checker.on_report_ack(event, ack)
+            if isinstance(event, events.TasksReturned) and ack.missing:
+                self.work_anyway(event.names)  # a lease is returned whole or not at all
                 return
             for name in event.names:
                 self.release(name)
             self.on_free()
 
     def work_anyway(self, names: list[bytes]) -> None:
-        """What could not be given back is done, if it is still there."""
+        """Finish tasks that could not be returned, if they are still held."""
         self.report([name for name in names if name in self.held])
 
     def on_refused(self, refused: effects.Refused) -> None:
-        """It can't be given back as it wished: it does it after all."""
+        """Finish tasks whose return was refused."""
         if refused.refusal in _NAME_REFUSALS:
             self.on_name_refused(refused)
             return
@@ -312,7 +312,7 @@ class Worker(Peer):
             self.work_anyway(event.names)
 
     def on_name_refused(self, refused: effects.Refused) -> None:
-        """Another process has its name: it waits for it. If it lost it, another one is started."""
+        """Wait for the name that another process holds, or restart if it is lost."""
         self.held, self.open, self.done = {}, {}, []
         if refused.refusal is effects.Refusal.NAME_LOST:
             self.die()
@@ -325,7 +325,7 @@ class Worker(Peer):
             del self.held[name]
 
     def on_free(self) -> None:
-        """It may have room again."""
+        """Use freed slots."""
 
     def on_stop(self, stop: effects.Stop) -> None:
         if self.chance(self.world.faults.ignores_message):
@@ -340,13 +340,13 @@ class Worker(Peer):
         self.register()
 
     def on_no_work(self, nothing: effects.NoWork) -> None:
-        """There is no work now."""
+        """Handle a reply without tasks."""
 
     def on_wake(self) -> None:
-        """There is work."""
+        """Handle a Wake."""
 
-    def on_heartbeat_ack(self, heard: effects.HeartbeatAck) -> None:
-        """The broker is there."""
+    def on_heartbeat_ack(self, ack: effects.HeartbeatAck) -> None:
+        """Handle the acknowledgement of a heartbeat."""
 
     def on_shutdown(self) -> None:
         if not self.held:
@@ -358,6 +358,6 @@ class Worker(Peer):
         self.end()
 
     def stop(self) -> None:
-        """Told to stop by its owner: it gives back what it holds, and leaves."""
+        """Return all held tasks and leave, as its owner demands."""
         if self.alive and not self.hung:
             self.leave()

@@ -1,17 +1,17 @@
-"""Workers of every kind: how each of them works, whatever words it has for it.
+"""Model workers of every dialect.
 
-    pull      our native dialect: asks and parks; heartbeats that list what it holds; says attempts
-    called    WMP: is woken, then asks; repeats a report until it is told to forget it; loose
-    plain     dwork: asks without parking, no heartbeat; begins with a goodbye; tight
-    standing  round-robin: has what it has slots for, keeps them until it says INCREMENT; tight
-    ping      ping-pong: one task at a time, no attempts; somebody new with each connection; tight
+    pull      native: requests and parks, heartbeats list its tasks, sends attempts
+    called    WMP: is woken, then requests, repeats a report until it is acknowledged; loose links
+    plain     dwork: polls without parking, no heartbeat, starts with Exit; tight links
+    standing  round-robin: takes a task per slot, frees slots by INCREMENT; tight links
+    ping      ping-pong: one task at a time, another worker with each connection; tight links
 
-Plain, standing and ping workers can't list what they hold. Half of them go on after a restart of
-the broker as published programs do, with what they have and without a goodbye.
+Plain, standing and ping workers can't list their tasks. After a restart of the broker, half of them
+continue with their tasks and without Exit, as published programs do.
 
-What a dialect has no word for its workers don't say: plain ones and those of ping-pong know no
-attempts, plain and standing ones can't fail, nobody but pull can tell why. A worker that touches a
-poisoned task dies of it, but for plain ones, whose loss nobody can notice: they give it back.
+Plain and ping workers have no attempts, plain and standing ones can't report failures, and only
+pull workers can send a reason. A poisoned task kills its worker. Plain workers return it instead,
+because the broker can't notice their loss.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ if TYPE_CHECKING:
     from simulator.world import World
     from taskyard.core.events import Event
 
-#: How long a Steal may wait, at most.
+#: The longest wait of a Steal.
 WAIT_NS_MAX: Final = 60 * SECOND_NS
 
-#: A slot that is locked for a manager's word is free again after this.
+#: A slot that waits for a manager's reply is free again after this.
 LOCK_NS: Final = 3 * SECOND_NS
 
-#: A report that was settled need not be listed any longer than this.
+#: A settled report need not be listed any longer than this.
 FORGET_NS: Final = 8 * SECOND_NS
 
 
 class PullWorker(Worker):
-    """Asks for as much as it has room for, and parks."""
+    """Requests as many tasks as it has free slots, and parks."""
 
     kind = "pull"
     sends_incarnation = True
 
     def result(self, name: bytes) -> Result:
-        """Cut the result of every fourth task. A job's client would be answered with an error."""
+        """Truncate the result of every fourth task. The client of a job would get an error."""
         whole = super().result(name)
         if crc32(name) % 4 or name.startswith(NAMED_BY_BROKER):
             return whole
@@ -73,12 +73,12 @@ class PullWorker(Worker):
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name, services, slots)
-        #: On a connection that keeps the order of answers it says which it has seen.
+        #: On an ordered connection it acknowledges the replies that it has seen.
         self.reports_breaks = self.chance(0.5)
         self.asked_ns = 0
-        #: The number of its latest wish.
+        #: The number of its latest request.
         self.asking = 0
-        #: It came when all was well, asks once and waits: the broker must not forget it.
+        #: It joined after the faults, requests once and waits: the broker must not forget it.
         self.joined_after_heal = world.healed
 
     def make_codec(self) -> None:
@@ -95,8 +95,8 @@ class PullWorker(Worker):
     def send_heartbeat(self) -> None:
         held = [(name, one.attempt) for name, one in self.held.items()]
         request = self.next_request()
-        heard = events.WorkerHeartbeat(0, self.name, held, self.heartbeat_ns, request)
-        self.send(self.registration(), heard)
+        heartbeat = events.WorkerHeartbeat(0, self.name, held, self.heartbeat_ns, request)
+        self.send(self.registration(), heartbeat)
 
     def on_heartbeat_timer(self) -> None:
         super().on_heartbeat_timer()
@@ -104,7 +104,7 @@ class PullWorker(Worker):
             self.slots = self.rng.choice((1, 2, 4))
         waited_ns = self.world.timeline.now_ns - max(self.asked_ns, self.heard_ns)
         if waited_ns > 2 * self.heartbeat_ns and not self.joined_after_heal:
-            self.ask()  # its wish, or the answer, may be lost
+            self.ask()  # the request, or its reply, may be lost
 
     @property
     def room(self) -> int:
@@ -118,7 +118,7 @@ class PullWorker(Worker):
             self.send(self.registration(), asks)
 
     def report_until_acked(self, event: events.TasksReported | events.TasksReturned) -> None:
-        """Sometimes it asks for more in the same breath."""
+        """Send a report, sometimes with a request for more tasks in it."""
         if isinstance(event, events.TasksReturned) or not self.chance(0.3):
             super().report_until_acked(event)
             return
@@ -139,7 +139,7 @@ class PullWorker(Worker):
 
 
 class WakeWorker(Worker):
-    """Says that it is ready, is woken when there is work, and asks then."""
+    """Sends READY, is woken when tasks arrive, and requests them then."""
 
     kind = "called"
     sends_incarnation = True
@@ -148,11 +148,12 @@ class WakeWorker(Worker):
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, wire_dialect.WMP + name, services, max(1, slots))
-        #: It lives and never comes when it is called; somebody else must be, then.
+        #: It never reacts to a WAKE, so another worker must be woken.
         self.ignores_wakes = self.chance(world.faults.ignores_message / 2)
-        #: It came when all was well, and says READY when it has room: the broker must remember it.
+        #: It joined after the faults, and sends READY when it has room: the broker must remember
+        #: it.
         self.joined_after_heal = world.healed
-        #: Slots that wait for the manager's word.
+        #: Slots that wait for the manager's reply.
         self.locks: dict[int, None] = {}
         self.ready_ns = 0
         self.codec: WmpWorkerCodec
@@ -174,7 +175,7 @@ class WakeWorker(Worker):
         return self.slots - working - len(self.locks)
 
     def register(self) -> None:
-        """READY, if it is."""
+        """Send READY, if it has a free slot."""
         if self.room > 0:
             self.ready_ns = self.world.timeline.now_ns
             self.send(self.registration(), events.TasksRequested(0, self.name, self.slots))
@@ -191,12 +192,12 @@ class WakeWorker(Worker):
         super().on_heartbeat_timer()
         waited_ns = self.world.timeline.now_ns - self.ready_ns
         if waited_ns > 2 * self.heartbeat_ns and not self.joined_after_heal:
-            self.register()  # it may be lost, or forgotten
+            self.register()  # it may be lost or forgotten
 
-    def on_heartbeat_ack(self, heard: effects.HeartbeatAck) -> None:
-        if heard.request:
+    def on_heartbeat_ack(self, ack: effects.HeartbeatAck) -> None:
+        if ack.request:
             self.show(answers=True)
-        if not heard.record:
+        if not ack.record:
             self.register()
 
     def on_wake(self) -> None:
@@ -224,7 +225,7 @@ class WakeWorker(Worker):
         self.register()
 
     def report(self, names: list[bytes]) -> None:
-        """One by one. What is refused is not spoken of again."""
+        """Report tasks one by one. Refused ones are not reported again."""
         for name in names:
             held = self.held[name]
             outcome = self.outcome(name)
@@ -247,12 +248,14 @@ class WakeWorker(Worker):
             self.after(FORGET_NS, check)
 
     def should_forget(self, request: int, *, healthy: bool) -> None:
-        """It lists what it has reported, and is told to forget it."""
+        """Require that the manager acknowledges a report that the worker lists."""
         if healthy and self.world.is_calm and request in self.open:
-            raise Violation("unanswered", f"{self.name!r} may not forget {self.open[request]}")
+            raise Violation(
+                "unanswered", f"{self.name!r} gets no acknowledgement of {self.open[request]}"
+            )
 
     def _resend(self, request: int) -> None:
-        """Until the manager says that it may forget it."""
+        """Repeat a report until the manager acknowledges it."""
         event = self.open.get(request)
         if event is not None:
             self.send(event)
@@ -283,7 +286,7 @@ class WakeWorker(Worker):
 
 
 class PlainWorker(RequestReplyPeer, Worker):
-    """One request, one answer; no heartbeat, no attempts. Asks again and again."""
+    """One open request at a time, without heartbeats and attempts. Polls for tasks."""
 
     kind = "plain"
     sends_attempts = False
@@ -298,7 +301,7 @@ class PlainWorker(RequestReplyPeer, Worker):
         self.exit_and_request()
 
     def exit_and_request(self) -> None:
-        """What it may have been given and does not know of goes back first."""
+        """Send Exit first, which returns assignments that were lost, then request tasks."""
         self.held, self.open, self.seen, self.done = {}, {}, {}, []
         self.send(events.WorkerExited(0, self.name))
         self.ask()
@@ -309,7 +312,7 @@ class PlainWorker(RequestReplyPeer, Worker):
         self.exit_and_request()
 
     def reconnect_silently(self) -> None:
-        """Ask for more without a goodbye: what the broker was about to give is lost."""
+        """Request tasks without Exit: an assignment on the way is lost."""
         if not self.stays:
             self.reconnect()
             return
@@ -331,7 +334,7 @@ class PlainWorker(RequestReplyPeer, Worker):
         return Outcome.DONE
 
     def work_anyway(self, names: list[bytes]) -> None:
-        """But for what nobody can do: that is given back by leaving."""
+        """Finish tasks. A poisoned one is returned by leaving."""
         if any(name in self.world.poisoned for name in names):
             self.reconnect()
         else:
@@ -345,19 +348,19 @@ class PlainWorker(RequestReplyPeer, Worker):
         self.ask()
 
     def on_shutdown(self) -> None:
-        """There is no more work: it ends, and somebody starts it again."""
+        """End, because there are no more tasks. The process is started again later."""
         self.end()
         self.world.timeline.after(self.heartbeat_ns, self.start)
 
     def leave(self) -> None:
-        """Whatever it still waits to say is forgotten, and nobody waits for the answer."""
+        """Leave without waiting for the reply. Queued messages are dropped."""
         self.codec.forget()
         self.send(events.WorkerExited(0, self.name))
         self.end()
 
 
 class AlwaysReadyWorker(Worker):
-    """Wants work whenever it has a free slot. A slot is free when it says so."""
+    """Takes tasks whenever it has a free slot. A slot is free after INCREMENT."""
 
     kind = "standing"
     listener = Listener.ROUND_ROBIN
@@ -371,16 +374,16 @@ class AlwaysReadyWorker(Worker):
         self.own_name = name
         self.codec: RoundRobinWorkerCodec
         self.connections = 0
-        #: Messages that it got and has not said INCREMENT for, and those of before a restart.
+        #: Messages without an INCREMENT so far, and those of before a restart.
         self.taken: list[bytes] = []
         self.taken_before_restart: list[bytes] = []
         del services
 
     def make_codec(self) -> None:
-        """Its words need its name, which it takes when it connects."""
+        """Do nothing: the codec needs the name, which the connection sets."""
 
     def identity(self) -> bytes:
-        """Another one each time: it can't know what was lost on the way, so it begins anew."""
+        """Return a new id for each connection. Messages may be lost, so it registers anew."""
         self.connections += 1
         return b"tcp://sim:%s-%d" % (self.own_name, self.connections)
 
@@ -393,7 +396,7 @@ class AlwaysReadyWorker(Worker):
             self.taken, self.taken_before_restart = [], []
 
     def reconnect_silently(self) -> None:
-        """Come back under its id with all that it has. What it said meanwhile is lost."""
+        """Connect again under its id with all its tasks. Messages sent meanwhile are lost."""
         if not self.stays or self._link is None:
             self.reconnect()
             return
@@ -405,7 +408,7 @@ class AlwaysReadyWorker(Worker):
         self.send_heartbeat()
 
     def transmit(self, frames: Sequence[bytes], sent_events: tuple[Event, ...]) -> None:
-        """A ROUTER drops what it has no connection for."""
+        """Send a message, or drop it without a connection, as a ROUTER does."""
         if self.world.host.up or not self.stays:
             super().transmit(frames, sent_events)
 
@@ -431,24 +434,24 @@ class AlwaysReadyWorker(Worker):
         self.codec.answers = answers
         self.send(events.WorkerHeartbeat(0, self.name))
 
-    def on_heartbeat_ack(self, heard: effects.HeartbeatAck) -> None:
-        if heard.request:
+    def on_heartbeat_ack(self, ack: effects.HeartbeatAck) -> None:
+        if ack.request:
             self.show(answers=True)
 
     def on_unknown_worker(self) -> None:
-        """It was given up: what it has in hand is nobody's any more."""
+        """Register anew: the broker has returned its tasks."""
         self.reconnect()
 
     def on_assign(self, assign: effects.Assign) -> None:
         self.taken += assign.names
         wanted = [name for name in self.taken if not self.world.checker.was_cancelled(name)]
         slots = self.slots + len(self.taken_before_restart)
-        if len(wanted) > slots:  # it is not told of cancelled ones, so others come instead
+        if len(wanted) > slots:  # it does not learn of cancelled ones, so others arrive instead
             raise Violation("slots", f"{self.name!r} has {self.slots} slots, and gets {assign}")
         super().on_assign(assign)
 
     def report(self, names: list[bytes]) -> None:
-        """Said once: there is no answer to it."""
+        """Report tasks once. The dialect has no acknowledgement."""
         for name in names:
             report = events.TasksReported(0, self.name, [name], keeps_slots=True)
             report.texts = [b"%s by %s" % (name, self.name)]
@@ -460,14 +463,14 @@ class AlwaysReadyWorker(Worker):
             self.after(delay_ns, partial(self.free, name))
 
     def free(self, name: bytes) -> None:
-        """Say INCREMENT. It names no message, so one of before a restart may free a later slot."""
+        """Send INCREMENT. It names no message, so one of before a restart may free a later slot."""
         if name in self.taken:
             self.taken.remove(name)
         self.send(events.SlotFreed(0, self.name))
 
 
 class PingPongModelWorker(Worker):
-    """One task at a time. It has no lasting name: each connection is somebody new."""
+    """One task at a time. It has no lasting name: each connection is another worker."""
 
     kind = "ping"
     listener = Listener.PING_BACKEND
@@ -483,7 +486,7 @@ class PingPongModelWorker(Worker):
         del services, slots
 
     def make_codec(self) -> None:
-        """Its words need its name, which a connection gives it."""
+        """Do nothing: the codec needs the name, which the connection sets."""
 
     def connect(self) -> None:
         super().connect()
@@ -501,7 +504,7 @@ class PingPongModelWorker(Worker):
         self.begin()
 
     def reconnect_silently(self) -> None:
-        """Connect silently under another id, as ZeroMQ does by itself, with its job in hand."""
+        """Connect silently under another id, as ZeroMQ does, and keep the job."""
         if self.stays:
             self.connect()
         else:
@@ -517,7 +520,7 @@ class PingPongModelWorker(Worker):
             super().on_heartbeat_timer()
 
     def report(self, names: list[bytes]) -> None:
-        """Said once: said again it would be taken for the next one's."""
+        """Report tasks once. A repeated result would be taken for that of the next job."""
         for name in names:
             outcome = self.outcome(name)
             report = events.TasksReported(0, self.name, [name], None, [outcome])
@@ -528,7 +531,7 @@ class PingPongModelWorker(Worker):
 
     def on_assign(self, assign: effects.Assign) -> None:
         if self.held:
-            raise Violation("hands", f"{self.name!r} is at {[*self.held]}, and gets {assign.names}")
+            raise Violation("busy", f"{self.name!r} holds {[*self.held]}, and gets {assign.names}")
         super().on_assign(assign)
 
     def outcome(self, name: bytes) -> Outcome:

@@ -1,4 +1,7 @@
-"""The world of one run: its time, luck, network, broker, peers and checkers, tied together."""
+"""The world of one run: its time, random numbers, network, broker and checkers.
+
+Joins these parts and records the trace. Knows peers and the broker's host by protocols.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ if TYPE_CHECKING:
 
 _encode = msgspec.msgpack.Encoder().encode
 
-#: Keeps the luck of what happens apart from the luck of the plan.
+#: Separates the random numbers of the run from those of the plan.
 _RNG_SEED_OFFSET: Final = 1 << 40
 
 
-#: Longer than any peer waits for an answer.
+#: Longer than any peer waits for a reply.
 CALM_NS: Final = 10 * SECOND_NS
 
 
@@ -71,18 +74,19 @@ class World:
         self.network = Network(self.timeline, self.rng, self.faults, self.host)
         #: The networks between workers and relays.
         self.relay_networks: list[Network] = []
-        #: Every name that was ever given to a task.
+        #: Every name that a task ever had.
         self.names: list[bytes] = []
         #: Tasks that kill their worker.
         self.poisoned: dict[bytes, None] = {}
         self.healed = False
-        #: It is well for long enough that nothing of before is under way: all is answered.
+        #: Faults ended long enough ago that no earlier message is on the way: every request is
+        #: answered.
         self.revived = False
-        #: All tasks are settled, and every worker is to be served once more.
+        #: All tasks are settled, and every worker must get a task once more.
         self.is_last_round = False
         #: When the last round began with a mishap.
         self.mishap_ns = -CALM_NS
-        #: Messages may be doubled, now or by what is still under way.
+        #: Messages may be duplicated, or a duplicate may still be on the way.
         self.may_duplicate = plan.faults.duplicate > 0
         self.events = 0
         self._say = say
@@ -90,16 +94,16 @@ class World:
 
     @property
     def is_calm(self) -> bool:
-        """The last mishap is long over: nobody waits for what was lost in it."""
+        """Return whether the last mishap is over, and no peer waits for a message lost in it."""
         return self.timeline.now_ns > self.mishap_ns + CALM_NS
 
     def networks(self) -> list[Network]:
-        """Return the broker's network and those below relays."""
+        """Return the broker's network and those of relays."""
         return [self.network, *self.relay_networks]
 
     def trace(self, what: str, thing: object = "", frames: Sequence[bytes] = ()) -> None:
-        """Something happened: part of the digest, and a line for whoever listens. The bytes that
-        went over the network are not shown."""
+        """Add an event to the digest, and print it if the run is verbose. Frames are not
+        printed."""
         self.events += 1
         now_ns = self.timeline.now_ns
         self._hash.update(_encode((now_ns, what, thing, frames)))
@@ -112,14 +116,14 @@ class World:
 
 
 def short_text(thing: object) -> str:
-    """A thing in a few words: only what it does not share with every other of its kind."""
+    """Format a value shortly, without fields that have their defaults."""
     if isinstance(thing, Struct):
         fields = msgspec.structs.fields(thing)
-        told = {
+        shown = {
             field.name: getattr(thing, field.name) for field in fields if _is_shown(thing, field)
         }
         return (
-            f"{type(thing).__name__}({', '.join(f'{k}={short_text(v)}' for k, v in told.items())})"
+            f"{type(thing).__name__}({', '.join(f'{k}={short_text(v)}' for k, v in shown.items())})"
         )
     if isinstance(thing, bytes):
         return thing.decode(errors="backslashreplace") or "''"
@@ -134,7 +138,7 @@ def short_text(thing: object) -> str:
 
 
 def _is_shown(thing: Struct, field: msgspec.structs.FieldInfo) -> bool:
-    """An event's time is at the beginning of its line; a default goes without saying."""
+    """Return whether a field is printed: not the time, which starts the line, and no default."""
     value = getattr(thing, field.name)
     if field.name == "now_ns":
         return False

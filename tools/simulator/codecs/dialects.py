@@ -69,7 +69,7 @@ class PlainCodec:
     def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         answer, event = _Q.FromString(frames[1]), self._asked
         if event is None:
-            raise Violation("answers", f"{answer} answers what was never asked, or was answered")
+            raise Violation("answers", f"{answer} answers no open request")
         self._asked = None
         if isinstance(event, events.TasksRequested):
             return _work(event.worker, answer)
@@ -194,7 +194,7 @@ class JobCodec:
     def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
         event = sent_events[-1]
         if not isinstance(event, events.SubmitRequested):
-            raise TypeError(f"{event} can't be said")
+            raise TypeError(f"{event} has no message")
         return self.ask(event.submission.payloads[0], event.request)
 
     def ask(self, job: bytes, request: int) -> list[bytes]:
@@ -219,7 +219,7 @@ class PingPongClientCodec(JobCodec):
 
     def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         if not self._line:
-            raise Violation("answers", f"{frames} answers what was never asked")
+            raise Violation("answers", f"{frames} answers no open request")
         request, word = self._line.pop(0), frames[1]
         if word == b"FULL":
             return [effects.Refused(b"", request, effects.Refusal.FULL, "")]

@@ -217,7 +217,7 @@ class NativeCodec:
         request = answer.request
         event = self._asked.get(request)
         if event is None:
-            raise Violation("answers", f"{answer} answers what was never asked")
+            raise Violation("answers", f"{answer} answers no open request")
         self._count(event, request)
         if answer.type == peer.ERROR:
             text = answer.reason.decode()
@@ -235,7 +235,7 @@ class NativeCodec:
             return  # it may get any number of answers
         self._open[request] -= 1
         if self._open[request] < 0 and not self._doubles:
-            raise Violation("answers", f"{event} was answered more often than it was asked")
+            raise Violation("answers", f"{event} got more answers than it was sent")
 
     def _of_client(self, event: Any, answer: pb.QueryMsg) -> list[Effect]:  # noqa: ANN401
         request = answer.request
@@ -266,7 +266,7 @@ class NativeCodec:
 
 
 def _names(event: Event) -> list[bytes]:
-    """Return all names: none of them was handled."""
+    """Return the names in a request."""
     return [*getattr(event, "names", [])]
 
 
