@@ -3,16 +3,28 @@
 import importlib.machinery
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-LAUNCHER = Path(__file__).parent.parent / "yard"
+ROOT = Path(__file__).parent.parent
+LAUNCHER = ROOT / "yard"
+CONSTRAINTS = """# Every version.
+click==8 \\
+    --hash=sha256:01
+    # via taskyard
+uv==1 \\
+    --hash=sha256:02 \\
+    --hash=sha256:03
+    # via taskyard
+"""
 
 
 @pytest.fixture
@@ -36,8 +48,8 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     }
     for name, path in places.items():
         monkeypatch.setattr(module, name, path)
-    module.PYPROJECT.write_text("[project.optional-dependencies]\ndev = []\nweb = []\n")
-    module.CONSTRAINTS.write_text("click==8\n")
+    module.PYPROJECT.write_text("[project]\n")
+    module.CONSTRAINTS.write_text(CONSTRAINTS)
     return module
 
 
@@ -64,9 +76,11 @@ def makes_venv(commands: list[list[str]]) -> bool:
 
 
 def installers(commands: list[list[str]]) -> list[str]:
-    """Which program installed the package, in the order of trying."""
+    """Return the programs that installed the dependencies, in the order of their attempts."""
     return [
-        "uv" if command[0] == "uv" else "pip" for command in commands if "--editable" in command
+        "uv" if command[0] == "uv" else "pip"
+        for command in commands
+        if command[-1] == "constraints.txt"
     ]
 
 
@@ -76,8 +90,33 @@ def test_first_setup_makes_an_environment_and_installs_by_uv(
     yard.prepare()
     assert makes_venv(commands)
     assert installers(commands) == ["uv"]
-    assert commands[-1][-1] == f"{yard.ROOT}[dev,web]"
+    assert commands[-1][-1] == yard.ROOT.name
     assert yard.is_current()
+
+
+def test_every_package_is_installed_with_its_hash(
+    yard: ModuleType, commands: list[list[str]]
+) -> None:
+    yard.prepare()
+    fetched = [command for command in commands if "install" in command and "-r" in command]
+    assert [command[-1] for command in fetched] == ["uv.txt", "constraints.txt"]
+    assert all("--require-hashes" in command for command in fetched)
+    assert {"--no-deps", "--no-build-isolation"} <= set(commands[-1])
+    uv = "uv==1 \\\n    --hash=sha256:02 \\\n    --hash=sha256:03\n"
+    assert (yard.VENV / "uv.txt").read_text() == uv
+
+
+def test_every_requirement_is_among_the_constraints() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = settings["project"]
+    wanted = [
+        *settings["build-system"]["requires"],
+        *project["dependencies"],
+        *(one for extra in project["optional-dependencies"].values() for one in extra),
+    ]
+    pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    names = [re.split(r"[<>=]", requirement)[0] for requirement in wanted]
+    assert [name for name in names if name not in pinned] == []
 
 
 def test_second_setup_does_nothing(yard: ModuleType, commands: list[list[str]]) -> None:
@@ -123,7 +162,7 @@ def test_interrupted_setup_begins_again_from_nothing(
         raise KeyboardInterrupt
 
     yard.prepare()
-    yard.CONSTRAINTS.write_text("click==9\n")
+    yard.CONSTRAINTS.write_text(CONSTRAINTS.replace("==8", "==9"))
     install = yard.install
     monkeypatch.setattr(yard, "install", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -144,11 +183,12 @@ def test_pip_installs_where_uv_cannot(
 
     def fail(command: list[str | Path], *settings: object) -> bool:
         note(command, *settings)
-        return had and command[-1] == "uv"
+        return had and "uv.txt" in str(command[-1])
 
     monkeypatch.setattr(yard, "attempt", fail)
     yard.prepare()
     assert installers(commands) == (["uv", "pip"] if had else ["pip"])
+    assert "--editable" in commands[-1]
     assert yard.is_current()
 
 
@@ -158,6 +198,7 @@ def test_setup_that_fails_says_so_and_leaves_no_stamp(
     def fail_to_install(command: list[str | Path], otherwise: str) -> None:
         if "pip" in command:
             raise yard.SetupError(otherwise)
+        yard.VENV.mkdir()
 
     del commands
     monkeypatch.setattr(yard, "attempt", lambda *_: False)

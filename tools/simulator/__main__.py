@@ -1,4 +1,4 @@
-"""`python -m simulator`: run schedules, and say what they found."""
+"""Run simulated schedules and print their verdicts."""
 
 import argparse
 import os
@@ -9,12 +9,12 @@ from typing import Final
 from simulator.mutations import MUTATIONS
 from simulator.schedule import ScheduleResult, find_killing_seed, run
 
-#: A planted bug must show within so many schedules.
+#: Schedules within which a planted bug must be caught.
 HUNT_SCHEDULES_MAX: Final = 1_000
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is asked for. Returns 1 if a promise was broken."""
+    """Run the schedules that the arguments select. Return 1 if a promise was broken."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if (
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         and options.schedules is None
         and not (options.bug or options.bugs)
     ):
-        parser.error("--start goes with --schedules, --bug or --bugs; one schedule is just SEED")
+        parser.error("--start needs --schedules, --bug or --bugs")
     if options.bugs or options.bug:
         names = [*MUTATIONS] if options.bugs else [options.bug]
         return _hunt_all(names, options.start or 0, options.schedules or HUNT_SCHEDULES_MAX)
@@ -35,26 +35,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
-    parser.add_argument("seed", nargs="?", type=int, default=0, help="the schedule to run")
-    parser.add_argument("--schedules", type=_count, help="run so many schedules, from --start on")
+    parser.add_argument("seed", nargs="?", type=int, default=0, help="the seed of the schedule")
     parser.add_argument(
-        "--hours", type=float, default=0.0, help="stop after so many hours; 0: no limit"
+        "--schedules", type=_count, help="run N schedules, the first with the seed --start"
     )
-    parser.add_argument("--start", type=int, help="the first of many")
+    parser.add_argument(
+        "--hours", type=float, default=0.0, help="stop after N hours, 0 for no limit"
+    )
+    parser.add_argument("--start", type=int, help="the first seed of many")
     parser.add_argument(
         "--bug",
         choices=[*MUTATIONS],
         metavar="NAME",
         help="plant one of these: " + ", ".join(MUTATIONS),
     )
-    parser.add_argument("--bugs", action="store_true", help="plant every bug, one after the other")
-    parser.add_argument("--no-invariants", action="store_true", help="the checkers alone")
-    parser.add_argument("-q", "--quiet", action="store_true", help="only the digest")
+    parser.add_argument("--bugs", action="store_true", help="plant every bug in turn")
+    parser.add_argument("--no-invariants", action="store_true", help="run the checkers only")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only the digest")
     return parser
 
 
 def _count(text: str) -> int:
-    """A number of schedules: none at all would prove nothing."""
+    """Parse a number of schedules, at least 1."""
     count = int(text)
     if count < 1:
         raise argparse.ArgumentTypeError(f"{count} is less than 1")
@@ -62,12 +64,12 @@ def _count(text: str) -> int:
 
 
 def _print_line(line: str) -> None:
-    """Whoever reads only the beginning (`| head`) has seen enough: that is no finding."""
+    """Print a line. End quietly if the reader is gone, as with `| head`."""
     try:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # later writes must not fail
         raise SystemExit(0) from None
 
 
@@ -83,7 +85,7 @@ def _run_one(seed: int, *, quiet: bool) -> int:
 
 
 def _run_many(start: int, most: int, *, hours: float, invariants: bool) -> int:
-    """Run schedules, at most so many and for at most so long."""
+    """Run schedules until their number or their time is used up."""
     began = time.process_time()
     ends = time.monotonic() + hours * 3600 if hours else float("inf")
     bad = events = restarts = count = 0
@@ -106,7 +108,7 @@ def _run_many(start: int, most: int, *, hours: float, invariants: bool) -> int:
 
 
 def _hunt_all(names: list[str], start: int, count: int) -> int:
-    """Plant bugs one by one. Returns 1 if one was not caught."""
+    """Plant bugs one by one. Return 1 if one was not caught."""
     missed = 0
     for name in names:
         result = find_killing_seed(MUTATIONS[name], range(start, start + count))

@@ -1,10 +1,8 @@
-"""The machine that the broker runs on: it starts it, turns it, crashes it and starts it again.
+"""The broker's machine: starts the broker, runs its turns, crashes it and restarts it.
 
-What runs here is `broker.turn.Broker` itself, over a port, a store and a clock of the simulator. A
-turn begins when something has arrived, or when it would have waited long enough.
-
-Between the network's bytes and the broker's events stand the adapters of `wire/`, behind the
-broker's own switchboard: see `doors`.
+Runs `broker.turn.Broker` itself on a simulated transport, store and clock. A turn begins when a
+message has arrived, or when the broker's wait has passed. The adapters of `wire/` decode the bytes:
+see `listeners`.
 """
 
 from __future__ import annotations
@@ -31,18 +29,18 @@ if TYPE_CHECKING:
     from taskyard.core.ledger import Ledger
 
 
-#: A broker that turns more often than this without time passing is spinning.
+#: More turns than this without time passing are a busy loop.
 TURNS_AT_ONCE_MAX: Final = 200
 
-#: The core's own invariants are looked at every so many turns: they cost more than the turn.
+#: Turns between two checks of the core's invariants, which cost more than a turn.
 INVARIANTS_TURNS: Final = 32
 
-#: What one turn receives at most.
+#: Messages that one turn receives at most.
 RECEIVED_MAX: Final = 50
 
 
 class BrokerHost:
-    """The broker's machine. Keeps `broker.turn.EventTransport` and `network.Inbox`."""
+    """The broker's machine. Implements `broker.turn.EventTransport` and `network.BrokerInbox`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -51,20 +49,20 @@ class BrokerHost:
         #: The dialects of the running broker.
         self._listeners: DialectRouter = listeners.open_all(world.plan, self._random_bits)
         self._idle = False
-        #: Only the newest planned run counts.
+        #: Only the run that was scheduled last counts.
         self._run_number = 0
         self._turns_at_once = 0
         self._turned_ns = -1
         self._turns = 0
         self.store = SimStore(world.rng, world.faults, world.checker.row_durable)
         self.restarts = 0
-        #: The settings; a broker is told them first of all.
+        #: The settings, which a broker receives before anything else.
         self._rules = RulesSet(0, world.plan.clauses, workers_max=world.plan.broker_workers_max)
         #: The newest snapshot, and the row that it was taken after.
         self._snapshot: tuple[int, bytes] | None = None
         #: Ended tasks that a compaction moved out of the broker's memory.
         self._index = SimIndex()
-        #: What the latest broker knew when it crashed.
+        #: The ledger of the latest broker when it crashed.
         self._fingerprint: dict[str, Any] | None = None
 
     @property
@@ -77,18 +75,18 @@ class BrokerHost:
             raise Violation("stuck", "the broker is not running")
         return self._broker.scheduler.ledger
 
-    # The port.
+    # The transport.
 
     def on_message(self, incoming: Message) -> None:
-        """Something arrives."""
+        """Queue a message for the next turn."""
         self._inbox.append(incoming)
         if self._idle:
             self._schedule_run(0)
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
-        del wait_ns  # it has passed
+        del wait_ns  # the time has passed already
         alone = bool(self._inbox) and isinstance(self._inbox[0], RulesSet)
-        count = 1 if alone else RECEIVED_MAX  # else the checkers could not tell which rules hold
+        count = 1 if alone else RECEIVED_MAX  # so that checkers know the rules of each message
         arrived, self._inbox = self._inbox[:count], self._inbox[count:]
         self._world.checker.on_received(arrived)
         now_ns = self._world.clock.monotonic_ns()
@@ -111,7 +109,7 @@ class BrokerHost:
             if world.rng.random() < world.faults.crash_between_sends:
                 raise Crashed("between the commit and a reply")
             for route, frames in self._listeners.reply(effect):
-                world.trace("sends", effect, frames)
+                world.trace("broker sends", effect, frames)
                 world.checker.on_sent(route, frames)
                 if not world.network.to_peer(route, frames, leaves_ns):
                     world.checker.on_disconnected(route)
@@ -122,7 +120,7 @@ class BrokerHost:
         return self._world.rng.randrange(1 << 32)
 
     def _shortened(self, wait_ns: int | None) -> int | None:
-        """How long to wait, if a dialect wants to be woken earlier than the broker."""
+        """Return the wait in nanoseconds, shortened if a dialect has an earlier timer."""
         wake_at_ns = self._listeners.wake_at_ns()
         if wake_at_ns is None:
             return wait_ns
@@ -132,7 +130,7 @@ class BrokerHost:
     # The machine.
 
     def set_rules(self, rules: RulesSet) -> None:
-        """Somebody changes the settings."""
+        """Change the broker's settings."""
         self._world.trace("rules", rules)
         self._rules = rules
         if self.up:
@@ -141,7 +139,7 @@ class BrokerHost:
                 self._schedule_run(0)
 
     def start(self) -> None:
-        """Recover and begin to turn."""
+        """Recover the ledger and schedule the first turn."""
         world = self._world
         if self._broker is not None:
             return
@@ -159,7 +157,7 @@ class BrokerHost:
         self._schedule_run(0)
 
     def _recover(self, store: SimStore) -> Ledger:
-        """From the snapshot, if there is one, and the rows after it."""
+        """Recover from the snapshot, if there is one, and the rows after it."""
         if self._snapshot is None:
             return recovery.recover(store)
         sequence, encoded = self._snapshot
@@ -167,7 +165,7 @@ class BrokerHost:
         return recovery.recover(store, ledger, sequence)
 
     def _compare(self, ledger: Ledger) -> None:
-        """A recovered ledger is the one that crashed, where that had decided nothing more."""
+        """Compare the recovered ledger with the crashed one, if all of that was durable."""
         if (
             self._fingerprint is not None
             and old_snapshots.fingerprint(ledger, ended=False) != self._fingerprint
@@ -175,7 +173,7 @@ class BrokerHost:
             raise Violation("recovery", "the recovered ledger is not the one that crashed")
 
     def _take_snapshot(self, broker: Broker) -> None:
-        """As the broker would do now and then; sometimes what it covers is archived or trimmed."""
+        """Take a snapshot, and sometimes archive or trim the rows that it covers."""
         world = self._world
         sequence = self.store.head.sequence
         if world.rng.random() < world.faults.archive:
@@ -189,7 +187,7 @@ class BrokerHost:
             self.store.trim(sequence)
 
     def _check_damage_refused(self) -> None:
-        """What if the disk came back damaged? Then it must be refused."""
+        """Damage copies of the disk, and require that recovery refuses them."""
         world = self._world
         while world.rng.random() < world.faults.damage / 2:
             damaged = self.store.damaged(self._snapshot[0] if self._snapshot else 0)
@@ -200,7 +198,7 @@ class BrokerHost:
             except JournalDamaged as refused:
                 world.trace("damage refused", str(refused))
             else:
-                raise Violation("damage", "a journal that lost what its witness saw was believed")
+                raise Violation("damage", "a damaged journal was accepted")
 
     def crash(self, why: str) -> None:
         world = self._world
@@ -238,7 +236,7 @@ class BrokerHost:
                 return
 
     def _schedule_next_turn(self, broker: Broker) -> bool:
-        """Let time pass before the next turn, as long as that would wait for something."""
+        """Schedule the next turn. Return False if it is to run now."""
         wait_ns = None if self._inbox else self._shortened(broker._wait_ns())  # noqa: SLF001
         if self._inbox or wait_ns == 0:
             return False
@@ -269,4 +267,4 @@ class BrokerHost:
             self._turned_ns, self._turns_at_once = now_ns, 0
         self._turns_at_once += 1
         if self._turns_at_once > TURNS_AT_ONCE_MAX:
-            raise Violation("spinning", "the broker turns again and again and nothing happens")
+            raise Violation("busy loop", "the broker turns in a busy loop")

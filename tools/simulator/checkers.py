@@ -1,8 +1,7 @@
-"""The checkers: what peers were told against what the journal says, and both against the promises.
+"""The checkers: compare messages with the journal, and both with the promises.
 
-They see what went over the network, the rows that became durable, and the settings. They never look
-into the scheduler, but for one thing: after a recovery, and at the end, the broker's state
-must be what the story of its journal says.
+They see the network, the durable rows and the settings. They read the scheduler's state only after
+a recovery and at the end, to compare it with the reference model.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from msgspec import structs
 from simulator.codecs.dialects import DO, argument_of
 from simulator.listeners import Listener
 from simulator.measurements import status_of
-from simulator.network import Message
-from simulator.plan import NAMED_BY_BROKER, SECOND_NS, TRUNCATED
-from simulator.reference_model import (
+from simulator.models import (
     BLOCKED,
     CANCELLED,
     DELAYED,
@@ -28,9 +25,11 @@ from simulator.reference_model import (
     LEASED,
     READY,
     WAITING,
-    ReferenceModel,
     Violation,
 )
+from simulator.network import Message
+from simulator.plan import NAMED_BY_BROKER, SECOND_NS, TRUNCATED
+from simulator.reference_model import ReferenceModel
 from taskyard.core import effects, events, identity
 from taskyard.core import records as r
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from simulator.clock import SimClock, Timeline
+    from simulator.models import TaskModel, WorkerModel
     from simulator.plan import Plan
-    from simulator.reference_model import TaskModel, WorkerModel
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
@@ -55,24 +54,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Checker", "Violation"]
 
-#: A silent worker's leases end within its lease time and this (G4).
+#: The leases of a worker without heartbeats end within its lease time and this (G4).
 LATE_NS_MAX: Final = SECOND_NS
 
-#: A worker of round-robin may be silent for this much longer: it can't be told that what it holds
-#: was cancelled, and what that allows it is still allowed.
+#: A round-robin worker may be silent for this much longer. It can't be informed that a task was
+#: cancelled, so the allowance of that task still counts.
 STALE_NS_MAX: Final = 10 * SECOND_NS
 
-#: When all is well again, a task that could be leased is, within this.
+#: Once all faults have ended, a task that can be leased is leased within this.
 READY_NS_MAX: Final = 45 * SECOND_NS
 
-#: What a client says of its tasks; the rest of their terms is the broker's.
+#: Terms that a client sets. The broker sets the others.
 _ASKED_TERMS: Final = (
     *("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns"),
     *("retry_delays_ns", "lease_ns", "time_limit_ns", "slots", "crashes_max", "report_ns"),
 )
 
-#: WMP's WAKE, what ends it (TAKE and NO answer a GIVE, BYE sends the worker away), and where in a
-#: message commands and headers are.
+#: WMP's WAKE, the commands that end it (TAKE and NO answer a GIVE, BYE dismisses the worker), and
+#: the places of commands and headers in a message.
 _WAKE: Final = b"\x02"
 _END_OF_WAKE: Final = (b"\x04", b"\x05", b"\x0b")
 _COMMAND_AT, _HEADERS_AT = 2, 3
@@ -83,7 +82,7 @@ _ARGUMENTS_AT: Final = 4
 
 _TIMED_OUT_BY_DIALECT: Final = (dialect.PING_PONG, dialect.ROUND_ROBIN)
 
-#: The name of a worker by its route, where its dialect makes it of that.
+#: A worker's name by its route, in dialects that derive it from the route.
 _WORKER_OF: Final[dict[int, Callable[[bytes], bytes]]] = {
     Listener.NATIVE: lambda _route: b"",
     Listener.PING_FRONTEND: lambda _route: b"",
@@ -92,10 +91,10 @@ _WORKER_OF: Final[dict[int, Callable[[bytes], bytes]]] = {
     Listener.ROUND_ROBIN: lambda route: round_robin_workers.name_of(route[1:]),
 }
 
-#: The broker's wall clock may be this far from the true one when it decides.
+#: The broker's wall clock may differ by this from the true one when it decides.
 WALL_DRIFT_NS_MAX: Final = SECOND_NS // 50
 
-#: What became of a report, by its outcome: the records that may follow from it.
+#: The records that may follow from a report, by its outcome.
 _FOLLOWS: Final[dict[Outcome, tuple[type, ...]]] = {
     Outcome.DONE: (r.Finished,),
     Outcome.FAILED: (r.Failed, r.Postponed),
@@ -107,7 +106,7 @@ _FOLLOWS: Final[dict[Outcome, tuple[type, ...]]] = {
     Outcome.CRASHED: (r.Failed, r.Postponed),
 }
 
-#: A worker whose dialect has no attempts reports on whichever it holds.
+#: The attempt in reports of workers whose dialect has no attempts.
 ANY_ATTEMPT: Final = 0
 
 _HEARTBEAT_EVENTS: Final = (
@@ -121,18 +120,18 @@ _HEARTBEAT_EVENTS: Final = (
 )
 
 
-#: Two heartbeats of a worker are missed for certain when the third is due.
+#: When the third heartbeat is due, two have been missed for certain.
 MISSED_HEARTBEATS: Final = 3
 
 
 def _process_of(event: Event) -> int | None:
-    """Return which process of its name a worker says it is; None: it does not say."""
+    """Return a worker's incarnation as the event gives it, or None."""
     if isinstance(event, events.WorkerRegistered):
         return event.facts.incarnation if event.facts.heartbeat_ns else None
     return getattr(event, "incarnation", None)
 
 
-#: The event by which a worker gives a task back, or is found to have lost it; else a report.
+#: The event that precedes a return, by its reason. The default is a report.
 _RETURNED_AFTER: Final[dict[ReturnReason, type[Event]]] = {
     ReturnReason.RESTARTED: events.WorkerRegistered,
     ReturnReason.LEFT: events.WorkerExited,
@@ -142,38 +141,39 @@ _RETURNED_AFTER: Final[dict[ReturnReason, type[Event]]] = {
 
 
 class Checker:
-    """Sees all that peers, network and disk see, and raises when a promise is broken."""
+    """Observes peers, network and disk, and raises when a promise is broken."""
 
     def __init__(self, plan: Plan, timeline: Timeline, clock: SimClock) -> None:
         self._plan = plan
         self._timeline = timeline
         self._clock = clock
         self.model = ReferenceModel(plan)
-        #: When each worker was last heard by the broker, and when the broker began to listen.
+        #: When the broker last received a message of each worker.
         self._last_seen_by_worker: dict[bytes, int] = {}
-        #: The same for processes that say which one of their name they are.
+        #: When the broker last received a message of each process, by name and incarnation.
         self._process_seen_ns: dict[tuple[bytes, int], int] = {}
-        #: Until when a newcomer counts that wants the name of a worker.
+        #: Until when another process is contesting the name of a worker.
         self._contested_until_ns: dict[bytes, int] = {}
-        #: Processes that lost their name; those that were heard again, and are due to be refunded.
+        #: Processes that lost their name, and whether they were refunded. Those that sent a message
+        #: since are due for a refund.
         self._replaced: dict[tuple[bytes, int], bool] = {}
         self._refunds_due: dict[tuple[bytes, int], None] = {}
         self._up_ns: int | None = None
-        #: Records that were there when it began.
+        #: Records in the journal when the broker started.
         self._recovered_records = 0
-        #: What the broker received in this turn.
+        #: Events that the broker received in this turn.
         self._turn: list[Event] = []
-        #: Workers that were given up in this turn.
+        #: Workers that were lost in this turn.
         self._lost_workers: dict[bytes, None] = {}
-        #: What workers listed in this turn, as it arrived.
+        #: Tasks that workers listed in this turn, in order of arrival.
         self._lists: list[tuple[bytes, int | None, dict[bytes, int]]] = []
         #: (worker, name, attempt) to the outcomes that the worker has reported.
         self._reports: dict[tuple[bytes, bytes, int], dict[Outcome, None]] = {}
-        #: (name, attempt) to how its lease ended.
+        #: (name, attempt) to the records that ended its lease.
         self._ends: dict[tuple[bytes, int], list[r.AnyRecord]] = {}
         #: (name, attempt) to when it was leased.
         self._leased_ns: dict[tuple[bytes, int], int] = {}
-        #: Names that a client asked to begin again if they have ended.
+        #: Names in requests that make an ended task again.
         self._extendable: dict[bytes, None] = {}
         self._accepted: dict[bytes, None] = {}
         #: Results and outputs that are durable, by name.
@@ -183,22 +183,22 @@ class Checker:
         self._drain_next: dict[bytes, None] = {}
         self._full_ns: int | None = None
         self._was_full = False
-        #: Routes that turned out to lead nowhere, of this process of the broker.
+        #: Routes that turned out to be disconnected, for this process of the broker.
         self._cut: dict[bytes, None] = {}
-        #: Which workers were woken for each service in this turn, by their routes.
+        #: Workers that were woken for each service in this turn, by their routes.
         self._woken: dict[bytes, dict[bytes, None]] = {}
-        #: How many tasks of each service were ready in this turn, and are no more.
+        #: Tasks of each service that were ready in this turn and no longer are.
         self._were_ready: dict[bytes, int] = {}
-        #: Names of jobs that have none but the broker's, by their payloads.
+        #: Names that the broker made for jobs, by their payloads.
         self._job_names: dict[bytes, bytes] = {}
-        #: (worker, task) that were sent to workers whose silence their dialects mind.
+        #: (worker, task) sent to workers whose dialects have a timeout of their own.
         self._jobs: dict[tuple[bytes, bytes], None] = {}
         self._jumps = plan.faults.clock_jump > 0
 
     # The broker.
 
     def on_received(self, arrived: Sequence[Message | events.RulesSet]) -> None:
-        """What peers meant by what the broker received; not what its adapters made of it."""
+        """Note the events that peers meant to send, not those that the adapters decoded."""
         now_ns = self._timeline.now_ns
         self._turn = []
         for one in arrived:
@@ -224,7 +224,7 @@ class Checker:
                 self._drain_next.update(dict.fromkeys(names))
 
     def _note_worker(self, event: Event) -> None:
-        """Note when a worker, or a process of its name, was heard, and what it listed."""
+        """Note when a worker or one of its processes sent a message, and its listed tasks."""
         process = _process_of(event)
         if isinstance(event, events.WorkerRegistered):
             self._note_ahead(event)
@@ -236,7 +236,7 @@ class Checker:
             self._lists.append((event.worker, process, dict(event.held)))
 
     def _note_ahead(self, event: events.WorkerRegistered) -> None:
-        """Note how much a worker takes ahead, if it is the process that holds its name."""
+        """Note a worker's prefetch, if the process holds its name."""
         worker_model = self.model.workers.get(event.worker)
         if worker_model is None or worker_model.facts.incarnation == event.facts.incarnation:
             most = self.model.ahead.get(event.worker, 0)
@@ -244,7 +244,7 @@ class Checker:
             self.model.ahead_last[event.worker] = event.prefetch
 
     def _note_process(self, event: Event, process: int) -> None:
-        """A process says which one of its name it is: it holds it, wants it, or has lost it."""
+        """Note a message of a process that holds a name, contests it, or has lost it."""
         name: bytes = event.worker  # type: ignore[attr-defined]
         if isinstance(event, _HEARTBEAT_EVENTS):
             self._process_seen_ns[name, process] = self._timeline.now_ns
@@ -267,7 +267,7 @@ class Checker:
         return next((one.facts for one in sent_events if one.worker == name), None)
 
     def _check_name(self, record: r.WorkerJoined | r.WorkerReplaced | r.Refunded) -> None:
-        """A process that has lost its name never gets it back, and is refunded once."""
+        """Require that a process which lost its name never gets it back, and is refunded once."""
         if isinstance(record, r.WorkerJoined):
             if (record.worker, record.facts.incarnation) in self._replaced:
                 raise Violation("name", f"{record} has lost its name for good")
@@ -277,13 +277,13 @@ class Checker:
         self._refunds_due.pop(key, None)
 
     def _last_seen_ns(self, worker: bytes) -> int:
-        """When the holder of a name was heard; that the broker came up counts, too."""
+        """Return when the holder of a name last sent a message, or when the broker started."""
         process = self.model.workers[worker].facts.incarnation
-        heard_ns = self._process_seen_ns.get((worker, process), 0)
-        return max(self._last_seen_by_worker.get(worker, 0), heard_ns, self._up_ns or 0)
+        seen_ns = self._process_seen_ns.get((worker, process), 0)
+        return max(self._last_seen_by_worker.get(worker, 0), seen_ns, self._up_ns or 0)
 
     def on_sent(self, route: bytes, frames: Sequence[bytes]) -> None:
-        """What leaves the broker, as far as peers alone could not judge it."""
+        """Check messages of the broker that peers can't check alone."""
         if route[0] == Listener.PING_BACKEND:
             what = self._task_name(frames[1].removeprefix(DO))
             self._jobs[ping_pong_backend.name_of(route), what] = None
@@ -305,7 +305,7 @@ class Checker:
                 woken.pop(way, None)
 
     def _check_wake_count(self, way: bytes, service: bytes) -> None:
-        """One task never calls a crowd."""
+        """Require that no more workers are woken than tasks are ready."""
         woken = self._woken.setdefault(service, {})
         woken[way] = None
         task_models = self.model.tasks.values()
@@ -315,19 +315,19 @@ class Checker:
             raise Violation("herd", f"{len(woken)} workers are woken for {ready} tasks")
 
     def _cancelled_wakes(self) -> int:
-        """Count the READYs of this turn: each cancels a WAKE that left before it was heard, if
-        there was one, so another worker is woken in its place."""
+        """Count the READYs of this turn. Each may cancel a WAKE that left before it arrived, and
+        then another worker is woken."""
         return sum(isinstance(one, events.TasksRequested) and one.parks for one in self._turn)
 
     def on_disconnected(self, route: bytes) -> None:
-        """The broker notices that nobody is there."""
+        """Note that the broker found a route disconnected."""
         self._cut[route] = None
 
     def on_turn_end(self) -> None:
-        """A turn of the broker is over."""
+        """Check what must hold at the end of a turn."""
         self.model.lanes.fresh = False
         if self._refunds_due:
-            raise Violation("refund", f"{[*self._refunds_due]} were heard again")
+            raise Violation("refund", f"{[*self._refunds_due]} sent messages and were not refunded")
         self._draining.update(self._drain_next)
         self._drain_next = {}
 
@@ -340,7 +340,7 @@ class Checker:
         self.model.lease_times_ns = {}
 
     def on_recovered(self, ledger: Ledger) -> None:
-        """What the broker knows after a restart is what its journal says."""
+        """Require that the recovered ledger is the one of the journal."""
         self._last_seen_by_worker, self._process_seen_ns = {}, {}
         self._recovered_records = self.model.records
         for worker_model in self.model.workers.values():
@@ -351,7 +351,7 @@ class Checker:
         model = self.model
         if ledger.record != model.records:
             raise Violation("recovery", f"{when}: {ledger.record} of {model.records} records")
-        told = {
+        expected = {
             task_model.name: (
                 task_model.state,
                 task_model.attempt,
@@ -375,15 +375,16 @@ class Checker:
             for task in ledger.tasks.values()
             if task.state not in ENDED
         }
-        for name in [*told, *known]:
-            one, other = told.get(name), known.get(name)
+        for name in [*expected, *known]:
+            one, other = expected.get(name), known.get(name)
             if one != other:
                 task_model = model.tasks.get(name)
-                model.require(False, "recovery", f"{when}: {other}, and was told {one}", task_model)  # noqa: FBT003
+                text = f"{when}: {other}, by the journal {one}"
+                model.require(False, "recovery", text, task_model)  # noqa: FBT003
         lanes = _lane_state(ledger)
         if lanes != model.lanes.snapshot():
             raise Violation(
-                "recovery", f"{when}: lanes {lanes}, and were told {model.lanes.snapshot()}"
+                "recovery", f"{when}: lanes {lanes}, by the journal {model.lanes.snapshot()}"
             )
         replaced = {key: one.returned for key, one in ledger.replaced.items()}
         if replaced != self._replaced:
@@ -409,7 +410,8 @@ class Checker:
                 self._freed(record)
 
     def _freed(self, record: r.SlotsFreed) -> None:
-        """Note slots that the broker freed by itself: those of answers from before a restart."""
+        """Note slots that the broker freed without a message: those of answers from before a
+        restart."""
         sent_events = [one for one in self._turn if isinstance(one, events.SlotFreed)]
         if all(one.worker != record.worker for one in sent_events):
             worker_model = self.model.workers[record.worker]
@@ -453,7 +455,7 @@ class Checker:
             self._drain_next.pop(record.worker, None)
 
     def _store_outputs(self, record: r.AnyRecord) -> None:
-        """Results and outputs that somebody may be told."""
+        """Note results and outputs that clients may receive from now on."""
         if isinstance(record, r.Finished):
             for name, result in zip(record.names, record.results or repeat(b""), strict=False):
                 self._results.setdefault(name, {})[result] = None
@@ -462,9 +464,10 @@ class Checker:
                 self._outputs.setdefault(name, {})[text] = None
 
     def _check_submitted(self, record: r.Submitted) -> None:
-        """What a client asked to wait for is waited for, or done, or was to be taken as done."""
+        """Require that a task waits for every predecessor of its request, unless that is done or
+        ignored."""
         if self._full_ns is not None and self._timeline.now_ns > self._full_ns + 2 * SECOND_NS:
-            raise Violation("full", "a submission was taken while the disk is full")
+            raise Violation("full", "a submission was accepted while the disk is full")
         submission = record.submission
         if submission.names[0].startswith(NAMED_BY_BROKER):
             self._check_job(submission)
@@ -478,15 +481,15 @@ class Checker:
             kept = submission.after[index] if submission.after is not None else []
             own = [one for one in own if self._waits_as_asked(name, kept, one)]
             if not own:
-                raise Violation("dependency", f"{name!r} waits for {kept}, and was not asked to")
+                raise Violation("dependency", f"{name!r} waits for {kept}, which no request names")
             if not any(self._is_as_asked(record, index, name, one) for one in own):
-                raise Violation("asked", f"{name!r} is not what was asked for in {own}")
+                raise Violation("request", f"{name!r} differs from its request {own}")
 
     def _is_as_asked(
         self, record: r.Submitted, index: int, name: bytes, asked: events.SubmitRequested
     ) -> bool:
-        """What became of a client's words on their way: nothing is lost, and nothing is added but
-        the ages that the rules set for a task which sets none."""
+        """Return whether a task is as its client submitted it. Only expiries that the rules set for
+        a task without its own may be added."""
         kept, sent_events = record.submission, asked.submission
         place = sent_events.names.index(name)
         lanes = [
@@ -507,35 +510,35 @@ class Checker:
         return lanes[0] == lanes[1] and payloads[0] == payloads[1] and same
 
     def _check_job(self, submission: Submission) -> None:
-        """A job without a name is made once, as often as it was asked for."""
+        """Require that a job without a name is made once for each request."""
         job, name = submission.payloads[0], submission.names[0]
         asked = [one for one in self._turn if isinstance(one, events.SubmitRequested)]
         if not any(one.submission.names == [job] for one in asked):
-            raise Violation("asked", f"nobody asked for {job!r}")
+            raise Violation("request", f"{job!r} was never requested")
         if job in self._job_names:
-            raise Violation("twice", f"{job!r} was asked for once, and made twice")
+            raise Violation("twice", f"{job!r} was requested once and made twice")
         self._job_names[job] = name
 
     def _task_name(self, name: bytes) -> bytes:
-        """The name of a task, where peers know it by its payload."""
+        """Return the name of a task that peers identify by its payload."""
         return self._job_names.get(name, name)
 
     def awaits_unknown(self, job: bytes) -> bool:
-        """Return whether a job, known by its payload, waits for a task that was never submitted: a
-        worker gave it back with that."""
+        """Return whether a job, identified by its payload, waits for a task that was never
+        submitted: a worker returned it with that dependency."""
         task_model = self.model.tasks.get(self._job_names.get(job, b""))
         return task_model is not None and self.model.awaits_unknown(task_model)
 
     def on_job_result(self, job: bytes, text: bytes, *, failed: bool) -> None:
-        """A client is told what came of a job; a job that failed may never have been taken."""
+        """Check the answer to a job. A job that failed may never have been accepted."""
         name = self._task_name(job)
         if failed and name is job:
             return
         ends = (FAILED, CANCELLED, BLOCKED) if failed else (DONE,)  # behind a failure
         if not any((name, end) in self.model.states_reached for end in ends):
-            raise Violation("told", f"{job!r} was told as {text!r}, and never was {ends}")
+            raise Violation("reply", f"the reply to {job!r} is {text!r}, and it never was {ends}")
         if not failed and text not in self._results.get(name, {}):
-            raise Violation("told", f"{text!r} was never the result of {job!r}")
+            raise Violation("reply", f"{text!r} was never the result of {job!r}")
 
     def _waits_as_asked(
         self, name: bytes, kept: list[bytes], asked: events.SubmitRequested
@@ -555,8 +558,8 @@ class Checker:
         return sorted(dict.fromkeys(open_)) == sorted(kept)
 
     def _meant(self, before: bytes, sent_events: Submission, index: int) -> bytes:
-        """Return the full name that a predecessor is found by: in the campaign of its task, unless
-        it is known only outside."""
+        """Return the key of a predecessor: in the campaign of its task, unless it exists only
+        outside."""
         campaign = sent_events.terms_of(index).campaign
         written = identity.split(before, campaign)
         own = identity.spelling(campaign, written)
@@ -576,10 +579,10 @@ class Checker:
         for key in zip(record.names, record.attempts, strict=True):
             self._leased_ns[key] = record.at_ns
         if record.worker in self._draining:
-            raise Violation("draining", f"{record.worker!r} is to go away and gets {record.names}")
+            raise Violation("draining", f"{record.worker!r} is draining and gets {record.names}")
 
     def _check_lost(self, worker: bytes) -> None:
-        """A worker was given up: it came back as another process, or it was silent."""
+        """Require that a lost worker came back as another process or had no heartbeat."""
         if not self._registered_again(worker):
             self._check_timed_out(worker)
 
@@ -590,14 +593,14 @@ class Checker:
         others = [one for one in others if one.facts.incarnation != facts.incarnation]
         if not facts.heartbeat_ns:
             return bool(others)
-        # Only its own supervisor can say that it is dead.
+        # Only its own supervisor can report it dead.
         return any(0 < one.replaces <= facts.incarnation < one.facts.incarnation for one in others)
 
     def _is_lost_by_dialect(self, worker: bytes) -> bool:
-        """A worker of ping-pong is lost with its connection; it and one of round-robin also by a
-        silence that their dialects mind, while the core minds only a longer one."""
+        """Return whether a worker's dialect takes it for lost: ping-pong with its connection,
+        ping-pong and round-robin by a timeout that is shorter than the core's."""
         if worker not in self._last_seen_by_worker:
-            return True  # not since the broker's start: there is no way to it
+            return True  # no message since the broker's start, so no route
         silent_ns = self._timeline.now_ns - self._last_seen_by_worker[worker]
         return silent_ns >= self._plan.size.silence_ns or self._is_cut(worker)
 
@@ -605,7 +608,8 @@ class Checker:
         return worker in [_WORKER_OF[route[0]](route) for route in self._cut]
 
     def _check_timed_out(self, worker: bytes) -> None:
-        """Looked at with the first record that gives a worker up, while it still holds all."""
+        """Require that a worker's lease time is over. Called at the first record, while it holds
+        all tasks."""
         if worker in self._lost_workers:
             return
         self._lost_workers[worker] = None
@@ -616,16 +620,16 @@ class Checker:
         lease_timeout_ns = worker_model.facts.lease_timeout_ns and max(
             [worker_model.facts.lease_timeout_ns, *held_ns]
         )
-        heard_ns = self._last_seen_ns(worker)
+        seen_ns = self._last_seen_ns(worker)
         now_ns = self._timeline.now_ns
         least_ns = lease_timeout_ns
         if self._contested_until_ns.get(worker, 0) >= now_ns:
             least_ns = min(lease_timeout_ns, MISSED_HEARTBEATS * worker_model.facts.heartbeat_ns)
-        if not lease_timeout_ns or now_ns < heard_ns + least_ns:
-            raise Violation("early", f"{worker!r} was given up too early: heard at {heard_ns}")
+        if not lease_timeout_ns or now_ns < seen_ns + least_ns:
+            raise Violation("early", f"{worker!r} was lost too early: last message at {seen_ns}")
         ends_ns = (
             max(
-                heard_ns + max(lease_timeout_ns, worker_model.lease_ns_max),
+                seen_ns + max(lease_timeout_ns, worker_model.lease_ns_max),
                 worker_model.lease_shortened_ns,
             )
             + LATE_NS_MAX
@@ -633,27 +637,25 @@ class Checker:
         if worker.startswith(dialect.ROUND_ROBIN):
             ends_ns += STALE_NS_MAX
         if now_ns > ends_ns:
-            raise Violation("late", f"{worker!r} was given up too late: heard at {heard_ns}")
+            raise Violation("late", f"{worker!r} was lost too late: last message at {seen_ns}")
 
     def check_timeouts(self) -> None:
-        """No worker is silent for longer than it may be."""
+        """Require that no worker exceeds its lease time."""
         if self._up_ns is None:
             return
         now_ns = self._timeline.now_ns
         for name, worker_model in self.model.workers.items():
             lease_timeout_ns = max(worker_model.facts.lease_timeout_ns, worker_model.lease_ns_max)
-            heard_ns = self._last_seen_ns(name)
-            ends_ns = (
-                max(heard_ns + lease_timeout_ns, worker_model.lease_shortened_ns) + LATE_NS_MAX
-            )
+            seen_ns = self._last_seen_ns(name)
+            ends_ns = max(seen_ns + lease_timeout_ns, worker_model.lease_shortened_ns) + LATE_NS_MAX
             if name.startswith(dialect.ROUND_ROBIN):
                 ends_ns += STALE_NS_MAX
             if lease_timeout_ns and now_ns > ends_ns:
-                raise Violation("late", f"{name!r} is silent since {heard_ns}: {worker_model}")
+                raise Violation("late", f"{name!r} sent nothing since {seen_ns}: {worker_model}")
             self._check_leaked(name, worker_model)
 
     def _check_leaked(self, name: bytes, worker_model: WorkerModel) -> None:
-        """Require that a worker which lists nothing keeps nothing of before a restart for long."""
+        """Require that a worker without held tasks keeps no slot of before a restart for long."""
         lease_ns, up_ns = worker_model.facts.restart_lease_ns, self._up_ns or 0
         if not lease_ns or self._timeline.now_ns <= up_ns + lease_ns + LATE_NS_MAX:
             return
@@ -672,22 +674,22 @@ class Checker:
         """Require that only leases of before a restart end by it, and none too early."""
         task_models = [self.model.tasks[name] for name in record.names]
         if not all(map(self._is_from_before_restart, task_models)):
-            raise Violation("taken", f"{record} and it was leased since the restart")
+            raise Violation("taken", f"{record}, leased since the restart")
         lease_ns = self.model.workers[record.worker].facts.restart_lease_ns
         ends_ns = (self._up_ns or 0) + lease_ns - WALL_DRIFT_NS_MAX
         is_lost = self._registered_again(record.worker) or self._is_lost_by_dialect(record.worker)
         if not lease_ns or (self._timeline.now_ns < ends_ns and not is_lost):
-            raise Violation("early", f"{record} and the broker is up since {self._up_ns}")
+            raise Violation("early", f"{record}, and the broker is up since {self._up_ns}")
 
     def check_ready(self, revive_ns: int) -> None:
-        """When all is well nothing waits for long that a worker could have."""
+        """Require that no task waits long that an available worker could run."""
         for task_model in self.model.tasks.values():
             waits_ns = self._timeline.now_ns - max(task_model.since_ns, revive_ns)
             late = task_model.state is READY and waits_ns > READY_NS_MAX
-            self.model.require(not late, "forgotten", "is ready, and nobody gets it", task_model)
+            self.model.require(not late, "forgotten", "is ready and not assigned", task_model)
 
     def check_due(self) -> None:
-        """What waits for time does not wait much longer; where nobody sets the clock."""
+        """Require that delayed tasks come due in time. Skipped where the wall clock jumps."""
         now_ns, wall_ns = self._timeline.now_ns, self._clock.wall_ns()
         if self._jumps or self._up_ns is None or now_ns < self._up_ns + LATE_NS_MAX:
             return
@@ -695,11 +697,11 @@ class Checker:
             late = task_model.state is DELAYED and task_model.due_ns + LATE_NS_MAX < wall_ns
             self.model.require(not late, "late", "is due and does not come due", task_model)
             waits = task_model.state in (*WAITING, LEASED) and not task_model.reported
-            unsaid = waits and 0 < task_model.terms.report_ns < wall_ns - LATE_NS_MAX
-            self.model.require(not unsaid, "lateness", "is late, and nobody says so", task_model)
+            unreported = waits and 0 < task_model.terms.report_ns < wall_ns - LATE_NS_MAX
+            self.model.require(not unreported, "lateness", "is late and not reported", task_model)
 
     def _check_returned(self, record: r.Returned) -> None:
-        """Nothing is taken from a worker without a reason that it gave itself."""
+        """Require that a task is only returned after a message of its worker that explains it."""
         own = [one for one in self._turn if getattr(one, "worker", None) == record.worker]
         reason = record.reason
         if reason is ReturnReason.BROKER_RESTARTED:
@@ -707,18 +709,18 @@ class Checker:
             return
         if record.worker.startswith(_TIMED_OUT_BY_DIALECT) and reason is not ReturnReason.LEFT:
             if not self._is_lost_by_dialect(record.worker) and self._was_sent(record):
-                raise Violation("taken", f"{record} and the worker is there")
+                raise Violation("taken", f"{record}, and the worker is connected")
             return
         sent_events = _RETURNED_AFTER.get(reason, events.TasksReported)
         if not any(isinstance(one, sent_events) for one in own):
-            raise Violation("taken", f"{record} and the worker said nothing of it")
+            raise Violation("taken", f"{record} without a message of its worker")
         if reason is ReturnReason.RESTARTED and not self._registered_again(record.worker):
-            raise Violation("name", f"{record} and its holder was not reported dead")
+            raise Violation("name", f"{record}, and its holder was not reported dead")
         if reason is ReturnReason.UNLISTED:
             self._check_unlisted(record)
 
     def _was_sent(self, record: r.Returned) -> bool:
-        """To a worker whose hands may still be full when it is to get the next, or who is gone."""
+        """Return whether a task was sent to the worker, which may be busy or gone."""
         return any((record.worker, name) in self._jobs for name in record.names)
 
     def _check_unlisted(self, record: r.Returned) -> None:
@@ -730,10 +732,10 @@ class Checker:
         ]
         for name, attempt in zip(record.names, record.attempts, strict=True):
             if all(held.get(name) == attempt for held in lists):
-                raise Violation("taken", f"{name!r} was taken from a worker that lists it")
+                raise Violation("taken", f"{name!r} was returned from a worker that lists it")
 
     def _check_runs(self, record: r.Finished | r.Failed | r.Postponed | r.Returned) -> None:
-        """Check that each run is its own attempt's, and lies within the lease."""
+        """Require that each run belongs to its attempt and lies within the lease."""
         for index, key in enumerate(zip(record.names, record.attempts, strict=True)):
             run = None if record.runs is None else record.runs.at(index)
             if run is None:
@@ -746,7 +748,7 @@ class Checker:
                 raise Violation("runs", f"{key}, leased at {leased_ns}, does not hold {run}")
 
     def _check_reported(self, record: r.Finished | r.Failed | r.Postponed) -> None:
-        """No result without a report of that very attempt by that very worker."""
+        """Require that the worker reported this attempt with a fitting outcome."""
         for name, attempt in zip(record.names, record.attempts, strict=True):
             if not attempt or self.model.leases.get((name, attempt)) != record.worker:
                 continue
@@ -756,7 +758,7 @@ class Checker:
             }
             if not any(isinstance(record, _FOLLOWS[outcome]) for outcome in outcomes):
                 task_model = self.model.tasks[name]
-                text = f"{type(record).__name__} of attempt {attempt}, never so reported by"
+                text = f"{type(record).__name__} of attempt {attempt}, never reported by"
                 self.model.require(False, "stale", f"{text} {record.worker!r}", task_model)  # noqa: FBT003
             if isinstance(record, r.Failed) and Outcome.FAILED_FINAL not in outcomes:
                 task_model = self.model.tasks[name]
@@ -788,66 +790,70 @@ class Checker:
                 raise Violation("lost", f"{name!r} was accepted and is not in the journal")
 
     def _check_refused(self, event: events.SubmitRequested) -> None:
-        """Check that a plain peer's Create lost nothing that waits for nothing."""
+        """Require that a refused plain Create lost no task without predecessors."""
         if event.repeat is not DuplicatePolicy.EXTEND or self._was_full:
             return
         after = event.submission.after or [[] for _ in event.submission.names]
         waiting = [name for name, names in zip(event.submission.names, after, strict=True) if names]
         for name in event.submission.names:
             if name not in waiting and name not in self.model.tasks:
-                raise Violation("lost", f"{name!r} is sound and was refused with its neighbours")
+                raise Violation("lost", f"{name!r} is valid and was refused with others")
 
     def _check_result(self, name: bytes, text: bytes, bytes_total: int) -> None:
-        """A result is one that the journal has, and is known as truncated if it is."""
+        """Require that a result is durable, and marked as truncated if it is."""
         if text not in self._results.get(name, {}):
-            raise Violation("told", f"{text!r} was never the result of {name!r}")
+            raise Violation("reply", f"{text!r} was never the result of {name!r}")
         if bool(bytes_total) != text.startswith(TRUNCATED):
-            raise Violation("truncated", f"{text!r} of {name!r} was told as of {bytes_total} bytes")
+            raise Violation(
+                "truncated", f"{text!r} of {name!r} was sent as one of {bytes_total} bytes"
+            )
 
     def _check_view(self, view: effects.TaskView) -> None:
         self._check_settled(view.name, view.state)
         if view.worker and self.model.leases.get((view.name, view.attempt)) != view.worker:
-            raise Violation("told", f"{view.name!r} was never held by {view.worker!r}")
+            raise Violation("reply", f"{view.name!r} was never held by {view.worker!r}")
 
     def _check_answer(self, effect: effects.StatsReply | effects.TaskOutput) -> None:
         if isinstance(effect, effects.StatsReply):
             if effect.stats.records > self.model.records:
-                raise Violation("told", f"{effect.stats.records} records are not in the journal")
+                raise Violation("reply", f"{effect.stats.records} records are not in the journal")
         elif effect.text and effect.text not in self._outputs.get(effect.name, {}):
-            raise Violation("told", f"{effect.name!r} never printed {effect.text!r}")
+            raise Violation("reply", f"{effect.name!r} never printed {effect.text!r}")
 
     def _check_settled(self, name: bytes, state: TaskState) -> None:
-        """A client is told nothing that is not durable."""
+        """Require that a state that a client receives is durable."""
         if (name, state) not in self.model.states_reached:
-            raise Violation("told", f"{name!r} was never {state.name}")
+            raise Violation("reply", f"{name!r} was never {state.name}")
 
     def on_assigned(self, assign: effects.Assign) -> None:
         for name, attempt in zip(map(self._task_name, assign.names), assign.attempts, strict=True):
             if not attempt and (name, assign.worker) in self.model.leased_to:
-                continue  # its dialect does not say which attempt it is
+                continue  # its dialect has no attempts
             if self.model.leases.get((name, attempt)) != assign.worker:
                 raise Violation("lost", f"lease {attempt} of {name!r} is not in the journal")
 
     def on_reporting(
         self, worker: bytes, names: list[bytes], attempts: list[int] | None, outcomes: list[Outcome]
     ) -> None:
-        told = [ANY_ATTEMPT] * len(names) if attempts is None else attempts
-        for name, attempt, outcome in zip(map(self._task_name, names), told, outcomes, strict=True):
+        reported = [ANY_ATTEMPT] * len(names) if attempts is None else attempts
+        for name, attempt, outcome in zip(
+            map(self._task_name, names), reported, outcomes, strict=True
+        ):
             self._reports.setdefault((worker, name, attempt), {})[outcome] = None
 
     def was_cancelled(self, name: bytes) -> bool:
         return (self._task_name(name), CANCELLED) in self.model.states_reached
 
-    def on_report_ack(self, event: Event, noted: effects.ReportAck) -> None:
-        """What was noted is in the journal."""
+    def on_report_ack(self, event: Event, ack: effects.ReportAck) -> None:
+        """Require that an acknowledged report is in the journal."""
         if not isinstance(event, events.TasksReported) or event.attempts is None:
             return
         for index, (name, attempt) in enumerate(zip(event.names, event.attempts, strict=True)):
             outcome = Outcome.DONE if event.outcomes is None else event.outcomes[index]
             ends = self._ends.get((name, attempt), [])
             kept = any(isinstance(end, _FOLLOWS[outcome]) for end in ends)
-            if name not in noted.missing and not kept:
-                text = f"{outcome.name} of attempt {attempt} was noted and is not in the journal"
+            if name not in ack.missing and not kept:
+                text = f"acknowledged {outcome.name} of attempt {attempt} is not in the journal"
                 self.model.require(False, "lost", text, self.model.tasks.get(name))  # noqa: FBT003
 
     def disk_full(self, *, full: bool) -> None:
@@ -857,19 +863,19 @@ class Checker:
     # The end.
 
     def check_end(self, ledger: Ledger, poisoned: dict[bytes, None]) -> None:
-        """Everything has come to an end, and to the right one."""
+        """Require that every task has ended, and correctly."""
         self.compare(ledger, "at the end")
         wall_ns = self._clock.wall_ns()
         for task_model in self.model.tasks.values():
             terms = task_model.terms
             waits = task_model.state in WAITING and not task_model.retried_after_failure
             if waits and 0 < terms.expires_hard_ns < wall_ns - 2 * SECOND_NS:
-                self.model.require(False, "expiry", "is too old and waits", task_model)  # noqa: FBT003
+                self.model.require(False, "expiry", "has expired and waits", task_model)  # noqa: FBT003
             if task_model.name in poisoned and task_model.state is DONE:
-                self.model.require(False, "poison", "nobody can have done it", task_model)  # noqa: FBT003
+                self.model.require(False, "poison", "is poisoned and DONE", task_model)  # noqa: FBT003
         for name in self._accepted:
             if name not in self.model.tasks:
-                raise Violation("lost", f"{name!r} was accepted and is gone")
+                raise Violation("lost", f"{name!r} was accepted and is missing")
         self._check_nothing_held()
 
     def _check_nothing_held(self) -> None:
@@ -879,7 +885,7 @@ class Checker:
 
 
 def _lane_state(ledger: Ledger) -> dict[tuple[bytes, bytes], tuple[int, list[bytes]]]:
-    """What a broker knows of its lanes, beside their tasks."""
+    """Return the broker's state of its lanes, without their tasks."""
     lanes = {
         (service.name, lane.name): lane
         for service in ledger.services.values()

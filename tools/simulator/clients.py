@@ -1,12 +1,12 @@
-"""Clients of every dialect: what they want, and how they ask for it until they are answered.
+"""Model clients of every dialect: the requests that they send until they are answered.
 
-    Client            our native dialect, with every wish there is; loose
-    PlainClient       dwork: Creates, which extend what is known, and looks; tight
-    PingPongModelClient        ping-pong's frontend: jobs, answered in the order of their asking;
-    tight RoundRobinModelClient  TRACKEXECs of LMQ's round robin, answered by their ids; tight
+    Client                 the native dialect, with every kind of request; loose links
+    PlainClient            dwork: Creates that extend existing tasks, and queries; tight links
+    PingPongModelClient    ping-pong's frontend: jobs, answered in order; tight links
+    RoundRobinModelClient  TRACKEXECs of LMQ's round robin, answered by id; tight links
 
-Jobs of the last two have no names: a job is known by its payload, and one that may be lost is asked
-for again as another.
+Jobs of the last two have no names. A job is identified by its payload, and one that may be lost is
+requested again as another job.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from simulator.codecs.dialects import JOB, JobCodec, PingPongClientCodec, RoundRobinClientCodec
 from simulator.codecs.native import NativeCodec, streams
 from simulator.listeners import Listener
+from simulator.models import Violation
 from simulator.peers import Peer, RequestReplyPeer
 from simulator.plan import SECOND_NS
-from simulator.reference_model import Violation
 from taskyard.core import effects, events
 from taskyard.core.effects import Effect, Refusal
 from taskyard.core.model import Submission
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from simulator.world import World
 
-#: What a client may say; each is answered.
+#: Events that a client may send. Each is answered.
 RequestMaker: TypeAlias = (
     events.SubmitRequested
     | events.CancelRequested
@@ -50,17 +50,16 @@ RequestMaker: TypeAlias = (
     | events.RequestRejected
 )
 
-#: A client whose job was refused because there are too many asks again after this.
+#: A client whose job was refused because there are too many retries after this.
 FULL_NS: Final = SECOND_NS // 2
 
 
 class Client(Peer):
-    """Speaks our native dialect: submits and wishes. A wish that is not answered is repeated, word
-    for word."""
+    """A client in the native dialect. It repeats unanswered requests unchanged."""
 
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
-        #: What it will say, and when; said again from there by its next process.
+        #: Requests for later, and their times. The next process sends them too.
         self.pending: list[tuple[int, Callable[[], RequestMaker | None]]] = []
         self._sent: dict[int, RequestMaker] = {}
         self.open: dict[int, RequestMaker] = {}
@@ -80,7 +79,7 @@ class Client(Peer):
                 self.after(when_ns - now_ns, partial(self.send_new, make))
 
     def send_new(self, make: Callable[[], RequestMaker | None]) -> None:
-        """Say something new."""
+        """Send a new request."""
         event = make()
         if event is None:
             return
@@ -111,20 +110,20 @@ class Client(Peer):
         self._ask(request)
 
     def drop_blocking_requests(self) -> None:
-        """It no longer wants what would hold things up."""
+        """Drop requests that would block the end of the run."""
         for request in [*self.open]:
             if isinstance(self.open[request], events.PauseRequested | events.DrainRequested):
                 del self.open[request]
 
     def resend_open(self) -> None:
-        """Everything that is not answered, once more."""
+        """Send all unanswered requests again."""
         for request in [*self.open]:
             self.send(self.open[request])
 
     def resend_answered(self) -> None:
-        """Say something again that was answered before. It must be harmless."""
-        said = [one for one in self._sent.values() if isinstance(one, events.SubmitRequested)]
-        harmless = [one for one in said if one.repeat is events.DuplicatePolicy.IGNORE]
+        """Send an answered request again, which must be harmless."""
+        sent = [one for one in self._sent.values() if isinstance(one, events.SubmitRequested)]
+        harmless = [one for one in sent if one.repeat is events.DuplicatePolicy.IGNORE]
         if harmless:
             self.send(self.rng.choice(harmless))
 
@@ -133,23 +132,23 @@ class Client(Peer):
         event = self._sent.get(request)
         self.world.checker.on_client_reply(event, effect)
         if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
-            self._full[request] = True  # asks again when its patience ends
+            self._full[request] = True  # is sent again after the timeout
             return
         if isinstance(event, events.WatchRequested) and isinstance(effect, effects.ReplyDue):
-            self.send(event)  # its time was up, and not all is settled
+            self.send(event)  # the wait timed out before all were settled
             return
         if isinstance(event, events.WatchRequested) and isinstance(effect, effects.Settled):
             left = [name for name in event.names or () if name not in effect.names]
             if event.names is not None and left:
                 event.names = left
                 if not streams(request):
-                    self.send(event)  # that was the only answer
+                    self.send(event)  # the request gets no second answer
                 return
         self.open.pop(request, None)
 
 
 class PlainClient(RequestReplyPeer, Client):
-    """Says what dwork's own clients can say."""
+    """A client with the requests of dwork's own clients."""
 
     def reconnect(self) -> None:
         self.process += 1
@@ -162,11 +161,11 @@ class PlainClient(RequestReplyPeer, Client):
             self.send(event)
 
     def resend_answered(self) -> None:
-        """It would not be harmless."""
+        """Do nothing: a repeated Create would extend the tasks."""
 
 
 class JobClient(Client):
-    """Sends jobs and wants their results."""
+    """A client that sends jobs and receives their results."""
 
     reports_breaks = True
 
@@ -176,13 +175,13 @@ class JobClient(Client):
         self.jobs = 0
 
     def job(self) -> events.SubmitRequested:
-        """A job that nobody has asked for before."""
+        """Return the payload of a new job."""
         self.jobs += 1
         payload = b"%s%s-%d" % (JOB, self.name, self.jobs)
         return events.SubmitRequested(0, b"", Submission([payload], [payload]))
 
     def begin(self) -> None:
-        """What a former connection asked for may be lost, so it is asked for anew."""
+        """Request lost jobs anew. The former connection may have lost them."""
         self.codec.forget()
         open_, self.open = len(self.open), {}
         for _ in range(open_):
@@ -198,20 +197,20 @@ class JobClient(Client):
         self.begin()
 
     def _ask(self, request: int) -> None:
-        """Once: asked again it would be another job."""
+        """Send a job once. A second time it would be another job."""
         self.send(self.open[request])
 
     def resend_open(self) -> None:
-        """It waits."""
+        """Do nothing: wait for the answers."""
 
     def resend_answered(self) -> None:
-        """It would be another job."""
+        """Do nothing: it would be another job."""
 
     def on(self, effect: Effect) -> None:
         request: int = getattr(effect, "request", 0)
         event = self.open.pop(request, None)
         if not isinstance(event, events.SubmitRequested):
-            raise Violation("answers", f"{effect} answers what was never asked, or was answered")
+            raise Violation("answers", f"{effect} answers no open request")
         if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
             self.after(FULL_NS, partial(self.send_new, self.job))
             return
@@ -223,7 +222,7 @@ class JobClient(Client):
 
 
 class PingPongModelClient(JobClient):
-    """Ping-pong: a message is a job, the answers come in order."""
+    """A ping-pong client: a message is a job, and answers come in order."""
 
     listener = Listener.PING_FRONTEND
 
@@ -232,7 +231,7 @@ class PingPongModelClient(JobClient):
 
 
 class RoundRobinModelClient(JobClient):
-    """LMQ: a job has an id, and its answer the same."""
+    """An LMQ client: the answer has the id of its job."""
 
     listener = Listener.ROUND_ROBIN
 

@@ -1,18 +1,18 @@
-"""Virtual time: a heap of what is to happen, and the two clocks that the broker reads.
+"""Virtual time: a heap of actions, and the two clocks that the broker reads.
 
-Owns the order of everything. Nothing here draws luck: who schedules says when.
+Owns the order of all actions. Draws nothing at random: callers give the times.
 """
 
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Final
 
-#: Where the wall clock stands when a run begins. Far from zero, so that a mixed-up clock shows.
+#: The wall clock at the start of a run. Far from zero, so that a mixed-up clock is noticed.
 WALL_START_NS: Final = 1_700_000_000_000_000_000
 
 
 class Timeline:
-    """What happens when, in one thread. What is set for one moment happens in the order set."""
+    """Actions in one thread, by time. Actions of one moment keep their order."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -27,7 +27,7 @@ class Timeline:
         self.at(self.now_ns + delay_ns, action)
 
     def step(self) -> bool:
-        """Let the next thing happen; False when there is nothing more to come."""
+        """Run the next action. Return False if there is none."""
         if not self._heap:
             return False
         self.now_ns, _, action = heappop(self._heap)
@@ -35,19 +35,19 @@ class Timeline:
         return True
 
     def run_until(self, when_ns: int) -> None:
-        """Let everything happen up to a moment."""
+        """Run all actions up to a moment."""
         while self._heap and self._heap[0][0] <= when_ns:
             self.step()
         self.now_ns = max(self.now_ns, when_ns)
 
 
 class SimClock:
-    """The broker's clocks. The monotonic one begins anew with each start of the broker's machine;
-    the wall clock may jump. Keeps `broker.turn.Clock`."""
+    """The broker's clocks. The monotonic clock restarts with the broker's machine, and the wall
+    clock may jump. Implements the broker's `Clock`."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        #: What to add to virtual time for each clock.
+        #: Offsets of the two clocks from virtual time.
         self.epoch_ns = 0
         self.wall_offset_ns = WALL_START_NS
         self._wall_offset_ns_max = WALL_START_NS
@@ -59,14 +59,14 @@ class SimClock:
         return self._timeline.now_ns + self.wall_offset_ns
 
     def restart(self, epoch_ns: int) -> None:
-        """Another boot of the machine: its monotonic clock starts somewhere else."""
+        """Restart the monotonic clock at another value, as a boot does."""
         self.epoch_ns = epoch_ns
 
     def jump(self, by_ns: int) -> None:
-        """Somebody set the wall clock."""
+        """Set the wall clock forward or back."""
         self.wall_offset_ns += by_ns
         self._wall_offset_ns_max = max(self._wall_offset_ns_max, self.wall_offset_ns)
 
     def reset_wall_clock(self) -> None:
-        """Set it to where it was the farthest, so that nothing is due in a far future."""
+        """Set the wall clock to its farthest value, so that nothing is due in a far future."""
         self.wall_offset_ns = self._wall_offset_ns_max

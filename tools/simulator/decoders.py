@@ -1,6 +1,6 @@
-"""Decode the messages of shipped workers to events, for the checkers alone.
+"""Decode the messages of product workers to events, for the checkers alone.
 
-Written from the dialects' pages with the frames spelled out. It shares as little as can be with the
+Written from the dialects' pages with the frames spelled out. Shares as little as possible with the
 adapters that decode the same bytes for the broker, and with the loops that encode them.
 """
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 _Q: Final = pb.QueryMsg
 _OUTCOMES: Final = tuple(Outcome)
 
-#: What stands between a task's name and its worker's in a result.
+#: Separates the names of task and worker in a result.
 BY: Final = b" by "
 
 _MILLISECOND_NS: Final = 1_000_000
 
 
 def decode(route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
-    """Return what a worker means by a message that leaves on a route."""
+    """Return the events in a message that leaves on a route."""
     return _DECODERS[route[0]](route, frames)
 
 
 def task_in(text: bytes) -> bytes:
-    """Return the task that a simulated result or failure is about."""
+    """Return the task of a simulated result or failure."""
     return text.rpartition(BY)[0]
 
 
-# Our native dialect.
+# The native dialect.
 
 
 def _native(_route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:

@@ -1,8 +1,8 @@
-"""The simulated disk: a journal that keeps `Store` and fails in the ways of a real one.
+"""The simulated disk: a journal that implements `Store` and fails as a real one does.
 
-It hashes and verifies with `journal.chain`, as every store does. What is durable is told to the
-checkers the moment it is; what was written and not synced is lost with a crash, or torn. The
-witness is written after the commit and not synced, so a power cut may leave an older one.
+It hashes and verifies with `journal.chain`, as every store does, and reports each row to the
+checkers when it is durable. A crash loses or tears rows that were not synced. The witness is
+written after the commit and not synced, so a power cut may leave an older one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +23,7 @@ from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
 
 
 class Crashed(Exception):
-    """The broker's process ends here and now."""
+    """The broker's process ends here."""
 
 
 class SimStore(MemoryStore):
@@ -33,14 +33,14 @@ class SimStore(MemoryStore):
         super().__init__(rng.randbytes(chain.IDENTITY_BYTES))
         self._rng = rng
         self._faults = faults
-        #: Told each row at the moment from which no crash can take it back.
+        #: Called with each row when no crash can lose it any more.
         self._durable = durable
         self._witness = self._anchor
         self._witness_synced = self._anchor
         self._broken = False
-        #: How long the latest commit took; the host lets that time pass.
+        #: The duration of the latest commit. The host lets that time pass.
         self.commit_ns = 0
-        #: The disk is nearly full: nothing but completions may be written.
+        #: The disk is nearly full: only completions may be written.
         self.full = False
 
     def commit(self, body: bytes, records: int) -> Head:
@@ -53,7 +53,7 @@ class SimStore(MemoryStore):
             raise Crashed("before the commit: the row was not synced and is lost, or torn")
         if rng.random() < faults.commit_fails:
             self._broken = True
-            if chance(rng, 0.5):  # a failed sync may have synced all the same
+            if chance(rng, 0.5):  # a failed sync may still have synced
                 self._keep(row)
             raise JournalFailed("the simulated sync failed")
         self._keep(row)
@@ -82,25 +82,27 @@ class SimStore(MemoryStore):
     def close(self) -> None:
         self._broken = True
 
-    # What happens to the disk while the broker is down.
+    # Faults of the disk while the broker is down.
 
     def reopen(self, *, power_cut: bool) -> None:
-        """As the next broker finds it. After a power cut the witness may be an older one."""
+        """Reopen the journal for the next broker. After a power cut the witness may be an older
+        one."""
         self._broken = False
         self.commit_ns = 0
         if power_cut:
             self._witness = self._witness_synced
 
     def damaged(self, covered: int) -> "SimStore | None":
-        """A copy of this disk with its end lost or a byte flipped, below what its witness saw and
-        above what a snapshot covers. It must be refused. None if there is nothing to damage."""
+        """Return a copy of this disk with its end lost or a byte flipped, in rows that its
+        witness covers and no snapshot does. Recovery must refuse it. None if there is nothing to
+        damage."""
         seen = self._witness.sequence - self._anchor.sequence
         if seen < 1:
             return None
         copy = SimStore(self._rng, self._faults, self._durable)
         copy._anchor, copy._witness = self._anchor, self._witness
         copy._rows = [*self._rows]
-        if chance(self._rng, 0.5):  # one of two ways
+        if chance(self._rng, 0.5):  # lose the end or flip a byte
             del copy._rows[self._rng.randrange(seen) :]
         else:
             first = max(0, covered - self._anchor.sequence)
@@ -112,13 +114,13 @@ class SimStore(MemoryStore):
 
 
 class SimIndex:
-    """The index of ended tasks, on the same disk. Keeps `journal.recovery.EndedTaskIndex`."""
+    """The index of ended tasks, on the same disk. Implements `journal.recovery.EndedTaskIndex`."""
 
     has_any = True
 
     def __init__(self) -> None:
         self._ended: dict[bytes, EndedTask] = {}
-        #: Of rows that are trimmed.
+        #: Results in trimmed rows.
         self._results: dict[bytes, Result] = {}
         self._causes: dict[bytes, bytes | None] = {}
 
@@ -132,7 +134,7 @@ class SimIndex:
         return self._causes.get(name)
 
     def keep_results(self, rows: Iterable[Row]) -> None:
-        """Keep the results that lie in rows which are about to be trimmed."""
+        """Keep the results in rows that are about to be trimmed."""
         for row in rows:
             for record in decode(row.body):
                 if isinstance(record, Finished):
@@ -142,7 +144,7 @@ class SimIndex:
                     self._causes.update(zip(record.names, causes_in(record), strict=True))
 
     def archive(self, ledger: Ledger) -> None:
-        """Keep what is needed of all ended tasks here, and let the broker forget them."""
+        """Move all ended tasks from the broker's ledger to this index."""
         names = archivable(ledger, ledger.record)
         for task in ledger.named(names):
             if task.ending is not None:

@@ -1,23 +1,19 @@
-"""What a journal tells of lanes: runs, what is put off, what was let go, who gathers tasks.
+"""The lanes of the reference model: runs, deferred tasks, released tasks, debounce.
 
-A part of the story, and as slow and simple: it counts the tasks of a lane one by one whenever it
-wants to know how many there are. It shares no code with the scheduler's agenda.
+Slow and simple: it counts the tasks of a lane one by one. Shares no code with the scheduler's
+queues.
 """
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct, field
 
+from simulator.models import LEASED, READY, TaskModel
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
-
-if TYPE_CHECKING:
-    from simulator.reference_model import TaskModel
-
-READY, LEASED = TaskState.READY, TaskState.LEASED
 
 #: The place of a task that waits for the next run of its lane.
 WAITS: Final = -1
@@ -26,37 +22,37 @@ _Key = tuple[bytes, bytes]
 
 
 class LaneModel(Struct):
-    """One lane, as told so far."""
+    """A lane, by the records so far."""
 
-    #: Tasks that may be tried though it is held; what is out counts.
+    #: Tasks that may run although the lane is held. Leased tasks count.
     released: int = 0
-    #: Tasks that were put off, and how many have their turn before them at most.
+    #: Deferred tasks, and how many others come before them at most.
     next_run: dict[bytes, TaskModel] = field(default_factory=dict)
     run_left: int = 0
-    #: When it has gathered tasks for long enough, by the wall clock; 0: it does not gather.
+    #: When the debounce ends, by the wall clock. 0: there is none.
     debounce_until_ns: int = 0
 
 
 class LaneModels:
-    """All lanes, and the clauses that they are run by."""
+    """All lanes, and the rules that match them."""
 
     def __init__(self, tasks: dict[bytes, TaskModel]) -> None:
         self._tasks = tasks
         self.rule_list: tuple[Rule, ...] = ()
         self.defaults = LaneOptions()
         self.lanes: dict[_Key, LaneModel] = {}
-        #: The rules were told in this turn: what came before them in it is not known.
+        #: The rules changed in this turn, so those of earlier events in it are uncertain.
         self.fresh = True
         self._places = 0
 
     def set_rules(self, rule_list: tuple[Rule, ...], defaults: LaneOptions) -> None:
-        """Other settings, or another process of the broker, which remembers no gathering."""
+        """Replace the rules. A restarted broker has forgotten its debounces, too."""
         self.rule_list, self.defaults, self.fresh = rule_list, defaults, True
         for lane in self.lanes.values():
             lane.debounce_until_ns = 0
 
     def rule(self, key: _Key) -> Rule:
-        """The first that fits."""
+        """Return the first rule that matches a lane."""
         path = b"/".join(key).decode("latin-1")
         for rule in self.rule_list:
             if fnmatchcase(path, rule.match.decode("latin-1")):
@@ -77,7 +73,7 @@ class LaneModels:
         return self._places
 
     def add_ready(self, task_model: TaskModel, at_ns: int, *, front: bool, deferred: bool) -> None:
-        """A task is about to be ready: where it stands in its lane."""
+        """Place a task that becomes ready in its lane."""
         key = task_model.lane_key
         lane, others = self.of(key), self.count(key, READY)
         if not others and not self.count(key, LEASED):
@@ -92,7 +88,7 @@ class LaneModels:
             task_model.place = 0 if front else self.next_place()
 
     def count_removed(self, task_models: list[TaskModel]) -> None:
-        """Tasks were ready and are no more: runs may be over."""
+        """Note that tasks are no longer ready. This may end a run."""
         for key in dict.fromkeys(task_model.lane_key for task_model in task_models):
             lane = self.of(key)
             some = [task_model for task_model in task_models if task_model.lane_key == key]
@@ -107,18 +103,18 @@ class LaneModels:
                     task_model.place = self.next_place()
 
     def attempt_ended(self, task_model: TaskModel) -> None:
-        """A task of a lane is out no more."""
+        """Note that a task of a lane is no longer leased."""
         lane = self.of(task_model.lane_key)
         lane.released = max(0, lane.released - 1)
 
     def release(self, task_models: list[TaskModel]) -> None:
-        """Ready tasks of held lanes may go."""
+        """Release ready tasks of held lanes."""
         for key in dict.fromkeys(task_model.lane_key for task_model in task_models):
             some = [task_model for task_model in task_models if task_model.lane_key == key]
             lane = self.of(key)
             if len(some) < self.count(key, READY):
                 for task_model in some:
-                    task_model.state = LEASED  # not among those that are left
+                    task_model.state = LEASED  # so that `count` leaves it out
                 self.count_removed(some)
                 for task_model in some:
                     task_model.state, task_model.place = READY, 0
@@ -126,14 +122,14 @@ class LaneModels:
             self.cap_released([key])
 
     def cap_released(self, keys: list[_Key]) -> None:
-        """No more may go than there is."""
+        """Limit the released tasks of lanes to those that exist."""
         for key in keys:
             lane = self.of(key)
             there = self.count(key, READY) + self.count(key, LEASED)
             lane.released = min(lane.released, there)
 
     def snapshot(self) -> dict[_Key, tuple[int, list[bytes]]]:
-        """What a broker must know of lanes after a restart."""
+        """Return the state of lanes that a broker must restore after a restart."""
         return {
             key: (lane.released, [*lane.next_run])
             for key, lane in sorted(self.lanes.items())
@@ -142,7 +138,7 @@ class LaneModels:
 
 
 def goes_before(one: TaskModel, other: TaskModel, *, is_random: bool) -> bool:
-    """Higher priority first, then what came back, then by arrival unless the lane is random."""
+    """Return whether a task precedes another: by priority, then returned tasks, then by arrival."""
     if one.terms.priority != other.terms.priority:
         return one.terms.priority > other.terms.priority
     if one.place and other.place:

@@ -1,7 +1,7 @@
-"""The broker's sockets in the simulated world: which dialect is spoken at which door.
+"""The broker's sockets in the simulated world, with one dialect each.
 
-What stands behind them are the adapters of `wire/` and the broker's own switchboard, made anew for
-every process of the broker: a restart forgets all that they knew of their peers.
+They use the adapters of `wire/` and the broker's own router. These are made anew for every process
+of the broker: a restart forgets all peers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from simulator.plan import Plan
 
-#: What plain dwork and ping-pong know as the only service there is.
+#: The only service in plain dwork and ping-pong.
 DEFAULT: Final = b"default"
 
-#: The same for all processes of a broker, as its journal is.
+#: The manager's id, the same for all processes of a broker.
 MANAGER: Final = bytes(16)
 
 
 class Listener(IntEnum):
-    """A socket; its dialect has the same number."""
+    """A socket. Its dialect has the same number."""
 
     NATIVE = 0
     PING_BACKEND = 1
@@ -39,7 +39,7 @@ class Listener(IntEnum):
 
 
 def open_all(plan: Plan, random_bits: Callable[[], int]) -> DialectRouter:
-    """All dialects of one process of the broker."""
+    """Return the router with all dialects, for one process of the broker."""
     silence_ns = plan.size.silence_ns
     patience = ping_pong.Settings(expire_ns=silence_ns, lease_ns=2 * silence_ns)
     backend, frontend = ping_pong.make_server(Listener.PING_BACKEND, random_bits, patience)

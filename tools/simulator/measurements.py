@@ -1,6 +1,6 @@
 """Measurements by simulated workers: true for the attempt, by a wrong clock.
 
-Made of names and numbers alone, so that a schedule's random choices stay as they are.
+Computed from names and numbers, so that a schedule's random choices stay as they are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def status_of(name: bytes, attempt: int) -> int:
 
 
 def measured(names: Sequence[bytes], attempts: Sequence[int], wall_ns: int) -> RunColumns | None:
-    """Return what a worker measured; some attempts it did not."""
+    """Return the runs that a worker measured. Some attempts have none."""
     runs: list[Run | None] = []
     for name, attempt in zip(names, attempts, strict=True):
         number = crc32(name, attempt)

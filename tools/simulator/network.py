@@ -1,12 +1,12 @@
-"""The simulated network: links that drop, double, reorder, delay, part, and break.
+"""The simulated network: links that drop, duplicate, reorder, delay, partition and break.
 
-A link joins one connection of a peer to a socket of the broker; frames pass over it, bytes and
-nothing else. A loose link is a network with relays in between: each message fares by itself. A
-tight link is one TCP connection: in order, nothing doubled, and what a loose link would drop breaks
-a tight one, which loses what is under way and tells the peer.
+A link joins one connection of a peer to a socket of the broker, and carries frames of bytes. A
+loose link stands for a network with relays: each message has its own fate. A tight link is one TCP
+connection: in order and without duplicates. A drop breaks it, which loses all messages on the way
+and notifies the peer.
 
-Beside the frames a message to the broker carries what its peer meant by it. That is for the
-checkers alone: whoever decodes the frames never sees it.
+A message to the broker also carries the events that its peer meant to send. They are for the
+checkers alone. The adapters never see them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Message(Struct, frozen=True):
 
     route: bytes
     frames: tuple[bytes, ...]
-    #: What the peer meant, for the checkers.
+    #: The events that the peer meant to send, for the checkers.
     sent_events: tuple[Event, ...] = ()
 
 
 class Receiver(Protocol):
-    """A peer, as the network sees it."""
+    """A peer, as the network calls it."""
 
     def on_message(self, frames: tuple[bytes, ...]) -> None: ...
 
@@ -44,7 +44,7 @@ class Receiver(Protocol):
 
 
 class BrokerInbox(Protocol):
-    """The broker, as the network sees it."""
+    """The broker, as the network calls it."""
 
     def on_message(self, incoming: Message) -> None: ...
 
@@ -53,11 +53,11 @@ class BrokerInbox(Protocol):
 
 
 class Link:
-    """The way between a socket of the broker and one connection of a peer."""
+    """A link between a socket of the broker and one connection of a peer."""
 
     def __init__(self, peer: Receiver, route: bytes, *, reports_breaks: bool) -> None:
         self.peer = peer
-        #: The socket's number, and the id that the socket gave to this connection.
+        #: The socket's number, and the socket's id for this connection.
         self.route = route
         self.reports_breaks = reports_breaks
         self.open = True
@@ -84,7 +84,7 @@ class Network:
 
     @property
     def is_up(self) -> bool:
-        """Whether connections are accepted."""
+        """Return whether connections are accepted."""
         return self._broker.up
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
@@ -93,8 +93,8 @@ class Network:
     def connect(
         self, peer: Receiver, listener: int, identity: bytes = b"", *, reports_breaks: bool
     ) -> Link:
-        """A new connection. Who chooses no id gets one as ZeroMQ gives them: a zero byte, and never
-        the same."""
+        """Make a connection. A peer without an id gets a new one as in ZeroMQ, with a zero byte
+        first."""
         self._connections += 1
         given = b"\0" + self._connections.to_bytes(4, "big")
         route = bytes([listener]) + (identity or given)
@@ -102,7 +102,7 @@ class Network:
         return link
 
     def disconnect(self, link: Link) -> None:
-        """Nobody is there any more. What is under way to the broker still arrives."""
+        """Remove a link. Messages on the way to the broker still arrive."""
         if self.links.get(link.route) is link:
             del self.links[link.route]
 
@@ -113,7 +113,7 @@ class Network:
             self._carry(link, Message(link.route, tuple(frames), sent_events), 0)
 
     def to_peer(self, route: bytes, frames: Sequence[bytes], leaves_ns: int) -> bool:
-        """Send a message. False: there is nobody, and that was noticed."""
+        """Send a message. Return False if the peer is gone and that was noticed."""
         link = self.links.get(route)
         if link is None:
             return self._rng.random() >= self._faults.undeliverable_reported
@@ -122,14 +122,14 @@ class Network:
         return True
 
     def broker_went_down(self) -> None:
-        """Every connection breaks; loose links are mended by themselves, tight ones tell."""
+        """Break every tight link. Loose links recover unnoticed."""
         for link in [*self.links.values()]:
             if link.reports_breaks:
                 link.lost_broker = True
                 self._break(link)
 
     def reset_all(self) -> None:
-        """Break every connection while both of its ends go on."""
+        """Break every tight link while both ends stay up."""
         for link in [*self.links.values()]:
             if link.reports_breaks:
                 self._break(link)
@@ -141,13 +141,13 @@ class Network:
                 self._broker.on_message(incoming)
 
     def cut(self, route: bytes, *, to_broker: bool, to_peer: bool) -> None:
-        """Let nothing pass, one way or both."""
+        """Cut a link, one way or both."""
         link = self.links[route]
         link.cut_to_broker = link.cut_to_broker or to_broker
         link.cut_to_peer = link.cut_to_peer or to_peer
 
     def reconnect(self, route: bytes) -> None:
-        """End a cut. A tight link that was cut is broken: something may be lost in between."""
+        """End a cut. A tight link breaks, because messages may be lost."""
         link = self.links.get(route)
         if link is None or not (link.cut_to_broker or link.cut_to_peer):
             return

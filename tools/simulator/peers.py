@@ -1,9 +1,8 @@
-"""Peers: what all of them share.
+"""The base of model peers: processes behind a link.
 
-A peer is a process behind a link. It can crash, hang (take nothing, send nothing, and then go on
-as if nothing had been), and be started again. What peers mean is told in events, what they
-understand in effects; what goes over the network are the frames that their tongues make of it. They
-know nothing of the broker but its answers, and repeat what is not answered.
+A peer can crash, be started again, and hang: it receives and sends nothing, and then continues as
+if no time had passed. Peers deal in events and effects, and codecs turn these into frames. They
+know the broker only by its replies, and repeat unanswered requests.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from simulator.codecs.dialects import PlainCodec
 from simulator.listeners import Listener
+from simulator.models import Violation
 from simulator.plan import SECOND_NS
-from simulator.reference_model import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
 
-#: How long somebody waits for the answer to its only request.
+#: How long a peer with one open request waits for the reply.
 REPLY_TIMEOUT_NS: Final = 6 * SECOND_NS
 
 
 class Codec(Protocol):
-    """One dialect, as one process of a peer speaks it."""
+    """One dialect, for one process of a peer."""
 
     def encode(self, sent_events: Sequence[Event]) -> list[bytes]: ...
 
@@ -48,13 +47,13 @@ class Peer:
         self.rng = world.rng
         self.alive = False
         self.hung = False
-        #: Rises with each process; what a former one had planned is void.
+        #: Rises with each process. Actions of former processes are void.
         self.process = 0
         self._backlog: list[Callable[[], None]] = []
         self._link: Link | None = None
 
     def start(self) -> None:
-        """A new process."""
+        """Start a new process."""
         if self.alive:
             return
         self.alive, self.hung = True, False
@@ -66,7 +65,7 @@ class Peer:
         self.begin()
 
     def connect(self) -> None:
-        """A new connection; what was under way on the former one is lost."""
+        """Make a new connection. Messages on the former one are lost."""
         if self._link is not None:
             self._link.open = False
             self.world.network.disconnect(self._link)
@@ -76,7 +75,7 @@ class Peer:
         )
 
     def identity(self) -> bytes:
-        """The id that it chooses for its connection; empty: the broker's socket gives it one."""
+        """Return the id for its connection. Empty: the broker's socket chooses one."""
         return b""
 
     def crash(self) -> None:
@@ -85,7 +84,7 @@ class Peer:
             self.end()
 
     def end(self) -> None:
-        """The process is over. What it has sent may still arrive."""
+        """End the process. Messages on the way may still arrive."""
         self.alive = False
         self.process += 1
         if self._link is not None:
@@ -101,32 +100,32 @@ class Peer:
         if process != self.process or not self.hung:
             return
         self.hung = False
-        self.world.trace("goes on", self.name)
+        self.world.trace("continues", self.name)
         backlog, self._backlog = self._backlog, []
         for action in backlog:
             self._do(process, action)
 
     def on_message(self, frames: tuple[bytes, ...]) -> None:
-        """Something arrives from the broker."""
+        """Receive a message from the broker."""
         if self.alive:
             self._do(self.process, partial(self._on_frames, frames))
 
     def _on_frames(self, frames: tuple[bytes, ...]) -> None:
         for effect in self.codec.decode(frames):
-            self.world.trace("hears", effect)
+            self.world.trace("peer receives", effect)
             self.on(effect)
 
     def send(self, *sent_events: Event) -> None:
-        """Say this, in one message."""
+        """Send events in one message."""
         self.transmit(self.codec.encode(sent_events), sent_events)
 
     def transmit(self, frames: Sequence[bytes], sent_events: tuple[Event, ...]) -> None:
-        self.world.trace("says", sent_events[-1], frames)
+        self.world.trace("peer sends", sent_events[-1], frames)
         if self._link is not None:
             self.world.network.to_broker(self._link, frames, sent_events)
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        """Plan something for this process."""
+        """Schedule an action of this process."""
         self.world.timeline.after(delay_ns, partial(self._do, self.process, action))
 
     def _do(self, process: int, action: Callable[[], None]) -> None:
@@ -151,18 +150,18 @@ class Peer:
 
     @property
     def healthy(self) -> bool:
-        """Whatever it says now arrives and is answered."""
+        """Return whether messages arrive and are answered now."""
         return self.world.revived and self._link is not None and self._link.open
 
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.rng.random() < probability
 
-    # For each kind of peer.
+    # Overridden by each kind of peer.
 
     codec: Codec
 
     def make_codec(self) -> None:
-        """Begin to speak, as a new process that remembers nothing."""
+        """Make the codec of a new process."""
         raise NotImplementedError
 
     def begin(self) -> None:
@@ -173,8 +172,8 @@ class Peer:
 
 
 class RequestReplyPeer(Peer):
-    """One request, one answer, in turns: a REQ socket. What is not answered for long is lost, and a
-    new connection is made."""
+    """A peer with one open request at a time: a REQ socket. It makes a new connection when a
+    reply stays out for long."""
 
     reports_breaks = True
 
@@ -183,7 +182,7 @@ class RequestReplyPeer(Peer):
         self.codec: PlainCodec
         #: Rises with each request and each answer.
         self.asked = 0
-        #: What it will say when it is answered.
+        #: Events to send after the next reply.
         self.queue: list[Event] = []
 
     def make_codec(self) -> None:

@@ -1,7 +1,7 @@
-"""What a seed draws before anything happens: how big the world is, and what goes wrong in it.
+"""The plan that a seed draws: the size of the world, and its faults.
 
-Swarm testing: each seed switches features and faults on and off, so that rare ones meet often in
-some runs instead of seldom in all. Everything is a plain number, printed first in every run.
+Swarm testing: each seed switches features and faults on and off, so that rare ones are frequent in
+some runs instead of rare in all. Everything is a plain number, printed first in every run.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
 SECOND_NS: Final = 1_000_000_000
 MILLISECOND_NS: Final = 1_000_000
 
-#: How the broker names tasks of clients who give no names.
+#: Prefixes of the names that the broker makes for tasks without one.
 NAMED_BY_BROKER: Final = (b"ping-pong-", b"round-robin-")
 
-#: What a truncated result begins with, and the length that it had.
+#: The start of a truncated result, and its full length.
 TRUNCATED: Final = b"... "
 RESULT_BYTES: Final = 5_000_000
 
 
 class Faults(Struct):
-    """Probabilities a message, a commit or a second. All zero: a perfect world."""
+    """Probabilities per message, per commit or per second. All zero: no faults."""
 
-    # The network, a message.
+    # The network, per message.
     drop: float = 0.0
     duplicate: float = 0.0
     reorder: bool = False
     delay: float = 0.0
     delay_ns_max: int = 1
     latency_ns_max: int = 2 * MILLISECOND_NS
-    #: A peer's link is cut, one way or both, for a while: a second of the run.
+    #: A cut of a peer's link, one way or both, per second.
     partition: float = 0.0
-    #: What is sent to a dead peer is reported as undeliverable, else silently lost.
+    #: A message to a dead peer is reported as undeliverable, else silently lost.
     undeliverable_reported: float = 0.5
-    #: What is sent to a dead broker waits in the sender's socket, else it is lost.
+    #: A message to a dead broker waits in the sender's socket, else it is lost.
     queued_while_down: bool = False
 
-    # The disk, a commit.
+    # The disk, per commit.
     crash_before_commit: float = 0.0
     crash_in_commit: float = 0.0
     commit_fails: float = 0.0
     disk_slow: float = 0.0
     disk_slow_ns_max: int = 1
     witness_synced: float = 0.5
-    #: A turn: a snapshot is taken, before it ended tasks are archived, after it rows are trimmed.
+    #: A snapshot, per turn. Before it ended tasks may be archived, after it rows may be trimmed.
     snapshot: float = 0.0
     archive: float = 0.0
     trim: float = 0.0
@@ -59,7 +59,7 @@ class Faults(Struct):
     power_cut: float = 0.0
     damage: float = 0.0
 
-    # Crashes: of the broker a sent effect and a second, of peers a second.
+    # Crashes: of the broker per effect and per second, of peers per second.
     crash_between_sends: float = 0.0
     crash_broker: float = 0.0
     crash_worker: float = 0.0
@@ -68,34 +68,34 @@ class Faults(Struct):
     stop_worker: float = 0.0
     restart_ns_max: int = 3 * SECOND_NS
 
-    # The machine, a second.
+    # The machine, per second.
     clock_jump: float = 0.0
     clock_jump_ns_max: int = 1
     disk_full: float = 0.0
     rules_change: float = 0.0
 
-    # What workers make of a task.
+    # Outcomes and habits of workers.
     fails: float = 0.0
-    ignores_message: float = 0.0  #: a worker goes on with what it was told to stop
+    ignores_message: float = 0.0  #: a worker continues after a Stop
     unusual_outcome: float = 0.0  #: any outcome but DONE and FAILED
     transfers: float = 0.0
-    batches: float = 0.0  #: keeps a report back, to tell several at once
-    repeats: float = 0.0  #: reports all that it was last assigned, whatever became of it
+    batches: float = 0.0  #: delays a report, to send several at once
+    repeats: float = 0.0  #: reports its last assignment again, whatever its tasks' states
     progress: float = 0.0
-    facts_change: float = 0.0  #: a heartbeat: it says something else of itself
+    facts_change: float = 0.0  #: per heartbeat: the worker's facts change
 
     @property
     def longest_delay_ns(self) -> int:
-        """How long a message can be under way, beyond the usual."""
+        """Return the longest delay of a message beyond the latency."""
         late_ns = self.delay_ns_max if self.duplicate else 0
         return late_ns + (self.delay_ns_max if self.delay else 0)
 
 
 class Size(Struct):
-    """How much there is of everything."""
+    """Numbers of clients, workers and tasks, and times."""
 
     clients: int
-    #: Others, by their dialects.
+    #: Further clients, by their dialects.
     other_clients: tuple[str, ...]
     services: int
     lanes: int
@@ -111,7 +111,7 @@ class Size(Struct):
 
 
 class TaskOdds(Struct):
-    """How likely a task, or a batch, has some feature."""
+    """Probabilities that a task, or a batch, has a feature."""
 
     lane: float
     after: float
@@ -136,19 +136,19 @@ class TaskOdds(Struct):
 
 
 class Plan(Struct):
-    """All that a seed has drawn."""
+    """Everything that a seed has drawn."""
 
     seed: int
     size: Size
     odds: TaskOdds
     faults: Faults
     services: tuple[bytes, ...]
-    #: How lanes are run at first.
+    #: The rules of the lanes at the start.
     clauses: tuple[Rule, ...]
     broker_workers_max: int
 
     def lines(self) -> list[str]:
-        """The drawn numbers, for people."""
+        """Return the drawn numbers as lines to print."""
         lines = [f"seed {self.seed}"]
         for part in (self.size, self.odds, self.faults):
             drawn = [f"{name} {value}" for name, value in structs.asdict(part).items() if value]
@@ -162,17 +162,17 @@ def chance(rng: Random, probability: float) -> bool:
 
 
 CLIENT_KINDS: Final = ("plain", "ping", "round-robin")
-#: Workers that a stranger may write, and those that we ship.
+#: Model workers, and product workers.
 FOREIGN_KINDS: Final = ("pull", "plain", "standing", "called", "ping")
 SHIPPED_KINDS: Final = ("native", "wmp", "ping-pong", "round-robin")
 WORKER_KINDS: Final = (*FOREIGN_KINDS, *SHIPPED_KINDS)
 
 
 def draw(seed: int, kinds: Sequence[str] = WORKER_KINDS) -> Plan:
-    """The plan of a seed, with workers of these kinds."""
+    """Draw the plan of a seed, with workers of these kinds."""
     rng = Random(seed)
     size = _draw_size(rng, kinds)
-    # Plain dwork and ping-pong know no other than the first.
+    # Plain dwork and ping-pong have only the first.
     services = (b"default", *(b"s%d" % number for number in range(1, size.services)))
     limited = chance(rng, 0.5)
     return Plan(
@@ -234,14 +234,14 @@ def _draw_wants(rng: Random) -> TaskOdds:
     )
 
 
-#: Clauses that are no service's own: they fit lanes of several, or some of one.
+#: Patterns of rules that match lanes of several services, or some lanes of one.
 PATTERNS: Final = (b"*/l0", b"*/l[12]", b"default/l?", b"s1/*", b"default/")
 
 
 def draw_rules_of_services(
     rng: Random, services: Sequence[bytes], *, limited: bool
 ) -> tuple[Rule, ...]:
-    """One for each service, and before them now and then one by another pattern."""
+    """Draw a rule for each service, and sometimes one with another pattern before them."""
     odd = rng.sample(PATTERNS, rng.choice((0, 0, 1, 2)))
     matches = {
         **{b"odd " + match: match for match in odd},
@@ -259,7 +259,7 @@ def draw_rules_of_services(
 
 
 def _draw_special(rng: Random, rules: LaneOptions, *, special: bool) -> LaneOptions:
-    """The rules, with what few lanes have."""
+    """Return the rules with options that few lanes have."""
     if not special:
         return rules
     return structs.replace(

@@ -1,8 +1,8 @@
-"""Simulated processes that run the loops we ship.
+"""Simulated processes that run the product's loops.
 
-Owns when a process turns: when something arrives, when its loop wants to be woken, and never while
-it is stopped. A loop gets sockets of `sockets`, hands that only pretend to work, and a clock. What
-runs is the product's own code, so its bugs are findings.
+Owns the turns of a process: when a message arrives or its loop's timer ends, and never while it is
+stopped. A loop gets simulated sockets, a runner that only pretends to work, and a clock. It is the
+product's own code, so its bugs are findings.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from zlib import crc32
 from simulator.clock import WALL_START_NS
 from simulator.decoders import BY, decode
 from simulator.measurements import measured
+from simulator.models import Violation
 from simulator.plan import (
     MILLISECOND_NS,
     NAMED_BY_BROKER,
@@ -21,7 +22,6 @@ from simulator.plan import (
     SECOND_NS,
     TRUNCATED,
 )
-from simulator.reference_model import Violation
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.model import Result
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from taskyard.core.events import Event
     from taskyard.core.rules import Rule
 
-#: Turns in a row that a loop may ask for at once and without a message. More is a busy loop.
+#: Turns at once, without a message, that a loop may request. More are a busy loop.
 TURNS_AT_ONCE_MAX: Final = 20
 
-#: What the real poller counts in.
+#: The resolution of the real poller.
 TICK_NS: Final = MILLISECOND_NS
 
 
 class ProcessClock:
-    """The clocks of a peer's machine. It booted at another time than the broker's."""
+    """The clocks of a peer's machine, which booted at another time than the broker's."""
 
     def __init__(self, timeline: Timeline, epoch_ns: int) -> None:
         self._timeline = timeline
@@ -59,7 +59,7 @@ class ProcessClock:
 
 
 class SimProcess:
-    """A process that runs one loop. `build`, `turn` and `wake_at_ns` are each program's own."""
+    """A process that runs one loop. Programs override `build`, `turn` and `wake_at_ns`."""
 
     def __init__(self, world: World, name: bytes) -> None:
         self.world = world
@@ -69,13 +69,13 @@ class SimProcess:
         self.alive = self.hung = False
         #: Rises with each process.
         self.process = 0
-        #: Only the newest planned turn counts.
+        #: Only the turn that was scheduled last counts.
         self._planned = 0
         self._planned_ns: int | None = None
         self._turns_at_once = 0
         self._has_arrived = False
 
-    # Life.
+    # Starts and ends.
 
     def start(self) -> None:
         """Start a new process."""
@@ -89,7 +89,7 @@ class SimProcess:
         self.wake()
 
     def end(self) -> None:
-        """End the process. What it has sent may still arrive."""
+        """End the process. Messages on the way may still arrive."""
         self.alive = self.hung = False
         self._planned += 1
         self._planned_ns = None
@@ -107,7 +107,7 @@ class SimProcess:
         self.world.timeline.after(delay_ns, self.start)
 
     def hang(self, for_ns: int) -> None:
-        """Stop the process, as SIGSTOP does, and let it go on later."""
+        """Stop the process, as SIGSTOP does, and continue later."""
         if self.alive and not self.hung:
             self.world.trace("is stopped", self.name)
             self.hung = True
@@ -115,12 +115,12 @@ class SimProcess:
 
     def _resume(self, process: int) -> None:
         if process == self.process and self.hung:
-            self.world.trace("goes on", self.name)
+            self.world.trace("continues", self.name)
             self.hung = False
             self.wake()
 
     def wake(self) -> None:
-        """Turn as soon as possible: something arrived."""
+        """Turn as soon as possible, because a message arrived."""
         self._has_arrived = True
         if self.alive and not self.hung:
             self._plan(self.world.timeline.now_ns)
@@ -147,19 +147,19 @@ class SimProcess:
         if wake_at_ns is not None:
             wait_ns = max(0, wake_at_ns - self.clock.monotonic_ns())
             self._check_busy_loop(wait_ns)
-            # A real poller rounds up; one that waits for nothing takes a while all the same.
+            # A real poller rounds up, and takes a while even with no wait.
             self._plan(self.world.timeline.now_ns + max(-(-wait_ns // TICK_NS), 1) * TICK_NS)
         self._has_arrived = False
 
     def _check_busy_loop(self, wait_ns: int) -> None:
         self._turns_at_once = 0 if wait_ns or self._has_arrived else self._turns_at_once + 1
         if self._turns_at_once > TURNS_AT_ONCE_MAX:
-            raise Violation("spinning", f"{self.name!r} turns again and again, and nothing happens")
+            raise Violation("busy loop", f"{self.name!r} turns in a busy loop")
 
-    # For each program.
+    # Overridden by each program.
 
     def build(self) -> None:
-        """Make the loop, its sockets and its hands, as a new process does."""
+        """Make the loop, its sockets and its runner, as a new process does."""
         raise NotImplementedError
 
     def turn(self) -> None:
@@ -174,7 +174,7 @@ class SimProcess:
 
 
 class SimRunner:
-    """Hands that pretend to work. Keep the `Hands` of every loop, and the native one's `Host`."""
+    """A runner that pretends to work. Implements the runner protocols of all loops."""
 
     agent_error = b""
     malformed = 0
@@ -190,21 +190,21 @@ class SimRunner:
         self._program = program
         self._world = program.world
         self._slots = slots
-        #: What may come of a task beside DONE and FAILED.
+        #: Possible outcomes beside DONE and FAILED.
         self._outcomes = outcomes
         self._sends_attempts = sends_attempts
-        #: Waiting for a slot, and running until a time, by their keys.
+        #: Jobs that wait for a slot, and end times of running ones, by their keys.
         self._waiting: dict[tuple[bytes, int], Job] = {}
         self._running: dict[tuple[bytes, int], tuple[Job, int]] = {}
         #: Attempts that this process ever started.
         self._seen: dict[tuple[bytes, int], None] = {}
         self._rules = AgentRules()
-        #: Told what a task prints.
+        #: Called with the output of a task.
         self.on_output: Callable[[Job, Result], None] | None = None
 
     def start(self, job: Job) -> None:
         if job.key in self._seen:
-            raise Violation("hands", f"{self._program.name!r} begins {job.key} a second time")
+            raise Violation("runner", f"{self._program.name!r} begins {job.key} a second time")
         self._seen[job.key] = None
         self._program.served_ns = self._world.timeline.now_ns
         if self._sends_attempts:
@@ -265,7 +265,7 @@ class SimRunner:
         if self._sends_attempts:
             runs = measured([job.name], [job.attempt], self._world.clock.wall_ns())
             done.run = None if runs is None else runs.at(0)
-        # A job's client would be answered with an error.
+        # The client of a job would get an error.
         is_cut = crc32(task) % 4 == 0 and not task.startswith(NAMED_BY_BROKER)
         if outcome is Outcome.DONE and is_cut and self._program.truncates_results:
             done.text, done.result_bytes_total = TRUNCATED + text, RESULT_BYTES
@@ -306,50 +306,50 @@ class SimRunner:
 
 
 class ProductWorker(SimProcess):
-    """Base of the shipped workers."""
+    """The base of product workers."""
 
     kind = ""
-    #: It says which process of its name it is.
+    #: It sends its incarnation.
     sends_incarnation = False
-    #: Tells it from other workers of the same name.
+    #: Distinguishes workers of one name.
     twin = 0
-    #: It is started again by a supervisor that has seen the process before end, and says so.
+    #: A supervisor restarts it, and reports the end of the former process.
     is_supervised = True
-    #: Some results are too long and cut.
+    #: Some results are too long and truncated.
     truncates_results = False
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name)
         self.services = services
         self.slots = max(1, slots)
-        #: It was dismissed and comes back no more.
+        #: It was dismissed and does not come back.
         self.retired = False
-        #: It was told to stop, and is started again when it has ended.
+        #: It was stopped by its owner, who restarts it when it has ended.
         self._comes_back = False
-        #: When it was last given a task.
+        #: When it last got a task.
         self.served_ns = 0
 
     def core_name(self) -> bytes:
-        """Return the name that the broker knows it by."""
+        """Return its name in the core."""
         return self.name
 
     def task_of(self, job: Job) -> bytes:
-        """Return the task that a job is about."""
+        """Return the task of a job."""
         return job.name
 
     def shut_down(self) -> None:
-        """Be told by a signal to leave."""
+        """Shut down, as after a signal."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Be told to stop by its owner, who starts it again."""
+        """Stop, as after a signal of an owner who restarts it."""
         if self.alive and not self.hung:
             self._comes_back = True
             self.shut_down()
             self.wake()
 
     def over(self) -> None:
-        """End: the loop has come to its end."""
+        """End the process after its loop."""
         self.world.trace("is gone", self.name)
         self.end()
         if self._comes_back:
@@ -359,16 +359,16 @@ class ProductWorker(SimProcess):
             self.retired = True
 
     def on_free(self) -> None:
-        """Like every worker that was revived, turn once."""
+        """Turn once, as every revived worker does."""
         self.wake()
 
     def decode_sent(self, route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
-        """Decode a message that leaves, and note the reports in it."""
-        said = decode(route, frames)
+        """Decode an outgoing message, and note the reports in it."""
+        sent = decode(route, frames)
         checker = self.world.checker
-        for one in said:
+        for one in sent:
             if isinstance(one, events.TasksReported):
                 checker.on_reporting(one.worker, one.names, one.attempts, one.outcomes or [])
-        if said:
-            self.world.trace("says", said[-1], frames)
-        return said
+        if sent:
+            self.world.trace("peer sends", sent[-1], frames)
+        return sent

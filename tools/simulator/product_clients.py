@@ -1,9 +1,9 @@
-"""The clients that we ship, as simulated processes.
+"""The product's clients, as simulated processes.
 
     native       `client.session`, the loop of every Python client
     round-robin  `client.round_robin`, the loop of `taskyard rr client`
 
-A native client that crashes is started again and submits the same tasks once more, as a script does
+A native client that crashes is started again and submits the same tasks once more, like a script
 that is run again. Every task that it submitted must be settled for it.
 """
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from simulator.codecs.dialects import DO, JOB
 from simulator.listeners import Listener
+from simulator.models import BLOCKED
 from simulator.plan import SECOND_NS
 from simulator.processes import SimProcess
-from simulator.reference_model import BLOCKED
 from simulator.sockets import ENDPOINT, Socket
 from taskyard.client import open_requests, outbox, round_robin, session
 from taskyard.core import effects, events, identity
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 _Q: Final = pb.QueryMsg
 
-#: It waits for a broker for ever.
+#: It waits for a broker without limit.
 _LIMITS: Final = open_requests.ReplyTimeouts(3600 * SECOND_NS, None)
 
 
 class SettableFuture:
-    """One task that a client waits for. Keeps `client.results.SettableFuture`."""
+    """The future of one task. Implements `client.results.SettableFuture`."""
 
     def __init__(self, client: NativeProductClient, name: bytes) -> None:
         self._client = client
@@ -50,9 +50,9 @@ class SettableFuture:
         return self._is_done
 
     def settle(self, state: TaskState, result: Result) -> None:
-        told = effects.Settled(b"", 0, [self._name], [state], [result.text])
-        told.truncated = {self._name: result.bytes_total} if result.bytes_total else None
-        self._client.world.checker.on_client_reply(None, told)
+        settled = effects.Settled(b"", 0, [self._name], [state], [result.text])
+        settled.truncated = {self._name: result.bytes_total} if result.bytes_total else None
+        self._client.world.checker.on_client_reply(None, settled)
         self._end()
 
     def set_result(self, result: object, /) -> None:
@@ -73,13 +73,13 @@ class NativeProductClient(SimProcess):
 
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
-        #: What it submits, and when.
+        #: Tasks to submit, and their times.
         self.pending: list[tuple[int, outbox.PendingTask]] = []
-        #: Tasks that it submitted and that are not settled for it.
+        #: Submitted tasks that are not settled for it.
         self.open: dict[bytes, outbox.PendingTask] = {}
 
     def plan(self, when_ns: int, campaign: bytes, name: bytes, service: bytes) -> None:
-        """Submit a task at a time, or as soon as it runs then."""
+        """Submit a task at a time, or as soon as the process runs then."""
         terms = Terms(campaign=campaign, service=service)
         payload = DO + identity.spelling(campaign, name)
         parcel = outbox.PendingTask(name, payload, terms, b"", (), UnknownPolicy.REFUSE, None)
@@ -129,12 +129,12 @@ class NativeProductClient(SimProcess):
             [one.terms for one in parcels],
             terms_at=[*range(len(parcels))],
         )
-        said = events.SubmitRequested(0, b"", asked, query.request)
-        self.world.trace("says", said, frames)
-        return (said,)
+        sent = events.SubmitRequested(0, b"", asked, query.request)
+        self.world.trace("peer sends", sent, frames)
+        return (sent,)
 
     def unsettled(self) -> list[bytes]:
-        """Return the tasks that it must still be told of: those that wait for nothing else."""
+        """Return the tasks without settlement so far that wait for nothing else."""
         tasks = self.world.checker.model.tasks
         return [name for name in self.open if name not in tasks or tasks[name].state is not BLOCKED]
 
@@ -179,9 +179,9 @@ class RoundRobinProductClient(SimProcess):
         if command != b"\x04":
             return ()
         job = self._asked[number] = arguments[1]
-        said = events.SubmitRequested(0, b"", Submission([job], [job]))
-        self.world.trace("says", said, frames)
-        return (said,)
+        sent = events.SubmitRequested(0, b"", Submission([job], [job]))
+        self.world.trace("peer sends", sent, frames)
+        return (sent,)
 
     def _on_received(self, frames: Sequence[bytes]) -> None:
         _, _, command, number, *rest = frames
@@ -205,8 +205,8 @@ def _full_name(parcel: outbox.PendingTask) -> bytes:
 
 
 def _ignore(_text: str) -> None:
-    """Print nothing: nobody reads it."""
+    """Print nothing."""
 
 
 def _ignore_level(_level: int, _text: str) -> None:
-    """Print nothing: nobody reads it."""
+    """Print nothing."""

@@ -1,12 +1,11 @@
-"""The workers that we ship, as simulated processes: what each of their `serve` functions does,
-over simulated sockets, hands and clocks.
+"""The product's workers, as simulated processes over simulated sockets, runners and clocks.
 
-    native       `worker.native` over a `Channel`, with `worker.serve.WorkerMonitor`
+    native       `worker.native` over a `Channel`, with `worker.host.WorkerMonitor`
     ping-pong    `worker.ping_pong`
     round-robin  `worker.round_robin`
     wmp          `worker.wmp`, behind relays or not
 
-The relay is a process of its own: `relay.serve.Relay` over a simulated listener.
+The relay is a process of its own: `relay.server.Relay` over a simulated listener.
 """
 
 from __future__ import annotations
@@ -44,23 +43,23 @@ if TYPE_CHECKING:
 
 _Q: Final = pb.QueryMsg
 
-#: What WMP answers a GIVE.
+#: WMP's replies to a GIVE.
 _TAKE_OR_NO: Final = (b"\x04", b"\x05")
 
-#: Incarnations of one worker; those of another with the same name begin after them.
+#: Incarnations of one worker. Those of another with the same name begin after them.
 INCARNATIONS_MAX: Final = 1_000_000
 
 
 def _say_nothing(_text: str) -> None:
-    """Print nothing: nobody reads it."""
+    """Print nothing."""
 
 
 def _print_nothing(_level: int, _text: str) -> None:
-    """Print nothing: nobody reads it."""
+    """Print nothing."""
 
 
 class NativeWorker(ProductWorker):
-    """Our own dialect."""
+    """A worker in the native dialect."""
 
     kind = "native"
     sends_incarnation = True
@@ -68,7 +67,7 @@ class NativeWorker(ProductWorker):
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name, services, slots)
-        #: Reports under way, by the numbers of their requests.
+        #: Open reports, by their request numbers.
         self._reports: dict[int, events.TasksReported] = {}
 
     def build(self) -> None:
@@ -126,7 +125,7 @@ class NativeWorker(ProductWorker):
         return said
 
     def _on_received(self, frames: Sequence[bytes]) -> None:
-        """Check that what is acknowledged is in the journal."""
+        """Check that an acknowledged report is in the journal."""
         answer = _Q.FromString(frames[1])
         report = self._reports.pop(answer.request, None)
         if report is None or answer.type == _Q.Error:
@@ -141,7 +140,7 @@ class NativeWorker(ProductWorker):
 
 
 class PingPongWorker(ProductWorker):
-    """Ping-pong: one job at a time, and a new socket when the broker is silent."""
+    """A ping-pong worker: one job at a time, and a new socket when the broker is silent."""
 
     kind = "ping-pong"
 
@@ -186,7 +185,7 @@ class PingPongWorker(ProductWorker):
 
 
 class RoundRobinWorker(ProductWorker):
-    """Round-robin: registers, and answers messages one after the other."""
+    """A round-robin worker: registers, and answers messages one after the other."""
 
     kind = "round-robin"
 
@@ -246,11 +245,11 @@ class RoundRobinWorker(ProductWorker):
 
 
 class RelayProgram(SimProcess):
-    """A relay, as `relay.server` runs it. Keeps `network.Inbox` for those below it."""
+    """A relay, as `relay.server` runs it. Implements `network.BrokerInbox` for its workers."""
 
     def __init__(self, world: World, name: bytes) -> None:
         super().__init__(world, name)
-        #: The network between it and those below it.
+        #: The network between the relay and its workers.
         self.network = Network(world.timeline, world.rng, world.faults, self)
         self._arrived: deque[Message] = deque()
 
@@ -267,7 +266,7 @@ class RelayProgram(SimProcess):
             self.wake()
 
     def wake_at_ns(self) -> None:
-        """Wait for messages alone."""
+        """Return None: it only waits for messages."""
 
     def close(self) -> None:
         self._above.close()
@@ -292,11 +291,11 @@ class RelayProgram(SimProcess):
 
 
 class _Died(Exception):
-    """The process dies of a task."""
+    """The process dies because of a task."""
 
 
 class WmpWorker(ProductWorker):
-    """WMP: woken by managers, behind relays or not."""
+    """A WMP worker: woken by managers, behind relays or not."""
 
     kind = "wmp"
     sends_incarnation = True
@@ -323,13 +322,13 @@ class WmpWorker(ProductWorker):
         self._loop = wmp.WmpWorkerLoop(settings, self._sockets, runner, self.clock)
 
     def _on_received(self, frames: Sequence[bytes]) -> None:
-        """Count an answered GIVE as work: quicker workers may have taken all there was."""
+        """Count an answered GIVE as work: quicker workers may have taken all tasks."""
         if frames[[*frames].index(b"") + 2] in _TAKE_OR_NO:
             self.served_ns = self.world.timeline.now_ns
 
     def _networks(self) -> list[Network]:
-        """Return the ways to the manager: itself, relays, or both."""
-        relays = [relay.network for relay in self.world.relays]
+        """Return the networks to the manager: direct, through relays, or both."""
+        relays = self.world.relay_networks
         choice = crc32(b"%d ways of %s" % (self.world.plan.seed, self.name)) % 3
         if not relays or choice == 0:
             return [self.world.network]
@@ -360,7 +359,7 @@ class WmpWorker(ProductWorker):
         self._loop.shut_down()
 
 
-#: What may come of a task beside DONE, FAILED and REFUSED.
+#: Outcomes beside DONE, FAILED and REFUSED.
 UNUSUAL_OUTCOMES: Final = (
     Outcome.FAILED_FINAL,
     Outcome.RETRY_AT,

@@ -1,20 +1,33 @@
-"""The story that a journal tells, read by somebody who shares no code with who wrote it.
+"""The reference model: a second state machine that replays the journal.
 
-A second, slow and simple machine: one object a task, rules that are checked record by record. It
-knows records and settings, nothing of events, effects or the scheduler. Whoever breaks a rule is
-told with the task's whole story.
+Slow and simple: one object per task, rules checked record by record. Knows records and settings,
+but no events, effects or scheduler, and shares no code with them. A broken rule is reported with
+all states of the task.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from msgspec import Struct, field, structs
+from msgspec import structs
 
 from simulator.lane_model import WAITS, LaneModels, goes_before
+from simulator.models import (
+    BLOCKED,
+    CANCELLED,
+    DELAYED,
+    DONE,
+    ENDED,
+    FAILED,
+    LEASED,
+    READY,
+    WAITING,
+    TaskModel,
+    Violation,
+    WorkerModel,
+)
 from taskyard.core import identity
 from taskyard.core import records as r
-from taskyard.core.model import Terms, WorkerFacts
 from taskyard.core.records import ReturnReason
 from taskyard.core.rules import LaneOptions
 from taskyard.core.states import TaskState
@@ -24,104 +37,40 @@ if TYPE_CHECKING:
 
     from simulator.plan import Plan
 
-BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
-ENDED: Final = (DONE, CANCELLED)
-WAITING: Final = (BLOCKED, DELAYED, READY)
-
-#: When a task is tried again that its program died with, if no schedule says so.
+#: The delay before a task is retried whose program died, without a retry schedule.
 CRASH_NS: Final = 1_000_000_000
 
-#: What a rate may save up.
+#: The burst that a rate allows.
 RATE_BURST_NS: Final = 100_000_000
 
 
 _Ending: TypeAlias = r.Finished | r.Failed | r.Returned | r.LeaseExpired
 
 
-class Violation(Exception):
-    """A promise was broken."""
-
-    def __init__(self, checker: str, text: str) -> None:
-        super().__init__(f"{checker}: {text}")
-        self.checker = checker
-
-
-class TaskModel(Struct):
-    """One task, as told so far."""
-
-    name: bytes
-    terms: Terms
-    lane: bytes
-    state: TaskState
-    #: Names that it still waits for.
-    after: dict[bytes, None]
-    due_ns: int
-    attempt: int = 0
-    failures: int = 0
-    losses: int = 0
-    worker: bytes = b""
-    #: LEASED: the record that gave it.
-    lease_record: int = 0
-    #: READY: its place at the back of its queue; 0 for at the front, -1 for in the next run.
-    place: int = 0
-    generation: int = 1
-    #: It ended FAILED and was asked to be tried again all the same, however old it is.
-    retried_after_failure: bool = False
-    #: It was said to be late.
-    reported: bool = False
-    #: When it came to its state, in virtual time.
-    since_ns: int = 0
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def queue(self) -> tuple[bytes, bytes, int]:
-        return self.terms.service, self.lane, self.terms.priority
-
-    @property
-    def lane_key(self) -> tuple[bytes, bytes]:
-        return self.terms.service, self.lane
-
-
-class WorkerModel(Struct):
-    """One worker, as told so far."""
-
-    facts: WorkerFacts
-    #: What it holds, by name.
-    held: dict[bytes, TaskModel] = field(default_factory=dict)
-    #: Slots of the tasks that it has answered and not yet freed, oldest first.
-    slots_kept: list[int] = field(default_factory=list)
-    #: The fewest of these since the broker's start: as many may never be freed.
-    kept_before: int = 0
-    #: The longest lease since it last held nothing.
-    lease_ns_max: int = 0
-    #: When that became shorter: a silence that was allowed until then may be too long at once.
-    lease_shortened_ns: int = 0
-
-
 class ReferenceModel:
-    """All tasks and workers, as the journal tells them."""
+    """All tasks and workers, by the records of the journal."""
 
     def __init__(self, plan: Plan) -> None:
         self.tasks: dict[bytes, TaskModel] = {}
-        #: Lanes, by the settings that the broker was told last.
+        #: Lanes, by the settings that the broker received last.
         self.lanes = LaneModels(self.tasks)
         self.lanes.set_rules(plan.clauses, LaneOptions())
         self.broker_workers_max = plan.broker_workers_max
-        #: When tasks were decided on is told by the wall clock, which may jump.
+        #: Records have the time of the wall clock, which may jump.
         self._jumps = plan.faults.clock_jump > 0
         self.workers: dict[bytes, WorkerModel] = {}
-        #: How many tasks workers take beyond their slots: the most in this turn, and the last.
+        #: Tasks that workers take beyond their slots: the most in this turn, and the latest number.
         self.ahead: dict[bytes, int] = {}
         self.ahead_last: dict[bytes, int] = {}
         self.paused: dict[tuple[bytes, bytes | None], None] = {}
         self.records = 0
-        #: When each clause's tasks were leased, since the broker's start.
+        #: When tasks of each rule were leased, since the broker's start.
         self.lease_times_ns: dict[bytes, list[int]] = {}
         #: (name, attempt) to the worker.
         self.leases: dict[tuple[bytes, int], bytes] = {}
-        #: (name, worker) of the same.
+        #: (name, worker) of all leases.
         self.leased_to: dict[tuple[bytes, bytes], None] = {}
-        #: (name, state) that were ever so.
+        #: (name, state) of all states that tasks had.
         self.states_reached: dict[tuple[bytes, TaskState], None] = {}
         self._wide: dict[bytes, None] = {}
         self.now_ns = 0
@@ -153,7 +102,7 @@ class ReferenceModel:
         }
 
     def apply(self, record: r.AnyRecord, now_ns: int) -> None:
-        """Go on with the next record, decided at this virtual time."""
+        """Apply the next record, decided at this virtual time."""
         self.records += 1
         self.now_ns = now_ns
         self._handlers[type(record)](record)
@@ -166,19 +115,19 @@ class ReferenceModel:
         task_model: TaskModel | None = None,
     ) -> None:
         if not rule:
-            told = (
+            history = (
                 ""
                 if task_model is None
                 else "\n  " + "\n  ".join([repr(task_model.name), *task_model.lines])
             )
-            raise Violation(checker, text + told)
+            raise Violation(checker, text + history)
 
     def settled(self) -> bool:
-        """Nothing can run any more without somebody's help."""
+        """Return whether every task has ended, or can't run without a user's action."""
         return not self.unsettled()
 
     def unsettled(self) -> list[TaskModel]:
-        """Tasks that should still come to a worker: not ended, failed, or stuck behind that."""
+        """Return the tasks that should still reach a worker."""
         hopeless: dict[bytes, bool] = {}
         return [
             task_model
@@ -191,7 +140,7 @@ class ReferenceModel:
             return task_model.state in (DONE, FAILED, CANCELLED)
         known = hopeless.get(task_model.name)
         if known is None:
-            hopeless[task_model.name] = False  # a cycle has no hope, and is a failure of ours
+            hopeless[task_model.name] = False  # a cycle never ends, and is a violation
             known = hopeless[task_model.name] = any(
                 name not in self.tasks or self._blocks(self.tasks[name], hopeless)
                 for name in task_model.after
@@ -202,7 +151,7 @@ class ReferenceModel:
         return task_model.state is not DONE and self._is_over(task_model, hopeless)
 
     def awaits_unknown(self, task_model: TaskModel) -> bool:
-        """It waits, directly or not, for something that nobody has submitted."""
+        """Return whether a task waits, directly or not, for a name that was never submitted."""
         if task_model.state is not BLOCKED:
             return False
         return any(name not in self.tasks for name in self._all_dependencies(task_model))
@@ -210,10 +159,10 @@ class ReferenceModel:
     # Helpers.
 
     def _all_dependencies(self, task_model: TaskModel) -> list[bytes]:
-        """All that a task waits for, directly or not."""
+        """Return all predecessors of a task, direct or not."""
         line = [*task_model.after]
         seen = dict.fromkeys(line)
-        for name in line:  # grows while it is walked
+        for name in line:  # grows during the loop
             for before in self.tasks[name].after if name in self.tasks else ():
                 if before not in seen:
                     seen[before] = None
@@ -233,17 +182,17 @@ class ReferenceModel:
         for name in names:
             task_model = self.tasks.get(name)
             if task_model is None:
-                raise Violation("story", f"{why} of {name!r}, which was never submitted")
+                raise Violation("record", f"{why} of {name!r}, which was never submitted")
             self.require(
                 task_model.state in allowed,
-                "story",
+                "record",
                 f"{why} of a {task_model.state.name} task",
                 task_model,
             )
             task_models.append(task_model)
         return task_models
 
-    def _ready(  # noqa: PLR0913 - all that there is to be said of it
+    def _ready(  # noqa: PLR0913 - the facts of one record
         self,
         task_model: TaskModel,
         at_ns: int,
@@ -253,7 +202,7 @@ class ReferenceModel:
         deferred: bool = False,
         is_due: bool = False,
     ) -> None:
-        """It waits for tasks, for time (unless that has come before), or for a worker."""
+        """Block, delay or queue a task."""
         if task_model.after:
             self._move(task_model, BLOCKED, why)
         elif not is_due and task_model.due_ns > at_ns:
@@ -263,8 +212,7 @@ class ReferenceModel:
             self._move(task_model, READY, why)
 
     def _move_from_lanes(self, task_models: list[TaskModel], state: TaskState, why: str) -> None:
-        """They come to another state, and those that were ready leave their lanes' queues, though
-        nobody tries them."""
+        """Move tasks to another state, and remove ready ones from the queues of their lanes."""
         ready = [task_model for task_model in task_models if task_model.state is READY]
         for task_model in task_models:
             self._move(task_model, state, why)
@@ -272,7 +220,7 @@ class ReferenceModel:
         self.lanes.cap_released([task_model.lane_key for task_model in ready])
 
     def _release(self, record: _Ending, task_models: list[TaskModel], why: str) -> None:
-        """Leases are over: they must be the record's worker's, by the record's attempts."""
+        """End leases, which must be of the record's worker and attempts."""
         for task_model, attempt in zip(task_models, record.attempts, strict=True):
             self._release_one(record.worker, task_model, attempt, why)
 
@@ -287,7 +235,7 @@ class ReferenceModel:
         worker_model = self.workers.get(task_model.worker)
         if worker_model is None:
             raise Violation(
-                "story", f"{task_model.name!r} was held by {task_model.worker!r}, who is unknown"
+                "record", f"{task_model.name!r} was held by an unknown worker {task_model.worker!r}"
             )
         self.lanes.attempt_ended(task_model)
         del worker_model.held[task_model.name]
@@ -299,7 +247,7 @@ class ReferenceModel:
     def _close_cycle(self, task_model: TaskModel) -> bool:
         return bool(task_model.after) and task_model.name in self._all_dependencies(task_model)
 
-    # One function a record.
+    # One method for each record.
 
     def _submitted(self, record: r.Submitted) -> None:
         submission = record.submission
@@ -328,8 +276,8 @@ class ReferenceModel:
             )
 
     def _find_waiting(self, name: bytes) -> None:
-        """Let tasks that wait for this name in their own campaign, where it is not known, wait for
-        the task that has it now."""
+        """Redirect tasks that wait for an unknown name of their own campaign to the task outside
+        of it."""
         for task_model in self.tasks.values():
             own = identity.spelling(task_model.terms.campaign, name)
             if own != name and own in task_model.after and own not in self.tasks:
@@ -358,7 +306,7 @@ class ReferenceModel:
     def _leased(self, record: r.Leased) -> None:
         worker_model = self.workers.get(record.worker)
         if worker_model is None:
-            raise Violation("story", f"a lease for {record.worker!r}, who is not there")
+            raise Violation("record", f"a lease for an unknown worker {record.worker!r}")
         task_models = [self._leasable(name, worker_model) for name in record.names]
         self._check_suspects(worker_model, task_models)
         pairs = self._pairs()
@@ -375,7 +323,7 @@ class ReferenceModel:
         self._check_lanes(task_models, record.at_ns)
         worker_model.lease_ns_max = max(worker_model.lease_ns_max, record.lease_ns)
         self._check_slots(record.worker, worker_model, task_models)
-        if not self.lanes.fresh:  # else what was decided first in the turn followed other rules
+        if not self.lanes.fresh:  # else the first decisions of the turn followed other rules
             self._check_limits(pairs, task_models, record.worker)
             self._check_order(task_models)
             self._check_rate(task_models)
@@ -384,7 +332,7 @@ class ReferenceModel:
     def _leasable(self, name: bytes, worker_model: WorkerModel) -> TaskModel:
         task_model = self.tasks.get(name)
         if task_model is None:
-            raise Violation("story", f"a lease of {name!r}, which was never submitted")
+            raise Violation("record", f"a lease of {name!r}, which was never submitted")
         self.require(
             not task_model.after, "dependency", f"leased before {[*task_model.after]}", task_model
         )
@@ -396,7 +344,7 @@ class ReferenceModel:
             task_model,
         )
         self.require(
-            task_model.state is READY, "story", f"leased when {task_model.state.name}", task_model
+            task_model.state is READY, "record", f"leased when {task_model.state.name}", task_model
         )
         offered = task_model.terms.service in worker_model.facts.services
         self.require(offered, "service", "leased to a worker of other services", task_model)
@@ -407,8 +355,8 @@ class ReferenceModel:
         return task_model
 
     def _check_lanes(self, task_models: list[TaskModel], at_ns: int) -> None:
-        """What is put off waits for the next run, what is held until it is let go, and a lane
-        that gathers tasks until it has done so for long enough."""
+        """Require that deferred tasks wait for the next run, held lanes for their release, and
+        debouncing lanes for the end of their debounce."""
         for task_model in task_models:
             alone = task_model.place != WAITS or not self._is_fitting_before(task_model)
             self.require(alone, "run", "leased again in the same run", task_model)
@@ -416,17 +364,17 @@ class ReferenceModel:
             lane, rules = self.lanes.of(key), self.lanes.rule(key).options
             out = self.lanes.count(key, LEASED)
             if rules.is_held and out > lane.released and not self.lanes.fresh:
-                raise Violation("held", f"{key} is held, and {out} of {lane.released} are out")
+                raise Violation("held", f"{key} is held, and {out} of {lane.released} are leased")
             early = rules.debounce_ns and lane.debounce_until_ns > at_ns and not self._jumps
             if early:
                 raise Violation(
-                    "gathering", f"{key} begins at {at_ns}, not {lane.debounce_until_ns}"
+                    "debounce", f"{key} begins at {at_ns}, not {lane.debounce_until_ns}"
                 )
             lane.debounce_until_ns = 0
 
     def _is_fitting_before(self, late: TaskModel) -> bool:
-        """Return whether a lane had a task of this run that could have gone in place of a late one:
-        others may wait for slots, or for a worker of their own."""
+        """Return whether a lane had a task of this run that could have been leased before a
+        deferred one. Others may wait for slots, or for a worker without other tasks."""
         worker_model = self.workers[late.worker]
         used = sum(task_model.terms.slots for task_model in worker_model.held.values()) + sum(
             worker_model.slots_kept
@@ -443,8 +391,8 @@ class ReferenceModel:
         )
 
     def _check_suspects(self, worker_model: WorkerModel, task_models: list[TaskModel]) -> None:
-        """Tasks that lost workers share their next one with the fewer of their kind, the fewer
-        losses they have left. The last attempt is alone."""
+        """Require that suspects share a worker with fewer others the fewer losses they have
+        left. The last attempt runs alone."""
         slots = worker_model.facts.slots_total
         left: dict[int, int] = {}
         for task_model in [*worker_model.held.values(), *task_models]:
@@ -455,7 +403,7 @@ class ReferenceModel:
                 self.require(
                     spare > 0 or alone, "suspect", "its last attempt is not alone", task_model
                 )
-                # A worker without a limit of slots may have asked for any number.
+                # A worker without a limit of slots may have requested any number.
                 few = not slots or (left[spare] - 1) ** 3 < slots ** max(1, spare)
                 self.require(
                     few, "suspect", f"{left[spare]} of its kind share a worker", task_model
@@ -478,7 +426,7 @@ class ReferenceModel:
             )
 
     def _pairs(self) -> dict[tuple[bytes, bytes, bytes], int]:
-        """Who serves which lane, and how many of its tasks."""
+        """Count the tasks of each lane by worker."""
         pairs: dict[tuple[bytes, bytes, bytes], int] = {}
         for worker, worker_model in self.workers.items():
             for task_model in worker_model.held.values():
@@ -504,7 +452,7 @@ class ReferenceModel:
             rules = rule.options
             serving = sum(self.lanes.rule(key[:2]).name == rule.name for key in now)
             if rules.workers_max and serving > rules.workers_max:
-                raise Violation("limit", f"clause {rule.name!r} has {serving} workers")
+                raise Violation("limit", f"rule {rule.name!r} has {serving} workers")
             in_lane = sum(key[:2] == (service, lane) for key in now)
             if lane and in_lane > rules.lane_workers_max:
                 raise Violation("limit", f"lane {lane!r} has {in_lane} workers")
@@ -512,10 +460,13 @@ class ReferenceModel:
             rules = self.lanes.rule((service, lane)).options
             out = sum(count for key, count in now.items() if key[:2] == (service, lane))
             if lane and out > rules.lane_workers_max * (1 + rules.overfeed):
-                raise Violation("limit", f"lane {lane!r} has {out} tasks out, latest to {worker!r}")
+                raise Violation(
+                    "limit", f"lane {lane!r} has {out} tasks leased, the latest to {worker!r}"
+                )
 
     def _check_order(self, task_models: list[TaskModel]) -> None:
-        """Within a lane: higher priority first, then what came back, then by arrival."""
+        """Require that within a lane tasks go by priority, then returned ones first, then by
+        arrival."""
         lanes = dict.fromkeys(
             task_model.lane_key
             for task_model in task_models
@@ -594,18 +545,20 @@ class ReferenceModel:
         self._move_from_lanes(task_models, DELAYED, "postponed")
 
     def _check_schedule(self, task_model: TaskModel, delay_ns: int) -> None:
-        """It is tried again after what its schedule says, and a jitter that only adds; or, if its
-        program died with it, a second later."""
+        """Require that a retry follows the schedule, with a jitter that only adds. After a crash
+        of its program without a schedule it follows a second later."""
         delays_ns = self.schedule(task_model)
         crashes_left = task_model.failures < task_model.terms.crashes_max
         crashed = task_model.failures > len(delays_ns) and delay_ns == CRASH_NS and crashes_left
         if crashed or self.lanes.fresh:
             return
-        self.require(task_model.failures <= len(delays_ns), "retry", "tried too often", task_model)
+        self.require(
+            task_model.failures <= len(delays_ns), "retry", "retried too often", task_model
+        )
         least_ns = delays_ns[task_model.failures - 1]
         jitter = self.lanes.rules(task_model).jitter_percent
         good = least_ns <= delay_ns <= least_ns + least_ns * jitter // 100
-        self.require(good, "retry", f"put off by {delay_ns}, not {least_ns}", task_model)
+        self.require(good, "retry", f"deferred by {delay_ns}, not {least_ns}", task_model)
 
     def schedule(self, task_model: TaskModel) -> tuple[int, ...]:
         own = task_model.terms.retry_delays_ns
@@ -621,7 +574,7 @@ class ReferenceModel:
         front = record.reason not in (ReturnReason.TRANSFERRED, ReturnReason.DEFERRED_BACK)
         if front and record.reason is not ReturnReason.RESTARTED:
             for key, released in lanes.items():
-                self.lanes.of(key).released = released  # nobody tried them
+                self.lanes.of(key).released = released  # no attempt was made
         back = record.reason is ReturnReason.DEFERRED_BACK
         for index, task_model in enumerate(task_models):
             if record.after is not None:
@@ -662,7 +615,7 @@ class ReferenceModel:
                 0 < terms.expires_ns <= record.at_ns and task_model.failures + task_model.losses > 0
             )
             asked = record.reason != b"too old"
-            self.require(hard or soft or asked, "expiry", "too old before its time", task_model)
+            self.require(hard or soft or asked, "expiry", "expired too early", task_model)
             self._move_from_lanes([task_model], FAILED, "aged")
 
     def _cancelled(self, record: r.Cancelled) -> None:
@@ -676,7 +629,9 @@ class ReferenceModel:
         asked = len(task_models) - len(causes)
         for task_model, place in zip(task_models[asked:], causes, strict=True):
             waited = place < asked and any(name in gone for name in task_model.after)
-            self.require(waited, "cause", "was cancelled with what it did not wait for", task_model)
+            self.require(
+                waited, "cause", "was cancelled with a task that it did not wait for", task_model
+            )
         for task_model in self.tasks.values():
             waits = any(name in gone for name in task_model.after)
             orphan = waits and task_model.state is not CANCELLED
@@ -694,7 +649,7 @@ class ReferenceModel:
         for task_model in self._named(record.names, (*WAITING, FAILED), "a move"):
             state, terms = task_model.state, task_model.terms
             if state is READY:
-                task_model.state = BLOCKED  # it is not among those that are left
+                task_model.state = BLOCKED  # so that it is left out of the count
                 self.lanes.count_removed([task_model])
                 self.lanes.cap_released([task_model.lane_key])
             if record.service is not None:
@@ -711,10 +666,8 @@ class ReferenceModel:
     def _reported(self, record: r.ReportedLate) -> None:
         for task_model in self._named(record.names, (*WAITING, LEASED), "lateness"):
             late = 0 < task_model.terms.report_ns <= record.at_ns
-            self.require(late, "lateness", "is said to be late before its time", task_model)
-            self.require(
-                not task_model.reported, "lateness", "is said to be late again", task_model
-            )
+            self.require(late, "lateness", "was reported late too early", task_model)
+            self.require(not task_model.reported, "lateness", "was reported late again", task_model)
             task_model.reported = True
 
     def _released(self, record: r.Released) -> None:
@@ -727,7 +680,7 @@ class ReferenceModel:
             self.require(own, "fencing", "progress of a lease that is over", task_model)
 
     def _no_change(self, record: r.StaleReport) -> None:
-        """A stale report changes nothing."""
+        """Do nothing: a stale report changes no state."""
 
     def _joined(self, record: r.WorkerJoined) -> None:
         worker_model = self.workers.get(record.worker)
@@ -740,7 +693,7 @@ class ReferenceModel:
         worker_model = self.workers.pop(record.worker, None)
         if worker_model is None or worker_model.held:
             raise Violation(
-                "story", f"{record.worker!r} left and is or holds what it must not: {worker_model}"
+                "record", f"{record.worker!r} left while unknown or holding tasks: {worker_model}"
             )
 
     def _replaced(self, record: r.WorkerReplaced) -> None:
@@ -750,14 +703,12 @@ class ReferenceModel:
             self.require(own, "charge", f"was not lost with {record.worker!r}", task_model)
 
     def _refunded(self, record: r.Refunded) -> None:
-        """A process that was taken for dead is heard again: no worker was lost."""
+        """Refund a loss: the process that was taken for dead has sent a message."""
         for task_model in self._named(record.names, (*WAITING, LEASED), "a refund"):
-            self.require(
-                task_model.losses > 0, "charge", "is refunded what was not charged", task_model
-            )
+            self.require(task_model.losses > 0, "charge", "was refunded without a loss", task_model)
             task_model.losses -= 1
             if task_model.state is READY:
-                task_model.place = 0  # it waited among the suspects, and goes first now
+                task_model.place = 0  # no longer a suspect, so it goes first
 
     def _slots_freed(self, record: r.SlotsFreed) -> None:
         worker_model = self.workers[record.worker]

@@ -1,28 +1,28 @@
-"""Seeds that ever failed. They stay, and run with every test run.
+"""Seeds that once failed. Every test run repeats them.
 
-What a seed draws changes when the simulator grows, so a seed here is a memory of luck, not of a
-bug; the bug itself has a test of its own in the core.
+A seed draws other choices when the simulator grows, so it need not show its bug any more. Each bug
+has a test of its own in the core.
 """
 
 from typing import Final
 
-#: The seed, and what it found.
+#: Seeds, with the bug that each found.
 REGRESSIONS: Final[dict[int, str]] = {
     4: "two workers of one name in the heap of parked workers could not be compared",
     6: "a worker that left while it was parked was leased a task",
     0: "the broker turned without rest while a rate had room and another limit had none",
     52: "going on with a lane was not counted for the service's limit",
-    126: "likewise",
-    143: "likewise",
+    126: "going on with a lane was not counted for the service's limit",
+    143: "going on with a lane was not counted for the service's limit",
     84: "a lane that was gone on with was looked at again, and its task leased twice",
-    125: "likewise",
-    265: "likewise",
+    125: "a lane that was gone on with was looked at again, and its task leased twice",
+    265: "a lane that was gone on with was looked at again, and its task leased twice",
     580: "a task from a snapshot never ended by its hard expiry",
     709: "a retried task that was too old waited for ever",
     171: "a worker of another dialect could not be drained by its name",
-    575: "a worker that was given up was not told that its Complete with a Steal came to nothing",
+    575: "a lost worker got no refusal of its Complete with a Steal",
     268: "a worker of round-robin whose message was cancelled got more than it has slots for",
-    554: "a worker of round-robin that was not heard since a restart lost what it holds",
+    554: "a round-robin worker without a message since a restart lost its tasks",
     1296: "a cancelled message of a long lease let its worker be silent for as long",
     702597: "a void entry of a queue was taken for the live one, and a moved task stayed behind",
     709039: "the same void entry, in another lane",
@@ -48,7 +48,7 @@ REGRESSIONS: Final[dict[int, str]] = {
     61100019: "the model took an unknown name for one outside the campaign of its task",
     61110361: "a READY that had crossed a cancelled job brought its worker the next one too early",
     70000803: "a worker lost before a restart answered after it, and its client got two answers",
-    71003623: "a worker of WMP whose freed slot was locked at once did not say READY after a NO",
+    71003623: "a worker of WMP whose freed slot was locked at once did not send READY after a NO",
     71014574: "a worker of a full lane was kept free for a task whose rate was used up",
     71016150: "the model missed a newcomer that came in the turn in which its name was taken",
     71016924: "a task that was put off took the place that its lane keeps for a wide one",

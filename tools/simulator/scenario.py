@@ -1,7 +1,7 @@
-"""What the people of the world want, and what befalls them: drawn from the plan, second by second.
+"""The scenario: requests of clients and faults, drawn from the plan second by second.
 
-Clients' scripts (batches with every feature a submission has, and wishes about them), mishaps
-while the faults last, and the healing at the end.
+Clients submit batches with every feature of a submission and send commands about them. Faults
+happen for some seconds. Then all faults end and every task must be settled.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from simulator import processes, product_workers
 from simulator.clients import CLIENTS, Client, JobClient, RequestMaker
 from simulator.codecs.dialects import DO
+from simulator.models import ENDED, LEASED, READY
 from simulator.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_rules_of_services
 from simulator.product_clients import NativeProductClient, RoundRobinProductClient
-from simulator.reference_model import ENDED, LEASED, READY
+from simulator.worker import Worker
 from simulator.workers import KINDS as FOREIGN_KINDS
-from simulator.workers import Worker
 from taskyard.core import events, identity
 from taskyard.core.events import DuplicatePolicy, Scope, UnknownPolicy
 from taskyard.core.model import Submission, Terms
@@ -26,27 +26,27 @@ from taskyard.core.model import Submission, Terms
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simulator.models import TaskModel
     from simulator.network import Network
-    from simulator.reference_model import TaskModel
     from simulator.world import World
 
 
 AnyWorker: TypeAlias = Worker | processes.ProductWorker
 
-#: Workers that we ship, and those that a stranger may write from the dialects' pages.
+#: Product workers, and model workers that a stranger could write from the dialects' pages.
 KINDS: Final[dict[str, type[AnyWorker]]] = {**FOREIGN_KINDS, **product_workers.KINDS}
 
-#: Later than anything happens.
+#: Later than any event.
 _FAR_NS: Final = 1 << 62
 
 _FAULT_SEED_OFFSET: Final = 1 << 41
 
-#: Where the tasks of shipped clients are.
+#: Campaigns of product clients.
 CAMPAIGNS: Final = (b"", b"k0")
 
 
 class Scenario:
-    """One world's people and misfortunes."""
+    """The clients, workers and faults of one world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -55,19 +55,21 @@ class Scenario:
         self.services = [*world.plan.services]
         self.clients: list[Client] = []
         self.workers: list[AnyWorker] = []
-        #: Clients that we ship.
+        #: Relays between workers and the broker.
+        self.relays: list[product_workers.RelayProgram] = []
+        #: Product clients.
         self.programs: list[NativeProductClient | RoundRobinProductClient] = []
-        #: Names that some task waits for and nobody has submitted yet.
+        #: Names that some task waits for and no client has submitted yet.
         self.unsubmitted_names: list[bytes] = []
         self.probed = False
-        #: When the last round began, and how often there was new work in it.
+        #: When the last round began, and how often it submitted tasks.
         self._round_ns, self._rounds = _FAR_NS, 0
-        #: Workers that were drained: not every dialect has a word to dismiss them.
+        #: Drained workers: not every dialect has a message that dismisses them.
         self._drained: dict[bytes, None] = {}
         self._tasks_left = world.plan.size.tasks
         #: Creates of plain peers so far.
         self._extensions = 0
-        #: Of names alone, so that a seed without two of one name means what it meant before.
+        #: Separate, so that seeds without two workers of one name draw as before.
         self._fault_rng = Random(world.plan.seed + _FAULT_SEED_OFFSET)
 
     def begin(self) -> None:
@@ -79,11 +81,16 @@ class Scenario:
         self._add_shipped_clients()
         if "wmp" in self.plan.size.workers:
             for number in range(self._fault_rng.choice((0, 1, 2))):
-                self.world.relays.append(product_workers.RelayProgram(self.world, b"r%d" % number))
-                self.world.relays[-1].start()
+                self._add_relay(b"r%d" % number)
         for number, kind in enumerate(self.plan.size.workers):
             self._add_worker(kind, b"w%d" % number)
         self.world.timeline.after(SECOND_NS // 4, self._inject_faults)
+
+    def _add_relay(self, name: bytes) -> None:
+        relay = product_workers.RelayProgram(self.world, name)
+        self.relays.append(relay)
+        self.world.relay_networks.append(relay.network)
+        relay.start()
 
     def _add_client(self, name: bytes) -> None:
         client = Client(self.world, name)
@@ -100,7 +107,7 @@ class Scenario:
         client.start()
 
     def _add_other_client(self, kind: str) -> None:
-        """One that has few words: it submits, and some can look."""
+        """Add a client of another dialect. It submits, and some can query."""
         client = CLIENTS[kind](self.world, b"c-" + kind.encode())
         self.clients.append(client)
         for _ in range(self.rng.choice((1, 3, 6))):
@@ -113,7 +120,7 @@ class Scenario:
         client.start()
 
     def _add_shipped_clients(self) -> None:
-        """Add clients that run the loops which we ship."""
+        """Add clients that run the product's loops."""
         if chance(self._fault_rng, 0.4):
             client = NativeProductClient(self.world, b"n0")
             for number in range(self._fault_rng.choice((1, 3, 8))):
@@ -130,13 +137,13 @@ class Scenario:
             program.start()
 
     def close(self) -> None:
-        """End the clients of ours: each holds a pipe."""
+        """End the product clients. Each holds a pipe."""
         for program in self.programs:
             if program.alive:
                 program.end()
 
     def unsettled(self) -> list[bytes]:
-        """Return the tasks that clients of ours must still be told of."""
+        """Return the tasks that are not settled for product clients."""
         clients = [one for one in self.programs if isinstance(one, NativeProductClient)]
         return [name for client in clients for name in client.unsettled()]
 
@@ -152,7 +159,7 @@ class Scenario:
                 self._add_twin(kind, name, services)
 
     def _add_twin(self, kind: str, name: bytes, services: tuple[bytes, ...]) -> None:
-        """Another worker of the same name."""
+        """Add another worker of the same name."""
         twin = KINDS[kind](self.world, name, services, self.plan.size.slots)
         twin.twin, twin.is_supervised = 1, chance(self._fault_rng, 0.5)
         self.workers.append(twin)
@@ -162,7 +169,7 @@ class Scenario:
         if client.alive:
             client.resend_answered()
 
-    # What clients want.
+    # Requests of clients.
 
     def _schedule_requests(self) -> list[Callable[[], RequestMaker | None]]:
         wishes = [self._cancel, self._retry, self._pause, self._move, self._watch, self._drain]
@@ -189,7 +196,8 @@ class Scenario:
         return event
 
     def _extend(self) -> RequestMaker:
-        """In plain dwork: what is known waits for more, or begins again if it has ended."""
+        """Send a plain Create: existing tasks get more predecessors, or begin again if they have
+        ended."""
         rng = self.rng
         names = [self._new_name() for _ in range(rng.randrange(self.plan.size.batch) + 1)]
         tales = self.world.checker.model.tasks
@@ -233,7 +241,7 @@ class Scenario:
         return [*self.world.checker.model.tasks.values()]
 
     def _new_name(self, campaign: bytes = b"") -> bytes:
-        """Return a full name. Some tasks are called as another campaign's task is."""
+        """Return a full name. Some tasks have the name of another campaign's task."""
         rng, begin = self.rng, identity.prefix(campaign)
         unsubmitted_names = [
             name for name in self.unsubmitted_names if _campaign_of(name) == campaign
@@ -250,7 +258,7 @@ class Scenario:
 
     def _shape(self, event: events.SubmitRequested, submission: Submission) -> None:
         rng, odds, count = self.rng, self.plan.odds, len(submission.names)
-        # Without a payload a task is its name; some workers are told nothing else of it.
+        # Without a payload a task is its name. Some workers get nothing else.
         payloads = [DO + name for name in submission.names]
         submission.payloads = [b""] if chance(rng, 0.5) else payloads
         if rng.random() < odds.lane:
@@ -278,7 +286,7 @@ class Scenario:
         return rng.sample(before, min(len(before), rng.choice((1, 1, 2, 3))))
 
     def _is_findable(self, name: bytes) -> bool:
-        """Tell whether a name can be split at its campaign: the broker must know that."""
+        """Return whether a name can be split at its campaign, which the broker must know."""
         campaign = _campaign_of(name)
         return not campaign or any(
             task_model.terms.campaign == campaign for task_model in self._task_models()
@@ -350,7 +358,7 @@ class Scenario:
         return kind(0, b"", service, lane)
 
     def _move(self) -> RequestMaker | None:
-        """To another lane, or to the end."""
+        """Move tasks to another lane."""
         if self.rng.random() >= self.plan.odds.move:
             return None
         if chance(self.rng, 0.3):
@@ -370,7 +378,7 @@ class Scenario:
     def _drain(self) -> RequestMaker | None:
         if self.rng.random() >= self.plan.odds.drain:
             return None
-        # Without a name the broker itself would be told to leave.
+        # Without a name the broker itself would leave.
         name = _broker_name(self.rng.choice(self.workers))
         self._drained[name] = None
         return events.DrainRequested(0, b"", name)
@@ -394,10 +402,10 @@ class Scenario:
         ]
         return rng.choice(questions)
 
-    # What befalls them.
+    # Faults.
 
     def _inject_faults(self) -> None:
-        """A quarter of a second of bad luck."""
+        """Inject the faults of a quarter of a second."""
         if self.world.healed:
             return
         self.world.timeline.after(SECOND_NS // 4, self._inject_faults)
@@ -408,7 +416,7 @@ class Scenario:
         for worker in self.workers:
             self._fault_worker(worker, faults)
         self._fault_clients(faults)
-        for relay in self.world.relays:
+        for relay in self.relays:
             self._fault_relay(relay, faults)
         for network in self.world.networks():
             for name in [*network.links]:
@@ -490,7 +498,7 @@ class Scenario:
     # The end.
 
     def heal(self) -> None:
-        """No more faults; everybody is well; there is a worker for everything."""
+        """End all faults, and make sure that there is a worker for every service."""
         world = self.world
         world.trace("healed")
         world.healed = True
@@ -500,7 +508,7 @@ class Scenario:
         world.faults.restart_ns_max = 100 * MILLISECOND_NS
         for network in world.networks():
             network.heal()
-        for program in (*world.relays, *self.programs):
+        for program in (*self.relays, *self.programs):
             program.start()
         world.clock.reset_wall_clock()
         if world.host.store.full:
@@ -509,7 +517,7 @@ class Scenario:
             world.host.start()
 
     def revive(self) -> None:
-        """Everybody comes back, what was paused goes on, and new workers come."""
+        """Restart all peers, resume paused lanes, and add new workers."""
         self.world.revived = True
         for client in self.clients:
             client.drop_blocking_requests()
@@ -530,7 +538,7 @@ class Scenario:
         self.world.timeline.after(SECOND_NS, self._flush)
 
     def _flush(self) -> None:
-        """What waits in a held lane is let go."""
+        """Release all tasks in held lanes."""
         model = self.world.checker.model
         ready = [task_model for task_model in self._task_models() if task_model.state is READY]
         if any(model.lanes.rules(task_model).is_held for task_model in ready):
@@ -543,7 +551,7 @@ class Scenario:
             self.clients[0].send_new(partial(events.ResumeRequested, 0, b"", service, lane))
 
     def begin_last_round(self) -> None:
-        """Let one more mishap happen that no peer is told of."""
+        """Cause one more mishap of which no peer is notified."""
         self.world.is_last_round = True
         self.world.trace("last round")
         self.world.host.set_rules(events.RulesSet(0, ()))
@@ -557,7 +565,7 @@ class Scenario:
         self.world.mishap_ns = self.world.timeline.now_ns
 
     def begin_work(self) -> None:
-        """Make work for every worker."""
+        """Submit tasks for every worker."""
         self.world.revived = True
         self._round_ns = self.world.timeline.now_ns
         for client in self.clients:
@@ -565,7 +573,7 @@ class Scenario:
         self._make_work()
 
     def _make_work(self) -> None:
-        """Submit more than all workers can do at once, again and again."""
+        """Submit more tasks than all workers can run at once, repeatedly."""
         if not self.unserved():
             return
         self._rounds += 1
@@ -578,7 +586,7 @@ class Scenario:
         self.world.timeline.after(2 * SECOND_NS, self._make_work)
 
     def unserved(self) -> list[bytes]:
-        """Return the workers of ours that got nothing to do in the last round."""
+        """Return the product workers that got no task in the last round."""
         names = Counter(worker.name for worker in self.workers if worker.alive)
         return [
             worker.name
@@ -590,9 +598,10 @@ class Scenario:
         ]
 
     def _probe(self) -> None:
-        """One more task for each service, when most workers wait: none of them is forgotten."""
+        """Submit one more task per service while most workers wait: none of them may be
+        forgotten."""
         self.probed = True
-        self._resume_all()  # a wish to pause may have been under way when all were revived
+        self._resume_all()  # a Pause may have been on the way when all were revived
         for number, service in enumerate(self.services):
             probe = Submission([b"z%d" % number], terms=[Terms(service=service)])
             self.clients[0].send_new(partial(events.SubmitRequested, 0, b"", probe))
@@ -604,5 +613,5 @@ def _campaign_of(full_name: bytes) -> bytes:
 
 
 def _broker_name(worker: AnyWorker) -> bytes:
-    """Return the name that the broker knows a worker by, as far as it can be told."""
+    """Return the broker's name of a worker, as far as it is predictable."""
     return worker.core_name() if isinstance(worker, processes.ProductWorker) else worker.name

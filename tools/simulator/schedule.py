@@ -1,4 +1,4 @@
-"""One schedule from its seed to its verdict: faults, then healing, then everything must drain."""
+"""One schedule from its seed to its verdict: faults, recovery, and the end of all tasks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from simulator import plan
+from simulator.broker_host import BrokerHost
 from simulator.clients import PingPongModelClient
+from simulator.models import Violation
 from simulator.mutations.registry import INVARIANT_MUTATIONS, WORKER_KINDS_OF
 from simulator.plan import SECOND_NS
-from simulator.reference_model import Violation
 from simulator.scenario import Scenario
 from simulator.world import World
 from taskyard.core.events import SubmitRequested, WatchRequested
@@ -23,21 +24,21 @@ if TYPE_CHECKING:
     from simulator.clients import RequestMaker
     from simulator.mutations import Mutation
 
-#: After the faults, beyond a late copy that is delayed: what is under way arrives.
+#: Beyond the longest delay after the faults: all messages arrive within this.
 SETTLE_NS: Final = SECOND_NS // 2
 
-#: Everything must have drained by then, whatever was drawn.
+#: Every task must be settled within this, whatever the plan.
 DRAIN_NS_MAX: Final = 400 * SECOND_NS
 
 
-#: When all is well, every worker is given something to do within this.
+#: Without faults every worker gets a task within this.
 SERVED_NS_MAX: Final = 15 * SECOND_NS
 
 _SILENT: Final = logging.NullHandler()
 
 
 class ScheduleResult(Struct):
-    """How a schedule ended."""
+    """The verdict on a schedule."""
 
     seed: int
     digest: str
@@ -45,7 +46,7 @@ class ScheduleResult(Struct):
     records: int
     restarts: int
     virtual_ns: int
-    #: The promise that was broken, and how; empty if all were kept.
+    #: The checker of the broken promise, and the details. Empty if all were kept.
     checker: str = ""
     text: str = ""
 
@@ -66,9 +67,9 @@ def run(
     if say is not None:
         for line in drawn.lines():
             say(line)
-    # The loops log what a person should know: without a handler Python would print it.
+    # The loops log warnings. Without a handler Python would print them.
     logging.getLogger("taskyard").addHandler(_SILENT)
-    world = World(drawn, invariants=invariants, say=say)
+    world = World(drawn, BrokerHost, invariants=invariants, say=say)
     checker, text = "", ""
     try:
         _run_faulty_phase(world)
@@ -89,9 +90,12 @@ def run(
 
 
 def find_killing_seed(mutation: Mutation, seeds: Iterable[int]) -> ScheduleResult | None:
-    """Return the first of these schedules in which a planted bug is caught: by the checkers, or by
-    the invariants where it breaks no promise in the journal. Bugs of the loops that we ship are
-    hunted with these alone, the others with foreign workers: so each is met often."""
+    """Return the first of these schedules that catches a planted bug: by the checkers, or by the
+    invariants if it breaks no promise in the journal.
+
+    Bugs of product loops are hunted with these alone, the others with model workers, so that each
+    shows often.
+    """
     kinds = WORKER_KINDS_OF.get(mutation, plan.FOREIGN_KINDS)
     with mutation():
         for seed in seeds:
@@ -124,7 +128,7 @@ def _play(world: World, scenario: Scenario) -> None:
         world.checker.check_timeouts()
         world.checker.check_due()
         if any(task_model.name in world.poisoned for task_model in world.checker.model.unsettled()):
-            revived_ns = timeline.now_ns  # it kills worker after worker, and others wait
+            revived_ns = timeline.now_ns  # it kills one worker after the other while others wait
         world.checker.check_ready(revived_ns)
         if timeline.now_ns > ends_ns:
             raise _stuck(world, scenario)
@@ -133,7 +137,7 @@ def _play(world: World, scenario: Scenario) -> None:
 
 
 def _check_all_served(world: World, scenario: Scenario) -> None:
-    """Give every worker of ours something to do once more, within a bounded time."""
+    """Require that every product worker gets a task once more within a bounded time."""
     timeline = world.timeline
     if not scenario.unserved():
         return
@@ -143,7 +147,7 @@ def _check_all_served(world: World, scenario: Scenario) -> None:
     ends_ns = timeline.now_ns + SERVED_NS_MAX
     while unserved := scenario.unserved():
         if timeline.now_ns > ends_ns:
-            raise Violation("unserved", f"{unserved} get nothing to do")
+            raise Violation("unserved", f"{unserved} get no task")
         timeline.run_until(timeline.now_ns + SECOND_NS // 2)
     ends_ns = timeline.now_ns + DRAIN_NS_MAX
     while not _drained(world, scenario):
@@ -160,19 +164,20 @@ def _drained(world: World, scenario: Scenario) -> bool:
 
 
 def _open_requests(world: World, scenario: Scenario) -> list[RequestMaker]:
-    """Return the requests that must still be answered."""
+    """Return the requests that must still get a reply."""
     found: list[RequestMaker] = []
     for client in scenario.clients:
         for event in client.open.values():
             if _waits_for(world, event):
                 found.append(event)
             elif isinstance(client, PingPongModelClient):
-                break  # it is answered in order, so those behind wait for this one
+                break  # replies come in order, so the later ones wait for this one
     return found
 
 
 def _waits_for(world: World, event: RequestMaker) -> bool:
-    """An answer must still come; but nobody is told of what was never submitted."""
+    """Return whether a reply must still come. There is none about tasks that were never
+    submitted."""
     if isinstance(event, SubmitRequested):
         return not any(map(world.checker.awaits_unknown, event.submission.names))
     if not isinstance(event, WatchRequested):
@@ -194,5 +199,5 @@ def _stuck(world: World, scenario: Scenario) -> Violation:
         f"{task_model.name!r} {task_model.lines}" for task_model in world.checker.model.unsettled()
     ]
     lines += [f"waits for {event}" for event in _open_requests(world, scenario)]
-    lines += [f"{name!r} was not told" for name in scenario.unsettled()]
+    lines += [f"{name!r} is not settled for its client" for name in scenario.unsettled()]
     return Violation("stuck", "after healing\n  " + "\n  ".join(lines))

@@ -1,9 +1,9 @@
-"""A model of ZeroMQ's connecting sockets, for the loops that the product ships.
+"""A model of ZeroMQ's connecting sockets, for the product's loops.
 
-Owns what ZeroMQ does behind a loop's back: connections that break and come back without a word,
-under the same id where the socket has one and under a new one where it has none, messages that were
-on the wire and are lost with it, and messages that wait in the socket for a connection. It carries
-frames and knows nothing of what they mean. A test runs the same script on this and on libzmq.
+Owns everything that ZeroMQ hides from a loop: connections that break and return silently, under the
+same id if the socket has one and else under a new one, messages lost on the wire, and messages that
+wait in the socket for a connection. Carries frames without decoding them. A test runs the same
+script on this model and on libzmq.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def _no_op(_route: bytes, _frames: Sequence[bytes]) -> tuple[Event, ...]:
 
 
 class Socket:
-    """A connecting socket. Keeps the `Transport` of every loop.
+    """A connecting socket. Implements the `Transport` of every loop.
 
     A named one stands for a ROUTER: its id stays the same, and the first frame of each message is
-    the name of the other end. Any other stands for a DEALER without an id of its own.
+    the name of the other end. Any other stands for a DEALER without an id.
     """
 
     endpoint = ENDPOINT
@@ -56,8 +56,8 @@ class Socket:
         decode_sent: Callable[[bytes, Sequence[bytes]], tuple[Event, ...]] = _no_op,
         on_received: Callable[[Sequence[bytes]], None] | None = None,
     ) -> None:
-        """`decode_sent` decodes what leaves on a route, `on_received` is called with what the loop
-        takes."""
+        """Connect. `decode_sent` decodes outgoing messages, `on_received` is called with
+        incoming ones."""
         self._network = network
         self._process = process
         self._door = listener
@@ -76,7 +76,7 @@ class Socket:
 
     @property
     def route(self) -> bytes:
-        """The route of the present connection; empty while there is none."""
+        """Return the route of the present connection, or empty bytes."""
         return b"" if self._link is None else self._link.route
 
     @property
@@ -94,7 +94,7 @@ class Socket:
         return [self._server, *frames] if self._name else [*frames]
 
     def send(self, frames: Sequence[bytes]) -> bool:
-        """Return whether the message was taken; one that was taken may be lost all the same."""
+        """Send a message. Return whether it was accepted: it may still be lost."""
         message = [*frames[1:]] if self._name else [*frames]
         if self._link is not None:
             self._transmit(self._link, message)
@@ -108,7 +108,7 @@ class Socket:
         return self._connections
 
     def close(self) -> None:
-        """Close at once. What is on its way still arrives, and what waits is lost."""
+        """Close at once. Messages on the way still arrive, waiting ones are lost."""
         self._is_closed = True
         if self._link is not None:
             self._network.disconnect(self._link)
@@ -124,7 +124,7 @@ class Socket:
             self._process.wake()
 
     def link_broke(self, link: Link) -> None:
-        """Connect again, silently. What was sent on the old connection is lost."""
+        """Connect again, silently. Messages sent on the old connection are lost."""
         if link is self._link and not self._is_closed:
             self._link = None
             self._retry_ns = RECONNECT_MS_MIN * MILLISECOND_NS
@@ -142,7 +142,7 @@ class Socket:
         self._network.after(0, partial(self._flush, self._link))
 
     def _flush(self, link: Link) -> None:
-        """Send what has waited, in its order."""
+        """Send the waiting messages in order."""
         while self._waiting and link is self._link:
             self._transmit(link, self._waiting.popleft())
 

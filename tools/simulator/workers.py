@@ -1,17 +1,17 @@
-"""Workers of every kind: how each of them works, whatever words it has for it.
+"""Model workers of every dialect.
 
-    pull      our native dialect: asks and parks; heartbeats that list what it holds; says attempts
-    called    WMP: is woken, then asks; repeats a report until it is told to forget it; loose
-    plain     dwork: asks without parking, no heartbeat; begins with a goodbye; tight
-    standing  round-robin: has what it has slots for, keeps them until it says INCREMENT; tight
-    ping      ping-pong: one task at a time, no attempts; somebody new with each connection; tight
+    pull      native: requests and parks, heartbeats list its tasks, sends attempts
+    called    WMP: is woken, then requests, repeats a report until it is acknowledged; loose links
+    plain     dwork: polls without parking, no heartbeat, starts with Exit; tight links
+    standing  round-robin: takes a task per slot, frees slots by INCREMENT; tight links
+    ping      ping-pong: one task at a time, another worker with each connection; tight links
 
-Plain, standing and ping workers can't list what they hold. Half of them go on after a restart of
-the broker as published programs do, with what they have and without a goodbye.
+Plain, standing and ping workers can't list their tasks. After a restart of the broker, half of them
+continue with their tasks and without Exit, as published programs do.
 
-What a dialect has no word for its workers don't say: plain ones and those of ping-pong know no
-attempts, plain and standing ones can't fail, nobody but pull can tell why. A worker that touches a
-poisoned task dies of it, but for plain ones, whose loss nobody can notice: they give it back.
+Plain and ping workers have no attempts, plain and standing ones can't report failures, and only
+pull workers can send a reason. A poisoned task kills its worker. Plain workers return it instead,
+because the broker can't notice their loss.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from simulator.codecs.dialects import PingPongWorkerCodec, RoundRobinWorkerCodec, WmpWorkerCodec
 from simulator.codecs.native import NativeCodec
 from simulator.listeners import DEFAULT, Listener
-from simulator.measurements import measured
-from simulator.peers import Peer, RequestReplyPeer
+from simulator.models import Violation
+from simulator.peers import RequestReplyPeer
 from simulator.plan import (
-    MILLISECOND_NS,
     NAMED_BY_BROKER,
     RESULT_BYTES,
     SECOND_NS,
     TRUNCATED,
 )
-from simulator.reference_model import Violation
+from simulator.worker import REPLY_TIMEOUT_NS, Worker
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.model import Result, WorkerFacts
@@ -46,361 +45,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from simulator.world import World
-    from taskyard.core.effects import Effect
     from taskyard.core.events import Event
 
-#: How long a worker waits for an answer before it repeats itself.
-REPLY_TIMEOUT_NS: Final = 1500 * MILLISECOND_NS
-
-#: How long a Steal may wait, at most.
+#: The longest wait of a Steal.
 WAIT_NS_MAX: Final = 60 * SECOND_NS
 
-#: A slot that is locked for a manager's word is free again after this.
+#: A slot that waits for a manager's reply is free again after this.
 LOCK_NS: Final = 3 * SECOND_NS
 
-#: Incarnations of one worker; those of another with the same name begin after them.
-INCARNATIONS_MAX: Final = 1_000_000
-
-#: Refusals of a process that does not hold its name.
-_NAME_REFUSALS: Final = (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST)
-
-#: A report that was settled need not be listed any longer than this.
+#: A settled report need not be listed any longer than this.
 FORGET_NS: Final = 8 * SECOND_NS
-
-_UNUSUAL_OUTCOMES: Final = (
-    Outcome.FAILED_FINAL,
-    Outcome.RETRY_AT,
-    Outcome.DEFER_ALL,
-    Outcome.DEFER_BACK,
-    Outcome.REFUSED,
-    Outcome.CRASHED,
-)
-
-
-class HeldTask(Struct):
-    """A task in a worker's hands."""
-
-    #: 0: its dialect does not say.
-    attempt: int
-    #: It is done with it, and says so until that is noted.
-    reported: bool = False
-
-
-class Worker(Peer):
-    """What all workers share: facts, tasks in hand, reports that are repeated until noted."""
-
-    kind = ""
-    sends_attempts = True
-    dies_on_poison = True
-    #: It has words for how far it is, and for giving a task back.
-    sends_progress = True
-    returns_tasks = True
-    #: It says which process of its name it is, and how often it sends heartbeats.
-    sends_incarnation = False
-    #: Tells it from other workers of the same name.
-    twin = 0
-    #: It is started again by somebody who has seen the process before end, and says so.
-    is_supervised = True
-
-    def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
-        super().__init__(world, name)
-        self.services = services
-        self.slots = slots
-        self.held: dict[bytes, HeldTask] = {}
-        self.open: dict[int, Event] = {}
-        self.seen: dict[bytes, int] = {}
-        #: Names of what is done and not yet reported.
-        self.done: list[bytes] = []
-        self.on_assigned: effects.Assign | None = None
-        self.request = 0
-        self.heard_ns = 0
-        #: It has been told to go and comes back no more.
-        self.retired = False
-        #: It goes on after a restart of the broker, and does not begin anew.
-        self.stays = bool(crc32(b"%d %s" % (world.plan.seed, name)) & 1)
-
-    @property
-    def heartbeat_ns(self) -> int:
-        return self.world.plan.size.heartbeat_ns
-
-    def facts(self) -> WorkerFacts:
-        return WorkerFacts(
-            services=self.services,
-            slots_total=self.slots,
-            lease_timeout_ns=self.world.plan.size.silence_ns,
-            incarnation=self.incarnation,
-            dialect=self.kind.encode(),
-            heartbeat_ns=self.heartbeat_ns if self.sends_incarnation else 0,
-        )
-
-    @property
-    def incarnation(self) -> int:
-        return self.twin * INCARNATIONS_MAX + self.process
-
-    def begin(self) -> None:
-        self.held, self.open, self.seen, self.done = {}, {}, {}, []
-        self.register()
-        self.after(self.rng.randrange(self.heartbeat_ns) + 1, self.on_heartbeat_timer)
-
-    def registration(self) -> events.WorkerRegistered:
-        first = self.twin * INCARNATIONS_MAX + 1
-        replaces = first if self.sends_incarnation and self.is_supervised else 0
-        return events.WorkerRegistered(0, self.name, self.facts(), replaces=replaces)
-
-    def send(self, *sent_events: Event) -> None:
-        if self.sends_incarnation:
-            for one in sent_events:
-                if hasattr(one, "incarnation"):
-                    one.incarnation = self.incarnation
-        super().send(*sent_events)
-
-    def next_request(self) -> int:
-        self.request += 1
-        return self.request
-
-    def register(self) -> None:
-        """Say that it is there."""
-
-    def on_heartbeat_timer(self) -> None:
-        """Heartbeat, and whatever else is to be done from time to time."""
-        self.after(self.heartbeat_ns, self.on_heartbeat_timer)
-        self.send_heartbeat()
-        self.maybe_report()
-
-    def send_heartbeat(self) -> None:
-        self.send(events.WorkerHeartbeat(0, self.name))
-
-    # Work.
-
-    def on(self, effect: Effect) -> None:
-        self.heard_ns = self.world.timeline.now_ns
-        if isinstance(effect, effects.Assign):
-            self.on_assign(effect)
-        elif isinstance(effect, effects.ReportAck):
-            self.on_report_ack(effect)
-        elif isinstance(effect, effects.Refused):
-            self.on_refused(effect)
-        elif isinstance(effect, effects.Stop):
-            self.on_stop(effect)
-        elif isinstance(effect, effects.UnknownWorker):
-            self.on_unknown_worker()
-        elif isinstance(effect, effects.Shutdown):
-            self.on_shutdown()
-        elif isinstance(effect, effects.NoWork):
-            self.on_no_work(effect)
-        elif isinstance(effect, effects.Wake):
-            self.on_wake()
-        elif isinstance(effect, effects.HeartbeatAck):
-            self.on_heartbeat_ack(effect)
-
-    def on_assign(self, assign: effects.Assign) -> None:
-        self.world.checker.on_assigned(assign)
-        self.on_assigned = assign
-        for name, attempt in zip(assign.names, assign.attempts, strict=True):
-            if attempt and self.seen.get(name, 0) >= attempt:
-                continue  # a copy, or one that was overtaken
-            self.seen[name] = attempt
-            self.held[name] = HeldTask(attempt)
-            self.after(self.work_ns(), partial(self.work, name, attempt))
-
-    def work_ns(self) -> int:
-        most_ns = 20 * MILLISECOND_NS if self.world.healed else self.world.plan.size.work_ns_max
-        return self.rng.randrange(most_ns) + 1
-
-    def work(self, name: bytes, attempt: int) -> None:
-        """The end of a task's work."""
-        held = self.held.get(name)
-        if held is None or held.attempt != attempt or held.reported:
-            return
-        if name in self.world.poisoned and self.dies_on_poison:
-            self.world.trace("dies of", name)
-            self.die()
-            return
-        if self.sends_progress and self.chance(self.world.faults.progress):
-            output = b"half of " + name
-            told = events.TasksProgressed(0, self.name, [name], [attempt], [50], [output])
-            told.request = self.next_request()
-            self.send(told)
-        held.reported = True
-        poisoned = name in self.world.poisoned and not self.dies_on_poison
-        if poisoned or (self.returns_tasks and self.chance(self.world.faults.transfers)):
-            self.return_task(name)
-        else:
-            self.done.append(name)
-            self.maybe_report()
-
-    def maybe_report(self) -> None:
-        """Report what is done, or wait until there is more to tell."""
-        working = any(not one.reported for one in self.held.values())
-        if not (working and self.chance(self.world.faults.batches)):
-            names = [name for name in dict.fromkeys(self.done) if name in self.held]
-            self.done = []
-            self.report(names)
-
-    def die(self) -> None:
-        """And come back, as another process."""
-        self.crash()
-        delay_ns = 1 + self.rng.randrange(self.world.faults.restart_ns_max)
-        self.world.timeline.after(delay_ns, self.start)
-
-    def report(self, names: list[bytes]) -> None:
-        if not names:
-            return
-        report = events.TasksReported(0, self.name, names, request=self.next_request())
-        if self.sends_attempts:
-            report.attempts = [self.held[name].attempt for name in names]
-            report.runs = measured(names, report.attempts, self.world.clock.wall_ns())
-        outcomes = [self.outcome(name) for name in names]
-        results = [self.result(name) for name in names]
-        report.texts = [one.text for one in results]
-        if any(one.bytes_total for one in results):
-            report.result_bytes_total = [one.bytes_total for one in results]
-        if any(outcomes):
-            report.outcomes = outcomes
-            report.random_bits = self.rng.randrange(1 << 32)
-            wall_ns = self.world.clock.wall_ns()
-            report.retry_at_ns = [wall_ns + self.rng.randrange(SECOND_NS)] * len(names)
-        self.world.checker.on_reporting(self.name, names, report.attempts, outcomes)
-        self.report_until_acked(report)
-        if self.sends_attempts and self.on_assigned and self.chance(self.world.faults.repeats):
-            self.report_all(self.on_assigned)
-
-    def report_all(self, assign: effects.Assign) -> None:
-        """Say that everything is done which came with the latest assignment, once more."""
-        names, attempts = assign.names, assign.attempts
-        if any(name in self.world.poisoned for name in names):
-            return  # nobody can have done that
-        request = self.next_request()
-        report = events.TasksReported(0, self.name, names, attempts, request=request)
-        done = [Outcome.DONE] * len(names)
-        self.world.checker.on_reporting(self.name, names, attempts, done)
-        self.report_until_acked(report)
-
-    def result(self, name: bytes) -> Result:
-        """Return the result of a task, or the reason of its failure."""
-        return Result(b"%s by %s" % (name, self.name))
-
-    def outcome(self, name: bytes) -> Outcome:
-        if name in self.world.poisoned:
-            return Outcome.FAILED_FINAL
-        if self.chance(self.world.faults.fails):
-            return Outcome.FAILED
-        if self.chance(self.world.faults.unusual_outcome):
-            return self.rng.choice(_UNUSUAL_OUTCOMES)
-        return Outcome.DONE
-
-    def return_task(self, name: bytes) -> None:
-        """Give a task back, perhaps with another one, perhaps to wait for others first."""
-        names = [name, *(other for other, one in self.held.items() if not one.reported)][:2]
-        for one in names:
-            self.held[one].reported = True
-        known = self.world.names or names
-        after = [[self.rng.choice(known)] for _ in names] if self.chance(0.5) else None
-        request = self.next_request()
-        returned = events.TasksReturned(0, self.name, names, after=after, request=request)
-        returned.unknown = self.rng.choice([*events.UnknownPolicy])
-        self.report_until_acked(returned)
-
-    def report_until_acked(self, event: events.TasksReported | events.TasksReturned) -> None:
-        self.open[event.request] = event
-        self._resend(event.request)
-
-    def _resend(self, request: int) -> None:
-        event = self.open.get(request)
-        if event is not None:
-            self.send(event)
-            patience = partial(self._retry_after_timeout, request, healthy=self.healthy)
-            self.after(REPLY_TIMEOUT_NS, patience)
-
-    def _retry_after_timeout(self, request: int, *, healthy: bool) -> None:
-        if healthy and self.world.is_calm and request in self.open:
-            raise Violation("unanswered", f"{self.name!r}: {self.open[request]}")
-        self._resend(request)
-
-    def on_report_ack(self, noted: effects.ReportAck) -> None:
-        event = self.open.pop(noted.request, None)
-        if isinstance(event, events.TasksReported | events.TasksReturned):
-            self.world.checker.on_report_ack(event, noted)
-            if isinstance(event, events.TasksReturned) and noted.missing:
-                self.work_anyway(event.names)  # it goes back whole or not at all
-                return
-            for name in event.names:
-                self.release(name)
-            self.on_free()
-
-    def work_anyway(self, names: list[bytes]) -> None:
-        """What could not be given back is done, if it is still there."""
-        self.report([name for name in names if name in self.held])
-
-    def on_refused(self, refused: effects.Refused) -> None:
-        """It can't be given back as it wished: it does it after all."""
-        if refused.refusal in _NAME_REFUSALS:
-            self.on_name_refused(refused)
-            return
-        event = self.open.pop(refused.request, None)
-        if isinstance(event, events.TasksReturned):
-            self.work_anyway(event.names)
-
-    def on_name_refused(self, refused: effects.Refused) -> None:
-        """Another process has its name: it waits for it. If it lost it, another one is started."""
-        self.held, self.open, self.done = {}, {}, []
-        if refused.refusal is effects.Refusal.NAME_LOST:
-            self.die()
-        else:
-            self.after(self.heartbeat_ns, self.on_free)
-
-    def release(self, name: bytes) -> None:
-        held = self.held.get(name)
-        if held is not None and held.reported:
-            del self.held[name]
-
-    def on_free(self) -> None:
-        """It may have room again."""
-
-    def on_stop(self, stop: effects.Stop) -> None:
-        if self.chance(self.world.faults.ignores_message):
-            return
-        for name, attempt in zip(stop.names, stop.attempts, strict=True):
-            held = self.held.get(name)
-            if held is not None and held.attempt == attempt:
-                del self.held[name]
-        self.on_free()
-
-    def on_unknown_worker(self) -> None:
-        self.register()
-
-    def on_no_work(self, nothing: effects.NoWork) -> None:
-        """There is no work now."""
-
-    def on_wake(self) -> None:
-        """There is work."""
-
-    def on_heartbeat_ack(self, heard: effects.HeartbeatAck) -> None:
-        """The broker is there."""
-
-    def on_shutdown(self) -> None:
-        if not self.held:
-            self.retired = True
-            self.leave()
-
-    def leave(self) -> None:
-        self.send(events.WorkerExited(0, self.name, self.next_request()))
-        self.end()
-
-    def stop(self) -> None:
-        """Told to stop by its owner: it gives back what it holds, and leaves."""
-        if self.alive and not self.hung:
-            self.leave()
 
 
 class PullWorker(Worker):
-    """Asks for as much as it has room for, and parks."""
+    """Requests as many tasks as it has free slots, and parks."""
 
     kind = "pull"
     sends_incarnation = True
 
     def result(self, name: bytes) -> Result:
-        """Cut the result of every fourth task. A job's client would be answered with an error."""
+        """Truncate the result of every fourth task. The client of a job would get an error."""
         whole = super().result(name)
         if crc32(name) % 4 or name.startswith(NAMED_BY_BROKER):
             return whole
@@ -408,12 +72,12 @@ class PullWorker(Worker):
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name, services, slots)
-        #: On a connection that keeps the order of answers it says which it has seen.
+        #: On an ordered connection it acknowledges the replies that it has seen.
         self.reports_breaks = self.chance(0.5)
         self.asked_ns = 0
-        #: The number of its latest wish.
+        #: The number of its latest request.
         self.asking = 0
-        #: It came when all was well, asks once and waits: the broker must not forget it.
+        #: It joined after the faults, requests once and waits: the broker must not forget it.
         self.joined_after_heal = world.healed
 
     def make_codec(self) -> None:
@@ -430,8 +94,8 @@ class PullWorker(Worker):
     def send_heartbeat(self) -> None:
         held = [(name, one.attempt) for name, one in self.held.items()]
         request = self.next_request()
-        heard = events.WorkerHeartbeat(0, self.name, held, self.heartbeat_ns, request)
-        self.send(self.registration(), heard)
+        heartbeat = events.WorkerHeartbeat(0, self.name, held, self.heartbeat_ns, request)
+        self.send(self.registration(), heartbeat)
 
     def on_heartbeat_timer(self) -> None:
         super().on_heartbeat_timer()
@@ -439,7 +103,7 @@ class PullWorker(Worker):
             self.slots = self.rng.choice((1, 2, 4))
         waited_ns = self.world.timeline.now_ns - max(self.asked_ns, self.heard_ns)
         if waited_ns > 2 * self.heartbeat_ns and not self.joined_after_heal:
-            self.ask()  # its wish, or the answer, may be lost
+            self.ask()  # the request, or its reply, may be lost
 
     @property
     def room(self) -> int:
@@ -453,7 +117,7 @@ class PullWorker(Worker):
             self.send(self.registration(), asks)
 
     def report_until_acked(self, event: events.TasksReported | events.TasksReturned) -> None:
-        """Sometimes it asks for more in the same breath."""
+        """Send a report, sometimes with a request for more tasks in it."""
         if isinstance(event, events.TasksReturned) or not self.chance(0.3):
             super().report_until_acked(event)
             return
@@ -474,7 +138,7 @@ class PullWorker(Worker):
 
 
 class WakeWorker(Worker):
-    """Says that it is ready, is woken when there is work, and asks then."""
+    """Sends READY, is woken when tasks arrive, and requests them then."""
 
     kind = "called"
     sends_incarnation = True
@@ -483,11 +147,12 @@ class WakeWorker(Worker):
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, wire_dialect.WMP + name, services, max(1, slots))
-        #: It lives and never comes when it is called; somebody else must be, then.
+        #: It never reacts to a WAKE, so another worker must be woken.
         self.ignores_wakes = self.chance(world.faults.ignores_message / 2)
-        #: It came when all was well, and says READY when it has room: the broker must remember it.
+        #: It joined after the faults, and sends READY when it has room: the broker must remember
+        #: it.
         self.joined_after_heal = world.healed
-        #: Slots that wait for the manager's word.
+        #: Slots that wait for the manager's reply.
         self.locks: dict[int, None] = {}
         self.ready_ns = 0
         self.codec: WmpWorkerCodec
@@ -509,7 +174,7 @@ class WakeWorker(Worker):
         return self.slots - working - len(self.locks)
 
     def register(self) -> None:
-        """READY, if it is."""
+        """Send READY, if it has a free slot."""
         if self.room > 0:
             self.ready_ns = self.world.timeline.now_ns
             self.send(self.registration(), events.TasksRequested(0, self.name, self.slots))
@@ -526,12 +191,12 @@ class WakeWorker(Worker):
         super().on_heartbeat_timer()
         waited_ns = self.world.timeline.now_ns - self.ready_ns
         if waited_ns > 2 * self.heartbeat_ns and not self.joined_after_heal:
-            self.register()  # it may be lost, or forgotten
+            self.register()  # it may be lost or forgotten
 
-    def on_heartbeat_ack(self, heard: effects.HeartbeatAck) -> None:
-        if heard.request:
+    def on_heartbeat_ack(self, ack: effects.HeartbeatAck) -> None:
+        if ack.request:
             self.show(answers=True)
-        if not heard.record:
+        if not ack.record:
             self.register()
 
     def on_wake(self) -> None:
@@ -559,7 +224,7 @@ class WakeWorker(Worker):
         self.register()
 
     def report(self, names: list[bytes]) -> None:
-        """One by one. What is refused is not spoken of again."""
+        """Report tasks one by one. Refused ones are not reported again."""
         for name in names:
             held = self.held[name]
             outcome = self.outcome(name)
@@ -582,12 +247,14 @@ class WakeWorker(Worker):
             self.after(FORGET_NS, check)
 
     def should_forget(self, request: int, *, healthy: bool) -> None:
-        """It lists what it has reported, and is told to forget it."""
+        """Require that the manager acknowledges a report that the worker lists."""
         if healthy and self.world.is_calm and request in self.open:
-            raise Violation("unanswered", f"{self.name!r} may not forget {self.open[request]}")
+            raise Violation(
+                "unanswered", f"{self.name!r} gets no acknowledgement of {self.open[request]}"
+            )
 
     def _resend(self, request: int) -> None:
-        """Until the manager says that it may forget it."""
+        """Repeat a report until the manager acknowledges it."""
         event = self.open.get(request)
         if event is not None:
             self.send(event)
@@ -618,7 +285,7 @@ class WakeWorker(Worker):
 
 
 class PlainWorker(RequestReplyPeer, Worker):
-    """One request, one answer; no heartbeat, no attempts. Asks again and again."""
+    """One open request at a time, without heartbeats and attempts. Polls for tasks."""
 
     kind = "plain"
     sends_attempts = False
@@ -633,7 +300,7 @@ class PlainWorker(RequestReplyPeer, Worker):
         self.exit_and_request()
 
     def exit_and_request(self) -> None:
-        """What it may have been given and does not know of goes back first."""
+        """Send Exit first, which returns assignments that were lost, then request tasks."""
         self.held, self.open, self.seen, self.done = {}, {}, {}, []
         self.send(events.WorkerExited(0, self.name))
         self.ask()
@@ -644,7 +311,7 @@ class PlainWorker(RequestReplyPeer, Worker):
         self.exit_and_request()
 
     def reconnect_silently(self) -> None:
-        """Ask for more without a goodbye: what the broker was about to give is lost."""
+        """Request tasks without Exit: an assignment on the way is lost."""
         if not self.stays:
             self.reconnect()
             return
@@ -666,7 +333,7 @@ class PlainWorker(RequestReplyPeer, Worker):
         return Outcome.DONE
 
     def work_anyway(self, names: list[bytes]) -> None:
-        """But for what nobody can do: that is given back by leaving."""
+        """Finish tasks. A poisoned one is returned by leaving."""
         if any(name in self.world.poisoned for name in names):
             self.reconnect()
         else:
@@ -680,19 +347,19 @@ class PlainWorker(RequestReplyPeer, Worker):
         self.ask()
 
     def on_shutdown(self) -> None:
-        """There is no more work: it ends, and somebody starts it again."""
+        """End, because there are no more tasks. The process is started again later."""
         self.end()
         self.world.timeline.after(self.heartbeat_ns, self.start)
 
     def leave(self) -> None:
-        """Whatever it still waits to say is forgotten, and nobody waits for the answer."""
+        """Leave without waiting for the reply. Queued messages are dropped."""
         self.codec.forget()
         self.send(events.WorkerExited(0, self.name))
         self.end()
 
 
 class AlwaysReadyWorker(Worker):
-    """Wants work whenever it has a free slot. A slot is free when it says so."""
+    """Takes tasks whenever it has a free slot. A slot is free after INCREMENT."""
 
     kind = "standing"
     listener = Listener.ROUND_ROBIN
@@ -706,16 +373,16 @@ class AlwaysReadyWorker(Worker):
         self.own_name = name
         self.codec: RoundRobinWorkerCodec
         self.connections = 0
-        #: Messages that it got and has not said INCREMENT for, and those of before a restart.
+        #: Messages without an INCREMENT so far, and those of before a restart.
         self.taken: list[bytes] = []
         self.taken_before_restart: list[bytes] = []
         del services
 
     def make_codec(self) -> None:
-        """Its words need its name, which it takes when it connects."""
+        """Do nothing: the codec needs the name, which the connection sets."""
 
     def identity(self) -> bytes:
-        """Another one each time: it can't know what was lost on the way, so it begins anew."""
+        """Return a new id for each connection. Messages may be lost, so it registers anew."""
         self.connections += 1
         return b"tcp://sim:%s-%d" % (self.own_name, self.connections)
 
@@ -728,7 +395,7 @@ class AlwaysReadyWorker(Worker):
             self.taken, self.taken_before_restart = [], []
 
     def reconnect_silently(self) -> None:
-        """Come back under its id with all that it has. What it said meanwhile is lost."""
+        """Connect again under its id with all its tasks. Messages sent meanwhile are lost."""
         if not self.stays or self._link is None:
             self.reconnect()
             return
@@ -740,7 +407,7 @@ class AlwaysReadyWorker(Worker):
         self.send_heartbeat()
 
     def transmit(self, frames: Sequence[bytes], sent_events: tuple[Event, ...]) -> None:
-        """A ROUTER drops what it has no connection for."""
+        """Send a message, or drop it without a connection, as a ROUTER does."""
         if self.world.host.up or not self.stays:
             super().transmit(frames, sent_events)
 
@@ -766,24 +433,24 @@ class AlwaysReadyWorker(Worker):
         self.codec.answers = answers
         self.send(events.WorkerHeartbeat(0, self.name))
 
-    def on_heartbeat_ack(self, heard: effects.HeartbeatAck) -> None:
-        if heard.request:
+    def on_heartbeat_ack(self, ack: effects.HeartbeatAck) -> None:
+        if ack.request:
             self.show(answers=True)
 
     def on_unknown_worker(self) -> None:
-        """It was given up: what it has in hand is nobody's any more."""
+        """Register anew: the broker has returned its tasks."""
         self.reconnect()
 
     def on_assign(self, assign: effects.Assign) -> None:
         self.taken += assign.names
         wanted = [name for name in self.taken if not self.world.checker.was_cancelled(name)]
         slots = self.slots + len(self.taken_before_restart)
-        if len(wanted) > slots:  # it is not told of cancelled ones, so others come instead
+        if len(wanted) > slots:  # it does not learn of cancelled ones, so others arrive instead
             raise Violation("slots", f"{self.name!r} has {self.slots} slots, and gets {assign}")
         super().on_assign(assign)
 
     def report(self, names: list[bytes]) -> None:
-        """Said once: there is no answer to it."""
+        """Report tasks once. The dialect has no acknowledgement."""
         for name in names:
             report = events.TasksReported(0, self.name, [name], keeps_slots=True)
             report.texts = [b"%s by %s" % (name, self.name)]
@@ -795,14 +462,14 @@ class AlwaysReadyWorker(Worker):
             self.after(delay_ns, partial(self.free, name))
 
     def free(self, name: bytes) -> None:
-        """Say INCREMENT. It names no message, so one of before a restart may free a later slot."""
+        """Send INCREMENT. It names no message, so one of before a restart may free a later slot."""
         if name in self.taken:
             self.taken.remove(name)
         self.send(events.SlotFreed(0, self.name))
 
 
 class PingPongModelWorker(Worker):
-    """One task at a time. It has no lasting name: each connection is somebody new."""
+    """One task at a time. It has no lasting name: each connection is another worker."""
 
     kind = "ping"
     listener = Listener.PING_BACKEND
@@ -818,7 +485,7 @@ class PingPongModelWorker(Worker):
         del services, slots
 
     def make_codec(self) -> None:
-        """Its words need its name, which a connection gives it."""
+        """Do nothing: the codec needs the name, which the connection sets."""
 
     def connect(self) -> None:
         super().connect()
@@ -836,7 +503,7 @@ class PingPongModelWorker(Worker):
         self.begin()
 
     def reconnect_silently(self) -> None:
-        """Connect silently under another id, as ZeroMQ does by itself, with its job in hand."""
+        """Connect silently under another id, as ZeroMQ does, and keep the job."""
         if self.stays:
             self.connect()
         else:
@@ -852,7 +519,7 @@ class PingPongModelWorker(Worker):
             super().on_heartbeat_timer()
 
     def report(self, names: list[bytes]) -> None:
-        """Said once: said again it would be taken for the next one's."""
+        """Report tasks once. A repeated result would be taken for that of the next job."""
         for name in names:
             outcome = self.outcome(name)
             report = events.TasksReported(0, self.name, [name], None, [outcome])
@@ -863,7 +530,7 @@ class PingPongModelWorker(Worker):
 
     def on_assign(self, assign: effects.Assign) -> None:
         if self.held:
-            raise Violation("hands", f"{self.name!r} is at {[*self.held]}, and gets {assign.names}")
+            raise Violation("busy", f"{self.name!r} holds {[*self.held]}, and gets {assign.names}")
         super().on_assign(assign)
 
     def outcome(self, name: bytes) -> Outcome:

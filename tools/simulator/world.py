@@ -1,42 +1,67 @@
-"""The world of one run: its time, luck, network, broker, peers and checkers, tied together."""
+"""The world of one run: its time, random numbers, network, broker and checkers.
+
+Joins these parts and records the trace. Knows peers and the broker's host by protocols.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from enum import Enum
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
+from msgspec import NODEFAULT, Struct
 
-from simulator.broker_host import BrokerHost
 from simulator.checkers import Checker
 from simulator.clock import SimClock, Timeline
-from simulator.format import short_text
-from simulator.network import Network
+from simulator.network import BrokerInbox, Network
 from simulator.plan import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from simulator.peers import Peer
+    from simulator.disk import SimStore
     from simulator.plan import Plan
-    from simulator.product_workers import RelayProgram
+    from taskyard.core.events import RulesSet
+    from taskyard.core.ledger import Ledger
 
 _encode = msgspec.msgpack.Encoder().encode
 
-#: Keeps the luck of what happens apart from the luck of the plan.
+#: Separates the random numbers of the run from those of the plan.
 _RNG_SEED_OFFSET: Final = 1 << 40
 
 
-#: Longer than any peer waits for an answer.
+#: Longer than any peer waits for a reply.
 CALM_NS: Final = 10 * SECOND_NS
+
+
+class Host(BrokerInbox, Protocol):
+    """The machine of the broker."""
+
+    restarts: int
+    store: SimStore
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    def start(self) -> None: ...
+
+    def crash(self, why: str) -> None: ...
+
+    def set_rules(self, rules: RulesSet) -> None: ...
 
 
 class World:
     """Everything that peers and the broker's host can reach."""
 
     def __init__(
-        self, plan: Plan, *, invariants: bool = True, say: Callable[[str], None] | None = None
+        self,
+        plan: Plan,
+        make_host: Callable[[World], Host],
+        *,
+        invariants: bool = True,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.plan = plan
         self.faults = plan.faults
@@ -45,23 +70,23 @@ class World:
         self.timeline = Timeline()
         self.clock = SimClock(self.timeline)
         self.checker = Checker(plan, self.timeline, self.clock)
-        self.host = BrokerHost(self)
+        self.host = make_host(self)
         self.network = Network(self.timeline, self.rng, self.faults, self.host)
-        #: Relays between workers and the broker.
-        self.relays: list[RelayProgram] = []
-        self.peers: dict[bytes, Peer] = {}
-        #: Every name that was ever given to a task.
+        #: The networks between workers and relays.
+        self.relay_networks: list[Network] = []
+        #: Every name that a task ever had.
         self.names: list[bytes] = []
         #: Tasks that kill their worker.
         self.poisoned: dict[bytes, None] = {}
         self.healed = False
-        #: It is well for long enough that nothing of before is under way: all is answered.
+        #: Faults ended long enough ago that no earlier message is on the way: every request is
+        #: answered.
         self.revived = False
-        #: All tasks are settled, and every worker is to be served once more.
+        #: All tasks are settled, and every worker must get a task once more.
         self.is_last_round = False
         #: When the last round began with a mishap.
         self.mishap_ns = -CALM_NS
-        #: Messages may be doubled, now or by what is still under way.
+        #: Messages may be duplicated, or a duplicate may still be on the way.
         self.may_duplicate = plan.faults.duplicate > 0
         self.events = 0
         self._say = say
@@ -69,16 +94,16 @@ class World:
 
     @property
     def is_calm(self) -> bool:
-        """The last mishap is long over: nobody waits for what was lost in it."""
+        """Return whether the last mishap is over, and no peer waits for a message lost in it."""
         return self.timeline.now_ns > self.mishap_ns + CALM_NS
 
     def networks(self) -> list[Network]:
-        """Return the broker's network and those below relays."""
-        return [self.network, *(relay.network for relay in self.relays)]
+        """Return the broker's network and those of relays."""
+        return [self.network, *self.relay_networks]
 
     def trace(self, what: str, thing: object = "", frames: Sequence[bytes] = ()) -> None:
-        """Something happened: part of the digest, and a line for whoever listens. The bytes that
-        went over the network are not shown."""
+        """Add an event to the digest, and print it if the run is verbose. Frames are not
+        printed."""
         self.events += 1
         now_ns = self.timeline.now_ns
         self._hash.update(_encode((now_ns, what, thing, frames)))
@@ -88,3 +113,35 @@ class World:
     def digest(self) -> str:
         self._hash.update(self.host.store.head.chain)
         return self._hash.hexdigest()
+
+
+def short_text(thing: object) -> str:
+    """Format a value shortly, without fields that have their defaults."""
+    if isinstance(thing, Struct):
+        fields = msgspec.structs.fields(thing)
+        shown = {
+            field.name: getattr(thing, field.name) for field in fields if _is_shown(thing, field)
+        }
+        return (
+            f"{type(thing).__name__}({', '.join(f'{k}={short_text(v)}' for k, v in shown.items())})"
+        )
+    if isinstance(thing, bytes):
+        return thing.decode(errors="backslashreplace") or "''"
+    if isinstance(thing, Enum):
+        return thing.name
+    if isinstance(thing, list | tuple):
+        return f"[{', '.join(map(short_text, thing))}]"
+    if isinstance(thing, dict):
+        pairs = [f"{short_text(key)}: {short_text(value)}" for key, value in thing.items()]
+        return f"{{{', '.join(pairs)}}}"
+    return str(thing)
+
+
+def _is_shown(thing: Struct, field: msgspec.structs.FieldInfo) -> bool:
+    """Return whether a field is printed: not the time, which starts the line, and no default."""
+    value = getattr(thing, field.name)
+    if field.name == "now_ns":
+        return False
+    if field.default_factory is not NODEFAULT:
+        return bool(value != field.default_factory())
+    return bool(value != field.default)

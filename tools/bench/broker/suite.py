@@ -5,14 +5,86 @@ to a worker, and its completion is acknowledged. What counts is CPU time of all 
 because wall times on a shared machine swing threefold; tasks a second are shown beside it.
 """
 
+import time
 from collections.abc import Callable
 from typing import Final
 
 from bench.broker import calls as broker_calls
 from bench.broker import campaigns as broker_campaigns
-from bench.broker import sizes as broker_sizes
+from bench.peers import BrokerLink, PeerTask
+from bench.processes import BrokerBench
 from bench.settings import Settings
-from bench.table import TableLine
+from bench.table import TableLine, table_line
+from bench.targets import LISTING_MS, QUEUED_TASK_BYTES, RECOVERY_S
+from taskyard.core.events import Scope
+from taskyard.wire.native import peer
+from taskyard.wire.native.peer import Reply
+
+COUNT_SMALL: Final = 10_000
+COUNT: Final = 1_000_000
+BATCH: Final = 100
+
+#: Tasks in a page: as many as the client asks for.
+PAGE: Final = 1_000
+
+
+def memory(settings: Settings) -> list[TableLine]:
+    """The broker's resident memory with 10⁶ tasks queued, less that with 10⁴."""
+    settings.say(f"memory: {settings.count(COUNT):,} tasks queued")
+    figures = [_measure_memory(settings) for _ in settings.times()]
+    return [table_line("queued task, 20-byte payload", "B/task", figures, QUEUED_TASK_BYTES)]
+
+
+def _measure_memory(settings: Settings) -> float:
+    small, count = settings.count(COUNT_SMALL), settings.count(COUNT)
+    with BrokerBench("durable", profile=settings.profile) as broker_bench:
+        _submit(broker_bench, 0, small)
+        before_bytes = broker_bench.broker.resident_bytes()
+        _submit(broker_bench, small, count)
+        return (broker_bench.broker.resident_bytes() - before_bytes) / count
+
+
+def restart(settings: Settings) -> list[TableLine]:
+    """From the kill of a broker with 10⁶ unfinished tasks to where it listens again; then pages of
+    their listing."""
+    settings.say(f"restart: {settings.count(COUNT):,} tasks queued")
+    seconds: list[float] = []
+    pages_ms: list[float] = []
+    searches_ms: list[float] = []
+    with BrokerBench("durable", profile=settings.profile) as broker_bench:
+        _submit(broker_bench, 0, settings.count(COUNT))
+        for _ in settings.times():
+            broker_bench.restart_broker()
+            seconds.append(broker_bench.broker.started_ns / 1e9)
+            link = BrokerLink(broker_bench.endpoint)
+            pages_ms.append(_page_ms(link, b""))
+            searches_ms.append(_page_ms(link, b"no task is called so"))
+            link.close()
+    return [
+        table_line("kill -9 to listening, 10⁶ unfinished", "s", seconds, RECOVERY_S),
+        table_line(f"a page of {PAGE:,} of 10⁶ tasks", "ms", pages_ms, LISTING_MS),
+        table_line("a search through 10⁶ names", "ms", searches_ms, LISTING_MS),
+    ]
+
+
+def _submit(broker_bench: BrokerBench, first: int, count: int) -> None:
+    part = PeerTask("produce", broker_bench.endpoint, count=count, batch=BATCH, first=first)
+    (producer,) = broker_bench.start_peers(part)
+    producer.send_go()
+    producer.done()
+
+
+def _page_ms(link: BrokerLink, match: bytes) -> float:
+    """How long one page takes; a search may say in its answer where to go on."""
+    start_ns = time.monotonic_ns()
+    cursor = 0
+    while True:
+        link.send(peer.list_tasks(1, Scope(), match, cursor, PAGE))
+        reply = Reply(link.receive())
+        cursor = reply.cursor
+        if not match or not cursor:
+            return (time.monotonic_ns() - start_ns) / 1e6
+
 
 #: Every case by its name, in the order of the table.
 CASES: Final[dict[str, Callable[[Settings], list[TableLine]]]] = {
@@ -21,8 +93,8 @@ CASES: Final[dict[str, Callable[[Settings], list[TableLine]]]] = {
     "plain": broker_calls.plain,
     "calls": broker_calls.calls,
     "latency": broker_calls.latency,
-    "memory": broker_sizes.memory,
-    "restart": broker_sizes.restart,
+    "memory": memory,
+    "restart": restart,
 }
 
 

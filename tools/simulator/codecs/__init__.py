@@ -1,1 +1,1 @@
-"""What simulated peers send and receive, in the bytes of each dialect."""
+"""Codecs of the model peers, one class for each dialect and role."""

@@ -1,8 +1,8 @@
-"""How peers of plain dwork, ping-pong, round-robin and WMP speak: what they mean in frames, and
-what they hear.
+"""Codecs of model peers in plain dwork, ping-pong, round-robin and WMP: events to frames, frames to
+effects.
 
-Each is written from the dialect's page, with the frames spelled out, and shares as little as can be
-with the adapters that it is heard by.
+Each is written from the dialect's page, with the frames spelled out. They share as little as
+possible with the broker's adapters.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from simulator.reference_model import Violation
+from simulator.models import Violation
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.wire import dwork_pb2 as pb
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 _Q: Final = pb.QueryMsg
 
-#: What stands before a task's name in its payload.
+#: The start of a payload, before the task's name.
 DO: Final = b"do "
 
-#: How jobs begin that have no names.
+#: The start of a job without a name.
 JOB: Final = b"job "
 
 
 class PlainCodec:
-    """dwork without anything of ours: one request, one answer, in turns."""
+    """Plain dwork: one request, one answer, in turns."""
 
     def __init__(self) -> None:
         self._asked: Event | None = None
 
     @property
     def is_waiting(self) -> bool:
-        """For an answer."""
+        """Return whether an answer is due."""
         return self._asked is not None
 
     def forget(self) -> None:
-        """Nobody will answer any more."""
+        """Drop the open request. It gets no answer."""
         self._asked = None
 
     def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
@@ -69,7 +69,7 @@ class PlainCodec:
     def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         answer, event = _Q.FromString(frames[1]), self._asked
         if event is None:
-            raise Violation("answers", f"{answer} answers what was never asked, or was answered")
+            raise Violation("answers", f"{answer} answers no open request")
         self._asked = None
         if isinstance(event, events.TasksRequested):
             return _work(event.worker, answer)
@@ -107,12 +107,12 @@ def _work(worker: bytes, answer: pb.QueryMsg) -> list[Effect]:
 
 
 def _assign(worker: bytes, names: list[bytes]) -> effects.Assign:
-    """Of attempts nothing was said."""
+    """Return an assignment without attempts."""
     return effects.Assign(worker, names, [0] * len(names), [], [], [], 0)
 
 
 class PingPongWorkerCodec:
-    """Ping-pong's words."""
+    """A ping-pong worker."""
 
     def __init__(self, worker: bytes) -> None:
         self._worker = worker
@@ -142,20 +142,20 @@ _INCREMENT, _REGISTER, _DEREGISTER, _ONGOING = b"\x07", b"\x08", b"\x09", b"ongo
 
 
 def argument_of(rest: Sequence[bytes]) -> bytes:
-    """The last argument of a message, which is what to do; `rest` is what follows its id."""
+    """Return the last argument of a message, its command. `rest` starts after the id."""
     end = len(rest) - 1 - rest[::-1].index(b"")
     return rest[end - 1].removeprefix(DO)
 
 
 class RoundRobinWorkerCodec:
-    """A worker of LMQ's round robin. `HeartbeatAck.request` is 1 where the server asks whether it
-    is there; what it refuses is that we are unknown."""
+    """A worker of LMQ's round robin. `HeartbeatAck.request` is 1 if the server requests a
+    heartbeat. A refusal means that it does not know the worker."""
 
     def __init__(self, worker: bytes) -> None:
         self._worker = worker
-        #: By what it does: the id of its message, and the way back to who asked.
+        #: The id of the message and the way back to its client, by command.
         self._messages: dict[bytes, tuple[bytes, list[bytes]]] = {}
-        #: What is said now is the answer to the server's question.
+        #: The next heartbeat answers the server's request.
         self.answers = False
 
     def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
@@ -189,12 +189,12 @@ class RoundRobinWorkerCodec:
 
 
 class JobCodec:
-    """What clients share that send jobs without names."""
+    """The base of clients that send jobs without names."""
 
     def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
         event = sent_events[-1]
         if not isinstance(event, events.SubmitRequested):
-            raise TypeError(f"{event} can't be said")
+            raise TypeError(f"{event} has no message")
         return self.ask(event.submission.payloads[0], event.request)
 
     def ask(self, job: bytes, request: int) -> list[bytes]:
@@ -204,11 +204,11 @@ class JobCodec:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Nobody will answer any more."""
+        """Drop the open jobs. They get no answers."""
 
 
 class PingPongClientCodec(JobCodec):
-    """Ping-pong's frontend: whatever is answered, it is the oldest."""
+    """Ping-pong's frontend: an answer belongs to the oldest job."""
 
     def __init__(self) -> None:
         self._line: list[int] = []
@@ -219,7 +219,7 @@ class PingPongClientCodec(JobCodec):
 
     def decode(self, frames: Sequence[bytes]) -> list[Effect]:
         if not self._line:
-            raise Violation("answers", f"{frames} answers what was never asked")
+            raise Violation("answers", f"{frames} answers no open request")
         request, word = self._line.pop(0), frames[1]
         if word == b"FULL":
             return [effects.Refused(b"", request, effects.Refusal.FULL, "")]
@@ -261,15 +261,15 @@ _STATUSES: Final = {Outcome.DONE: "ok", Outcome.FAILED: "error", Outcome.REFUSED
 
 
 class WmpWorkerCodec:
-    """WMP without relays. `HeartbeatAck.request` is 1 where the manager asks,
-    `HeartbeatAck.record` is 1 where it remembers that the worker is ready."""
+    """A WMP worker without relays. `HeartbeatAck.request` is 1 if the manager requests a
+    heartbeat, `HeartbeatAck.record` is 1 if it remembers that the worker is ready."""
 
     def __init__(self, worker: bytes) -> None:
         self._worker = worker
         self._id = worker.partition(b":")[2].decode()
-        #: Who the manager is, once it was heard.
+        #: The manager's id, once it is received.
         self._manager: str | None = None
-        #: What is said now is the answer to the manager's question.
+        #: The next heartbeat answers the manager's request.
         self.answers = False
 
     def encode(self, sent_events: Sequence[Event]) -> list[bytes]:

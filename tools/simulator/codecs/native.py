@@ -1,7 +1,7 @@
-"""How a peer speaks our native dialect: what it means in frames, and what it is answered.
+"""Codec of model peers in the native dialect: events to frames, frames to effects.
 
-A request has a number and its answer the same one, so answers may come late, twice or not at all.
-What is answered more often than it was asked, where the network doubles nothing, is a finding.
+An answer has the number of its request, so it may come late, twice or never. More answers than
+requests are a violation, unless the network duplicates messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from msgspec import structs
 
-from simulator.reference_model import Violation
+from simulator.models import Violation
 from taskyard.core import effects, events, identity
 from taskyard.core.effects import Refusal
 from taskyard.core.states import TaskState
@@ -42,10 +42,10 @@ _UNKNOWN: Final = {
 
 _NAME_REFUSALS: Final = {peer.NAME_HELD: Refusal.NAME_HELD, peer.NAME_LOST: Refusal.NAME_LOST}
 
-#: What the broker says when it takes no more tasks for now.
+#: Part of the broker's sentence when it accepts no more tasks for now.
 _FULL: Final = "send more when"
 
-#: A Watch of which the answers stream, or one that is answered once, by its number.
+#: One in this many Watches, by number, gets a stream of answers. The others get one answer.
 STREAMS_OF: Final = 3
 WATCH_NS: Final = 5_000_000_000
 
@@ -55,31 +55,31 @@ def streams(request: int) -> bool:
 
 
 class NativeCodec:
-    """One process of a client or a worker."""
+    """The codec of one process of a client or a worker."""
 
     def __init__(self, *, may_duplicate: bool) -> None:
-        #: What was asked by each number.
+        #: Requests by number.
         self._asked: dict[int, Event] = {}
-        #: The network may double messages.
+        #: The network may duplicate messages.
         self._doubles = may_duplicate
         self._open: Counter[int] = Counter()
-        #: Of heartbeats: the latest record that the broker has said.
+        #: Heartbeats: the latest record that the broker named.
         self.seen: int | None = None
         self.sends_seen = False
         #: How long a Steal may wait.
         self.wait_ns = 0
-        #: Completes with a Steal in them, by number: repeated, they are the same again.
+        #: Completes with a Steal in them, by number. Repeated, they must have the same bytes.
         self._complete_with_steal: dict[int, bytes] = {}
 
     def encode(self, sent_events: Sequence[Event]) -> list[bytes]:
-        """The message that says this; the last event is what it is about."""
+        """Return the frames of a message. The last event is its request, earlier ones add to it."""
         event: Any = sent_events[-1]
         if event.request not in self._complete_with_steal:
             self._asked[event.request] = event
         self._open[event.request] += 1
         return [b"", self._ENCODERS[type(event)](self, event, sent_events)]
 
-    # What clients say.
+    # Requests of clients.
 
     def _submit(self, event: events.SubmitRequested, _said: Sequence[Event]) -> bytes:
         return peer.create(event.request, _in_campaigns(event.submission), event.unknown)
@@ -136,7 +136,7 @@ class NativeCodec:
     def _malformed(self, event: events.RequestRejected, _said: Sequence[Event]) -> bytes:
         return peer.query(event.request, peer.NOT_FOUND)
 
-    # What workers say.
+    # Requests of workers.
 
     def _steal(self, event: events.TasksRequested, sent_events: Sequence[Event]) -> bytes:
         wait_ns = self.wait_ns if event.parks else 0
@@ -209,15 +209,15 @@ class NativeCodec:
         events.WorkerExited: _leave,
     }
 
-    # What they hear.
+    # Replies.
 
     def decode(self, frames: Sequence[bytes]) -> list[Effect]:
-        """What an answer means to whoever asked."""
+        """Return the effects in a reply, by the request that it answers."""
         answer = _Q.FromString(frames[1])
         request = answer.request
         event = self._asked.get(request)
         if event is None:
-            raise Violation("answers", f"{answer} answers what was never asked")
+            raise Violation("answers", f"{answer} answers no open request")
         self._count(event, request)
         if answer.type == peer.ERROR:
             text = answer.reason.decode()
@@ -232,10 +232,10 @@ class NativeCodec:
 
     def _count(self, event: Event, request: int) -> None:
         if isinstance(event, events.WatchRequested):
-            return  # it is answered again and again, or not at all if it is asked anew
+            return  # it may get any number of answers
         self._open[request] -= 1
         if self._open[request] < 0 and not self._doubles:
-            raise Violation("answers", f"{event} was answered more often than it was asked")
+            raise Violation("answers", f"{event} got more answers than it was sent")
 
     def _of_client(self, event: Any, answer: pb.QueryMsg) -> list[Effect]:  # noqa: ANN401
         request = answer.request
@@ -266,7 +266,7 @@ class NativeCodec:
 
 
 def _names(event: Event) -> list[bytes]:
-    """Nothing of it was done."""
+    """Return the names in a request."""
     return [*getattr(event, "names", [])]
 
 
@@ -298,7 +298,7 @@ def _report(event: events.TasksReported, request: int) -> pb.QueryMsg:
 
 
 def _work(event: events.TasksRequested, answer: pb.QueryMsg, *, is_noted: bool) -> list[Effect]:
-    """The answer to a Steal; of one inside a Complete the reason says what was not held."""
+    """Return the reply to a Steal. In a Complete with a Steal, the reason lists tasks not held."""
     worker, request = event.worker, event.request
     told: list[Effect] = []
     if is_noted:
@@ -318,7 +318,8 @@ def _work(event: events.TasksRequested, answer: pb.QueryMsg, *, is_noted: bool) 
 
 
 def _settled_of(answer: pb.QueryMsg) -> list[Effect]:
-    """Of a Watch: what is settled; nothing, if it only shows that the broker is there."""
+    """Return the settled tasks in a reply to a Watch. There are none in a sign that the broker
+    is up."""
     batch = answer.batch
     states = [TaskState(value) for value in batch.standing]
     told = effects.Settled(b"", answer.request, batch.name[:], states, [*batch.text])

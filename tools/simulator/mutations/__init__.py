@@ -1,4 +1,4 @@
-"""Deliberate bugs, one sentence each. The simulator must find every one of them."""
+"""Planted bugs, one sentence each. The simulator must catch every one of them."""
 
 from simulator.mutations import core, dialects, lanes, programs
 from simulator.mutations.registry import MUTATIONS, Mutation

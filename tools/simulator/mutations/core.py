@@ -1,10 +1,8 @@
-"""Planted bugs: each replaces one function of the real code by a broken one, and must be caught.
-Those of the core, the journal and the broker's turn are here, those of lanes and of the dialects
-beside it.
+"""Planted bugs of the core, the journal and the broker's turn.
 
-A simulator that does not catch these would not catch the next real one either. They are found by
-the checkers alone, without `core.invariants`, but for those of `mutation_for_invariants`. Each is
-a context manager with one sentence that says what is broken.
+Each replaces one function of the real code by a broken one, and its docstring says what that does.
+The checkers must catch it without `core.invariants`, except those of `mutation_for_invariants`. A
+simulator that misses these would miss the next real bug, too.
 """
 # ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
 
@@ -52,7 +50,7 @@ _DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS  # noqa: SLF001 - a bug 
 
 
 def apply_table_of(record: type) -> dict[type, Any]:
-    """The table of `apply` that holds this record."""
+    """Return the table of `apply` that holds a record."""
     tables: tuple[dict[type, Any], ...] = (apply._APPLY, apply._APPLY_TO_TASKS)  # noqa: SLF001
     return next(table for table in tables if record in table)
 
@@ -66,7 +64,7 @@ def _no_op(*_arguments: Any, **_named: Any) -> None:
 
 @mutation
 def settled_lease_accepted() -> Iterator[None]:
-    """A report on a whole lease counts, though some of it was settled or given to another."""
+    """Accept a report on a whole lease although parts of it are settled or reassigned."""
 
     def whole_lease(first: Task | None, event: events.TasksReported) -> Lease | None:
         lease = None if first is None else first.lease
@@ -80,7 +78,7 @@ def settled_lease_accepted() -> Iterator[None]:
 
 @mutation
 def runs_not_clamped() -> Iterator[None]:
-    """A worker's wall clock says when a run was, whatever the lease."""
+    """Store the times of a run by the worker's clock, even outside the lease."""
     sound = runs.clamped_to_lease
 
     def clamped_to_lease(measured: Any, indexes: Any, leased_ns: Any, settled_ns: int) -> Any:
@@ -95,7 +93,7 @@ def runs_not_clamped() -> Iterator[None]:
 
 @mutation
 def runs_of_other_tasks() -> Iterator[None]:
-    """Of a report of which only a part is the worker's, runs are taken from its beginning."""
+    """Take runs from the start of a report when only some of its tasks are the worker's."""
     sound = runs.clamped_to_lease
 
     def clamped_to_lease(measured: Any, indexes: Any, *times: Any) -> Any:
@@ -107,7 +105,7 @@ def runs_of_other_tasks() -> Iterator[None]:
 
 @mutation
 def no_fencing() -> Iterator[None]:
-    """Whoever reports on a leased task is believed."""
+    """Accept a report on a leased task from any worker."""
 
     def sort(self: Context, event: events.TasksReported) -> Any:
         places = {name: index for index, name in enumerate(event.names)}
@@ -122,7 +120,7 @@ def no_fencing() -> Iterator[None]:
 
 @mutation
 def attempt_ignored() -> Iterator[None]:
-    """A report on a former attempt counts if its worker holds the task again."""
+    """Accept a report on a former attempt if its worker holds the task again."""
     sound = results._split_held  # noqa: SLF001
 
     def sort(self: Context, event: events.TasksReported) -> Any:
@@ -134,14 +132,14 @@ def attempt_ignored() -> Iterator[None]:
 
 @mutation
 def completion_not_recorded() -> Iterator[None]:
-    """A completion is noted and never recorded."""
+    """Acknowledge a completion without recording it."""
     with patched(results, "_finish", _no_op):
         yield
 
 
 @mutation
 def retry_never_ends() -> Iterator[None]:
-    """The retry schedule starts over when it is used up."""
+    """Restart the retry schedule when it is used up."""
     sound = results.retry_delay_ns
 
     def retry_delay_ns(task: Task, random_bits: int) -> int | None:
@@ -154,14 +152,14 @@ def retry_never_ends() -> Iterator[None]:
 
 @mutation
 def failed_at_once() -> Iterator[None]:
-    """The retry schedule is not looked at."""
+    """Ignore the retry schedule."""
     with patched(results, "retry_delay_ns", lambda _task, _luck: None):
         yield
 
 
 @mutation
 def returned_task_lost() -> Iterator[None]:
-    """A task that is given back gets into no queue."""
+    """Leave a returned task out of every queue."""
     sound = Ledger.requeue
 
     def requeue(self: Ledger, tasks: list[Task], cause: Any, **how: bool) -> None:
@@ -174,7 +172,7 @@ def returned_task_lost() -> Iterator[None]:
 
 @mutation
 def returned_to_the_back() -> Iterator[None]:
-    """A task that nobody is to blame for queues behind all the others again."""
+    """Queue a task that was returned without its fault behind all others."""
     sound = Ledger.requeue
 
     def requeue(self: Ledger, tasks: list[Task], cause: Any, **how: bool) -> None:
@@ -186,7 +184,7 @@ def returned_to_the_back() -> Iterator[None]:
 
 @mutation
 def truncation_not_recorded() -> Iterator[None]:
-    """A truncated result is recorded as if it were whole."""
+    """Record a truncated result as a whole one."""
     sound = results.tasks_reported
 
     def tasks_reported(self: Context, event: events.TasksReported) -> None:
@@ -199,7 +197,7 @@ def truncation_not_recorded() -> Iterator[None]:
 
 @mutation
 def truncation_lost_in_the_journal() -> Iterator[None]:
-    """A truncated result that is read from the journal again is told as if it were whole."""
+    """Send a truncated result that is read from the journal as a whole one."""
     sound = recovery.results_in
 
     def results_in(record: records.AnyRecord, number: int, names: list[bytes]) -> list[Result]:
@@ -214,7 +212,7 @@ def truncation_lost_in_the_journal() -> Iterator[None]:
 
 @mutation
 def reply_before_commit() -> Iterator[None]:
-    """Answers leave before what they say is durable."""
+    """Send replies before their records are durable."""
 
     def turn(self: Any) -> None:
         arrived = self.transport.receive(self._wait_ns())
@@ -232,7 +230,7 @@ def reply_before_commit() -> Iterator[None]:
 
 @mutation
 def failed_commit_ignored() -> Iterator[None]:
-    """The broker answers although its journal has failed."""
+    """Send replies although the journal has failed."""
 
     def turn(self: Any) -> None:
         arrived = self.transport.receive(self._wait_ns())
@@ -256,14 +254,14 @@ def failed_commit_ignored() -> Iterator[None]:
 
 @mutation
 def wall_clock_for_leases() -> Iterator[None]:
-    """Silence is measured by the wall clock."""
+    """Measure lease times by the wall clock."""
     with patched(SimClock, "monotonic_ns", SimClock.wall_ns):
         yield
 
 
 @mutation
 def clock_never_set() -> Iterator[None]:
-    """A jump of the wall clock is not noticed."""
+    """Miss a jump of the wall clock."""
     sound = timers.clock_set
 
     def clock_set(self: Context, event: events.ClockSet) -> None:
@@ -276,7 +274,7 @@ def clock_never_set() -> Iterator[None]:
 
 @mutation
 def full_disk_ignored() -> Iterator[None]:
-    """Submissions are taken while the disk's reserve is touched."""
+    """Accept submissions while the disk is nearly full."""
     with patched_item(_DECIDERS, events.DiskSpaceChanged, _no_op):
         yield
 
@@ -286,14 +284,14 @@ def full_disk_ignored() -> Iterator[None]:
 
 @mutation
 def dependency_dropped() -> Iterator[None]:
-    """What a submission is to wait for is forgotten."""
+    """Forget the predecessors in a submission."""
     with patched(submission, "_resolve", lambda *_: submission.Dependencies()):
         yield
 
 
 @mutation
 def released_by_the_first() -> Iterator[None]:
-    """A task that waits for several starts when the first of them is done."""
+    """Start a task when the first of its predecessors is done."""
     sound = graph.released_by
 
     def released_by(tasks: Iterable[Task]) -> list[Task]:
@@ -309,21 +307,21 @@ def released_by_the_first() -> Iterator[None]:
 
 @mutation
 def dependents_not_cancelled() -> Iterator[None]:
-    """The dependents of a cancelled task are not cancelled."""
+    """Leave the dependents of a cancelled task as they are."""
     with patched(graph, "with_causes", lambda tasks: ([*tasks], [])):
         yield
 
 
 @mutation
 def cycle_accepted() -> Iterator[None]:
-    """Tasks may wait for each other."""
+    """Accept tasks that wait for each other."""
     with patched(graph, "cycle", lambda *_: []):
         yield
 
 
 @mutation
 def repeated_submission_doubles() -> Iterator[None]:
-    """A submission that is repeated after a lost answer makes its tasks again."""
+    """Make the tasks of a repeated submission again."""
     sound = submission.decide
 
     def decide(ledger: Ledger, event: events.SubmitRequested, at_ns: int) -> Any:
@@ -338,7 +336,7 @@ def repeated_submission_doubles() -> Iterator[None]:
 
 @mutation
 def generation_forgets_attempts() -> Iterator[None]:
-    """A name that is submitted anew begins with attempt 1 again."""
+    """Start at attempt 1 when a name is submitted again."""
     sound = submission.decide
 
     def decide(ledger: Ledger, event: events.SubmitRequested, at_ns: int) -> Any:
@@ -357,7 +355,7 @@ def generation_forgets_attempts() -> Iterator[None]:
 
 @mutation
 def due_time_ignored() -> Iterator[None]:
-    """What waits for a time comes due at once."""
+    """Let delayed tasks come due at once."""
     sound = queues.DueHeap.pop_due
 
     def pop_due(self: queues.DueHeap[Task], wall_ns: int, count_max: int) -> list[Task]:
@@ -369,14 +367,14 @@ def due_time_ignored() -> Iterator[None]:
 
 @mutation
 def expiry_ignored() -> Iterator[None]:
-    """No task ever grows too old."""
+    """Never expire a task."""
     with patched(timers, "_is_expired", lambda _task, _at_ns: False):
         yield
 
 
 @mutation
 def lease_never_expires() -> Iterator[None]:
-    """Silence is not noticed."""
+    """Never expire a lease."""
 
     def fall_silent(self: Context) -> None:
         self.timeouts.clear()
@@ -387,7 +385,7 @@ def lease_never_expires() -> Iterator[None]:
 
 @mutation
 def expired_too_early() -> Iterator[None]:
-    """A worker is given up after half of the time that it may be silent."""
+    """Expire leases after half of the lease time."""
     sound = Worker.timeout_at_ns
 
     def timeout_at_ns(self: Worker) -> int:
@@ -400,7 +398,7 @@ def expired_too_early() -> Iterator[None]:
 
 @mutation
 def heartbeat_ignored() -> Iterator[None]:
-    """Only reports and questions show that a worker lives, its heartbeats do not."""
+    """Renew leases by reports and requests, but not by heartbeats."""
     sound = membership.worker_heartbeat
 
     def worker_heartbeat(self: Context, event: events.WorkerHeartbeat) -> None:
@@ -416,14 +414,14 @@ def heartbeat_ignored() -> Iterator[None]:
 
 @mutation
 def unlisted_lease_never_returned() -> Iterator[None]:
-    """An assignment that was lost on its way is never missed."""
+    """Keep a lease that the worker does not list."""
     with patched(membership, "HEARTBEATS_UNLISTED_MAX", 1 << 40):
         yield
 
 
 @mutation
 def unlisted_at_once() -> Iterator[None]:
-    """A lease is taken back by the first heartbeat, whether it lists it or not."""
+    """Return a lease at the first heartbeat, listed or not."""
     sound = membership.worker_heartbeat
 
     def worker_heartbeat(self: Context, event: events.WorkerHeartbeat) -> None:
@@ -437,28 +435,28 @@ def unlisted_at_once() -> Iterator[None]:
 
 @mutation
 def parked_worker_forgotten() -> Iterator[None]:
-    """A worker that waits for work is not thought of when some comes."""
+    """Assign nothing to parked workers when tasks arrive."""
     with patched(selection, "relist", _no_op):
         yield
 
 
 @mutation
 def freed_slot_not_noticed() -> Iterator[None]:
-    """A worker that has room again gets nothing until it asks."""
+    """Assign nothing to a worker with a freed slot until it requests tasks."""
     with patched(membership, "on_slot_free", _no_op):
         yield
 
 
 @mutation
 def watcher_never_notified() -> Iterator[None]:
-    """Nobody is told that a task is settled."""
+    """Never notify watchers of settled tasks."""
     with patched(subscriptions, "notify_settled", _no_op):
         yield
 
 
 @mutation
 def notified_too_early() -> Iterator[None]:
-    """Who watches tasks is told that they are done, whatever they are."""
+    """Notify watchers that tasks are done, whatever their state."""
 
     def watch_requested(self: Context, event: events.WatchRequested) -> None:
         names = event.names or []
@@ -474,7 +472,7 @@ def notified_too_early() -> Iterator[None]:
 
 @mutation
 def crash_not_charged() -> Iterator[None]:
-    """A task that kills its workers is tried again for ever."""
+    """Retry a task for ever that kills its workers."""
 
     def lose(self: Context, worker: Worker, reason: Any) -> None:
         held = worker.held()
@@ -490,21 +488,21 @@ def crash_not_charged() -> Iterator[None]:
 
 @mutation
 def loss_forgotten() -> Iterator[None]:
-    """Nobody remembers that a task was lost with its worker."""
+    """Forget that a task was lost with its worker."""
     with patched(Task, "losses", property(lambda _task: 0)):
         yield
 
 
 @mutation
 def suspect_not_isolated() -> Iterator[None]:
-    """A worker that runs a last attempt gets other tasks beside it."""
+    """Assign other tasks to a worker that runs a last attempt."""
     with patched(selection, "holds_last_attempt", lambda _worker: False):
         yield
 
 
 @mutation
 def incarnation_ignored() -> Iterator[None]:
-    """A worker that comes back as another process is taken for the former one."""
+    """Take a new process of a worker for the former one."""
     sound = membership.worker_registered
 
     def worker_registered(self: Context, event: events.WorkerRegistered) -> None:
@@ -520,28 +518,28 @@ def incarnation_ignored() -> Iterator[None]:
 
 @mutation
 def name_taken_over_at_once() -> Iterator[None]:
-    """A second process gets the name of a live one, and what that held is charged as lost."""
+    """Give the name of a live process to another, and charge its tasks with a loss."""
     with patched(holders, "refuses_newcomer", lambda *_: False):
         yield
 
 
 @mutation
 def newcomer_treated_as_holder() -> Iterator[None]:
-    """A process that waits for a name can speak for the one that holds it."""
+    """Accept messages of a process that contests a name as those of its holder."""
     with patched(holders, "refuse_non_holder", lambda *_: False):
         yield
 
 
 @mutation
 def replaced_process_not_refunded() -> Iterator[None]:
-    """A process that lost its name and is heard again is taken for a newcomer."""
+    """Take a process that lost its name for a newcomer."""
     with patched(holders, "_is_replaced", lambda *_: False):
         yield
 
 
 @mutation
 def replaced_processes_not_restored() -> Iterator[None]:
-    """A restart from a snapshot forgets which processes lost their names."""
+    """Forget after a restart from a snapshot which processes lost their names."""
     sound = Restorer.finish
 
     def finish(self: Restorer) -> Ledger:
@@ -555,7 +553,7 @@ def replaced_processes_not_restored() -> Iterator[None]:
 
 @mutation
 def exited_worker_keeps_tasks() -> Iterator[None]:
-    """A worker says goodbye, and nobody takes back what it held."""
+    """Keep the leases of a worker that has sent Exit."""
 
     def worker_exited(self: Context, event: events.WorkerExited) -> None:
         self.send(effects.ReportAck(event.worker, event.request, []))
@@ -566,7 +564,7 @@ def exited_worker_keeps_tasks() -> Iterator[None]:
 
 @mutation
 def stopping_worker_gets_tasks() -> Iterator[None]:
-    """A worker that is to go away is given tasks."""
+    """Assign tasks to a worker that is stopping."""
 
     def drain_requested(self: Context, event: events.DrainRequested) -> None:
         self.send(effects.CommandAck(event.client, event.request, 1))
@@ -580,7 +578,7 @@ def stopping_worker_gets_tasks() -> Iterator[None]:
 
 @mutation
 def slot_freed_twice() -> Iterator[None]:
-    """A lease that ends frees its slots two times."""
+    """Free the slots of a lease twice."""
     sound = Ledger.release
 
     def release(self: Ledger, tasks: list[Task]) -> None:
@@ -595,7 +593,7 @@ def slot_freed_twice() -> Iterator[None]:
 
 @mutation
 def unreleased_slots_reused() -> Iterator[None]:
-    """Slots that a worker has not freed are given away."""
+    """Reuse slots that a worker has not freed."""
 
     def slots_free(self: Worker) -> int:
         return self.facts.slots_total - self.slots_used if self.facts.slots_total else 1 << 60
@@ -605,7 +603,7 @@ def unreleased_slots_reused() -> Iterator[None]:
 
 
 def _with_rules(**changed: int) -> AbstractContextManager[None]:
-    """The settings of services are read, but for these."""
+    """Read the settings of services without these fields."""
     sound = timers.rules_set
 
     def rules_set(self: Context, event: events.RulesSet) -> None:
@@ -620,21 +618,21 @@ def _with_rules(**changed: int) -> AbstractContextManager[None]:
 
 @mutation
 def lane_limit_ignored() -> Iterator[None]:
-    """A serial lane is served as if it were open."""
+    """Serve a serial lane by any number of workers."""
     with _with_rules(lane_workers_max=1000):
         yield
 
 
 @mutation
 def service_limit_ignored() -> Iterator[None]:
-    """Any number of workers may serve a service."""
+    """Let any number of workers serve a service."""
     with _with_rules(workers_max=0):
         yield
 
 
 @mutation
 def broker_limit_ignored() -> Iterator[None]:
-    """Any number of workers may serve lanes."""
+    """Let any number of workers serve lanes."""
     sound = timers.rules_set
 
     def rules_set(self: Context, event: events.RulesSet) -> None:
@@ -646,21 +644,21 @@ def broker_limit_ignored() -> Iterator[None]:
 
 @mutation
 def rate_ignored() -> Iterator[None]:
-    """A service's rate does not hold it back."""
+    """Ignore the rate of a service."""
     with _with_rules(rate_interval_ns=0):
         yield
 
 
 @mutation
 def pause_ignored() -> Iterator[None]:
-    """What is paused is leased."""
+    """Lease paused tasks."""
     with patched_item(apply_table_of(records.Paused), records.Paused, _no_op):
         yield
 
 
 @mutation
 def priority_inverted() -> Iterator[None]:
-    """The lowest priority goes first."""
+    """Lease the lowest priority first."""
     sound = Lane.queue
 
     def queue(self: Lane, priority: int) -> queues.Queue[Task]:
@@ -672,7 +670,7 @@ def priority_inverted() -> Iterator[None]:
 
 @mutation
 def last_in_first_out() -> Iterator[None]:
-    """The newest task of a lane goes first."""
+    """Lease the newest task of a lane first."""
 
     def peek(self: queues.Queue[Task], count: int) -> list[Task]:
         line = [*self.front[::-1], *self.items[self.cursor :]]
@@ -684,7 +682,7 @@ def last_in_first_out() -> Iterator[None]:
 
 @mutation
 def lease_returned_at_restart() -> Iterator[None]:
-    """After a restart what live workers hold is leased again to others."""
+    """Lease tasks of live workers to others after a restart."""
     sound = timers.clock_set
 
     def clock_set(self: Context, event: events.ClockSet) -> None:
@@ -702,7 +700,7 @@ def lease_returned_at_restart() -> Iterator[None]:
 
 @mutation
 def attempt_not_restored() -> Iterator[None]:
-    """Recovery forgets how often tasks were tried."""
+    """Forget the attempts of tasks in recovery."""
     sound = recovery.recover
 
     def recover(*arguments: Any) -> Ledger:
@@ -718,7 +716,7 @@ def attempt_not_restored() -> Iterator[None]:
 
 @mutation
 def snapshot_forgets_delays() -> Iterator[None]:
-    """What waited for a time when a snapshot was taken waits for ever."""
+    """Never wake tasks that were delayed when a snapshot was taken."""
     sound = Restorer.finish
 
     def finish(self: Restorer) -> Ledger:
@@ -732,7 +730,7 @@ def snapshot_forgets_delays() -> Iterator[None]:
 
 @mutation
 def snapshot_forgets_failures() -> Iterator[None]:
-    """A task from a snapshot has all its attempts again."""
+    """Give tasks from a snapshot all their attempts again."""
     sound = Restorer.finish
 
     def finish(self: Restorer) -> Ledger:
@@ -747,14 +745,14 @@ def snapshot_forgets_failures() -> Iterator[None]:
 
 @mutation
 def archived_tasks_forgotten() -> Iterator[None]:
-    """A task that ended and was archived is not known when somebody submits it again."""
+    """Take an archived task for unknown when it is submitted again."""
     with patched(recovery, "recall_for", _no_op):
         yield
 
 
 @mutation
 def archived_attempts_forgotten() -> Iterator[None]:
-    """A task that comes back from the archive is numbered from the beginning again."""
+    """Start at attempt 1 with a task from the archive."""
     sound = Ledger.recall
 
     def recall(self: Ledger, one: Any) -> None:
@@ -766,7 +764,7 @@ def archived_attempts_forgotten() -> Iterator[None]:
 
 @mutation
 def last_row_skipped() -> Iterator[None]:
-    """Recovery stops one row early."""
+    """Stop recovery one row early."""
     sound = chain.verify
 
     def verify(*arguments: Any) -> Iterator[chain.Row]:
@@ -778,7 +776,7 @@ def last_row_skipped() -> Iterator[None]:
 
 @mutation
 def witness_ignored() -> Iterator[None]:
-    """A journal that lost its end is believed."""
+    """Accept a journal that lost its end."""
     sound = chain.verify
 
     def verify(rows: Any, start: chain.Head, _witness: Any = None) -> Iterator[chain.Row]:
@@ -790,14 +788,14 @@ def witness_ignored() -> Iterator[None]:
 
 @mutation
 def chain_ignored() -> Iterator[None]:
-    """A flipped byte in a row is believed."""
+    """Accept a row with a flipped byte."""
     with patched(chain, "follows", lambda _row, _head: True):
         yield
 
 
 @mutation
 def lease_time_not_restored() -> Iterator[None]:
-    """After a restart leases are as old as they were."""
+    """Restore leases with their old times."""
 
     def resume(self: Scheduler, now_ns: int) -> None:
         self.context.now_ns = now_ns
@@ -813,14 +811,14 @@ def lease_time_not_restored() -> Iterator[None]:
 
 @mutation
 def restart_leases_never_end() -> Iterator[None]:
-    """A worker that can't list its tasks keeps those of before a restart for good."""
+    """Keep leases of before a restart for good if the worker can't list its tasks."""
     with patched(Context, "schedule_restart_deadline", _no_op):
         yield
 
 
 @mutation
 def heartbeats_extend_restart_leases() -> Iterator[None]:
-    """A worker that can't list its tasks keeps those of before a restart while it is heard."""
+    """Extend leases of before a restart by heartbeats of a worker that can't list its tasks."""
     sound = Context.restart_deadline_ns
 
     def restart_deadline_ns(self: Context, worker: Worker) -> int:
@@ -833,7 +831,7 @@ def heartbeats_extend_restart_leases() -> Iterator[None]:
 
 @mutation
 def slots_leak_after_restart() -> Iterator[None]:
-    """A slot whose INCREMENT was lost with the broker stays taken."""
+    """Keep a slot whose INCREMENT was lost with the broker."""
     sound = Scheduler.resume
 
     def resume(self: Scheduler, now_ns: int) -> None:
@@ -847,7 +845,7 @@ def slots_leak_after_restart() -> Iterator[None]:
 
 @mutation
 def restart_is_charged() -> Iterator[None]:
-    """A task that a restart took from its worker counts as one that lost it."""
+    """Charge a loss to tasks that a restart took from their workers."""
     with (
         patched(records, "RETURNS_CHARGED", tuple(records.ReturnReason)[5:]),
         patched(apply, "RETURNS_CHARGED", tuple(records.ReturnReason)[5:]),

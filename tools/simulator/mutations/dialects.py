@@ -1,6 +1,6 @@
-"""Planted bugs of the dialects: what an adapter may make of good bytes, and must be caught.
+"""Planted bugs of the dialects: adapters that decode or encode wrongly.
 
-Beside `bugs`, whose rules hold here too: the checkers alone find them.
+The checkers must catch each of them, as in `core`.
 """
 # ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 def _no_op(*_arguments: Any, **_named: Any) -> list[Any]:
-    """Say nothing."""
+    """Do nothing."""
     return []
 
 
-# Our native dialect.
+# The native dialect.
 
 
 @mutation
 def request_answered_twice() -> Iterator[None]:
-    """A request gets its answer two times."""
+    """Send every reply twice."""
     sound = PendingRequests.answer
 
     def answer(self: PendingRequests, *arguments: Any, **fields: Any) -> Any:
@@ -52,7 +52,7 @@ def request_answered_twice() -> Iterator[None]:
 
 @mutation
 def terms_lost_on_the_wire() -> Iterator[None]:
-    """A submission's priorities are not read."""
+    """Ignore the priorities in a submission."""
     sound = native_frames.terms_of
 
     def terms_of(raw: bytes) -> Any:
@@ -64,7 +64,7 @@ def terms_lost_on_the_wire() -> Iterator[None]:
 
 @mutation
 def outcome_lost_on_the_wire() -> Iterator[None]:
-    """Whatever a worker reports, it is done."""
+    """Take every report for DONE."""
     sound = native_frames.report_of
 
     def report_of(query: Any) -> Any:
@@ -76,7 +76,7 @@ def outcome_lost_on_the_wire() -> Iterator[None]:
 
 @mutation
 def exit_ignored() -> Iterator[None]:
-    """A plain worker says Exit, is told OK, and its tasks stay its own."""
+    """Keep the tasks of a plain worker after its Exit."""
 
     def leave(pending: Any, asked: Any) -> Any:
         return [events.StatsRequested(0, asked.route, pending.issue(asked))]
@@ -87,7 +87,7 @@ def exit_ignored() -> Iterator[None]:
 
 @mutation
 def stream_ends_with_first_heartbeat() -> Iterator[None]:
-    """Who watches is told that the broker is there, and nothing any more."""
+    """End the stream of a Watch with its first heartbeat."""
     sound = NativeServer._watch_ended
 
     def watch_ended(self: NativeServer, number: int, ticket: Any, now_ns: int) -> Any:
@@ -101,14 +101,14 @@ def stream_ends_with_first_heartbeat() -> Iterator[None]:
 
 @mutation
 def bad_task_refuses_whole_create() -> Iterator[None]:
-    """A plain peer's Create with one bad task in it is refused whole."""
+    """Refuse a plain Create whole because of one bad task."""
     with patched(submission, "decide_partial", submission.decide):
         yield
 
 
 @mutation
 def duplicate_loses_its_dependencies() -> Iterator[None]:
-    """Of tasks of one name in a message only the first counts."""
+    """Drop the predecessors of all but the first of several tasks of one name."""
 
     def merged(whole: Submission) -> Submission:
         first = {name: index for index, name in reversed([*enumerate(whole.names)])}
@@ -123,7 +123,7 @@ def duplicate_loses_its_dependencies() -> Iterator[None]:
 
 @mutation
 def ping_makes_a_busy_worker_ready() -> Iterator[None]:
-    """A worker that pings while it works is taken for one that waits."""
+    """Take a busy worker for a ready one when it pings."""
     sound = Backend._pinged
 
     def pinged(self: Backend, peer: Any, *, is_counted: bool) -> Any:
@@ -136,7 +136,7 @@ def ping_makes_a_busy_worker_ready() -> Iterator[None]:
 
 @mutation
 def stale_result_credited_to_new_job() -> Iterator[None]:
-    """A worker whose job was cancelled gets another one before it has answered the first."""
+    """Assign a worker the next job before it has answered a cancelled one."""
 
     def let_finish(_self: Backend, peer: Any) -> None:
         peer.standing = WAITING
@@ -147,7 +147,7 @@ def stale_result_credited_to_new_job() -> Iterator[None]:
 
 @mutation
 def answers_out_of_order() -> Iterator[None]:
-    """A client of ping-pong is answered when a job is done, whichever it asked for first."""
+    """Answer a ping-pong client in the order of completion."""
 
     def answer(self: Frontend, number: int, frames: list[bytes]) -> Any:
         asked = self._requests.pop(number, None)
@@ -162,7 +162,7 @@ def answers_out_of_order() -> Iterator[None]:
 
 @mutation
 def lost_worker_keeps_its_job() -> Iterator[None]:
-    """The silence of a worker of ping-pong is minded by nobody."""
+    """Never time out a ping-pong worker."""
     sound = Backend._register_worker
 
     def enlist(self: Backend, peer: Any) -> Any:
@@ -183,7 +183,7 @@ def lost_worker_keeps_its_job() -> Iterator[None]:
 
 @mutation
 def wake_all() -> Iterator[None]:
-    """Whoever is called, everybody is woken."""
+    """Wake all workers instead of one."""
 
     def wake(self: Wmp, effect: effects.Wake) -> Any:
         told = wmp_frames.Wake(wmp_frames.text_of(effect.service), self._manager)
@@ -195,14 +195,14 @@ def wake_all() -> Iterator[None]:
 
 @mutation
 def lock_never_released() -> Iterator[None]:
-    """A GIVE for which there is nothing is not answered."""
+    """Leave a GIVE without tasks unanswered."""
     with patched_item(Wmp._REPLIES, effects.NoWork, _no_op):
         yield
 
 
 @mutation
 def ready_forgotten() -> Iterator[None]:
-    """A worker that says READY is known, and not called."""
+    """Forget that a worker is ready."""
     sound = Wmp._ready
 
     def ready(self: Wmp, *arguments: Any) -> Any:
@@ -214,14 +214,14 @@ def ready_forgotten() -> Iterator[None]:
 
 @mutation
 def error_reported_as_ok() -> Iterator[None]:
-    """A task that failed is done, by what WMP's worker says."""
+    """Take a failure in a WMP report for DONE."""
     with patched_item(wmp._OUTCOMES, "error", Outcome.DONE):
         yield
 
 
 @mutation
 def cancel_names_another_attempt() -> Iterator[None]:
-    """A worker of WMP is told to forget an attempt that it does not have."""
+    """Send a worker a Cancel with another attempt."""
     sound = Wmp._stop
 
     def stop(self: Wmp, effect: effects.Stop) -> Any:
@@ -237,7 +237,7 @@ def cancel_names_another_attempt() -> Iterator[None]:
 
 @mutation
 def increment_frees_two_slots() -> Iterator[None]:
-    """A worker that frees a slot is taken for one that has freed two."""
+    """Free two slots for one INCREMENT."""
     sound = WorkerTable.increment
 
     def increment(self: WorkerTable, peer: Any) -> Any:
@@ -249,7 +249,7 @@ def increment_frees_two_slots() -> Iterator[None]:
 
 @mutation
 def response_frees_the_slot() -> Iterator[None]:
-    """The slot of an answered message is free at once, before INCREMENT."""
+    """Free the slot of an answered message before its INCREMENT."""
     sound = WorkerTable.respond
 
     def respond(self: WorkerTable, *arguments: Any) -> Any:
@@ -265,7 +265,7 @@ def response_frees_the_slot() -> Iterator[None]:
 
 @mutation
 def message_made_twice() -> Iterator[None]:
-    """A message of a client of round-robin becomes two tasks."""
+    """Make two tasks of one message."""
     sound = RoundRobin._submit
 
     def submit(self: RoundRobin, *arguments: Any) -> Any:
@@ -277,7 +277,7 @@ def message_made_twice() -> Iterator[None]:
 
 @mutation
 def response_with_wrong_id() -> Iterator[None]:
-    """The answer to one message of a client goes out under the id of another."""
+    """Send an answer under the id of another message."""
     sound = RoundRobin._settle
 
     def settle(self: RoundRobin, effect: effects.Settled) -> Any:

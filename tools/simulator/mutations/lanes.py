@@ -1,6 +1,6 @@
-"""Planted bugs of lanes and their rules: what a scheduler may make of a clause, and must be caught.
+"""Planted bugs of lanes and their rules.
 
-Beside `bugs`, whose rules hold here too.
+The checkers must catch each of them, as in `core`.
 """
 # ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
 
@@ -32,7 +32,7 @@ def _no_op(*_arguments: Any, **_named: Any) -> None:
 
 
 def _with_rules(**changed: Any) -> AbstractContextManager[None]:
-    """The settings are read, but for these."""
+    """Read the settings without these fields."""
     sound = timers.rules_set
 
     def rules_set(self: Context, event: RulesSet) -> None:
@@ -47,21 +47,21 @@ def _with_rules(**changed: Any) -> AbstractContextManager[None]:
 
 @mutation
 def hold_ignored() -> Iterator[None]:
-    """A held lane is served like any other."""
+    """Serve a held lane like any other."""
     with _with_rules(is_held=False):
         yield
 
 
 @mutation
 def debounce_ignored() -> Iterator[None]:
-    """A lane begins with the first task that it gets."""
+    """Start a lane with its first task."""
     with _with_rules(debounce_ns=0):
         yield
 
 
 @mutation
 def last_rule_wins() -> Iterator[None]:
-    """Clauses are tried from the end of the file."""
+    """Match rules from the end of the file."""
     sound = timers.rules_set
 
     def rules_set(self: Context, event: RulesSet) -> None:
@@ -73,14 +73,14 @@ def last_rule_wins() -> Iterator[None]:
 
 @mutation
 def release_is_permanent() -> Iterator[None]:
-    """A held lane that was let go once stays so."""
+    """Keep a held lane released for good."""
     with patched(Lane, "released", property(lambda lane: 1000 if lane.extras is not None else 0)):
         yield
 
 
 @mutation
 def release_not_restored() -> Iterator[None]:
-    """After a restart nobody knows that a held lane was let go."""
+    """Forget released lanes after a restart."""
     sound = Restorer.finish
 
     def finish(self: Restorer) -> Ledger:
@@ -97,7 +97,7 @@ def release_not_restored() -> Iterator[None]:
 
 @mutation
 def deferred_task_queued_at_once() -> Iterator[None]:
-    """What a lane puts off stands in its queue at once."""
+    """Queue a deferred task at once."""
     sound = Lane.add
 
     def add(self: Lane, task: Task, *, front: bool, **_named: bool) -> None:
@@ -109,21 +109,21 @@ def deferred_task_queued_at_once() -> Iterator[None]:
 
 @mutation
 def deferred_forever() -> Iterator[None]:
-    """What a lane puts off waits, though its run is over."""
+    """Leave deferred tasks out although the run is over."""
     with patched(Lane, "count_removed", _no_op):
         yield
 
 
 @mutation
 def fifo_order_ignored() -> Iterator[None]:
-    """All lanes are random."""
+    """Treat all lanes as random."""
     with _with_rules(is_random=True):
         yield
 
 
 @mutation
 def random_before_priority() -> Iterator[None]:
-    """In a random lane the lowest priority goes first."""
+    """Lease the lowest priority first in random lanes."""
 
     def draw(self: Lane, count: int, random_bits: int) -> list[Task]:
         drawn = [queue.sample(count, random_bits) for queue in reversed(self.queues)]
@@ -135,7 +135,7 @@ def random_before_priority() -> Iterator[None]:
 
 @mutation
 def removed_tasks_sampled() -> Iterator[None]:
-    """A task that was taken out of the middle of a queue is still found there."""
+    """Sample tasks that were removed from the middle of a queue."""
 
     def valid(_self: queues.Queue[Task], entries: list[Task], _gone: Any) -> list[Task]:
         return [task for task in entries if task.state is READY]
@@ -146,7 +146,7 @@ def removed_tasks_sampled() -> Iterator[None]:
 
 @mutation
 def reload_forgets_lanes() -> Iterator[None]:
-    """When the settings are read again, lanes that wait for a worker are not offered."""
+    """Forget waiting lanes when the settings are read again."""
     sound = Service.apply_rules
 
     def run_by(self: Service, choices: Any) -> None:
@@ -162,14 +162,14 @@ def reload_forgets_lanes() -> Iterator[None]:
 
 @mutation
 def reload_forgets_lane_workers() -> Iterator[None]:
-    """When the settings are read again, those who serve lanes then count for no limit."""
+    """Count no present worker against the limits when the settings are read again."""
     with patched(Ledger, "_count_pairs", _no_op):
         yield
 
 
 @mutation
 def late_not_reported() -> Iterator[None]:
-    """Nobody says that a task is late."""
+    """Never report late tasks."""
     sound = queues.DueHeap.pop_late
 
     def pop_late(*arguments: Any) -> list[bytes]:
@@ -181,21 +181,21 @@ def late_not_reported() -> Iterator[None]:
 
 @mutation
 def late_reported_again() -> Iterator[None]:
-    """After a restart late tasks are reported again."""
+    """Report late tasks again after a restart."""
     with patched_item(apply._APPLY, records.ReportedLate, _no_op):
         yield
 
 
 @mutation
 def move_forgotten() -> Iterator[None]:
-    """A task that is moved stays where it is."""
+    """Leave a moved task in its lane."""
     with patched_item(apply._APPLY_TO_TASKS, records.Moved, _no_op):
         yield
 
 
 @mutation
 def expiry_of_rule_ignored() -> Iterator[None]:
-    """The ages that a clause sets are not looked at."""
+    """Ignore the expiries of a rule."""
 
     def with_expiry(_regimes: Any, submission: Submission, _at_ns: int) -> Submission:
         return submission
@@ -206,7 +206,7 @@ def expiry_of_rule_ignored() -> Iterator[None]:
 
 @mutation_for_invariants
 def suspect_blocks_its_lane() -> Iterator[None]:
-    """A busy worker takes nothing of a lane with a task that lost a worker, nor of other lanes."""
+    """Block a busy worker at a lane with a suspect, and at all lanes after it."""
     sound = selection.Selection._take
 
     def take(self: selection.Selection, lane: Lane) -> None:
@@ -221,7 +221,7 @@ def suspect_blocks_its_lane() -> Iterator[None]:
 
 @mutation_for_invariants
 def wide_task_blocks_its_lane() -> Iterator[None]:
-    """A task that takes more slots than a worker has free keeps those behind it from the worker."""
+    """Block a worker at a task that needs more slots than it has free."""
 
     def first_match(
         _self: selection.Selection, tasks: list[Task], slots: int, count: int
@@ -240,20 +240,20 @@ def wide_task_blocks_its_lane() -> Iterator[None]:
 
 @mutation_for_invariants
 def reservation_not_released() -> Iterator[None]:
-    """A worker stays reserved for a task that another has taken."""
+    """Keep a worker reserved for a task that another has taken."""
     with patched(selection, "review_reservations", _no_op):
         yield
 
 
 @mutation_for_invariants
 def rate_opens_unnoticed() -> Iterator[None]:
-    """Tasks that waited for a rate go on waiting when it allows them."""
+    """Miss the time at which a rate allows the next task."""
     with patched(timers, "reopen_rates", _no_op):
         yield
 
 
 @mutation
 def isolation_ignored() -> Iterator[None]:
-    """Tasks that lost workers share the next one with any number of their kind."""
+    """Let any number of suspects share a worker."""
     with patched(selection, "isolation_room", lambda _isolation, slots: slots):
         yield

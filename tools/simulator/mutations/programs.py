@@ -1,7 +1,7 @@
-"""Planted bugs of the loops that we ship: workers of every dialect, the relay, and clients.
+"""Planted bugs of the product's loops: workers of every dialect, the relay, and clients.
 
-Beside `bugs`, whose rules hold here too. Several of them were in the product until the simulator
-ran these loops.
+The checkers must catch each of them, as in `core`. Several were real until the simulator ran these
+loops.
 """
 # ruff: noqa: ANN401, SLF001 - a broken function takes whatever the sound one takes, and is inside
 
@@ -33,14 +33,14 @@ def _no_op(*_arguments: Any, **_named: Any) -> None:
 
 @mutation_for_kinds("native")
 def native_reconnect_not_noticed() -> Iterator[None]:
-    """A request that was lost with its connection is not asked again until it is overdue."""
+    """Resend a request that was lost with its connection only when it is overdue."""
     with patched(Channel, "_check_reconnected", _no_op):
         yield
 
 
 @mutation_for_kinds("native")
 def native_exit_busy_loop() -> Iterator[None]:
-    """The worker turns without rest until its goodbye is answered."""
+    """Turn in a busy loop until Exit is answered."""
 
     def wake_at_ns(self: native.NativeWorkerLoop) -> int:
         return self._heartbeat_due_ns
@@ -51,7 +51,7 @@ def native_exit_busy_loop() -> Iterator[None]:
 
 @mutation_for_kinds("native")
 def native_reports_lost() -> Iterator[None]:
-    """Every third report never leaves."""
+    """Drop every third report."""
     sound, counts = native.NativeWorkerLoop._next_reports, [0]
 
     def next_reports(self: native.NativeWorkerLoop) -> Any:
@@ -74,7 +74,7 @@ def native_reports_lost() -> Iterator[None]:
 
 @mutation_for_kinds("native")
 def native_refusal_forgets_tasks() -> Iterator[None]:
-    """A task that has to be refused is forgotten, and goes on being listed."""
+    """Forget a refused task, but list it further."""
 
     def note(self: native.NativeWorkerLoop, done: Any) -> None:
         self._reports += [one for one in done if one.outcome is not Outcome.REFUSED]
@@ -85,7 +85,7 @@ def native_refusal_forgets_tasks() -> Iterator[None]:
 
 @mutation_for_kinds("native")
 def native_asks_only_once() -> Iterator[None]:
-    """A worker that was answered once does not ask again."""
+    """Request tasks only once."""
     sound = native.NativeWorkerLoop._request_tasks
 
     def ask_for_tasks(self: native.NativeWorkerLoop) -> None:
@@ -101,7 +101,7 @@ def native_asks_only_once() -> Iterator[None]:
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_old_count_ends_job() -> Iterator[None]:
-    """A count of before a rest makes the next one look like another connection's."""
+    """Take an old count for one of another connection."""
     sound = ping_pong.PingPongWorkerLoop._on_frames
 
     def hear(self: ping_pong.PingPongWorkerLoop, frames: list[bytes]) -> None:
@@ -116,14 +116,14 @@ def ping_pong_old_count_ends_job() -> Iterator[None]:
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_silent_broker_kept() -> Iterator[None]:
-    """The worker never opens another socket."""
+    """Never open a new socket."""
     with patched(ping_pong.PingPongWorkerLoop, "_reconnect_if_silent", _no_op):
         yield
 
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_exit_busy_loop() -> Iterator[None]:
-    """The worker turns without rest until its goodbye is answered."""
+    """Turn in a busy loop until the last message is answered."""
 
     def wake_at_ns(self: ping_pong.PingPongWorkerLoop) -> int:
         return min(self._ping_due_ns, self._waiting_since_ns + self._settings.lease_timeout_ns)
@@ -134,7 +134,7 @@ def ping_pong_exit_busy_loop() -> Iterator[None]:
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_result_sent_twice() -> Iterator[None]:
-    """The second copy of a result is taken for the next job's."""
+    """Send a result twice, so that the second is taken for the next job's."""
     sound = ping_pong.PingPongWorkerLoop._report
 
     def report(self: ping_pong.PingPongWorkerLoop, done: Any) -> None:
@@ -147,7 +147,7 @@ def ping_pong_result_sent_twice() -> Iterator[None]:
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_new_socket_not_ready() -> Iterator[None]:
-    """READY is said on the first socket alone."""
+    """Send READY on the first socket only."""
     sound = ping_pong.PingPongWorkerLoop._send_ready
 
     def say_ready(self: ping_pong.PingPongWorkerLoop) -> None:
@@ -165,7 +165,7 @@ def ping_pong_new_socket_not_ready() -> Iterator[None]:
 
 @mutation_for_kinds("round-robin")
 def round_robin_reconnect_not_noticed() -> Iterator[None]:
-    """A message that was lost with its connection stays the worker's for ever."""
+    """Keep a message for ever that was lost with its connection."""
     sound = round_robin.RoundRobinWorkerLoop._check_reconnected
 
     def notice(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
@@ -178,7 +178,7 @@ def round_robin_reconnect_not_noticed() -> Iterator[None]:
 
 @mutation_for_kinds("round-robin")
 def round_robin_register_sent_once() -> Iterator[None]:
-    """A REGISTER that is not answered is not repeated."""
+    """Never repeat REGISTER."""
 
     def not_answered(self: round_robin.RoundRobinWorkerLoop, number: bytes, _key: bytes) -> None:
         del self._open_registers[number]
@@ -195,7 +195,7 @@ def round_robin_register_sent_once() -> Iterator[None]:
 
 @mutation_for_kinds("round-robin")
 def round_robin_slot_never_freed() -> Iterator[None]:
-    """The worker does not say INCREMENT."""
+    """Never send INCREMENT."""
     sound = round_robin.RoundRobinWorkerLoop._send
 
     def send(self: round_robin.RoundRobinWorkerLoop, message: Message) -> None:
@@ -208,7 +208,7 @@ def round_robin_slot_never_freed() -> Iterator[None]:
 
 @mutation_for_kinds("round-robin")
 def round_robin_restart_ignored() -> Iterator[None]:
-    """A worker goes on after a restart as if nothing had been, and does not answer PING."""
+    """Ignore a restart of the server, and PING."""
     sound = round_robin.RoundRobinWorkerLoop._on_message
 
     def hear(self: round_robin.RoundRobinWorkerLoop, message: Message) -> None:
@@ -225,7 +225,7 @@ def round_robin_restart_ignored() -> Iterator[None]:
 
 
 def round_robin_ignore_reconnect(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
-    """Look away."""
+    """Do nothing."""
     self._connection_due_ns = now_ns + round_robin.CONNECTION_NS
 
 
@@ -234,21 +234,21 @@ def round_robin_ignore_reconnect(self: round_robin.RoundRobinWorkerLoop, now_ns:
 
 @mutation_for_kinds("wmp")
 def wmp_report_sent_once() -> Iterator[None]:
-    """A report that is lost is not repeated, and its task is listed for ever."""
+    """Never repeat a lost report, and list its task for ever."""
     with patched(wmp_peer.Worker, "_report_again", _no_op):
         yield
 
 
 @mutation_for_kinds("wmp")
 def wmp_lock_never_ends() -> Iterator[None]:
-    """A slot that is locked for a manager's word stays locked without one."""
+    """Keep a slot locked without a reply of the manager."""
     with patched(wmp_peer.Worker, "_end_locks", _no_op):
         yield
 
 
 @mutation_for_kinds("wmp")
 def wmp_slot_of_done_task_taken() -> Iterator[None]:
-    """A task that is done keeps its slot."""
+    """Keep the slot of a done task."""
     sound = wmp_peer.Worker._keep
 
     def keep(self: wmp_peer.Worker, held: Any) -> None:
@@ -261,7 +261,7 @@ def wmp_slot_of_done_task_taken() -> Iterator[None]:
 
 @mutation_for_kinds("wmp")
 def wmp_wake_ignored() -> Iterator[None]:
-    """The worker does not come when it is woken."""
+    """Ignore WAKE."""
     meanings = {**wmp_peer.Worker._HANDLERS, wmp_frames.Wake: _no_op}
     with patched(wmp_peer.Worker, "_HANDLERS", meanings):
         yield
@@ -269,7 +269,7 @@ def wmp_wake_ignored() -> Iterator[None]:
 
 @mutation_for_kinds("wmp")
 def wmp_ready_sent_once() -> Iterator[None]:
-    """READY is not repeated: a manager that has restarted does not know the worker."""
+    """Never repeat READY: a restarted manager does not know the worker."""
 
     def is_ready_due(self: wmp_peer.Worker, now_ns: int) -> bool:
         return not self._managers.on(0) and self._ready_due_ns <= now_ns
@@ -292,7 +292,7 @@ def wmp_ready_sent_once() -> Iterator[None]:
 
 @mutation_for_kinds("wmp")
 def relay_answers_lost() -> Iterator[None]:
-    """A relay hands nothing on to those below it."""
+    """Drop all messages from the manager in a relay."""
     with patched(Forwarder, "_down", _no_op):
         yield
 
@@ -302,7 +302,7 @@ def relay_answers_lost() -> Iterator[None]:
 
 @mutation
 def client_does_not_watch() -> Iterator[None]:
-    """A task that was taken is not watched."""
+    """Never watch accepted tasks."""
     sound = Watches.on_accepted
 
     def taken(self: Watches, number: int, futures: Any) -> None:
@@ -316,7 +316,7 @@ def client_does_not_watch() -> Iterator[None]:
 
 @mutation
 def client_stops_after_first_reply() -> Iterator[None]:
-    """A client that is told of some tasks waits no more for the others."""
+    """Stop waiting after the first settled tasks."""
     sound = Watches.on_reply
 
     def told(self: Watches, reply: Any) -> None:

@@ -1,4 +1,4 @@
-"""How bugs are planted: a function of the real code is swapped for a broken one, and back."""
+"""The registry of planted bugs, and the means to replace a function for a while."""
 # ruff: noqa: ANN401 - a broken function takes whatever the sound one takes
 
 from collections.abc import Callable, Iterator
@@ -11,11 +11,11 @@ Mutation: TypeAlias = Callable[[], AbstractContextManager[None]]
 MUTATIONS: Final[dict[str, Mutation]] = {}
 
 
-#: Those that the invariants of the core find, because they break no promise in the journal.
+#: Bugs that the core's invariants must catch, because they break no promise in the journal.
 INVARIANT_MUTATIONS: Final[list[Mutation]] = []
 
 
-#: The workers to hunt with, where only these can have the bug.
+#: Kinds of workers to hunt with, if only these can have the bug.
 WORKER_KINDS_OF: Final[dict[Mutation, tuple[str, ...]]] = {}
 
 
@@ -25,14 +25,14 @@ def mutation(function: Callable[[], Iterator[None]]) -> Mutation:
 
 
 def mutation_for_invariants(function: Callable[[], Iterator[None]]) -> Mutation:
-    """Plant a bug that the invariants must find."""
+    """Register a bug that the invariants must catch."""
     planted = mutation(function)
     INVARIANT_MUTATIONS.append(planted)
     return planted
 
 
 def mutation_for_kinds(*kinds: str) -> Callable[[Callable[[], Iterator[None]]], Mutation]:
-    """Plant a bug that only workers of these kinds can have."""
+    """Register a bug that only workers of these kinds can have."""
 
     def planted_in(function: Callable[[], Iterator[None]]) -> Mutation:
         planted = mutation(function)
@@ -44,7 +44,7 @@ def mutation_for_kinds(*kinds: str) -> Callable[[Callable[[], Iterator[None]]], 
 
 @contextmanager
 def patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Another attribute for a while; of a module or a class."""
+    """Replace an attribute of a module or class inside a `with` block."""
     sound = vars(owner)[name]
     setattr(owner, name, replacement)
     try:
@@ -55,7 +55,7 @@ def patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 @contextmanager
 def patched_item(table: dict[Any, Any], key: Any, replacement: Any) -> Iterator[None]:
-    """Another entry of a table for a while."""
+    """Replace an entry of a table inside a `with` block."""
     sound = table[key]
     table[key] = replacement
     try:
