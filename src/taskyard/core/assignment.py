@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import holders, subscriptions
+from taskyard.core import holders, holds, reservations, subscriptions
 from taskyard.core import selection as core_selection
 from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
 from taskyard.core.ledger import one_lane
@@ -124,7 +124,7 @@ def _choose(context: Context, worker: Worker, count: int) -> list[Task]:
     selection = core_selection.Selection(context.ledger, worker, count, context.now_ns)
     tasks = selection.select()
     if selection.unfit:
-        core_selection.reserve(context.ledger, selection.unfit.values(), context.now_ns)
+        reservations.reserve(context.ledger, selection.unfit.values(), context.now_ns)
     return tasks
 
 
@@ -157,7 +157,7 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     worker.lane = lane
     if context.ledger.rule_table.has_rates:
         for task in tasks:
-            core_selection.spend_rate(task.lane.lane_group.active_rule, 1, context.now_ns)
+            holds.spend_rate(task.lane.lane_group.active_rule, 1, context.now_ns)
     waited = worker.state in (PARKED, WOKEN)
     cancel_wake(context.ledger, worker)  # it may have taken a task of another service
     worker.turn(WorkerCause.ASSIGNED)
@@ -178,7 +178,7 @@ def assign_parked(context: Context) -> None:
             _serve_parked(context, service)
         dirty.pop(name, None)  # what serving it stirred in itself has been served
         if ledger.reservations:
-            core_selection.review_reservations(ledger, context.now_ns)
+            reservations.review_reservations(ledger, context.now_ns)
 
 
 def _serve_parked(context: Context, service: Service) -> None:
@@ -199,10 +199,7 @@ def _is_open(context: Context, service: Service) -> bool:
     if context.ledger.paused or service.paused:
         return False
     for lane_group in service.lane_groups:
-        if (
-            lane_group.rotation
-            and core_selection.rate_allowance(lane_group.active_rule, context.now_ns) > 0
-        ):
+        if lane_group.rotation and holds.rate_allowance(lane_group.active_rule, context.now_ns) > 0:
             return True
     return False
 

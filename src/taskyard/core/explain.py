@@ -6,11 +6,11 @@ from __future__ import annotations
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, cast
 
-from taskyard.core import graph, selection
+from taskyard.core import graph, holds, reservations
 from taskyard.core.effects import Explanation, Reason
+from taskyard.core.holds import HoldReason
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
 from taskyard.core.model import isolation_room, shown
-from taskyard.core.selection import HoldReason
 from taskyard.core.states import FAILED, TaskState
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _ready(context: Context, task: Task) -> Explanation:
 
 def _reserved(context: Context, task: Task) -> Explanation | None:
     """Explain a task that a worker is kept free for."""
-    reservation = selection.reservation_of(context.ledger, task)
+    reservation = reservations.reservation_of(context.ledger, task)
     if reservation is None:
         return None
     worker = reservation.worker
@@ -211,7 +211,7 @@ def _isolated(context: Context, task: Task) -> Explanation | None:
         return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: it waits until one is idle")
     free = [worker for worker in workers if worker.slots_free >= task.terms.slots]
     rooms = [isolation_room(isolation, worker.facts.slots_total) for worker in free]
-    held = [selection.held_by_isolation(worker)[isolation] for worker in free]
+    held = [reservations.held_by_isolation(worker)[isolation] for worker in free]
     if not isolation or not free or any(map(int.__lt__, held, rooms)):
         return None
     lost, most = _count(task.losses, "worker"), _count(max(rooms), "task")
@@ -224,7 +224,7 @@ def _unused_slot_text(context: Context, task: Task) -> str:
     workers, slots = _workers(context, task), task.terms.slots
     free = [worker for worker in workers if worker.slots_free >= slots]
     kept = [worker for worker in free if worker.reservation is not None]
-    exclusive = [worker for worker in free if selection.holds_last_attempt(worker)]
+    exclusive = [worker for worker in free if reservations.holds_last_attempt(worker)]
     if free and len(kept) + len(exclusive) == len(free):
         worker = free[0]
         why = "runs a last attempt alone" if worker in exclusive else "is reserved for another task"
@@ -284,12 +284,12 @@ def _no_room_text(context: Context, task: Task) -> str:
 def lane_hold_reason(context: Context, lane: Lane) -> HoldReason | None:
     """Why a lane with ready tasks gives none: the first that refuses."""
     ledger = context.ledger
-    hold = selection.pause_reason(ledger, lane) or selection.hold_reason(lane, context.now_ns)
+    hold = holds.pause_reason(ledger, lane) or holds.hold_reason(lane, context.now_ns)
     if hold is None and not lane.service.workers:
         return HoldReason.NO_WORKER
     if hold is None and _has_no_agent(context, lane):
         return HoldReason.TROUBLE
-    return hold or selection.limit_reason(ledger, lane, context.now_ns)
+    return hold or holds.limit_reason(ledger, lane, context.now_ns)
 
 
 def _has_no_agent(context: Context, lane: Lane) -> bool:
@@ -304,7 +304,7 @@ def explain_lane(
 ) -> Explanation:
     """Why a lane is where it is. `waits` says how many of its tasks are blocked, delayed, failed;
     what is ready and out it knows itself."""
-    hold = selection.pause_reason(context.ledger, lane)
+    hold = holds.pause_reason(context.ledger, lane)
     if hold is not None:
         return Explanation(_BY_HOLD[hold], LANE_SENTENCES[hold])
     silent = _late_holder_text(context, lane)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.core.holds import rate_allowance
 from taskyard.core.identity import prefix
 from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.limits import EXCLUSIVE
 from taskyard.core.model import isolation_room
-from taskyard.core.selection import rate_allowance
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
 from taskyard.errors import TaskyardError
 

@@ -13,24 +13,29 @@ another task waiting: whatever fits is chosen past them.
 
 from __future__ import annotations
 
-from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from taskyard.core.entities import SLOTS_UNLIMITED, Reservation
+from taskyard.core.entities import SLOTS_UNLIMITED
+from taskyard.core.holds import block_reason, hold_reason, rate_allowance, remaining
 from taskyard.core.limits import (
     EXCLUSIVE,
     LANE_RUN_TASKS_MAX,
     LEASE_TASKS_MAX,
     PARKED_STALE_MAX,
-    RATE_BURST_NS_MAX,
-    TASKS_MAX,
     WIDE_LOOKAHEAD,
 )
 from taskyard.core.model import QueueOrder, isolation_room
-from taskyard.core.states import DRAINING, PARKED, READY
+from taskyard.core.reservations import (
+    held_by_isolation,
+    holds_last_attempt,
+    reserve,
+    reserved_task,
+    worker_slots_max,
+)
+from taskyard.core.states import PARKED, READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,69 +43,6 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Lane, LaneGroup, Service, Task, Worker
     from taskyard.core.ledger import Ledger
     from taskyard.core.rules import ActiveRule
-
-
-class HoldReason(Enum):
-    """Why a lane that has ready tasks gives none. The sentences are for people."""
-
-    PAUSED_BROKER = "everything is paused"
-    PAUSED_SERVICE = "its service is paused"
-    PAUSED_LANE = "its lane is paused"
-    HELD = "its lane is held until somebody asks for it"
-    DEBOUNCED = "its lane gathers more tasks before it begins"
-    LIMIT_BROKER = "the broker's limit of workers at once is reached"
-    LIMIT_SERVICE = "its service's limit of workers at once is reached"
-    LIMIT_LANE = "its lane's limit of workers at once is reached"
-    RATE = "its service's rate is used up for the moment"
-    NO_WORKER = "no worker of its service is connected"
-    TROUBLE = "no worker of its service can start its agent"
-
-
-def pause_reason(ledger: Ledger, lane: Lane) -> HoldReason | None:
-    """The pause that holds a lane back."""
-    if ledger.paused:
-        return HoldReason.PAUSED_BROKER
-    if lane.service.paused:
-        return HoldReason.PAUSED_SERVICE
-    return HoldReason.PAUSED_LANE if lane.paused else None
-
-
-def hold_reason(lane: Lane, now_ns: int) -> HoldReason | None:
-    """What the rules of a lane let it wait for, beside limits."""
-    if lane.options.is_held and lane.released <= lane.leased:
-        return HoldReason.HELD
-    return HoldReason.DEBOUNCED if lane.debounce_until_ns > now_ns else None
-
-
-def limit_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
-    """The limit that refuses one more worker a task of a lane."""
-    active_rule = lane.lane_group.active_rule
-    if _remaining(ledger.rules.workers_max, ledger.lane_worker_pairs) <= 0:
-        return HoldReason.LIMIT_BROKER
-    if _remaining(active_rule.options.workers_max, active_rule.lane_worker_pairs) <= 0:
-        return HoldReason.LIMIT_SERVICE
-    if lane.name and _remaining(active_rule.options.lane_workers_max, lane.workers) <= 0:
-        return HoldReason.LIMIT_LANE
-    if lane.name and lane.leased >= active_rule.lane_tasks_max:
-        return HoldReason.LIMIT_LANE
-    return None if rate_allowance(active_rule, now_ns) else HoldReason.RATE
-
-
-def rate_allowance(active_rule: ActiveRule, now_ns: int) -> int:
-    """How many tasks the regime's rate allows now."""
-    interval_ns = active_rule.options.rate_interval_ns
-    if not interval_ns:
-        return TASKS_MAX
-    since_ns = max(active_rule.rate_next_ns, now_ns - RATE_BURST_NS_MAX)
-    return (now_ns - since_ns) // interval_ns + 1 if now_ns >= since_ns else 0
-
-
-def spend_rate(active_rule: ActiveRule, count: int, now_ns: int) -> None:
-    """Count leased tasks against the regime's rate."""
-    interval_ns = active_rule.options.rate_interval_ns
-    if interval_ns:
-        since_ns = max(active_rule.rate_next_ns, now_ns - RATE_BURST_NS_MAX)
-        active_rule.rate_next_ns = since_ns + count * interval_ns
 
 
 class Selection:
@@ -338,13 +280,10 @@ class Selection:
         if not self.has_worker_limits:
             return True
         ledger, begun = self.ledger, self.begun
-        if (
-            _remaining(ledger.rules.workers_max, ledger.lane_worker_pairs + sum(begun.values()))
-            <= 0
-        ):
+        if remaining(ledger.rules.workers_max, ledger.lane_worker_pairs + sum(begun.values())) <= 0:
             return False
         return (
-            _remaining(
+            remaining(
                 active_rule.options.workers_max,
                 active_rule.lane_worker_pairs + begun.get(active_rule, 0),
             )
@@ -356,7 +295,7 @@ class Selection:
         worker is reserved for keeps its place in the lane."""
         room, active_rule = self.count, lane.lane_group.active_rule
         if lane.name:
-            if begins and _remaining(active_rule.options.lane_workers_max, lane.workers) <= 0:
+            if begins and remaining(active_rule.options.lane_workers_max, lane.workers) <= 0:
                 return 0
             if active_rule.options.overfeed:
                 room = min(room + self.extra, self._slots_left())
@@ -540,11 +479,6 @@ class Selection:
         return not isolation or self._isolation_room(isolation) > 0
 
 
-def _remaining(maximum: int, count: int) -> int:
-    """How many more a limit allows; 0 as a maximum means no limit."""
-    return maximum - count if maximum else TASKS_MAX
-
-
 def _turn_of_branch(lane_group: LaneGroup) -> int:
     return lane_group.turn
 
@@ -558,143 +492,6 @@ def queues_fifo(worker: Worker) -> bool:
     """Its place is behind those that wait already, whenever it was used last."""
     is_fifo = worker.facts.queue_order is QueueOrder.FIFO
     return is_fifo and worker.listed_as != worker.last_used and worker.slots_free > 0
-
-
-def holds_last_attempt(worker: Worker) -> bool:
-    """Return whether it holds a task that must be the only one in its worker."""
-    if len(worker.leases) != 1:
-        return False
-    (lease,) = worker.leases.values()
-    return lease.tasks_left == 1 and len(lease.tasks) == 1 and lease.tasks[0].isolation == EXCLUSIVE
-
-
-def held_by_isolation(worker: Worker) -> dict[int, int]:
-    """Count the tasks of each isolation that a worker holds."""
-    counts = dict.fromkeys(range(EXCLUSIVE + 1), 0)
-    for lease in worker.leases.values():
-        if max(lease.attempts) > 1:  # else none of its tasks was out before
-            for task in lease.tasks:
-                if task.lease is lease:
-                    counts[task.isolation] += 1
-    return counts
-
-
-def reserve(ledger: Ledger, tasks: Iterable[Task], now_ns: int) -> None:
-    """Keep a worker free for tasks that no worker has room for, one of a kind in a service."""
-    for task in tasks:
-        exclusive, service = task.isolation == EXCLUSIVE, task.lane.service
-        kept = reserved_in(ledger, service, exclusive=exclusive)
-        if kept is None and not block_reason(ledger, task.lane, now_ns):
-            worker = _worker_to_reserve(ledger, task, now_ns)
-            if worker is not None:
-                ledger.reserve(Reservation(worker, task, exclusive))
-
-
-def reserved_in(ledger: Ledger, service: Service, *, exclusive: bool) -> Reservation | None:
-    """Return the reservation of a service for a task of many slots, or for a last attempt."""
-    for one in ledger.reservations:
-        if one.exclusive is exclusive and one.task.lane.service is service:
-            return one
-    return None
-
-
-def reserved_task(ledger: Ledger, lane: Lane) -> Task | None:
-    """Return the task of many slots in this lane that a worker is reserved for: others of a lane
-    with a limit do not overtake it."""
-    for one in ledger.reservations:
-        if one.task.lane is lane and not one.exclusive:
-            return one.task
-    return None
-
-
-def reservation_of(ledger: Ledger, task: Task) -> Reservation | None:
-    """Return the reservation that is for a task."""
-    for one in ledger.reservations:
-        if one.task is task:
-            return one
-    return None
-
-
-def _worker_to_reserve(ledger: Ledger, task: Task, now_ns: int) -> Worker | None:
-    """Return the worker that will have room for a task soonest; None if one has room and will ask,
-    or none ever will, or the only one would be emptied."""
-    name, exclusive = task.lane.service.name, task.isolation == EXCLUSIVE
-    able = [
-        worker
-        for worker in ledger.workers.values()
-        if name in worker.facts.services
-        if could_hold(worker, task) and is_open_to(ledger, task.lane, worker, now_ns)
-    ]
-    if any(_has_room_now(worker, task) for worker in able):
-        return None
-    if exclusive and len(able) == 1:
-        return None
-    free = [worker for worker in able if worker.reservation is None]
-    if exclusive:
-        return min(free, key=_order_by_load, default=None)
-    return max(free, key=_most_slots_free, default=None)
-
-
-def _has_room_now(worker: Worker, task: Task) -> bool:
-    asks = worker.state is PARKED or worker.facts.lease_timeout_ns
-    if not asks or worker.reservation is not None or holds_last_attempt(worker):
-        return False
-    if task.isolation == EXCLUSIVE:
-        return not worker.leases
-    return worker.slots_free >= task.terms.slots
-
-
-def _order_by_load(worker: Worker) -> tuple[bool, int, int]:
-    """Order workers by what they hold; those whose silence means nothing may never ask again."""
-    return not worker.facts.lease_timeout_ns, worker.slots_used, worker.last_used
-
-
-def _most_slots_free(worker: Worker) -> tuple[bool, int, int]:
-    return bool(worker.facts.lease_timeout_ns), worker.slots_free, -worker.last_used
-
-
-def worker_slots_max(ledger: Ledger, service: Service) -> int:
-    """Return the slots of the largest worker of a service."""
-    if service.worker_slots_max < 0:
-        facts = [worker.facts for worker in ledger.workers.values()]
-        offers = [one for one in facts if service.name in one.services]
-        slots = [one.slots_total or SLOTS_UNLIMITED for one in offers]
-        service.worker_slots_max = max(slots, default=0)
-    return service.worker_slots_max
-
-
-def could_hold(worker: Worker, task: Task) -> bool:
-    """Return whether a worker can be given a task once it has room."""
-    slots_total = worker.facts.slots_total
-    if worker.state is DRAINING or (slots_total and task.terms.slots > slots_total):
-        return False
-    return (task.payload or task.name) not in worker.facts.reserved_payloads
-
-
-def is_open_to(ledger: Ledger, lane: Lane, worker: Worker, now_ns: int) -> bool:
-    """Return whether the limits of a lane allow this worker one more task of it."""
-    if limit_reason(ledger, lane, now_ns) is None:
-        return True
-    active_rule = lane.lane_group.active_rule
-    room = not lane.name or lane.leased < active_rule.lane_tasks_max
-    return room and rate_allowance(active_rule, now_ns) > 0 and lane.is_served_by(worker)
-
-
-def block_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
-    """Return what holds a lane back for every worker, limits aside."""
-    return pause_reason(ledger, lane) or hold_reason(lane, now_ns)
-
-
-def review_reservations(ledger: Ledger, now_ns: int) -> None:
-    """End reservations whose task no longer waits for the worker: it was leased, moved, paused,
-    cancelled, is refused by a limit, or can't be held by it any more."""
-    for one in list(ledger.reservations):
-        task, worker, lane = one.task, one.worker, one.task.lane
-        waits = task.state is READY and not block_reason(ledger, lane, now_ns)
-        offered = lane.service.name in worker.facts.services and could_hold(worker, task)
-        allowed = waits and offered and is_open_to(ledger, lane, worker, now_ns)
-        if not allowed or (task.isolation == EXCLUSIVE) is not one.exclusive:
-            ledger.unreserve(worker)
 
 
 def park(ledger: Ledger, worker: Worker) -> None:

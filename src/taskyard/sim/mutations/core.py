@@ -27,6 +27,7 @@ from taskyard.core import (
     membership,
     queues,
     records,
+    reservations,
     results,
     runs,
     scheduler,
@@ -498,7 +499,10 @@ def loss_forgotten() -> Iterator[None]:
 @mutation
 def suspect_not_isolated() -> Iterator[None]:
     """A worker that runs a last attempt gets other tasks beside it."""
-    with patched(selection, "holds_last_attempt", lambda _worker: False):
+    with (
+        patched(selection, "holds_last_attempt", lambda _worker: False),
+        patched(reservations, "holds_last_attempt", lambda _worker: False),
+    ):
         yield
 
 
