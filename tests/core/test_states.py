@@ -87,7 +87,7 @@ def test_illegal_transition_tells_the_story_of_the_task() -> None:
 
 def test_release_of_a_task_that_nobody_holds_is_illegal() -> None:
     ledger, task = ledger_with_task_in(TaskState.READY)
-    with pytest.raises(IllegalTransition, match="task b'a' is READY and can't be moved"):
+    with pytest.raises(IllegalTransition, match="task b'a': no transition from READY"):
         ledger.release([task])
 
 

@@ -1,7 +1,7 @@
 """Reasons why a lane with ready tasks gives none: pauses, holds, limits and rates.
 
-Reads the ledger and the rules, changes only what a rate has left. `selection` and `reservations`
-ask before they choose, `explain` turns the reasons into sentences.
+Reads the ledger and the rules, and counts leases against rates. `selection` and `reservations` use
+it to choose tasks, `explain` turns the reasons into sentences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HoldReason(Enum):
-    """Why a lane that has ready tasks gives none. The sentences are for people."""
+    """Why a lane with ready tasks gives none. The values are sentences for users."""
 
     PAUSED_BROKER = "everything is paused"
     PAUSED_SERVICE = "its service is paused"
@@ -34,7 +34,7 @@ class HoldReason(Enum):
 
 
 def pause_reason(ledger: Ledger, lane: Lane) -> HoldReason | None:
-    """The pause that holds a lane back."""
+    """Return the pause that holds a lane back, if any."""
     if ledger.paused:
         return HoldReason.PAUSED_BROKER
     if lane.service.paused:
@@ -43,14 +43,17 @@ def pause_reason(ledger: Ledger, lane: Lane) -> HoldReason | None:
 
 
 def hold_reason(lane: Lane, now_ns: int) -> HoldReason | None:
-    """What the rules of a lane let it wait for, beside limits."""
+    """Return the rule that holds a lane back, limits aside, if any."""
     if lane.options.is_held and lane.released <= lane.leased:
         return HoldReason.HELD
     return HoldReason.DEBOUNCED if lane.debounce_until_ns > now_ns else None
 
 
 def limit_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
-    """The limit that refuses one more worker a task of a lane."""
+    """Return the limit that refuses a task of a lane to one more worker, if any.
+
+    Limits apply in this order: broker, rule, lane, rate.
+    """
     active_rule = lane.lane_group.active_rule
     if remaining(ledger.rules.workers_max, ledger.lane_worker_pairs) <= 0:
         return HoldReason.LIMIT_BROKER
@@ -64,7 +67,7 @@ def limit_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
 
 
 def rate_allowance(active_rule: ActiveRule, now_ns: int) -> int:
-    """How many tasks the regime's rate allows now."""
+    """Return how many tasks the rule's rate allows now."""
     interval_ns = active_rule.options.rate_interval_ns
     if not interval_ns:
         return TASKS_MAX
@@ -73,7 +76,7 @@ def rate_allowance(active_rule: ActiveRule, now_ns: int) -> int:
 
 
 def spend_rate(active_rule: ActiveRule, count: int, now_ns: int) -> None:
-    """Count leased tasks against the regime's rate."""
+    """Count leased tasks against the rule's rate."""
     interval_ns = active_rule.options.rate_interval_ns
     if interval_ns:
         since_ns = max(active_rule.rate_next_ns, now_ns - RATE_BURST_NS_MAX)
@@ -81,12 +84,12 @@ def spend_rate(active_rule: ActiveRule, count: int, now_ns: int) -> None:
 
 
 def remaining(maximum: int, count: int) -> int:
-    """How many more a limit allows; 0 as a maximum means no limit."""
+    """Return how many more a limit allows. A maximum of 0 means no limit."""
     return maximum - count if maximum else TASKS_MAX
 
 
 def is_open_to(ledger: Ledger, lane: Lane, worker: Worker, now_ns: int) -> bool:
-    """Return whether the limits of a lane allow this worker one more task of it."""
+    """Return whether the limits of a lane allow one more task of it for this worker."""
     if limit_reason(ledger, lane, now_ns) is None:
         return True
     active_rule = lane.lane_group.active_rule
@@ -95,5 +98,5 @@ def is_open_to(ledger: Ledger, lane: Lane, worker: Worker, now_ns: int) -> bool:
 
 
 def block_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
-    """Return what holds a lane back for every worker, limits aside."""
+    """Return the pause or rule that holds a lane back for every worker, limits aside."""
     return pause_reason(ledger, lane) or hold_reason(lane, now_ns)

@@ -1,8 +1,8 @@
-"""Workers kept free for one task each.
+"""Reservations: workers kept free for one task each.
 
-A task that takes more slots than any worker has free, or that must run alone while every worker is
-busy, gets a worker that takes nothing else. At most one worker of each kind in a service. All of
-this is volatile.
+A task that takes more slots than any worker has free, or must run alone while every worker is
+busy, gets a worker that takes no other task. A service has at most one reservation of each kind.
+All of this is volatile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def holds_last_attempt(worker: Worker) -> bool:
-    """Return whether it holds a task that must be the only one in its worker."""
+    """Return whether a worker holds a task that must run alone."""
     if len(worker.leases) != 1:
         return False
     (lease,) = worker.leases.values()
@@ -33,7 +33,7 @@ def held_by_isolation(worker: Worker) -> dict[int, int]:
     """Count the tasks of each isolation that a worker holds."""
     counts = dict.fromkeys(range(EXCLUSIVE + 1), 0)
     for lease in worker.leases.values():
-        if max(lease.attempts) > 1:  # else none of its tasks was out before
+        if max(lease.attempts) > 1:  # else no task of it was leased before
             for task in lease.tasks:
                 if task.lease is lease:
                     counts[task.isolation] += 1
@@ -41,7 +41,7 @@ def held_by_isolation(worker: Worker) -> dict[int, int]:
 
 
 def reserve(ledger: Ledger, tasks: Iterable[Task], now_ns: int) -> None:
-    """Keep a worker free for tasks that no worker has room for, one of a kind in a service."""
+    """Reserve workers for tasks that no worker has room for, one of each kind in a service."""
     for task in tasks:
         exclusive, service = task.isolation == EXCLUSIVE, task.lane.service
         kept = reserved_in(ledger, service, exclusive=exclusive)
@@ -52,7 +52,7 @@ def reserve(ledger: Ledger, tasks: Iterable[Task], now_ns: int) -> None:
 
 
 def reserved_in(ledger: Ledger, service: Service, *, exclusive: bool) -> Reservation | None:
-    """Return the reservation of a service for a task of many slots, or for a last attempt."""
+    """Return the reservation of a service for a last attempt, or for a task of many slots."""
     for one in ledger.reservations:
         if one.exclusive is exclusive and one.task.lane.service is service:
             return one
@@ -60,8 +60,8 @@ def reserved_in(ledger: Ledger, service: Service, *, exclusive: bool) -> Reserva
 
 
 def reserved_task(ledger: Ledger, lane: Lane) -> Task | None:
-    """Return the task of many slots in this lane that a worker is reserved for: others of a lane
-    with a limit do not overtake it."""
+    """Return the task of many slots in this lane that a worker is reserved for. If the lane has a
+    limit, others do not overtake it."""
     for one in ledger.reservations:
         if one.task.lane is lane and not one.exclusive:
             return one.task
@@ -77,8 +77,11 @@ def reservation_of(ledger: Ledger, task: Task) -> Reservation | None:
 
 
 def _worker_to_reserve(ledger: Ledger, task: Task, now_ns: int) -> Worker | None:
-    """Return the worker that will have room for a task soonest; None if one has room and will ask,
-    or none ever will, or the only one would be emptied."""
+    """Return the worker that will probably have room for a task first.
+
+    None if a worker has room and will request tasks, if none can ever hold the task, or if a last
+    attempt would empty the only worker.
+    """
     name, exclusive = task.lane.service.name, task.isolation == EXCLUSIVE
     able = [
         worker
@@ -106,7 +109,7 @@ def _has_room_now(worker: Worker, task: Task) -> bool:
 
 
 def _order_by_load(worker: Worker) -> tuple[bool, int, int]:
-    """Order workers by what they hold; those whose silence means nothing may never ask again."""
+    """Sort workers by load. Those without a timeout come last, as they may never request again."""
     return not worker.facts.lease_timeout_ns, worker.slots_used, worker.last_used
 
 
@@ -125,7 +128,7 @@ def worker_slots_max(ledger: Ledger, service: Service) -> int:
 
 
 def could_hold(worker: Worker, task: Task) -> bool:
-    """Return whether a worker can be given a task once it has room."""
+    """Return whether a worker can get a task once it has room."""
     slots_total = worker.facts.slots_total
     if worker.state is DRAINING or (slots_total and task.terms.slots > slots_total):
         return False
@@ -133,8 +136,8 @@ def could_hold(worker: Worker, task: Task) -> bool:
 
 
 def review_reservations(ledger: Ledger, now_ns: int) -> None:
-    """End reservations whose task no longer waits for the worker: it was leased, moved, paused,
-    cancelled, is refused by a limit, or can't be held by it any more."""
+    """End reservations whose task was leased, moved, paused or cancelled, is refused by a limit, or
+    no longer fits the worker."""
     for one in list(ledger.reservations):
         task, worker, lane = one.task, one.worker, one.task.lane
         waits = task.state is READY and not block_reason(ledger, lane, now_ns)
