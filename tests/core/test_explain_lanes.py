@@ -15,9 +15,9 @@ from taskyard.core.events import (
     WorkerHeartbeat,
 )
 from taskyard.core.explain import LANE_REASONS, LANE_SENTENCES, explain
+from taskyard.core.holds import HoldReason
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
-from taskyard.core.selection import HoldReason
 from tests.core.kit import Yard
 
 

@@ -393,7 +393,7 @@ def test_violation_says_what_is_kept_and_what_follows(yard: Yard) -> None:
     bump(regime_of(yard), "lane_worker_pairs", 5)
     with pytest.raises(InvariantViolated) as raised:
         invariants.check(yard.scheduler)
-    assert str(raised.value) == ("serving of clause b'': 7 is kept, but 2 follows from the state")
+    assert str(raised.value) == "pairs of rule b'': stored 7, derived 2"
 
 
 def test_new_scheduler_has_no_contradictions() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import selection
+from taskyard.core import holds, selection
 from taskyard.core.effects import Accepted, CommandAck, Effect, NoWork, Wake
 from taskyard.core.events import (
     DrainRequested,
@@ -15,6 +15,7 @@ from taskyard.core.events import (
     WorkerRegistered,
     WorkerUnreachable,
 )
+from taskyard.core.holds import HoldReason
 from taskyard.core.limits import (
     LANE_RUN_TASKS_MAX,
     RATE_BURST_NS_MAX,
@@ -23,7 +24,6 @@ from taskyard.core.limits import (
 )
 from taskyard.core.model import WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
-from taskyard.core.selection import HoldReason
 from taskyard.core.states import TaskState, WorkerState
 from tests.core.kit import Yard, assigned
 
@@ -31,7 +31,7 @@ READY, LEASED = TaskState.READY, TaskState.LEASED
 
 
 def hold(yard: Yard, name: bytes) -> HoldReason | None:
-    return selection.limit_reason(yard.scheduler.ledger, yard[name].lane, yard.now_ns)
+    return holds.limit_reason(yard.scheduler.ledger, yard[name].lane, yard.now_ns)
 
 
 def drain(yard: Yard, worker: bytes) -> list[bytes]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec import Struct, field
-from taskyard.core.workers import WorkerFacts
 
-from taskyard.core.model import Terms
+from taskyard.core.model import Terms, WorkerFacts
 from taskyard.core.states import TaskState
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from msgspec import Struct
-from taskyard.core.workers import WorkerFacts
 
 from simulator.measurements import measured
 from simulator.models import Violation
@@ -21,7 +20,7 @@ from simulator.plan import (
 )
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
-from taskyard.core.model import Result
+from taskyard.core.model import Result, WorkerFacts
 
 if TYPE_CHECKING:
     from simulator.world import World

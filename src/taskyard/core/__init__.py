@@ -1,5 +1,6 @@
-"""The pure parts: what happened in, what was decided and what must be done out.
+"""The pure scheduler: events in, records and effects out.
 
 Owns the meaning of tasks, workers, leases, lanes and campaigns. It has no clock, socket, thread,
-dice or disk: time and luck come in with the events. msgspec is its one third-party package.
+randomness or disk: time and random bits arrive with the events. msgspec is its only third-party
+package.
 """

@@ -1,9 +1,9 @@
-"""Applying records: the only code that changes durable state, one function a record.
+"""Apply records to the ledger, with one function for each record.
 
-Recovery is `apply` over the journal, so a recovered ledger is a live one by construction. `apply`
-never decides and never refuses: what a record says has happened. What it makes of a record depends
-on no rule, policy or clock, nor does it assume that a lease takes the head of a queue, so that a
-journal written under another policy still means the same.
+Nothing else changes durable state. Recovery applies the journal, so a recovered ledger equals the
+live one by construction. `apply` never decides and never refuses. Its result depends on no rule,
+policy or clock, and it does not assume that a lease takes the head of a queue, so a journal written
+under another policy means the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None:
-    """Let a record have happened. `tasks` are those that it names, if the caller has them."""
+    """Apply a record to the ledger. `tasks` are those that it names, if the caller has them."""
     ledger.record += 1
     function = _APPLY_TO_TASKS.get(type(record))
     if function is None:
@@ -67,7 +67,7 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
     if record.attempts is not None:
         for task, attempt in zip(tasks, record.attempts, strict=True):
             task.attempt = task.losses_excused = attempt
-            ledger.outputs.pop(task.name, None)  # what the generation before has printed
+            ledger.outputs.pop(task.name, None)  # the output of the former generation
             ledger.failed_attempts.pop(task.name, None)
     agenda = ledger.due_heap
     _schedule_times(
@@ -77,7 +77,7 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
 
 
 def _enter_uniform(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
-    """Tasks that share their terms: the path of millions."""
+    """Add tasks that share their terms. Works on columns: submissions may have millions."""
     names, payloads, terms = submission.names, submission.payloads, submission.terms[0]
     if len(payloads) < len(names):
         payloads = payloads * len(names)
@@ -112,7 +112,7 @@ def _enter_uniform(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
 
 
 def _lanes(service: Service, submission: Submission) -> Iterable[Lane]:
-    """The lane of each task, made when it is first needed."""
+    """Return the lane of each task, created on first use."""
     if submission.lanes is None:
         return repeat(service.lane(OPEN_LANE))
     known, make = service.lanes, service.lane
@@ -120,14 +120,14 @@ def _lanes(service: Service, submission: Submission) -> Iterable[Lane]:
 
 
 def _count_waiting(ledger: Ledger, tasks: Tasks, terms: Terms, state: TaskState) -> None:
-    """Count new tasks that wait for more than a worker."""
+    """Count new BLOCKED or DELAYED tasks."""
     ledger.count_moved(terms, None, state, len(tasks))
     for lane, count in lane_counts(tasks):
         lane.tasks += count
 
 
 def _enqueue_ready(ledger: Ledger, tasks: Tasks, terms: Terms, lane: Lane | None) -> None:
-    """Count new tasks that are ready, and put them in their queues: all in `lane`, if given."""
+    """Count and queue new READY tasks, all in `lane` if it is given."""
     ledger.count_moved(terms, None, READY, len(tasks))
     if lane is None:
         ledger.queue_new(tasks, terms.priority)
@@ -142,7 +142,7 @@ def _enqueue_ready(ledger: Ledger, tasks: Tasks, terms: Terms, lane: Lane | None
 
 
 def _enter_each(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
-    """Tasks of several terms: one after the other."""
+    """Add tasks with different terms, one by one."""
     tasks: Tasks = []
     for index, name in enumerate(submission.names):
         terms = submission.terms_of(index)
@@ -162,7 +162,7 @@ def _enter_each(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
 
 
 def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
-    """Let new tasks wait for what they are submitted after. Their waits are counted already."""
+    """Link new tasks to their predecessors. Their waits are counted already."""
     known = ledger.tasks
     for task, names in zip(tasks, after, strict=True):
         for name in names:
@@ -176,7 +176,7 @@ def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
 def _schedule_times(
     submission: Submission, times: list[int], mind: Callable[[int, list[bytes]], None]
 ) -> None:
-    """Put tasks on the agenda for the times of their terms, where they have one."""
+    """Schedule tasks at the times of their terms, where these are set."""
     if not any(times):
         return
     together: dict[int, list[bytes]] = {}
@@ -225,7 +225,7 @@ def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
 
 
 def _counts_of(tasks: Tasks) -> Counts:
-    """How many of which lane: known already where a lease is settled as it was given."""
+    """Return `lane_counts`, from the lease if the tasks are a whole lease."""
     lease = tasks[0].lease if tasks else None
     if lease is not None and lease.tasks == tasks:
         return lease.counts
@@ -233,7 +233,7 @@ def _counts_of(tasks: Tasks) -> Counts:
 
 
 def _release(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
-    """Tasks that wait for no task any more: to the front of their lanes, or on the agenda."""
+    """Queue tasks without open predecessors in front of their lanes, or delay them."""
     early = [task for task in tasks if task.due_ns > at_ns]
     if early:
         ledger.move(early, Cause.POSTPONED)
@@ -246,7 +246,7 @@ def _release(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
 def _record_attempts(
     ledger: Ledger, tasks: Tasks, outcome: bytes, at_ns: int, runs: RunColumns | None = None
 ) -> None:
-    """Remember attempts that end without having finished their tasks."""
+    """Keep the attempts of these tasks, which end without a result."""
     for index, task in enumerate(tasks):
         if task.lease is not None:
             attempt = Attempt(task.attempt, task.lease.worker.name, outcome, at_ns)
@@ -287,7 +287,7 @@ def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
     released = [(lane, lane.released) for lane, _ in lane_counts(tasks)] if blameless else []
     ledger.release(tasks)
     for lane, count in released:
-        if count:  # it was not tried after all
+        if count:  # the released tasks were not tried
             lane.ensure_extras().released = count
     charged = record.reason in RETURNS_CHARGED
     for index, task in enumerate(tasks):
@@ -344,7 +344,9 @@ def _retried(ledger: Ledger, record: records.Retried, tasks: Tasks) -> None:
             task.terms = renewed.setdefault(id(task.terms), _unexpired(task.terms, record.at_ns))
             ledger.reasons.pop(task.name, None)
             if 0 < task.terms.report_ns <= record.at_ns:
-                ledger.due_heap.push_late(task.terms.report_ns, [task.name])  # it was no use before
+                ledger.due_heap.push_late(
+                    task.terms.report_ns, [task.name]
+                )  # an earlier entry was dropped while it was FAILED
     ledger.requeue(tasks, Cause.RETRIED, front=False)
     ledger.schedule_expiry(tasks)
 
@@ -379,7 +381,7 @@ def _reported_late(ledger: Ledger, record: records.ReportedLate) -> None:
 
 
 def _unexpired(terms: Terms, at_ns: int) -> Terms:
-    """Who asks for a task to be tried again, though it is too old, means it."""
+    """Return terms without the expiry times that have passed, for a retry after them."""
     soft_ns = terms.expires_ns if terms.expires_ns > at_ns else 0
     hard_ns = terms.expires_hard_ns if terms.expires_hard_ns > at_ns else 0
     if (soft_ns, hard_ns) == (terms.expires_ns, terms.expires_hard_ns):
@@ -388,14 +390,14 @@ def _unexpired(terms: Terms, at_ns: int) -> Terms:
 
 
 def _progressed(ledger: Ledger, record: records.Progressed) -> None:
-    """Progress changes nothing; where the latest output lies is known."""
+    """Keep the number of the record with the latest output. Nothing else changes."""
     for name, text in zip(record.names, record.texts, strict=True):
         if text:
             ledger.outputs[name] = ledger.record
 
 
 def _stale_report(ledger: Ledger, record: records.StaleReport) -> None:
-    """Stale reports change nothing; the history wants them."""
+    """Change nothing. Stale reports are for the history."""
 
 
 def _worker_joined(ledger: Ledger, record: records.WorkerJoined) -> None:
@@ -424,10 +426,10 @@ def _worker_replaced(ledger: Ledger, record: records.WorkerReplaced) -> None:
 def _refunded(ledger: Ledger, record: records.Refunded, tasks: Tasks) -> None:
     ledger.replaced[record.worker, record.incarnation] = Replaced([], [], returned=True)
     ready = [task for task in tasks if task.state is READY]
-    ledger.dequeue(ready)  # where a task queues depends on what it is charged with
+    ledger.dequeue(ready)  # the queue of a task depends on its losses
     for task in tasks:
         task.losses_excused += 1
-        if task.lease is not None:  # and so does what its worker may hold beside it
+        if task.lease is not None:  # so do the other tasks that its worker may hold
             for name in task.lease.worker.facts.services:
                 ledger.dirty[name] = ledger.service(name)
     ledger.enqueue(ready, front=True)

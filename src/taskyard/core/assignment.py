@@ -1,11 +1,15 @@
-"""Bringing ready tasks and workers together: asking, parking, leasing, calling."""
+"""Decides which worker gets which ready tasks: requests, parking, leases and wakes.
+
+`selection` chooses the tasks for one worker. This file decides when to ask it, emits the leases and
+sends the assignments. Workers that register, report or leave are in `membership`.
+"""
 
 from __future__ import annotations
 
 from heapq import heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import holders, subscriptions
+from taskyard.core import holders, holds, reservations, subscriptions
 from taskyard.core import selection as core_selection
 from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
 from taskyard.core.ledger import one_lane
@@ -33,7 +37,7 @@ def tasks_requested(context: Context, event: events.TasksRequested) -> None:
             _reply_no_work_yet(context, worker)
         shut_down_if_drained(context, worker)
     elif event.parks and worker.facts.wants_wake:
-        park(context, worker, event.count)  # it is told of work, and asks for it then
+        park(context, worker, event.count)  # it gets `Wake` and requests again
     elif lease(context, worker, event.count):
         return
     elif event.parks:
@@ -42,15 +46,15 @@ def tasks_requested(context: Context, event: events.TasksRequested) -> None:
         _reply_no_work(context, worker)
         if worker.state is WOKEN:
             cancel_wake(context.ledger, worker)
-            park(context, worker, worker.tasks_wanted)  # it still waits, but not for this call
+            park(context, worker, worker.tasks_wanted)  # it still waits, but this wake is over
         elif worker.state is PARKED and not (worker.facts.wants_wake or worker.facts.always_ready):
-            _unpark(worker)  # what it asks now replaces what it waited for
+            _unpark(worker)  # this request replaces the one that it waited by
 
 
 def wait_ended(context: Context, event: events.WaitEnded) -> None:
     worker = context.ledger.workers.get(event.worker)
     if worker is None or worker.open_request != event.request:
-        if event.request:  # it has left, or asked for something else since: answer it all the same
+        if event.request:  # the worker left or requested anew: reply anyway
             context.send(NoWork(event.worker, settled=False, request=event.request))
     elif worker.state is PARKED:
         _unpark(worker)
@@ -66,7 +70,7 @@ def _reply_no_work(context: Context, worker: Worker) -> None:
 
 
 def close_request(context: Context, worker: Worker) -> None:
-    """What a worker asked for is not to be had any more: it went away, or asks anew."""
+    """Reply to a worker's open request with `NoWork`, because it leaves or requests anew."""
     if worker.open_request:
         _reply_no_work_yet(context, worker)
 
@@ -82,12 +86,10 @@ def _unpark(worker: Worker) -> None:
 
 
 def park(context: Context, worker: Worker, count: int) -> None:
-    """Let a worker wait for work."""
+    """Park a worker until there are tasks for it."""
     if worker.state is not DRAINING:
         worker.turn(WorkerCause.REQUESTED)
-        if (
-            count > worker.tasks_wanted
-        ):  # one that waits already may be given what it was not before
+        if count > worker.tasks_wanted:  # it may get tasks that it did not get before
             ledger = context.ledger
             ledger.dirty.update((name, ledger.service(name)) for name in worker.facts.services)
         worker.tasks_wanted = count
@@ -98,7 +100,7 @@ def park(context: Context, worker: Worker, count: int) -> None:
 
 
 def lease(context: Context, worker: Worker, count: int) -> bool:
-    """Lease a worker up to `count` tasks, if policy finds any for it."""
+    """Lease up to `count` tasks to a worker. Return whether there were any."""
     tasks = _choose(context, worker, count)
     if not tasks:
         return False
@@ -120,22 +122,22 @@ def lease(context: Context, worker: Worker, count: int) -> bool:
 
 
 def _choose(context: Context, worker: Worker, count: int) -> list[Task]:
-    """Choose tasks for a worker, and reserve workers for those that it has no room for."""
+    """Choose tasks for a worker, and reserve workers for tasks that it has no room for."""
     selection = core_selection.Selection(context.ledger, worker, count, context.now_ns)
     tasks = selection.select()
     if selection.unfit:
-        core_selection.reserve(context.ledger, selection.unfit.values(), context.now_ns)
+        reservations.reserve(context.ledger, selection.unfit.values(), context.now_ns)
     return tasks
 
 
 def lease_to_parked(context: Context, worker: Worker, _service: Service) -> bool:
-    """Lease a parked worker what it waits for."""
+    """Lease a parked worker as many tasks as it waits for."""
     return lease(context, worker, worker.tasks_wanted)
 
 
 def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
-    """One lease, one time: the longest that a task asks for, or the worker's own. A worker whose
-    silence means nothing keeps what it has."""
+    """Return the timeout of a lease: the longest of its tasks' and the worker's own. 0 for a worker
+    without a timeout."""
     lease_ns, last = worker.facts.lease_timeout_ns, None
     if not lease_ns:
         return 0
@@ -147,7 +149,7 @@ def _lease_ns(worker: Worker, tasks: list[Task]) -> int:
 
 
 def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
-    """What a lease changes in what is volatile."""
+    """Update the worker's volatile state after a lease."""
     worker.leases[context.ledger.record].assigned_ns = context.now_ns
     context.use_count += 1
     worker.last_used = context.use_count
@@ -157,18 +159,18 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     worker.lane = lane
     if context.ledger.rule_table.has_rates:
         for task in tasks:
-            core_selection.spend_rate(task.lane.lane_group.active_rule, 1, context.now_ns)
+            holds.spend_rate(task.lane.lane_group.active_rule, 1, context.now_ns)
     waited = worker.state in (PARKED, WOKEN)
-    cancel_wake(context.ledger, worker)  # it may have taken a task of another service
+    cancel_wake(context.ledger, worker)  # it may have got a task of another service
     worker.turn(WorkerCause.ASSIGNED)
     if worker.facts.always_ready:
         park(context, worker, worker.slots_free)
     elif worker.facts.wants_wake and waited and worker.slots_free > 0:
-        park(context, worker, worker.tasks_wanted)  # it waits for as long as it has room
+        park(context, worker, worker.tasks_wanted)  # it waits while it has free slots
 
 
 def assign_parked(context: Context) -> None:
-    """Bring ready tasks and parked workers together, until nothing more fits."""
+    """Assign ready tasks to parked workers until nothing more fits."""
     ledger = context.ledger
     dirty = ledger.dirty
     while dirty:
@@ -176,9 +178,9 @@ def assign_parked(context: Context) -> None:
         service = dirty.pop(name)
         if service.parked and service.has_work:
             _serve_parked(context, service)
-        dirty.pop(name, None)  # what serving it stirred in itself has been served
+        dirty.pop(name, None)  # it was marked again by its own leases
         if ledger.reservations:
-            core_selection.review_reservations(ledger, context.now_ns)
+            reservations.review_reservations(ledger, context.now_ns)
 
 
 def _serve_parked(context: Context, service: Service) -> None:
@@ -195,21 +197,17 @@ def _serve_parked(context: Context, service: Service) -> None:
 
 
 def _is_open(context: Context, service: Service) -> bool:
-    """There may be something to lease, and nothing refuses all workers of a service at once."""
+    """Return whether a service may have tasks to lease that no pause or rate holds back."""
     if context.ledger.paused or service.paused:
         return False
     for lane_group in service.lane_groups:
-        if (
-            lane_group.rotation
-            and core_selection.rate_allowance(lane_group.active_rule, context.now_ns) > 0
-        ):
+        if lane_group.rotation and holds.rate_allowance(lane_group.active_rule, context.now_ns) > 0:
             return True
     return False
 
 
 def _wake(context: Context, worker: Worker, service: Service) -> bool:
-    """Tell a worker to come and ask, if there is something for it; but call no more workers
-    than there are ready tasks."""
+    """Wake a worker if there are tasks for it. Never wake more workers than tasks are ready."""
     ready = sum(lane.ready for lane in service.in_rotation() if not lane.paused)
     if _count_woken(context, service) >= ready:
         return False
@@ -225,8 +223,7 @@ def _wake(context: Context, worker: Worker, service: Service) -> bool:
 
 
 def _count_woken(context: Context, service: Service) -> int:
-    """Count the workers that were called for a service and have not asked yet. One that was called
-    again at the same time has several entries."""
+    """Count the woken workers of a service. A worker woken twice has several entries."""
     known = context.ledger.workers
     wants_wake = (known.get(name) for name in dict.fromkeys(name for _, name in context.wakes))
     return sum(
@@ -236,7 +233,7 @@ def _count_woken(context: Context, service: Service) -> int:
 
 
 def cancel_wake(ledger: Ledger, worker: Worker) -> None:
-    """A worker that was called won't come, or came for nothing: call another."""
+    """Let another worker be woken in place of this one, if it was woken."""
     if worker.state is WOKEN:
         ledger.dirty[worker.woken_for] = ledger.service(worker.woken_for)
 

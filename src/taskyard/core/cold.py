@@ -1,11 +1,11 @@
-"""A ledger most of whose tasks stay columns: how a snapshot and records become the next snapshot.
+"""A ledger most of whose tasks stay columns, to turn a snapshot and records into the next snapshot.
 
-Only tasks that the records name, and those that wait for them, become objects: they are hot. All
-others are cold. Their columns go from the old chunks, or from the record that submitted them,
-straight into the new chunks. So memory holds what changes, and not what waits.
+Tasks that the records name, and tasks that wait for them, become objects: they are hot. All others
+are cold. Their columns are copied from the old chunks, or from the record that submitted them, to
+the new chunks. So memory holds only tasks that change.
 
-In the queue of a lane a `ColdRun` stands for the cold tasks there, so that `apply` works on this
-ledger as on any other, and every task keeps its place in its queue. Nothing here knows files.
+In the queue of a lane a `ColdRun` replaces the cold tasks there, so that `apply` works on this
+ledger as on any other, and every task keeps its place in its queue. Does not read or write files.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _NO_NAMES: AbstractSet[bytes] = dict[bytes, None]().keys()
 
 
 class ColdRun(Task):
-    """Stands in a queue for consecutive cold tasks of it. It is never leased."""
+    """Replaces consecutive cold tasks in a queue. It is never leased."""
 
-    #: The new place of the last of them.
+    #: The new place of its last task.
     last: int = -1
-    #: No more may join it: a hot task queues behind it.
+    #: It can't grow any more: a hot task queues behind it.
     closed: bool = False
 
 
 class ColdLedger:
-    """Reads an old snapshot, is changed by records, and becomes a new one.
+    """Reads an old snapshot, applies records, and writes a new one.
 
-    The calls come in this order: `survey` and `survey_edges` if there are edges, `read`, `link`,
-    then `enter` and `apply` on `ledger` for the records, then `finish`.
+    The order of calls: `survey` and `survey_edges` if there are edges, `read`, `link`, then `enter`
+    and `apply` on `ledger` for the records, then `finish`.
     """
 
     def __init__(
@@ -59,23 +59,24 @@ class ColdLedger:
         write: Callable[[TaskColumns], None],
         rest: Rest | None = None,
     ) -> None:
-        """`touched` are all names that the records speak of, but for those they submit."""
+        """Start from the rest of a snapshot. `touched` are the names in the records, except those
+        that they submit."""
         self.ledger = Ledger() if rest is None else snapshot.restore_frame(rest)
         self._rest = rest or Rest(0, 0, 0, paused=False, counts=[])
         self._touched = touched
         self._builder = ChunkBuilder(write)
         self._apart = dict.fromkeys(self._rest.apart())
-        #: Hot tasks of the old snapshot by place; None until they are read.
+        #: Hot tasks of the old snapshot by place. None until they are read.
         self._hot: dict[int, Task | None] = dict.fromkeys(self._apart)
         for places in (
             *self._rest.dependents_of_unknown.values(),
             *(one.tasks for one in self._rest.leases),
         ):
             self._hot |= dict.fromkeys(places)
-        #: Places of the touched ones among them.
+        #: Places of the touched tasks.
         self._touched_places: dict[int, None] = {}
         self._sorted: list[int] = sorted(self._hot)
-        #: Places behind which moved tasks queue, and what stands there in the queue.
+        #: Places behind which moved tasks queue, and the queue entries there.
         self._boundaries = sorted(dict.fromkeys(other for _, other in self._rest.moved))
         self._ends: dict[int, Task] = {}
         self._surveyed = self._read = 0
@@ -89,7 +90,7 @@ class ColdLedger:
         write: Callable[[TaskColumns], None],
         touched: AbstractSet[bytes] = _NO_NAMES,
     ) -> ColdLedger:
-        """Return one for a ledger that is in memory as a whole: all its tasks are hot."""
+        """Wrap a ledger that is completely in memory: all its tasks are hot."""
         made = cls(touched, write)
         made.ledger = ledger
         return made
@@ -97,13 +98,13 @@ class ColdLedger:
     # The old snapshot.
 
     def survey(self, columns: TaskColumns) -> None:
-        """Look in the next chunk for touched tasks, so that `survey_edges` knows them."""
+        """Find touched tasks in the next chunk, for `survey_edges`."""
         for number in self._numbers_touched(columns.names):
             self._touched_places[self._surveyed + number] = None
         self._surveyed += len(columns.names)
 
     def survey_edges(self, edges: Edges) -> None:
-        """Note which tasks wait for touched ones."""
+        """Find the tasks that wait for touched ones."""
         touched, hot = self._touched_places, self._hot
         for before, after in edges:
             if before in touched:
@@ -116,7 +117,7 @@ class ColdLedger:
         return [number for number, name in enumerate(names) if name in touched]
 
     def read(self, columns: TaskColumns) -> None:
-        """Take the tasks of the next chunk: hot ones to the ledger, cold ones to a new chunk."""
+        """Read the tasks of the next chunk: hot ones to the ledger, cold ones to a new chunk."""
         if not self._read:
             self._sorted = sorted(self._hot)
         first = self._read
@@ -149,7 +150,7 @@ class ColdLedger:
     def _read_run(
         self, chunk: _Chunk, run: tuple[int, int, int, int], begin: int, lane: Lane, place: int
     ) -> None:
-        """Take a run of tasks that are alike; `place` is the new one of the first cold task."""
+        """Read a run of similar tasks. `place` is the new place of the first cold one."""
         count, terms_at, _, state = run
         columns, terms = chunk.columns, chunk.columns.terms[terms_at]
         for start, stop, is_hot in chunk.pieces(begin, begin + count):
@@ -169,7 +170,7 @@ class ColdLedger:
                 self._builder.add_run(*same, terms, lane.name, state, waits)
 
     def _keep(self, chunk: _Chunk, number: int, alike: tuple[Terms, Lane, TaskState]) -> None:
-        """Make a hot task an object of the ledger."""
+        """Add a hot task to the ledger."""
         columns, (terms, lane, state) = chunk.columns, alike
         assert chunk.payloads is not None  # noqa: S101 - they are read where a task is hot
         waits = 0 if columns.waits is None else columns.waits[number]
@@ -186,21 +187,21 @@ class ColdLedger:
             self._ends[place] = task
 
     def _end_run(self, queue: Queue[Task], place: int) -> None:
-        """Let a moved task queue behind the cold tasks so far."""
+        """Close the current cold run, because a moved task queues behind it."""
         run = queue.items[-1]
         assert isinstance(run, ColdRun)  # noqa: S101 - it has just been put there
         run.closed = True
         self._ends[place] = run
 
     def _copy_details(self, columns: TaskColumns, hot: list[int], base: int) -> None:
-        """Copy what only some cold tasks have, to the chunk that they were just added to."""
+        """Copy optional fields of cold tasks to the chunk that they were just added to."""
         for number, counts in columns.attempts.items():
             self._builder.add_attempts(_cold_number(number, hot, base), counts)
         for number, due_ns in columns.due_ns.items():
             self._builder.add_due(_cold_number(number, hot, base), due_ns)
 
     def link(self, edges: Iterable[Edges]) -> None:
-        """Add what refers to hot tasks, now that all chunks are read."""
+        """Add edges, lanes and workers that refer to hot tasks, after all chunks are read."""
         self._sorted = sorted(self._hot)
         touched = self._touched_places
         for some in edges:
@@ -221,7 +222,7 @@ class ColdLedger:
         return task
 
     def _queue_moved(self) -> None:
-        """Queue moved tasks where they belong."""
+        """Queue moved tasks at their positions."""
         behind: dict[int, list[Task]] = defaultdict(list)
         queues: dict[int, Queue[Task]] = {}
         for place, other in self._rest.moved:
@@ -239,8 +240,8 @@ class ColdLedger:
     # Records.
 
     def enter(self, record: Submitted) -> bool:
-        """Apply a submission of which no other record speaks: its tasks stay cold. Returns False,
-        and does nothing, if there is more to it."""
+        """Apply a submission whose tasks no other record names, so that they stay cold. Return
+        False, and do nothing, if it needs `apply`."""
         submission = record.submission
         names, after = submission.names, submission.after
         if record.attempts is not None or submission.envelopes is not None:
@@ -297,7 +298,7 @@ class ColdLedger:
     # The new snapshot.
 
     def finish(self, edges: Iterable[Edges], write_edges: Callable[[Edges], None]) -> Rest:
-        """Write the hot tasks and all edges, of which these are the old ones. Returns the rest."""
+        """Write the hot tasks and all edges, given the old ones, and return the rest."""
         tasks, moved = self._in_order()
         places: dict[int, int] = {}
         for task in tasks:
@@ -319,8 +320,8 @@ class ColdLedger:
         return rest
 
     def _in_order(self) -> tuple[list[Task], list[tuple[Task, int]]]:
-        """Return the hot tasks in the order in which to write them, which is that of the queues;
-        and those that queue before cold tasks, each with the place behind which it does."""
+        """Return the hot tasks in the order of the queues, to write them, and those that queue
+        before cold tasks, each with the place behind which it queues."""
         tasks = list(self.ledger.tasks.values())
         numbers = {id(task): number for number, task in enumerate(tasks)}
         moved: list[tuple[Task, int]] = []
@@ -333,7 +334,7 @@ class ColdLedger:
                     newest = -1
                     for position, task in enumerate(tail):
                         number = numbers[id(task)]
-                        if number < newest:  # this one and those behind it are written last
+                        if number < newest:  # it and the tasks behind it are written last
                             late |= {id(one): one for one in tail[position:]}
                             break
                         newest = number
@@ -344,8 +345,8 @@ class ColdLedger:
     def _all_edges(
         self, edges: Iterable[Edges], tasks: list[Task], places: dict[int, int]
     ) -> Iterator[tuple[int, int]]:
-        """Yield the edges by new places. Those of touched tasks may have changed, the old ones of
-        all others have not."""
+        """Yield the edges by new places. Edges of touched tasks come from the ledger, all others
+        are unchanged."""
         touched = self._touched_places
         for some in edges:
             for before, after in some:
@@ -362,14 +363,14 @@ class ColdLedger:
                         yield place, places[id(dependent)]
 
     def _new_place(self, place: int, places: dict[int, int]) -> int:
-        """Return the new place of an old one; -1 if that task is no more."""
+        """Return the new place of a task by its old one, or -1 if the task is gone."""
         if place in self._hot:
             return places.get(id(self._hot[place]), -1)
         return place - bisect_left(self._sorted, place)
 
 
 class _Chunk:
-    """A chunk on its way: which of its tasks are hot, and where moved tasks queue in between."""
+    """A chunk being read: which of its tasks are hot, and where moved tasks queue in between."""
 
     def __init__(self, columns: TaskColumns, first: int, hot: list[int], cuts: list[int]) -> None:
         self.columns = columns
@@ -377,14 +378,14 @@ class _Chunk:
         self.first = first
         self._hot = hot
         self.cuts = dict.fromkeys(cuts)
-        #: Where runs are to be cut: around hot tasks, and behind cuts.
+        #: Where runs are split: around hot tasks, and behind cuts.
         self._marks = sorted({**dict.fromkeys(hot), **self.cuts})
         self._is_hot = dict.fromkeys(hot)
         #: None: the chunk is copied as a whole.
         self.payloads: Sequence[bytes] | None = None
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield the parts of a run that are one hot task, or cold ones."""
+        """Split a run into single hot tasks and stretches of cold ones."""
         for mark in _between(self._marks, begin, end):
             if mark in self._is_hot:
                 if begin < mark:
@@ -398,21 +399,21 @@ class _Chunk:
 
 
 def _between(places: list[int], first: int, end: int) -> list[int]:
-    """Return those of sorted places from `first` on that are before `end`."""
+    """Return the sorted places from `first` to before `end`."""
     start = bisect_left(places, first)
     return places[start : bisect_left(places, end, start)]
 
 
 def _cold_number(number: int, hot: list[int], base: int) -> int:
-    """Return the number of a cold task in the new chunk, to which its old chunk was added at
-    `base`; -1 for a hot one."""
+    """Return the number of a cold task in the new chunk, where its old chunk starts at `base`, or
+    -1 for a hot task."""
     before = bisect_left(hot, number)
     is_hot = hot[before : before + 1] == [number]
     return -1 if is_hot else base + number - before
 
 
 def _stand_in(queue: Queue[Task], last: int) -> None:
-    """Let a run stand at the end of a queue for cold tasks up to the place `last`."""
+    """Extend the cold run at the end of a queue to the place `last`, or append one."""
     run = queue.items[-1] if len(queue.items) > queue.cursor else None
     if isinstance(run, ColdRun) and not run.closed:
         run.last = last
@@ -421,7 +422,7 @@ def _stand_in(queue: Queue[Task], last: int) -> None:
 
 
 def _after_cold(entries: list[Task], moved: list[tuple[Task, int]]) -> list[Task]:
-    """Return the tasks behind all cold ones of a queue; note those before as moved."""
+    """Return the tasks behind all cold ones of a queue. Add those before to `moved`."""
     runs = [number for number, entry in enumerate(entries) if isinstance(entry, ColdRun)]
     if not runs:
         return entries

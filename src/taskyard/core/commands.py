@@ -1,4 +1,7 @@
-"""Deciding on what clients wish: submit, cancel, retry, move, expire, pause, resume, drain."""
+"""Decides on the commands of clients: submit, cancel, retry, move, expire, pause, resume, drain.
+
+`submission` decides on the tasks of a submission. Questions are in `queries`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Task
     from taskyard.core.ledger import Ledger
 
-#: Why a task failed that somebody let expire.
+#: Failure text of a task that a client expired.
 EXPIRED_TEXT: Final = b"expired on request"
 
 _WAITING = (BLOCKED, DELAYED, READY)
@@ -73,8 +76,10 @@ def submit_requested(context: Context, event: events.SubmitRequested) -> None:
 
 
 def _is_refused_for_lag(context: Context, event: events.SubmitRequested) -> bool:
-    """Refuse a submission because compaction lags behind. A client that would not repeat it is
-    refused last: until then its replies are held back."""
+    """Refuse a submission if compaction lags too far behind. Return whether it was refused.
+
+    A client that does not retry is refused last. Until then its replies are held back.
+    """
     percent = context.lag_percent
     if not event.retries and percent < LAG_REFUSE_ALL_PERCENT:
         return False
@@ -92,14 +97,16 @@ def _refuse(context: Context, event: events.SubmitRequested, refused: Refused) -
 
 
 def _count_refused(context: Context, names: list[bytes], refusal: Refusal, text: str) -> None:
-    """Keep what `status` shows of the tasks that partial submissions lost."""
+    """Count refused tasks of partial submissions, for `status`."""
     context.refused += len(names)
     context.refused_last = RefusedTasks(refusal, names[:REFUSED_NAMES_MAX], text)
 
 
 def _expand_campaigns(ledger: Ledger, event: events.SubmitRequested) -> events.SubmitRequested:
-    """The submission with what has not ended of whole campaigns among what its tasks wait for. An
-    edge a task and predecessor: what is too much for one task is too much for a batch."""
+    """Return the event with the unfinished tasks of `after_campaigns` as predecessors.
+
+    Every pair of a task and a predecessor is an edge, and `AFTER_MAX` limits their number.
+    """
     if not event.after_campaigns:
         return event
     asked = event.submission
@@ -119,7 +126,7 @@ def _expand_campaigns(ledger: Ledger, event: events.SubmitRequested) -> events.S
 def _unfinished(
     ledger: Ledger, campaigns: tuple[bytes, ...], without: dict[bytes, None]
 ) -> list[bytes]:
-    """The tasks of campaigns that have not ended, but for these."""
+    """Return the unfinished tasks of campaigns, except these."""
     for name in campaigns:
         if name not in ledger.campaigns:
             text = f"campaign {shown(name)} is not known; submit its tasks first"
@@ -146,7 +153,7 @@ def cancel_requested(context: Context, event: events.CancelRequested) -> None:
 
 
 def _stops(tasks: Iterable[Task]) -> list[Stop]:
-    """Tell the holders of these tasks that they are not wanted any more."""
+    """Return a `Stop` for each worker that holds some of these tasks."""
     held: dict[bytes, Stop] = {}
     for task in tasks:
         if task.lease is not None:
@@ -184,7 +191,7 @@ def move_requested(context: Context, event: events.MoveRequested) -> None:
 
 
 def _lane_refusal(event: events.MoveRequested) -> str:
-    """Why tasks can't be moved there; "" if they can."""
+    """Return why tasks can't be moved to this lane, or "" if they can."""
     if event.service is None and event.lane is None:
         return "nowhere to move the tasks to; name a lane, a service, or both"
     if event.service == b"":
@@ -228,7 +235,7 @@ def resume_requested(context: Context, event: events.ResumeRequested) -> None:
 def _refuse_lane_without_service(
     context: Context, event: events.PauseRequested | events.ResumeRequested
 ) -> bool:
-    """Refuse a lane without its service, which would else mean everything."""
+    """Refuse a lane without its service, which would mean everything. Return whether it did."""
     if event.lane is None or event.service:
         return False
     text = f"lane {shown(event.lane)} is of some service; say which"
@@ -259,17 +266,17 @@ def _tasks_of(
 
 
 def fitting(scope: events.Scope, tasks: Iterable[Task]) -> list[Task]:
-    """Return those of these tasks that fit everything that is given but names."""
+    """Return the tasks that match every given field except names."""
     return [task for task in tasks if _is_in_scope(scope, task)]
 
 
 def tasks_in_scope(ledger: Ledger, scope: events.Scope) -> list[Task]:
-    """The tasks that a wish is about: those that fit everything that is given."""
+    """Return the tasks that match every given field."""
     if scope.names is None:
         service = ledger.services.get(scope.service or b"")
         lane = None if scope.lane is None or service is None else service.lanes.get(scope.lane)
         tasks = list(ledger.tasks.values())
-        if lane is not None:  # a look at one column first: what has ended is in no lane
+        if lane is not None:  # the fastest filter first: ended tasks are in no lane
             tasks = [task for task in tasks if task.lane is lane]
         return [task for task in tasks if _is_in_scope(scope, task)]
     found = [identity.find(ledger, name) for name in dict.fromkeys(scope.names)]

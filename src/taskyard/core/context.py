@@ -44,7 +44,7 @@ class Context:
         self.resumed_ns = self.resumed_record = 0
         #: (when, worker): when leases of a former process end. May be early, never late.
         self.restart_deadlines: list[tuple[int, bytes]] = []
-        #: (when, worker): when a woken worker that has not asked for tasks is passed over.
+        #: (when, worker): when a woken worker that has requested nothing is passed over.
         self.wakes: list[tuple[int, bytes]] = []
         #: Subscriptions (client, request) by task, and by campaign.
         self.watchers: dict[bytes, list[tuple[bytes, int]]] = {}

@@ -1,7 +1,7 @@
-"""What the world must do after a decision is durable. The shells carry these out, in order.
+"""Effects: the output of the scheduler, to be carried out in order once its records are durable.
 
-An effect names a worker or a client, never a route: who is reached by which socket is the
-dialects' business. `request` is whatever the asker put into its event, given back untouched.
+An effect names a worker or a client, never a route: the dialects map names to sockets. `request`
+is the number from the event that the effect replies to.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from taskyard.core.states import TaskState, WorkerState
 
 
 class Refusal(Enum):
-    """Why a client's wish was not fulfilled; nothing was changed."""
+    """Why a request was refused. Nothing was changed."""
 
-    EMPTY = "empty"  #: nothing was asked for
+    EMPTY = "empty"  #: it has no tasks
     BAD_NAME = "bad name"
     TOO_MANY = "too many"
     DUPLICATE = "duplicate"  #: twice in one message
-    CONFLICT = "conflict"  #: known with another payload, or the full name of another task
+    CONFLICT = "conflict"  #: the name has another payload, or is the full name of another task
     UNKNOWN = "unknown"  #: no such task
     CYCLE = "cycle"
-    BUSY = "busy"  #: a leased task can't be given more to wait for
+    BUSY = "busy"  #: a leased task can't get more predecessors
     CANCELLED = "cancelled"  #: would wait for a cancelled task
-    FULL = "full"  #: the broker takes no more tasks now
-    RETRY_LATER = "retry later"  #: compaction lags behind: send the same again in a moment
-    NAME_HELD = "name held"  #: another live process has the worker's name: wait for it
-    NAME_LOST = "name lost"  #: another process took the worker's name over, for good
-    OVERLOADED = "overloaded"  #: too many requests of the client wait already
-    MALFORMED = "malformed"  #: it makes no sense, or its columns do not fit together
+    FULL = "full"  #: the broker accepts no tasks now
+    RETRY_LATER = "retry later"  #: compaction lags behind: retry in a moment
+    NAME_HELD = "name held"  #: a live process has the worker's name: wait for it
+    NAME_LOST = "name lost"  #: another process has taken over the worker's name, for good
+    OVERLOADED = "overloaded"  #: too many requests of the client are pending
+    MALFORMED = "malformed"  #: not a valid request, or columns of different length
 
 
 class Reason(Enum):
-    """What a task or a lane waits for, or why it does not."""
+    """Why a task or a lane waits, or that it does not."""
 
     UNKNOWN = "unknown"
     DONE = "done"
@@ -69,11 +69,11 @@ class Reason(Enum):
 
 
 class Explanation(Struct, frozen=True):
-    """An answer to `why`."""
+    """A reason and its sentence, as `why` shows them."""
 
     reason: Reason
     sentence: str
-    #: The tasks that it waits for, where it waits for tasks, or was cancelled with one.
+    #: Its predecessors, if it waits for tasks. The cause, if it was cancelled with a task.
     after: tuple[bytes, ...] = ()
 
 
@@ -82,7 +82,7 @@ class Effect(Struct, gc=False):
 
 
 class Accepted(Effect):
-    """To a client: its tasks are taken. `existing` of them were there already."""
+    """To a client: its tasks are accepted. `existing` of them were known already."""
 
     client: bytes
     request: int
@@ -93,7 +93,7 @@ class Accepted(Effect):
 
 
 class Refused(Effect):
-    """To a client: nothing of that was done, and why."""
+    """To a client: its request was refused, and why."""
 
     client: bytes
     request: int
@@ -102,7 +102,7 @@ class Refused(Effect):
 
 
 class CommandAck(Effect):
-    """To a client: its wish was carried out on so many tasks."""
+    """To a client: its command was executed on `count` tasks."""
 
     client: bytes
     request: int
@@ -110,34 +110,33 @@ class CommandAck(Effect):
 
 
 class ReplyDue(Effect):
-    """To a client: the answer that its dialect has for it."""
+    """To a client: its dialect may send the reply now."""
 
     client: bytes
     request: int
 
 
 class Settled(Effect):
-    """To a client that watches: these tasks are settled. To one that asks for results: this is
-    what has become of those that are known."""
+    """To a subscriber: these tasks are settled. To a client that requested results: states and
+    results of the known tasks."""
 
     client: bytes
     request: int
     names: list[bytes]
     states: list[TaskState]
-    #: Results of DONE tasks, reasons of FAILED ones. None: a result that is not at hand; it lies
-    #: in the journal, and the shell puts it in before this leaves.
+    #: Results of DONE tasks, reasons of FAILED ones. None: a result that is only in the journal.
+    #: The broker inserts it before this is sent.
     texts: list[bytes | None]
-    #: In which record, for each None among the texts.
+    #: The record of the result, for each None among the texts.
     records: list[int] = field(default_factory=list)
-    #: Truncated results: the name, and the length before the cut. None: all are whole. May list
-    #: other tasks, too.
+    #: Truncated results: the name and the length before. None: all are whole. May have other tasks.
     truncated: dict[bytes, int] | None = None
-    #: By which names tasks of other keys were asked for; None: all by their keys.
+    #: The requested name by key, for tasks requested by another name. None: all by their keys.
     aliases: dict[bytes, bytes] | None = None
 
 
 class TaskView(Struct, gc=False):
-    """What there is to see of a task. All times are of the wall clock, 0 where there is none."""
+    """A task as users see it. All times are of the wall clock, 0 where there is none."""
 
     #: Its key.
     name: bytes
@@ -154,28 +153,28 @@ class TaskView(Struct, gc=False):
     origin: bytes = b""
     #: DELAYED: until when.
     due_ns: int = 0
-    #: LEASED: who holds it, and since when.
+    #: LEASED: its worker, and since when.
     worker: bytes = b""
     leased_ns: int = 0
     #: DONE and CANCELLED: since when.
     ended_ns: int = 0
-    #: How many tasks it waits for, and how many wait for it.
+    #: How many predecessors are not done, and how many dependents it has.
     waits: int = 0
     dependents: int = 0
     #: Its latest failure.
     reason: bytes = b""
-    #: BLOCKED: some of the tasks that hold it up, where it was looked up by name.
+    #: BLOCKED and looked up by name: some of its predecessors.
     after: list[bytes] = field(default_factory=list)
-    #: The latest attempts, where it was looked up by name.
+    #: Looked up by name: the latest attempts.
     attempts: list[Attempt] = field(default_factory=list)
-    #: DONE, and looked up by name: the record of its last attempt, which is yet to be added.
+    #: DONE and looked up by name: the record of its last attempt, which the broker adds.
     finished_record: int = 0
-    #: Where it was looked up by name; None: memory does not keep it, and it is yet to be added.
+    #: Looked up by name: its payload. None: not in memory, the broker adds it.
     payload: bytes | None = None
 
 
 class TaskDetails(Effect):
-    """To a client: what is known of the tasks that it named, without those that nobody knows."""
+    """To a client: the tasks that it looked up, without unknown ones."""
 
     client: bytes
     request: int
@@ -188,12 +187,12 @@ class TaskPage(Effect):
     client: bytes
     request: int
     views: list[TaskView]
-    #: Where the next page begins; 0: this was the last.
+    #: Where the next page begins. 0: this is the last.
     cursor: int
 
 
 class RefusedTasks(Struct, gc=False):
-    """Tasks of a submission that were refused: a code, some of their names, a sentence."""
+    """Refused tasks of a submission: a code, some names, a sentence."""
 
     refusal: Refusal
     #: The first `REFUSED_NAMES_MAX`.
@@ -202,7 +201,7 @@ class RefusedTasks(Struct, gc=False):
 
 
 class Stats(Struct, gc=False):
-    """How much of everything there is. Counts are by `TaskState`."""
+    """Counts of tasks, workers, campaigns and services. Tasks are counted by `TaskState`."""
 
     counts: list[int]
     #: BLOCKED tasks behind a failure.
@@ -210,7 +209,7 @@ class Stats(Struct, gc=False):
     workers: int
     #: Records since the journal began.
     records: int
-    #: Submissions are taken.
+    #: Submissions are accepted.
     accepting: bool
     #: Everything is paused.
     paused: bool
@@ -218,9 +217,9 @@ class Stats(Struct, gc=False):
     campaigns: list[tuple[bytes, list[int], int]]
     #: With the number of workers that offer each.
     services: list[tuple[bytes, list[int], int]]
-    #: What is paused: a service (no lane), or a lane of it. Lanes where there are not too many.
+    #: Paused services (no lane) and lanes. Services with too many lanes have no lanes here.
     pauses: list[tuple[bytes, bytes | None]] = field(default_factory=list)
-    #: Tasks of partial submissions that were refused since the broker started, and the latest.
+    #: Tasks of partial submissions refused since the broker started, and the latest.
     refused: int = 0
     refused_last: RefusedTasks | None = None
     #: Work since the last compaction, in percent of the work that makes one due.
@@ -228,7 +227,7 @@ class Stats(Struct, gc=False):
 
 
 class StatsReply(Effect):
-    """To a client: how much of everything there is."""
+    """To a client: the counts that it requested."""
 
     client: bytes
     request: int
@@ -236,45 +235,45 @@ class StatsReply(Effect):
 
 
 class ExplanationReply(Effect):
-    """To a client: why a task is where it is."""
+    """To a client: why a task is in its state."""
 
     client: bytes
     request: int
-    #: Its key; of an unknown task the name that was asked for.
+    #: Its key, or the requested name of an unknown task.
     name: bytes
     explanation: Explanation
-    #: The record that cancelled the task, 0 if none did. The shell explains it by that record.
+    #: The record that cancelled the task, from which the broker adds the cause. 0: none.
     record: int = 0
     campaign: bytes = b""
 
 
 class LaneView(Struct, gc=False):
-    """What there is to see of a lane. All times are of the wall clock, 0 where there is none."""
+    """A lane as users see it. All times are of the wall clock, 0 where there is none."""
 
     service: bytes
     #: b"": the open lane.
     lane: bytes
-    #: The clause by whose rules it is run; b"": the defaults.
+    #: Name of the rule that applies to it. b"": the defaults.
     rule: bytes
-    #: Workers that may serve lanes of that clause at once; 0 for no limit.
+    #: Workers that may serve lanes of that rule at once. 0: no limit.
     rule_limit: int
-    #: Its unfinished tasks, and how many of them are in which state; the others have failed.
+    #: Its unfinished tasks, and how many of them are in which state. The others have failed.
     tasks: int
     ready: int
     blocked: int
     delayed: int
     leased: int
-    #: How many workers hold what is leased.
+    #: How many workers hold its leased tasks.
     workers: int
-    #: Tasks that may be out at once; 0 for no limit.
+    #: Tasks that may be leased at once. 0: no limit.
     limit: int
-    #: When its oldest task was submitted, and how often a task of it was tried, of those that are
-    #: out, put off, or next.
+    #: Submission time of the oldest task and most attempts of one, among leased, delayed and next
+    #: tasks.
     oldest_ns: int
     attempts: int
     #: When the next of its tasks comes due.
     next_due_ns: int
-    #: Why it is where it is, and that in a sentence.
+    #: Why it waits, as a code and as a sentence.
     reason: Reason
     sentence: str
 
@@ -285,24 +284,24 @@ class LaneList(Effect):
     client: bytes
     request: int
     lanes: list[LaneView]
-    #: There are others after these.
+    #: More lanes follow.
     more: bool
 
 
 class RuleList(Effect):
-    """To a client: the rules of the lanes that it asked for."""
+    """To a client: the rules for lanes of the services that it named."""
 
     client: bytes
     request: int
-    #: Another number when they have changed.
+    #: Changes when the rules change.
     version: int
-    #: Those that may fit a lane of these services, the first that fits holds; at the end, by the
-    #: name b"", what holds for all others.
+    #: Rules that may match a lane of these services. The first match applies. The last one has the
+    #: name b"" and matches all others.
     rules: tuple[Rule, ...]
 
 
 class WorkerView(Struct, gc=False):
-    """What there is to see of a worker."""
+    """A worker as users see it."""
 
     name: bytes
     state: WorkerState
@@ -315,9 +314,9 @@ class WorkerView(Struct, gc=False):
     dialect: bytes
     incarnation: int
     lease_timeout_ns: int
-    #: Why it can't start its agents; b"": all is well, or nobody said so.
+    #: Why it can't start its agents. b"": it can, or did not report.
     trouble: bytes = b""
-    #: The machine and process that it runs in; b"" and 0: unknown.
+    #: The machine and process that it runs in. b"" and 0: unknown.
     host: bytes = b""
     pid: int = 0
     #: Lines of its agents that are neither report nor comment.
@@ -325,7 +324,7 @@ class WorkerView(Struct, gc=False):
 
 
 class WorkerList(Effect):
-    """To a client: the workers that are there."""
+    """To a client: all workers."""
 
     client: bytes
     request: int
@@ -333,7 +332,7 @@ class WorkerList(Effect):
 
 
 class WorkerTasks(Struct, gc=False):
-    """What a worker holds, oldest first, as columns."""
+    """The tasks that a worker holds, oldest first, as columns."""
 
     worker: bytes
     facts: WorkerFacts
@@ -341,12 +340,12 @@ class WorkerTasks(Struct, gc=False):
     attempts: list[int]
     terms: list[Terms]
     envelopes: list[bytes]
-    #: Slots of what it has answered and not yet freed, oldest first.
+    #: Slots of finished tasks that it has not freed yet, oldest first.
     slots_kept: list[int]
 
 
 class HeldTasks(Effect):
-    """To a client: what workers hold."""
+    """To a client: the tasks that workers hold."""
 
     client: bytes
     request: int
@@ -354,39 +353,39 @@ class HeldTasks(Effect):
 
 
 class TaskOutput(Effect):
-    """To a client: the end of what a task printed."""
+    """To a client: the end of a task's output."""
 
     client: bytes
     request: int
     name: bytes
-    #: The task is known.
+    #: The task exists.
     found: bool
-    #: The record that holds it; 0: it has printed nothing. The shell puts the text in.
+    #: The record that holds the text, which the broker inserts. 0: there is no output.
     record: int
     text: bytes = b""
-    #: Length of the text before it was cut; 0: it is whole.
+    #: Length of the text before it was truncated. 0: it is whole.
     text_bytes_total: int = 0
 
 
 class RecordPage(Effect):
-    """To a client that follows: what was decided after a record. The shell keeps it back until
-    there is something, and puts that in."""
+    """To a client that follows: the records after a cursor. The broker holds the reply back until
+    there are some, and inserts them."""
 
     client: bytes
     request: int
-    #: The last record that the client has seen, with this answer.
+    #: The last record that the client has, including this reply.
     cursor: int
     count: int
     scope: Scope
     journal: bytes
-    #: What was decided, by number, with the tasks of the scope alone.
+    #: Records by number, reduced to the tasks of the scope.
     records: list[tuple[int, AnyRecord]] = field(default_factory=list)
-    #: Why nothing can be told from that record on; "": it can.
+    #: Why there are no records after that cursor. "": there are.
     text: str = ""
 
 
 class Assign(Effect):
-    """To a worker: take these tasks."""
+    """To a worker: its next tasks."""
 
     worker: bytes
     names: list[bytes]
@@ -397,30 +396,30 @@ class Assign(Effect):
     lease_ns: int
     #: When they were leased, by the wall clock.
     at_ns: int = 0
-    #: The wish that this fulfils; 0: it asked for nothing in particular.
+    #: The request that this replies to. 0: none.
     request: int = 0
-    #: What the dialect that each came in by keeps beside its payload; None: none of them has any.
+    #: Data that dialects keep beside the payloads. None: no task has any.
     envelopes: list[bytes] | None = None
 
 
 class NoWork(Effect):
-    """To a worker: there is no work for you now."""
+    """To a worker: there are no tasks now."""
 
     worker: bytes
-    #: Nor will there be, unless somebody submits or retries.
+    #: Nor will there be any, unless a client submits or retries.
     settled: bool
     request: int = 0
 
 
 class Wake(Effect):
-    """To a worker that wants to be called: come and ask."""
+    """To a worker with `wants_wake`: there are tasks to request."""
 
     worker: bytes
     service: bytes
 
 
 class Stop(Effect):
-    """To a worker: these tasks of yours are not wanted any more."""
+    """To a worker: stop these tasks, they were cancelled or leased to another worker."""
 
     worker: bytes
     names: list[bytes]
@@ -428,40 +427,40 @@ class Stop(Effect):
 
 
 class LeasesEnded(Effect):
-    """To a worker that can't list held tasks: its leases of a former broker process are over."""
+    """To a worker that can't list held tasks: its leases of a former broker process ended."""
 
     worker: bytes
     names: list[bytes]
     attempts: list[int]
-    #: Answered tasks whose slots were freed with them, oldest first.
+    #: Finished tasks whose slots were freed with them, oldest first.
     slots_kept: int
 
 
 class Shutdown(Effect):
-    """To a worker: go away."""
+    """To a worker: exit."""
 
     worker: bytes
     request: int = 0
 
 
 class UnknownWorker(Effect):
-    """To a worker: nobody knows you. Say who you are."""
+    """To a worker: it is not registered."""
 
     worker: bytes
     request: int = 0
 
 
 class HeartbeatAck(Effect):
-    """To a worker: its sign of life is noted."""
+    """To a worker: its heartbeat arrived."""
 
     worker: bytes
     request: int
-    #: The latest record; what it was given by it and before it was sent before this.
+    #: The latest record. All assignments up to it were sent before this.
     record: int
 
 
 class ReportAck(Effect):
-    """To a worker: its report is taken, but for tasks that it does not hold."""
+    """To a worker: its report is accepted, except for tasks that it does not hold."""
 
     worker: bytes
     request: int

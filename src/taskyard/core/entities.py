@@ -1,10 +1,9 @@
 """Tasks, leases, workers, lanes and services: the linked objects of the ledger.
 
-They refer to each other, so they share a file. Methods keep the counts of one object right.
-`Ledger` moves tasks between objects, and the deciders choose. Millions of tasks wait at once, so a
-task is one small object, and whatever the tasks of a submission have in common is one object that
-they all point to. Tasks and lanes form no reference cycle that outlives a lease, so the garbage
-collector may skip them (`gc=False`).
+They refer to each other, so they share a file. Methods keep the counts within one object right,
+`Ledger` moves tasks between objects. Millions of tasks may wait at once, so a task is one small
+object that shares its `Terms` with its submission. No reference cycle outlives a lease, so the
+garbage collector may skip tasks and lanes (`gc=False`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from taskyard.core.model import Terms, WorkerFacts
     from taskyard.core.rules import ActiveRule, LaneOptions, Matcher, RuleMatchers
 
-#: A turn of a branch is worth this much over the number of its lanes.
+#: A turn of a lane group costs this much divided by the number of its lanes.
 _TURN_WEIGHT: Final = 1 << 40
 
 #: More slots than any worker could fill.
@@ -42,30 +41,30 @@ SLOTS_UNLIMITED: Final = 1 << 60
 
 
 class Lease(Struct, gc=False, eq=False):
-    """Tasks entrusted to a worker by one record. It ends task by task."""
+    """Tasks leased to a worker by one record. It ends task by task."""
 
     worker: Worker
-    #: The record that gave it.
+    #: Number of the record that granted it.
     number: int
-    #: When it was given, by the wall clock.
+    #: When it was granted, by the wall clock.
     at_ns: int
-    #: Silence after which it ends; 0: it does not end by silence.
+    #: Time without a heartbeat after which it ends. 0: it has no timeout.
     lease_ns: int
-    #: How many of its tasks are still out.
+    #: How many of its tasks are still leased.
     tasks_left: int
-    #: All its tasks; emptied when the last one is settled.
+    #: All its tasks. Emptied when the last one is settled.
     tasks: list[Task]
-    #: Their names and attempts, as whoever settles the whole of it reports them.
+    #: Their names and attempts, to compare with a report on the whole lease.
     names: list[bytes]
     attempts: list[int]
-    #: How many of which lane, in order.
+    #: Runs of tasks by lane, in order.
     counts: list[tuple[Lane, int]]
-    #: When it was given, by the monotonic clock. Volatile: after a recovery it has its full time.
+    #: When it was granted, by the monotonic clock. Volatile: reset by a recovery.
     assigned_ns: int = 0
 
 
 class Ending(Struct, gc=False, eq=False):
-    """How and where the tasks of one record ended: their results lie in that record."""
+    """The record that ended some tasks and holds their results."""
 
     record: int
     at_ns: int
@@ -76,39 +75,41 @@ class Task(Struct, gc=False, eq=False):
 
     #: Its key: its full name, unless its campaign is bare (`identity`).
     name: bytes
-    #: Bytes for the worker; of an ended task only their `digest`, to know them again.
+    #: Bytes for the worker. Of an ended task only their `digest`, to recognize them.
     payload: bytes
     terms: Terms
-    #: Where it queues; its service is the lane's.
+    #: Where it queues. Its service is that of the lane.
     lane: Lane
     state: TaskState = READY
-    #: How many of the tasks it waits for are not done.
+    #: How many of its predecessors are not done.
     waits: int = 0
-    #: The tasks that wait for it: none, one, or a list, because most have none or one.
+    #: The tasks that wait for it: None, one task, or a list. Most tasks have none or one.
     dependents: Task | list[Task] | None = None
-    #: LEASED: to whom.
+    #: LEASED: its lease.
     lease: Lease | None = None
-    #: DONE and CANCELLED: where that is written.
+    #: DONE and CANCELLED: the record of that.
     ending: Ending | None = None
-    #: Number of the latest lease, counted when it is given; the fencing token.
+    #: Number of the latest attempt, counted when it is leased. The fencing token.
     attempt: int = 0
-    #: Attempts that failed by the task's own fault: the place in its retry schedule.
+    #: Attempts that the task itself failed: its position in the retry schedule.
     failures: int = 0
-    #: Attempts that nobody is to blame for: refused, given back, drained.
+    #: Attempts that are not charged: refused, returned, drained.
     losses_excused: int = 0
     #: DELAYED: until when, by the wall clock.
     due_ns: int = 0
 
     @property
     def losses(self) -> int:
-        """Workers lost with it. Counted from the lease on, so that the latest one counts too."""
+        """Workers lost with it, derived from the other counts."""
         held = 1 if self.state is LEASED else 0
         return self.attempt - self.failures - self.losses_excused - held
 
     @property
     def isolation(self) -> int:
-        """Return how far it is kept apart from other tasks, by the lost workers it may still cost:
-        0 for not at all, `EXCLUSIVE` for its last attempt."""
+        """How strictly it is separated from other tasks, by the losses that it has left.
+
+        0 for a task that lost no worker, `EXCLUSIVE` for a last attempt.
+        """
         losses = self.losses
         if losses <= 0:
             return 0
@@ -122,7 +123,7 @@ class Task(Struct, gc=False, eq=False):
 
 
 class Campaign(Struct, gc=False, eq=False):
-    """Tasks submitted together, to wait for and report on as one."""
+    """A named group of tasks that can be watched and reported on as one."""
 
     name: bytes
     #: How many of its tasks are in each state, by `TaskState`.
@@ -132,14 +133,14 @@ class Campaign(Struct, gc=False, eq=False):
 
 
 def to_ended_task(task: Task, ending: Ending) -> EndedTask:
-    """What to keep of a task that has ended."""
+    """Return the part of an ended task that the archive keeps."""
     terms = task.terms
     same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
     return EndedTask(task.name, task.state, *same)
 
 
 class Worker(Struct, eq=False):
-    """A peer that does tasks."""
+    """A peer that executes tasks."""
 
     name: bytes
     facts: WorkerFacts
@@ -147,64 +148,63 @@ class Worker(Struct, eq=False):
     leases: dict[int, Lease] = field(default_factory=dict)
     #: Slots of the tasks it holds.
     slots_used: int = 0
-    #: Slots of tasks that it has answered and not yet freed, oldest first.
+    #: Slots of finished tasks that it has not freed yet, oldest first.
     slots_kept: list[int] = field(default_factory=list)
 
     # Volatile from here on.
     state: WorkerState = BUSY
-    #: How many tasks it waits for while it is parked.
+    #: How many tasks it waits for while parked.
     tasks_wanted: int = 0
-    #: The request by which it asked for them; 0: none, or answered.
+    #: Its open request for tasks. 0: none.
     open_request: int = 0
     last_seen_ns: int = 0
-    #: Tasks that it takes beyond its slots, so that the next one is at hand.
+    #: Tasks that it takes beyond its slots, so that the next one starts without a delay.
     prefetch: int = 0
-    #: When its silence is looked at next; 0: it is not watched.
+    #: When its heartbeats are checked next. 0: no check is scheduled.
     timeout_check_ns: int = 0
-    #: The longest lease time of what it holds, where that is longer than its own silence.
+    #: The longest `lease_ns` among its leases.
     lease_ns_max: int = 0
-    #: Rises with every assignment; the smallest is the least recently used.
+    #: Rises with every assignment. The smallest is the least recently used.
     last_used: int = 0
-    #: The `last_used` under which it stands in the lists of its services; -1 for in none.
+    #: The `last_used` by which its services list it as parked. -1: it is not listed.
     listed_as: int = -1
-    #: The service that it was called for, and when that call runs out.
+    #: The service that it was woken for, and when it is passed over.
     woken_for: bytes = b""
     wake_ends_ns: int = 0
-    #: The lane that it goes on with, and how many of its tasks it had in a row.
+    #: The lane that it serves, and how many of its tasks it had in a row.
     lane: Lane | None = None
     lane_run: int = 0
-    #: The service to look at first, so that its services take turns.
+    #: Index of the service to try first, so that its services take turns.
     service_next: int = 0
-    #: The task that it is kept free for.
+    #: Set while it is kept free for one task.
     reservation: Reservation | None = None
-    #: Why it can't start its agents; b"": all is well, or it did not say.
+    #: Why it can't start its agents. b"": it can, or did not report.
     trouble: bytes = b""
-    #: How many of `slots_kept` may be left of a former broker process: the fewest since its end.
+    #: How many of `slots_kept` may be from a former broker process: the fewest since it ended.
     slots_kept_before: int = 0
     #: Lines of its agents that are neither report nor comment.
     malformed: int = 0
-    #: Another process wants its name and was heard lately: until when that counts. 0: none does.
+    #: Until when the name counts as contested by another process. 0: it is not contested.
     contested_until_ns: int = 0
 
     def turn(self, cause: WorkerCause) -> None:
-        """The one mover of a worker's state."""
+        """Change the worker's state. Nothing else assigns it."""
         try:
             self.state = WORKER_TRANSITIONS[self.state][cause]
         except KeyError:
-            text = f"worker {self.name!r} is {self.state.name} and can't be turned by {cause.name}"
+            text = f"worker {self.name!r}: no transition from {self.state.name} by {cause.name}"
             raise IllegalTransition(text) from None
 
     @property
     def slots_free(self) -> int:
-        """Room for further slots, derived from what it holds; a large number where unlimited.
-        Below 0 where it holds more than it now takes."""
+        """Slots for more tasks. Negative if it holds more than its facts now allow."""
         if not self.facts.slots_total:
             return SLOTS_UNLIMITED
         return self.facts.slots_total + self.prefetch - self.slots_used - sum(self.slots_kept)
 
     @property
     def lease_timeout_ns(self) -> int:
-        """The silence that it is allowed now; 0: any. Less while its name is contested."""
+        """Time without a message before it is lost. 0: no limit. Shorter for a contested name."""
         allowed_ns = max(self.facts.lease_timeout_ns, self.lease_ns_max)
         if not self.contested_until_ns:
             return allowed_ns
@@ -213,30 +213,30 @@ class Worker(Struct, eq=False):
 
     @property
     def timeout_at_ns(self) -> int:
-        """When its silence becomes too long; 0 for never."""
+        """When it is lost unless it sends a message. 0: never."""
         lease_timeout_ns = self.lease_timeout_ns
         return self.last_seen_ns + lease_timeout_ns if lease_timeout_ns else 0
 
     def held(self) -> list[Task]:
-        """The tasks that it holds, in the order in which they were given."""
+        """Return the tasks that it holds, oldest lease first."""
         return [
             task for lease in self.leases.values() for task in lease.tasks if task.lease is lease
         ]
 
 
 class LaneExtras(Struct, eq=False):
-    """What only some lanes have, and only now and then."""
+    """Fields that only few lanes need, and rarely."""
 
-    #: Ready tasks that were charged with lost workers, by isolation and id. They go before the
-    #: others, each as soon as its isolation allows.
+    #: Ready tasks that lost workers, by isolation and id. They go first, each as soon as its
+    #: isolation allows.
     suspects: dict[int, OrderedDict[int, Task]] | None = None
-    #: Ready tasks that were put off and wait for the lane's next run, by id.
+    #: Deferred tasks that wait for the lane's next run, by id.
     next_run: dict[int, Task] = field(default_factory=dict)
-    #: How many tasks more this run has, at most.
+    #: How many more tasks this run has, at most.
     run_left: int = 0
-    #: Tasks that may be tried though the lane is held; what is out counts.
+    #: Tasks released from a held lane, including leased ones.
     released: int = 0
-    #: When it has gathered tasks for long enough; 0: it does not gather. Volatile.
+    #: When its debounce time ends. 0: it does not debounce. Volatile.
     debounce_until_ns: int = 0
 
     @property
@@ -245,35 +245,33 @@ class LaneExtras(Struct, eq=False):
 
 
 class Lane(Struct, gc=False, eq=False):
-    """Tasks alike, in order, normally served by one worker at a time."""
+    """An ordered queue of related tasks, normally served by one worker at a time."""
 
     name: bytes
     service: Service
-    #: Its place among the lanes of its service: who has the same rules.
+    #: The lanes of its service that have the same rule.
     lane_group: LaneGroup
-    #: Its tasks of the usual priority; most lanes have no others.
+    #: Its tasks of priority 0. Most lanes have no others.
     main_queue: Queue[Task] = field(default_factory=lambda: Queue(0))
     #: Its queues of other priorities, in any order.
     other_queues: list[Queue[Task]] | None = None
     extras: LaneExtras | None = None
     #: Its unfinished tasks, in any state. A lane without tasks is deleted.
     tasks: int = 0
-    #: Its tasks that are ready.
     ready: int = 0
-    #: Its tasks that are out.
     leased: int = 0
-    #: The worker that holds all of these, if it is one.
+    #: The worker that holds all leased tasks, if it is one.
     holder: Worker | None = None
-    #: What each holds, if they are several.
+    #: How many tasks each worker holds, if there are several.
     leased_by_worker: dict[Worker, int] | None = None
     paused: bool = False
-    #: It has its place in the service's rotation.
+    #: It is in its group's rotation.
     in_rotation: bool = False
-    #: No task in its queues takes fewer slots than this. A lower bound, raised by looking.
+    #: A lower bound on the slots of tasks in its queues. `selection` raises it.
     slots_min: int = 1
 
     def __repr__(self) -> str:
-        """Its names and numbers: all that it refers to refers to it."""
+        """Show names and counts only, because the linked objects refer back."""
         counts = f"{self.tasks} tasks, {self.ready} ready, {self.leased} leased"
         return f"Lane({self.service.name!r}, {self.name!r}: {counts})"
 
@@ -283,34 +281,34 @@ class Lane(Struct, gc=False, eq=False):
 
     @property
     def suspects(self) -> list[Task]:
-        """Return its ready tasks that lost workers, the least isolated first."""
+        """Ready tasks that lost workers, the least isolated first."""
         groups = self.suspect_groups
         return [task for isolation in sorted(groups) for task in groups[isolation].values()]
 
     @property
     def suspect_groups(self) -> dict[int, OrderedDict[int, Task]]:
-        """Return its suspects by isolation; the tasks of a group by id, in order."""
+        """Its suspects by isolation, each group by id, in order."""
         return _NO_SUSPECTS if self.extras is None else self.extras.suspects or _NO_SUSPECTS
 
     @property
     def released(self) -> int:
-        """Tasks that may be tried though the lane is held; what is out counts."""
+        """Tasks released from a held lane, including leased ones."""
         return 0 if self.extras is None else self.extras.released
 
     @property
     def debounce_until_ns(self) -> int:
-        """When it has gathered tasks for long enough; 0: it does not gather."""
+        """When its debounce time ends. 0: it does not debounce."""
         return 0 if self.extras is None else self.extras.debounce_until_ns
 
     def ensure_extras(self) -> LaneExtras:
-        """What only some lanes have; the caller is about to change it."""
+        """Return the extras, created if there are none, for the caller to change."""
         if self.extras is None:
             self.extras = LaneExtras()
         return self.extras
 
     @property
     def workers(self) -> int:
-        """Workers that hold tasks of it."""
+        """How many workers hold tasks of it."""
         return (
             len(self.leased_by_worker)
             if self.leased_by_worker is not None
@@ -324,13 +322,13 @@ class Lane(Struct, gc=False, eq=False):
 
     @property
     def queues(self) -> list[Queue[Task]]:
-        """All its queues, highest priority first."""
+        """Its queues, highest priority first."""
         return sorted(
             [self.main_queue, *(self.other_queues or ())], key=_priority_of_queue, reverse=True
         )
 
     def queue(self, priority: int) -> Queue[Task]:
-        """The queue of a priority, made when it is first needed."""
+        """Return the queue of a priority, created on first use."""
         if self.main_queue.priority == priority:
             return self.main_queue
         if self.other_queues is None:
@@ -342,7 +340,7 @@ class Lane(Struct, gc=False, eq=False):
         return self.other_queues[-1]
 
     def peek(self, count: int) -> list[Task]:
-        """The next tasks that may share a worker, in the order in which they go."""
+        """Return the next tasks in order, without suspects."""
         if self.other_queues is None:
             return self.main_queue.peek(count)
         chosen: list[Task] = []
@@ -353,7 +351,7 @@ class Lane(Struct, gc=False, eq=False):
         return chosen
 
     def sample(self, count: int, random_bits: int) -> list[Task]:
-        """The next tasks that may share a worker, by priority and else in no particular order."""
+        """Return some tasks without suspects, by priority, else in random order."""
         chosen: list[Task] = []
         for queue in self.queues:
             if len(chosen) == count:
@@ -362,15 +360,15 @@ class Lane(Struct, gc=False, eq=False):
         return chosen
 
     def in_order(self) -> list[Task]:
-        """All that is ready: suspects first, what waits for the next run last."""
+        """Return all ready tasks: suspects first, deferred tasks last."""
         main_queue = [task for queue in self.queues for task in queue.in_order()]
         if self.extras is None:
             return main_queue
         return [*self.suspects, *main_queue, *self.extras.next_run.values()]
 
     def add(self, task: Task, *, front: bool, deferred: bool = False) -> None:
-        """Queue a ready task, in front if it comes back or was just released. One that was put
-        off waits for the next run, if there is anything left of this one."""
+        """Queue a ready task, in front if it was returned or just released. A deferred one waits
+        for the next run, unless this run is over."""
         self.ready += 1
         if task.attempt and task.losses:
             self.add_suspect(task, front=front)
@@ -383,20 +381,20 @@ class Lane(Struct, gc=False, eq=False):
             (queue.front if front else queue.items).append(task)
 
     def _has_run(self) -> bool:
-        """Something is ready beside the task that was just counted, and may go in this run."""
+        """Return whether another task than the one just counted is ready in this run."""
         waiting = 0 if self.extras is None else len(self.extras.next_run)
         return self.ready - 1 > waiting
 
     def _defer_to_next_run(self, task: Task) -> None:
-        """Wait for the next run. It begins when as many tasks were taken as are ready now, so that
-        a lane which never runs dry tries what it put off, too."""
+        """Queue a task for the next run, which begins when all tasks that are ready now were taken.
+        So a lane that is never empty retries its deferred tasks, too."""
         extras = self.ensure_extras()
         if not extras.next_run:
             extras.run_left = self.ready - 1
         extras.next_run[id(task)] = task
 
     def count_removed(self, count: int) -> None:
-        """So many ready tasks are ready no more: a run may be over."""
+        """Count tasks that left the ready state. This may end a run."""
         extras = self.extras
         if extras is None:
             return
@@ -411,12 +409,12 @@ class Lane(Struct, gc=False, eq=False):
             self.extras = None
 
     def cap_released(self) -> None:
-        """No more tasks may be tried of a held lane than it has."""
+        """Lower `released` to the number of tasks that the lane has."""
         if self.extras is not None:
             self.extras.released = min(self.extras.released, self.ready + self.leased)
 
     def add_suspect(self, task: Task, *, front: bool) -> None:
-        """Queue a ready task that lost workers among those of its isolation."""
+        """Queue a ready task that lost workers, by its isolation."""
         extras, isolation = self.ensure_extras(), task.isolation
         if extras.suspects is None:
             extras.suspects = {}
@@ -431,8 +429,7 @@ class Lane(Struct, gc=False, eq=False):
                 self.service.last_attempts.move_to_end(id(task), last=False)
 
     def remove(self, task: Task) -> None:
-        """Take one ready task out, wherever it is. The caller tells the lane that it
-        `count_removed`."""
+        """Remove one ready task from anywhere. The caller calls `count_removed`."""
         self.ready -= 1
         if not self._remove_special(task):
             queue = self.queue(task.terms.priority)
@@ -445,22 +442,21 @@ class Lane(Struct, gc=False, eq=False):
             self.other_queues = self.other_queues or None
 
     def discard_lazily(self, task: Task) -> None:
-        """Take out a ready task that never comes back. Its entry is dropped when it is met. The
-        caller tells the lane when it `count_discarded` all of them."""
+        """Remove a ready task for good. Its queue entry is dropped later. The caller calls
+        `count_discarded` once for all of them."""
         self.ready -= 1
         if not self._remove_special(task):
             self.queue(task.terms.priority).stale_count += 1
 
     def count_discarded(self, count: int) -> None:
-        """So many ready tasks were forgotten, and are CANCELLED by now."""
+        """Count tasks that were discarded and are CANCELLED by now."""
         self.count_removed(count)
         self.cap_released()
         for queue in (self.main_queue, *(self.other_queues or ())):
             queue.mark_stale(0)
 
     def _remove_special(self, task: Task) -> bool:
-        """Take a task out of the suspects, or of what waits for the next run; False if it is none
-        of them."""
+        """Remove a task from the suspects or the deferred tasks. Return whether it was there."""
         extras = self.extras
         if extras is None:
             return False
@@ -473,7 +469,7 @@ class Lane(Struct, gc=False, eq=False):
         return False
 
     def _clear_suspect(self, task: Task, isolation: int) -> None:
-        """Keep the indexes of suspects true after one was taken out of its group."""
+        """Update the indexes of suspects after one was removed from its group."""
         extras = self.ensure_extras()
         if extras.suspects is not None and not extras.suspects[isolation]:
             del extras.suspects[isolation]
@@ -491,64 +487,64 @@ def _priority_of_queue(queue: Queue[Task]) -> int:
 
 
 class LaneGroup(Struct, eq=False):
-    """The lanes of a service that are run by one regime: they rotate together."""
+    """The lanes of a service that one rule applies to. They rotate together."""
 
     service: Service
     active_rule: ActiveRule
-    #: Which lanes these are, by `service/lane`; None: all that no branch before it took.
+    #: Matches `service/lane`. None: all lanes that no earlier group matches.
     matches: Matcher | None = None
-    #: Lanes that have something to lease, the next first. Volatile.
+    #: Lanes that may have tasks to lease, the next first. Volatile.
     rotation: deque[Lane] = field(default_factory=deque)
-    #: When its next turn is, as the service counts them. Volatile.
+    #: Its next turn, in the service's virtual time. Volatile.
     turn: int = 0
 
     def add_to_rotation(self, lane: Lane) -> None:
-        """Put a lane that may have something to lease in the rotation."""
+        """Add a lane that may have tasks to lease to the rotation."""
         if not lane.in_rotation:
             lane.in_rotation = True
             if not self.rotation and self.turn < self.service.turn:
-                self.turn = self.service.turn  # what it did not use is not saved up
+                self.turn = self.service.turn  # unused turns are not saved up
             self.rotation.append(lane)
 
     def __repr__(self) -> str:
-        """Its names: all that it refers to refers to it."""
-        return f"Branch({self.service.name!r}, {self.active_rule.rule.name!r})"
+        """Show names only, because the linked objects refer back."""
+        return f"LaneGroup({self.service.name!r}, {self.active_rule.rule.name!r})"
 
     def count_turn(self) -> None:
-        """One of its lanes had a turn. Lanes count, not branches: one of many has many turns."""
+        """Count a turn of one lane. Groups get turns in proportion to their lanes."""
         self.service.turn = self.turn
         self.turn += _TURN_WEIGHT // max(1, len(self.rotation))
 
 
 class Service(Struct, eq=False):
-    """A kind of work; any worker of a service can serve any of its lanes."""
+    """A kind of work. Any worker of a service can serve any of its lanes."""
 
     name: bytes
-    #: By the rule_table that its lanes may have, in the order in which they are tried.
+    #: One group for each rule that its lanes may have, in the order of the rules.
     lane_groups: list[LaneGroup] = field(default_factory=list)
     lanes: dict[bytes, Lane] = field(default_factory=dict)
     paused: bool = False
-    #: Some of its tasks take more or less than one slot, so that room must be counted.
+    #: Some of its tasks take more than one slot, so slots must be counted.
     has_wide_tasks: bool = False
 
     # Volatile from here on.
-    #: The latest turn that one of several branches had.
+    #: The latest turn of its lane groups, in virtual time.
     turn: int = 0
-    #: Workers that wait for its tasks: (used, name). An entry is void if `used` differs.
+    #: Heap of parked workers: (last_used, name). An entry is stale if `last_used` differs.
     parked: list[tuple[int, bytes]] = field(default_factory=list)
-    #: Ready tasks of its lanes that lost workers.
+    #: How many ready tasks of its lanes lost workers.
     suspects: int = 0
-    #: Those of them that must be the only task in their worker, by id.
+    #: Suspects that must run alone in their worker, by id.
     last_attempts: OrderedDict[int, Task] = field(default_factory=OrderedDict)
-    #: Workers that offer it.
+    #: How many workers offer it.
     workers: int = 0
-    #: The slots of the largest of them; -1: to be looked up.
+    #: Slots of the largest of them. -1: not computed yet.
     worker_slots_max: int = -1
     #: How many of its tasks are in each state, by `TaskState`.
     counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
 
     def lane(self, name: bytes) -> Lane:
-        """A lane by name, made when it is first needed."""
+        """Return a lane by name, created on first use."""
         lane = self.lanes.get(name)
         if lane is None:
             lane_groups = self.lane_groups
@@ -557,7 +553,7 @@ class Service(Struct, eq=False):
         return lane
 
     def lane_group_of(self, lane: bytes) -> LaneGroup:
-        """The first branch that is for lanes of this name."""
+        """Return the first group whose rule matches a lane of this name."""
         lane_groups = self.lane_groups
         if len(lane_groups) > 1:
             path = self.name + b"/" + lane
@@ -567,8 +563,8 @@ class Service(Struct, eq=False):
         return lane_groups[-1]
 
     def apply_rules(self, matchers: RuleMatchers) -> None:
-        """Have other rule_table. Lanes in rotation keep their order, and none is left out that has
-        something to lease."""
+        """Regroup the lanes by new rules. Lanes in rotation keep their order, and every lane with
+        ready tasks gets into a rotation."""
         in_rotation = list(self.in_rotation())
         self.lane_groups = [
             LaneGroup(self, active_rule, matches) for active_rule, matches in matchers
@@ -578,7 +574,7 @@ class Service(Struct, eq=False):
             lane.lane_group = self.lane_group_of(lane.name)
             lane.in_rotation = False
         for lane in in_rotation:
-            if self.lanes.get(lane.name) is lane:  # others were deleted, and met nowhere since
+            if self.lanes.get(lane.name) is lane:  # others were deleted meanwhile
                 lane.lane_group.add_to_rotation(lane)
         for lane in self.lanes.values():
             if lane.ready:
@@ -586,11 +582,11 @@ class Service(Struct, eq=False):
 
     @property
     def has_work(self) -> bool:
-        """Some lane may have something to lease."""
+        """Whether some lane may have tasks to lease."""
         return any(lane_group.rotation for lane_group in self.lane_groups)
 
     def in_rotation(self) -> Iterator[Lane]:
-        """The lanes that may have something to lease."""
+        """Yield the lanes that may have tasks to lease."""
         for lane_group in self.lane_groups:
             yield from lane_group.rotation
 
@@ -600,9 +596,9 @@ class Service(Struct, eq=False):
 
 
 class Reservation(Struct, eq=False):
-    """A worker kept free for one task: it is given nothing else. Volatile."""
+    """A worker kept free for one task. It gets no other. Volatile."""
 
     worker: Worker
     task: Task
-    #: The task must be the only one in its worker; else it takes many slots.
+    #: The task must run alone in its worker. False: it takes many slots.
     exclusive: bool

@@ -1,8 +1,8 @@
-"""What happened in the world, told to the scheduler.
+"""Events: the input of the scheduler.
 
-`now_ns` is the monotonic clock: leases, silence, calls and rates are measured by it, and a jump
-of the wall clock changes none of them. The wall clock itself is told by `ClockSet`. Every random
-choice comes in with the event that needs it (`random_bits`). A batch is one event.
+`now_ns` is the monotonic clock. Leases, heartbeats, wakes and rates are measured by it, so a jump
+of the wall clock does not affect them. `ClockSet` carries the wall clock. Randomness arrives with
+the event that needs it (`random_bits`). A batch is one event.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from taskyard.core.states import TaskState
 
 
 class UnknownPolicy(Enum):
-    """What to do about a predecessor that nobody has submitted."""
+    """How to treat an unknown predecessor."""
 
     REFUSE = "refuse"
     WAIT = "wait"
@@ -27,23 +27,23 @@ class UnknownPolicy(Enum):
 
 
 class DuplicatePolicy(Enum):
-    """What to do about a name that is known."""
+    """How to treat a submission of a known name."""
 
-    IGNORE = "harmless"  #: the same submission again changes nothing, another one is refused
-    EXTEND = "extend"  #: unfinished: add what it waits for; ended: a new generation
+    IGNORE = "harmless"  #: an identical submission changes nothing, a different one is refused
+    EXTEND = "extend"  #: add predecessors to an unfinished task, start an ended one anew
 
 
 class Outcome(IntEnum):
-    """What a worker reports of one task."""
+    """Outcome of one attempt, as its worker reports it."""
 
     DONE = 0
-    FAILED = 1  #: try again by the schedule
+    FAILED = 1  #: retry by the schedule
     FAILED_FINAL = 2
-    RETRY_AT = 3  #: try again at the time given
-    DEFER_ALL = 4  #: this task and the rest of its lane: try again by the schedule
-    DEFER_BACK = 5  #: to the end of its lane
-    REFUSED = 6  #: could not take it
-    CRASHED = 7  #: what did it died, maybe of another: by the schedule, or a few times without one
+    RETRY_AT = 3  #: retry at the given time
+    DEFER_ALL = 4  #: retry this task and the rest of its lane by the schedule
+    DEFER_BACK = 5  #: return it to the end of its lane
+    REFUSED = 6  #: the worker could not take it
+    CRASHED = 7  #: its program died, maybe by another task: by the schedule, else a few times
 
 
 class Event(Struct, gc=False):
@@ -53,13 +53,13 @@ class Event(Struct, gc=False):
 
 
 class ClockSet(Event):
-    """The wall clock reads `wall_ns`: at the start, and whenever it has jumped."""
+    """The wall clock reads `wall_ns`. Sent at the start and after a jump."""
 
     wall_ns: int
 
 
 class TimePassed(Event):
-    """Nothing happened but time: see what is due, too old, or too silent."""
+    """Time passed: check due times, expiries and heartbeats."""
 
 
 class SubmitRequested(Event):
@@ -68,37 +68,39 @@ class SubmitRequested(Event):
     request: int = 0
     unknown: UnknownPolicy = UnknownPolicy.REFUSE
     repeat: DuplicatePolicy = DuplicatePolicy.IGNORE
-    #: If it is taken, tell the client when its tasks are settled, by the same request.
+    #: If it is accepted, notify the client by the same request when tasks are settled.
     watch: bool = False
-    #: Each of its tasks waits, too, for all of these campaigns that has not ended by now.
+    #: Every task also waits for all unfinished tasks of these campaigns.
     after_campaigns: tuple[bytes, ...] = ()
-    #: Merge tasks of one name, accept the sound ones and refuse the others. Else all or nothing.
+    #: Merge tasks of one name, accept the valid ones and refuse the others. False: all or none.
     partial: bool = False
-    #: The client sends it again by itself if it is refused for now.
+    #: The client sends it again after `RETRY_LATER`.
     retries: bool = False
 
 
 class WorkerRegistered(Event):
-    """A worker introduces itself. Sent again it changes the facts. Another incarnation is another
-    process, which waits while the holder of the name is heard."""
+    """A worker registers, or changes its facts.
+
+    Another incarnation is another process. It waits while the holder of the name is alive.
+    """
 
     worker: bytes
     facts: WorkerFacts = field(default_factory=WorkerFacts)
     #: Tasks that it takes beyond its slots.
     prefetch: int = 0
     #: Its supervisor saw all processes of that name end, from this incarnation up to its own. 0: it
-    #: has none, or none that says so.
+    #: has no supervisor that reports this.
     replaces: int = 0
 
 
 class TasksRequested(Event):
-    """A worker asks for up to `count` tasks. It parks until there are some, or is told at once."""
+    """A worker requests up to `count` tasks. It parks until there are some, or gets `NoWork`."""
 
     worker: bytes
     count: int = 1
     parks: bool = True
     request: int = 0
-    #: Which process of that name it is; None: its dialect does not say.
+    #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
 
 
@@ -107,119 +109,118 @@ class TasksReported(Event):
 
     worker: bytes
     names: list[bytes]
-    #: The attempt each report is about; None: whichever the worker holds.
+    #: The attempt of each report. None: the one that the worker holds.
     attempts: list[int] | None = None
-    #: None: all are done.
+    #: None: all are DONE.
     outcomes: list[Outcome] | None = None
-    #: Results of what is done, reasons of what is not; None: all empty.
+    #: Results of DONE tasks, reasons of the others. None: all empty.
     texts: list[bytes] | None = None
     #: For RETRY_AT, by the wall clock.
     retry_at_ns: list[int] | None = None
     request: int = 0
     keeps_slots: bool = False
-    #: For the jitter of the retry schedule: any number from 0 to 2**32.
+    #: For the jitter of the retry schedule, from 0 to 2**32.
     random_bits: int = 0
-    #: Length of each result before the worker cut it, 0 if it is whole; None: all are whole.
+    #: Length of each result before the worker truncated it, 0 if it is whole. None: all are whole.
     result_bytes_total: list[int] | None = None
-    #: Which process of that name it is; None: its dialect does not say.
+    #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
-    #: How the attempts ran, as the worker measured it; None: it does not measure.
+    #: Measurements of the attempts. None: the worker does not measure.
     runs: RunColumns | None = None
 
 
 class TasksReturned(Event):
-    """A worker gives tasks back to be queued again, whole or not at all."""
+    """A worker returns tasks to the queue, all or none."""
 
     worker: bytes
     names: list[bytes]
-    #: What each is to wait for from now on.
+    #: New predecessors of each task.
     after: list[list[bytes]] | None = None
     request: int = 0
     unknown: UnknownPolicy = UnknownPolicy.DONE
-    #: Which process of that name it is; None: its dialect does not say.
+    #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
 
 
 class TasksProgressed(Event):
-    """A worker tells how far it is with tasks that it holds, and what they print."""
+    """A worker reports progress and output of tasks that it holds."""
 
     worker: bytes
     names: list[bytes]
-    #: The attempt each is about; None: whichever the worker holds.
+    #: The attempt of each task. None: the one that the worker holds.
     attempts: list[int] | None = None
-    #: None: nobody says how far.
+    #: None: no progress is given.
     percents: list[int] | None = None
-    #: The end of what each has printed; None: nothing.
+    #: The end of each task's output. None: no output.
     texts: list[bytes] | None = None
-    #: 0: nobody waits for an answer.
+    #: 0: no reply is expected.
     request: int = 0
-    #: Length of each output before the worker cut it, 0 if it is whole; None: all are whole.
+    #: Length of each output before the worker truncated it, 0 if it is whole. None: all are whole.
     text_bytes_total: list[int] | None = None
-    #: Which process of that name it is; None: its dialect does not say.
+    #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
 
 
 class SlotFreed(Event):
-    """A worker frees the slot of its oldest answered task."""
+    """A worker frees the slot of its oldest finished task."""
 
     worker: bytes
 
 
 class WorkerHeartbeat(Event):
-    """A worker is alive. `held` lists the tasks and attempts that it knows to hold."""
+    """A worker is alive. `held` lists the tasks and attempts that it holds."""
 
     worker: bytes
     held: list[tuple[bytes, int]] | None = None
-    #: How often it tells; 0: what it does not list is not taken for lost.
+    #: Time between its heartbeats. 0: an unlisted task does not count as lost.
     heartbeat_ns: int = 0
-    #: 0: nobody waits for an answer.
+    #: 0: no reply is expected.
     request: int = 0
-    #: The `Heard.record` that it was told last: whatever it was given up to that record has reached
-    #: it, or is lost. None: it does not say, and what is two heartbeats old should have.
+    #: The last `HeartbeatAck.record` that it received. Assignments up to that record have arrived
+    #: or are lost. None: not given, and assignments older than two heartbeats have arrived.
     seen: int | None = None
-    #: Why it can't start its agents; b"": all is well. None: it says nothing new.
+    #: Why it can't start its agents. b"": it can. None: unchanged.
     trouble: bytes | None = None
     #: Lines of its agents so far that are neither report nor comment.
     malformed: int = 0
-    #: Which process of that name it is; None: its dialect does not say.
+    #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
 
 
 class WorkerExited(Event):
-    """A worker said goodbye. What it held goes to others; nobody is to blame."""
+    """A worker exited in order. Its tasks go to others without a charge."""
 
     worker: bytes
     request: int = 0
-    #: Which process of that name it is; None: its dialect does not say.
+    #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
 
 
 class WorkerLost(Event):
-    """A worker is gone without a goodbye, by whatever its dialect knows of it: what it held goes to
-    others."""
+    """The dialect found that a worker is gone without `WorkerExited`. Its tasks go to others."""
 
     worker: bytes
     #: For the history.
     reason: bytes = b"silent"
-    #: What it held may be why it is gone. Else it never got that, or nobody wants it any more.
+    #: Its tasks are charged with the loss. False: it never got them, or they were cancelled.
     charged: bool = True
 
 
 class WorkerUnreachable(Event):
-    """What was sent to a worker could not be delivered. It is no longer parked."""
+    """A message to a worker could not be delivered. The worker is no longer parked."""
 
     worker: bytes
 
 
 class WaitEnded(Event):
-    """A parked worker waits no longer for what it asked by this request, and is to be told so."""
+    """A worker's request for tasks ended without tasks. It gets `NoWork`."""
 
     worker: bytes
     request: int = 0
 
 
 class DrainRequested(Event):
-    """A worker, or all of them, shall get no more work and go away when they hold none."""
+    """Assign no more tasks to one worker or all, and shut them down when they hold none."""
 
     client: bytes
     worker: bytes | None = None
@@ -227,7 +228,7 @@ class DrainRequested(Event):
 
 
 class Scope(Struct, frozen=True):
-    """Which tasks a wish is about: those that fit everything that is given."""
+    """Selects tasks: those that match every given field."""
 
     names: tuple[bytes, ...] | None = None
     campaign: bytes | None = None
@@ -236,7 +237,7 @@ class Scope(Struct, frozen=True):
     states: tuple[TaskState, ...] | None = None
     #: A part of the full name.
     match: bytes = b""
-    #: A listing looks for the names in every campaign.
+    #: A listing searches the names in every campaign.
     any_campaign: bool = False
 
 
@@ -244,46 +245,45 @@ class CancelRequested(Event):
     client: bytes
     scope: Scope
     request: int = 0
-    #: Tasks of the scope that it is about now, where it is carried out in portions. None: all.
+    #: The tasks of this portion, where the command is executed in portions. None: all of the scope.
     chosen: list[Task] | None = None
 
 
 class RetryRequested(Event):
-    """FAILED tasks start anew, DELAYED ones are due at once; whatever is then ready in a held lane
-    may go, once."""
+    """Retry FAILED tasks, make DELAYED ones due, and release ready tasks of held lanes once."""
 
     client: bytes
     scope: Scope
     request: int = 0
-    #: Tasks of the scope that it is about now, where it is carried out in portions. None: all.
+    #: The tasks of this portion, where the command is executed in portions. None: all of the scope.
     chosen: list[Task] | None = None
 
 
 class MoveRequested(Event):
-    """Tasks shall wait in another lane, of the same service or of another. What is out stays."""
+    """Move tasks to another lane, of the same service or another. Leased tasks stay."""
 
     client: bytes
     scope: Scope
-    #: None: each stays in its service, or keeps the name of its lane.
+    #: None: each task keeps its service, or the name of its lane.
     service: bytes | None = None
     lane: bytes | None = None
     request: int = 0
-    #: Tasks of the scope that it is about now, where it is carried out in portions. None: all.
+    #: The tasks of this portion, where the command is executed in portions. None: all of the scope.
     chosen: list[Task] | None = None
 
 
 class ExpireRequested(Event):
-    """Waiting tasks shall end as if they had grown too old. What is out stays."""
+    """Expire waiting tasks now. Leased tasks stay."""
 
     client: bytes
     scope: Scope
     request: int = 0
-    #: Tasks of the scope that it is about now, where it is carried out in portions. None: all.
+    #: The tasks of this portion, where the command is executed in portions. None: all of the scope.
     chosen: list[Task] | None = None
 
 
 class PauseRequested(Event):
-    """Lease nothing more of a lane, of a service (no lane), or at all (no service)."""
+    """Stop leasing tasks of a lane, of a service (no lane), or of all (no service)."""
 
     client: bytes
     service: bytes = b""
@@ -299,7 +299,7 @@ class ResumeRequested(Event):
 
 
 class WatchRequested(Event):
-    """Tell the client when these tasks are settled: each name, or a campaign as a whole."""
+    """Notify the client when these tasks, or a campaign as a whole, are settled."""
 
     client: bytes
     names: list[bytes] | None = None
@@ -308,20 +308,20 @@ class WatchRequested(Event):
 
 
 class WatchEnded(Event):
-    """A client need not be told any more what it asked for by this request."""
+    """End the subscription of this request."""
 
     client: bytes
     request: int
 
 
 class ClientDisconnected(Event):
-    """Nobody is there to be told any more."""
+    """A client is gone. Its subscriptions end."""
 
     client: bytes
 
 
 class RequestRejected(Event):
-    """A request that made no sense, and why. It is refused in its turn."""
+    """A dialect rejected a request. The refusal keeps its place among the replies."""
 
     client: bytes
     request: int
@@ -329,39 +329,39 @@ class RequestRejected(Event):
 
 
 class LookupRequested(Event):
-    """What is known of these tasks?"""
+    """Look up these tasks."""
 
     client: bytes
     names: list[bytes]
     request: int = 0
-    #: Also which tasks hold each of them up: that is a pass over all tasks.
+    #: Include the predecessors of each task, by a pass over all tasks.
     shows_after: bool = True
 
 
 class ListRequested(Event):
-    """Which tasks are there? Page by page, in the order of their submission."""
+    """List tasks page by page, in the order of their submission."""
 
     client: bytes
     scope: Scope
     #: Only names that contain this.
     match: bytes = b""
-    #: What the page before said; 0: the first page.
+    #: `TaskPage.cursor` of the page before. 0: the first page.
     cursor: int = 0
     count: int = 100
     request: int = 0
 
 
 class StatsRequested(Event):
-    """How much of everything is there?"""
+    """Count tasks, workers, campaigns and services."""
 
     client: bytes
     request: int = 0
-    #: Counts of all tasks alone.
+    #: Only the counts of all tasks.
     is_brief: bool = False
 
 
 class ExplainRequested(Event):
-    """Why is a task where it is?"""
+    """Explain why a task is in its state."""
 
     client: bytes
     name: bytes
@@ -369,21 +369,21 @@ class ExplainRequested(Event):
 
 
 class LanesRequested(Event):
-    """Which lanes are there, and what do they wait for? Page by page, by name."""
+    """List lanes and their reasons to wait, page by page, by name."""
 
     client: bytes
     request: int = 0
-    #: None: of all services.
+    #: None: all services.
     service: bytes | None = None
-    #: A pattern for the lane's name: `*` stands for anything. None: all lanes.
+    #: A glob pattern for the lane's name. None: all lanes.
     lane: bytes | None = None
-    #: The last one of the page before, by service and name; None: the first page.
+    #: Service and name of the last lane on the page before. None: the first page.
     after: tuple[bytes, bytes] | None = None
     count: int = 100
 
 
 class RulesRequested(Event):
-    """By which rules are the lanes of these services run?"""
+    """Return the rules for lanes of these services."""
 
     client: bytes
     request: int = 0
@@ -391,15 +391,14 @@ class RulesRequested(Event):
 
 
 class WorkersRequested(Event):
-    """Which workers are there?"""
+    """List the workers."""
 
     client: bytes
     request: int = 0
 
 
 class HeldTasksRequested(Event):
-    """What do the workers hold whose names begin so? For a dialect that has to know it again after
-    a restart."""
+    """List the tasks held by workers with this name prefix, for a dialect after a restart."""
 
     client: bytes
     prefix: bytes
@@ -407,7 +406,7 @@ class HeldTasksRequested(Event):
 
 
 class ResultsRequested(Event):
-    """What became of these tasks? Told at once of those that are known, settled or not."""
+    """Return state and result of these tasks at once, settled or not. Skip unknown names."""
 
     client: bytes
     names: list[bytes]
@@ -415,7 +414,7 @@ class ResultsRequested(Event):
 
 
 class OutputRequested(Event):
-    """What did a task print last?"""
+    """Return the latest output of a task."""
 
     client: bytes
     name: bytes
@@ -423,44 +422,44 @@ class OutputRequested(Event):
 
 
 class FollowOptions(Struct, frozen=True):
-    """What somebody wants to be told who follows what is decided."""
+    """Options of a client that follows the records."""
 
-    #: The last record that it has seen; None: it wants what comes from now on.
+    #: The last record that it received. None: start with the next one.
     cursor: int | None = None
-    #: Records at most in the answer.
+    #: Records in one reply, at most.
     count: int = 1000
-    #: Only of these tasks; states and names are not looked at.
+    #: Only records of these tasks. States and names are ignored.
     scope: Scope = Scope()
-    #: The journal that the cursor is of; b"": it has not followed it before.
+    #: The journal that the cursor belongs to. b"": unknown to the client.
     journal: bytes = b""
 
 
 class ReplyDue(Event):
-    """A dialect answers a request by itself; the answer passes through here to keep its place."""
+    """A dialect has the reply to a request. It passes through here to keep its place."""
 
     client: bytes
     request: int
-    #: The answer is what was decided, when there is something: the journal's to tell.
+    #: The reply consists of records from the journal, once there are some.
     follow_options: FollowOptions | None = None
 
 
 class RulesSet(Event):
-    """The settings of all services, anew. What no clause fits is run by `defaults`."""
+    """The settings of all lanes changed. `defaults` apply to lanes that no rule matches."""
 
     rules: tuple[Rule, ...] = ()
     defaults: LaneOptions = LaneOptions()
-    #: Workers that may serve lanes at once, over all services; 0 for no limit.
+    #: Workers that may serve lanes at once, over all services. 0: no limit.
     workers_max: int = 0
 
 
 class LagChanged(Event):
-    """The journal's compaction lags behind more, or less, than before."""
+    """The lag of the journal's compaction changed."""
 
     #: Work since the last compaction, in percent of the work that makes one due.
     percent: int
 
 
 class DiskSpaceChanged(Event):
-    """The disk has room for submissions, or only for completions."""
+    """The disk has room for submissions again, or only for completions."""
 
     accepting: bool

@@ -1,16 +1,15 @@
-"""Why a task or a lane waits, in a sentence. Reasons are one closed list; nothing here changes
-anything."""
+"""Explains in a sentence why a task or a lane waits. Reads the context and changes nothing."""
 
 from __future__ import annotations
 
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, cast
 
-from taskyard.core import graph, selection
+from taskyard.core import graph, holds, reservations
 from taskyard.core.effects import Explanation, Reason
+from taskyard.core.holds import HoldReason
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
 from taskyard.core.model import isolation_room, shown
-from taskyard.core.selection import HoldReason
 from taskyard.core.states import FAILED, TaskState
 
 if TYPE_CHECKING:
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 #: A sentence names this many tasks and counts the rest.
 NAMED_MAX: Final = 5
 
-#: A worker is worth a word when one part in so many of the silence that it is allowed has passed.
+#: A worker is mentioned after this fraction (1 in N) of its lease timeout without a message.
 HEARTBEAT_LATE_SHARE: Final = 3
 
 
-#: What a lane can wait for, or why it does not, the first that holds: never anything else.
+#: The reasons of a lane, in the order in which they are tried.
 LANE_REASONS: Final = (
     Reason.PAUSED,
     Reason.HELD,
@@ -48,7 +47,7 @@ LANE_REASONS: Final = (
 
 
 def explain(context: Context, name: bytes) -> Explanation:
-    """Why a task is where it is."""
+    """Explain why a task is in its state."""
     task = context.ledger.tasks.get(name)
     if task is None:
         return Explanation(Reason.UNKNOWN, f"no task is called {shown(name)}")
@@ -64,8 +63,10 @@ def _cancelled(_context: Context, _task: Task) -> Explanation:
 
 
 def cancelled(cause: bytes | None) -> Explanation:
-    """Explain a cancelled task by its cause: the task asked for that it waited for, b"" if it was
-    asked for itself, None if that is unknown. The journal has it, not the context."""
+    """Explain a cancelled task by its cause, which only the journal has.
+
+    The cause is the cancelled predecessor, b"" if the task itself was requested, None if unknown.
+    """
     if cause is None:
         sentence = "it was cancelled, on request or with a task that it waited for"
         return Explanation(Reason.CANCELLED, f"{sentence} (its record does not say which)")
@@ -96,12 +97,12 @@ def _leased(context: Context, task: Task) -> Explanation:
 
 
 def _malformed(lines: int) -> str:
-    """Say how many malformed lines a worker's agents wrote; "" for none."""
+    """Return a clause about malformed lines of a worker's agents, or "" if there are none."""
     return f"; its agents wrote {_count(lines, 'malformed line')} (see its log)" if lines else ""
 
 
 def _late_heartbeat_text(context: Context, worker: Worker) -> str:
-    """That a worker was not heard for suspiciously long, and what follows; "" if it was."""
+    """Return a clause about a worker whose heartbeat is late, or "" if it is not."""
     lease_timeout_ns = worker.lease_timeout_ns
     quiet_ns = context.now_ns - worker.last_seen_ns
     if not lease_timeout_ns or quiet_ns * HEARTBEAT_LATE_SHARE <= lease_timeout_ns:
@@ -134,7 +135,7 @@ def _blocked(context: Context, task: Task) -> Explanation:
 
 
 def _failures_text(context: Context, task: Task, before: list[Task]) -> str:
-    """Which failures hold a task back, and through which tasks if not directly."""
+    """Describe the failures that hold a task back, and the tasks in between."""
     ledger = context.ledger
     tried = (ledger.tasks[name] for name in ledger.reasons)
     failed = (one for one in tried if one.state is FAILED)
@@ -161,7 +162,7 @@ def _describe(context: Context, task: Task) -> str:
 
 
 def _first_few(words: Iterable[str], total: int) -> str:
-    """The first few of so many, and how many more there are."""
+    """Return the first few words and how many more there are."""
     named = list(islice(words, NAMED_MAX))
     more = f" and {total - len(named)} more" if total > len(named) else ""
     return ", ".join(named) + more
@@ -184,8 +185,8 @@ def _ready(context: Context, task: Task) -> Explanation:
 
 
 def _reserved(context: Context, task: Task) -> Explanation | None:
-    """Explain a task that a worker is kept free for."""
-    reservation = selection.reservation_of(context.ledger, task)
+    """Explain a task that a worker is reserved for."""
+    reservation = reservations.reservation_of(context.ledger, task)
     if reservation is None:
         return None
     worker = reservation.worker
@@ -205,13 +206,13 @@ def _last_attempt(task: Task) -> str:
 
 
 def _isolated(context: Context, task: Task) -> Explanation | None:
-    """Explain a task that lost workers and is kept apart from others that did."""
+    """Explain a task that lost workers and is isolated."""
     isolation, workers = task.isolation, _workers(context, task)
     if isolation == EXCLUSIVE:
         return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: it waits until one is idle")
     free = [worker for worker in workers if worker.slots_free >= task.terms.slots]
     rooms = [isolation_room(isolation, worker.facts.slots_total) for worker in free]
-    held = [selection.held_by_isolation(worker)[isolation] for worker in free]
+    held = [reservations.held_by_isolation(worker)[isolation] for worker in free]
     if not isolation or not free or any(map(int.__lt__, held, rooms)):
         return None
     lost, most = _count(task.losses, "worker"), _count(max(rooms), "task")
@@ -220,11 +221,11 @@ def _isolated(context: Context, task: Task) -> Explanation | None:
 
 
 def _unused_slot_text(context: Context, task: Task) -> str:
-    """Say why a free slot is of no use to a ready task."""
+    """Return why a ready task can't use a free slot."""
     workers, slots = _workers(context, task), task.terms.slots
     free = [worker for worker in workers if worker.slots_free >= slots]
     kept = [worker for worker in free if worker.reservation is not None]
-    exclusive = [worker for worker in free if selection.holds_last_attempt(worker)]
+    exclusive = [worker for worker in free if reservations.holds_last_attempt(worker)]
     if free and len(kept) + len(exclusive) == len(free):
         worker = free[0]
         why = "runs a last attempt alone" if worker in exclusive else "is reserved for another task"
@@ -234,7 +235,7 @@ def _unused_slot_text(context: Context, task: Task) -> str:
 
 
 def _hold_text(context: Context, lane: Lane, hold: HoldReason) -> str:
-    """Why a lane gives no task, and what to do where somebody has to."""
+    """Return why a lane gives no task, with the command to use if one is needed."""
     if hold is HoldReason.HELD:
         return f"{hold.value}: {release_command(lane)}"
     if hold is HoldReason.TROUBLE:
@@ -247,7 +248,7 @@ def _hold_text(context: Context, lane: Lane, hold: HoldReason) -> str:
 
 
 def release_command(lane: Lane) -> str:
-    """What lets a held lane go, once."""
+    """Return the command that releases a held lane once."""
     where = f"--service {shown(lane.service.name)}"
     return f"taskyard retry {where}{f' --lane {shown(lane.name)}' if lane.name else ''}"
 
@@ -258,7 +259,7 @@ def _workers_of_service(context: Context, name: bytes) -> list[Worker]:
 
 
 def _workers(context: Context, task: Task) -> list[Worker]:
-    """Those of its service."""
+    """Return the workers of a task's service."""
     return _workers_of_service(context, task.terms.service)
 
 
@@ -268,7 +269,7 @@ def _too_wide(context: Context, task: Task) -> bool:
 
 
 def _no_room_text(context: Context, task: Task) -> str:
-    """That no worker has room for it now; "" if one has."""
+    """Return a clause that no worker has room for a task, or "" if one has."""
     workers, slots = _workers(context, task), task.terms.slots
     free = max((worker.slots_free for worker in workers), default=slots)
     if free >= slots:
@@ -282,18 +283,18 @@ def _no_room_text(context: Context, task: Task) -> str:
 
 
 def lane_hold_reason(context: Context, lane: Lane) -> HoldReason | None:
-    """Why a lane with ready tasks gives none: the first that refuses."""
+    """Return the first reason why a lane with ready tasks gives none."""
     ledger = context.ledger
-    hold = selection.pause_reason(ledger, lane) or selection.hold_reason(lane, context.now_ns)
+    hold = holds.pause_reason(ledger, lane) or holds.hold_reason(lane, context.now_ns)
     if hold is None and not lane.service.workers:
         return HoldReason.NO_WORKER
     if hold is None and _has_no_agent(context, lane):
         return HoldReason.TROUBLE
-    return hold or selection.limit_reason(ledger, lane, context.now_ns)
+    return hold or holds.limit_reason(ledger, lane, context.now_ns)
 
 
 def _has_no_agent(context: Context, lane: Lane) -> bool:
-    """Nobody serves a lane, and no worker of its service can start an agent."""
+    """Return whether no worker serves a lane and none of its service can start an agent."""
     if lane.leased:
         return False
     return all(worker.trouble for worker in _workers_of_service(context, lane.service.name))
@@ -302,9 +303,8 @@ def _has_no_agent(context: Context, lane: Lane) -> bool:
 def explain_lane(
     context: Context, lane: Lane, waits: Mapping[TaskState, int], next_due_ns: int
 ) -> Explanation:
-    """Why a lane is where it is. `waits` says how many of its tasks are blocked, delayed, failed;
-    what is ready and out it knows itself."""
-    hold = selection.pause_reason(context.ledger, lane)
+    """Explain why a lane waits. `waits` has the counts of blocked, delayed and failed tasks."""
+    hold = holds.pause_reason(context.ledger, lane)
     if hold is not None:
         return Explanation(_BY_HOLD[hold], LANE_SENTENCES[hold])
     silent = _late_holder_text(context, lane)
@@ -323,7 +323,7 @@ def explain_lane(
 
 
 def _lane_ready(context: Context, lane: Lane, hold: HoldReason | None) -> Explanation:
-    """A lane that has ready tasks."""
+    """Explain a lane that has ready tasks."""
     if hold is not None:
         return Explanation(_BY_HOLD[hold], _lane_sentence(context, lane, hold))
     sentence = "no worker of its service that asks for work has room for its next task"
@@ -331,7 +331,7 @@ def _lane_ready(context: Context, lane: Lane, hold: HoldReason | None) -> Explan
 
 
 def _lane_waits(context: Context, waits: Mapping[TaskState, int], next_due_ns: int) -> Explanation:
-    """A lane that has neither ready tasks nor any out."""
+    """Explain a lane that has neither ready nor leased tasks."""
     if waits[TaskState.DELAYED]:
         seconds = max(0, next_due_ns - context.at_ns) // SECOND_NS
         return Explanation(Reason.TIME, f"the next of its tasks is due in {seconds} s")
@@ -349,7 +349,7 @@ def _lane_sentence(context: Context, lane: Lane, hold: HoldReason) -> str:
 
 
 def _late_holder_text(context: Context, lane: Lane) -> str:
-    """That a worker which serves a lane was not heard for suspiciously long; "" if none is."""
+    """Return a clause about a late heartbeat of a worker that serves a lane, or ""."""
     for worker in _holders(lane):
         silent = _late_heartbeat_text(context, worker)
         if silent:
@@ -367,7 +367,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-#: The same of a lane as of a task that is ready in it.
+#: Sentences about a lane, where `HoldReason` has those about a task in it.
 LANE_SENTENCES: Final = {
     HoldReason.PAUSED_BROKER: "everything is paused",
     HoldReason.PAUSED_SERVICE: "its service is paused",

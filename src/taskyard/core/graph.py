@@ -1,7 +1,7 @@
-"""Dependencies: join counts, not searches. A task knows who waits for it and how many it waits for.
+"""Dependencies between tasks: a task keeps its dependents and a count of its predecessors.
 
-O(edges) in total. The way back, from a task to those that it waits for, is not kept: who asks
-for it (`why`, a listing) can afford one pass over the tasks.
+Releasing is O(edges) in total. Links from a task to its predecessors are not kept. `why` and
+listings find them by one pass over the tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def link(before: Task, after: Task) -> None:
-    """Let `after` wait for `before`. The caller counts."""
+    """Make `after` wait for `before`. The caller adds to `after.waits`."""
     waiting = before.dependents
     if waiting is None:
         before.dependents = after
@@ -28,7 +28,7 @@ def link(before: Task, after: Task) -> None:
 
 
 def released_by(tasks: Iterable[Task]) -> list[Task]:
-    """Count finished tasks down at those that wait for them; who waits for nothing more."""
+    """Return the dependents of finished tasks that wait for nothing else, counting down."""
     counted: list[Task] = []
     for task in tasks:
         waiting = task.dependents
@@ -48,15 +48,15 @@ def released_by(tasks: Iterable[Task]) -> list[Task]:
 
 
 def with_dependents(tasks: Iterable[Task]) -> list[Task]:
-    """These tasks and all that wait for them, directly or not, each once, in a stable order."""
+    """Return these tasks and all their direct and indirect dependents, once, in a stable order."""
     return with_causes(tasks)[0]
 
 
 def with_causes(tasks: Iterable[Task]) -> tuple[list[Task], list[int]]:
-    """These tasks and all that wait for them, directly or not, each once, in a stable order; and
-    for each that waits, the place of the one of these tasks that it was found by.
+    """Return these tasks and all their dependents, once each, in a stable order, and for each
+    dependent the index of the given task that led to it.
 
-    Names tell tasks apart: what has ended is passed over, and the rest has one each.
+    Cancelled dependents are skipped. All others have unique names.
     """
     line = list({task.name: task for task in tasks}.values())
     places = {task.name: place for place, task in enumerate(line)}
@@ -70,7 +70,7 @@ def with_causes(tasks: Iterable[Task]) -> tuple[list[Task], list[int]]:
 
 
 def predecessors(tasks: Mapping[bytes, Task], task: Task) -> list[Task]:
-    """The unfinished tasks that a task waits for. One pass over all of them."""
+    """Return the unfinished tasks that a task waits for, by one pass over all tasks."""
     found: list[Task] = []
     for other in tasks.values():
         waiting = other.dependents
@@ -80,8 +80,8 @@ def predecessors(tasks: Mapping[bytes, Task], task: Task) -> list[Task]:
 
 
 def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
-    """BLOCKED tasks that nothing can release any more, because all that they wait for has failed
-    or is stuck itself. Walks over what is behind the failures, and nothing else."""
+    """Return BLOCKED tasks that nothing can release: all their predecessors have failed or are
+    stuck. Visits only tasks behind the failures."""
     hopeless: dict[bytes, int] = {}
     found: dict[bytes, Task] = {}
     line = list(failed)
@@ -98,8 +98,10 @@ def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
 
 
 def failures_before(task: Task, hopeless: Iterable[Task]) -> list[Task]:
-    """The failures that a stuck task is behind, directly or not, in the order of their names.
-    `hopeless` are all failed and all stuck tasks: one pass over them."""
+    """Return the failures that a stuck task is behind, directly or not, sorted by name.
+
+    `hopeless` has all failed and all stuck tasks. One pass over them.
+    """
     befores: dict[bytes, list[Task]] = {}
     for before in hopeless:
         for dependent in before.dependents_list():
@@ -120,17 +122,17 @@ def cycle(
     awaited: Mapping[bytes, list[Task]],
     after: Mapping[bytes, Collection[bytes]],
 ) -> list[bytes]:
-    """The names of a cycle that these new edges would close; empty if they close none.
+    """Return the names on a cycle that these new edges would close, or [] if they close none.
 
-    `after` maps a name, known or new, to what it is to wait for in addition. Walks forward from
-    the named tasks only: what they don't lead to can't be part of a new cycle.
+    `after` maps a name, known or new, to its additional predecessors. Walks forward from the named
+    tasks only: a task that they don't lead to can't be part of a new cycle.
     """
     leads_to = _with_edges(tasks, awaited, after)
     finished: dict[bytes, bool] = {}
     for start in after:
         if start in finished or not after[start]:
             continue  # a name that waits for nothing new closes no cycle
-        path = {start: iter(leads_to(start))}  # the way from `start`, with what is left to try
+        path = {start: iter(leads_to(start))}  # the path from `start`, with the steps left to try
         while path:
             top = next(reversed(path))
             step = next(path[top], None)
@@ -150,7 +152,7 @@ def names_on_cycles(
     awaited: Mapping[bytes, list[Task]],
     after: Mapping[bytes, Collection[bytes]],
 ) -> dict[bytes, None]:
-    """Find every name on a cycle that these new edges would close.
+    """Return every name on a cycle that these new edges would close.
 
     Takes the arguments of `cycle`. One pass over the edges, without recursion.
     """
@@ -166,7 +168,7 @@ class _Components:
 
     def __init__(self, leads_to: Callable[[bytes], list[bytes]]) -> None:
         self._leads_to = leads_to
-        #: When the search came to each name.
+        #: The order in which names were entered.
         self.entered: dict[bytes, int] = {}
         #: The earliest open name that each name leads to.
         self._lowest: dict[bytes, int] = {}
@@ -194,7 +196,7 @@ class _Components:
         return name, iter(self._leads_to(name))
 
     def _leave(self, name: bytes, before: bytes) -> None:
-        """Go back to the name before. The first name of a component completes it."""
+        """Return to the name before. The first name of a component completes it."""
         if self._lowest[name] != self.entered[name]:
             self._lowest[before] = min(self._lowest[before], self._lowest[name])
             return

@@ -1,11 +1,9 @@
-"""Worker names: which process holds one, and what other processes with the same name get.
+"""Decides which process holds a worker name.
 
-A name belongs to the process (its incarnation number) that holds it, for as long as that one is
-heard. A newcomer is refused until the holder has missed its heartbeats, or until the newcomer's
-supervisor reports the holder's death. A holder that was replaced and is heard again was not dead:
-its charges are refunded, and it is refused for good.
-
-Holders that promise no heartbeat are not protected: a newcomer gets such a name at once.
+A name belongs to one process (its incarnation) while that process sends heartbeats. A newcomer is
+refused until the holder has missed its heartbeats, or until the newcomer's supervisor reports the
+holder's death. A replaced holder that sends a message again was not dead: its charges are
+refunded, and it is refused for good. A holder without heartbeats is replaced at once.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def refuses_newcomer(context: Context, event: events.WorkerRegistered) -> bool:
-    """Decide whether a process may not have the name by which it introduces itself."""
+    """Return whether the name of a registering process is held by another one."""
     name, facts = event.worker, event.facts
     if _is_replaced(context, name, facts.incarnation):
         return True
@@ -39,7 +37,7 @@ def refuses_newcomer(context: Context, event: events.WorkerRegistered) -> bool:
 
 
 def refuse_non_holder(context: Context, name: bytes, incarnation: int | None, request: int) -> bool:
-    """Refuse a message of a process that does not hold its name. Returns whether it did."""
+    """Refuse a message of a process that does not hold its name. Return whether it was refused."""
     if incarnation is None:
         return False
     holder = context.ledger.workers.get(name)
@@ -63,7 +61,7 @@ def refuse_non_holder(context: Context, name: bytes, incarnation: int | None, re
 
 
 def record_replaced(context: Context, worker: Worker, held: list[Task]) -> None:
-    """Remember a holder that lost its contested name, and what it is charged for."""
+    """Record that a holder lost its contested name, with the tasks charged for it."""
     lost = [task for task in held if task.state is not FAILED]
     names, attempts = [task.name for task in lost], [task.attempt for task in lost]
     number = worker.facts.incarnation
@@ -76,12 +74,12 @@ def record_replaced(context: Context, worker: Worker, held: list[Task]) -> None:
 
 
 def _is_other_process(holder: Worker, incarnation: int) -> bool:
-    """Whether a name is protected from the process of this incarnation."""
+    """Return whether the holder is another process, and protected by heartbeats."""
     return bool(holder.facts.heartbeat_ns) and holder.facts.incarnation != incarnation
 
 
 def _contest(context: Context, holder: Worker, heartbeat_ns: int) -> None:
-    """Note that a newcomer wants the name, and look at the holder's silence sooner."""
+    """Mark a name as contested, which shortens the holder's timeout."""
     if not holder.contested_until_ns:
         context.warn(
             f"{_quoted(holder.name)} is wanted by another process, which waits while the holder "
@@ -93,7 +91,7 @@ def _contest(context: Context, holder: Worker, heartbeat_ns: int) -> None:
 
 
 def _is_replaced(context: Context, name: bytes, incarnation: int) -> bool:
-    """Whether a process was replaced before. The first time it is heard again it is refunded."""
+    """Return whether a process was replaced. Refund its charges at its first message after that."""
     replaced = context.ledger.replaced.get((name, incarnation))
     if replaced is None:
         return False
@@ -113,7 +111,7 @@ def _is_replaced(context: Context, name: bytes, incarnation: int) -> bool:
 def _is_refundable(task: Task | None) -> TypeGuard[Task]:
     if task is None or task.ending is not None or task.state is FAILED:
         return False
-    return task.losses > 0  # less, where somebody had it tried anew
+    return task.losses > 0  # a retry may have reset them
 
 
 def _quoted(name: bytes) -> str:

@@ -1,10 +1,10 @@
-"""Names of tasks: a campaign and a name become the one key of a task, and back.
+"""Keys of tasks: a campaign and a name become one key, and back.
 
 A task is identified by the pair (campaign, name). Its key is its full name: `CAMPAIGN/NAME`, or
 `NAME` outside any campaign. Owns that spelling, and the lookup of names that users and peers write.
 
-Campaigns of journals before format 4 are bare: their tasks keep the keys that they have, which are
-their names alone. Knows nothing of files, sockets or states.
+Campaigns of journals before format 4 are bare: their tasks keep their old keys, which are their
+names alone. Does not depend on task states.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SEPARATORS: Final[dict[type, Any]] = {bytes: SEPARATOR, str: "/"}
 
 
 def prefix(campaign: AnyStr) -> AnyStr:
-    """Return what the full names of a campaign's tasks begin with."""
+    """Return the prefix of full names in a campaign."""
     separator: AnyStr = _SEPARATORS[type(campaign)]
     return campaign + separator if campaign else campaign
 
 
 def spelling(campaign: AnyStr, name: AnyStr) -> AnyStr:
-    """Return the full name of a task: of its campaign and its name in it."""
+    """Return the full name of a task from its campaign and name."""
     return prefix(campaign) + name
 
 
@@ -45,18 +45,18 @@ def split(spelled: AnyStr, campaign: AnyStr) -> AnyStr:
 
 
 def matches(key: bytes, match: bytes, campaign: bytes | None) -> bool:
-    """Tell whether a name has a part: the full name, or in a campaign the name there."""
+    """Return whether a full name contains a text. In a campaign, only the name in it counts."""
     return match in (key if campaign is None else split(key, campaign))
 
 
 def full_names(submission: Submission) -> list[bytes]:
-    """Return the full names of the tasks of a submission, whose columns fit together."""
+    """Return the full names of the tasks of a checked submission."""
     names = submission.names
     return [spelling(submission.terms_of(index).campaign, name) for index, name in enumerate(names)]
 
 
 def meaning(spelled: bytes, campaign: bytes) -> str:
-    """Say which task a key is that of."""
+    """Describe the task that a key belongs to, for an error message."""
     if not campaign:
         return "the name is that of a task outside any campaign"
     name = shown(split(spelled, campaign))
@@ -72,10 +72,10 @@ class Directory(Protocol):
 
 
 class OtherTask(PeerError):
-    """A name in `after` is the key of a task that it does not mean."""
+    """A name in `after` is the key of another task than it means."""
 
 
-# Keys of what is created.
+# Keys of new tasks.
 
 
 def key(ledger: Directory, campaign: bytes, name: bytes) -> bytes:
@@ -87,16 +87,13 @@ def key(ledger: Directory, campaign: bytes, name: bytes) -> bytes:
 
 
 def _is_of(ledger: Directory, spelled: bytes, campaign: bytes) -> bool:
-    """Whether a campaign has a task of this key."""
+    """Return whether a campaign has a task of this key."""
     task = ledger.tasks.get(spelled)
     return task is not None and task.terms.campaign == campaign
 
 
 def keyed(ledger: Directory, submission: Submission) -> Submission:
-    """Return the submission with keys in place of names, also in what its tasks wait for.
-
-    Its columns must fit together.
-    """
+    """Return a checked submission with keys in place of names, also in `after`."""
     campaigns = [terms.campaign for terms in submission.terms]
     if not any(campaigns) and not ledger.bare:
         return submission
@@ -123,22 +120,22 @@ def _keys(ledger: Directory, campaigns: Sequence[bytes], names: list[bytes]) -> 
 
 
 class _Predecessors:
-    """Finds what the tasks of one submission wait for."""
+    """Resolves the names in `after` of one submission."""
 
     def __init__(self, ledger: Directory, batch: dict[bytes, bytes]) -> None:
-        """`batch` has the campaigns of the submission's own tasks, by key."""
+        """Prepare a lookup. `batch` has the campaigns of the submission's own tasks, by key."""
         self._ledger = ledger
         self._batch = batch
         self._campaigns = dict.fromkeys(batch.values())
 
     def key(self, campaign: bytes, name: bytes) -> bytes:
-        """Return the key that a name in `after` means, for a task of this campaign.
+        """Return the key that a name in `after` means for a task of this campaign.
 
-        In its own campaign, then outside any campaign, then split at its first `/`. A name that is
-        found nowhere means a task of its own campaign, or of the one that it begins with.
+        Searches the task's own campaign, then outside any campaign, then splits at the first `/`.
+        An unknown name means a task of the own campaign, or of the one that it begins with.
         """
         if not name:
-            return name  # refused as such
+            return name  # refused later
         own = prefix(campaign) + name
         if self._batch.get(own) == campaign or _is_of(self._ledger, own, campaign):
             return own
@@ -150,9 +147,9 @@ class _Predecessors:
         return self._checked(key(self._ledger, campaign, name), campaign)
 
     def _is_outside(self, name: bytes, campaign: bytes) -> bool:
-        """Whether a name means a task outside any campaign.
+        """Return whether a name means a task outside any campaign.
 
-        To tasks that are bare themselves, or in no campaign, tasks of bare campaigns are outside.
+        For tasks of bare campaigns or of none, tasks of bare campaigns count as outside.
         """
         if name in self._batch:
             owner = self._batch[name]
@@ -165,7 +162,7 @@ class _Predecessors:
         return not owner or (owner in bare and (not campaign or campaign in bare))
 
     def _checked(self, spelled: bytes, campaign: bytes) -> bytes:
-        """Return a key, unless it is that of a task which the name does not mean."""
+        """Return a key. Raise `OtherTask` if it belongs to a task that the name does not mean."""
         task = self._ledger.tasks.get(spelled)
         owner = self._batch.get(spelled, campaign if task is None else task.terms.campaign)
         if owner != campaign:
@@ -181,11 +178,11 @@ def predecessors(ledger: Directory, task: Task, names: Iterable[bytes]) -> list[
     return [find.key(task.terms.campaign, name) for name in names]
 
 
-# Names that are asked for.
+# Lookup of names.
 
 
 def find(ledger: Directory, name: bytes) -> Task | None:
-    """Return the task that a name means: whole, else split at its first `/`."""
+    """Return the task that a name means: as a whole, else split at its first `/`."""
     task = ledger.tasks.get(name)
     if task is not None or not ledger.bare:
         return task
@@ -195,7 +192,7 @@ def find(ledger: Directory, name: bytes) -> Task | None:
 
 
 def everywhere(ledger: Directory, name: bytes) -> Iterator[Task]:
-    """Yield the tasks of this name in any campaign, the newest campaigns first."""
+    """Yield the tasks of this name in any campaign, newest campaigns first."""
     for spelled in _everywhere(ledger, name):
         task = ledger.tasks.get(spelled)
         if task is not None:
@@ -208,13 +205,13 @@ def _everywhere(ledger: Directory, name: bytes) -> Iterator[bytes]:
         yield key(ledger, campaign, name)
 
 
-# Keys that a name may mean, for whoever fetches tasks into memory before they are looked up.
+# Keys that a name may mean, to fetch archived tasks into memory before the lookup.
 
 
 def candidates(
     ledger: Directory, names: Iterable[bytes], *, any_campaign: bool = False
 ) -> Iterator[bytes]:
-    """Yield every key that names may mean to `find`, or to `everywhere`."""
+    """Yield every key that `find` or `everywhere` may look up for these names."""
     bare = ledger.bare
     for name in names:
         yield name
@@ -227,7 +224,7 @@ def candidates(
 
 
 def candidates_of(ledger: Directory, submission: Submission) -> Iterator[bytes]:
-    """Yield every key that the names of a submission may mean. Its columns may not fit."""
+    """Yield every key that the names of an unchecked submission may mean."""
     campaigns = [terms.campaign for terms in submission.terms]
     after = submission.after or ()
     if not any(campaigns) and not ledger.bare:

@@ -1,18 +1,18 @@
-"""What always holds between events. Every copy that is kept for speed is compared with its origin.
+"""Invariants that hold between events. Every copy kept for speed is compared with its origin.
 
-`check(context)` raises `InvariantViolated` with the first thing that is wrong. It walks
-everything, so it is for tests and the simulator; at large sizes call it now and then.
+`check` raises `InvariantViolated` for the first contradiction. It walks everything, so it is for
+tests and the simulator, which call it only now and then at large sizes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.core.holds import rate_allowance
 from taskyard.core.identity import prefix
 from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.limits import EXCLUSIVE
 from taskyard.core.model import isolation_room
-from taskyard.core.selection import rate_allowance
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
 from taskyard.errors import TaskyardError
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class InvariantViolated(TaskyardError):
-    """The state contradicts itself: a bug of ours."""
+    """The state contradicts itself, by a bug in Taskyard."""
 
 
 def check(scheduler: Scheduler) -> None:
-    """Check all that holds between two events."""
+    """Check the state of a scheduler between two events."""
     check_ledger(scheduler.ledger)
     _check_volatile(scheduler.context)
 
 
 def check_ledger(ledger: Ledger) -> None:
-    """All that holds of durable state, after every record."""
+    """Check the durable state, which holds after every record."""
     for task in ledger.tasks.values():
         _check_task(ledger, task)
     _check_waits(ledger)
@@ -49,18 +49,18 @@ def check_ledger(ledger: Ledger) -> None:
     _check_due_heap(ledger)
     for name in ledger.reported:
         known = ledger.tasks.get(name)
-        _require(known is not None and known.ending is None, f"{name!r} is late, and has ended")
+        _require(known is not None and known.ending is None, f"{name!r} is late and has ended")
     for name in ledger.outputs:
-        _require(name in ledger.tasks, f"output of {name!r}, which nobody knows")
+        _require(name in ledger.tasks, f"output of unknown {name!r}")
     for name, failed_attempts in ledger.failed_attempts.items():
-        _require(name in ledger.tasks, f"attempts at {name!r}, which is unknown")
+        _require(name in ledger.tasks, f"attempts at unknown {name!r}")
         numbers = [attempt.number for attempt in failed_attempts]
         _equal(numbers, sorted(dict.fromkeys(numbers)), f"attempts at {name!r}")
 
 
 def _equal(kept: object, derived: object, what: str) -> None:
     if kept != derived:
-        raise InvariantViolated(f"{what}: {kept!r} is kept, but {derived!r} follows from the state")
+        raise InvariantViolated(f"{what}: stored {kept!r}, derived {derived!r}")
 
 
 def _require(holds: object, what: str) -> None:
@@ -71,7 +71,7 @@ def _require(holds: object, what: str) -> None:
 def _check_task(ledger: Ledger, task: Task) -> None:
     name, campaign = task.name, task.terms.campaign
     is_full = name.startswith(prefix(campaign)) or campaign in ledger.bare
-    _require(is_full, f"{name!r} is of campaign {campaign!r}, and not named so")
+    _require(is_full, f"{name!r} lacks the prefix of campaign {campaign!r}")
     _require((task.lease is not None) is (task.state is TaskState.LEASED), f"lease of {name!r}")
     _require((task.ending is not None) is (task.state in TASK_STATES_ENDED), f"ending of {name!r}")
     _require(task.failures >= 0 and task.losses_excused >= 0, f"charges of {name!r} are negative")
@@ -86,7 +86,7 @@ def _check_task(ledger: Ledger, task: Task) -> None:
 
 
 def _check_waits(ledger: Ledger) -> None:
-    """Join counts against the edges they count."""
+    """Compare the counts of predecessors with the edges."""
     edges: dict[bytes, int] = {}
     waiting = [task.dependents_list() for task in ledger.tasks.values() if task.ending is None]
     for dependents in [*waiting, *ledger.dependents_of_unknown.values()]:
@@ -101,10 +101,10 @@ def _check_waits(ledger: Ledger) -> None:
     for name, dependents in ledger.dependents_of_unknown.items():
         for dependent in dependents:
             derived.note_awaited(dependent, name)
-    _equal(ledger.awaited_else, derived.awaited_else, "keys that would do for awaited ones")
+    _equal(ledger.awaited_else, derived.awaited_else, "names that satisfy awaited keys")
     for name in ledger.dependents_of_unknown:
         known = ledger.tasks.get(name)
-        _require(known is None or known.ending is not None, f"{name!r} is awaited, and known")
+        _require(known is None or known.ending is not None, f"{name!r} is awaited and known")
 
 
 def _check_counts(ledger: Ledger) -> None:
@@ -137,15 +137,15 @@ def _check_service(ledger: Ledger, service: Service) -> None:
     in_rotation = list(service.in_rotation())
     places = {id(lane): lane for lane in in_rotation}
     _equal(len(in_rotation), len(places), f"lanes in rotation of {service.name!r}")
-    _require(all(lane.in_rotation for lane in in_rotation), "a lane rotates unawares")
+    _require(all(lane.in_rotation for lane in in_rotation), "a lane in a rotation is not marked so")
     for lane_group in service.lane_groups:
         strange = [lane.name for lane in lane_group.rotation if lane.lane_group is not lane_group]
-        _equal(strange, [], f"lanes of others in a branch of {service.name!r}")
+        _equal(strange, [], f"lanes of other groups in a group of {service.name!r}")
     for lane in lanes:
         _require(
             lane.lane_group is service.lane_group_of(lane.name), f"rules of lane {lane.name!r}"
         )
-        _equal(lane.in_rotation, id(lane) in places, f"that lane {lane.name!r} is in rotation")
+        _equal(lane.in_rotation, id(lane) in places, f"in_rotation of lane {lane.name!r}")
     waiting = [lane.name for lane in lanes if lane.ready and not lane.in_rotation]
     for name in waiting:
         _require(_is_held(ledger, service.lanes[name]), f"lane {name!r} is out of rotation")
@@ -162,29 +162,29 @@ def _is_held(ledger: Ledger, lane: Lane) -> bool:
 
 
 def _check_pairs(ledger: Ledger) -> None:
-    """Who serves which lane, as limits count it."""
+    """Compare the pairs of lanes and workers that limits count."""
     lanes = [lane for service in ledger.services.values() for lane in service.lanes.values()]
     _equal(
         ledger.lane_worker_pairs, sum(lane.workers for lane in lanes), "pairs of lanes and workers"
     )
     for active_rule in ledger.rule_table:
         pairs = sum(lane.workers for lane in lanes if lane.lane_group.active_rule is active_rule)
-        _equal(active_rule.lane_worker_pairs, pairs, f"serving of clause {active_rule.rule.name!r}")
+        _equal(active_rule.lane_worker_pairs, pairs, f"pairs of rule {active_rule.rule.name!r}")
 
 
 def _check_run(lane: Lane, where: str) -> None:
-    """What is put off waits for a run that is not over, and for no longer than that."""
+    """Check that deferred tasks wait for a run that is not over, and no longer."""
     extras = lane.extras
     if extras is None or not extras.next_run:
         return
-    _require(lane.name, f"what was put off waits in {where}, which has no runs")
-    _require(extras.run_left > 0, f"a run of {where} is over, and what it put off still waits")
-    _require(
-        lane.ready > len(extras.next_run), f"all that is ready in {where} waits for its next run"
-    )
+    _require(lane.name, f"deferred tasks in {where}, which has no runs")
+    _require(extras.run_left > 0, f"a run of {where} is over, and deferred tasks still wait")
+    _require(lane.ready > len(extras.next_run), f"all ready tasks of {where} are deferred")
     for task in extras.next_run.values():
-        _require(task.state is TaskState.READY, f"{task.name!r} waits for a run of {where}")
-        _require(task.attempt > 0, f"{task.name!r} was put off in {where}, and never tried")
+        _require(
+            task.state is TaskState.READY, f"{task.name!r} is deferred in {where} and not READY"
+        )
+        _require(task.attempt > 0, f"{task.name!r} is deferred in {where} and was never tried")
 
 
 def _check_lane(ledger: Ledger, lane: Lane) -> None:
@@ -201,7 +201,8 @@ def _check_lane(ledger: Ledger, lane: Lane) -> None:
         kept[lane.holder.name] = lane.leased
     _equal(kept, leased_by_worker, f"workers of {where}")
     _require(
-        lane.leased_by_worker is None or len(lane.leased_by_worker) > 1, f"{where} is shared by one"
+        lane.leased_by_worker is None or len(lane.leased_by_worker) > 1,
+        f"{where} counts a single worker as shared",
     )
     ready = {task.name: task for task in own if task.state is TaskState.READY}
     _equal(lane.ready, len(ready), f"ready tasks of {where}")
@@ -210,19 +211,21 @@ def _check_lane(ledger: Ledger, lane: Lane) -> None:
         _require(queued, f"{task.name!r} is queued wrongly in {where}")
     _require(not ready, f"READY tasks of {where} are in no queue: {[*ready]}")
     _check_run(lane, where)
-    _require(lane.released <= lane.ready + lane.leased, f"more is released than is in {where}")
+    _require(
+        lane.released <= lane.ready + lane.leased, f"more tasks are released than are in {where}"
+    )
     for isolation, group in lane.suspect_groups.items():
-        _require(group, f"no suspects of isolation {isolation} in {where}")
+        _require(group, f"empty group of isolation {isolation} in {where}")
         for task in group.values():
-            _require(task.losses > 0, f"{task.name!r} is suspected without a loss")
+            _require(task.losses > 0, f"{task.name!r} is a suspect without a loss")
             _equal(isolation, task.isolation, f"isolation of {task.name!r}")
     for queue in lane.queues:
         line = [*queue.front, *queue.items[queue.cursor :]]
         void = sum((queue.removed or {}).values())
-        _require(void <= queue.stale_count, f"void entries of {where}")
+        _require(void <= queue.stale_count, f"removed entries of {where}")
         _equal(queue.stale_count, len(line) - len(queue.in_order()), f"stale entries of {where}")
         for task in queue.in_order():
-            _require(not task.losses, f"{task.name!r} lost a worker and is not set apart")
+            _require(not task.losses, f"{task.name!r} lost a worker and is no suspect")
             _equal(queue.priority, task.terms.priority, f"priority of {task.name!r}")
             _require(task.terms.slots >= lane.slots_min, f"slots of {task.name!r} in {where}")
 
@@ -235,7 +238,7 @@ def _check_worker(ledger: Ledger, worker: Worker) -> None:
     name = worker.name
     held = [task for task in ledger.tasks.values() if _holder(task) == name and task.lease]
     order = {task.name: None for task in worker.held()}
-    _equal(sorted(order), sorted(task.name for task in held), f"what {name!r} holds")
+    _equal(sorted(order), sorted(task.name for task in held), f"tasks of {name!r}")
     slots = sum(task.terms.slots for task in held)
     _equal(worker.slots_used, slots, f"slots that {name!r} uses")
     for lease in worker.leases.values():
@@ -247,14 +250,16 @@ def _check_worker(ledger: Ledger, worker: Worker) -> None:
         attempts = dict(zip(lease.names, lease.attempts, strict=True))
         wrong = [task.name for task in out if attempts[task.name] != task.attempt]
         _equal(wrong, [], f"attempts of lease {lease.number}")
-        if lease.tasks_left == len(lease.tasks):  # what was settled may have moved to another lane
+        if lease.tasks_left == len(lease.tasks):  # settled tasks may have moved to another lane
             _equal(lease.counts, lane_counts(lease.tasks), f"lanes of lease {lease.number}")
     _check_isolation(worker, held)
 
 
 def _check_isolation(worker: Worker, held: list[Task]) -> None:
-    """Compare what a worker holds with what isolation allows. A worker without a limit of slots
-    may have asked for any number, and one that has fewer than before holds what it holds."""
+    """Check that a worker holds no more tasks than isolation allows.
+
+    Skips workers without a limit, which may request any number, and workers whose slots shrank.
+    """
     slots = worker.facts.slots_total
     if slots and worker.slots_used <= slots + worker.prefetch:
         for isolation in range(1, EXCLUSIVE):
@@ -266,19 +271,19 @@ def _check_isolation(worker: Worker, held: list[Task]) -> None:
 
 
 def _check_due_heap(ledger: Ledger) -> None:
-    """Every delayed task comes due one day."""
+    """Check that every delayed task is in the due heap."""
     planned = {
         (task.name, due_ns): True for due_ns, _, tasks in ledger.due_heap.due for task in tasks
     }
     for task in ledger.tasks.values():
         if task.state is TaskState.DELAYED:
-            _require((task.name, task.due_ns) in planned, f"{task.name!r} is on no agenda")
+            _require((task.name, task.due_ns) in planned, f"{task.name!r} is not in the due heap")
 
 
 def _check_volatile(context: Context) -> None:
     ledger = context.ledger
-    _require(not ledger.dirty, "a service was stirred and not looked at")
-    _require(not ledger.debouncing, "a lane got work, and nobody asked whether it gathers")
+    _require(not ledger.dirty, "a dirty service was not assigned")
+    _require(not ledger.debouncing, "a lane got work and its debounce was not decided")
     _check_debounce(context)
     _check_reservations(ledger)
     _check_work_conservation(context)
@@ -286,30 +291,36 @@ def _check_volatile(context: Context) -> None:
     for worker in ledger.workers.values():
         if worker.timeout_at_ns:
             in_time = 0 < worker.timeout_check_ns <= worker.timeout_at_ns
-            minded = in_time and (worker.timeout_check_ns, worker.name) in watched
-            _require(minded, f"nobody minds the silence of {worker.name!r} in time")
+            scheduled = in_time and (worker.timeout_check_ns, worker.name) in watched
+            _require(scheduled, f"no timely check of the heartbeats of {worker.name!r}")
         if worker.state is WorkerState.PARKED and worker.slots_free > 0:
             _check_parked_lists(ledger, worker)
         _check_restart(context, worker)
 
 
 def _check_restart(context: Context, worker: Worker) -> None:
-    """Require a timer for every lease that must end some time after a restart."""
+    """Check that every lease with a restart deadline has a timer."""
     deadline_ns = context.restart_deadline_ns(worker)
     times = [at_ns for at_ns, name in context.restart_deadlines if name == worker.name]
-    minded = not deadline_ns or any(at_ns <= deadline_ns for at_ns in times)
-    _require(minded, f"older leases of {worker.name!r} never end")
+    scheduled = not deadline_ns or any(at_ns <= deadline_ns for at_ns in times)
+    _require(scheduled, f"older leases of {worker.name!r} never end")
     _require(worker.slots_kept_before <= len(worker.slots_kept), f"old slots of {worker.name!r}")
 
 
 def _check_reservations(ledger: Ledger) -> None:
-    """A service has at most one worker kept free of each kind, for a task that waits."""
+    """Check that a service has at most one reservation of each kind, for a task that waits."""
     kinds: dict[tuple[bytes, bool], bytes] = {}
     for one in ledger.reservations:
         name, service = one.task.name, one.task.lane.service.name
         _require(one.worker.reservation is one, f"reservation of {one.worker.name!r}")
-        _require(ledger.workers.get(one.worker.name) is one.worker, f"reserve for {name!r} left")
-        _require(one.task.state is TaskState.READY, f"a worker is reserved for {name!r} in vain")
+        _require(
+            ledger.workers.get(one.worker.name) is one.worker,
+            f"the worker reserved for {name!r} left",
+        )
+        _require(
+            one.task.state is TaskState.READY,
+            f"a worker is reserved for {name!r}, which is not READY",
+        )
         _require((service, one.exclusive) not in kinds, f"two workers of {service!r} are reserved")
         kinds[service, one.exclusive] = name
     reserved = [worker for worker in ledger.workers.values() if worker.reservation is not None]
@@ -317,7 +328,7 @@ def _check_reservations(ledger: Ledger) -> None:
 
 
 def _check_work_conservation(context: Context) -> None:
-    """No parked worker with a free slot coexists with a due, fitting task within limits."""
+    """Check that no parked worker with a free slot could get a ready task within the limits."""
     ledger = context.ledger
     ready = [task for task in ledger.tasks.values() if task.state is TaskState.READY]
     facts = [worker.facts for worker in ledger.workers.values()]
@@ -340,17 +351,18 @@ def _check_work_conservation(context: Context) -> None:
         idle = [task for task in tasks if _could_go(context, worker, task)]
         if idle and not (worker.facts.wants_wake and _enough_woken(context, idle, ready)):
             name = worker.name
-            raise InvariantViolated(
-                f"{name!r} waits beside {idle[0].name!r}, which it could be given"
-            )
+            raise InvariantViolated(f"{name!r} is idle and could get {idle[0].name!r}")
 
 
 def _check_reservation_needed(context: Context, worker: Worker, task: Task) -> None:
-    """A worker is kept free for a task that lacks nothing but its room."""
+    """Check that a reserved worker's task lacks only slots."""
     begins = all(one.lane is not task.lane for one in worker.held())
     open_to = _is_open(context, task.lane, begins=begins)
     placed = _lane_has_room(context.ledger, worker, task, begins=begins)
-    _require(open_to and placed, f"{worker.name!r} is kept for {task.name!r}, which a limit holds")
+    _require(
+        open_to and placed,
+        f"{worker.name!r} is reserved for {task.name!r}, which a limit holds back",
+    )
 
 
 def _payload_if(task: Task, reserved: Container[bytes]) -> bytes:
@@ -360,8 +372,7 @@ def _payload_if(task: Task, reserved: Container[bytes]) -> bytes:
 
 
 def _enough_woken(context: Context, idle: list[Task], ready: list[Task]) -> bool:
-    """Return whether as many workers were told of work as there are tasks that they could get: the
-    idle ones, and all that are ready in their lanes."""
+    """Return whether as many workers were woken as tasks are ready in the lanes of idle tasks."""
     lanes = {id(task.lane): task.lane for task in idle}
     services = [lane.service.name for lane in lanes.values()]
     wants_wake = [
@@ -373,8 +384,7 @@ def _enough_woken(context: Context, idle: list[Task], ready: list[Task]) -> bool
 
 
 def _could_go(context: Context, worker: Worker, task: Task) -> bool:
-    """Return whether nothing keeps a ready task from a worker that waits. Written without the
-    code that chooses."""
+    """Return whether a parked worker could get a ready task. Independent of `selection`."""
     held = worker.held()
     fits = (
         task.lane.service.name in worker.facts.services
@@ -393,7 +403,7 @@ def _could_go(context: Context, worker: Worker, task: Task) -> bool:
 
 
 def _is_open(context: Context, lane: Lane, *, begins: bool) -> bool:
-    """Return whether a lane gives tasks at all, and its section and the broker allow one more."""
+    """Return whether a lane is not held back, and its rule and the broker allow one more."""
     ledger, rules, active_rule = context.ledger, lane.options, lane.lane_group.active_rule
     held = rules.is_held and lane.released <= lane.leased
     if ledger.paused or lane.service.paused or lane.paused or held:
@@ -419,7 +429,7 @@ def _lane_has_room(ledger: Ledger, worker: Worker, task: Task, *, begins: bool) 
 
 
 def _isolation_allows(worker: Worker, held: list[Task], task: Task) -> bool:
-    """Return whether the isolation of a task lets it join what a worker holds."""
+    """Return whether the isolation of a task lets it join the tasks of a worker."""
     if task.isolation == EXCLUSIVE:
         return not held
     slots = worker.facts.slots_total or worker.tasks_wanted
@@ -428,22 +438,22 @@ def _isolation_allows(worker: Worker, held: list[Task], task: Task) -> bool:
 
 
 def _check_debounce(context: Context) -> None:
-    """A lane that gathers tasks begins one day."""
+    """Check that every lane that debounces has a timer."""
     planned = {
         (id(lane), debounce_until_ns): True for debounce_until_ns, _, lane in context.debounce_heap
     }
     for service in context.ledger.services.values():
         for lane in service.lanes.values():
-            minded = not lane.debounce_until_ns or (id(lane), lane.debounce_until_ns) in planned
-            _require(minded, f"nobody minds when lane {lane.name!r} begins")
+            scheduled = not lane.debounce_until_ns or (id(lane), lane.debounce_until_ns) in planned
+            _require(scheduled, f"no timer ends the debounce of lane {lane.name!r}")
 
 
 def _check_parked_lists(ledger: Ledger, worker: Worker) -> None:
-    """A parked worker stands in the list of each of its services."""
+    """Check that a parked worker is listed by each of its services."""
     for name in worker.facts.services:
         listed: Iterable[bytes] = (
             other
             for last_used, other in ledger.services[name].parked
             if last_used == worker.last_used
         )
-        _require(worker.name in listed, f"{worker.name!r} is parked and in no list of {name!r}")
+        _require(worker.name in listed, f"{worker.name!r} is parked and not listed by {name!r}")

@@ -1,8 +1,8 @@
 """The durable state: tasks, campaigns, services, lanes, workers, and the leases between them.
 
-The ledger knows how to move a task between states, queues and workers so that every count and
-index that follows from the state stays true; `invariants` compares them with what they are
-derived from. When durable state changes is said by records alone: `apply` moves, the deciders look.
+The ledger moves tasks between states, queues and workers and keeps every count and index true.
+`invariants` compares these with the state that they are derived from. Only `apply` calls the
+methods that change durable state. The deciders read.
 """
 
 from __future__ import annotations
@@ -38,60 +38,61 @@ class Ledger:
     """All tasks, campaigns, services, lanes and workers, and the leases between them."""
 
     def __init__(self) -> None:
-        #: Every task by its key (`identity`). An ended one stays until it is archived.
+        #: Every task by its key (`identity`). Ended ones stay until they are archived.
         self.tasks: dict[bytes, Task] = {}
-        #: Who waits for names that nobody has submitted.
+        #: The tasks that wait for each unknown name.
         self.dependents_of_unknown: dict[bytes, list[Task]] = {}
-        #: Keys that would do for awaited ones: a name may be of its own campaign, or a full name.
+        #: For each name, awaited keys that a task of this name satisfies, too: a name in `after`
+        #: may be one of the same campaign or a full name.
         self.awaited_else: dict[bytes, dict[bytes, None]] = {}
         self.campaigns: dict[bytes, Campaign] = {}
-        #: Campaigns of old journals, whose tasks have their names alone as keys (`identity`).
+        #: Campaigns of old journals, whose tasks have only their names as keys (`identity`).
         self.bare: dict[bytes, None] = {}
         self.services: dict[bytes, Service] = {}
         self.workers: dict[bytes, Worker] = {}
-        #: Processes that lost their name, by name and incarnation, oldest first.
+        #: Processes that lost their name, by (name, incarnation), oldest first.
         self.replaced: dict[tuple[bytes, int], Replaced] = {}
-        #: The latest failure of tasks that have one.
+        #: The latest failure text, of tasks that have one. Every FAILED task has one.
         self.reasons: dict[bytes, bytes] = {}
-        #: What a dialect keeps beside the payload, for tasks that have it.
+        #: Data that a dialect keeps beside the payload, of tasks that have it.
         self.envelopes: dict[bytes, bytes] = {}
-        #: The latest record of what a task printed, for tasks that have printed.
+        #: The latest record with output, of tasks that have output.
         self.outputs: dict[bytes, int] = {}
-        #: The latest attempts that did not finish their task, for tasks that have some.
+        #: The latest unsuccessful attempts, of tasks that have some.
         self.failed_attempts: dict[bytes, list[Attempt]] = {}
         #: Unfinished tasks that were reported as late.
         self.reported: dict[bytes, None] = {}
-        #: How many tasks are in each state, by `TaskState`; archived ones stay counted.
+        #: How many tasks are in each state, by `TaskState`, including archived ones.
         self.counts = [0] * len(TaskState)
-        #: Some tasks take more than one slot, so that room must be counted.
+        #: Some tasks take more than one slot, so slots must be counted.
         self.has_wide_tasks = False
         self.paused = False
-        #: Pairs of a lane and a worker that serves it, over all services; kept while limited.
+        #: Pairs of a lane and a worker that serves it. Counted only if there are worker limits.
         self.lane_worker_pairs = 0
         #: Number of the latest record.
         self.record = 0
-        #: What `stuck` found, as of a record.
+        #: Cache of `stuck`: the record number and the result.
         self._stuck: tuple[int, dict[bytes, Task]] = (-1, {})
         self._digests = Digests()
         self.due_heap: DueHeap[Task] = DueHeap()
-        #: Services where something changed that may allow a lease. Volatile.
+        #: Services with a change that may allow a lease. Volatile.
         self.dirty: dict[bytes, Service] = {}
-        #: Workers that are kept free for one task each: of a service at most one for a task of many
-        #: slots and one for a last attempt. Volatile.
+        #: Workers kept free for one task each. A service has at most one for a task of many slots
+        #: and one for a last attempt. Volatile.
         self.reservations: list[Reservation] = []
-        #: Lanes that got work and may have to gather more before they begin. Volatile.
+        #: Lanes that got work and may have to debounce. Volatile.
         self.debouncing: list[Lane] = []
-        #: How lanes are run. Settings, not history: volatile.
+        #: The options of lanes. Settings, not history: volatile.
         self.rules = RulesSet(0)
         self.rule_table = RuleTable()
         #: The lane groups of each rule, over all services. Volatile.
         self.lane_groups: dict[ActiveRule, list[LaneGroup]] = {rule: [] for rule in self.rule_table}
-        #: Some regime has a limit of workers, or the broker; some regime's lanes gather tasks.
+        #: Copies from `rule_table`, for speed.
         self.has_worker_limits = False
         self.has_debounce = False
 
     def service(self, name: bytes) -> Service:
-        """A service by name, made when it is first needed."""
+        """Return a service by name, created on first use."""
         service = self.services.get(name)
         if service is None:
             service = self.services[name] = Service(name)
@@ -99,7 +100,7 @@ class Ledger:
         return service
 
     def set_rules(self, rules: RulesSet) -> None:
-        """Run all lanes by these rules from now on."""
+        """Apply new rules to all lanes."""
         self.rules = rules
         former = self.rule_table
         self.rule_table = RuleTable(rules.rules, rules.defaults, rules.workers_max)
@@ -121,14 +122,17 @@ class Ledger:
             self.lane_groups[lane_group.active_rule].append(lane_group)
 
     def campaign(self, name: bytes) -> Campaign:
-        """A campaign by name, made when it is first needed."""
+        """Return a campaign by name, created on first use."""
         campaign = self.campaigns.get(name)
         if campaign is None:
             campaign = self.campaigns[name] = Campaign(name)
         return campaign
 
     def move(self, tasks: Tasks, cause: Cause) -> None:
-        """The one mover of tasks' states. Counts runs of alike tasks, not tasks."""
+        """Change the state of tasks. Nothing else assigns it.
+
+        Counts are updated once for each run of tasks with the same terms and state.
+        """
         targets = TASK_TARGETS[cause]
         terms, source, target, run = _NO_TERMS, None, READY, 0
         for task in tasks:
@@ -146,8 +150,7 @@ class Ledger:
             self.count_moved(terms, source, target, run)
 
     def stuck(self) -> dict[bytes, Task]:
-        """BLOCKED tasks that nothing can release any more. Every failed task has a reason; asked
-        again before anything was decided, the answer is the same."""
+        """Return BLOCKED tasks that nothing can release. Cached until the next record."""
         if self._stuck[0] != self.record:
             known = self.tasks
             failed = [known[name] for name in self.reasons if known[name].state is FAILED]
@@ -155,7 +158,7 @@ class Ledger:
         return self._stuck[1]
 
     def archive(self, names: Iterable[bytes]) -> None:
-        """Forget ended tasks that an index outside memory now knows."""
+        """Drop ended tasks that are in the archive now."""
         for name in names:
             task = self.tasks.get(name)
             if task is not None and task.ending is not None:
@@ -164,7 +167,7 @@ class Ledger:
                 self.failed_attempts.pop(name, None)
 
     def recall(self, one: EndedTask) -> None:
-        """Remember an archived task again, because somebody is about to speak of it."""
+        """Restore an archived task, because the next event refers to it."""
         if one.name in self.tasks:
             return
         terms = Terms(campaign=one.campaign, service=one.service)
@@ -173,7 +176,7 @@ class Ledger:
         task.ending = Ending(one.record, one.at_ns)
         self.tasks[one.name] = task
 
-    # What follows are the helpers of the functions that apply.
+    # The rest is for `apply`.
 
     def named(self, names: list[bytes]) -> Tasks:
         tasks = self.tasks
@@ -182,7 +185,7 @@ class Ledger:
     def count_moved(
         self, terms: Terms, source: TaskState | None, target: TaskState, count: int
     ) -> None:
-        """Count tasks from one state to another: in all, in their campaign, in their service."""
+        """Count tasks from one state to another: in total, in their campaign and their service."""
         of_campaign = self.campaigns[terms.campaign].counts
         for_service = self.services[terms.service].counts
         self.counts[target] += count
@@ -194,7 +197,7 @@ class Ledger:
             for_service[source] -= count
 
     def queue_new(self, tasks: Tasks, priority: int) -> None:
-        """Count new READY tasks of one priority and service in their lanes, and queue them."""
+        """Queue new READY tasks of one priority and service in their lanes."""
         if self.has_debounce:
             self._note_work(tasks)
         if self.has_wide_tasks:
@@ -209,17 +212,17 @@ class Ledger:
             main_queue.items.append(task)
             if not lane.in_rotation:
                 lane.lane_group.add_to_rotation(lane)
-        # Also for lanes that rotate: what they had may be for other workers than those that wait.
+        # Also if the lane rotates already: its other tasks may not fit the workers that wait.
         self.mark_dirty(tasks[0].lane)
 
     def _note_work(self, tasks: Tasks) -> None:
-        """Lanes that had nothing to do are about to get work."""
+        """Collect the idle lanes of these tasks, which may have to debounce."""
         lanes = {id(task.lane): task.lane for task in tasks}
         self.debouncing += [lane for lane in lanes.values() if not (lane.ready or lane.leased)]
 
     def enqueue(self, tasks: Tasks, *, front: bool = False, deferred: bool = False) -> None:
-        """Queue READY tasks in their lanes. Those that come back in front keep their order; those
-        that were put off wait for the next run of their lane."""
+        """Queue READY tasks in their lanes. In front they keep their order. Deferred tasks wait for
+        the next run of their lane."""
         if self.has_debounce:
             self._note_work(tasks)
         if self.has_wide_tasks:
@@ -234,7 +237,7 @@ class Ledger:
                 else:
                     lane.ready += 1
                     (main_queue.front if front else main_queue.items).append(task)
-                # Also one that rotates: it may be there for what it had, and have had nothing.
+                # Also if the lane rotates already: its other tasks may not fit any worker.
                 self.mark_dirty(lane)
             return
         if front:
@@ -245,14 +248,14 @@ class Ledger:
         self.mark_dirty(tasks[0].lane)
 
     def mark_dirty(self, lane: Lane) -> None:
-        """Something changed that may allow a lease of this lane."""
+        """Mark a lane's service for assignment: a change may allow a lease."""
         service = lane.service
         if not lane.in_rotation:
             lane.lane_group.add_to_rotation(lane)
         self.dirty[service.name] = service
 
     def dequeue(self, tasks: Tasks, counts: Counts | None = None) -> None:
-        """Take READY tasks out of their queues."""
+        """Remove READY tasks from their queues."""
         start = 0
         for lane, count in lane_counts(tasks) if counts is None else counts:
             extras = lane.extras
@@ -272,14 +275,14 @@ class Ledger:
             start += count
 
     def withdraw(self, tasks: Tasks) -> None:
-        """Take READY tasks out of their queues that are not leased: nobody tries them now."""
+        """Remove READY tasks from their queues for another reason than a lease."""
         self.dequeue(tasks)
         for task in tasks:
             if task.lane.extras is not None:
                 task.lane.cap_released()
 
     def add_lease(self, lease: Lease, tasks: Tasks) -> None:
-        """Count leased tasks at their worker and their lanes."""
+        """Count leased tasks in their worker and their lanes."""
         worker = lease.worker
         worker.leases[lease.number] = lease
         worker.slots_used += self._slots(tasks)
@@ -294,7 +297,7 @@ class Ledger:
             lane.leased += count
 
     def _count_shared(self, lane: Lane, worker: Worker, count: int) -> None:
-        """Several workers serve a lane: count what each holds."""
+        """Count tasks of a lane that several workers serve."""
         if lane.leased_by_worker is None:
             lane.leased_by_worker = {cast("Worker", lane.holder): lane.leased}
             lane.holder = None
@@ -305,7 +308,7 @@ class Ledger:
         lane.leased_by_worker[worker] += count
 
     def _uncount_shared(self, lane: Lane, worker: Worker, count: int) -> None:
-        """One of several workers of a lane holds less of it."""
+        """Count down tasks of a lane that several workers serve."""
         leased_by_worker = cast("dict[Worker, int]", lane.leased_by_worker)
         leased_by_worker[worker] -= count
         if leased_by_worker[worker]:
@@ -318,7 +321,7 @@ class Ledger:
             lane.leased_by_worker = None
 
     def release(self, tasks: Tasks, counts: Counts | None = None) -> None:
-        """Count tasks whose lease is over back from their worker and their lanes."""
+        """End the leases of these tasks and count them down in their worker and lanes."""
         if not tasks:
             return
         lease = tasks[0].lease
@@ -358,7 +361,7 @@ class Ledger:
         self.lane_worker_pairs += by
 
     def _count_pairs(self) -> None:
-        """Count who serves which lane, when limits are set: without limits nobody counts."""
+        """Recount the pairs of lanes and workers, which are not counted without limits."""
         self.lane_worker_pairs = 0
         for active_rule in self.rule_table:
             active_rule.lane_worker_pairs = 0
@@ -368,8 +371,7 @@ class Ledger:
                     self._count_pair(lane, lane.workers)
 
     def _mark_all_dirty(self, counts: Counts) -> None:
-        """Workers may serve less than before: look at their services, and where there are limits
-        at all that those are over."""
+        """Mark the services of these lanes, and all services that share a limit with them."""
         if self.rules.workers_max:
             self.dirty.update(self.services)
             return
@@ -388,14 +390,14 @@ class Ledger:
         del worker.leases[lease.number]
         lease.tasks, lease.names, lease.attempts, lease.counts = [], [], [], []
         if not worker.leases or lease.lease_ns > worker.facts.lease_timeout_ns:
-            other_queues = [other.lease_ns for other in worker.leases.values()]
-            worker.lease_ns_max = max(other_queues, default=0)
+            others = [other.lease_ns for other in worker.leases.values()]
+            worker.lease_ns_max = max(others, default=0)
 
     def _slots(self, tasks: Tasks) -> int:
         return sum([task.terms.slots for task in tasks]) if self.has_wide_tasks else len(tasks)
 
     def end(self, tasks: Tasks, ending: Ending, counts: Counts) -> None:
-        """Keep of ended tasks only what is needed to know them again."""
+        """Mark tasks as ended and drop all data that is not needed to recognize them."""
         for task in tasks:
             task.ending = ending
             if len(task.payload) > DIGEST_BYTES:
@@ -410,21 +412,21 @@ class Ledger:
                     index.pop(task.name, None)
 
     def schedule_expiry(self, tasks: Tasks) -> None:
-        """Schedule the expiry of tasks that wait again. An earlier entry may have come up while
-        they were out, by a clock that was set back since."""
+        """Schedule the expiry of tasks that wait again. An earlier entry may have been used up
+        while they were leased, by a clock that was set back since."""
         for task in tasks:
             for expires_ns in (task.terms.expires_hard_ns, task.terms.expires_ns):
                 if expires_ns:
                     self.due_heap.push_expiry(expires_ns, [task.name])
 
     def add_dependencies(self, task: Task, names: list[bytes]) -> None:
-        """Let a task wait for these too."""
+        """Add predecessors to a task."""
         task.waits += len(names)
         for name in names:
             self.add_dependency(task, name)
 
     def add_dependency(self, task: Task, name: bytes) -> None:
-        """Let a task wait for a name, known or not; its waits are counted by the caller."""
+        """Make a task wait for a name, known or not. The caller adds to `task.waits`."""
         before = self.tasks.get(name)
         if before is None or before.ending is not None:
             self.dependents_of_unknown.setdefault(name, []).append(task)
@@ -433,25 +435,25 @@ class Ledger:
             graph.link(before, task)
 
     def restore_awaited(self, name: bytes, waiting: list[Task]) -> None:
-        """Let tasks from a snapshot wait for a key that is not known."""
+        """Make tasks from a snapshot wait for an unknown key."""
         self.dependents_of_unknown[name] = waiting
         for task in waiting:
             self.note_awaited(task, name)
 
     def note_awaited(self, task: Task, name: bytes) -> None:
-        """Keep which other key would do for an awaited one."""
+        """Index the other name that satisfies an awaited key."""
         begin = prefix(task.terms.campaign)
         if begin and name.startswith(begin) and task.terms.campaign not in self.bare:
             self.awaited_else.setdefault(name[len(begin) :], {})[name] = None
 
     def waiting_for(self, name: bytes) -> list[Task]:
-        """Return the tasks that wait for a key that is not known yet."""
+        """Return the tasks that wait for an unknown key."""
         waiting = self.dependents_of_unknown.get(name, [])
         keys = self.awaited_else.get(name, ())
         return [*waiting, *(task for key in keys for task in self._own(key, name))]
 
     def _own(self, key: bytes, name: bytes) -> list[Task]:
-        """Return the tasks that await a key because it has this name in their own campaign."""
+        """Return the tasks that wait for a key because it has this name in their own campaign."""
         return [
             task
             for task in self.dependents_of_unknown[key]
@@ -459,19 +461,19 @@ class Ledger:
         ]
 
     def take_awaited(self, name: bytes) -> list[Task] | None:
-        """Return the tasks that wait for a key that becomes known, and await it no longer."""
+        """Remove and return the tasks that wait for a key that becomes known."""
         waiting = self.dependents_of_unknown.pop(name, None)
         for task in waiting or ():
             self._forget_awaited(name, task)
         for key in self.awaited_else.pop(name, ()):
             waiting = [*(waiting or []), *self._own(key, name)]
-            other_queues = [
+            others = [
                 task
                 for task in self.dependents_of_unknown[key]
                 if spelling(task.terms.campaign, name) != key
             ]
-            if other_queues:
-                self.dependents_of_unknown[key] = other_queues
+            if others:
+                self.dependents_of_unknown[key] = others
             else:
                 del self.dependents_of_unknown[key]
         return waiting
@@ -484,7 +486,7 @@ class Ledger:
             self.awaited_else.pop(rest, None)
 
     def requeue(self, tasks: Tasks, cause: Cause, *, front: bool, deferred: bool = False) -> None:
-        """Tasks that wait for nothing but a worker go to their queues; the others stay BLOCKED."""
+        """Queue the tasks without open predecessors. The others become BLOCKED."""
         blocked = [task for task in tasks if task.waits]
         ready = [task for task in tasks if not task.waits] if blocked else tasks
         self.move(blocked, Cause.BLOCKED)
@@ -492,7 +494,7 @@ class Ledger:
         self.enqueue(ready, front=front, deferred=deferred)
 
     def change_lane(self, task: Task, lane: Lane, terms: Terms) -> None:
-        """Let a task that is not out wait in another lane, by these terms: of its service."""
+        """Move a task that is not leased to another lane. `terms` name that lane's service."""
         ready = task.state is READY
         if ready:
             self.withdraw([task])
@@ -511,7 +513,7 @@ class Ledger:
             self.enqueue([task])
 
     def schedule_due(self, tasks: Tasks) -> None:
-        """Put DELAYED tasks on the agenda; those that come due together share an entry."""
+        """Schedule DELAYED tasks. Those that come due together share an entry."""
         together: dict[int, Tasks] = {}
         for task in tasks:
             together.setdefault(task.due_ns, []).append(task)
@@ -519,7 +521,7 @@ class Ledger:
             self.due_heap.push_due(due_ns, some)
 
     def add_worker(self, worker: Worker) -> None:
-        """Know a worker, and that it offers its services."""
+        """Add a worker and count it in its services."""
         self.workers[worker.name] = worker
         self.count_worker_services(worker, 1)
 
@@ -536,7 +538,7 @@ class Ledger:
         self.reservations.append(reservation)
 
     def unreserve(self, worker: Worker) -> None:
-        """Keep a worker free no longer. It may take other tasks, and its task another worker."""
+        """End a worker's reservation. It may take other tasks, and its task another worker."""
         reservation = worker.reservation
         if reservation is None:
             return
@@ -549,21 +551,21 @@ class Ledger:
 
 
 def lower_slots_min(tasks: Tasks) -> None:
-    """Keep the lower bound on the slots of a lane's tasks true for tasks that join it."""
+    """Lower the bound on the slots of each lane's tasks for tasks that join it."""
     for task in tasks:
         task.lane.slots_min = min(task.lane.slots_min, task.terms.slots)
 
 
 def is_whole_lease(lease: Lease, tasks: Tasks) -> bool:
-    """These tasks are out by this lease. Whoever works in batches settles a lease as it was
-    given, which is seen at once: none of it was settled before."""
+    """Return whether all these tasks are leased by this lease. A report on a whole, unsettled
+    lease is recognized at once."""
     if lease.tasks_left == len(tasks) and lease.tasks == tasks:
         return True
     return [task.lease for task in tasks].count(lease) == len(tasks)
 
 
 def one_lane(tasks: Tasks) -> Lane | None:
-    """The lane of these tasks if they are all of one: most batches are, and are counted at once."""
+    """Return the common lane of these tasks, or None. Most batches have one."""
     if not tasks:
         return None
     lane = tasks[0].lane
@@ -573,7 +575,7 @@ def one_lane(tasks: Tasks) -> Lane | None:
 
 
 def one_queue(tasks: Tasks) -> Queue[Task] | None:
-    """The queue for these ready tasks if they all belong in one and none can be a suspect."""
+    """Return the common queue of these ready tasks, or None. Suspects belong in no queue."""
     lane = one_lane(tasks)
     if lane is None:
         return None
@@ -584,23 +586,23 @@ def one_queue(tasks: Tasks) -> Queue[Task] | None:
 
 
 def lane_counts(tasks: Tasks) -> Counts:
-    """How many tasks of which lane, in order; a lane may come more than once."""
+    """Return runs of tasks by lane, in order. A lane may occur more than once."""
     lane = one_lane(tasks)
     if lane is not None:
         return [(lane, len(tasks))]
     if not tasks:
         return []
     lanes = [task.lane for task in tasks]
-    if lanes[0] is lanes[1]:  # runs of tasks of one lane, it seems; else no two are alike
+    if lanes[0] is lanes[1]:  # probably runs of tasks of one lane
         return [(lane, len(list(run))) for lane, run in groupby(lanes)]
     return list(zip(lanes, repeat(1), strict=False))
 
 
 def illegal_move_text(task: Task, cause: Cause) -> str:
-    """What is known of a task that was to be moved where it can't go."""
+    """Describe a task for the error about an illegal transition."""
     holder = f", held by {task.lease.worker.name!r}" if task.lease is not None else ""
     return (
-        f"task {task.name!r} is {task.state.name} and can't be moved by {cause.name} "
+        f"task {task.name!r}: no transition from {task.state.name} by {cause.name} "
         f"(attempt {task.attempt}, {task.failures} failures, {task.losses} lost workers, "
         f"waits for {task.waits} tasks{holder})"
     )

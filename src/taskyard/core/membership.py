@@ -1,4 +1,8 @@
-"""Deciding on workers that come, show life, go, or fall silent."""
+"""Decides on workers that register, send heartbeats, exit or time out.
+
+Also returns or fails the tasks of a worker, for all deciders. `holders` decides which process may
+use a name, `assignment` gives out tasks.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ def worker_registered(context: Context, event: events.WorkerRegistered) -> None:
 
 
 def _facts_valid(facts: WorkerFacts) -> bool:
-    """Facts that fit the journal and the limits."""
+    """Return whether facts are within the limits."""
     spans = (facts.lease_timeout_ns, facts.heartbeat_ns, facts.restart_lease_ns)
     numbers = (facts.slots_total, facts.incarnation, facts.pid, *spans)
     names = [*facts.services, facts.dialect, facts.host]
@@ -86,8 +90,8 @@ def _facts_valid(facts: WorkerFacts) -> bool:
 
 
 def on_slot_free(context: Context, worker: Worker) -> None:
-    """A worker may have room again: the queue is drained at once, or the worker let go."""
-    context.schedule_timeout(worker)  # it may hold less that allows it to be silent for long
+    """Assign tasks to a worker that may have free slots, or shut it down if it is drained."""
+    context.schedule_timeout(worker)  # a task with a long lease may be gone
     assignment.shut_down_if_drained(context, worker)
     if worker.facts.always_ready:
         assignment.park(context, worker, worker.slots_free)
@@ -102,7 +106,7 @@ def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:
         return
     worker = context.touch_worker(event.worker)
     if worker is not None and worker.facts.always_ready and worker.state is BUSY:
-        on_slot_free(context, worker)  # after a restart, or when its route is back
+        on_slot_free(context, worker)  # after a restart, or when its route works again
     if worker is not None and event.trouble is not None:
         worker.trouble = truncate_reason(event.trouble)
     if worker is not None and event.held is not None:
@@ -119,7 +123,7 @@ def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:
 def _return_unlisted(
     context: Context, worker: Worker, listed_as: dict[bytes, int], event: events.WorkerHeartbeat
 ) -> None:
-    """What a live worker does not list, though it must have reached it, was lost on the way."""
+    """Return tasks that a live worker does not list although they must have arrived."""
     lost = [
         task
         for lease in worker.leases.values()
@@ -133,8 +137,11 @@ def _return_unlisted(
 
 
 def _should_have_arrived(context: Context, lease: Lease, event: events.WorkerHeartbeat) -> bool:
-    """Answers come in order: who was told of a record was told before of what it gave. Time says
-    less: a slow disk can hold an assignment back for longer than any heartbeat."""
+    """Return whether the assignment of a lease must have reached its worker.
+
+    Messages arrive in order, so an acknowledged record proves it. Time proves less: a slow disk can
+    delay an assignment for longer than any heartbeat.
+    """
     if event.seen is not None:
         return lease.number <= event.seen
     if not event.heartbeat_ns:
@@ -143,7 +150,7 @@ def _should_have_arrived(context: Context, lease: Lease, event: events.WorkerHea
 
 
 def _stop_zombies(context: Context, worker: bytes, listed_as: dict[bytes, int]) -> None:
-    """A worker that works on what is no longer its own can save itself the trouble."""
+    """Send `Stop` for listed tasks that the worker does not hold any more."""
     known = context.ledger.tasks
     names = [
         name for name, attempt in listed_as.items() if not holds(worker, known.get(name), attempt)
@@ -153,7 +160,7 @@ def _stop_zombies(context: Context, worker: bytes, listed_as: dict[bytes, int]) 
 
 
 def holds(worker: bytes, task: Task | None, attempt: int | None) -> bool:
-    """A task is leased to a worker, by this attempt or, where none is given, by any."""
+    """Return whether a worker holds a task by this attempt, or by any if it is None."""
     if task is None or task.lease is None or task.lease.worker.name != worker:
         return False
     return attempt is None or attempt == task.attempt
@@ -194,7 +201,7 @@ def worker_unreachable(context: Context, event: events.WorkerUnreachable) -> Non
 
 
 def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -> None:
-    """A worker was not heard for too long: what it held goes to others, and it is gone."""
+    """Remove a worker that timed out, and give its tasks to others."""
     assignment.cancel_wake(context.ledger, worker)
     assignment.close_request(context, worker)
     end_restart_leases(context, worker)
@@ -208,7 +215,7 @@ def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -
 
 
 def end_restart_leases(context: Context, worker: Worker) -> None:
-    """Return a worker's tasks that a former broker process leased it, without a charge.
+    """Return a worker's tasks that a former broker process leased to it, without a charge.
 
     Only for workers that can't list held tasks: a lost assignment or report would keep its slot.
     """
@@ -252,7 +259,7 @@ def fail_tasks(  # noqa: PLR0913  # the last ones are named
     own_fault: bool = True,
     runs: RunColumns | None = None,
 ) -> None:
-    """No attempt is left for these tasks."""
+    """Fail tasks that have no attempt left."""
     if not tasks:
         return
     names, attempts = [task.name for task in tasks], [task.attempt for task in tasks]
@@ -263,7 +270,7 @@ def fail_tasks(  # noqa: PLR0913  # the last ones are named
 
 
 def _lose_worker(context: Context, worker: Worker, reason: ReturnReason | None) -> None:
-    """A worker is lost: its tasks go to others, but for those that have lost too many."""
+    """Return a lost worker's tasks to the queue, and fail those that lost too many workers."""
     held = worker.held()
     fatal = [task for task in held if task.losses + 1 >= task.terms.crashes_max]
     texts = [_lost_text(task.losses + 1) for task in fatal]

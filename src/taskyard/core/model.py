@@ -1,9 +1,7 @@
-"""What the scheduler knows of tasks: the task itself, what tasks share, leases, endings, campaigns.
+"""Plain values: terms, submissions, worker facts, results.
 
-Plain records of state; nothing here decides. Millions of tasks wait at once, so a task is one small
-object, and whatever the tasks of a submission have in common is one object that they all point
-to. Nothing here refers back to what refers to it for longer than a lease, so the garbage collector
-need not look (`gc=False`).
+The journal stores them and the dialects build them. They hold no links to other objects, so the
+garbage collector may skip them (`gc=False`). The linked objects are in `entities`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from taskyard.core.states import TaskState
 
 _T = TypeVar("_T")
 
-#: Stands for the lost beginning of a reason.
+#: Replaces the removed beginning of a reason.
 _CUT: Final = b"[...] "
 
 #: Payloads up to this length are their own digest.
@@ -28,51 +26,51 @@ DIGEST_BYTES: Final = 64
 
 
 class Terms(Struct, array_like=True, gc=False):
-    """What the tasks of a submission have in common. All times are of the wall clock."""
+    """Terms that the tasks of a submission share. All times are of the wall clock."""
 
     campaign: bytes = b""
     service: bytes = b"default"
     #: Higher goes first.
     priority: int = 0
-    #: Not before this time; 0 for at once.
+    #: Not before this time. 0: at once.
     due_ns: int = 0
-    #: A task that was tried ends FAILED at this time; 0 for never.
+    #: A task that was tried ends FAILED at this time. 0: never.
     expires_ns: int = 0
-    #: A task ends FAILED at this time, tried or not; 0 for never.
+    #: A task ends FAILED at this time, tried or not. 0: never.
     expires_hard_ns: int = 0
-    #: How long to wait before each further attempt after a failure; None: as the service says.
+    #: Delay before each further attempt after a failure. None: as the rules of its lane set it.
     retry_delays_ns: tuple[int, ...] | None = None
-    #: Silence that its worker is allowed while it holds it, if longer than the worker's own.
+    #: Lease timeout of its worker while it holds the task, if longer than the worker's own.
     lease_ns: int = 0
-    #: How long one attempt may run; the worker ends it. 0 for no limit.
+    #: How long one attempt may run. The worker ends it. 0: no limit.
     time_limit_ns: int = 0
-    #: Room it takes in its worker.
+    #: Slots that it takes in its worker.
     slots: int = 1
     crashes_max: int = CRASHES_MAX
-    #: Who says that it comes from them; handed on, never looked at.
+    #: Origin given by the client. Passed on, never read.
     origin: bytes = b""
-    #: The wire language it came in by, for the history.
+    #: The dialect it was submitted by, for the history.
     dialect: bytes = b""
-    #: When it was submitted; written when that is decided, whatever the client says.
+    #: When it was submitted. Set by the scheduler, not by the client.
     submitted_ns: int = 0
-    #: When it is late, to be reported; 0 for never. Written when it is submitted, by the rules.
+    #: When it is reported as late. 0: never. Set by the rules at submission.
     report_ns: int = 0
 
 
 class Submission(Struct, array_like=True, gc=False):
-    """A batch of tasks as columns: one object a message, not a task."""
+    """A batch of tasks as columns: one object per message instead of one per task."""
 
     names: list[bytes]
     #: One for each task, or a single one that all share.
     payloads: list[bytes] = field(default_factory=lambda: [b""])
     terms: list[Terms] = field(default_factory=lambda: [Terms()])
-    #: Which of `terms` each task has; None: all have the first.
+    #: Index into `terms` for each task. None: all have the first.
     terms_at: list[int] | None = None
-    #: The lane of each task, b"" for the service's open lane; None: all in the open lane.
+    #: The lane of each task, b"" for the service's open lane. None: all in the open lane.
     lanes: list[bytes] | None = None
-    #: The names each task waits for; None: nobody waits.
+    #: The names each task waits for. None: no task waits.
     after: list[list[bytes]] | None = None
-    #: What each dialect wants to keep beside the payload, such as a return address.
+    #: Data that the dialect keeps beside each payload, such as a return address.
     envelopes: list[bytes] | None = None
 
     def terms_of(self, index: int) -> Terms:
@@ -82,7 +80,7 @@ class Submission(Struct, array_like=True, gc=False):
         return self.payloads[0 if len(self.payloads) == 1 else index]
 
     def part(self, indexes: list[int]) -> Submission:
-        """The same columns with only these tasks."""
+        """Return the submission with only these tasks."""
 
         def pick(column: list[_T] | None) -> list[_T] | None:
             return None if column is None else [column[index] for index in indexes]
@@ -108,45 +106,45 @@ class QueueOrder(IntEnum):
 
 
 class WorkerFacts(Struct, array_like=True, frozen=True):
-    """What a worker says of itself when it joins."""
+    """Properties of a worker, filled in by its dialect when it registers."""
 
     services: tuple[bytes, ...] = (b"default",)
-    #: Room for this many slots of tasks at once; 0: as many as it asks for.
+    #: Slots for tasks. 0: no limit.
     slots_total: int = 1
-    #: Silence after which it has left; 0: its silence means nothing.
+    #: Time without a message after which it is lost. 0: it has no timeout.
     lease_timeout_ns: int = 0
-    #: A worker that comes back as another process says another number.
+    #: Number of the process: another process of the same name has another one.
     incarnation: int = 0
-    #: It is told of work and asks for it then, instead of being handed it.
+    #: It gets `Wake` and then requests tasks, instead of getting them unasked.
     wants_wake: bool = False
-    #: It wants work whenever it has a free slot, without asking each time.
+    #: It takes tasks whenever it has a free slot, without requesting each time.
     always_ready: bool = False
     dialect: bytes = b""
-    #: The machine and process that it runs in; b"" and 0: its dialect does not say.
+    #: The machine and process that it runs in. b"" and 0: unknown.
     host: bytes = b""
     pid: int = 0
-    #: How long it keeps its older leases after a restart of the broker, whatever it sends. Set if
-    #: its dialect can't list held tasks. 0: they end as all leases do.
+    #: How long it keeps its older leases after a restart of the broker, even with heartbeats. Set
+    #: if its dialect can't list held tasks. 0: they end like other leases.
     restart_lease_ns: int = 0
-    #: How often it is heard at least; 0: another process gets its name at once.
+    #: The longest time between its messages. 0: another process gets its name at once.
     heartbeat_ns: int = 0
-    #: Payloads that mean something else on the worker's wire. A task with such a payload, or
-    #: with such a name and no payload, goes to other workers.
+    #: Payloads that mean something else on the worker's wire. A task with one of these as payload,
+    #: or as name without a payload, goes to other workers.
     reserved_payloads: tuple[bytes, ...] = ()
     queue_order: QueueOrder = QueueOrder.LEAST_RECENTLY_USED
 
 
 class Replaced(Struct, array_like=True):
-    """A process that lost its name to another, and the tasks that were charged for it."""
+    """A process that lost its name to another, and the tasks charged with its loss."""
 
     names: list[bytes]
     attempts: list[int]
-    #: It was heard again: it was not dead, and nothing is charged any more.
+    #: It sent a message again: it was not dead, and the charges were refunded.
     returned: bool = False
 
 
 class EndedTask(Struct, array_like=True, gc=False):
-    """What is kept of an ended task outside memory, to know it again."""
+    """The part of an ended task that the archive keeps, to recognize it."""
 
     name: bytes
     state: TaskState
@@ -154,22 +152,25 @@ class EndedTask(Struct, array_like=True, gc=False):
     service: bytes
     attempt: int
     digest: bytes
-    #: The record that ended it, in which its result lies.
+    #: The record that ended it and holds its result.
     record: int
     at_ns: int
 
 
 class Result(NamedTuple):
-    """A task's result or output, as far as it is kept."""
+    """A task's result or output, possibly truncated."""
 
     text: bytes
-    #: Its length before it was cut; 0: it is whole.
+    #: Its length before it was truncated. 0: it is whole.
     bytes_total: int = 0
 
 
 class Digests:
-    """Digests of one payload after the other. Tasks of one submission may share theirs, and end by
-    the thousand: that of a megabyte takes as long as ending a hundred tasks."""
+    """Computes digests and caches the last one.
+
+    Tasks of one submission may share a payload and end by the thousand. The digest of a megabyte
+    takes as long as ending a hundred tasks.
+    """
 
     __slots__ = ("_digest", "_payload")
 
@@ -183,10 +184,10 @@ class Digests:
 
 
 def isolation_room(isolation: int, slots: int) -> int:
-    """Return how many tasks of one isolation a worker of so many slots may hold.
+    """Return how many tasks of one isolation a worker with this many slots may hold.
 
-    Each step takes the cube root of the slots out of the group, so that a task that kills its
-    workers is by itself after as many steps, and one lost machine costs no parallelism.
+    Each step divides the group by the cube root of the slots. A task that kills its workers runs
+    alone after a few steps, and one lost machine costs no parallelism.
     """
     if isolation <= 1:
         return slots
@@ -206,24 +207,24 @@ def _cube_root_ceil(number: int) -> int:
 
 
 def digest(payload: bytes) -> bytes:
-    """Enough of a payload to tell a repeated submission from another: itself if it is short."""
+    """Return enough of a payload to recognize a repeated submission: all of it if it is short."""
     if len(payload) <= DIGEST_BYTES:
         return payload
     return crc32(payload).to_bytes(4, "big") + payload[: DIGEST_BYTES - 4]
 
 
 def shown(name: bytes) -> str:
-    """Bytes as a person reads them; a byte that is no text is written as its number."""
+    """Return bytes as text for people. Bytes that are not UTF-8 become escapes."""
     return name.decode(errors="backslashreplace")
 
 
 def truncate_reason(reason: bytes) -> bytes:
-    """Return a reason as it is kept: of a long one the end, marked as such."""
+    """Return a reason as it is kept: of a long one only the end, marked as truncated."""
     if len(reason) <= REASON_BYTES_MAX:
         return reason
     return _CUT + reason[len(_CUT) - REASON_BYTES_MAX :]
 
 
 def truncated_result_reason(kept: bytes, bytes_total: int) -> bytes:
-    """Return the reason why a truncated result is refused."""
+    """Return the reason for refusing a truncated result."""
     return b"result truncated: only the last %d of %d bytes are kept" % (len(kept), bytes_total)

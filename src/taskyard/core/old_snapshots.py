@@ -1,8 +1,8 @@
-"""Ledgers from snapshots of formats 1 and 2, and the portrait of a ledger.
+"""Snapshots of formats 1 and 2, and the fingerprint of a ledger.
 
-`restore` builds a ledger from the columns that these formats hold, with its indexes. Nothing writes
-them any more (`columns`). `fingerprint` describes a ledger for comparison: two ledgers with the
-same portrait go on alike.
+`restore` builds a ledger and its indexes from these formats, which are only read (`snapshot` has
+the current one). `fingerprint` describes a ledger for comparison: two ledgers with the same
+fingerprint behave alike.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class LaneSnapshot(Struct, array_like=True, gc=False):
     paused: bool
     queues: list[QueueSnapshot]
     suspects: list[int]
-    #: What waits for the next run, and how many tasks there are to go before it, at most.
+    #: Deferred tasks, and how many tasks are left in this run, at most.
     next_run: list[int] = field(default_factory=list)
     run_left: int = 0
-    #: Tasks that may be tried though the lane is held.
+    #: Tasks released from a held lane.
     released: int = 0
 
 
@@ -86,7 +86,7 @@ class LedgerSnapshot(Struct, array_like=True, gc=False):
     failures: list[int] = field(default_factory=list)
     losses_excused: list[int] = field(default_factory=list)
     due_ns: list[int] = field(default_factory=list)
-    # What only some tasks have.
+    # Fields of some tasks only.
     endings: dict[int, tuple[int, int]] = field(default_factory=dict)
     dependents: dict[int, list[int]] = field(default_factory=dict)
     dependents_of_unknown: dict[bytes, list[int]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class LedgerSnapshot(Struct, array_like=True, gc=False):
     reasons: dict[bytes, bytes] = field(default_factory=dict)
     envelopes: dict[bytes, bytes] = field(default_factory=dict)
     outputs: dict[bytes, int] = field(default_factory=dict)
-    #: Which of `payloads` each task has; empty: each its own. Tasks may share one of megabytes.
+    #: Index into `payloads` for each task. Empty: each has its own. Tasks may share large ones.
     payload_at: list[int] = field(default_factory=list)
     #: Tasks that were reported as late.
     reported: list[bytes] = field(default_factory=list)
@@ -105,15 +105,15 @@ class LedgerSnapshot(Struct, array_like=True, gc=False):
     failed_attempts: dict[bytes, list[Attempt]] = field(default_factory=dict)
 
 
-def restore(image: LedgerSnapshot) -> Ledger:
-    """A ledger that goes on where the image was taken."""
+def restore(snapshot: LedgerSnapshot) -> Ledger:
+    """Return a ledger in the state of the snapshot."""
     ledger = Ledger()
-    ledger.record, ledger.paused, ledger.counts = image.record, image.paused, image.counts
-    for name, counts in image.campaigns:
+    ledger.record, ledger.paused, ledger.counts = snapshot.record, snapshot.paused, snapshot.counts
+    for name, counts in snapshot.campaigns:
         campaign = ledger.campaign(name)
-        campaign.counts, campaign.truncated = counts, image.truncated.get(name, 0)
-    ledger.bare = dict.fromkeys(name for name, _ in image.campaigns if name)
-    for one in image.services:
+        campaign.counts, campaign.truncated = counts, snapshot.truncated.get(name, 0)
+    ledger.bare = dict.fromkeys(name for name, _ in snapshot.campaigns if name)
+    for one in snapshot.services:
         service = ledger.service(one.name)
         service.paused, service.has_wide_tasks, service.counts = (
             one.paused,
@@ -121,57 +121,58 @@ def restore(image: LedgerSnapshot) -> Ledger:
             one.counts,
         )
         ledger.has_wide_tasks = ledger.has_wide_tasks or one.has_wide_tasks
-    tasks = _restore_tasks(ledger, image)
-    _restore_graph(ledger, image, tasks)
-    _restore_workers(ledger, image, tasks)
+    tasks = _restore_tasks(ledger, snapshot)
+    _restore_graph(ledger, snapshot, tasks)
+    _restore_workers(ledger, snapshot, tasks)
     ledger.schedule_due([task for task in tasks if task.state is DELAYED])
-    if any(terms.expires_ns or terms.expires_hard_ns for terms in image.terms):
+    if any(terms.expires_ns or terms.expires_hard_ns for terms in snapshot.terms):
         ledger.schedule_expiry([task for task in tasks if task.ending is None])
-    ledger.reported = dict.fromkeys(image.reported)
-    _restore_lateness(ledger, image, tasks)
-    ledger.reasons, ledger.envelopes = image.reasons, image.envelopes
-    ledger.outputs, ledger.failed_attempts = image.outputs, image.failed_attempts
-    ledger.replaced = {(name, number): one for name, number, one in image.replaced}
+    ledger.reported = dict.fromkeys(snapshot.reported)
+    _restore_lateness(ledger, snapshot, tasks)
+    ledger.reasons, ledger.envelopes = snapshot.reasons, snapshot.envelopes
+    ledger.outputs, ledger.failed_attempts = snapshot.outputs, snapshot.failed_attempts
+    ledger.replaced = {(name, number): one for name, number, one in snapshot.replaced}
     return ledger
 
 
-def _restore_tasks(ledger: Ledger, image: LedgerSnapshot) -> list[Task]:
+def _restore_tasks(ledger: Ledger, snapshot: LedgerSnapshot) -> list[Task]:
     lanes = [
-        ledger.services[image.services[one.service].name].lane(one.name) for one in image.lanes
+        ledger.services[snapshot.services[one.service].name].lane(one.name)
+        for one in snapshot.lanes
     ]
     columns = zip(
-        image.names,
-        [image.payloads[place] for place in image.payload_at] or image.payloads,
-        [image.terms[place] for place in image.terms_at],
-        [lanes[place] for place in image.lane_at],
-        image.states,
-        image.waits,
+        snapshot.names,
+        [snapshot.payloads[place] for place in snapshot.payload_at] or snapshot.payloads,
+        [snapshot.terms[place] for place in snapshot.terms_at],
+        [lanes[place] for place in snapshot.lane_at],
+        snapshot.states,
+        snapshot.waits,
         repeat(None),  # dependents
         repeat(None),  # lease
         repeat(None),  # ending
-        image.attempts,
-        image.failures,
-        image.losses_excused,
-        image.due_ns,
+        snapshot.attempts,
+        snapshot.failures,
+        snapshot.losses_excused,
+        snapshot.due_ns,
     )
     tasks = [Task(*row) for row in columns]
-    ledger.tasks = dict(zip(image.names, tasks, strict=True))
-    for place, (record, at_ns) in image.endings.items():
+    ledger.tasks = dict(zip(snapshot.names, tasks, strict=True))
+    for place, (record, at_ns) in snapshot.endings.items():
         tasks[place].ending = Ending(record, at_ns)
     for task in tasks:
         task.lane.tasks += task.ending is None
-    for lane, one in zip(lanes, image.lanes, strict=True):
+    for lane, one in zip(lanes, snapshot.lanes, strict=True):
         _restore_lane(lane, one, tasks)
     return tasks
 
 
 def _restore_lane(lane: Lane, one: LaneSnapshot, tasks: list[Task]) -> None:
     lane.paused = lane.paused or one.paused
-    for queue_image in one.queues:
-        queue = lane.queue(queue_image.priority)
-        queue.items += [tasks[place] for place in queue_image.items]
-        queue.front += [tasks[place] for place in queue_image.front]
-        lane.ready += len(queue_image.items) + len(queue_image.front)
+    for queue_snapshot in one.queues:
+        queue = lane.queue(queue_snapshot.priority)
+        queue.items += [tasks[place] for place in queue_snapshot.items]
+        queue.front += [tasks[place] for place in queue_snapshot.front]
+        lane.ready += len(queue_snapshot.items) + len(queue_snapshot.front)
     for place in one.suspects:
         lane.add_suspect(tasks[place], front=False)
     if one.next_run or one.released:
@@ -185,9 +186,9 @@ def _restore_lane(lane: Lane, one: LaneSnapshot, tasks: list[Task]) -> None:
     lane.service.drop_if_empty(lane)
 
 
-def _restore_lateness(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:
-    """Tasks that are to be reported one day, and were not yet."""
-    if not any(terms.report_ns for terms in image.terms):
+def _restore_lateness(ledger: Ledger, snapshot: LedgerSnapshot, tasks: list[Task]) -> None:
+    """Schedule the late reports that were not made yet."""
+    if not any(terms.report_ns for terms in snapshot.terms):
         return
     together: dict[int, list[bytes]] = {}
     for task in tasks:
@@ -197,19 +198,19 @@ def _restore_lateness(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) 
         ledger.due_heap.push_late(late_ns, names)
 
 
-def _restore_graph(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:
-    for place, dependents in image.dependents.items():
+def _restore_graph(ledger: Ledger, snapshot: LedgerSnapshot, tasks: list[Task]) -> None:
+    for place, dependents in snapshot.dependents.items():
         waiting = [tasks[one] for one in dependents]
         tasks[place].dependents = waiting[0] if len(waiting) == 1 else waiting or None
-    for name, places in image.dependents_of_unknown.items():
+    for name, places in snapshot.dependents_of_unknown.items():
         ledger.restore_awaited(name, [tasks[place] for place in places])
 
 
-def _restore_workers(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -> None:
-    workers = [Worker(one.name, one.facts, slots_kept=one.slots_kept) for one in image.workers]
+def _restore_workers(ledger: Ledger, snapshot: LedgerSnapshot, tasks: list[Task]) -> None:
+    workers = [Worker(one.name, one.facts, slots_kept=one.slots_kept) for one in snapshot.workers]
     for worker in workers:
         ledger.add_worker(worker)
-    for one in image.leases:
+    for one in snapshot.leases:
         out = [tasks[place] for place in one.tasks]
         given = (workers[one.worker], one.number, one.at_ns, one.lease_ns)
         names, attempts = [task.name for task in out], [task.attempt for task in out]
@@ -220,8 +221,10 @@ def _restore_workers(ledger: Ledger, image: LedgerSnapshot, tasks: list[Task]) -
 
 
 def fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
-    """What a ledger will do depends on nothing but this, the rules, and what is volatile. Ended
-    tasks may be left out: which of them are in memory depends on what was archived."""
+    """Return all durable state that a ledger's behaviour depends on, as plain values.
+
+    Ended tasks may be left out, because the archive may hold them instead.
+    """
     tasks = sorted(task.name for task in ledger.tasks.values() if ended or task.ending is None)
     awaited, attempts = ledger.dependents_of_unknown, ledger.failed_attempts
     return {

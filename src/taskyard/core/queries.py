@@ -1,9 +1,8 @@
-"""Answering what clients ask: tasks, pages of tasks, counts, reasons, workers, results, output.
+"""Replies to queries of clients: tasks, counts, explanations, workers, lanes, results, output.
 
-Questions pass through the scheduler as wishes do, so that answers keep the order of requests and
-leave only after the commits that they rest on. They are answered in full at once, from a copy of
-what is asked for: nothing here changes or keeps anything. What lies in the journal alone, results
-and output, is named by its record; the shell puts it in.
+Queries pass through the scheduler like commands, so that replies keep the order of requests and are
+sent after the commits that they depend on. Replies are complete copies. Nothing here changes state.
+Results and output are only in the journal: a reply names the record, and the broker inserts them.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ if TYPE_CHECKING:
     from taskyard.core.events import Scope
     from taskyard.core.ledger import Ledger
 
-#: Lanes of one service that are looked at, to say which are paused: some 50 µs. Who has more
-#: of them asks why a task waits.
+#: Lanes of one service that are searched for paused ones, in about 50 µs.
 PAUSES_LANES_MAX: Final = 2000
 
 
@@ -77,8 +75,8 @@ def reply_due(context: Context, event: events.ReplyDue) -> None:
         context.send(ReplyDue(event.client, event.request))
         return
     cursor = context.ledger.record if follow_options.cursor is None else follow_options.cursor
-    what = (cursor, follow_options.count, follow_options.scope, follow_options.journal)
-    context.send(RecordPage(event.client, event.request, *what))
+    page = (cursor, follow_options.count, follow_options.scope, follow_options.journal)
+    context.send(RecordPage(event.client, event.request, *page))
 
 
 def lookup_requested(context: Context, event: events.LookupRequested) -> None:
@@ -92,7 +90,7 @@ def lookup_requested(context: Context, event: events.LookupRequested) -> None:
     for view, task in zip(views, tasks, strict=True):
         view.after = after.get(view.name, [])
         view.attempts = _attempts(ledger, task)
-        # Of an ended task only a digest is kept, which is the payload itself if that is short.
+        # An ended task keeps only a digest, which is the payload itself if that is short.
         if task.ending is None or len(task.payload) < DIGEST_BYTES:
             view.payload = task.payload
         if task.state is DONE and task.ending is not None:
@@ -101,7 +99,7 @@ def lookup_requested(context: Context, event: events.LookupRequested) -> None:
 
 
 def _attempts(ledger: Ledger, task: Task) -> list[Attempt]:
-    """Return the attempts that ended otherwise than DONE, and the one that is under way."""
+    """Return the unsuccessful attempts, and the current one."""
     attempts = [*ledger.failed_attempts.get(task.name, ())]
     if task.lease is not None:
         attempts.append(Attempt(task.attempt, task.lease.worker.name))
@@ -117,20 +115,20 @@ def _too_many(context: Context, event: events.LookupRequested | events.ResultsRe
 
 
 def _existing(ledger: Ledger, names: Iterable[bytes]) -> list[Task]:
-    """The tasks of these names that there are, each once, in the order in which they are named."""
+    """Return the tasks of these names, once each, in order. Skip unknown names."""
     found = [identity.find(ledger, name) for name in dict.fromkeys(names)]
     return [*{task.name: task for task in found if task is not None}.values()]
 
 
 def _everywhere(ledger: Ledger, names: Iterable[bytes]) -> list[Task]:
-    """Return the tasks of these names in any campaign, as many as a listing has."""
+    """Return the tasks of these names in any campaign, at most a page."""
     tasks = (task for name in dict.fromkeys(names) for task in identity.everywhere(ledger, name))
     return [*islice(tasks, LIST_TASKS_MAX)]
 
 
 def _blockers(ledger: Ledger, blocked: list[Task]) -> dict[bytes, list[bytes]]:
-    """The names that hold up each of these tasks, some of them. The way back is not kept, so this
-    is one pass over all tasks, or as much of it as is needed."""
+    """Return some predecessors of each of these tasks. Links to predecessors are not kept, so this
+    is a pass over all tasks until enough are found."""
     after: dict[bytes, list[bytes]] = {task.name: [] for task in blocked}
     wanted = {id(task): min(task.waits, AFTER_SHOWN_MAX) for task in blocked}
     for name, waiting in ledger.dependents_of_unknown.items():
@@ -152,7 +150,7 @@ def _blockers(ledger: Ledger, blocked: list[Task]) -> dict[bytes, list[bytes]]:
 def _add_blocker(
     after: dict[bytes, list[bytes]], wanted: dict[int, int], name: bytes, waiting: list[Task]
 ) -> None:
-    """A name holds up who waits for it; whoever has enough of them is not wanted any more."""
+    """Add a predecessor to the tasks that wait for it. Tasks with enough leave `wanted`."""
     for task in waiting:
         if id(task) in wanted:
             after[task.name].append(name)
@@ -172,7 +170,7 @@ def _task_view(ledger: Ledger, task: Task) -> TaskView:
         priority=terms.priority,
         attempt=task.attempt,
         failures=task.failures,
-        losses=task.losses if live else 0,  # of an ended task they are not known any more
+        losses=task.losses if live else 0,  # an ended task does not keep them
         slots=terms.slots,
         submitted_ns=terms.submitted_ns,
         origin=terms.origin,
@@ -205,7 +203,7 @@ def list_requested(context: Context, event: events.ListRequested) -> None:
 def _task_page(
     tasks: Iterable[Task], total: int, event: events.ListRequested
 ) -> tuple[list[Task], int]:
-    """The next tasks of a listing that fit, and how many of all were passed; 0 at the end."""
+    """Return the next matching tasks of a listing and the next cursor, 0 at the end."""
     count = min(max(event.count, 1), LIST_TASKS_MAX)
     cursor = min(max(event.cursor, 0), total)
     end = min(cursor + LIST_SCAN_MAX, total)
@@ -225,7 +223,7 @@ def _task_page(
 
 
 def _matching(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
-    """Those of these tasks that fit everything that is given; by columns, which is quick."""
+    """Return the tasks that match every given field. Filters by columns, which is fast."""
     if scope.states is not None:
         tasks = [task for task in tasks if task.state in scope.states]
     if scope.campaign is not None:
@@ -237,7 +235,7 @@ def _matching(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:
     if not match:
         return tasks
     if match not in b"\n".join([task.name for task in tasks]):
-        return []  # most steps of a search: one look is quicker than many
+        return []  # the common case, tested at once
     return [task for task in tasks if identity.matches(task.name, match, scope.campaign)]
 
 
@@ -268,7 +266,7 @@ def stats_requested(context: Context, event: events.StatsRequested) -> None:
 
 
 def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:
-    """Services that are paused, and lanes."""
+    """Return the paused services and lanes."""
     pauses: list[tuple[bytes, bytes | None]] = []
     for service in services:
         if service.paused:
@@ -282,12 +280,12 @@ def _pauses(services: list[Service]) -> list[tuple[bytes, bytes | None]]:
 def explain_requested(context: Context, event: events.ExplainRequested) -> None:
     task = identity.find(context.ledger, event.name)
     name = event.name if task is None else task.name
-    told = ExplanationReply(event.client, event.request, name, explain(context, name))
+    reply = ExplanationReply(event.client, event.request, name, explain(context, name))
     if task is not None:
-        told.campaign = task.terms.campaign
+        reply.campaign = task.terms.campaign
         if task.state is CANCELLED and task.ending is not None:
-            told.record = task.ending.record
-    context.send(told)
+            reply.record = task.ending.record
+    context.send(reply)
 
 
 def workers_requested(context: Context, event: events.WorkersRequested) -> None:
@@ -333,16 +331,16 @@ def held_tasks_requested(context: Context, event: events.HeldTasksRequested) -> 
 def results_requested(context: Context, event: events.ResultsRequested) -> None:
     if _too_many(context, event):
         return
-    told = Settled(event.client, event.request, [], [], [])
+    reply = Settled(event.client, event.request, [], [], [])
     for task in _existing(context.ledger, event.names):
-        subscriptions.add_settled(told, context.ledger, task)
+        subscriptions.add_settled(reply, context.ledger, task)
     if context.ledger.bare:
-        told.aliases = _aliases(context.ledger, event.names)
-    context.send(told)
+        reply.aliases = _aliases(context.ledger, event.names)
+    context.send(reply)
 
 
 def _aliases(ledger: Ledger, names: Iterable[bytes]) -> dict[bytes, bytes] | None:
-    """Return by which names tasks were asked for that have other keys."""
+    """Return the requested names of tasks that have other keys, by key."""
     found = [(identity.find(ledger, name), name) for name in names]
     asked = {task.name: name for task, name in found if task is not None and task.name != name}
     return asked or None
@@ -357,7 +355,7 @@ def output_requested(context: Context, event: events.OutputRequested) -> None:
 
 
 class LaneScan(Struct, gc=False):
-    """What was seen of a lane's tasks."""
+    """Counts and times collected from a lane's tasks."""
 
     lane: Lane
     delayed: int = 0
@@ -368,7 +366,7 @@ class LaneScan(Struct, gc=False):
 
     @property
     def rest(self) -> int:
-        """Its tasks that are blocked or have failed."""
+        """How many of its tasks are blocked or failed."""
         lane = self.lane
         return lane.tasks - lane.ready - lane.leased - self.delayed
 
@@ -389,7 +387,7 @@ def lanes_requested(context: Context, event: events.LanesRequested) -> None:
 
 
 def _lane_page(ledger: Ledger, event: events.LanesRequested, count: int) -> list[Lane]:
-    """The next lanes that are asked for, in the order of their services' names and their own."""
+    """Return the next lanes of a listing, sorted by service and name."""
     found: list[Lane] = []
     names = sorted(ledger.services) if event.service is None else [event.service]
     after_service, after_lane = event.after or (b"", None)
@@ -407,7 +405,7 @@ def _lane_page(ledger: Ledger, event: events.LanesRequested, count: int) -> list
 def _lanes_of_service(
     service: Service, pattern: bytes | None, past: bytes | None, count: int
 ) -> list[Lane]:
-    """The next lanes of a service that have tasks or are paused."""
+    """Return the next lanes of a service that have tasks or are paused."""
     names: Iterable[bytes] = service.lanes
     if past is not None:
         names = [name for name in names if name > past]
@@ -420,8 +418,11 @@ def _lanes_of_service(
 
 
 def scan_lanes(ledger: Ledger, scans: list[LaneScan]) -> None:
-    """See what can be seen of these lanes. What is put off is one list for all lanes, which is
-    gone through once."""
+    """Fill the scans of these lanes.
+
+    Reads the leased and delayed tasks once for all lanes, and the next few tasks of each lane, so
+    that a lane of a million tasks delays no other reply.
+    """
     wanted = {scan.lane: scan for scan in scans}
     for scan in scans:
         for task in scan.lane.peek(LANE_SCAN_MAX):
@@ -457,7 +458,7 @@ def _scan_delayed(ledger: Ledger, wanted: dict[Lane, LaneScan]) -> None:
 
 
 def _scan_failed(ledger: Ledger, wanted: dict[Lane, LaneScan]) -> None:
-    """Tell failed tasks from blocked ones, of which there is no list."""
+    """Count failed tasks. The other unfinished ones are blocked, and have no list."""
     tasks = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
     for task in [task for task in tasks if task.lane in wanted]:
         wanted[task.lane].failed += task.state is FAILED
@@ -491,13 +492,14 @@ def _lane_view(context: Context, scan: LaneScan) -> LaneView:
 
 
 def rules_requested(context: Context, event: events.RulesRequested) -> None:
-    rule_table = context.ledger.rule_table
+    table = context.ledger.rule_table
     wanted = {
         id(active_rule): None
         for name in event.services
-        for active_rule, _ in rule_table.for_service(name)
+        for active_rule, _ in table.for_service(name)
     }
-    clauses = [active_rule.rule for active_rule in rule_table if id(active_rule) in wanted]
-    rest = [*rule_table][-1].rule
-    told = [*clauses, rest] if rest not in clauses else clauses
-    context.send(RuleList(event.client, event.request, rule_table.version, tuple(told)))
+    rules = [active_rule.rule for active_rule in table if id(active_rule) in wanted]
+    defaults = [*table][-1].rule
+    if defaults not in rules:
+        rules.append(defaults)
+    context.send(RuleList(event.client, event.request, table.version, tuple(rules)))

@@ -1,10 +1,8 @@
-"""Lanes and services in due order: where tasks wait, and whose turn is next.
+"""Queues of ready tasks and the heap of tasks that wait for a time.
 
-A queue orders what is ready by (just returned or released, arrival); a lane holds a queue for each
-priority, and apart from them its suspects: tasks charged with lost workers. A service holds its
-lanes, those of one regime as a branch, and keeps those that have work to lease in rotation, so that
-no lane starves another; the agenda keeps what waits for time in a heap. Nothing here decides:
-`policy` looks, `Ledger` moves tasks in and out.
+A `Queue` orders tasks by arrival, with returned and just released tasks in front. Entries of tasks
+that left from the middle turn stale and are dropped later. Knows no lane, service or worker. The
+`Ledger` moves tasks in and out.
 """
 
 from __future__ import annotations
@@ -27,41 +25,41 @@ class Queued(Protocol):
 
 T = TypeVar("T", bound=Queued)
 
-#: The passed part of a queue is given back when it is this long and longer than what is left.
+#: The consumed part of a queue is freed when it is this long and longer than the rest.
 CURSOR_MAX: Final = 64
 
-#: Entries that lie in a queue and are void are thrown out when one in so many is.
+#: A queue is compacted when one in this many entries is stale.
 STALE_SHARE_MAX: Final = 4
 
-#: A draw that meets so many void entries in a row makes order first.
+#: A random draw that meets this many stale entries in a row compacts the queue first.
 SAMPLE_MISSES_MAX: Final = 32
 
-#: Steps from one number of a row that looks like luck to the next (Knuth's, modulo 2**64).
+#: A linear congruential generator (Knuth's, modulo 2**64).
 _RANDOM_FACTOR: Final = 6364136223846793005
 _RANDOM_STEP: Final = 1442695040888963407
 _RANDOM_MASK: Final = (1 << 64) - 1
-#: The upper half of such a number is the better one.
+#: The upper bits of its numbers are the better ones.
 _RANDOM_SHIFT: Final = 33
 
 
 class Queue(Struct, Generic[T], gc=False, eq=False):
-    """The ready tasks of one lane and priority. A list and a cursor: empty deques are large."""
+    """The ready tasks of one lane and priority. A list and a cursor, as empty deques are large."""
 
     priority: int
-    #: First in, first out, from `cursor` on.
+    #: First in, first out, starting at `cursor`.
     items: list[T] = field(default_factory=list)
     cursor: int = 0
-    #: Returned or just released: the newest is last, and goes first.
+    #: Returned or just released tasks. The newest is last and goes first.
     front: list[T] = field(default_factory=list)
-    #: Void entries in `items` and `front`, to be passed over: of cancelled tasks, and those that
-    #: `removed` counts.
+    #: Stale entries in `items` and `front`: those of cancelled tasks, and those that `removed`
+    #: counts.
     stale_count: int = 0
-    #: Tasks that were taken out of the middle of `items`, by id: so many of their entries there,
-    #: the first ones, are void. A task may have come back since, by another entry.
+    #: How many of a task's entries in `items`, the first ones, are stale, by id. Set when a task is
+    #: taken from the middle. The task may have returned since, with another entry.
     removed: dict[int, int] | None = None
 
     def peek(self, count: int) -> list[T]:
-        """The next tasks, in the order in which they go."""
+        """Return the next tasks in order."""
         if self.stale_count:
             self._drop_stale_front(count)
             self._drop_stale_items(count)
@@ -72,8 +70,7 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return chosen + self.items[cursor : cursor + count - len(chosen)]
 
     def sample(self, count: int, random_bits: int) -> list[T]:
-        """Some tasks, those in front first, the others in an order that only `random_bits`
-        tells."""
+        """Return some tasks: those in front first, the others in an order set by `random_bits`."""
         front = (task for task in reversed(self.front) if task.state is READY)
         chosen = list(islice(front, count))
         wanted = count - len(chosen)
@@ -82,7 +79,7 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return chosen + (self._shuffled(random_bits)[:wanted] if drawn is None else drawn)
 
     def _sample(self, count: int, random_bits: int) -> list[T] | None:
-        """So many different tasks from anywhere; None if that takes too long."""
+        """Draw different tasks from anywhere. Return None if that takes too long."""
         items, cursor, removed = self.items, self.cursor, self.removed or {}
         span, misses = len(items) - cursor, 0
         drawn: dict[int, T] = {}
@@ -99,7 +96,7 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return list(drawn.values())
 
     def _shuffled(self, random_bits: int) -> list[T]:
-        """All tasks that are not in front, shuffled."""
+        """Return all tasks that are not in front, shuffled."""
         self._compact()
         main_queue = self.items[self.cursor :]
         for place in range(len(main_queue) - 1, 0, -1):
@@ -109,8 +106,8 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return main_queue
 
     def take(self, tasks: list[T]) -> None:
-        """Remove these. They need not be the next: the journal may have been written by another
-        policy. But they nearly always are, so that is quick."""
+        """Remove these tasks. They nearly always are the next ones, which is fast. They need not
+        be: another policy may have written the journal."""
         if self.stale_count and self.front:
             self._drop_stale_front(len(tasks))
         count, cursor, front = len(tasks), self.cursor, self.front
@@ -138,12 +135,12 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
             self._remove_scattered([task])
 
     def _is_stale(self, task: T) -> bool:
-        """Return whether the first entry of a task in `items` may be a void one."""
+        """Return whether the first entry of a task in `items` may be stale."""
         return self.removed is not None and id(task) in self.removed
 
     def _remove_scattered(self, tasks: list[T]) -> None:
-        """Remove tasks that lie anywhere. Of those in `items` the entries stay and are void, so
-        that taking tasks one by one from the middle of a long queue costs no pass each."""
+        """Remove tasks from anywhere. Their entries in `items` stay and become stale, so that
+        taking single tasks from the middle of a long queue needs no pass each."""
         if self.front:
             out = {id(task): task for task in tasks}
             kept = [task for task in self.front if id(task) not in out]
@@ -157,22 +154,22 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         self.mark_stale(len(tasks))
 
     def mark_stale(self, count: int) -> None:
-        """So many entries more are void."""
+        """Count more entries as stale and compact the queue if too many are."""
         self.stale_count += count
         if self.stale_count * STALE_SHARE_MAX > len(self.items) - self.cursor + len(self.front):
             self._compact()
 
     def in_order(self) -> list[T]:
-        """All that is ready, in the order in which it goes."""
+        """Return all ready tasks in order."""
         front = [task for task in reversed(self.front) if task.state is READY]
         return front + self.valid_items()
 
     def valid_items(self) -> list[T]:
-        """All that is ready but not in front."""
+        """Return all ready tasks that are not in front, in order."""
         return self._valid(self.items[self.cursor :], dict(self.removed or {}))
 
     def _valid(self, entries: list[T], removed: dict[int, int]) -> list[T]:
-        """Those entries of `items` that are not void, and what is left of `removed` behind them."""
+        """Return the entries of `items` that are not stale. Counts `removed` down."""
         if not removed:
             return [task for task in entries if task.state is READY]
         kept: list[T] = []
@@ -187,13 +184,13 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return kept
 
     def _drop_passed(self) -> None:
-        """Give the passed part back when it is the larger one."""
+        """Free the consumed part when it is the larger one."""
         if self.cursor * 2 >= len(self.items):
             del self.items[: self.cursor]
             self.cursor = 0
 
     def _compact(self) -> None:
-        """Throw out all void entries."""
+        """Drop all stale entries."""
         if self.stale_count:
             self.front[:] = [task for task in self.front if task.state is READY]
             self.items[:] = self._valid(self.items[self.cursor :], self.removed or {})
@@ -201,7 +198,7 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
             self.removed = None
 
     def _drop_stale_front(self, count: int) -> None:
-        """Drop the void entries among the next `count` tasks in front."""
+        """Drop the stale entries among the next `count` tasks in front."""
         start, found = len(self.front), 0
         while start > 0 and found < count:
             start -= 1
@@ -211,7 +208,7 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         self.front[start:] = kept
 
     def _drop_stale_items(self, count: int) -> None:
-        """Drop the void entries among the next `count` tasks that are not in front."""
+        """Drop the stale entries among the next `count` tasks that are not in front."""
         removed = {} if self.removed is None else self.removed
         kept: list[T] = []
         end = self.cursor
@@ -222,19 +219,19 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
             kept += valid
             end += len(entries)
         self.cursor = end - len(kept)
-        self.items[self.cursor : end] = kept  # of the same length: what is behind it stays
+        self.items[self.cursor : end] = kept  # the same length, so later entries stay in place
         if not removed:
             self.removed = None
 
 
 class DueHeap(Struct, Generic[T], eq=False):
-    """What waits for time, by the wall clock."""
+    """Tasks that wait for a time of the wall clock."""
 
-    #: (due, number, tasks): tasks that come due together are one entry. An entry may be stale.
+    #: (due, number, tasks): tasks that come due together share an entry. It may be stale.
     due: list[tuple[int, int, list[T]]] = field(default_factory=list)
-    #: (expires, number, names) likewise. Names, so that tasks which have ended are not kept.
+    #: (expires, number, names). Names, so that ended tasks are not kept in memory.
     expiry: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
-    #: (when, number, names) of tasks that are late then, likewise.
+    #: (when, number, names): when to report tasks as late.
     late: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
     #: Breaks ties in the order of arrival.
     number: int = 0
@@ -252,23 +249,23 @@ class DueHeap(Struct, Generic[T], eq=False):
         heappush(self.late, (late_ns, self.number, names))
 
     def pop_due(self, wall_ns: int, count_max: int) -> list[T]:
-        """Tasks whose time has come, about `count_max` at most."""
+        """Remove and return tasks that are due, about `count_max` at most."""
         tasks: list[T] = []
         while self.due and self.due[0][0] <= wall_ns and len(tasks) < count_max:
             due_ns, _, entry = heappop(self.due)
             tasks += [task for task in entry if task.state is DELAYED and task.due_ns == due_ns]
-        return list(dict.fromkeys(tasks))  # put off twice to the same time, it has two entries
+        return list(dict.fromkeys(tasks))  # delayed twice to the same time, a task has two entries
 
     def pop_expired(self, wall_ns: int, count_max: int) -> list[bytes]:
-        """Names whose tasks may be too old now, about `count_max` at most."""
+        """Remove and return names of tasks that may have expired, about `count_max` at most."""
         return _pop_names(self.expiry, wall_ns, count_max)
 
     def pop_late(self, wall_ns: int, count_max: int) -> list[bytes]:
-        """Names whose tasks may be late now, about `count_max` at most."""
+        """Remove and return names of tasks that may be late, about `count_max` at most."""
         return _pop_names(self.late, wall_ns, count_max)
 
     def next_ns(self) -> int | None:
-        """When there is something to do next."""
+        """Return the time of the next entry, or None."""
         times = [heap[0][0] for heap in (self.due, self.expiry, self.late) if heap]
         return min(times) if times else None
 

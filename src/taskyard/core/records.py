@@ -1,12 +1,12 @@
-"""What the scheduler decided: past-tense facts, the only thing that changes durable state.
+"""Records: decisions in the past tense, the only input that changes durable state.
 
-Records are the journal's content, what recovery applies, what the page shows and what the
-history is made of. They name tasks by their keys (`identity`). They say what was decided, never why
-it was decided so: a policy can change and an old journal still means the same.
+The journal stores them, recovery applies them, and the history is made of them. They name tasks by
+their keys (`identity`). A record holds the decision, not its reason, so an old journal means the
+same after the policy has changed.
 
-The format is versioned. Each record is an array behind its number; a field may be added at the end
-with a default, nothing else may change without the ritual: a new `JOURNAL_FORMAT`, the old reader
-kept, a golden file, one commit.
+The format is versioned. Each record is an array behind its number. A field may be appended with a
+default. Any other change needs a new `JOURNAL_FORMAT`, the old reader kept, and a golden file, in
+one commit.
 """
 
 from __future__ import annotations
@@ -21,43 +21,42 @@ from taskyard.core.runs import RunColumns
 
 
 class ReturnReason(IntEnum):
-    """Why a task came back without having failed."""
+    """Why a task was returned without a failure."""
 
     REFUSED = 0  #: the worker had no room for it after all
-    TRANSFERRED = 1  #: the worker wants it queued again, as if just submitted
-    DEFERRED_BACK = 2  #: the worker wants it at the end of its lane
+    TRANSFERRED = 1  #: the worker returned it to the queue, as if just submitted
+    DEFERRED_BACK = 2  #: the worker returned it to the end of its lane
     UNLISTED = 3  #: the assignment was lost on its way to the worker
-    LEFT = 4  #: the worker said goodbye
-    RESTARTED = 5  #: the worker came back as another process
-    BROKER_RESTARTED = 6  #: the broker restarted, and the worker can't list what it holds
+    LEFT = 4  #: the worker exited
+    RESTARTED = 5  #: the worker registered as another process
+    BROKER_RESTARTED = 6  #: the broker restarted, and the worker can't list its tasks
 
 
-#: These go to the end of their lane; the others to its front.
+#: Returned for these reasons, tasks go to the end of their lane, else to its front.
 RETURNS_TO_BACK = (ReturnReason.TRANSFERRED, ReturnReason.DEFERRED_BACK)
-#: These are charged as the loss of a worker; for the others nobody is to blame.
+#: Returned for these reasons, tasks are charged with the loss of a worker.
 RETURNS_CHARGED = (ReturnReason.RESTARTED,)
 
 
 class Record(Struct, array_like=True, gc=False):
     """Base of all records."""
 
-    #: When it was decided, by the wall clock.
+    #: Wall-clock time of the decision.
     at_ns: int
 
 
 class Submitted(Record, tag=1):
     submission: Submission
-    #: Names each task gave that were done already: nothing to wait for, kept for the history.
+    #: Predecessors of each task that were done already, kept for the history.
     after_done: list[list[bytes]] | None = None
-    #: For names that have ended before: the last attempt of the generation before.
+    #: For names that ended before: the last attempt of the former generation.
     attempts: list[int] | None = None
-    #: It was written before format 4: the keys of its tasks are their names alone. Only readers of
-    #: older formats set it.
+    #: Written before format 4, with names alone as keys. Only readers of older formats set it.
     bare: bool = False
 
 
 class Extended(Record, tag=2):
-    """Known tasks were given more tasks to wait for."""
+    """Known tasks got more predecessors."""
 
     names: list[bytes]
     after: list[list[bytes]]
@@ -67,7 +66,7 @@ class Leased(Record, tag=3):
     worker: bytes
     names: list[bytes]
     attempts: list[int]
-    #: Silence after which the lease ends; 0: it does not end by silence.
+    #: Time without a heartbeat after which the lease ends. 0: it has no timeout.
     lease_ns: int
 
 
@@ -75,40 +74,40 @@ class Finished(Record, tag=4):
     worker: bytes
     names: list[bytes]
     attempts: list[int]
-    #: One for each task; None: all are empty.
+    #: One for each task. None: all are empty.
     results: list[bytes] | None = None
-    #: The worker's slots stay taken until it says otherwise.
+    #: The worker's slots stay taken until `SlotsFreed`.
     keeps_slots: bool = False
-    #: Length of each result before it was cut, 0 if it is whole; None: all are whole.
+    #: Length of each result before it was truncated, 0 if it is whole. None: all are whole.
     result_bytes_total: list[int] | None = None
-    #: How the attempts ran; None: not measured.
+    #: How the attempts ran. None: not measured.
     runs: RunColumns | None = None
 
 
 class Failed(Record, tag=5):
-    """No attempt is left: the worker said so, or the tasks lost too many workers."""
+    """No attempt is left: the last one failed, or the tasks lost too many workers."""
 
     worker: bytes
     names: list[bytes]
     attempts: list[int]
     reasons: list[bytes]
-    #: The task's own fault; else that of its lost workers.
+    #: The task itself failed. False: it lost its workers.
     own_fault: bool = True
-    #: How the attempts ran; None: not measured.
+    #: How the attempts ran. None: not measured.
     runs: RunColumns | None = None
 
 
 class Postponed(Record, tag=6):
-    """Leased or ready tasks were put off until a time."""
+    """Leased or ready tasks were delayed until a time."""
 
     worker: bytes
     names: list[bytes]
     attempts: list[int]
     due_ns: list[int]
     reasons: list[bytes]
-    #: It counts as a failure of the task; else nobody is to blame.
+    #: It counts as a failure of the task. False: nothing is charged.
     own_fault: bool = True
-    #: How the attempts ran; None: not measured.
+    #: How the attempts ran. None: not measured.
     runs: RunColumns | None = None
 
 
@@ -117,14 +116,14 @@ class Returned(Record, tag=7):
     names: list[bytes]
     attempts: list[int]
     reason: ReturnReason
-    #: What each task waits for from now on.
+    #: New predecessors of each task.
     after: list[list[bytes]] | None = None
-    #: How the attempts ran; None: not measured.
+    #: How the attempts ran. None: not measured.
     runs: RunColumns | None = None
 
 
 class LeaseExpired(Record, tag=8):
-    """The worker fell silent and lost its leases."""
+    """The worker missed its heartbeats and lost its leases."""
 
     worker: bytes
     names: list[bytes]
@@ -136,23 +135,23 @@ class CameDue(Record, tag=9):
 
 
 class TaskExpired(Record, tag=10):
-    """Waiting tasks grew too old, or somebody said so."""
+    """Waiting tasks reached their expiry, or a client expired them."""
 
     names: list[bytes]
     reason: bytes = b"too old"
 
 
 class Cancelled(Record, tag=11):
-    """Cancelled on request, with all their dependents, which are named after them."""
+    """Tasks were cancelled on request, with all their dependents, which follow in `names`."""
 
     names: list[bytes]
-    #: For each dependent, the place among `names` of the task asked for that it waited for. None:
-    #: nobody wrote down which were asked for.
+    #: For each dependent, the index in `names` of the requested task that it waited for. None: an
+    #: older version did not store it.
     causes: list[int] | None = None
 
 
 class Retried(Record, tag=12):
-    """Failed or delayed tasks were asked to be tried now, with all their attempts again."""
+    """Failed or delayed tasks become ready at once and get all their attempts again."""
 
     names: list[bytes]
 
@@ -163,7 +162,7 @@ class Progressed(Record, tag=13):
     attempts: list[int]
     percents: list[int]
     texts: list[bytes]
-    #: Length of each text before it was cut, 0 if it is whole; None: all are whole.
+    #: Length of each text before it was truncated, 0 if it is whole. None: all are whole.
     text_bytes_total: list[int] | None = None
 
 
@@ -176,29 +175,29 @@ class StaleReport(Record, tag=14):
 
 
 class WorkerJoined(Record, tag=15):
-    """A worker is there, or says something else of itself than before."""
+    """A worker registered, or changed its facts."""
 
     worker: bytes
     facts: WorkerFacts
 
 
 class WorkerLeft(Record, tag=16):
-    """A worker is gone. What it held was returned or expired by an earlier record."""
+    """A worker is gone. An earlier record returned or expired its tasks."""
 
     worker: bytes
     reason: bytes
 
 
 class SlotsFreed(Record, tag=17):
-    """A worker freed the slots that its oldest answered tasks had kept."""
+    """A worker freed the slots of its oldest finished tasks."""
 
     worker: bytes
-    #: Of so many tasks.
+    #: How many tasks held the slots.
     tasks: int
 
 
 class Paused(Record, tag=18):
-    """Nothing more is leased of a lane, of a service (no lane), or at all (no service)."""
+    """Leasing stopped for a lane, a service (no lane), or everything (no service)."""
 
     service: bytes
     lane: bytes | None
@@ -210,7 +209,7 @@ class Resumed(Record, tag=19):
 
 
 class Moved(Record, tag=20):
-    """Tasks wait in another lane."""
+    """Tasks were moved to another lane."""
 
     names: list[bytes]
     #: None: each stays in its service, or keeps the name of its lane.
@@ -219,33 +218,33 @@ class Moved(Record, tag=20):
 
 
 class ReportedLate(Record, tag=21):
-    """Tasks that have not ended are late. Each is said to be so once."""
+    """Unfinished tasks were reported as late, each once."""
 
     names: list[bytes]
 
 
 class Released(Record, tag=22):
-    """Ready tasks of held lanes may be tried, once. They go first."""
+    """Ready tasks of held lanes may be leased once. They go first."""
 
     names: list[bytes]
 
 
 class WorkerReplaced(Record, tag=23):
-    """A silent process lost its name, which another one wants. It is refused if it returns."""
+    """A process without heartbeats lost its name to another. It is refused if it returns."""
 
     worker: bytes
     incarnation: int
-    #: What it lost and was charged for, but for tasks that failed of it.
+    #: The tasks charged with its loss, except those that failed by it.
     names: list[bytes]
     attempts: list[int]
 
 
 class Refunded(Record, tag=24):
-    """A replaced process was heard again: it was not dead, so its tasks lost no worker."""
+    """A replaced process came back: it was not dead, so its tasks lost no worker."""
 
     worker: bytes
     incarnation: int
-    #: Those that are not settled.
+    #: The unsettled ones of its tasks.
     names: list[bytes]
     attempts: list[int]
 

@@ -1,7 +1,7 @@
-"""Deciding on what workers report: results, failures and when to try again, tasks given back.
+"""Decides on reports of workers: results, failures, retries, returned tasks, progress.
 
-A report counts only if the worker holds the task by that very attempt; anything else is stale,
-is recorded as such, and changes nothing. That is what fences a worker which was thought dead.
+A report counts only if the worker holds the task by that very attempt. Any other report is stale:
+it is recorded and changes nothing. This fences off a worker that was taken for dead.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Lease, Task
     from taskyard.core.runs import RunColumns
 
-#: A task that is put off, and would be tried again at once, waits for this long at least: an agent
-#: that never takes it shall not keep everybody busy with it.
+#: The shortest delay of a deferred task, so that an agent that always defers does not keep the
+#: broker busy.
 DEFER_NS_MIN: Final = SECOND_NS
 
 _T = TypeVar("_T")
 
-#: A task with its place in the report, when it is due again, and why.
+#: A task, its index in the report, when it is due again, and why.
 _Deferred: TypeAlias = "tuple[Task, int, int, bytes]"
 
-#: `random_bits` is spread over the tasks of a report by this odd number (2**32 over the golden
-#: ratio).
+#: Spreads `random_bits` over the tasks of a report: 2**32 divided by the golden ratio, odd.
 _RANDOM_STEP: Final = 2654435761
 _RANDOM_MAX: Final = 1 << 32
 
@@ -84,7 +83,7 @@ def tasks_reported(context: Context, event: events.TasksReported) -> None:
 
 
 def _columns_match(names: list[bytes], *columns: Sized | None) -> bool:
-    """Columns of one length, and not too long for one record."""
+    """Return whether columns have one length that fits one record."""
     count = len(names)
     for column in columns:
         if column is not None and len(column) != count:
@@ -95,8 +94,8 @@ def _columns_match(names: list[bytes], *columns: Sized | None) -> bool:
 def _split_held(
     context: Context, event: events.TasksReported
 ) -> tuple[list[Task], list[int] | None, list[int]]:
-    """The reported tasks that are the worker's; their places in the report, None for all of
-    them; and the places of the others."""
+    """Return the reported tasks that the worker holds, their indexes in the report (None: all), and
+    the indexes of the others."""
     known, names = context.ledger.tasks, event.names
     worker = event.worker
     if names:
@@ -123,19 +122,18 @@ def _split_held(
 
 
 def _whole_lease(first: Task | None, event: events.TasksReported) -> Lease | None:
-    """The lease of this task, if the report is on all of it as it was given: whoever works in
-    batches reports so."""
+    """Return the task's lease if the report covers all of it, as batch workers report."""
     lease = None if first is None else first.lease
     if lease is None or lease.worker.name != event.worker or lease.names != event.names:
         return None
-    if lease.tasks_left != len(lease.tasks):  # some of it was settled before, or given to another
+    if lease.tasks_left != len(lease.tasks):  # some of it was settled before
         return None
     return lease if event.attempts in (None, lease.attempts) else None
 
 
 def _all_held(worker: bytes, tasks: list[Task], attempts: list[int] | None) -> bool:
-    """The worker holds all of these, by these attempts: nearly every report. Of one lease, as
-    most are, they are looked at as columns."""
+    """Return whether the worker holds all tasks by these attempts, as in nearly every report. Tasks
+    of one lease are compared as columns."""
     if attempts is not None and attempts != [task.attempt for task in tasks]:
         return False
     leases = [task.lease for task in tasks]
@@ -153,7 +151,7 @@ def _column(column: list[_T] | None, kept: list[int] | None) -> list[_T] | None:
 def _finish(
     context: Context, event: events.TasksReported, tasks: list[Task], kept: list[int] | None
 ) -> None:
-    """All that the worker holds of its report is done."""
+    """Finish the reported tasks that the worker holds."""
     names = event.names if kept is None else [task.name for task in tasks]
     attempts = event.attempts if kept is None else None
     if attempts is None:
@@ -174,7 +172,7 @@ def _finish(
 def _runs_of(
     context: Context, event: events.TasksReported, tasks: list[Task], places: Sequence[int]
 ) -> RunColumns | None:
-    """Return how held tasks ran, by their places in the report; None if that was not measured."""
+    """Return the measurements of tasks by their indexes in the report, or None."""
     if event.runs is None:
         return None
     leased_ns = [task.lease.at_ns for task in tasks if task.lease is not None]
@@ -188,7 +186,7 @@ def _settle(
     tasks: list[Task],
     kept: list[int] | None,
 ) -> None:
-    """A report of different outcomes: each kind is decided on by itself."""
+    """Decide on a report with different outcomes, one outcome after the other."""
     places = range(len(tasks)) if kept is None else kept
     by_outcome: dict[Outcome, tuple[list[Task], list[int]]] = {}
     for task, place in zip(tasks, places, strict=True):
@@ -220,7 +218,7 @@ def _settle(
 
 
 def _order_of_outcome(item: tuple[Outcome, object]) -> tuple[bool, Outcome]:
-    """What puts a lane off comes last: what is given back of it in the same breath is of it too."""
+    """Sort DEFER_ALL last, so that it includes tasks returned by the same report."""
     return item[0] is Outcome.DEFER_ALL, item[0]
 
 
@@ -231,8 +229,8 @@ def _defer_to_back(
     tasks: list[Task],
     places: Sequence[int],
 ) -> None:
-    """To the end of their lanes. Where nothing is before them there that was not tried itself, the
-    end is an interval away."""
+    """Return tasks to the end of their lanes. Delay them by an interval if no untried task of the
+    lane goes before them."""
     placed = list(zip(tasks, places, strict=True))
     alone = [(task, place) for task, place in placed if not _is_before_others(task, worker)]
     later = [(task, place, context.at_ns + defer_ns(task), b"") for task, place in alone]
@@ -245,14 +243,14 @@ def _defer_to_back(
 
 
 def _is_before_others(task: Task, worker: Worker) -> bool:
-    """Return whether a lane has something untried for a worker before its end."""
+    """Return whether the task's lane has an untried task that fits the worker."""
     following = task.lane.peek(1)
     slots_total = worker.facts.slots_total or SLOTS_UNLIMITED
     return bool(following) and not following[0].attempt and task.lane.slots_min <= slots_total
 
 
 def defer_ns(task: Task) -> int:
-    """How long a task waits that no schedule says anything of."""
+    """Return the delay of a deferred task without a schedule."""
     return max(task.lane.options.interval_ns, DEFER_NS_MIN)
 
 
@@ -287,7 +285,7 @@ def _retry_or_fail(  # noqa: PLR0913  # columns of a report
 
 
 def retry_delay_ns(task: Task, random_bits: int) -> int | None:
-    """How long to wait before the next attempt; None when there is none. Jitter only adds."""
+    """Return the delay before the next attempt, or None if there is none. Jitter only adds."""
     schedule = _retry_schedule(task)
     if task.failures >= len(schedule):
         return None
@@ -298,7 +296,7 @@ def retry_delay_ns(task: Task, random_bits: int) -> int | None:
 
 
 def _retry_schedule(task: Task) -> tuple[int, ...]:
-    """Its own, or that of the rules it is run by."""
+    """Return the task's own schedule, or that of its lane's rule."""
     own = task.terms.retry_delays_ns
     return task.lane.options.retry_delays_ns if own is None else own
 
@@ -311,7 +309,7 @@ def _postpone(
     *,
     own_fault: bool = True,
 ) -> None:
-    """Postpone tasks that the report of `event` is on; None: tasks that no worker holds."""
+    """Delay tasks of a report, or, without an event, tasks that no worker holds."""
     tasks = [task for task, _, _, _ in later]
     places = [place for _, place, _, _ in later]
     record = Postponed(
@@ -328,8 +326,8 @@ def _postpone(
 
 
 def _defer_lanes(context: Context, tasks: list[Task]) -> None:
-    """Put off what is ready in the lanes of these tasks, as long as the task itself; if that has
-    failed, for an interval. Nobody is charged: they were not tried."""
+    """Delay the ready tasks in the lanes of these tasks as long as the task itself, or by an
+    interval if it has failed. They were not tried, so they are not charged."""
     for task in tasks:
         if not task.lane.name:
             continue
@@ -343,7 +341,7 @@ def _defer_lanes(context: Context, tasks: list[Task]) -> None:
 
 
 def tasks_returned(context: Context, event: events.TasksReturned) -> None:
-    """All of it is the worker's and comes back, or nothing does."""
+    """Return tasks to the queue if the worker holds all of them, else none."""
     if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     worker = context.touch_worker(event.worker, event.request)
@@ -368,7 +366,7 @@ def tasks_returned(context: Context, event: events.TasksReturned) -> None:
 
 
 def _resolve(context: Context, event: events.TasksReturned) -> list[list[bytes]] | None:
-    """What the returned tasks are to wait for, of what is not done already."""
+    """Return the new predecessors of returned tasks that are not done."""
     ledger = context.ledger
     if len(dict.fromkeys(event.names)) != len(event.names):
         raise submission.SubmissionRefused(Refusal.DUPLICATE, "a name stands twice in one message")
@@ -413,7 +411,7 @@ def tasks_progressed(context: Context, event: events.TasksProgressed) -> None:
 
 
 def _progress(context: Context, event: events.TasksProgressed, held: list[bool]) -> Progressed:
-    """What is to be kept of it, for the tasks that the worker holds."""
+    """Return the record of progress for the tasks that the worker holds."""
     names = list(compress(event.names, held))
     percents = compress(event.percents or [0] * len(held), held)
     texts = [*compress(event.texts or [b""] * len(held), held)]

@@ -1,8 +1,8 @@
-"""Clauses at work: which lane is run by which rules, and what is counted against their limits.
+"""Rules for lanes: their options, their patterns, and the usage counted against their limits.
 
-A clause is for the lanes that its pattern fits, of whichever services, and its limits are counted
-over all of them. Settings, not history: nothing here is durable. Which lanes there are and whose
-turn it is stands in `agenda`.
+A rule applies to the lanes that its pattern matches, in any service, and its limits are counted
+over all of them. Rules are settings, not history: nothing here is durable, except the expiry times
+that `with_expiry` puts into the terms of new tasks. Knows no lane objects (`entities`).
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ if TYPE_CHECKING:
 
     from taskyard.core.model import Submission, Terms
 
-    #: Whether a lane is one of those that a pattern is for.
+    #: Matches a path `service/lane`.
     Matcher: TypeAlias = Callable[[bytes], object]
-    #: Regimes in the order in which they are tried; None: it fits all that is left.
+    #: Rules in the order in which they are tried. None: it matches everything.
     RuleMatchers: TypeAlias = list[tuple["ActiveRule", Matcher | None]]
 
 #: The name of a service's open lane, which any number of workers serve.
 OPEN_LANE: Final = b""
 
-#: What a pattern says of any text before it names none in particular.
+#: The literal beginning of a pattern.
 _PLAIN: Final = re.compile(rb"[^*?\[]*")
 
 
 class LaneOptions(Struct, frozen=True):
-    """How lanes are run. Settings, not history: never journalled."""
+    """Options of lanes. Settings, not history: never journalled."""
 
-    #: Workers that may serve lanes of the clause at once; 0 for no limit.
+    #: Workers that may serve lanes of the rule at once. 0: no limit.
     workers_max: int = 0
-    #: Workers that may serve one lane at once; 0 for no limit. The open lane has none.
+    #: Workers that may serve one lane at once. 0: no limit. The open lane has no limit.
     lane_workers_max: int = 1
-    #: Tasks handed over beyond the one in hand, in a named lane.
+    #: Tasks of a named lane that a worker gets beyond the one it works on.
     overfeed: int = 0
-    #: Time from one leased task to the next, on average; 0 for no limit.
+    #: Average time between two leased tasks. 0: no limit.
     rate_interval_ns: int = 0
     retry_delays_ns: tuple[int, ...] = ()
     jitter_percent: int = 0
-    #: What the steps of a schedule are multiples of; a task that is put back alone waits for it.
+    #: Unit of the retry schedule. A task that is deferred alone waits for one interval.
     interval_ns: int = SECOND_NS
-    #: Age at which a task ends that was tried, and tried or not, if it sets none; 0 for never.
+    #: Age at which a tried task, and any task, expires unless its terms set a time. 0: never.
     expiry_ns: int = 0
     expiry_hard_ns: int = 0
-    #: Age at which a task that has not ended is reported as late; 0 for never.
+    #: Age at which an unfinished task is reported as late. 0: never.
     report_after_ns: int = 0
-    #: Ready tasks of a lane go in no particular order, else by age.
+    #: Ready tasks of a lane are leased in random order. False: by age.
     is_random: bool = False
-    #: Its lanes lease nothing until somebody asks for them.
+    #: Its lanes lease nothing until a client releases them.
     is_held: bool = False
-    #: A lane that gets work begins this long after the first of it.
+    #: A lane that gets work starts this long after the first task.
     debounce_ns: int = 0
-    # For worker hosts and clients, handed on and never looked at; 0 and empty where not set.
-    #: What starts an agent, in one line.
+    # For worker hosts and clients. Passed on, never read. 0 or empty where not set.
+    #: The command line of an agent.
     command: bytes = b""
     idle_ns_max: int = 0
     hunger_ns_max: int = 0
@@ -69,11 +69,13 @@ class LaneOptions(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """Rules for lanes: for those that `match` fits, as `service/lane`, and no clause before it.
-    The open lane of a service has an empty name."""
+    """Options for the lanes whose path `service/lane` matches, unless an earlier rule does.
+
+    The open lane of a service has an empty name.
+    """
 
     name: bytes
-    #: `*` stands for anything, also `/`.
+    #: `*` matches anything, including `/`.
     match: bytes = b"*"
     options: LaneOptions = LaneOptions()
 
@@ -83,23 +85,23 @@ NO_OPTIONS: Final = LaneOptions()
 
 
 class ActiveRule(Struct, eq=False):
-    """A clause at work."""
+    """A rule in use, with the usage counted against its limits."""
 
     rule: Rule
     options: LaneOptions
-    #: Tasks of one named lane that may be out at once.
+    #: Tasks of one named lane that may be leased at once.
     lane_tasks_max: int
-    #: Its lanes wait for nothing but workers and their own limits: no rate, no limit of all of
-    #: them, no order but age.
+    #: Its lanes wait only for workers and their own limits: no rate, no limit over all lanes, no
+    #: random order.
     is_simple: bool
-    #: Pairs of a lane and a worker that serves it; kept while there are limits of workers.
+    #: Pairs of a lane and a worker that serves it. Counted only if some rule limits workers.
     lane_worker_pairs: int = 0
     #: When the rate allows the next lease.
     rate_next_ns: int = 0
 
 
 class RuleTable:
-    """All clauses, in the order in which they are tried, and what is for the rest."""
+    """All rules in the order in which they are tried, and last the defaults."""
 
     def __init__(
         self, rules: Sequence[Rule] = (), defaults: LaneOptions = NO_OPTIONS, workers_max: int = 0
@@ -108,23 +110,24 @@ class RuleTable:
         self._all.append(_activate(Rule(b"", b"*", defaults)))
         self._globs = [compile_glob(active_rule.rule.match) for active_rule in self._all]
         each = [active_rule.options for active_rule in self._all]
-        #: Some regime has a rate; the broker or some regime has a limit of workers.
+        #: Some rule has a rate.
         self.has_rates = any(one.rate_interval_ns for one in each)
+        #: The broker or some rule limits workers.
         self.has_worker_limits = bool(workers_max) or any(one.workers_max for one in each)
-        #: Lanes of some regime gather tasks before they begin.
+        #: Some rule has a debounce time.
         self.has_debounce = any(one.debounce_ns for one in each)
-        #: Some regime sets ages that tasks may not reach, or are reported at.
+        #: Some rule sets an expiry or a time for late reports.
         self.has_expiry = any(
             one.expiry_ns or one.expiry_hard_ns or one.report_after_ns for one in each
         )
-        #: Another number when the rules are others.
+        #: Changes when the rules change.
         self.version = crc32(msgpack.encode((tuple(rules), defaults, workers_max)))
 
     def __iter__(self) -> Iterator[ActiveRule]:
         return iter(self._all)
 
     def for_service(self, name: bytes) -> RuleMatchers:
-        """The rule_table that a lane of a service may have; the first that fits holds."""
+        """Return the rules that lanes of a service may have. The first that matches applies."""
         start = name + b"/"
         found: RuleMatchers = []
         for active_rule, fits in zip(self._all, self._globs, strict=True):
@@ -136,7 +139,7 @@ class RuleTable:
         return found
 
     def carry_rates_over(self, former: RuleTable, now_ns: int) -> None:
-        """A rate that is used up stays used up, but for no longer than its interval says now."""
+        """Keep used-up rates used up, but no longer than their new interval."""
         used_ns = {active_rule.rule.name: active_rule.rate_next_ns for active_rule in former}
         for active_rule in self._all:
             soonest_ns = now_ns + active_rule.options.rate_interval_ns
@@ -144,7 +147,7 @@ class RuleTable:
 
 
 def first_match(matchers: RuleMatchers, service: bytes, lane: bytes) -> ActiveRule:
-    """The regime of a lane, of those that lanes of its service may have."""
+    """Return the first of these rules that matches a lane."""
     if len(matchers) > 1:
         path = service + b"/" + lane
         for active_rule, fits in matchers[:-1]:
@@ -165,19 +168,23 @@ def _activate(rule: Rule) -> ActiveRule:
 
 
 def compile_glob(pattern: bytes) -> Matcher:
-    """Whether a text is one that a pattern is for; upper and lower case differ."""
+    """Compile a case-sensitive glob pattern into a function that matches bytes."""
     return re.compile(translate(pattern.decode("latin-1")).encode("latin-1")).match
 
 
 def may_match(pattern: bytes, start: bytes) -> bool:
-    """Some text that begins so may fit a pattern; False: none does."""
+    """Return whether a pattern can match a text with this beginning."""
     plain = _PLAIN.match(pattern)
     known = b"" if plain is None else plain[0]
     return known.startswith(start) or start.startswith(known)
 
 
 def with_expiry(rule_table: RuleTable, submission: Submission, at_ns: int) -> Submission:
-    """The submission, with the ages that the rules of each task's lane set."""
+    """Return a submission with the expiry times that the rules of each task's lane set.
+
+    They become part of the journalled terms, so that a change of the rules changes no known task.
+    Tasks of one submission may be in lanes of different rules.
+    """
     terms: list[Terms] = []
     places: dict[tuple[int, int], int] = {}
     terms_at = []
@@ -192,7 +199,7 @@ def with_expiry(rule_table: RuleTable, submission: Submission, at_ns: int) -> Su
 
 
 def _rules_of_tasks(rule_table: RuleTable, submission: Submission) -> list[tuple[int, ActiveRule]]:
-    """Of each task which terms it has, and which regime its lane."""
+    """Return for each task the index of its terms and the rule of its lane."""
     count = len(submission.names)
     services = [terms.service for terms in submission.terms]
     choices = [rule_table.for_service(name) for name in services]
@@ -205,7 +212,7 @@ def _rules_of_tasks(rule_table: RuleTable, submission: Submission) -> list[tuple
 
 
 def _with_defaults(terms: Terms, options: LaneOptions, at_ns: int) -> Terms:
-    """Terms with what they leave to the rules. An age is counted from when the task is due."""
+    """Return terms with times from the rules where they set none. Ages count from the due time."""
     since_ns = max(at_ns, terms.due_ns)
 
     def after_ns(age_ns: int) -> int:

@@ -1,8 +1,8 @@
-"""How attempts ran: what their workers measured, as columns.
+"""Measurements of attempts by their workers, as columns.
 
-Owns the shape of these measurements and how they are fitted into a lease. A worker's wall clock is
-not the broker's, so a start is trusted only as far as the lease allows. Durations come from the
-worker's monotonic clock. Must not know who measures, nor how.
+Owns the format of these measurements and how they are fitted into a lease. A worker's wall clock
+differs from the broker's, so a start is trusted only as far as the lease allows. Durations come
+from the worker's monotonic clock. Nothing here measures.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ class Run(Struct, frozen=True, gc=False):
     started_ns: int
     #: How long it ran, by the monotonic clock.
     run_ns: int
-    #: The exit status, or minus the signal that ended it. None: it has none, or it is not known.
+    #: The exit status, or minus the signal that ended it. None: it has none, or it is unknown.
     status: int | None = None
-    #: CPU time, with that of its child processes; 0: not known.
+    #: CPU time, including child processes. 0: unknown.
     cpu_ns: int = 0
-    #: Peak resident memory; 0: not known.
+    #: Peak resident memory. 0: unknown.
     memory_max_bytes: int = 0
 
 
 class RunColumns(Struct, array_like=True, gc=False):
     """Measurements of several attempts, one value for each in every column."""
 
-    #: The machine they ran on; b"": not known.
+    #: The machine they ran on. b"": unknown.
     host: bytes
-    #: By the wall clock; 0: the attempt did not start, or was not measured.
+    #: By the wall clock. 0: the attempt did not start, or was not measured.
     started_ns: list[int]
     run_ns: list[int]
     #: Exit statuses, or minus the signals. None: no attempt has one.
     statuses: list[int | None] | None = None
-    #: CPU time; 0: not known. None: not known of any attempt.
+    #: CPU time. 0: unknown. None: unknown for all attempts.
     cpu_ns: list[int] | None = None
-    #: Peak resident memory; 0: not known. None: not known of any attempt.
+    #: Peak resident memory. 0: unknown. None: unknown for all attempts.
     memory_max_bytes: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.started_ns)
 
     def at(self, index: int) -> Run | None:
-        """Return one attempt's measurements; None if it was not measured."""
+        """Return one attempt's measurements, or None if it was not measured."""
         if not self.started_ns[index]:
             return None
         return Run(
@@ -62,11 +62,11 @@ class RunColumns(Struct, array_like=True, gc=False):
 
 
 class Attempt(Struct, array_like=True, gc=False):
-    """An attempt at a task, for people who look at the task. Times are of the wall clock."""
+    """An attempt at a task, as shown to users. Times are of the wall clock."""
 
     number: int
     worker: bytes
-    #: The kind of the record that ended it, as the history names it; b"": it has not ended.
+    #: The kind of the record that ended it, as in the history. b"": it has not ended.
     outcome: bytes = b""
     settled_ns: int = 0
     host: bytes = b""
@@ -78,7 +78,7 @@ class Attempt(Struct, array_like=True, gc=False):
     memory_max_bytes: int = 0
 
     def with_run(self, runs: RunColumns | None, index: int) -> Attempt:
-        """Add one of these measurements, if there is one."""
+        """Add the measurement at this index, if there is one."""
         run = None if runs is None else runs.at(index)
         if runs is not None and run is not None:
             self.host, self.started_ns, self.run_ns = runs.host, run.started_ns, run.run_ns
@@ -88,7 +88,7 @@ class Attempt(Struct, array_like=True, gc=False):
 
 
 def run_columns(runs: Sequence[Run | None], host: bytes) -> RunColumns | None:
-    """Turn measurements into columns; None if nothing was measured."""
+    """Turn measurements into columns. Return None if nothing was measured."""
     if not any(runs):
         return None
     each = [_NOT_MEASURED if run is None else run for run in runs]

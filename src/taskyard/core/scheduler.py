@@ -16,8 +16,8 @@ from taskyard.core import (
     events,
     membership,
     queries,
+    reservations,
     results,
-    selection,
     subscriptions,
     timers,
 )
@@ -50,7 +50,7 @@ class Scheduler:
         if ledger.debouncing:
             timers.start_debounce(context)
         if ledger.reservations:
-            selection.review_reservations(ledger, context.now_ns)
+            reservations.review_reservations(ledger, context.now_ns)
         if ledger.dirty:
             assignment.assign_parked(context)
         if len(context.records) > decided and (context.watchers or context.campaign_watchers):

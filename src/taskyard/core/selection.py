@@ -1,36 +1,38 @@
-"""Which task next, which worker next. Looks and chooses; changes nothing that is durable.
+"""Chooses the next tasks for a worker and the next parked worker. Changes no durable state.
 
-A worker that asks goes on with its lane if it has one, else takes the next lane of its services
-in rotation. Limits apply in this order, and the first that refuses is the lane's reason: broker,
-service, lane, rate; the service's are those of the clause that the lane is run by. Workers are
-served least recently used first.
+A worker stays with its lane if it has one, else it gets the next lane of its services in rotation.
+Parked workers are served least recently used first.
 
-A task that lost workers is isolated step by step: the fewer losses it has left, the fewer of its
-kind share a worker, and its last attempt is alone. A task that takes more slots than any worker has
-free, or must be alone while every worker is busy, has one worker kept free for it. Neither keeps
-another task waiting: whatever fits is chosen past them.
+A task that lost workers is isolated step by step: the fewer losses it has left, the fewer tasks
+like it share a worker, and its last attempt runs alone. Tasks that do not fit the worker never keep
+another task waiting.
 """
 
 from __future__ import annotations
 
-from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from taskyard.core.entities import SLOTS_UNLIMITED, Reservation
+from taskyard.core.entities import SLOTS_UNLIMITED
+from taskyard.core.holds import block_reason, hold_reason, rate_allowance, remaining
 from taskyard.core.limits import (
     EXCLUSIVE,
     LANE_RUN_TASKS_MAX,
     LEASE_TASKS_MAX,
     PARKED_STALE_MAX,
-    RATE_BURST_NS_MAX,
-    TASKS_MAX,
     WIDE_LOOKAHEAD,
 )
 from taskyard.core.model import QueueOrder, isolation_room
-from taskyard.core.states import DRAINING, PARKED, READY
+from taskyard.core.reservations import (
+    held_by_isolation,
+    holds_last_attempt,
+    reserve,
+    reserved_task,
+    worker_slots_max,
+)
+from taskyard.core.states import PARKED, READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,105 +42,42 @@ if TYPE_CHECKING:
     from taskyard.core.rules import ActiveRule
 
 
-class HoldReason(Enum):
-    """Why a lane that has ready tasks gives none. The sentences are for people."""
-
-    PAUSED_BROKER = "everything is paused"
-    PAUSED_SERVICE = "its service is paused"
-    PAUSED_LANE = "its lane is paused"
-    HELD = "its lane is held until somebody asks for it"
-    DEBOUNCED = "its lane gathers more tasks before it begins"
-    LIMIT_BROKER = "the broker's limit of workers at once is reached"
-    LIMIT_SERVICE = "its service's limit of workers at once is reached"
-    LIMIT_LANE = "its lane's limit of workers at once is reached"
-    RATE = "its service's rate is used up for the moment"
-    NO_WORKER = "no worker of its service is connected"
-    TROUBLE = "no worker of its service can start its agent"
-
-
-def pause_reason(ledger: Ledger, lane: Lane) -> HoldReason | None:
-    """The pause that holds a lane back."""
-    if ledger.paused:
-        return HoldReason.PAUSED_BROKER
-    if lane.service.paused:
-        return HoldReason.PAUSED_SERVICE
-    return HoldReason.PAUSED_LANE if lane.paused else None
-
-
-def hold_reason(lane: Lane, now_ns: int) -> HoldReason | None:
-    """What the rules of a lane let it wait for, beside limits."""
-    if lane.options.is_held and lane.released <= lane.leased:
-        return HoldReason.HELD
-    return HoldReason.DEBOUNCED if lane.debounce_until_ns > now_ns else None
-
-
-def limit_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
-    """The limit that refuses one more worker a task of a lane."""
-    active_rule = lane.lane_group.active_rule
-    if _remaining(ledger.rules.workers_max, ledger.lane_worker_pairs) <= 0:
-        return HoldReason.LIMIT_BROKER
-    if _remaining(active_rule.options.workers_max, active_rule.lane_worker_pairs) <= 0:
-        return HoldReason.LIMIT_SERVICE
-    if lane.name and _remaining(active_rule.options.lane_workers_max, lane.workers) <= 0:
-        return HoldReason.LIMIT_LANE
-    if lane.name and lane.leased >= active_rule.lane_tasks_max:
-        return HoldReason.LIMIT_LANE
-    return None if rate_allowance(active_rule, now_ns) else HoldReason.RATE
-
-
-def rate_allowance(active_rule: ActiveRule, now_ns: int) -> int:
-    """How many tasks the regime's rate allows now."""
-    interval_ns = active_rule.options.rate_interval_ns
-    if not interval_ns:
-        return TASKS_MAX
-    since_ns = max(active_rule.rate_next_ns, now_ns - RATE_BURST_NS_MAX)
-    return (now_ns - since_ns) // interval_ns + 1 if now_ns >= since_ns else 0
-
-
-def spend_rate(active_rule: ActiveRule, count: int, now_ns: int) -> None:
-    """Count leased tasks against the regime's rate."""
-    interval_ns = active_rule.options.rate_interval_ns
-    if interval_ns:
-        since_ns = max(active_rule.rate_next_ns, now_ns - RATE_BURST_NS_MAX)
-        active_rule.rate_next_ns = since_ns + count * interval_ns
-
-
 class Selection:
-    """What one worker is given: built lane by lane, within the worker's room and the limits."""
+    """The tasks for one worker, chosen lane by lane within its slots and the limits."""
 
     def __init__(self, ledger: Ledger, worker: Worker, count: int, now_ns: int) -> None:
         self.ledger = ledger
         self.worker = worker
         self.now_ns = now_ns
         self.slots = worker.slots_free
-        #: The most slots of one task: what is taken ahead makes no wide task fit.
+        #: The most slots that one task may take. Prefetch makes no wider task fit.
         self.slots_widest = worker.facts.slots_total or SLOTS_UNLIMITED
-        #: How many tasks more.
+        #: How many more tasks to choose.
         self.count = min(count, self.slots, LEASE_TASKS_MAX)
-        #: How many of these in lanes that are overfed, which don't count as tasks of their own.
-        #: None where slots are taken away: `slots_free` counts that already.
+        #: How many of them may be overfed, which do not count. 0 if `prefetch` is negative:
+        #: `slots_free` includes it already.
         self.extra = max(0, min(worker.prefetch, LEASE_TASKS_MAX - self.count))
         self.tasks: list[Task] = []
-        #: The lane that it went on with.
+        #: The lane that the worker stayed with.
         self.gone_on: Lane | None = None
-        #: Lanes of each regime that it begins to serve by this choice, which count for limits.
+        #: Lanes of each rule that the worker begins to serve by this choice, for worker limits.
         self.begun: dict[ActiveRule, int] = {}
-        #: There are such limits at all; there is one of the broker as a whole.
+        #: Whether any worker limit is set, and whether the broker has one.
         self.has_worker_limits = ledger.has_worker_limits
         self.broker_limited = bool(ledger.rules.workers_max)
-        #: Tasks chosen of each regime that has a rate.
+        #: Tasks chosen of each rule with a rate.
         self.spent: dict[ActiveRule, int] = {}
-        #: Lanes that have had their turn, by id; kept where a lane could be met again.
+        #: Lanes that had their turn, by id. Kept if a lane could come up again.
         self.taken: dict[int, Lane] = {}
         self.reserved_payloads = worker.facts.reserved_payloads
-        #: Slots that isolation is measured by; a worker without a limit has as many as it wants.
+        #: Slots that isolation is measured by. For a worker without a limit, its request.
         self.slots_measure = worker.facts.slots_total or self.count
-        #: Tasks of each isolation that it holds or was chosen here; None: not counted yet.
+        #: Held and chosen tasks by isolation. None: not counted yet.
         self.isolated: dict[int, int] | None = None
-        #: Tasks that it has no room for now, which a worker may be reserved for: the first of each
-        #: service, number of slots, and whether it must be alone.
+        #: Tasks without room now, which a worker may be reserved for: the first of each service,
+        #: number of slots, and whether it must run alone.
         self.unfit: dict[tuple[bytes, int, bool], Task] = {}
-        #: Nothing more for this worker, whatever lies in other lanes.
+        #: This worker gets no more tasks.
         self.closed = ledger.paused or holds_last_attempt(worker)
 
     def select(self) -> list[Task]:
@@ -160,7 +99,7 @@ class Selection:
         return self.tasks
 
     def _continue_lane(self, lane: Lane) -> None:
-        """With the lane it served last, unless other lanes have waited long enough."""
+        """Choose tasks of the lane that the worker served last, unless it had enough of it."""
         service = lane.service
         known = service.name in self.worker.facts.services
         if not known or service.paused or lane.paused or not lane.name:
@@ -172,7 +111,7 @@ class Selection:
             self._take(lane)
 
     def _rotate(self, service: Service) -> None:
-        """Give each lane in rotation its turn, once."""
+        """Give each lane in rotation one turn."""
         lane_groups = service.lane_groups
         if len(lane_groups) == 1:
             self._rotate_branch(lane_groups[0], len(lane_groups[0].rotation))
@@ -183,7 +122,7 @@ class Selection:
             if lane_group.rotation
         }
         while turns and self.count > 0 and not self.closed:
-            lane_group = min(turns, key=_turn_of_branch)
+            lane_group = min(turns, key=_turn_of_group)
             goes_on = self._rotate_branch(lane_group, 1)
             lane_group.count_turn()
             turns[lane_group] -= 1
@@ -191,14 +130,14 @@ class Selection:
                 del turns[lane_group]
 
     def _rotate_branch(self, lane_group: LaneGroup, turns: int) -> bool:
-        """Give the next lanes of a branch their turn; False when its limits allow no more."""
+        """Give the next lanes of a group their turns. Return False if its limits allow no more."""
         if lane_group.active_rule.is_simple and not self.broker_limited:
             self._rotate_simple(lane_group, turns)
             return True
         return self._rotate_counting(lane_group, turns)
 
     def _rotate_simple(self, lane_group: LaneGroup, turns: int) -> None:
-        """Lanes that have no limits but their own."""
+        """Give turns to lanes that have only their own limits."""
         rotation, lane_tasks_max, service = (
             lane_group.rotation,
             lane_group.active_rule.lane_tasks_max,
@@ -212,13 +151,13 @@ class Selection:
         for _ in range(turns):
             lane = rotation.popleft()
             if not lane.ready or lane.paused or (lane.leased >= lane_tasks_max and lane.name):
-                lane.in_rotation = False  # offered again when it has work, or a lease less
+                lane.in_rotation = False  # added again when it gets work or a lease ends
                 continue
             rotation.append(lane)
             if lane is gone_on:
                 continue
             if plain and not lane.leased and lane.name and lane.other_queues is None:
-                # The common case of many lanes: nobody serves it, and no limit needs counting.
+                # The common case of many lanes: no worker serves it and no limit is counted.
                 main_queue = lane.main_queue
                 if lane_tasks_max == 1 and not main_queue.front and not main_queue.stale_count:
                     chosen.append(main_queue.items[main_queue.cursor])
@@ -235,7 +174,7 @@ class Selection:
                 break
 
     def _rotate_counting(self, lane_group: LaneGroup, turns: int) -> bool:
-        """Lanes that others count for, or that wait for more than a worker."""
+        """Give turns to lanes with limits over several lanes, or with holds."""
         active_rule, rotation = lane_group.active_rule, lane_group.rotation
         for _ in range(turns):
             if not self._is_open(active_rule):
@@ -246,7 +185,7 @@ class Selection:
             lane = rotation.popleft()
             full = lane.leased >= active_rule.lane_tasks_max and lane.name
             if not lane.ready or lane.paused or full or hold_reason(lane, self.now_ns):
-                lane.in_rotation = False  # offered again when that is over
+                lane.in_rotation = False  # added again when that ends
                 continue
             rotation.append(lane)
             if lane is not self.gone_on:
@@ -254,13 +193,13 @@ class Selection:
         return True
 
     def _is_open(self, active_rule: ActiveRule) -> bool:
-        """Its limits, over all its lanes, let a worker begin with one more."""
+        """Return whether the limits of a rule let a worker begin with one more lane."""
         if active_rule.options.rate_interval_ns and self._rate_left(active_rule) <= 0:
             return False
         return self._may_begin(active_rule)
 
     def _serve_current_lanes(self, active_rule: ActiveRule) -> None:
-        """No lane may be begun, but those that the worker serves already have room perhaps."""
+        """Choose tasks of lanes that the worker serves already, as it may begin no other."""
         if active_rule.options.rate_interval_ns and self._rate_left(active_rule) <= 0:
             return
         leases = self.worker.leases.values()
@@ -281,7 +220,7 @@ class Selection:
         return rate_allowance(active_rule, self.now_ns) - self.spent.get(active_rule, 0)
 
     def _take(self, lane: Lane) -> None:
-        """Choose what a lane has for this worker."""
+        """Choose tasks of a lane for this worker."""
         active_rule = lane.lane_group.active_rule
         begins = not lane.is_served_by(self.worker)
         if self.has_worker_limits and (
@@ -311,7 +250,7 @@ class Selection:
             self._count_taken(lane, len(tasks), begins=begins)
 
     def _count_taken(self, lane: Lane, count: int, *, begins: bool) -> None:
-        """Keep what limits and rates are counted by, and what must not be met twice."""
+        """Count the chosen tasks for limits and rates, and note the lane."""
         active_rule = lane.lane_group.active_rule
         self.taken[id(lane)] = lane
         if count and begins:
@@ -320,8 +259,7 @@ class Selection:
             self.spent[active_rule] = self.spent.get(active_rule, 0) + count
 
     def _extra_of(self, lane: Lane, count: int, *, begins: bool) -> int:
-        """How many of so many tasks of a lane are beyond the one in hand: a worker that takes tasks
-        ahead asks for tasks in hand, and gets these with them."""
+        """Return how many of these tasks of a lane are overfed and do not count as requested."""
         overfeed = lane.options.overfeed
         if not self.extra or not overfeed or not lane.name:
             return 0
@@ -334,17 +272,14 @@ class Selection:
         return self.slots - sum(task.terms.slots for task in self.tasks)
 
     def _may_begin(self, active_rule: ActiveRule) -> bool:
-        """The limits of workers at once allow one more pair of a lane and a worker."""
+        """Return whether worker limits allow one more pair of a lane and a worker."""
         if not self.has_worker_limits:
             return True
         ledger, begun = self.ledger, self.begun
-        if (
-            _remaining(ledger.rules.workers_max, ledger.lane_worker_pairs + sum(begun.values()))
-            <= 0
-        ):
+        if remaining(ledger.rules.workers_max, ledger.lane_worker_pairs + sum(begun.values())) <= 0:
             return False
         return (
-            _remaining(
+            remaining(
                 active_rule.options.workers_max,
                 active_rule.lane_worker_pairs + begun.get(active_rule, 0),
             )
@@ -352,11 +287,11 @@ class Selection:
         )
 
     def _room(self, lane: Lane, *, begins: bool, is_reserved: bool = False) -> int:
-        """How many tasks of a lane its own limits and the rate allow this worker. A task that a
-        worker is reserved for keeps its place in the lane."""
+        """Return how many tasks of a lane its own limits and the rate allow this worker. A task
+        with a reservation keeps its place in the lane."""
         room, active_rule = self.count, lane.lane_group.active_rule
         if lane.name:
-            if begins and _remaining(active_rule.options.lane_workers_max, lane.workers) <= 0:
+            if begins and remaining(active_rule.options.lane_workers_max, lane.workers) <= 0:
                 return 0
             if active_rule.options.overfeed:
                 room = min(room + self.extra, self._slots_left())
@@ -371,13 +306,12 @@ class Selection:
         return room
 
     def _reserved_places(self, lane: Lane) -> int:
-        """Count the places in a lane that are kept for a task which waits for another worker."""
+        """Return 1 if the lane keeps a place for a task that waits for another worker, else 0."""
         task = reserved_task(self.ledger, lane)
         return int(task is not None and task.terms.slots > self._slots_left())
 
     def _fitting(self, lane: Lane, room: int) -> list[Task]:
-        """Return the next tasks that the worker has slots for, however many wider ones are before
-        them."""
+        """Return the next tasks that the worker has slots for, skipping wider ones."""
         slots = self._slots_left()
         if lane.slots_min > slots:
             self._note_unfit(self._next(lane, WIDE_LOOKAHEAD))
@@ -389,25 +323,25 @@ class Selection:
             if len(chosen) == room or len(seen) < looked:
                 break
             looked *= 4
-        if len(chosen) < room and not self.reserved_payloads:  # all of it was looked at
+        if len(chosen) < room and not self.reserved_payloads:  # the whole lane was scanned
             lane.slots_min = min((task.terms.slots for task in seen), default=1)
         self._note_unfit(wider)
         if wider and lane.name:
             reserve(self.ledger, self.unfit.values(), self.now_ns)
-            # None takes the last place before a wide one.
+            # The last place is left for the wide task.
             chosen = chosen[: self._places_left(lane)]
         return chosen
 
     def _places_left(self, lane: Lane) -> int:
-        """Return how many more tasks of a lane may be out, beside one that a worker is kept for."""
+        """Return how many more tasks of a lane may be leased, beside a reserved one."""
         return max(
             0,
             lane.lane_group.active_rule.lane_tasks_max - lane.leased - self._reserved_places(lane),
         )
 
     def _note_unfit(self, tasks: Iterable[Task], *, exclusive: bool = False) -> None:
-        """Note tasks that this worker has no room for now, and another worker may be kept free
-        for: the first of each number of slots."""
+        """Note tasks that this worker has no room for now, the first of each number of slots, for
+        a reservation."""
         slots_seen = 0
         for task in islice(tasks, WIDE_LOOKAHEAD):
             slots = task.terms.slots
@@ -418,8 +352,8 @@ class Selection:
                     self.unfit.setdefault((service.name, slots, exclusive), task)
 
     def _next(self, lane: Lane, count: int) -> list[Task]:
-        """The next tasks that the worker can be told of. What is behind others is found, however
-        many those are."""
+        """Return the next tasks whose payload the worker can receive, skipping any number of
+        others."""
         if not self.reserved_payloads:
             return (
                 lane.peek(count)
@@ -429,13 +363,13 @@ class Selection:
         looked = count
         while True:
             seen = self._peek(lane, looked)
-            tellable = [task for task in seen if self._can_receive(task)]
-            if len(tellable) >= count or len(seen) < looked:
-                return tellable[:count]
+            receivable = [task for task in seen if self._can_receive(task)]
+            if len(receivable) >= count or len(seen) < looked:
+                return receivable[:count]
             looked *= 4
 
     def _peek(self, lane: Lane, count: int) -> list[Task]:
-        """The next tasks, in the order of the lane's rules. Luck is where the journal stands."""
+        """Return the next tasks in the order of the lane's rule. The record number is the seed."""
         if not lane.options.is_random:
             return lane.peek(count)
         return lane.sample(count, crc32(lane.name, self.ledger.record))
@@ -461,25 +395,24 @@ class Selection:
         return chosen
 
     def _deferred(self, lane: Lane, room: int) -> list[Task]:
-        """Return tasks that wait for the next run of a lane, which has no others for this worker:
-        those may wait for slots that no worker has."""
+        """Return deferred tasks of a lane that has no others for this worker. The others may wait
+        for slots that no worker has."""
         next_run = [] if lane.extras is None else lane.extras.next_run.values()
         if lane.name:
             room = min(room, self._places_left(lane))
         return self._fit(next_run, self._slots_left(), room)
 
     def _fit(self, tasks: Iterable[Task], slots: int, count: int) -> list[Task]:
-        """Return the first of these tasks, by priority, that the worker can be told and has slots
-        for."""
-        tellable = [task for task in tasks if self._can_receive(task)]
-        chosen, wider = self._first_fit(_by_priority(tellable), slots, count)
+        """Return the first tasks, by priority, that the worker can receive and has slots for."""
+        receivable = [task for task in tasks if self._can_receive(task)]
+        chosen, wider = self._first_fit(_by_priority(receivable), slots, count)
         self._note_unfit(wider)
         return chosen
 
     def _first_fit(
         self, tasks: list[Task], slots: int, count: int
     ) -> tuple[list[Task], list[Task]]:
-        """Return the first tasks that go into so many slots, and those before them that do not."""
+        """Return the first tasks that fit into the slots, and the wider ones before them."""
         chosen: list[Task] = []
         wider: list[Task] = []
         for task in tasks:
@@ -493,17 +426,17 @@ class Selection:
         return chosen, wider
 
     def _isolation_room(self, isolation: int) -> int:
-        """Return how many tasks more of an isolation the worker may hold."""
+        """Return how many more tasks of an isolation the worker may hold."""
         return isolation_room(isolation, self.slots_measure) - self._isolated()[isolation]
 
     def _isolated(self) -> dict[int, int]:
-        """Count the tasks of each isolation that the worker holds or was chosen."""
+        """Return the counts of held and chosen tasks by isolation."""
         if self.isolated is None:
             self.isolated = held_by_isolation(self.worker)
         return self.isolated
 
     def _take_last_attempt(self) -> None:
-        """Choose a task that must be the only one in its worker, if this one is idle."""
+        """Choose a task that must run alone, if this worker is idle."""
         worker = self.worker
         if worker.leases or self.closed or self.count <= 0:
             return
@@ -516,8 +449,8 @@ class Selection:
                         return
 
     def _take_reserved(self, task: Task) -> None:
-        """Choose one task, and nothing else, if the worker has room for it. One that a worker is
-        reserved for may have been leased since the last review."""
+        """Choose this task alone, if the worker has room for it. A reserved task may have been
+        leased since the last review."""
         if self.closed or task.state is not READY or not self._has_room_for(task):
             return
         lane = task.lane
@@ -529,7 +462,7 @@ class Selection:
             self.closed = True
 
     def _has_room_for(self, task: Task) -> bool:
-        """Return whether the worker could begin with this task now, limits aside."""
+        """Return whether the worker could take this task now, limits aside."""
         if task.terms.slots > min(self.slots, self.slots_widest) or not self._can_receive(task):
             return False
         if block_reason(self.ledger, task.lane, self.now_ns):
@@ -540,165 +473,23 @@ class Selection:
         return not isolation or self._isolation_room(isolation) > 0
 
 
-def _remaining(maximum: int, count: int) -> int:
-    """How many more a limit allows; 0 as a maximum means no limit."""
-    return maximum - count if maximum else TASKS_MAX
-
-
-def _turn_of_branch(lane_group: LaneGroup) -> int:
+def _turn_of_group(lane_group: LaneGroup) -> int:
     return lane_group.turn
 
 
 def _by_priority(tasks: Iterable[Task]) -> list[Task]:
-    """Return tasks by priority, those of one priority in the order given."""
+    """Sort tasks by priority, keeping the order within one priority."""
     return sorted(tasks, key=lambda task: task.terms.priority, reverse=True)
 
 
 def queues_fifo(worker: Worker) -> bool:
-    """Its place is behind those that wait already, whenever it was used last."""
+    """Return whether a worker goes behind all that wait already, whenever it was last used."""
     is_fifo = worker.facts.queue_order is QueueOrder.FIFO
     return is_fifo and worker.listed_as != worker.last_used and worker.slots_free > 0
 
 
-def holds_last_attempt(worker: Worker) -> bool:
-    """Return whether it holds a task that must be the only one in its worker."""
-    if len(worker.leases) != 1:
-        return False
-    (lease,) = worker.leases.values()
-    return lease.tasks_left == 1 and len(lease.tasks) == 1 and lease.tasks[0].isolation == EXCLUSIVE
-
-
-def held_by_isolation(worker: Worker) -> dict[int, int]:
-    """Count the tasks of each isolation that a worker holds."""
-    counts = dict.fromkeys(range(EXCLUSIVE + 1), 0)
-    for lease in worker.leases.values():
-        if max(lease.attempts) > 1:  # else none of its tasks was out before
-            for task in lease.tasks:
-                if task.lease is lease:
-                    counts[task.isolation] += 1
-    return counts
-
-
-def reserve(ledger: Ledger, tasks: Iterable[Task], now_ns: int) -> None:
-    """Keep a worker free for tasks that no worker has room for, one of a kind in a service."""
-    for task in tasks:
-        exclusive, service = task.isolation == EXCLUSIVE, task.lane.service
-        kept = reserved_in(ledger, service, exclusive=exclusive)
-        if kept is None and not block_reason(ledger, task.lane, now_ns):
-            worker = _worker_to_reserve(ledger, task, now_ns)
-            if worker is not None:
-                ledger.reserve(Reservation(worker, task, exclusive))
-
-
-def reserved_in(ledger: Ledger, service: Service, *, exclusive: bool) -> Reservation | None:
-    """Return the reservation of a service for a task of many slots, or for a last attempt."""
-    for one in ledger.reservations:
-        if one.exclusive is exclusive and one.task.lane.service is service:
-            return one
-    return None
-
-
-def reserved_task(ledger: Ledger, lane: Lane) -> Task | None:
-    """Return the task of many slots in this lane that a worker is reserved for: others of a lane
-    with a limit do not overtake it."""
-    for one in ledger.reservations:
-        if one.task.lane is lane and not one.exclusive:
-            return one.task
-    return None
-
-
-def reservation_of(ledger: Ledger, task: Task) -> Reservation | None:
-    """Return the reservation that is for a task."""
-    for one in ledger.reservations:
-        if one.task is task:
-            return one
-    return None
-
-
-def _worker_to_reserve(ledger: Ledger, task: Task, now_ns: int) -> Worker | None:
-    """Return the worker that will have room for a task soonest; None if one has room and will ask,
-    or none ever will, or the only one would be emptied."""
-    name, exclusive = task.lane.service.name, task.isolation == EXCLUSIVE
-    able = [
-        worker
-        for worker in ledger.workers.values()
-        if name in worker.facts.services
-        if could_hold(worker, task) and is_open_to(ledger, task.lane, worker, now_ns)
-    ]
-    if any(_has_room_now(worker, task) for worker in able):
-        return None
-    if exclusive and len(able) == 1:
-        return None
-    free = [worker for worker in able if worker.reservation is None]
-    if exclusive:
-        return min(free, key=_order_by_load, default=None)
-    return max(free, key=_most_slots_free, default=None)
-
-
-def _has_room_now(worker: Worker, task: Task) -> bool:
-    asks = worker.state is PARKED or worker.facts.lease_timeout_ns
-    if not asks or worker.reservation is not None or holds_last_attempt(worker):
-        return False
-    if task.isolation == EXCLUSIVE:
-        return not worker.leases
-    return worker.slots_free >= task.terms.slots
-
-
-def _order_by_load(worker: Worker) -> tuple[bool, int, int]:
-    """Order workers by what they hold; those whose silence means nothing may never ask again."""
-    return not worker.facts.lease_timeout_ns, worker.slots_used, worker.last_used
-
-
-def _most_slots_free(worker: Worker) -> tuple[bool, int, int]:
-    return bool(worker.facts.lease_timeout_ns), worker.slots_free, -worker.last_used
-
-
-def worker_slots_max(ledger: Ledger, service: Service) -> int:
-    """Return the slots of the largest worker of a service."""
-    if service.worker_slots_max < 0:
-        facts = [worker.facts for worker in ledger.workers.values()]
-        offers = [one for one in facts if service.name in one.services]
-        slots = [one.slots_total or SLOTS_UNLIMITED for one in offers]
-        service.worker_slots_max = max(slots, default=0)
-    return service.worker_slots_max
-
-
-def could_hold(worker: Worker, task: Task) -> bool:
-    """Return whether a worker can be given a task once it has room."""
-    slots_total = worker.facts.slots_total
-    if worker.state is DRAINING or (slots_total and task.terms.slots > slots_total):
-        return False
-    return (task.payload or task.name) not in worker.facts.reserved_payloads
-
-
-def is_open_to(ledger: Ledger, lane: Lane, worker: Worker, now_ns: int) -> bool:
-    """Return whether the limits of a lane allow this worker one more task of it."""
-    if limit_reason(ledger, lane, now_ns) is None:
-        return True
-    active_rule = lane.lane_group.active_rule
-    room = not lane.name or lane.leased < active_rule.lane_tasks_max
-    return room and rate_allowance(active_rule, now_ns) > 0 and lane.is_served_by(worker)
-
-
-def block_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
-    """Return what holds a lane back for every worker, limits aside."""
-    return pause_reason(ledger, lane) or hold_reason(lane, now_ns)
-
-
-def review_reservations(ledger: Ledger, now_ns: int) -> None:
-    """End reservations whose task no longer waits for the worker: it was leased, moved, paused,
-    cancelled, is refused by a limit, or can't be held by it any more."""
-    for one in list(ledger.reservations):
-        task, worker, lane = one.task, one.worker, one.task.lane
-        waits = task.state is READY and not block_reason(ledger, lane, now_ns)
-        offered = lane.service.name in worker.facts.services and could_hold(worker, task)
-        allowed = waits and offered and is_open_to(ledger, lane, worker, now_ns)
-        if not allowed or (task.isolation == EXCLUSIVE) is not one.exclusive:
-            ledger.unreserve(worker)
-
-
 def park(ledger: Ledger, worker: Worker) -> None:
-    """List a worker that waits for work at its services, unless it is listed or has no room."""
+    """List a worker as parked in its services, unless it is listed or has no free slot."""
     if worker.listed_as == worker.last_used or worker.slots_free <= 0:
         return
     worker.listed_as = worker.last_used
@@ -709,7 +500,7 @@ def park(ledger: Ledger, worker: Worker) -> None:
 
 
 def relist(ledger: Ledger, service: Service, worker: Worker) -> None:
-    """Put a worker in a service's list. Entries that are void are thrown out now and then."""
+    """Add a worker to a service's parked list. Drops stale entries now and then."""
     parked = service.parked
     if len(parked) > PARKED_STALE_MAX + 2 * service.workers:
         known = ledger.workers
@@ -726,12 +517,12 @@ def _is_used(worker: Worker | None, last_used: int) -> bool:
 
 
 def next_parked(ledger: Ledger, service: Service) -> Worker | None:
-    """The least recently used worker that waits for work; it leaves the list."""
+    """Remove and return the least recently used parked worker, if any."""
     while service.parked:
         last_used, name = heappop(service.parked)
         worker = ledger.workers.get(name)
         if worker is None or worker.last_used != last_used:
-            continue  # it is gone, or was served since and is listed anew if it waits again
+            continue  # a stale entry
         if worker.state is PARKED and worker.slots_free > 0:
             return worker
         worker.listed_as = -1

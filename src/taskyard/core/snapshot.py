@@ -1,11 +1,10 @@
-"""Tasks as columns and back: what a snapshot holds, a chunk of tasks at a time.
+"""The content of a snapshot: tasks as columns in chunks, edges between them, and the rest.
 
-A chunk can be read, written and copied without the others, so that a snapshot of any length is made
-in bounded memory. Tasks refer to each other by place: their number in the order of all chunks. A
-READY task queues in that order, unless `Rest` says otherwise.
+A chunk can be read, written and copied without the others, so a snapshot of any size is made in
+bounded memory. Tasks refer to each other by place: their number in the order of all chunks. READY
+tasks queue in that order, except those listed in `Rest`.
 
-`Restorer` gives back the ledger that was taken. Indexes that follow from durable state are built
-anew. Nothing here knows files.
+`Restorer` rebuilds the ledger with all indexes. Does not read or write files (`journal.snapshot`).
 """
 
 from __future__ import annotations
@@ -34,30 +33,29 @@ if TYPE_CHECKING:
 CHUNK_TASKS: Final = 8192
 CHUNK_PAYLOAD_BYTES: Final = 4 * 1024 * 1024
 
-#: Tasks in a chunk that share a payload of so many bytes: each chunk has a copy of its own.
+#: Chunks may be longer if their tasks share a payload of this size, as each chunk has a copy.
 SHARED_PAYLOAD_BYTES: Final = 64 * 1024
 SHARED_CHUNK_TASKS: Final = 16 * CHUNK_TASKS
 
 #: Edges in a chunk of them.
 CHUNK_EDGES: Final = 64 * 1024
 
-#: Bytes that it takes to number a payload.
+#: Bytes of an encoded payload number.
 _NUMBER_BYTES: Final = 5
 
-#: Payloads of this length are looked for in the chunks before.
+#: Payloads of this length are shared with the chunks before.
 _INTERNED_BYTES: Final = 1024
 
 _STATES: Final = tuple(TaskState)
 _encode = msgpack.Encoder().encode
 _decode_payloads = msgpack.Decoder(list[bytes]).decode
 
-#: A run of tasks that are alike: how many, and the places of their terms and their lane among
-#: those of the chunk, and their state.
+#: A run of similar tasks: how many, the indexes of their terms and lane in the chunk, their state.
 Run = tuple[int, int, int, int]
 
 
 class TaskColumns(Struct, array_like=True, gc=False):
-    """A chunk of tasks. Numbers are of tasks in this chunk."""
+    """A chunk of tasks. Keys of dicts are task numbers within the chunk."""
 
     names: list[bytes]
     #: The encoded list of payloads: one for each task, or one that all share.
@@ -66,7 +64,7 @@ class TaskColumns(Struct, array_like=True, gc=False):
     #: Names of lanes. The service is that of the terms.
     lanes: list[bytes]
     runs: list[Run]
-    #: How many tasks each waits for. None: no task waits.
+    #: How many predecessors each task waits for. None: no task waits.
     waits: list[int] | None = None
     #: Attempts, failures and excused attempts of tasks that have been leased.
     attempts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -96,28 +94,28 @@ class CampaignRest(Struct, array_like=True, gc=False):
 
 
 class LaneRest(Struct, array_like=True, gc=False):
-    """A lane that is more than its tasks in their order. Tasks are given by place."""
+    """State of a lane beyond its tasks in order. Tasks are given by place."""
 
     service: bytes
     name: bytes
     paused: bool = False
-    #: Returned or just released tasks by priority, the first to go last.
+    #: Returned or just released tasks by priority. The last goes first.
     front: dict[int, list[int]] = field(default_factory=dict)
     suspects: list[int] = field(default_factory=list)
-    #: Tasks that wait for the next run, and how many tasks are left before it, at most.
+    #: Deferred tasks, and how many tasks are left in this run, at most.
     next_run: list[int] = field(default_factory=list)
     run_left: int = 0
-    #: Tasks that may be tried though the lane is held.
+    #: Tasks released from a held lane.
     released: int = 0
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing to keep."""
+        """Whether there is nothing to store."""
         return not (self.paused or self.front or self.suspects or self.next_run or self.released)
 
 
 class Rest(Struct, array_like=True, gc=False):
-    """All durable state beside the tasks. It is known last, and read first."""
+    """All durable state beside the tasks. Written last and read first."""
 
     record: int
     #: How many tasks there are, and how many edges between them.
@@ -128,12 +126,12 @@ class Rest(Struct, array_like=True, gc=False):
     campaigns: list[CampaignRest] = field(default_factory=list)
     services: list[ServiceSnapshot] = field(default_factory=list)
     lanes: list[LaneRest] = field(default_factory=list)
-    #: READY tasks that queue elsewhere than by their place: the task, and the place behind which
-    #: it queues (-1: at the head). Tasks behind the same place queue in this order.
+    #: READY tasks that do not queue by their place: the task, and the place behind which it queues
+    #: (-1: at the head). Tasks behind the same place queue in this order.
     moved: list[tuple[int, int]] = field(default_factory=list)
     workers: list[WorkerSnapshot] = field(default_factory=list)
     leases: list[LeaseSnapshot] = field(default_factory=list)
-    #: Tasks that wait for names that are not known.
+    #: The tasks that wait for each unknown name.
     dependents_of_unknown: dict[bytes, list[int]] = field(default_factory=dict)
     reasons: dict[bytes, bytes] = field(default_factory=dict)
     envelopes: dict[bytes, bytes] = field(default_factory=dict)
@@ -143,7 +141,7 @@ class Rest(Struct, array_like=True, gc=False):
     failed_attempts: dict[bytes, list[Attempt]] = field(default_factory=dict)
 
     def apart(self) -> Iterator[int]:
-        """Yield the places of READY tasks that do not queue by them."""
+        """Yield the places of READY tasks that do not queue by their place."""
         for lane in self.lanes:
             yield from chain(lane.suspects, lane.next_run, *lane.front.values())
         for place, _ in self.moved:
@@ -151,7 +149,7 @@ class Rest(Struct, array_like=True, gc=False):
 
 
 class Edges:
-    """Pairs of places: a task, and one that waits for it. In the order in which they were made."""
+    """Pairs of places, a task and its dependent, in the order of their creation."""
 
     def __init__(self, before: Iterable[int] = (), after: Iterable[int] = ()) -> None:
         self.before = array("Q", before)
@@ -169,7 +167,7 @@ class Edges:
 
 
 class ChunkBuilder:
-    """Gathers tasks into chunks, and hands each on when it is full."""
+    """Collects tasks into chunks and passes each on when it is full."""
 
     def __init__(self, write: Callable[[TaskColumns], None]) -> None:
         self._write = write
@@ -181,7 +179,7 @@ class ChunkBuilder:
         self._names: list[bytes] = []
         self._payloads: list[bytes] = []
         self._payload_bytes = 0
-        #: Some tasks have the same payload.
+        #: Some tasks share a payload.
         self._sharing = False
         self._terms: dict[int, tuple[int, Terms]] = {}
         self._lanes: dict[bytes, int] = {}
@@ -192,7 +190,7 @@ class ChunkBuilder:
         self._endings: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        """Return how many tasks are gathered."""
+        """Return how many tasks are in the current chunk."""
         return len(self._names)
 
     def add_run(  # noqa: PLR0913, PLR0917  # a run is what it is
@@ -204,7 +202,7 @@ class ChunkBuilder:
         state: int,
         waits: Sequence[int] | None = None,
     ) -> None:
-        """Add tasks that are alike."""
+        """Add a run of similar tasks."""
         count = len(names)
         terms_at, _ = self._terms.setdefault(id(terms), (len(self._terms), terms))
         lane_at = self._lanes.setdefault(lane, len(self._lanes))
@@ -220,7 +218,7 @@ class ChunkBuilder:
         self.place += count
 
     def _note_payloads(self, payloads: Sequence[bytes]) -> None:
-        """Count bytes; one that tasks share lies next to itself, and counts once."""
+        """Count bytes. A payload that adjacent tasks share counts once."""
         first = payloads[0]
         if self._payloads and first is self._payloads[-1]:
             self._sharing = True
@@ -244,29 +242,29 @@ class ChunkBuilder:
             self._endings[number] = (task.ending.record, task.ending.at_ns)
 
     def add_attempts(self, number: int, counts: tuple[int, int, int]) -> None:
-        """Count the attempts of a gathered task; of none for -1."""
+        """Set the attempts of a task in the current chunk. Ignore -1."""
         if number >= 0:
             self._attempts[number] = counts
 
     def add_due(self, number: int, due_ns: int) -> None:
-        """Set when a gathered task is due; of none for -1."""
+        """Set the due time of a task in the current chunk. Ignore -1."""
         if number >= 0:
             self._due_ns[number] = due_ns
 
     def flush_full(self) -> None:
-        """Hand the chunk on if it is full."""
+        """Pass the chunk on if it is full."""
         count = len(self._names)
         full = count >= CHUNK_TASKS or self._payload_bytes >= CHUNK_PAYLOAD_BYTES
         if full and (count >= SHARED_CHUNK_TASKS or not self._shares_long()):
             self.flush()
 
     def _shares_long(self) -> bool:
-        """Whether the latest tasks share a payload that is worth a longer chunk."""
+        """Return whether the latest tasks share a payload large enough for a longer chunk."""
         last = self._payloads[-2:]
         return len(last) > 1 and last[0] is last[1] and len(last[0]) >= SHARED_PAYLOAD_BYTES
 
     def flush(self) -> None:
-        """Hand on what is gathered."""
+        """Pass the current chunk on."""
         if not self._names:
             return
         payloads, payload_at = self._payloads, None
@@ -288,14 +286,14 @@ class ChunkBuilder:
         self._write(columns)
 
     def flush_if_full(self, columns: TaskColumns) -> None:
-        """Hand on a whole chunk as it is, after all that was added before."""
+        """Flush the current chunk and pass this one on unchanged."""
         self.flush()
         self.place += len(columns.names)
         self._write(columns)
 
 
 def _shared(own: list[bytes]) -> tuple[list[bytes], list[int] | None]:
-    """Return different payloads, and which each task has if that is shorter."""
+    """Return the distinct payloads and their index for each task, if that is shorter."""
     different = {id(payload): payload for payload in own}
     if len(different) == 1:
         return own[:1], None
@@ -309,8 +307,8 @@ def _shared(own: list[bytes]) -> tuple[list[bytes], list[int] | None]:
 
 
 def rest_of(ledger: Ledger, places: dict[int, int], counted: tuple[int, int]) -> Rest:
-    """Return the state beside the tasks, whose places are given by id. `counted` are the numbers
-    of tasks and of edges."""
+    """Return the state beside the tasks. `places` are by task id, `counted` has the numbers of
+    tasks and edges."""
     tasks, edges = counted
     return Rest(
         record=ledger.record,
@@ -362,16 +360,16 @@ def _lane(lane: Lane, places: dict[int, int]) -> LaneRest:
 
 
 def _leases(ledger: Ledger, places: dict[int, int]) -> list[LeaseSnapshot]:
-    images: list[LeaseSnapshot] = []
+    leases: list[LeaseSnapshot] = []
     for number, worker in enumerate(ledger.workers.values()):
         for lease in worker.leases.values():
             out = [places[id(task)] for task in lease.tasks if task.lease is lease]
-            images.append(LeaseSnapshot(lease.number, number, lease.at_ns, lease.lease_ns, out))
-    return images
+            leases.append(LeaseSnapshot(lease.number, number, lease.at_ns, lease.lease_ns, out))
+    return leases
 
 
 class Restorer:
-    """Builds a ledger from `Rest`, chunks and edges, in this order."""
+    """Rebuilds a ledger from `Rest`, chunks and edges, in this order."""
 
     def __init__(self, rest: Rest) -> None:
         self._rest = rest
@@ -421,8 +419,7 @@ class Restorer:
         return self._payloads.setdefault(payload, payload)
 
     def _queue_runs(self, runs: Iterable[tuple[int, Lane, int]], made: list[Task]) -> None:
-        """Count tasks in their lanes, and queue those that are READY, but for those that queue
-        elsewhere."""
+        """Count tasks in their lanes and queue READY ones, except those listed in `Rest`."""
         begin, first, apart = 0, len(self.tasks), self._apart
         for count, lane, state in runs:
             lane.tasks += count
@@ -439,7 +436,7 @@ class Restorer:
             begin += count
 
     def _plan(self, columns: TaskColumns, terms: list[Terms], tasks: list[Task]) -> None:
-        """Schedule what waits for time."""
+        """Schedule due times, expiries and late reports."""
         ledger = self.ledger
         if DELAYED in (run[3] for run in columns.runs):
             ledger.schedule_due([task for task in tasks if task.state is DELAYED])
@@ -455,13 +452,13 @@ class Restorer:
             ledger.due_heap.push_late(late_ns, names)
 
     def link(self, edges: Edges) -> None:
-        """Let tasks wait for each other."""
+        """Add edges between tasks."""
         tasks = self.tasks
         for before, after in edges:
             link(tasks[before], tasks[after])
 
     def finish(self) -> Ledger:
-        """Add what refers to tasks, and return the ledger."""
+        """Add lanes and workers that refer to tasks, and return the ledger."""
         rest, tasks, ledger = self._rest, self.tasks, self.ledger
         _restore_moved(rest, tasks)
         restore_lanes(ledger, rest, tasks.__getitem__)
@@ -477,7 +474,7 @@ class Restorer:
 
 
 def restore_frame(rest: Rest) -> Ledger:
-    """Return a ledger with all but tasks and what refers to them."""
+    """Return a ledger with everything that does not refer to tasks."""
     ledger = Ledger()
     ledger.record, ledger.paused, ledger.counts = rest.record, rest.paused, rest.counts
     for one in rest.campaigns:
@@ -485,14 +482,14 @@ def restore_frame(rest: Rest) -> Ledger:
         campaign.counts, campaign.truncated = one.counts, one.truncated
         if one.bare:
             ledger.bare[one.name] = None
-    for image in rest.services:
-        service = ledger.service(image.name)
+    for service_rest in rest.services:
+        service = ledger.service(service_rest.name)
         service.paused, service.has_wide_tasks, service.counts = (
-            image.paused,
-            image.has_wide_tasks,
-            image.counts,
+            service_rest.paused,
+            service_rest.has_wide_tasks,
+            service_rest.counts,
         )
-        ledger.has_wide_tasks = ledger.has_wide_tasks or image.has_wide_tasks
+        ledger.has_wide_tasks = ledger.has_wide_tasks or service_rest.has_wide_tasks
     ledger.reported = dict.fromkeys(rest.reported)
     ledger.reasons, ledger.envelopes = rest.reasons, rest.envelopes
     ledger.outputs, ledger.failed_attempts = rest.outputs, rest.failed_attempts
@@ -501,7 +498,7 @@ def restore_frame(rest: Rest) -> Ledger:
 
 
 def _queue_each(made: list[Task]) -> None:
-    """Count tasks in their lanes, and queue those that are READY, where no two are alike."""
+    """Count tasks in their lanes and queue READY ones, one by one."""
     for task in made:
         lane = task.lane
         lane.tasks += 1
@@ -525,7 +522,7 @@ def lanes_of_runs(ledger: Ledger, columns: TaskColumns, terms: list[Terms]) -> l
 
 
 def set_details(columns: TaskColumns, number: int, task: Task) -> None:
-    """Give a task of a chunk what only some tasks have."""
+    """Set the optional fields of a task from its chunk."""
     if number in columns.attempts:
         task.attempt, task.failures, task.losses_excused = columns.attempts[number]
     task.due_ns = columns.due_ns.get(number, 0)
@@ -534,7 +531,7 @@ def set_details(columns: TaskColumns, number: int, task: Task) -> None:
 
 
 def _restore_moved(rest: Rest, tasks: list[Task]) -> None:
-    """Queue the tasks that were moved behind the places that they are to follow."""
+    """Queue moved tasks behind their places."""
     if not rest.moved:
         return
     apart = dict.fromkeys(rest.apart())
@@ -559,7 +556,7 @@ def _queues_by_place(task: Task, lanes: dict[int, None]) -> bool:
 
 
 def restore_lanes(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) -> None:
-    """Give lanes what they have beside their tasks in order."""
+    """Restore the state of lanes beyond their tasks in order."""
     for one in rest.lanes:
         lane = ledger.service(one.service).lane(one.name)
         lane.paused = one.paused
@@ -576,7 +573,7 @@ def restore_lanes(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) ->
 
 
 def restore_workers(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) -> None:
-    """Add workers and what they hold."""
+    """Add workers and their leases."""
     workers = [Worker(one.name, one.facts, slots_kept=one.slots_kept) for one in rest.workers]
     for worker in workers:
         ledger.add_worker(worker)

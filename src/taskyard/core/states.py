@@ -1,23 +1,22 @@
-"""The two machines as data: what a task and a worker can be, and what moves them.
+"""The state machines of tasks and workers, as tables.
 
-A machine is a table and one mover. `TASK_TRANSITIONS[LEASED][Cause.LEASE_EXPIRED]` is READY; a
-pair that is not in the table is a bug of ours and raises. The tables are complete: tests walk
-every state and every cause, the diagrams in the documentation are made from them, and nobody but
-the movers (`Ledger.move`, `Worker.turn`) assigns a state.
+`TASK_TRANSITIONS[LEASED][Cause.LEASE_EXPIRED]` is READY. A pair that is not in the table is a bug
+in Taskyard and raises. Only the movers (`Ledger.move`, `Worker.turn`) assign a state. Tests walk
+every state and every cause, and the diagrams in the documentation are made from these tables.
 """
 
 from enum import IntEnum
 
 
 class TaskState(IntEnum):
-    """Where a task is on its way. LEASED, not running: the broker can't see the worker's hands."""
+    """State of a task. LEASED, not running: the broker can't see whether the worker has begun."""
 
     BLOCKED = 0  #: waits for tasks
     DELAYED = 1  #: waits for time
     READY = 2  #: waits for a worker
-    LEASED = 3  #: entrusted to a worker
+    LEASED = 3  #: held by a worker
     DONE = 4
-    FAILED = 5  #: stays with its reason, for a retry; its dependents wait
+    FAILED = 5  #: kept with its reason for a retry, while its dependents wait
     CANCELLED = 6
 
 
@@ -30,16 +29,16 @@ class Cause(IntEnum):
     POSTPONED = 3  #: it was given a time to wait for
     LEASED = 4
     COMPLETED = 5
-    RETURNED = 6  #: given back, by the worker or because the worker left
-    LEASE_EXPIRED = 7  #: the worker fell silent
+    RETURNED = 6  #: returned by the worker, or because the worker left
+    LEASE_EXPIRED = 7  #: the worker missed its heartbeats
     EXHAUSTED = 8  #: it failed and has no attempt left
-    TASK_EXPIRED = 9  #: it grew too old before it was done
+    TASK_EXPIRED = 9  #: it reached its expiry before it was done
     CANCELLED = 10
-    RETRIED = 11  #: somebody asked for it to be tried now
+    RETRIED = 11  #: a client requested another attempt
 
 
-# Names of their own: to find a member in its class takes Python 3.11 ten times as long as a global,
-# which shows in every loop over tasks.
+# Module-level names: in Python 3.11 a lookup of an enum member in its class takes ten times as long
+# as a global, which shows in every loop over tasks.
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
 TASK_TRANSITIONS: dict[TaskState, dict[Cause, TaskState]] = {
@@ -82,38 +81,38 @@ TASK_TRANSITIONS: dict[TaskState, dict[Cause, TaskState]] = {
     CANCELLED: {},
 }
 
-#: The same table turned by cause, for the mover: `TASK_TARGETS[cause][state]`, None where illegal.
+#: `TASK_TRANSITIONS` by cause, for the mover: `TASK_TARGETS[cause][state]`, None where illegal.
 TASK_TARGETS: tuple[tuple[TaskState | None, ...], ...] = tuple(
     tuple(TASK_TRANSITIONS[state].get(cause) for state in TaskState) for cause in Cause
 )
 
-#: A task begins in one of these: it waits for tasks, for time, or for a worker.
+#: A new task starts in one of these: it waits for tasks, for time, or for a worker.
 TASK_STATES_INITIAL = (BLOCKED, DELAYED, READY)
-#: A task of these states can still come to a worker without anybody's help.
+#: Tasks in these states can reach a worker without a command from a client.
 TASK_STATES_RUNNABLE = (DELAYED, READY, LEASED)
-#: The end. A name that has ended may be submitted anew: a new generation, a new task.
+#: Final states. An ended name may be submitted again, as a new generation.
 TASK_STATES_ENDED = (DONE, CANCELLED)
 
 
 class WorkerState(IntEnum):
-    """What a worker waits for, as far as the broker knows. Volatile: a restart makes all BUSY."""
+    """State of a worker, as the broker sees it. Volatile: a restart makes all BUSY."""
 
-    BUSY = 0  #: has not asked for work
-    PARKED = 1  #: waits for work; the first to be ready goes to it
-    WOKEN = 2  #: waits for work in its own way, was told that there is some, and should ask now
-    DRAINING = 3  #: gets no more work
+    BUSY = 0  #: has not requested tasks
+    PARKED = 1  #: waits for tasks and gets the first that is ready
+    WOKEN = 2  #: was notified of work and is expected to request it
+    DRAINING = 3  #: gets no more tasks
 
 
 class WorkerCause(IntEnum):
-    """Why a worker's state turns."""
+    """Why a worker's state changes."""
 
-    REQUESTED = 0  #: it wants work
-    ASSIGNED = 1  #: it got what it asked for
+    REQUESTED = 0  #: it requested tasks
+    ASSIGNED = 1  #: it got tasks
     WOKEN = 2
-    PASSED_OVER = 3  #: it did not answer the call in time
+    PASSED_OVER = 3  #: it did not react to `Wake` in time
     UNREACHABLE = 4  #: its route is dead
     DRAINED = 5
-    WAIT_ENDED = 6  #: it asked, and does not want to wait any longer
+    WAIT_ENDED = 6  #: it stopped waiting for tasks
 
 
 BUSY, PARKED, WOKEN, DRAINING = WorkerState

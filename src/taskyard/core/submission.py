@@ -1,8 +1,7 @@
-"""Deciding on submissions: what is new, what is known, what waits for what, and what is refused.
+"""Decides on submissions: new tasks, known tasks, dependencies and refusals.
 
-A batch is taken whole or not at all, unless it is partial: then its sound tasks are taken. The
-common case, names that nobody has used and nothing to wait for, is a few operations on whole
-columns.
+A batch is accepted as a whole or refused, unless it is partial: then its valid tasks are accepted.
+The common case, new names without predecessors, takes a few operations on whole columns.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class SubmissionRefused(PeerError):
-    """A submission can't be taken. Caught by the scheduler, which tells the client."""
+    """A submission is refused. The decider catches it and replies with `Refused`."""
 
     def __init__(self, refusal: Refusal, text: str) -> None:
         super().__init__(text)
@@ -49,7 +48,7 @@ class SubmissionRefused(PeerError):
 
 
 class SubmissionDecision(Struct):
-    """What becomes of a submission: records to apply, and how many tasks were known already."""
+    """The records of a submission, and how many of its tasks are new or known."""
 
     records: list[Submitted | Extended]
     new: int
@@ -59,24 +58,23 @@ class SubmissionDecision(Struct):
 
 
 class Dependencies(Struct):
-    """What tasks wait for, sorted: what holds them up, and what is done already."""
+    """Predecessors of tasks, split into unfinished and done ones."""
 
     after: list[list[bytes]] | None = None
     after_done: list[list[bytes]] | None = None
 
 
 class BatchGraph(Struct):
-    """What a look at a submission alone tells of its graph."""
+    """Properties of a submission's own graph."""
 
-    #: Where each name stands.
+    #: Index of each name.
     places: dict[bytes, int]
-    #: All that is waited for stands in the batch, once, before who waits for it.
+    #: All predecessors are in the batch, once, before their dependents.
     ordered: bool = True
 
 
 def keyed(ledger: Ledger, event: SubmitRequested) -> SubmitRequested:
-    """Return the event with keys in place of names. Raises `SubmissionRefused`, having changed
-    nothing."""
+    """Return the event with keys in place of names. Raises `SubmissionRefused`."""
     check_shape(event.submission)
     for terms in event.submission.terms:
         if identity.SEPARATOR in terms.campaign and terms.campaign not in ledger.bare:
@@ -93,11 +91,8 @@ def keyed(ledger: Ledger, event: SubmitRequested) -> SubmitRequested:
 
 
 def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDecision:
-    """Return the records of a submission whose names are keys.
-
-    Raises `SubmissionRefused`, having changed nothing.
-    """
-    # A copy of our own: whoever asks may go on using its terms, and does not say when it is.
+    """Return the records of a submission whose names are keys. Raises `SubmissionRefused`."""
+    # A copy: the client may reuse its terms, and does not set the time.
     own = [structs.replace(terms, submitted_ns=at_ns) for terms in event.submission.terms]
     submission = structs.replace(event.submission, terms=own)
     if ledger.rule_table.has_expiry:
@@ -114,7 +109,7 @@ def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDeci
     return _accept_mixed(ledger, event, batch, at_ns)
 
 
-#: What is wrong with single tasks. Anything else concerns the whole submission.
+#: Refusals of single tasks. Any other concerns the whole submission.
 _PER_TASK_REFUSALS: Final = (
     Refusal.BUSY,
     Refusal.CANCELLED,
@@ -125,7 +120,7 @@ _PER_TASK_REFUSALS: Final = (
 
 
 def decide_partial(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDecision:
-    """Decide like `decide`, but merge tasks of one name, and refuse only what is unsound."""
+    """Decide like `decide`, but merge tasks of one name, and refuse only invalid tasks."""
     event = structs.replace(event, submission=_merged(event.submission))
     try:
         return decide(ledger, event, at_ns)
@@ -144,7 +139,7 @@ def decide_partial(ledger: Ledger, event: SubmitRequested, at_ns: int) -> Submis
 
 
 def _merged(submission: Submission) -> Submission:
-    """Merge tasks of one name: the first one, after all that any of them waits for."""
+    """Merge tasks of one name into the first, with the predecessors of all."""
     names = submission.names
     first: dict[bytes, int] = {}
     for index, name in enumerate(names):
@@ -161,8 +156,8 @@ def _merged(submission: Submission) -> Submission:
 
 
 def _refused_tasks(ledger: Ledger, event: SubmitRequested) -> dict[bytes, SubmissionRefused]:
-    """The tasks of a submission that can't be taken: by themselves, on a cycle, or because they
-    wait for such a task of the same submission."""
+    """Return the invalid tasks of a submission: invalid themselves, on a cycle, or dependents of
+    invalid tasks in the same submission."""
     submission, refused = event.submission, dict[bytes, SubmissionRefused]()
     after = submission.after or [[] for _ in submission.names]
     waits = dict(zip(submission.names, after, strict=True))
@@ -194,7 +189,7 @@ def _refused_tasks(ledger: Ledger, event: SubmitRequested) -> dict[bytes, Submis
 
 
 def check_shape(submission: Submission) -> None:
-    """Columns that fit together, names and numbers within their limits."""
+    """Check that columns have matching lengths, and names and numbers are within their limits."""
     count = len(submission.names)
     if not count:
         raise SubmissionRefused(Refusal.EMPTY, "the submission has no tasks; send at least one")
@@ -264,7 +259,7 @@ def _check_room(ledger: Ledger, count: int) -> None:
 
 
 def _index_batch(submission: Submission) -> BatchGraph:
-    """Where each name stands, and whether all that is waited for stands before who waits."""
+    """Index the names of a submission, and check whether predecessors precede dependents."""
     if submission.after is None:
         return BatchGraph(dict.fromkeys(submission.names, 0))
     places: dict[bytes, int] = {}
@@ -282,7 +277,7 @@ def _index_batch(submission: Submission) -> BatchGraph:
 def _accept_new(
     ledger: Ledger, event: SubmitRequested, submission: Submission, batch: BatchGraph, at_ns: int
 ) -> SubmissionDecision:
-    """All names are new."""
+    """Accept a submission whose names are all new."""
     record = Submitted(at_ns, submission)
     if submission.after is not None:
         waits = _resolve(ledger, event, submission, batch)
@@ -296,7 +291,7 @@ def _accept_new(
 def _accept_mixed(
     ledger: Ledger, event: SubmitRequested, batch: BatchGraph, at_ns: int
 ) -> SubmissionDecision:
-    """Some names are known."""
+    """Accept a submission with some known names."""
     submission = event.submission
     new: list[int] = []
     existing: list[int] = []
@@ -322,7 +317,7 @@ def _accept_mixed(
 
 
 def _check_owner(task: Task | None, campaign: bytes) -> None:
-    """Refuse a full name that is that of a task of another campaign, or of none."""
+    """Refuse a full name that belongs to a task of another campaign, or of none."""
     if task is not None and task.terms.campaign != campaign:
         taken = identity.meaning(task.name, task.terms.campaign)
         text = f"task {shown(task.name)}: {taken} (give one of them another name)"
@@ -336,12 +331,12 @@ def _check_extendable(task: Task | None) -> None:
 
 
 class _PayloadComparer:
-    """Whether payloads are those of known tasks. Where many share one, of a megabyte perhaps, it is
-    looked at once."""
+    """Compares payloads with those of known tasks. A payload that many tasks share, maybe of a
+    megabyte, is compared once."""
 
     def __init__(self) -> None:
         self._digests = Digests()
-        #: The latest two that were found equal: of a known task, and as it comes now.
+        #: The latest equal pair: the payload of a known task, and the submitted one.
         self._equal: tuple[bytes, bytes] = (b"", b"")
 
     def of(self, task: Task, payload: bytes) -> bool:
@@ -357,7 +352,7 @@ class _PayloadComparer:
 
 
 def _check_same(task: Task, submission: Submission, index: int, sameness: _PayloadComparer) -> None:
-    """A repeated submission is harmless only if it says the same."""
+    """Refuse a repeated submission with another payload."""
     if not sameness.of(task, submission.payload_of(index)):
         text = f"task {shown(task.name)} is known with another payload; give it another name"
         raise SubmissionRefused(Refusal.CONFLICT, text)
@@ -370,7 +365,7 @@ def _extend(
     split: tuple[list[int], list[int]],
     at_ns: int,
 ) -> SubmissionDecision:
-    """Take new tasks and give known ones more to wait for: one graph, checked as a whole."""
+    """Accept new tasks and extend known ones. The graph is checked as a whole."""
     submission, (new, existing) = event.submission, split
     waits = _resolve(ledger, event, submission, batch)
     _check_cycle(ledger, submission, waits, batch, anywhere=True)
@@ -392,7 +387,7 @@ def _extend(
 def _resolve(
     ledger: Ledger, event: SubmitRequested, submission: Submission, batch: BatchGraph
 ) -> Dependencies:
-    """Sort what each task is to wait for into what holds it up and what is done already."""
+    """Split the predecessors of each task into unfinished and done ones."""
     after = submission.after
     if after is None or batch.ordered:
         return Dependencies(after)
@@ -413,7 +408,7 @@ def split_predecessors(
     batch: Container[bytes],
     campaign: bytes = b"",
 ) -> tuple[list[bytes], list[bytes]]:
-    """Return predecessors that hold a task of a campaign up, and those that are done already."""
+    """Split the predecessors of a task of this campaign into unfinished and done ones."""
     waiting: list[bytes] = []
     done: list[bytes] = []
     for name in dict.fromkeys(names) if len(names) > 1 else names:
@@ -433,7 +428,7 @@ def split_predecessors(
 def _resolve_unknown(
     name: bytes, unknown: UnknownPolicy, waiting: list[bytes], campaign: bytes
 ) -> None:
-    """Wait for an unknown name, refuse it, or leave it out: no task of that name was ever done."""
+    """Wait for an unknown name, refuse it, or skip it, depending on the policy."""
     if not name or len(name) > NAME_BYTES_MAX:
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
         raise SubmissionRefused(Refusal.BAD_NAME, text)
@@ -453,8 +448,8 @@ def _check_cycle(
     *,
     anywhere: bool = False,
 ) -> None:
-    """Search for a cycle only where one could be: a new task that waits for earlier ones of
-    its batch and for known tasks can't close one, as long as nobody waits for it yet."""
+    """Refuse a cycle. Searches only where one is possible: a new task that waits for earlier tasks
+    of its batch and for known tasks can't close one, unless a task waits for it already."""
     if waits.after is None:
         return
     dependents_of_unknown = bool(ledger.dependents_of_unknown) and not (
@@ -466,7 +461,7 @@ def _check_cycle(
 
 
 def _has_forward_edges(after: list[list[bytes]], batch: BatchGraph) -> bool:
-    """Some task waits for one that stands behind it in the batch, or for itself."""
+    """Return whether a task waits for a later one of the batch, or for itself."""
     if batch.ordered:
         return False
     return any(
@@ -483,7 +478,7 @@ def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
 
 
 def _awaited(ledger: Ledger, names: Iterable[bytes]) -> Mapping[bytes, list[Task]]:
-    """Return the tasks that wait for keys which are not known, with those of these new ones."""
+    """Return the tasks that wait for unknown keys, including those of these new names."""
     if not ledger.awaited_else:
         return ledger.dependents_of_unknown
     new = {name: ledger.waiting_for(name) for name in names if name in ledger.awaited_else}

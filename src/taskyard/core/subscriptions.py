@@ -1,6 +1,7 @@
-"""Who is told when tasks are settled: DONE, FAILED, CANCELLED, or BLOCKED behind a failure.
+"""Subscriptions: notify clients when tasks or campaigns are settled.
 
-All of it is volatile. A client that was not told before a restart asks again.
+A task is settled when it is DONE, FAILED, CANCELLED, or BLOCKED behind a failure. Subscriptions are
+volatile. Clients repeat them after a restart of the broker.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Ending, Task, Worker
     from taskyard.core.ledger import Ledger
 
-#: A client, and the request by which it asked to be told.
+#: A client and its request.
 _Subscription: TypeAlias = "tuple[bytes, int]"
 
 _TERMINAL_STATES = (DONE, FAILED, CANCELLED)
@@ -37,9 +38,9 @@ def watch_requested(context: Context, event: events.WatchRequested) -> None:
 
 
 def watch(context: Context, watcher: _Subscription, names: list[bytes]) -> None:
-    """Tell somebody when these tasks are settled; of those that are, at once."""
+    """Subscribe to tasks. Settled ones are notified at once."""
     if not names:
-        context.send(Settled(*watcher, [], [], []))  # nothing to wait for is settled
+        context.send(Settled(*watcher, [], [], []))  # an empty subscription is settled
     if context.ledger.bare:
         names = _with_aliases(context, watcher, names)
     if names:
@@ -55,7 +56,7 @@ def watch(context: Context, watcher: _Subscription, names: list[bytes]) -> None:
 
 
 def _with_aliases(context: Context, watcher: _Subscription, names: list[bytes]) -> list[bytes]:
-    """Return the keys of tasks that are watched, and keep the names that were asked for."""
+    """Return the keys of watched tasks, and keep the names that the client used."""
     found = [identity.find(context.ledger, name) for name in names]
     keys = [name if task is None else task.name for name, task in zip(names, found, strict=True)]
     aliases = {key: name for key, name in zip(keys, names, strict=True) if key != name}
@@ -76,7 +77,7 @@ def client_disconnected(context: Context, event: events.ClientDisconnected) -> N
 
 
 def _drop_watch(context: Context, watcher: _Subscription) -> None:
-    """A watch is over: it costs as much as it has left."""
+    """Remove a subscription, in time proportional to its unsettled tasks."""
     context.aliases.pop(watcher, None)
     for name in context.watched.pop(watcher, ()):
         others = [one for one in context.watchers[name] if one != watcher]
@@ -100,18 +101,20 @@ def notify_settled(
     texts: Iterable[bytes] | None = None,
     truncated: dict[bytes, int] | None = None,
 ) -> None:
-    """Tell those who watch these tasks or their campaigns. `texts` are results or reasons, None
-    where no result is at hand."""
+    """Notify the subscribers of these tasks and their campaigns.
+
+    `texts` are results or reasons. None: results are only in the journal.
+    """
     if context.watchers:
-        told: dict[_Subscription, Settled] = {}
+        notices: dict[_Subscription, Settled] = {}
         for task, text in zip(tasks, repeat(None) if texts is None else texts, strict=False):
             for watcher in context.watchers.pop(task.name, ()):
-                one = told.get(watcher)
+                one = notices.get(watcher)
                 if one is None:
-                    one = told[watcher] = Settled(*watcher, [], [], [], truncated=truncated)
+                    one = notices[watcher] = Settled(*watcher, [], [], [], truncated=truncated)
                     one.aliases = context.aliases.get(watcher)
                 add_settled(one, context.ledger, task, text)
-        for watcher, one in told.items():
+        for watcher, one in notices.items():
             _remove_watched(context, watcher, one.names)
             context.send(one)
     if context.campaign_watchers:
@@ -119,7 +122,7 @@ def notify_settled(
 
 
 def _remove_watched(context: Context, watcher: _Subscription, names: list[bytes]) -> None:
-    """Who watches is told of these, and has so many less to be told of."""
+    """Remove settled tasks from a subscription, and the subscription when it is empty."""
     left = context.watched[watcher]
     for name in names:
         left.pop(name, None)
@@ -128,25 +131,25 @@ def _remove_watched(context: Context, watcher: _Subscription, names: list[bytes]
         context.aliases.pop(watcher, None)
 
 
-def add_settled(told: Settled, ledger: Ledger, task: Task, text: bytes | None = None) -> None:
-    """Tell of one task more. A result that is not at hand is owed: the journal has it."""
-    told.names.append(task.name)
-    told.states.append(task.state)
+def add_settled(notice: Settled, ledger: Ledger, task: Task, text: bytes | None = None) -> None:
+    """Add one task to a notice. Without a text it refers to the record with the result."""
+    notice.names.append(task.name)
+    notice.states.append(task.state)
     if text is None and task.state is DONE:
-        told.texts.append(None)
-        told.records.append(cast("Ending", task.ending).record)
+        notice.texts.append(None)
+        notice.records.append(cast("Ending", task.ending).record)
     else:
-        told.texts.append(text or ledger.reasons.get(task.name, b""))
+        notice.texts.append(text or ledger.reasons.get(task.name, b""))
 
 
 def schedule_stuck_check(context: Context) -> None:
-    """Something was decided: watched tasks and campaigns may be behind a failure now."""
+    """Schedule a search for watched tasks behind a failure, because the state has changed."""
     if context.ledger.counts[FAILED] and not context.stuck_check_ns:
         context.stuck_check_ns = context.now_ns + STUCK_CHECK_NS
 
 
 def notify_stuck(context: Context) -> None:
-    """Watched tasks that are behind a failure are settled too."""
+    """Notify subscribers of tasks that are behind a failure."""
     context.stuck_check_ns = 0
     _notify_campaigns(context, [*context.campaign_watchers])
     if context.watchers:
@@ -163,7 +166,7 @@ def _notify_campaigns(context: Context, names: Iterable[bytes]) -> None:
 
 
 def campaign_settled(ledger: Ledger, name: bytes) -> bool:
-    """Nothing of a campaign can run any more without somebody's help."""
+    """Return whether no task of a campaign can run without a command from a client."""
     campaign = ledger.campaigns.get(name)
     if campaign is None or _runnable(campaign.counts):
         return False
@@ -174,10 +177,10 @@ def campaign_settled(ledger: Ledger, name: bytes) -> bool:
 
 
 def no_work_left(ledger: Ledger, worker: Worker) -> bool:
-    """No task of a worker's services can run any more without somebody's help.
+    """Return whether no task of a worker's services can run without a command from a client.
 
-    Asked by every idle worker again and again, so it does not look for tasks that are stuck
-    while anything at all can run: then "not yet" is a good answer too.
+    Idle workers cause this often, so it skips the search for stuck tasks while any other task can
+    run. False is a good answer then.
     """
     own = [ledger.service(name).counts for name in worker.facts.services]
     if any(map(_runnable, own)):

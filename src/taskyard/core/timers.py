@@ -1,4 +1,7 @@
-"""Deciding on what only time, or a change of settings, brings about."""
+"""Decides on events of time and settings: due times, expiries, timeouts, rates, debounce, rules.
+
+Every timer is a heap or a field of the `Context` or of the ledger. `next_ns` is the earliest.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ _UNSETTLED = (*_WAITING, LEASED)
 
 
 def next_ns(context: Context) -> int | None:
-    """When there is something to do next, by the monotonic clock; None for never."""
+    """Return when the next timer is due, by the monotonic clock, or None."""
     times = [heap[0][0] for heap in _heaps(context) if heap]
-    agenda_ns = context.ledger.due_heap.next_ns()
-    if agenda_ns is not None:
-        times.append(agenda_ns - context.wall_offset_ns)
+    due_ns = context.ledger.due_heap.next_ns()
+    if due_ns is not None:
+        times.append(due_ns - context.wall_offset_ns)
     if context.stuck_check_ns:
         times.append(context.stuck_check_ns)
     if context.debounce_heap:
@@ -40,7 +43,7 @@ def _heaps(context: Context) -> tuple[list[tuple[int, bytes]], ...]:
 
 
 def _rates_ns(context: Context) -> list[int]:
-    """When the rates of lanes that have work and workers allow a lease again."""
+    """Return when rates allow the next lease, for rules with both tasks and parked workers."""
     return [
         active_rule.rate_next_ns
         for active_rule in context.ledger.rule_table
@@ -58,7 +61,7 @@ def clock_set(context: Context, event: events.ClockSet) -> None:
 
 
 def _follow_wall_clock(context: Context) -> None:
-    """Do what is due by the wall clock. It has no part in the silence of workers."""
+    """Process the timers of the wall clock. Timeouts of workers do not depend on it."""
     _come_due(context)
     _expire_tasks(context)
     _report_late(context)
@@ -75,7 +78,7 @@ def time_passed(context: Context, _event: events.Event) -> None:
 
 
 def reopen_rates(context: Context, since_ns: int) -> None:
-    """Look again at services whose rate has allowed a task since the event before."""
+    """Mark services whose rate has allowed a task since the last event."""
     for active_rule in context.ledger.rule_table:
         if since_ns < active_rule.rate_next_ns <= context.now_ns:
             for lane_group in context.ledger.lane_groups[active_rule]:
@@ -99,7 +102,7 @@ def _expire_tasks(context: Context) -> None:
 
 
 def _report_late(context: Context) -> None:
-    """Say once of a task that it should have ended by now."""
+    """Report unfinished tasks as late, each once."""
     ledger = context.ledger
     names = ledger.due_heap.pop_late(context.at_ns, TIMER_TASKS_MAX)
     found = [name for name in dict.fromkeys(names) if _is_late(ledger, name, context.at_ns)]
@@ -115,7 +118,7 @@ def _is_late(ledger: Ledger, name: bytes, at_ns: int) -> bool:
 
 
 def start_debounce(context: Context) -> None:
-    """Lanes that got work begin a while after the first of it, so that more may join it."""
+    """Start the debounce time of lanes that got work."""
     lanes, context.ledger.debouncing = context.ledger.debouncing, []
     for lane in lanes:
         debounce_ns = lane.options.debounce_ns
@@ -130,14 +133,12 @@ def _end_debounce(context: Context) -> None:
     debouncing = context.debounce_heap
     while debouncing and debouncing[0][0] <= context.now_ns:
         debounce_until_ns, _, lane = heappop(debouncing)
-        if (
-            lane.debounce_until_ns == debounce_until_ns
-        ):  # else it ran dry meanwhile, and began to gather anew
+        if lane.debounce_until_ns == debounce_until_ns:  # else it ran empty and started anew
             _end_lane_debounce(context.ledger, lane)
 
 
 def _end_lane_debounce(ledger: Ledger, lane: Lane) -> None:
-    """A lane has gathered tasks for long enough."""
+    """Let a lane start after its debounce time."""
     if lane.extras is not None:
         lane.extras.debounce_until_ns = 0
         lane.count_removed(0)
@@ -146,7 +147,7 @@ def _end_lane_debounce(ledger: Ledger, lane: Lane) -> None:
 
 
 def _is_expired(task: Task, at_ns: int) -> bool:
-    """A leased task is let finish; it is looked at again when it comes back."""
+    """Return whether a waiting task has expired. A leased task may finish."""
     terms = task.terms
     if task.state not in _WAITING:
         return False
@@ -164,11 +165,11 @@ def _end_leases_before(context: Context) -> None:
         deadline_ns = 0 if worker is None else context.restart_deadline_ns(worker)
         if worker is None or not deadline_ns:
             continue
-        if deadline_ns > context.now_ns:  # its facts have changed since
+        if deadline_ns > context.now_ns:  # its facts have changed
             context.schedule_restart_deadline(worker)
             continue
         membership.end_restart_leases(context, worker)
-        context.schedule_timeout(worker)  # it may be silent for less now
+        context.schedule_timeout(worker)  # its timeout may be shorter now
         if worker.last_seen_ns > context.resumed_ns:
             membership.on_slot_free(context, worker)
 
@@ -197,7 +198,7 @@ def _end_wakes(context: Context) -> None:
         if worker.wake_ends_ns <= context.now_ns:
             worker.turn(WorkerCause.PASSED_OVER)
             context.use_count += 1
-            worker.last_used = context.use_count  # the next one is called first
+            worker.last_used = context.use_count  # the others are woken first
             selection.park(context.ledger, worker)
 
 

@@ -27,6 +27,7 @@ from taskyard.core import (
     membership,
     queues,
     records,
+    reservations,
     results,
     runs,
     scheduler,
@@ -496,7 +497,10 @@ def loss_forgotten() -> Iterator[None]:
 @mutation
 def suspect_not_isolated() -> Iterator[None]:
     """Assign other tasks to a worker that runs a last attempt."""
-    with patched(selection, "holds_last_attempt", lambda _worker: False):
+    with (
+        patched(selection, "holds_last_attempt", lambda _worker: False),
+        patched(reservations, "holds_last_attempt", lambda _worker: False),
+    ):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from simulator.mutations.registry import mutation, mutation_for_invariants, patched, patched_item
-from taskyard.core import apply, queues, records, rules, scheduler, selection, timers
+from taskyard.core import apply, queues, records, reservations, rules, scheduler, selection, timers
 from taskyard.core.context import Context
 from taskyard.core.entities import Lane, Service, Task
 from taskyard.core.events import RulesSet
@@ -241,7 +241,7 @@ def wide_task_blocks_its_lane() -> Iterator[None]:
 @mutation_for_invariants
 def reservation_not_released() -> Iterator[None]:
     """Keep a worker reserved for a task that another has taken."""
-    with patched(selection, "review_reservations", _no_op):
+    with patched(reservations, "review_reservations", _no_op):
         yield
 
 
