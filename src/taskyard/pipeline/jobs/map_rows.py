@@ -137,14 +137,14 @@ def outcomes(frame: DataFrame, key: str, target: MapTarget, since: int) -> DataF
     )
     kind = keys.schema["key"].dataType.simpleString()
     fetched = keys.mapInArrow(_fetch_function(target), f"key {kind}, {_RESULTS}")
-    doers = frame.sparkSession.createDataFrame(_workers_and_times(target, since))
-    results = fetched.join(doers, "task", how="left").select(
+    workers = frame.sparkSession.createDataFrame(_workers_and_times(target, since))
+    results = fetched.join(workers, on="task", how="left").select(
         *("key", "name", F.lit(target.campaign).alias("campaign")),
         *("state", "result", "reason", "attempts", "worker", "seconds"),
     )
-    kept = results.persist(StorageLevel.MEMORY_AND_DISK)
-    kept.count()
-    return kept
+    cached = results.persist(StorageLevel.MEMORY_AND_DISK)
+    cached.count()
+    return cached
 
 
 def _fetch_function(
@@ -162,7 +162,7 @@ def _fetched(client: Client, batch: pa.RecordBatch) -> pa.RecordBatch:
     names = batch["task"].to_pylist()
     results, views = client.results(names), client.existing(names)
     states = [views[name]["state"] for name in names]
-    # A truncated result is left out. The reason says so.
+    # A truncated result is left out, and the reason explains it.
     is_done = [views[name]["state"] == "done" and not results[name].bytes_total for name in names]
     texts = [_text(results[name]) for name in names]
     columns = {
@@ -176,11 +176,11 @@ def _fetched(client: Client, batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _text(results: TaskResult) -> str:
+def _text(result: TaskResult) -> str:
     return shown(
-        truncated_result_reason(results.text, results.bytes_total)
-        if results.bytes_total
-        else results.text
+        truncated_result_reason(result.text, result.bytes_total)
+        if result.bytes_total
+        else result.text
     )
 
 
@@ -195,12 +195,10 @@ def _workers_and_times(target: MapTarget, since: int) -> pa.Table:
     with target.client() as client:
         end, cursor, journal = int(client.status()["records"]), since, b""
         while cursor < end:
-            results = poll_records(
-                client, cursor, journal, scope=scope_of(campaign=target.campaign)
-            )
-            for record in results.records:
+            reply = poll_records(client, cursor, journal, scope=scope_of(campaign=target.campaign))
+            for record in reply.records:
                 _record_worker(record, leased, done)
-            cursor, journal = results.cursor, results.journal
+            cursor, journal = reply.cursor, reply.journal
     return pa.table(
         {
             "task": pa.array(done, pa.string()),
@@ -220,5 +218,5 @@ def _record_worker(
     elif record["kind"] in ("finished", "failed", "postponed"):
         for name in record["names"]:
             if name in leased:
-                worker, target = leased[name]
-                done[name] = (worker, record["at"] - target)
+                worker, leased_at = leased[name]
+                done[name] = (worker, record["at"] - leased_at)
