@@ -54,7 +54,7 @@ def test_tasks_are_moved_by_name_or_by_scope(client: Client) -> None:
 
 def test_expired_tasks_have_failed_for_a_reason(client: Client) -> None:
     assert client.expire(lane="x", service="s") == 1
-    assert client.expire(["b", "nobody"]) == 1
+    assert client.expire(["b", "unserved"]) == 1
     assert (client.show("a")["state"], client.show("c")["state"]) == ("failed", "delayed")
     assert client.show("a")["reason"]
 
