@@ -217,7 +217,7 @@ BAD_LINES = [
     (b"\0\0\0", "the line has NUL bytes; was the file written to its end?"),
     (b"# a comment", "not JSON; comments are not allowed"),
     (b"// a comment", "not JSON; comments are not allowed"),
-    (b'{"name": "x"', "the JSON ends too early; a task is one whole line"),
+    (b'{"name": "x"', "the JSON ends too early; a task is one line"),
     (b'{"name": "x",}', "JSON is malformed: trailing comma in object (byte 13)"),
     (b"{'name': 'x'}", "JSON is malformed: object keys must be strings (byte 1)"),
     (b'{"name": "x"} {}', "JSON is malformed: trailing characters (byte 15)"),
