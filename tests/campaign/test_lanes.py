@@ -59,12 +59,12 @@ def test_missing_field_is_reported_with_the_known_ones() -> None:
 
 
 def test_at_most_five_fields_are_reported() -> None:
-    told = why_not(lane="{x}", argv=["a", "b", "c", "d", "e", "f"])
-    assert told.endswith("(it has '0', '1', '2', '3', '4' and 4 more)")
+    text = why_not(lane="{x}", argv=["a", "b", "c", "d", "e", "f"])
+    assert text.endswith("(it has '0', '1', '2', '3', '4' and 4 more)")
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "text"),
     [
         ({"payload": {"x": None}}, "no field 'x'"),
         ({"payload": {"x": [1]}}, "field 'x' is [1], not a text or a number"),
@@ -76,14 +76,14 @@ def test_at_most_five_fields_are_reported() -> None:
         ({"payload": b"\xff"}, "no field 'x'"),
     ],
 )
-def test_field_that_makes_no_lane_is_refused(keys: dict[str, Any], told: str) -> None:
-    assert told in why_not(lane="{x}", **keys)
+def test_field_that_makes_no_lane_is_refused(keys: dict[str, Any], text: str) -> None:
+    assert text in why_not(lane="{x}", **keys)
 
 
 @pytest.mark.parametrize("template", ["{", "}", "a{b", "{a}}", "{}", "{a{b}}"])
 def test_single_brace_is_refused(template: str) -> None:
-    told = why_not(lane=template, payload={"a": "1", "b": "2"})
-    assert "(write a field as {host}, and double a literal brace)" in told
+    text = why_not(lane=template, payload={"a": "1", "b": "2"})
+    assert "(write a field as {host}, and double a literal brace)" in text
 
 
 @given(st.text("a{}é", min_size=1))

@@ -257,7 +257,7 @@ def test_rejected_lines_that_can_not_be_written_are_an_error(tmp_path: Path) -> 
         write_rejected(tmp_path / "missing" / "c", [])
 
 
-# --- against something simpler
+# --- against a naive implementation
 
 
 @st.composite
@@ -377,7 +377,7 @@ def test_campaign_that_is_written_as_json_lines_is_read_again(specs: list[TaskSp
     assert reading.rejected == []
 
 
-# --- the examples, and what importing costs
+# --- the examples, and the cost of imports
 
 
 @pytest.mark.parametrize(

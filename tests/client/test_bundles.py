@@ -66,7 +66,7 @@ class TestTasks:
             assert msgspec.json.decode(first.payload or b"")["body"] == kept
 
     @pytest.mark.parametrize(
-        ("keys", "told"),
+        ("keys", "text"),
         [
             ({"payload": None}, 'has "recipients" but no "payload"'),
             ({"argv": ["true"]}, 'only one of "argv"'),
@@ -86,12 +86,12 @@ class TestTasks:
             ({"env": {"A": "b"}}, '"env" or "cwd"'),
         ],
     )
-    def test_invalid_bundle_is_refused(self, keys: dict[str, Any], told: str) -> None:
-        assert told in why_not(**keys)
+    def test_invalid_bundle_is_refused(self, keys: dict[str, Any], text: str) -> None:
+        assert text in why_not(**keys)
 
     def test_too_many_recipients_are_refused(self) -> None:
-        told = why_not(recipients=["a"] * 100_001)
-        assert told == ('"recipients" must be at most 100,000, not 100,001 (split the bundle)')
+        text = why_not(recipients=["a"] * 100_001)
+        assert text == ('"recipients" must be at most 100,000, not 100,001 (split the bundle)')
 
     def test_single_task_with_recipients_is_refused(self) -> None:
         with pytest.raises(InvalidTask, match="submit it as a bundle"):
@@ -143,8 +143,8 @@ class TestFiles:
         file.write_bytes(b'{"name": "x", "argv": ["true"]}\n' + msgspec.json.encode(rejected))
         loaded = read_campaign(file)
         assert [spec.name for spec in loaded.specs] == ["x"]
-        (told,) = map(str, loaded.rejected)
-        assert told == (
+        (text,) = map(str, loaded.rejected)
+        assert text == (
             f"{file}:2: \"lane\" of recipient 1 is '{{host}}', but the task has no field 'host' "
             "(it has 'hots', 'bundle', 'offset', 'name', 'campaign' and 1 more)"
         )

@@ -79,15 +79,15 @@ def test_old_campaign_is_counted_by_the_client(client: Client) -> None:
     rows = limits.STATS_ROWS_MAX
     for number in range(rows):
         client.submit(b"", campaign=f"newer-{number}", service=UNSERVED)
-    told = client.status()["campaigns"]
-    assert len(told) == rows
-    assert "old" not in [one["name"] for one in told]
+    counted = client.status()["campaigns"]
+    assert len(counted) == rows
+    assert "old" not in [one["name"] for one in counted]
     assert some(client.campaign("old").status()) == {"ready": 1}
     assert client.cancel(service=UNSERVED) == rows + 1
 
 
 def test_async_campaign_works_alike(yard: Yard) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with AsyncClient(state=yard.state) as client:
             campaign = client.campaign("awaited")
             await client.map(lambda item: ["echo", item], "abc", campaign="awaited")
@@ -100,4 +100,4 @@ def test_async_campaign_works_alike(yard: Yard) -> None:
             assert (await campaign.retry(), await campaign.cancel()) == (0, 0)
             assert repr(campaign) == f"<AsyncCampaign 'awaited' of {client.broker}>"
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -64,5 +64,5 @@ def test_invalid_endpoint_is_reported_with_its_origin(tmp_path: Path) -> None:
     written(tmp_path, '[broker]\nurl = "tcp://127.0.0.1:0"\n')
     with pytest.raises(InvalidSettings) as raised:
         discovery.endpoint(environment={})
-    told = "taskyard.toml:2: broker.url: endpoint tcp://127.0.0.1:0 has no port to connect to; "
-    assert str(raised.value).startswith(told)
+    text = "taskyard.toml:2: broker.url: endpoint tcp://127.0.0.1:0 has no port to connect to; "
+    assert str(raised.value).startswith(text)

@@ -167,10 +167,10 @@ def test_exception_comes_back_with_its_traceback(executor: Executor) -> None:
     assert isinstance(error, calls.Odd)
     assert error.number == 3
     assert isinstance(error.__cause__, RemoteTraceback)
-    told = str(error.__cause__)
-    assert "raise Odd(number)" in told
-    assert "Odd: 3" in told
-    assert "taskyard/worker" not in told
+    traceback = str(error.__cause__)
+    assert "raise Odd(number)" in traceback
+    assert "Odd: 3" in traceback
+    assert "taskyard/worker" not in traceback
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, BaseException])
@@ -417,23 +417,23 @@ def test_callback_may_use_the_executor(gate: Gate) -> None:
     with an_executor() as own:
         first = gate.submit(own)
         waiting = own.submit(pow, 2, 3)
-        said: list[Any] = []
+        outcomes: list[Any] = []
         called = threading.Event()
 
         def ask(_: object) -> None:
-            said.extend((first.state, waiting.cancel(), own.submit(pow, 2, 4)))
+            outcomes.extend((first.state, waiting.cancel(), own.submit(pow, 2, 4)))
             called.set()
 
         refused = own.submit(lambda: None)
         assert refused.done()
         refused.add_done_callback(ask)
         assert called.wait(PATIENCE_SECONDS)
-        assert said[:2] == ["leased", True]
+        assert outcomes[:2] == ["leased", True]
         done = threading.Event()
         first.add_done_callback(lambda _: done.set() if first.state == "done" else None)
         gate.open()
         assert done.wait(PATIENCE_SECONDS)
-        assert value(said[2]) == 16
+        assert value(outcomes[2]) == 16
 
 
 # Asyncio.

@@ -216,10 +216,10 @@ def test_nothing_is_left_of_a_program_that_is_killed(
 def test_interruption_is_the_programs_own(tmp_path: Path) -> None:
     """Its processes are in other groups: a call runs on while the program cleans up."""
     os.mkfifo(tmp_path / "fifo")
-    told, waits = 'print("running", flush=True)', "future.result()"
+    prints, waits = 'print("running", flush=True)', "future.result()"
     code = dedent(WAITING).replace(
-        f"{told}\n{waits}",  # in one block: the interrupt follows the output
-        f"try:\n    {told}\n    {waits}\n"
+        f"{prints}\n{waits}",  # in one block: the interrupt follows the output
+        f"try:\n    {prints}\n    {waits}\n"
         "except KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
         f"print({waits})",
     )

@@ -62,10 +62,10 @@ def test_expired_tasks_have_failed_for_a_reason(client: Client) -> None:
 def test_all_of_it_can_be_awaited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "PAGE_TASKS", 2)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with AsyncClient(client.broker) as awaited:
             assert [one["lane"] async for one in awaited.lanes()] == ["x", "y", "x"]
             assert await awaited.move(["a"], to_lane="z") == 1
             assert await awaited.expire(lane="z") == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -182,7 +182,7 @@ def test_broker_that_is_gone_is_said_to_be_so_within_a_second(tmp_path: Path) ->
 
 
 def test_what_is_awaited_looks_the_same_and_does_not_stop_the_loop(yard: Yard) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with AsyncClient(state=yard.state) as client:
             future = client.submit(["echo", "hi"], name="awaited", campaign="a")
             assert seen(future).startswith("Future of task a/awaited ")
@@ -194,7 +194,7 @@ def test_what_is_awaited_looks_the_same_and_does_not_stop_the_loop(yard: Yard) -
             await cancelled.cancel()
             assert seen(cancelled) == "Future of task gone cancelled"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_callback_that_looks_at_its_client_is_told_that_it_can_not(client: Client) -> None:

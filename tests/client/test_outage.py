@@ -133,8 +133,8 @@ def test_outage_is_logged_as_a_warning_by_default(
             until(lambda: client.unanswered_since, "the outage is noticed")
         answer.result(PATIENCE_SECONDS)
         until(lambda: "answers again" in caplog.text)
-    told = [(one.name, one.levelno) for one in caplog.records]
-    assert told == [("taskyard.client", logging.WARNING)] * 2
+    logged = [(one.name, one.levelno) for one in caplog.records]
+    assert logged == [("taskyard.client", logging.WARNING)] * 2
 
 
 # The end of waiting.

@@ -217,13 +217,13 @@ def test_wait_with_a_bar_ends_after_its_timeout(client: Client, cell: Cell) -> N
 
 
 def test_async_as_completed_draws_too(yard: Yard, cell: Cell) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with AsyncClient(state=yard.state) as client:
             futures = await client.map("operator:neg", range(5))
             found = [done.result() async for done in as_completed(futures, progress=True)]
             assert sorted(found) == [-4, -3, -2, -1, 0]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert cell.texts()[-1] == "5/5"
 
 

@@ -26,7 +26,7 @@ class Stage:
         self.is_full = False
         self.printed: list[str] = []
         self.program = RoundRobinClient(self, self, lambda _level, text: self.printed.append(text))
-        assert self.told() == [lmq(1, b"1")]
+        assert self.take_sent() == [lmq(1, b"1")]
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -39,7 +39,7 @@ class Stage:
             self.sent.append([*frames])
         return not self.is_full
 
-    def told(self) -> list[list[bytes]]:
+    def take_sent(self) -> list[list[bytes]]:
         sent, self.sent = self.sent, []
         assert all(frames[0] == SRV for frames in sent)
         return [frames[1:] for frames in sent]
@@ -47,13 +47,13 @@ class Stage:
     def does(self, word: str, *number: int) -> list[list[bytes]]:
         """Run a command. Return the messages that the server gets."""
         (self.program.counted_commands if number else self.program.commands)[word](*number)
-        return self.told()
+        return self.take_sent()
 
     def hears(self, number: bytes, *arguments: bytes) -> list[list[bytes]]:
         """Deliver an answer. Return the messages that follow."""
         self.arriving.append([SRV, *lmq(6, number, *arguments), WRK])
         self.program.turn()
-        return self.told()
+        return self.take_sent()
 
 
 def lmq(command: int, number: bytes, *arguments: bytes) -> list[bytes]:
@@ -123,7 +123,7 @@ def test_ping_of_the_server_is_answered() -> None:
     stage = Stage()
     stage.arriving.append([SRV, *lmq(1, b"there?")])
     stage.program.turn()
-    assert stage.told() == [lmq(2, b"there?")]
+    assert stage.take_sent() == [lmq(2, b"there?")]
 
 
 def test_full_queue_holds_a_batch_back() -> None:
@@ -132,4 +132,4 @@ def test_full_queue_holds_a_batch_back() -> None:
     assert stage.does("bulkping", 5) == []
     stage.is_full = False
     stage.program.turn()
-    assert len(stage.told()) == 5
+    assert len(stage.take_sent()) == 5
