@@ -1,4 +1,4 @@
-"""Tasks as columns: what the broker is sent, with terms shared, and cut into batches."""
+"""Submissions as columns: values, shared terms, and the limits of batches."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -26,7 +26,7 @@ def test_plain_tasks_of_one_kind_share_everything() -> None:
     )
 
 
-def test_columns_say_what_the_tasks_say() -> None:
+def test_columns_have_the_values_of_the_tasks() -> None:
     tasks = specs(
         {"name": "a", "argv": ["x"], "env": {"A": "1"}, "cwd": "d"},
         {"name": "b", "call": "m:f", "args": [1], "kwargs": {"k": None}, "after": ["a", "z"]},
@@ -109,20 +109,20 @@ def test_tasks_that_differ_do_not_share_their_terms(keys: dict[str, Any]) -> Non
     assert encode_batch(tasks, b"", NOW_NS).terms_at == [0, 1, 1]
 
 
-def test_value_that_json_does_not_have_is_told_with_its_task() -> None:
+def test_value_without_a_json_form_is_reported_with_its_task() -> None:
     task = TaskSpec(name="a", call="m:f", args=[b"bytes"])
     with pytest.raises(InvalidTask, match="task 'a': "):
         encode_batch([task], b"", NOW_NS)
 
 
-def test_batches_have_so_many_tasks_and_keep_their_order() -> None:
+def test_batches_are_limited_by_tasks_and_keep_the_order() -> None:
     tasks = specs(*({"name": str(number), "argv": ["x"]} for number in range(5)))
     batches = list(encode_batches(iter(tasks), b"c", NOW_NS, tasks_max=2))
     assert [batch.names for batch in batches] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
     assert list(encode_batches([], b"c", NOW_NS)) == []
 
 
-def test_batches_have_so_many_bytes_or_one_task() -> None:
+def test_batches_are_limited_by_bytes_or_have_one_task() -> None:
     sizes = (300, 400, 500, 1100, 100, 200)
     tasks = specs(*({"name": str(size), "payload": "x" * size} for size in sizes))
     batches = list(encode_batches(tasks, b"c", NOW_NS, bytes_max=1000))
@@ -135,7 +135,7 @@ def test_batches_have_so_many_bytes_or_one_task() -> None:
     assert all(len(batch.names) == len(batch.payloads) for batch in batches)
 
 
-def test_batches_have_no_more_predecessors_than_a_message_may() -> None:
+def test_batches_are_limited_by_dependencies() -> None:
     after = [f"t{number}" for number in range(2_000)]
     tasks = specs(*({"name": f"n{number}", "payload": "", "after": after} for number in range(200)))
     batches = list(encode_batches(tasks, b"c", NOW_NS))

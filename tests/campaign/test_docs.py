@@ -1,4 +1,4 @@
-"""docs/campaigns.md says what the code does: its tables are compared with it, its examples read."""
+"""docs/campaigns.md: its tables match the code, and its examples are valid."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "campaigns.md").read_text()
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the table whose header begins so."""
+    """Return the cells of the table whose header begins with this."""
     table = PAGE.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
@@ -36,7 +36,7 @@ def test_columns_that_are_more_than_text_are_documented() -> None:
     assert documented | numbers == set(values._READERS)  # noqa: SLF001  # the list is the point
 
 
-def test_everything_in_a_survey_is_documented() -> None:
+def test_every_field_of_the_summary_is_documented() -> None:
     table = PAGE.partition("## Summary and rejected lines")[2]
     for field in msgspec.structs.fields(graph.GraphSummary):
         assert re.search(rf"^\|[^|]*\b{field.name}\b", table, re.MULTILINE), field.name

@@ -1,4 +1,4 @@
-"""The files that a campaign can come from: what each format says, and every way to be broken."""
+"""Campaign files: the rows of each format, and every kind of damage."""
 
 import gzip
 import io
@@ -73,7 +73,7 @@ def refusal(name: str, content: bytes, options: FileOptions | None = None) -> st
 )
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 @pytest.mark.parametrize("chunk_bytes", [7, lines.CHUNK_BYTES])
-def test_lines_are_read_however_they_end(
+def test_all_line_ends_are_accepted(
     content: bytes,
     pack: Callable[[bytes], bytes],
     chunk_bytes: int,
@@ -84,7 +84,7 @@ def test_lines_are_read_however_they_end(
     assert (names(loaded), loaded.rejected) == (["a", "b"], [])
 
 
-def test_line_is_known_by_its_number_with_blank_lines_counted() -> None:
+def test_line_numbers_count_blank_lines() -> None:
     loaded = load("c.jsonl", b"\n" + A + b"\n\nx\n" + B)
     assert list(loaded.lines) == [2, 5]
     assert [rejected.line for rejected in loaded.rejected] == [4]
@@ -112,13 +112,13 @@ def test_line_that_is_too_long_is_rejected_alone_in_every_format(
     assert names(loaded) == ["a", "b"]
 
 
-def test_longest_line_is_taken() -> None:
+def test_longest_line_is_accepted() -> None:
     line = b'{"name": "a", "payload": "%s"}'
     loaded = load("c.jsonl", line % (b"x" * (LINE_BYTES_MAX - len(line) + 2)) + b"\n")
     assert loaded.rejected == []
 
 
-def test_line_without_an_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_line_is_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LINE_BYTES_MAX", 100)
     monkeypatch.setattr(lines, "CHUNK_BYTES", 50)
     stream = io.BufferedReader(io.BytesIO(b"x" * 1000))
@@ -138,7 +138,7 @@ def many(count: int) -> bytes:
     return b"".join(b'{"name": "%d", "argv": ["true"]}\n' % number for number in range(count))
 
 
-def test_gzip_that_is_cut_short_is_refused_with_the_line_where_it_ends() -> None:
+def test_truncated_gzip_is_refused_with_its_last_line() -> None:
     packed = gzip.compress(many(10_000))
     text = refusal("c.jsonl.gz", packed[: len(packed) // 2])
     place, reason = text.split(": ")
@@ -161,7 +161,7 @@ def test_gzip_that_is_damaged_is_refused() -> None:
     )
 
 
-def test_gzip_is_known_by_its_look_and_workflows_may_be_compressed() -> None:
+def test_gzip_is_detected_by_content_for_all_formats() -> None:
     workflow = (EXAMPLES / "workflow.json").read_bytes()
     assert len(load("w.json.gz", gzip.compress(workflow)).specs) == 4
     assert names(load("c.ndjson", gzip.compress(A))) == ["a"]
@@ -177,7 +177,7 @@ def test_file_that_can_not_be_opened_is_refused(name: str, reason: str) -> None:
     assert str(refused.value) == f"{name}: {reason}"
 
 
-def test_name_that_no_file_can_have_is_refused() -> None:
+def test_invalid_file_name_is_refused() -> None:
     with pytest.raises(InvalidCampaign, match="not a file name"):
         read_campaign("a\0b")
 
@@ -217,7 +217,7 @@ BAD_LINES = [
     (b"\0\0\0", "the line has NUL bytes; was the file written to its end?"),
     (b"# a comment", "not JSON; comments are not allowed"),
     (b"// a comment", "not JSON; comments are not allowed"),
-    (b'{"name": "x"', "the JSON ends too early; a task is one whole line"),
+    (b'{"name": "x"', "the JSON ends too early; a task is one line"),
     (b'{"name": "x",}', "JSON is malformed: trailing comma in object (byte 13)"),
     (b"{'name': 'x'}", "JSON is malformed: object keys must be strings (byte 1)"),
     (b'{"name": "x"} {}', "JSON is malformed: trailing characters (byte 15)"),
@@ -322,7 +322,7 @@ def test_row_of_several_lines_with_a_bad_one_is_rejected_whole() -> None:
     assert complaints(loaded) == ["c.csv:2: not valid UTF-8 (byte 1)"]
 
 
-def test_trouble_of_one_row_is_not_laid_at_the_next_one() -> None:
+def test_problem_of_one_row_is_not_reported_for_the_next() -> None:
     loaded = load("c.csv", b'name,argv\na,"\xff"x\nb,true\n')
     assert names(loaded) == ["b"]
 
@@ -417,10 +417,10 @@ def test_parquet_with_wrong_columns_is_refused() -> None:
         read_campaign("c.parquet")
 
 
-def test_parquet_that_is_cut_short_is_refused() -> None:
+def test_truncated_parquet_is_refused() -> None:
     write_table({"name": pa.array(["a"]), "argv": pa.array(["x"])})
     whole = Path("c.parquet").read_bytes()
-    for content in (b"", b"PAR1", whole[:-20], b"no Parquet at all"):
+    for content in (b"", b"PAR1", whole[:-20], b"not a Parquet file"):
         assert refusal("c.parquet", content).startswith(
             "c.parquet:1: not a complete Parquet file: "
         )
@@ -454,7 +454,7 @@ def test_replay_sleeps_for_as_long_as_a_task_took_divided_by_the_speedup() -> No
     ]
 
 
-def test_edge_that_only_the_parent_knows_counts_too() -> None:
+def test_edge_listed_only_by_the_parent_counts() -> None:
     tasks = [{"id": "a", "children": ["b"]}, {"id": "b", "parents": []}]
     executed = [{"id": name, "runtimeInSeconds": 1, "coreCount": 1.5} for name in "ab"]
     loaded = load("w.json", workflow(tasks, executed), FileOptions(replay=True))
@@ -487,7 +487,7 @@ def test_task_of_a_workflow_that_can_not_be_run_is_reported_by_its_place() -> No
         (b'{"workflow": {"execution": {"tasks": [{}]}}}', "not a WfCommons document: "),
     ],
 )
-def test_document_that_is_no_workflow_is_refused(content: bytes, reason: str) -> None:
+def test_document_without_a_workflow_is_refused(content: bytes, reason: str) -> None:
     assert refusal("w.json", content).startswith(f"w.json:1: {reason}")
 
 
@@ -513,18 +513,18 @@ def test_workflow_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) 
         ("C.CSV", b"name,payload\na,x", ["a"]),
     ],
 )
-def test_format_is_known_by_name_and_by_look(
+def test_format_is_detected_by_name_and_content(
     name: str, content: bytes, names_read: list[str]
 ) -> None:
     assert names(load(name, content)) == names_read
 
 
-def test_parquet_is_known_by_its_look() -> None:
+def test_parquet_is_detected_by_content() -> None:
     write_table({"name": pa.array(["a"]), "argv": pa.array(["x"])}, "c.data")
     assert names(read_campaign("c.data")) == ["a"]
 
 
-def test_workflow_is_known_by_its_look() -> None:
+def test_workflow_is_detected_by_content() -> None:
     executed = [{"id": "a", "command": {"program": "x"}}]
     one_line = workflow([{"id": "a"}], executed)
     many_lines = json.dumps(json.loads(one_line), indent=1).encode()
@@ -557,5 +557,5 @@ def test_list_of_tasks_is_refused_with_advice() -> None:
         ),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: FileOptions, reason: str) -> None:
+def test_options_for_another_format_are_refused(options: FileOptions, reason: str) -> None:
     assert refusal("c.jsonl", A, options) == reason

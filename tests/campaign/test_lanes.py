@@ -1,4 +1,4 @@
-"""Lanes by template: what the braces stand for, and what is told where they stand for nothing."""
+"""Lane templates: the values of fields, and the errors for missing ones."""
 
 from contextlib import suppress
 from typing import Any
@@ -41,9 +41,7 @@ def why_not(**keys: Any) -> str:
         ("plain", {"argv": ["true"]}, "plain"),
     ],
 )
-def test_field_stands_for_what_the_task_has(
-    template: str, keys: dict[str, Any], expected: str
-) -> None:
+def test_field_is_replaced_by_its_value(template: str, keys: dict[str, Any], expected: str) -> None:
     assert lane(lane=template, **keys) == expected
 
 
@@ -52,7 +50,7 @@ def test_name_campaign_and_service_are_always_the_tasks_own() -> None:
     assert lane(lane="{name}/{campaign}/{service}", payload=payload) == "a/week/default"
 
 
-def test_missing_field_is_told_with_those_that_there_are() -> None:
+def test_missing_field_is_reported_with_the_known_ones() -> None:
     known = "'to', 'host', 'name', 'campaign', 'service'"
     payload = {"to": "b", "host": "c", "list": []}
     assert why_not(lane="{hots}", payload=payload) == (
@@ -60,13 +58,13 @@ def test_missing_field_is_told_with_those_that_there_are() -> None:
     )
 
 
-def test_five_fields_at_most_are_told() -> None:
-    told = why_not(lane="{x}", argv=["a", "b", "c", "d", "e", "f"])
-    assert told.endswith("(it has '0', '1', '2', '3', '4' and 4 more)")
+def test_at_most_five_fields_are_reported() -> None:
+    text = why_not(lane="{x}", argv=["a", "b", "c", "d", "e", "f"])
+    assert text.endswith("(it has '0', '1', '2', '3', '4' and 4 more)")
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "text"),
     [
         ({"payload": {"x": None}}, "no field 'x'"),
         ({"payload": {"x": [1]}}, "field 'x' is [1], not a text or a number"),
@@ -78,14 +76,14 @@ def test_five_fields_at_most_are_told() -> None:
         ({"payload": b"\xff"}, "no field 'x'"),
     ],
 )
-def test_field_that_makes_no_lane_is_refused(keys: dict[str, Any], told: str) -> None:
-    assert told in why_not(lane="{x}", **keys)
+def test_field_that_makes_no_lane_is_refused(keys: dict[str, Any], text: str) -> None:
+    assert text in why_not(lane="{x}", **keys)
 
 
 @pytest.mark.parametrize("template", ["{", "}", "a{b", "{a}}", "{}", "{a{b}}"])
-def test_brace_that_means_nothing_is_refused(template: str) -> None:
-    told = why_not(lane=template, payload={"a": "1", "b": "2"})
-    assert "(write a field as {host}, and double a literal brace)" in told
+def test_single_brace_is_refused(template: str) -> None:
+    text = why_not(lane=template, payload={"a": "1", "b": "2"})
+    assert "(write a field as {host}, and double a literal brace)" in text
 
 
 @given(st.text("a{}é", min_size=1))
@@ -104,7 +102,7 @@ def test_rejected_task_is_written_so_that_it_has_the_same_lane() -> None:
     assert check_task(to_row(task)) == task
 
 
-def test_service_says_the_lane_of_tasks_that_give_none() -> None:
+def test_lane_template_of_a_service_applies_to_tasks_without_a_lane() -> None:
     template = {"smtp": "{host}"}
     raws: list[dict[str, Any]] = [
         {"name": "a", "service": "smtp", "payload": {"host": "h"}},

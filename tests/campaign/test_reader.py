@@ -1,4 +1,4 @@
-"""A whole campaign: its graph surveyed, its order, what is rejected with what, and the examples."""
+"""Whole campaigns: the summary, the order, the rejected rows, and the examples."""
 
 import json
 import subprocess
@@ -32,12 +32,12 @@ from tests.campaign.test_task_spec import task_specs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-#: What each task waits for, by name.
+#: The dependencies of each task, by name.
 Waits = dict[str, list[str]]
 
 
 def write(path: Path, *lines: object) -> Path:
-    """A text as it is, anything else as JSON."""
+    """Encode a text as it is, anything else as JSON."""
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("\n".join(texts))
     return path
@@ -62,7 +62,7 @@ def names(loaded: LoadedCampaign) -> list[str]:
     return [spec.name for spec in loaded.specs]
 
 
-def test_survey_counts_tasks_edges_levels_and_services(tmp_path: Path) -> None:
+def test_summary_counts_tasks_edges_levels_and_services(tmp_path: Path) -> None:
     loaded = load(
         tmp_path,
         plain("a"),
@@ -86,14 +86,14 @@ def test_survey_counts_tasks_edges_levels_and_services(tmp_path: Path) -> None:
     json.dumps(msgspec.to_builtins(loaded.summary))
 
 
-def test_empty_campaign_has_nothing_to_survey(tmp_path: Path) -> None:
+def test_summary_of_an_empty_campaign_is_empty(tmp_path: Path) -> None:
     summary = GraphSummary(
         tasks=0, edges=0, roots=0, depth=0, width=0, widest=0, services={}, unknown=[]
     )
     assert load(tmp_path).summary == summary
 
 
-def test_second_task_of_a_name_is_rejected_and_the_first_one_counts(tmp_path: Path) -> None:
+def test_second_task_of_a_name_is_rejected_and_the_first_is_kept(tmp_path: Path) -> None:
     loaded = load(tmp_path, plain("a"), plain("b", "a"), "", plain("a", "b"))
     assert names(loaded) == ["a", "b"]
     assert [str(rejected) for rejected in loaded.rejected] == [
@@ -127,10 +127,10 @@ def test_cycle_is_named_and_rejected_with_all_behind_it(tmp_path: Path) -> None:
     ]
 
 
-def test_cycles_apart_are_told_apart_and_the_shortest_way_around_is_told(tmp_path: Path) -> None:
+def test_separate_cycles_are_reported_with_their_shortest_path(tmp_path: Path) -> None:
     loaded = load_graph(
         tmp_path,
-        # A long way around a, b, c, d and a short one between c and d; x and y apart from them.
+        # A long cycle a, b, c, d, a short one c, d, and a separate one x, y.
         {"a": ["b"], "b": ["c"], "c": ["d"], "d": ["a", "c"], "x": ["y", "a"], "y": ["x"]},
     )
     assert loaded.summary.cycles == [["c", "d"], ["x", "y"]]
@@ -139,7 +139,7 @@ def test_cycles_apart_are_told_apart_and_the_shortest_way_around_is_told(tmp_pat
     )
 
 
-def test_cycle_that_waits_for_another_cycle_is_one_of_its_own(tmp_path: Path) -> None:
+def test_cycle_that_waits_for_another_cycle_is_separate(tmp_path: Path) -> None:
     loaded = load_graph(tmp_path, {"a": ["b", "x"], "b": ["a"], "x": ["y"], "y": ["x"]})
     assert loaded.summary.cycles == [["a", "b"], ["x", "y"]]
 
@@ -164,7 +164,7 @@ def test_chain_of_many_tasks_is_walked_without_recursion(tmp_path: Path) -> None
     assert [len(cycle) for cycle in loaded.summary.cycles] == [count + 1]
 
 
-def test_unknown_names_are_told_and_nobody_is_rejected_for_them(tmp_path: Path) -> None:
+def test_unknown_names_are_reported_and_reject_no_task(tmp_path: Path) -> None:
     loaded = load_graph(tmp_path, {"a": ["x"], "b": ["a", "x", "y"], "c": []})
     assert loaded.summary.unknown == [
         UnknownDependency("x", tasks=2, line=1),
@@ -174,7 +174,7 @@ def test_unknown_names_are_told_and_nobody_is_rejected_for_them(tmp_path: Path) 
     assert loaded.summary.roots == 1
 
 
-def test_tasks_that_wait_for_strangers_can_be_rejected_later(tmp_path: Path) -> None:
+def test_tasks_with_unknown_dependencies_can_be_rejected_later(tmp_path: Path) -> None:
     loaded = load(
         tmp_path, "x", *(plain("c", "b"), plain("a", "y"), plain("b", "a"), plain("d", "z"))
     )
@@ -206,7 +206,7 @@ def test_task_that_waits_for_a_bad_line_is_rejected_with_it(tmp_path: Path) -> N
     ]
 
 
-def test_name_of_a_bad_line_that_a_good_one_has_too_is_no_reason(tmp_path: Path) -> None:
+def test_name_of_a_bad_line_rejects_nothing_if_a_good_line_has_it(tmp_path: Path) -> None:
     loaded = load(tmp_path, {"name": "a"}, plain("a"), plain("b", "a"))
     assert names(loaded) == ["a", "b"]
     assert len(loaded.rejected) == 1
@@ -225,7 +225,7 @@ def test_file_with_too_many_bad_lines_is_refused(
         load(tmp_path, *["x"] * 9)
 
 
-# --- what was rejected
+# --- rejected rows
 
 
 def test_rejected_lines_are_written_beside_the_file(tmp_path: Path) -> None:
@@ -257,12 +257,12 @@ def test_rejected_lines_that_can_not_be_written_are_an_error(tmp_path: Path) -> 
         write_rejected(tmp_path / "missing" / "c", [])
 
 
-# --- against something simpler
+# --- against a naive implementation
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Waits:
-    """Any graph of a few tasks, with cycles, and names that nobody has."""
+    """Draw a graph of a few tasks, with cycles and unknown names."""
     count = draw(st.integers(0, 9))
     ends = st.tuples(st.integers(0, max(count - 1, 0)), st.integers(0, count))
     waits: Waits = {str(number): [] for number in range(count)}
@@ -290,7 +290,7 @@ def naive_depth(waits: Waits, name: str) -> int:
 
 
 def steps_around(waits: Waits, name: str) -> int:
-    """The fewest steps from a task back to itself."""
+    """Return the fewest steps from a task back to itself."""
     ring, steps = {name}, 0
     while True:
         ring, steps = {before for one in ring for before in waits.get(one, [])}, steps + 1
@@ -300,7 +300,7 @@ def steps_around(waits: Waits, name: str) -> int:
 
 @settings(max_examples=300)
 @given(graphs())
-def test_survey_agrees_with_a_naive_one(waits: Waits) -> None:
+def test_summary_agrees_with_a_naive_one(waits: Waits) -> None:
     specs = [TaskSpec(name=name, argv=["x"], after=tuple(waits[name])) for name in waits]
     reading = reader._CampaignReader("c")  # noqa: SLF001  # without a file there is no other way in
     for line, spec in enumerate(specs, start=1):
@@ -323,7 +323,7 @@ def test_survey_agrees_with_a_naive_one(waits: Waits) -> None:
 
 
 def check_order(loaded: LoadedCampaign) -> None:
-    """Nobody stands before what it waits for."""
+    """Check that dependencies come first."""
     places = {name: place for place, name in enumerate(names(loaded))}
     for place, spec in enumerate(loaded.specs):
         assert all(places.get(before, -1) < place for before in spec.after)
@@ -347,7 +347,7 @@ def check_cycles(waits: Waits, cycles: list[list[str]], cyclic: set[str]) -> Non
         assert len(cycle) == min(steps_around(waits, name) for name in group)
 
 
-def test_shortest_cycles_of_huge_groups_are_looked_for_within_limits(
+def test_search_for_shortest_cycles_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(graph, "CYCLE_STEPS_MAX", 3000)
@@ -355,7 +355,7 @@ def test_shortest_cycles_of_huge_groups_are_looked_for_within_limits(
     looked = 0
 
     def followers(number: int) -> list[int]:
-        """The next ten, around and around in a group."""
+        """Return the next ten numbers, cyclically within the group."""
         nonlocal looked
         looked += 10
         return [number // size * size + other % size for other in range(number + 1, number + 11)]
@@ -377,7 +377,7 @@ def test_campaign_that_is_written_as_json_lines_is_read_again(specs: list[TaskSp
     assert reading.rejected == []
 
 
-# --- the examples, and what importing costs
+# --- the examples, and the cost of imports
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ def test_pyarrow_is_not_loaded_for_a_file_that_is_not_parquet() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_levels_leave_out_what_is_behind_a_cycle() -> None:
+def test_levels_leave_out_tasks_behind_a_cycle() -> None:
     specs = [
         TaskSpec(name="a", argv=["x"], after=("b",)),
         TaskSpec(name="b", argv=["x"], after=("a",)),

@@ -1,4 +1,4 @@
-"""One task as a user writes it: what each key may be, what is refused, and in which words."""
+"""One task as a user writes it: the values of each key, and the errors."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,7 +24,7 @@ def why_not(raw: object) -> str:
     return str(refused.value)
 
 
-def test_task_with_every_key_is_taken() -> None:
+def test_task_with_every_key_is_accepted() -> None:
     raw = {
         "name": "é",
         "call": "package.module:function",
@@ -64,7 +64,7 @@ def test_task_with_every_key_is_taken() -> None:
     )
 
 
-def test_null_is_a_key_that_was_not_given() -> None:
+def test_null_is_a_missing_key() -> None:
     nothing = dict.fromkeys(set(KEYS) - {"name", "argv"})
     assert a_task(**nothing) == TaskSpec(name="a", argv=["true"])
 
@@ -108,7 +108,7 @@ def test_duration_is_read_exactly(value: object, duration_ns: int) -> None:
         *(True, -1, float("inf"), float("nan"), None, [], 10**10, 1e300, "9" * 20, "300000d"),
     ],
 )
-def test_what_is_no_duration_is_refused(value: object) -> None:
+def test_invalid_duration_is_refused(value: object) -> None:
     with pytest.raises(InvalidValue):
         read_duration(value)
 
@@ -164,7 +164,7 @@ def test_number_of_retries_is_as_many_single_intervals() -> None:
         ),
     ],
 )
-def test_task_without_a_name_and_one_thing_to_do_is_refused(raw: object, reason: str) -> None:
+def test_task_without_a_name_or_with_wrong_work_is_refused(raw: object, reason: str) -> None:
     assert why_not(raw) == reason
 
 
@@ -315,7 +315,7 @@ def test_long_value_is_cut_in_a_message() -> None:
         ("argv", "", None),
     ],
 )
-def test_cell_becomes_what_json_would_have(key: str, cell: str, value: object) -> None:
+def test_cell_becomes_a_json_value(key: str, cell: str, value: object) -> None:
     assert from_cell(key, cell) == value
 
 
@@ -323,7 +323,7 @@ def test_cell_becomes_what_json_would_have(key: str, cell: str, value: object) -
     ("key", "cell"),
     [("argv", "echo 'open"), ("argv", "[echo]"), ("args", "1,2"), ("env", "A"), ("after", "[")],
 )
-def test_cell_that_makes_no_sense_is_refused(key: str, cell: str) -> None:
+def test_invalid_cell_is_refused(key: str, cell: str) -> None:
     with pytest.raises(InvalidValue):
         from_cell(key, cell)
 
@@ -383,5 +383,5 @@ def task_specs(draw: st.DrawFn) -> TaskSpec:
 
 
 @given(task_specs())
-def test_task_that_is_written_down_is_read_again(spec: TaskSpec) -> None:
+def test_written_task_is_read_back(spec: TaskSpec) -> None:
     assert check_task(to_row(spec)) == spec

@@ -184,4 +184,4 @@ def test_replay_sleeps_instead(call: Caller) -> None:
 def test_file_that_is_not_there_is_told(call: Caller, tmp_path: Path) -> None:
     said = call("load", str(tmp_path / "none.jsonl"))
     assert (said.code, said.out) == (2, "")
-    assert "none.jsonl: can't be read: No such file" in said.err
+    assert "none.jsonl: No such file" in said.err

@@ -10,7 +10,7 @@ from taskyard import Executor
 
 
 class Odd(Exception):
-    """With an argument that it keeps under a name of its own."""
+    """An exception that stores its argument under another name."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -25,7 +25,7 @@ class OneWay(Exception):
 
 
 class Unreadable:
-    """Can be pickled, and raises what it was given when another process unpickles it."""
+    """Can be pickled, and raises its argument when another process unpickles it."""
 
     def __init__(self, kind: type[BaseException]) -> None:
         self.kind = kind
@@ -90,12 +90,12 @@ def task_and_process(_number: int) -> tuple[str, int]:
 
 
 def read(fifo: str) -> str:
-    """Waits until somebody writes."""
+    """Read from a FIFO. Blocks until it has a writer."""
     return Path(fifo).read_text()
 
 
 def write(fifo: str) -> str:
-    """Waits until somebody reads."""
+    """Write to a FIFO. Blocks until it has a reader."""
     Path(fifo).write_text("met")
     return "met"
 
@@ -130,12 +130,12 @@ def print_and_double(number: int) -> int:
 
 
 def sum_elsewhere(numbers: list[int]) -> int:
-    """With an executor of its own."""
+    """Sum numbers with another executor."""
     with Executor(slots=1) as executor:
         return executor.submit(sum, numbers).result()
 
 
 def print_and_exit(text: str) -> None:
-    """As a program that logs what it was sent, and crashes."""
+    """Act like a program that logs its input and crashes."""
     print(text, flush=True)  # noqa: T201
     os._exit(3)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     Story = Callable[[AsyncClient], Coroutine[Any, Any, None]]
 
 #: A service that no worker offers: its tasks wait.
-NOBODY = "nobody"
+UNSERVED = "unserved"
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +60,22 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield played
 
 
-def play(yard: Yard, story: Story) -> None:
-    """What happens with a client, from beginning to end."""
+def play(yard: Yard, scenario: Story) -> None:
+    """Run a coroutine with a client in a new loop."""
 
     async def all_of_it() -> None:
         async with asyncio.timeout(PATIENCE_SECONDS), AsyncClient(state=yard.state) as client:
-            await story(client)
+            await scenario(client)
 
     asyncio.run(all_of_it())
 
 
 @asynccontextmanager
 async def welcomed(stage: Stage) -> AsyncIterator[AsyncClient]:
-    """A client of a broker that the test plays, which has answered once."""
+    """Yield a client of a broker that the test plays, after its first answer."""
     client = AsyncClient(stage.wire.endpoint)
     status = asyncio.create_task(client.status())
-    stage.say(await heard(stage), Q.Stats, document=b"{}")
+    stage.reply(await next_request(stage), Q.Stats, document=b"{}")
     await status
     try:
         yield client
@@ -83,22 +83,22 @@ async def welcomed(stage: Stage) -> AsyncIterator[AsyncClient]:
         await client.close(0)
 
 
-async def heard(stage: Stage) -> Q:
-    """What is asked next. The broker is played in another thread, so that the loop goes on."""
-    return await asyncio.to_thread(stage.hear)
+async def next_request(stage: Stage) -> Q:
+    """Return the next request, received in another thread so that the loop runs."""
+    return await asyncio.to_thread(stage.receive)
 
 
 async def acknowledged(stage: Stage, count: int) -> dict[str, Q]:
-    """Take so many tasks, in however many requests they come. Returns that of each."""
+    """Accept `count` tasks, in any number of requests. Return the request of each."""
     taken: dict[str, Q] = {}
     while len(taken) < count:
-        asked = await heard(stage)
-        stage.say(asked, Q.OK)
+        asked = await next_request(stage)
+        stage.reply(asked, Q.OK)
         taken |= {name.decode(): asked for name in asked.batch.name}
     return taken
 
 
-# The same names.
+# Methods.
 
 
 def names_of(kind: type) -> list[str]:
@@ -114,7 +114,7 @@ def parameters_of(kind: type, name: str) -> list[tuple[Any, ...]] | None:
 
 
 @pytest.mark.parametrize("pair", [(Client, AsyncClient), (Campaign, AsyncCampaign)])
-def test_names_and_parameters_are_those_of_the_blocking_one(pair: tuple[type, type]) -> None:
+def test_methods_have_the_parameters_of_the_blocking_client(pair: tuple[type, type]) -> None:
     blocking, awaited = pair
     assert names_of(blocking) == names_of(awaited)
     for name in [*names_of(blocking), "__init__"]:
@@ -122,34 +122,34 @@ def test_names_and_parameters_are_those_of_the_blocking_one(pair: tuple[type, ty
             assert parameters_of(blocking, name) == parameters_of(awaited, name), name
 
 
-def test_future_has_the_names_of_a_blocking_one() -> None:
+def test_future_has_the_methods_of_a_blocking_future() -> None:
     own = [name for name in vars(Future) if not name.startswith("_")]
     standard = ["name", "done", "cancelled", "result", "exception", "add_done_callback"]
     assert [name for name in own + standard if not hasattr(AsyncFuture, name)] == []
 
 
-# Steering and following.
+# Pauses and records.
 
 
-def test_service_is_paused_and_resumed_and_what_happens_is_followed(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
-        told = client.follow()
-        assert (await anext(told)).records == []  # from now on
-        await client.pause("of-nobody")
-        assert [one["service"] for one in (await client.status())["pauses"]] == ["of-nobody"]
-        await client.resume("of-nobody")
+def test_pause_and_resume_show_up_in_followed_records(yard: Yard) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        batches = client.follow()
+        assert (await anext(batches)).records == []  # from now on
+        await client.pause("unserved")
+        assert [one["service"] for one in (await client.status())["pauses"]] == ["unserved"]
+        await client.resume("unserved")
         assert (await client.status())["pauses"] == []
-        kinds = [one["kind"] for one in (await anext(told)).records]
+        kinds = [one["kind"] for one in (await anext(batches)).records]
         assert kinds[:1] == ["paused"]
 
-    play(yard, story)
+    play(yard, scenario)
 
 
-# What becomes of tasks.
+# Outcomes of tasks.
 
 
 def test_task_is_submitted_and_awaited(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
+    async def scenario(client: AsyncClient) -> None:
         assert await client.submit(["echo", "hi"]) == "hi\n"
         assert await client.submit("operator:add", args=[20, 22]) == 42
         named = client.submit("builtins:dict", kwargs={"a": [1, None]}, name="named", retries=1)
@@ -157,11 +157,11 @@ def test_task_is_submitted_and_awaited(yard: Yard) -> None:
         after = client.submit(["echo", "then"], after=[named])
         assert await after == "then\n"
 
-    play(yard, story)
+    play(yard, scenario)
 
 
 def test_failure_is_raised_with_its_reason_as_often_as_it_is_awaited(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
+    async def scenario(client: AsyncClient) -> None:
         future = client.submit(["sh", "-c", "echo why >&2; exit 3"], name="fails")
         behind = client.submit(["true"], name="behind", after=["fails"])
         for _ in range(2):
@@ -174,11 +174,11 @@ def test_failure_is_raised_with_its_reason_as_often_as_it_is_awaited(yard: Yard)
         assert (await future.why()).startswith("it failed after 1 attempt: exit status 3: why")
         assert repr(future) == "<AsyncFuture of task 'fails': failed>"
 
-    play(yard, story)
+    play(yard, scenario)
 
 
 def test_refused_task_is_found_inside_a_batch(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
+    async def scenario(client: AsyncClient) -> None:
         await client.submit(["true"], name="taken")
         futures = [client.submit(["echo", str(n)]) for n in range(100)]
         with pytest.raises(Refused, match="task taken was refused"):
@@ -189,14 +189,14 @@ def test_refused_task_is_found_inside_a_batch(yard: Yard) -> None:
         with pytest.raises(UserError, match="only for a function"):
             client.submit(["echo"], args=[1], retries=1)
 
-    play(yard, story)
+    play(yard, scenario)
 
 
 def test_cancelled_task_raises_what_a_blocking_future_raises(yard: Yard) -> None:
-    """And not asyncio's own, which would say that whoever awaits it was cancelled."""
+    """`asyncio.CancelledError` would mean that the waiter was cancelled."""
 
-    async def story(client: AsyncClient) -> None:
-        future = client.submit(b"", service=NOBODY)
+    async def scenario(client: AsyncClient) -> None:
+        future = client.submit(b"", service=UNSERVED)
         behind = client.submit(["true"], after=[future])
         assert await future.cancel()
         for one in (future, behind):
@@ -209,12 +209,12 @@ def test_cancelled_task_raises_what_a_blocking_future_raises(yard: Yard) -> None
         assert not await done.cancel()
         assert repr(future).endswith(": cancelled>")
 
-    play(yard, story)
+    play(yard, scenario)
 
 
-def test_future_is_asked_only_when_there_is_a_result(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
-        future = client.submit(b"", service=NOBODY)
+def test_result_of_an_unsettled_future_raises(yard: Yard) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        future = client.submit(b"", service=UNSERVED)
         for ask in (future.result, future.exception):
             with pytest.raises(asyncio.InvalidStateError, match="not settled yet"):
                 ask()
@@ -222,14 +222,14 @@ def test_future_is_asked_only_when_there_is_a_result(yard: Yard) -> None:
         assert not future.cancelled()
         await future.cancel()
 
-    play(yard, story)
+    play(yard, scenario)
 
 
 # With asyncio.
 
 
-def test_futures_go_with_what_asyncio_has_for_them(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
+def test_futures_work_with_gather_wait_for_and_shield(yard: Yard) -> None:
+    async def scenario(client: AsyncClient) -> None:
         futures = await client.map("operator:neg", range(20))
         assert await asyncio.gather(*futures) == [-n for n in range(20)]
         assert sorted([await one for one in asyncio.as_completed(futures)]) == list(range(-19, 1))
@@ -242,12 +242,12 @@ def test_futures_go_with_what_asyncio_has_for_them(yard: Yard) -> None:
     async def twice(future: AsyncFuture) -> Any:
         return 2 * await future
 
-    play(yard, story)
+    play(yard, scenario)
 
 
-def test_wait_tells_which_are_settled(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
-        good, never = client.submit(["true"]), client.submit(b"", service=NOBODY)
+def test_wait_returns_settled_and_unsettled_futures(yard: Yard) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        good, never = client.submit(["true"]), client.submit(b"", service=UNSERVED)
         bad = client.submit(["false"])
         for when, settled in (("FIRST_COMPLETED", good), ("FIRST_EXCEPTION", bad)):
             waiting: Any = {settled, never}  # it takes whatever has the callbacks of a future
@@ -256,12 +256,12 @@ def test_wait_tells_which_are_settled(yard: Yard) -> None:
         assert (await asyncio.wait([never], timeout=0.01))[1] == {never}  # type: ignore[type-var]
         await never.cancel()
 
-    play(yard, story)
+    play(yard, scenario)
 
 
-def test_timeout_of_who_waits_changes_nothing_for_the_task(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
-        future = client.submit(b"", service=NOBODY)
+def test_timeout_of_a_waiter_leaves_the_task_alone(yard: Yard) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        future = client.submit(b"", service=UNSERVED)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(future, 0.01)
         with pytest.raises(TimeoutError):
@@ -270,12 +270,12 @@ def test_timeout_of_who_waits_changes_nothing_for_the_task(yard: Yard) -> None:
         assert (future.done(), await future.state) == (False, "ready")
         assert await future.cancel()
 
-    play(yard, story)
+    play(yard, scenario)
 
 
 def test_cancelled_waiter_leaves_the_task_and_the_other_waiters_alone(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
-        future = client.submit(b"", service=NOBODY)
+    async def scenario(client: AsyncClient) -> None:
+        future = client.submit(b"", service=UNSERVED)
 
         async def awaits() -> None:
             await future
@@ -294,7 +294,7 @@ def test_cancelled_waiter_leaves_the_task_and_the_other_waiters_alone(yard: Yard
         with pytest.raises(asyncio.CancelledError):
             await together
 
-    play(yard, story)
+    play(yard, scenario)
 
 
 def test_callbacks_are_called_by_the_loop(yard: Yard) -> None:
@@ -307,7 +307,7 @@ def test_callbacks_are_called_by_the_loop(yard: Yard) -> None:
     def unwanted(_future: AsyncFuture) -> None:
         raise AssertionError
 
-    async def story(client: AsyncClient) -> None:
+    async def scenario(client: AsyncClient) -> None:
         future = client.submit(["true"])
         context = contextvars.copy_context()
         context.run(mark.set, "mine")
@@ -322,7 +322,7 @@ def test_callbacks_are_called_by_the_loop(yard: Yard) -> None:
         here = threading.get_ident()
         assert called == [(future, "", here), (future, "mine", here), (future, "", here)]
 
-    play(yard, story)
+    play(yard, scenario)
 
 
 def counting(loop: asyncio.AbstractEventLoop, patch: pytest.MonkeyPatch) -> list[object]:
@@ -341,22 +341,22 @@ def counting(loop: asyncio.AbstractEventLoop, patch: pytest.MonkeyPatch) -> list
 def test_ten_thousand_futures_wake_the_loop_a_few_times(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(client: AsyncClient) -> None:
-        futures = [client.submit(b"", service=NOBODY) for _ in range(10_000)]
+    async def scenario(client: AsyncClient) -> None:
+        futures = [client.submit(b"", service=UNSERVED) for _ in range(10_000)]
         await client.status()  # all of them are taken
         woken = counting(asyncio.get_running_loop(), monkeypatch)
-        assert await client.cancel(service=NOBODY) == 10_000
+        assert await client.cancel(service=UNSERVED) == 10_000
         settled = await asyncio.gather(*futures, return_exceptions=True)
         assert {type(one) for one in settled} == {concurrent.futures.CancelledError}
         assert len(woken) < 200
 
-    play(yard, story)
+    play(yard, scenario)
 
 
-def test_what_arrives_while_the_loop_is_busy_wakes_it_once(
+def test_outcomes_that_arrive_while_the_loop_is_busy_wake_it_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with welcomed(stage) as client:
             held = [client.submit(b"", name=name) for name in ("a", "b", "c")]
             taken = await acknowledged(stage, 3)
@@ -368,11 +368,11 @@ def test_what_arrives_while_the_loop_is_busy_wakes_it_once(
             await asyncio.gather(*held)
             assert len(woken) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_came_first_counts(stage: Stage) -> None:
-    async def story() -> None:
+def test_first_outcome_wins(stage: Stage) -> None:
+    async def scenario() -> None:
         async with welcomed(stage) as client:
             future = client.submit(b"", name="a")
             stage.settle((await acknowledged(stage, 1))["a"], "a", left=0)
@@ -382,18 +382,18 @@ def test_what_came_first_counts(stage: Stage) -> None:
             await asyncio.sleep(0)
             assert future.exception() is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def landed(future: AsyncFuture) -> Any:
     return future._bridge._arrived  # noqa: SLF001
 
 
-# Looking and acting.
+# Inspecting and changing tasks.
 
 
-def test_looks_are_awaited(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
+def test_inspecting_methods_are_awaited(yard: Yard) -> None:
+    async def scenario(client: AsyncClient) -> None:
         future = client.submit(["sh", "-c", "echo out; echo err >&2"], name="seen")
         await future
         assert (await client.show("seen"))["state"] == "done"
@@ -412,40 +412,40 @@ def test_looks_are_awaited(yard: Yard) -> None:
         with pytest.raises(UserError, match="unknown task 'no-such'"):
             await client.future("no-such")
 
-    play(yard, story)
+    play(yard, scenario)
 
 
-def test_tasks_come_page_by_page(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
+def test_tasks_are_listed_page_by_page(yard: Yard) -> None:
+    async def scenario(client: AsyncClient) -> None:
         names = [f"page-{n:04}".encode() for n in range(2_500)]
-        terms = Terms(campaign=b"pages", service=NOBODY.encode())
+        terms = Terms(campaign=b"pages", service=UNSERVED.encode())
         assert await client.create(Submission(names, [b""], [terms])) == 2_500
         scope = scope_of(campaign="pages")
         assert [one["name"].encode() async for one in client.tasks(scope)] == names
         assert len([one async for one in client.tasks(match="page-249")]) == 10
         assert await client.cancel(campaign="pages") == 2_500
 
-    play(yard, story)
+    play(yard, scenario)
 
 
 def test_waiting_for_names_and_campaigns(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
+    async def scenario(client: AsyncClient) -> None:
         client.submit(["true"], name="w1", campaign="w")
         client.submit(["false"], name="w2", campaign="w")
         await client.wait_campaign("w", PATIENCE_SECONDS)
         states = await client.wait_names(["w/w1", "w/w2"])
         assert states == {"w/w1": TaskState.DONE, "w/w2": TaskState.FAILED}
         assert await client.retry(["w/w2"]) == 1
-        client.submit(b"", name="w3", campaign="w", service=NOBODY)
+        client.submit(b"", name="w3", campaign="w", service=UNSERVED)
         with pytest.raises(TimedOut, match=r"1 not settled after 0.05 s"):
             await client.wait_names(["w/w3"], 0.05)
         await client.cancel(["w/w3"])
 
-    play(yard, story)
+    play(yard, scenario)
 
 
 def test_batches_are_submitted_as_columns(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
+    async def scenario(client: AsyncClient) -> None:
         tasks = [check_task({"name": f"column-{n}", "argv": ["echo", str(n)]}) for n in range(3)]
         futures = await client.submit_all(encode_batch(tasks, b"columns", 0))
         assert await asyncio.gather(*futures) == ["0\n", "1\n", "2\n"]
@@ -458,39 +458,39 @@ def test_batches_are_submitted_as_columns(yard: Yard) -> None:
         taken = client.submit_encoded("raw-2", b'{"argv":["true"]}', terms, watch=False)
         assert await taken is None
 
-    play(yard, story)
+    play(yard, scenario)
 
 
-def test_as_completed_gives_futures_with_their_names(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
+def test_as_completed_yields_named_futures(yard: Yard) -> None:
+    async def scenario(client: AsyncClient) -> None:
         futures = [client.submit(["echo", name], name=f"ac-{name}") for name in "abc"]
         twice = [*futures, futures[0]]
         found = [(done.name, done.result()) async for done in as_completed(twice)]
         assert sorted(found) == [("ac-a", "a\n"), ("ac-b", "b\n"), ("ac-c", "c\n")]
-        late = client.submit(b"", service=NOBODY)
+        late = client.submit(b"", service=UNSERVED)
         settled = as_completed([late, futures[0]], 0.05)
         assert await anext(settled) is futures[0]
         with pytest.raises(TimeoutError):
             await anext(settled)
         await late.cancel()
 
-    play(yard, story)
+    play(yard, scenario)
 
 
-def test_as_completed_of_nothing_is_nothing_of_either_kind() -> None:
-    async def story() -> list[AsyncFuture]:
+def test_as_completed_of_no_futures_is_empty_for_both_clients() -> None:
+    async def scenario() -> list[AsyncFuture]:
         nothing: list[AsyncFuture] = []
         return [done async for done in as_completed(nothing)]
 
-    assert asyncio.run(story()) == []
+    assert asyncio.run(scenario()) == []
     blocking: list[Future] = []
     assert list(as_completed(blocking)) == []
 
 
-# The worst.
+# Failures.
 
 
-def test_nobody_there_is_told_in_time(tmp_path: Path) -> None:
+def test_missing_broker_raises_within_the_timeout(tmp_path: Path) -> None:
     async def with_a_context() -> None:
         async with AsyncClient(state=tmp_path / "state", timeout=0.2):
             raise AssertionError
@@ -503,9 +503,9 @@ def test_nobody_there_is_told_in_time(tmp_path: Path) -> None:
             await client.close()
 
     before = couriers()
-    for story in (with_a_context, without):
+    for scenario in (with_a_context, without):
         with pytest.raises(NoBroker, match=r"no broker answers at ipc://.*waited 0.2 s"):
-            asyncio.run(story())
+            asyncio.run(scenario())
     until(lambda: couriers() <= before, "their threads end")
 
 
@@ -513,13 +513,13 @@ def couriers() -> set[threading.Thread]:
     return {one for one in threading.enumerate() if one.name == "taskyard-client"}
 
 
-def test_client_is_made_where_a_loop_runs(tmp_path: Path) -> None:
+def test_client_needs_a_running_loop(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         AsyncClient(state=tmp_path)
 
 
-def test_loop_goes_on_while_an_answer_does_not_come(stage: Stage) -> None:
-    async def story() -> None:
+def test_loop_runs_while_an_answer_is_late(stage: Stage) -> None:
+    async def scenario() -> None:
         async with welcomed(stage) as client:
             looking = asyncio.create_task(client.status(timeout=0.3))
             turns = 0
@@ -530,46 +530,44 @@ def test_loop_goes_on_while_an_answer_does_not_come(stage: Stage) -> None:
             with pytest.raises(TimedOut, match=r"^the broker did not answer within 0.3 s$"):
                 await looking
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_question_of_who_waits_no_more_is_not_asked_again(stage: Stage) -> None:
-    async def story() -> None:
+def test_cancelled_request_is_not_sent_again(stage: Stage) -> None:
+    async def scenario() -> None:
         async with welcomed(stage) as client:
             waiting = asyncio.create_task(client.wait_campaign("given-up"))
-            assert (await heard(stage)).scope.campaign == b"given-up"
+            assert (await next_request(stage)).scope.campaign == b"given-up"
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             looking = asyncio.create_task(client.show("given-up", timeout=0.05))
-            assert (await heard(stage)).type == Q.Show
+            assert (await next_request(stage)).type == Q.Show
             with pytest.raises(TimedOut):
                 await looking
             stage.process = 2  # whatever is open is sent again
             status = asyncio.create_task(client.status())
-            asked = await heard(stage)
+            asked = await next_request(stage)
             assert asked.type == Q.Stats
-            stage.say(asked, Q.Stats, document=b"{}")
+            stage.reply(asked, Q.Stats, document=b"{}")
             await status
             assert stage.is_quiet()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_submitting_never_waits_however_full_the_outbox_is(
+def test_submit_never_blocks_on_a_full_outbox(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "OUTBOX_MAX", 0)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with welcomed(stage) as client:
             assert len([client.submit(b"") for _ in range(5_000)]) == 5_000
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_map_goes_on_when_what_it_sent_is_acknowledged(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_map_waits_for_acknowledgements(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aio, "_TASKS_UNACKNOWLEDGED_MAX", 2)
     taken = []
 
@@ -578,26 +576,26 @@ def test_map_goes_on_when_what_it_sent_is_acknowledged(
             taken.append(number)
             yield str(number)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with welcomed(stage) as client:
             mapping = asyncio.create_task(client.map(lambda item: ["echo", item], items()))
-            first = await heard(stage)
+            first = await next_request(stage)
             assert (taken, mapping.done()) == ([0, 1], False)
-            stage.say(first, Q.OK)
+            stage.reply(first, Q.OK)
             await acknowledged(stage, 4 - len(first.batch.name))
             assert taken == [0, 1, 2, 3]
-            hearing = asyncio.create_task(heard(stage))  # gives signs of life
+            receiving = asyncio.create_task(next_request(stage))  # answers heartbeats
             assert len(await mapping) == 4
             client.submit(b"")
-            await hearing
+            await receiving
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_closed_client_settles_its_futures_and_takes_no_more(yard: Yard) -> None:
-    async def story() -> None:
+def test_closed_client_fails_its_futures_and_refuses_calls(yard: Yard) -> None:
+    async def scenario() -> None:
         client = AsyncClient(state=yard.state)
-        future = client.submit(b"", name="left", service=NOBODY)
+        future = client.submit(b"", name="left", service=UNSERVED)
         await client.close()
         with pytest.raises(ClientClosed):
             await future
@@ -607,16 +605,16 @@ def test_closed_client_settles_its_futures_and_takes_no_more(yard: Yard) -> None
             await client.status()
         await client.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     with Client(state=yard.state) as other:  # closing waited until it was taken
         assert other.cancel(["left"]) == 1
 
 
-def test_closing_waits_for_acknowledgements_unless_it_is_cancelled(stage: Stage) -> None:
-    async def story() -> None:
+def test_close_waits_for_acknowledgements_unless_cancelled(stage: Stage) -> None:
+    async def scenario() -> None:
         async with welcomed(stage) as client:
             future = client.submit(b"", name="a")
-            await heard(stage)
+            await next_request(stage)
             began = time.monotonic()
             closing = asyncio.create_task(client.close())
             await asyncio.sleep(0.05)
@@ -629,15 +627,15 @@ def test_closing_waits_for_acknowledgements_unless_it_is_cancelled(stage: Stage)
                 await future
             assert time.monotonic() - began < PATIENCE_SECONDS / 2
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_cancelled_context_does_not_wait_for_a_broker_that_is_gone(
+def test_cancelled_context_does_not_wait_for_a_dead_broker(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aio, "CLOSE_ON_ERROR_SECONDS", 0.05)
 
-    async def story() -> None:
+    async def scenario() -> None:
         client = AsyncClient(stage.wire.endpoint)
 
         async def inside() -> None:
@@ -646,36 +644,36 @@ def test_cancelled_context_does_not_wait_for_a_broker_that_is_gone(
                 await asyncio.sleep(PATIENCE_SECONDS)
 
         running_inside = asyncio.create_task(inside())
-        stage.say(await heard(stage), Q.Stats, document=b"{}")
-        await heard(stage)
+        stage.reply(await next_request(stage), Q.Stats, document=b"{}")
+        await next_request(stage)
         running_inside.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running_inside
         await client.close()  # it has hung up: there is nothing to wait for
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_arrives_after_the_loop_was_closed_is_dropped(stage: Stage) -> None:
-    """Neither does the courier's thread stumble over it."""
+def test_outcomes_after_the_loop_was_closed_are_dropped(stage: Stage) -> None:
+    """The session's thread does not fail."""
     kept: list[AsyncClient] = []
     asked: list[Q] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         client = AsyncClient(stage.wire.endpoint)
         kept.append(client)
         client.submit(b"", name="a")
-        asked.append(await heard(stage))
+        asked.append(await next_request(stage))
 
-    asyncio.run(story())
-    stage.say(asked[0], Q.OK)
+    asyncio.run(scenario())
+    stage.reply(asked[0], Q.OK)
     stage.settle(asked[0], "a", left=0)
     kept[0]._session.stop()  # noqa: SLF001
 
 
 def test_future_is_awaited_in_the_loop_of_its_client(yard: Yard) -> None:
-    async def story(client: AsyncClient) -> None:
-        future = client.submit(b"", service=NOBODY)
+    async def scenario(client: AsyncClient) -> None:
+        future = client.submit(b"", service=UNSERVED)
 
         async def elsewhere() -> None:
             await future
@@ -684,10 +682,10 @@ def test_future_is_awaited_in_the_loop_of_its_client(yard: Yard) -> None:
             await asyncio.to_thread(asyncio.run, elsewhere())
         assert await future.cancel()
 
-    play(yard, story)
+    play(yard, scenario)
 
 
-def test_several_loops_have_a_client_each(yard: Yard) -> None:
+def test_each_loop_has_its_own_client(yard: Yard) -> None:
     async def negative(number: int) -> Any:
         async with AsyncClient(state=yard.state) as client:
             return await client.submit("operator:neg", args=[number])
@@ -697,24 +695,24 @@ def test_several_loops_have_a_client_each(yard: Yard) -> None:
         assert list(results) == [-number for number in range(8)]
 
 
-def test_broker_killed_in_the_middle_loses_and_doubles_none(tmp_path: Path) -> None:
+def test_killed_broker_loses_and_doubles_no_task(tmp_path: Path) -> None:
     count = 5_000
 
-    async def story(yard: Yard) -> None:
+    async def scenario(yard: Yard) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS), AsyncClient(state=yard.state) as client:
-            futures = [client.submit(b"", service=NOBODY) for _ in range(count // 2)]
+            futures = [client.submit(b"", service=UNSERVED) for _ in range(count // 2)]
             await asyncio.sleep(0)
             yard.kill_broker()
-            futures += [client.submit(b"", service=NOBODY) for _ in range(count // 2)]
+            futures += [client.submit(b"", service=UNSERVED) for _ in range(count // 2)]
             status = asyncio.create_task(client.status())
             await asyncio.to_thread(yard.start_broker)
             counts = (await status)["counts"]
             assert counts["ready"] == sum(counts.values()) == count
             yard.kill_broker()
             await asyncio.to_thread(yard.start_broker)
-            assert await client.cancel(service=NOBODY) == count
+            assert await client.cancel(service=UNSERVED) == count
             settled = await asyncio.gather(*futures, return_exceptions=True)
             assert {type(one) for one in settled} == {concurrent.futures.CancelledError}
 
     with running(tmp_path / "state", worker=False) as yard:
-        asyncio.run(story(yard))
+        asyncio.run(scenario(yard))

@@ -37,7 +37,7 @@ def why_not(**keys: Any) -> str:
 
 
 class TestTasks:
-    def test_there_is_one_for_each_recipient(self) -> None:
+    def test_each_recipient_has_a_task(self) -> None:
         first, second = expand_row(NEWS | {"priority": 3, "after": ["x"]})
         assert [first.name, second.name] == ["news/0", "news/1"]
         assert [first.lane, second.lane] == ["a", "b"]
@@ -48,14 +48,14 @@ class TestTasks:
             "recipients": NEWS["recipients"],
         }
 
-    def test_lane_is_made_of_the_recipient_and_of_the_bundle(self) -> None:
+    def test_lane_template_has_fields_of_recipient_and_bundle(self) -> None:
         texts = {"recipients": ["ann", "bob"]}
         lanes = [spec.lane for spec in expand_row(NEWS | texts | {"lane": "{bundle}.{recipient}"})]
         assert lanes == ["news.ann", "news.bob"]
         lanes = [spec.lane for spec in expand_row(NEWS | {"lane": "{offset} {name} {service}"})]
         assert lanes == ["0 news/0 default", "1 news/1 default"]
 
-    def test_body_keeps_the_form_that_it_has(self) -> None:
+    def test_body_keeps_its_type(self) -> None:
         for body, kept in (
             ("text", "text"),
             (b"bytes", "bytes"),
@@ -66,7 +66,7 @@ class TestTasks:
             assert msgspec.json.decode(first.payload or b"")["body"] == kept
 
     @pytest.mark.parametrize(
-        ("keys", "told"),
+        ("keys", "text"),
         [
             ({"payload": None}, 'has "recipients" but no "payload"'),
             ({"argv": ["true"]}, 'only one of "argv"'),
@@ -86,20 +86,20 @@ class TestTasks:
             ({"env": {"A": "b"}}, '"env" or "cwd"'),
         ],
     )
-    def test_what_makes_no_bundle_is_refused(self, keys: dict[str, Any], told: str) -> None:
-        assert told in why_not(**keys)
+    def test_invalid_bundle_is_refused(self, keys: dict[str, Any], text: str) -> None:
+        assert text in why_not(**keys)
 
-    def test_too_many_recipients_are_refused_with_what_to_do(self) -> None:
-        told = why_not(recipients=["a"] * 100_001)
-        assert told == ('"recipients" must be at most 100,000, not 100,001 (split the bundle)')
+    def test_too_many_recipients_are_refused(self) -> None:
+        text = why_not(recipients=["a"] * 100_001)
+        assert text == ('"recipients" must be at most 100,000, not 100,001 (split the bundle)')
 
-    def test_recipients_are_no_key_of_a_single_task(self) -> None:
+    def test_single_task_with_recipients_is_refused(self) -> None:
         with pytest.raises(InvalidTask, match="submit it as a bundle"):
             check_task(NEWS)
 
 
 class TestSubmissions:
-    def test_payload_is_there_once(self) -> None:
+    def test_tasks_share_one_payload(self) -> None:
         (batch,) = encode_batches(expand_row(NEWS), b"c", 0)
         assert len(batch.payloads) == 1
         assert batch.lanes == [b"a", b"b"]
@@ -111,7 +111,7 @@ class TestSubmissions:
         sizes = [len(batch.names) for batch in encode_batches(specs, b"", 0)]
         assert sizes == [1, 30_000, 2, 2]
 
-    def test_payload_larger_than_a_batch_is_no_reason_to_cut_a_bundle(self) -> None:
+    def test_bundle_larger_than_a_batch_is_not_split(self) -> None:
         specs = expand_row(NEWS | {"payload": "x" * 10_000})
         (batch,) = encode_batches(specs, b"", 0, bytes_max=1000)
         assert len(batch.names) == 2
@@ -137,21 +137,19 @@ class TestFiles:
         file.write_text("name,payload,recipients,lane\nnews,hi,ann;bob,{recipient}\n")
         assert [spec.lane for spec in read_campaign(file).specs] == ["ann", "bob"]
 
-    def test_wrong_recipient_is_told_with_its_line_and_nothing_of_the_row_is_taken(
-        self, tmp_path: Path
-    ) -> None:
+    def test_invalid_recipient_rejects_the_row_with_its_line(self, tmp_path: Path) -> None:
         file = tmp_path / "c.jsonl"
         rejected = NEWS | {"recipients": [{"host": "a"}, {"hots": "b"}]}
         file.write_bytes(b'{"name": "x", "argv": ["true"]}\n' + msgspec.json.encode(rejected))
         loaded = read_campaign(file)
         assert [spec.name for spec in loaded.specs] == ["x"]
-        (told,) = map(str, loaded.rejected)
-        assert told == (
+        (text,) = map(str, loaded.rejected)
+        assert text == (
             f"{file}:2: \"lane\" of recipient 1 is '{{host}}', but the task has no field 'host' "
             "(it has 'hots', 'bundle', 'offset', 'name', 'campaign' and 1 more)"
         )
 
-    def test_name_that_stands_already_rejects_all_of_the_bundle(self, tmp_path: Path) -> None:
+    def test_duplicate_name_rejects_the_whole_bundle(self, tmp_path: Path) -> None:
         file = tmp_path / "c.jsonl"
         file.write_bytes(b'{"name": "news/1", "argv": ["true"]}\n' + msgspec.json.encode(NEWS))
         loaded = read_campaign(file)
@@ -196,7 +194,7 @@ class TestClient:
         assert (names, bundle.name) == (["0", "1"], "news")
         assert parts == [("news", 0, "hi", "ann"), ("news", 1, "hi", "bob")]
 
-    def test_each_task_is_in_a_lane_of_its_own_and_the_campaign_is_the_bundle(
+    def test_each_task_has_its_own_lane_in_the_bundles_campaign(
         self, broker: testing.InMemoryBroker
     ) -> None:
         send(broker, name="news")
@@ -210,7 +208,7 @@ class TestClient:
     def test_name_is_made_up_unless_given(self, broker: testing.InMemoryBroker) -> None:
         assert send(broker).name.startswith("bundle-")
 
-    def test_submitted_again_it_is_harmless_and_with_another_payload_refused(
+    def test_resubmission_changes_nothing_and_another_payload_is_refused(
         self, broker: testing.InMemoryBroker
     ) -> None:
         client = broker.client()
@@ -222,7 +220,7 @@ class TestClient:
         with pytest.raises(Refused, match="news/0 is known with another payload"):
             client.submit_bundle("bye", ["ann", "bob"], name="news")
 
-    def test_nothing_is_taken_where_one_task_is_refused(
+    def test_one_refused_task_refuses_the_whole_bundle(
         self, broker: testing.InMemoryBroker
     ) -> None:
         client = broker.client()
@@ -239,9 +237,7 @@ class TestClient:
         assert all(future.cancelled() for future in bundle)
         assert repr(bundle) == "<Bundle 'news' of 2 tasks>"
 
-    def test_recipients_may_come_from_anywhere_but_are_no_text(
-        self, broker: testing.InMemoryBroker
-    ) -> None:
+    def test_recipients_are_any_iterable_but_a_text(self, broker: testing.InMemoryBroker) -> None:
         client = broker.client()
         assert len(client.submit_bundle("hi", (str(number) for number in range(9)))) == 9
         with pytest.raises(UserError, match="must be a list"):
@@ -256,7 +252,7 @@ class TestClient:
         assert send(broker, name="news", after=[first])[0].state == "blocked"
         assert send(broker, name="n2", after=["ghost"], wait_for_unknown=True)[0].state == "blocked"
 
-    def test_it_is_awaited_the_same_way(self, broker: testing.InMemoryBroker) -> None:
+    def test_async_bundle_works_alike(self, broker: testing.InMemoryBroker) -> None:
         async def main() -> None:
             async with taskyard.AsyncClient(broker.endpoint) as client:
                 bundle = await client.submit_bundle("hi", ["ann", "bob"], name="news")

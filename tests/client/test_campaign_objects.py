@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: A service that no worker offers: its tasks wait.
-NOBODY = "nobody"
+UNSERVED = "unserved"
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +35,12 @@ def client(yard: Yard) -> Iterator[Client]:
 
 
 def some(counts: dict[str, int]) -> dict[str, int]:
-    """Those states that somebody is in."""
+    """Return the counts that are not zero."""
     assert len(counts) == 7
     return {state: count for state, count in counts.items() if count}
 
 
-def test_campaign_is_what_was_submitted_with_its_name(client: Client) -> None:
+def test_campaign_has_all_tasks_submitted_with_its_name(client: Client) -> None:
     campaign = client.campaign("thumbs")
     assert some(campaign.status()) == {}
     with pytest.raises(TimedOut, match=r"^campaign thumbs: not settled after 0.05 s"):
@@ -63,7 +63,7 @@ def test_campaign_is_what_was_submitted_with_its_name(client: Client) -> None:
 
 def test_campaign_is_cancelled_as_a_whole(client: Client) -> None:
     campaign = client.campaign("waits")
-    client.map(lambda item: ["echo", item], "abc", campaign="waits", service=NOBODY)
+    client.map(lambda item: ["echo", item], "abc", campaign="waits", service=UNSERVED)
     with pytest.raises(TimedOut, match=r"^campaign waits: not settled after 0.05 s"):
         campaign.wait(0.05)
     futures = campaign.futures()
@@ -74,20 +74,20 @@ def test_campaign_is_cancelled_as_a_whole(client: Client) -> None:
             future.result(PATIENCE_SECONDS)
 
 
-def test_campaign_that_the_broker_counts_no_more_is_counted_here(client: Client) -> None:
-    client.submit(b"", campaign="old", service=NOBODY)
+def test_old_campaign_is_counted_by_the_client(client: Client) -> None:
+    client.submit(b"", campaign="old", service=UNSERVED)
     rows = limits.STATS_ROWS_MAX
     for number in range(rows):
-        client.submit(b"", campaign=f"newer-{number}", service=NOBODY)
-    told = client.status()["campaigns"]
-    assert len(told) == rows
-    assert "old" not in [one["name"] for one in told]
+        client.submit(b"", campaign=f"newer-{number}", service=UNSERVED)
+    counted = client.status()["campaigns"]
+    assert len(counted) == rows
+    assert "old" not in [one["name"] for one in counted]
     assert some(client.campaign("old").status()) == {"ready": 1}
-    assert client.cancel(service=NOBODY) == rows + 1
+    assert client.cancel(service=UNSERVED) == rows + 1
 
 
-def test_campaign_is_awaited_the_same_way(yard: Yard) -> None:
-    async def story() -> None:
+def test_async_campaign_works_alike(yard: Yard) -> None:
+    async def scenario() -> None:
         async with AsyncClient(state=yard.state) as client:
             campaign = client.campaign("awaited")
             await client.map(lambda item: ["echo", item], "abc", campaign="awaited")
@@ -100,4 +100,4 @@ def test_campaign_is_awaited_the_same_way(yard: Yard) -> None:
             assert (await campaign.retry(), await campaign.cancel()) == (0, 0)
             assert repr(campaign) == f"<AsyncCampaign 'awaited' of {client.broker}>"
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: A service that no worker offers: its tasks wait.
-NOBODY = "nobody"
+UNSERVED = "unserved"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def value(future: Future) -> object:
     return future.result(PATIENCE_SECONDS)
 
 
-def test_command_gives_what_it_printed(client: Client) -> None:
+def test_result_of_a_command_is_its_output(client: Client) -> None:
     assert value(client.submit(["echo", "hi"])) == "hi\n"
 
 
@@ -85,7 +85,7 @@ def test_truncated_output_raises_with_its_end(client: Client) -> None:
     assert (str(again), again.output) == (str(raised.value), raised.value.output)
 
 
-def test_call_gives_what_it_returned(client: Client) -> None:
+def test_result_of_a_call_is_its_return_value(client: Client) -> None:
     assert value(client.submit("operator:add", args=[20, 22])) == 42
     assert value(client.submit("builtins:dict", kwargs={"a": [1, None]})) == {"a": [1, None]}
 
@@ -114,7 +114,7 @@ def test_task_behind_a_failure_is_settled_too(client: Client) -> None:
         value(client.submit(["true"], name="behind-root", after=["root"]))
 
 
-def test_order_of_submission_is_kept_for_what_waits(client: Client) -> None:
+def test_order_of_submission_is_kept_for_dependencies(client: Client) -> None:
     futures = [client.submit(["true"], name="chain-0")]
     futures += [
         client.submit(["true"], name=f"chain-{n}", after=[f"chain-{n - 1}"]) for n in range(1, 50)
@@ -123,7 +123,7 @@ def test_order_of_submission_is_kept_for_what_waits(client: Client) -> None:
     assert value(client.submit(["echo", "hi"], after=[futures[-1], "chain-1"])) == "hi\n"
 
 
-def test_map_makes_a_task_an_item(client: Client) -> None:
+def test_map_submits_a_task_per_item(client: Client) -> None:
     squares = client.map("operator:neg", range(20))
     assert [value(future) for future in squares] == [-number for number in range(20)]
     echoed = client.map(lambda word: ["echo", word], ["a", "b"], campaign="echo", retries=1)
@@ -134,14 +134,14 @@ def test_wait_and_as_completed_are_those_of_the_standard_library(client: Client)
     futures = client.map("operator:neg", range(5))
     done, not_done = wait(futures, PATIENCE_SECONDS)
     assert (len(done), len(not_done)) == (5, 0)
-    late = client.submit(b"", service=NOBODY)
+    late = client.submit(b"", service=UNSERVED)
     with pytest.raises(concurrent.futures.TimeoutError):
         list(as_completed([late], timeout=0.01))
     assert late.cancel()
 
 
 def test_cancelled_task_cancels_its_future_and_those_behind_it(client: Client) -> None:
-    one = client.submit(b"", name="one", service=NOBODY)
+    one = client.submit(b"", name="one", service=UNSERVED)
     two = client.submit(["true"], name="two", after=["one"])
     assert one.cancel()
     with pytest.raises(concurrent.futures.CancelledError):
@@ -151,14 +151,14 @@ def test_cancelled_task_cancels_its_future_and_those_behind_it(client: Client) -
     assert not done.cancel()
 
 
-def test_running_task_is_ended_when_it_is_cancelled(client: Client, tmp_path: Path) -> None:
+def test_cancelled_running_task_is_stopped(client: Client, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     future = client.submit(["sh", "-c", f"touch {ready}; exec sleep 600"])
     while not ready.exists():
         assert not future.done()
     assert future.cancel()
     while any(worker["tasks"] for worker in client.workers()):
-        pass  # it is told with the next heartbeat
+        pass  # the worker learns of it with the next heartbeat
 
 
 def test_refused_task_is_found_inside_a_batch(client: Client) -> None:
@@ -174,7 +174,7 @@ def test_refused_task_is_found_inside_a_batch(client: Client) -> None:
     assert [value(future) for future in futures] == [f"{n}\n" for n in range(600)]
 
 
-def test_what_is_wrong_at_sight_is_raised_at_once(client: Client) -> None:
+def test_invalid_arguments_raise_at_once(client: Client) -> None:
     with pytest.raises(UserError):
         client.submit(["true"], retries="many")
     with pytest.raises(UserError):
@@ -196,25 +196,25 @@ def test_same_task_again_is_the_same_task(client: Client) -> None:
     assert value(client.future("same")) == value(first)
 
 
-def test_submissions_of_a_loop_leave_together(client: Client) -> None:
+def test_submissions_of_a_loop_are_batched(client: Client) -> None:
     before = client.status()["records"]
-    futures = [client.submit(b"", name=f"loop-{n}", service=NOBODY) for n in range(5_000)]
+    futures = [client.submit(b"", name=f"loop-{n}", service=UNSERVED) for n in range(5_000)]
     assert client.status()["records"] - before < 500
-    assert client.cancel(service=NOBODY) == 5_000
+    assert client.cancel(service=UNSERVED) == 5_000
     assert len(wait(futures, PATIENCE_SECONDS).done) == 5_000
 
 
-def test_question_waits_for_what_was_submitted_before_it(client: Client) -> None:
+def test_request_is_answered_after_earlier_submissions(client: Client) -> None:
     client.submit(["false"], name="blamed")
     client.submit(["true"], name="blamed")  # its batch is refused and taken apart
-    client.submit(b"", name="asked-for", service=NOBODY)
+    client.submit(b"", name="asked-for", service=UNSERVED)
     assert client.show("asked-for")["state"] == "ready"
     assert client.cancel(["asked-for"]) == 1
 
 
-def test_create_is_whole_or_nothing(client: Client) -> None:
+def test_create_accepts_all_or_nothing(client: Client) -> None:
     def batch(*names: str) -> Submission:
-        specs = [check_task({"name": name, "payload": "", "service": NOBODY}) for name in names]
+        specs = [check_task({"name": name, "payload": "", "service": UNSERVED}) for name in names]
         return encode_batch(specs, b"batches", 0)
 
     assert client.create(batch("c1", "c2")) == 2
@@ -229,9 +229,9 @@ def test_create_is_whole_or_nothing(client: Client) -> None:
     ]
 
 
-def test_tasks_come_page_by_page(client: Client) -> None:
+def test_tasks_are_listed_page_by_page(client: Client) -> None:
     names = [f"page-{n:04}".encode() for n in range(2_500)]
-    client.create(Submission(names, [b""], [Terms(campaign=b"pages", service=b"nobody")]))
+    client.create(Submission(names, [b""], [Terms(campaign=b"pages", service=b"unserved")]))
     views = list(client.tasks(scope_of(campaign="pages")))
     assert [view["name"].encode() for view in views] == names
     assert [view["name"] for view in client.tasks(match="page-249")] == [
@@ -240,7 +240,7 @@ def test_tasks_come_page_by_page(client: Client) -> None:
     assert client.cancel(campaign="pages") == 2_500
 
 
-def test_encoded_task_gives_bytes_or_only_that_it_is_taken(client: Client) -> None:
+def test_encoded_task_returns_bytes_or_its_acceptance(client: Client) -> None:
     terms = Terms(service=b"exec")
     assert value(client.submit_encoded("raw", b'{"argv":["printf","\\\\377"]}', terms)) == b"\xff"
     taken = client.submit_encoded("raw-2", b'{"argv":["sleep","600"]}', terms, watch=False)
@@ -256,7 +256,7 @@ def test_waiting_for_names_and_campaigns(client: Client) -> None:
         "w/w1": TaskState.DONE,
         "w/w2": TaskState.FAILED,
     }
-    client.submit(b"", name="w3", campaign="w", service=NOBODY)
+    client.submit(b"", name="w3", campaign="w", service=UNSERVED)
     with pytest.raises(TimedOut, match=r"1 not settled after 0.05 s"):
         client.wait_names(["w/w1", "w/w3"], 0.05)
     with pytest.raises(TimedOut):
@@ -264,7 +264,7 @@ def test_waiting_for_names_and_campaigns(client: Client) -> None:
     client.cancel(["w/w3"])
 
 
-def test_looking_at_what_nobody_knows(client: Client) -> None:
+def test_unknown_names_raise(client: Client) -> None:
     for look in (client.show, client.result_bytes, client.output, client.future):
         with pytest.raises(UserError, match="unknown task 'no-such' "):
             look("no-such")
@@ -274,25 +274,25 @@ def test_looking_at_what_nobody_knows(client: Client) -> None:
     assert client.explain("no-such")["reason"] == "unknown"
 
 
-def test_futures_of_others_are_settled(yard: Yard, client: Client) -> None:
+def test_futures_of_other_clients_tasks_are_settled(yard: Yard, client: Client) -> None:
     with Client(state=yard.state) as other:
         names = [other.submit(["echo", str(n)], name=f"other-{n}").name for n in range(30)]
     assert [value(future) for future in client.futures(names)] == [f"{n}\n" for n in range(30)]
 
 
-def test_name_that_is_given_twice_has_its_future_twice(client: Client) -> None:
+def test_repeated_name_has_a_future_each_time(client: Client) -> None:
     value(client.submit(["echo", "hi"], name="twice"))
     one, two = client.futures(["twice", "twice"])
     assert value(one) == value(two) == "hi\n"
 
 
-def test_more_names_than_fit_a_request_go_in_portions(
+def test_many_names_are_split_over_requests(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskyard.client.requests.NAMES_PER_REQUEST", 3)
     names = [f"portion-{number}" for number in range(8)]
     for name in names:
-        client.submit(b"", name=name, service=NOBODY)
+        client.submit(b"", name=name, service=UNSERVED)
     with pytest.raises(TimedOut, match=r"8 tasks: 8 not settled"):
         client.wait_names(names, 0.05)
     assert client.cancel(names) == 8
@@ -312,32 +312,30 @@ def test_client_may_be_used_by_several_threads(client: Client) -> None:
         assert list(pool.map(submit_some, range(40))) == [[-who] for who in range(40)]
 
 
-def test_trickle_of_tasks_is_watched_however_many(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trickle_of_many_tasks_is_watched(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """More submissions than there may be watches: the later ones are asked after together."""
     monkeypatch.setattr(watches, "STREAMS_MAX", 3)
     waiting = []
     for number in range(8):
-        waiting.append(client.submit(b"", name=f"trickle-{number}", service=NOBODY))
+        waiting.append(client.submit(b"", name=f"trickle-{number}", service=UNSERVED))
         client.status()  # acknowledged, so that the next one leaves alone
     late = client.submit("operator:neg", args=[1])
     assert value(late) == -1
-    again = client.submit(b"", name="trickle-7", service=NOBODY)
+    again = client.submit(b"", name="trickle-7", service=UNSERVED)
     client.cancel([f"trickle-{number}" for number in range(8)])
     for future in (*waiting, again):
         with pytest.raises(concurrent.futures.CancelledError):
             value(future)
 
 
-def test_nobody_there_is_told_in_time(tmp_path: Path) -> None:
+def test_missing_broker_raises_within_the_timeout(tmp_path: Path) -> None:
     with pytest.raises(NoBroker, match=r"no broker answers at ipc://.*waited 0.2 s.*taskyard up"):
         Client(state=tmp_path / "state", timeout=0.2)
 
 
-def test_closed_client_settles_its_futures_and_takes_no_more(yard: Yard) -> None:
+def test_closed_client_fails_its_futures_and_refuses_calls(yard: Yard) -> None:
     client = Client(state=yard.state)
-    future = client.submit(b"", name="left", service=NOBODY)
+    future = client.submit(b"", name="left", service=UNSERVED)
     client.close()
     with pytest.raises(ClientClosed):
         future.result(0)
@@ -349,7 +347,7 @@ def test_closed_client_settles_its_futures_and_takes_no_more(yard: Yard) -> None
         assert other.cancel(["left"]) == 1
 
 
-def test_interrupted_client_does_not_wait_for_a_broker_that_is_gone(tmp_path: Path) -> None:
+def test_interrupted_client_does_not_wait_for_a_dead_broker(tmp_path: Path) -> None:
     with running(tmp_path / "state", worker=False) as yard:
         client = Client(state=yard.state)
         yard.kill_broker()
@@ -360,7 +358,7 @@ def test_interrupted_client_does_not_wait_for_a_broker_that_is_gone(tmp_path: Pa
         future.result(0)
 
 
-def test_look_with_a_timeout_does_not_wait_for_a_broker_that_is_gone(tmp_path: Path) -> None:
+def test_call_with_a_timeout_does_not_wait_for_a_dead_broker(tmp_path: Path) -> None:
     with running(tmp_path / "state", worker=False) as yard:
         client = Client(state=yard.state)
         yard.kill_broker()
@@ -371,7 +369,7 @@ def test_look_with_a_timeout_does_not_wait_for_a_broker_that_is_gone(tmp_path: P
     client.close(0)
 
 
-def test_broker_killed_in_the_middle_of_submissions_loses_and_doubles_none(tmp_path: Path) -> None:
+def test_broker_killed_during_submissions_loses_and_doubles_no_task(tmp_path: Path) -> None:
     count = 10_000
     with running(tmp_path / "state", worker=False) as yard, Client(state=yard.state) as client:
         futures: list[Future] = []
@@ -379,7 +377,7 @@ def test_broker_killed_in_the_middle_of_submissions_loses_and_doubles_none(tmp_p
 
         def submit_all() -> None:
             for number in range(count):
-                futures.append(client.submit(b"", name=f"t-{number}", service=NOBODY))
+                futures.append(client.submit(b"", name=f"t-{number}", service=UNSERVED))
                 if number == count // 2:
                     half_way.set()
 
@@ -393,12 +391,12 @@ def test_broker_killed_in_the_middle_of_submissions_loses_and_doubles_none(tmp_p
         assert counts["ready"] == sum(counts.values()) == count
         yard.kill_broker()
         yard.start_broker()
-        assert client.cancel(service=NOBODY) == count
+        assert client.cancel(service=UNSERVED) == count
         wait(futures, PATIENCE_SECONDS)
         assert all(future.cancelled() for future in futures)
 
 
-def test_one_name_where_a_list_is_wanted_is_refused(yard: Yard) -> None:
+def test_one_name_in_place_of_a_list_is_refused(yard: Yard) -> None:
     with Client(state=yard.state) as client:
         for wrong in (client.cancel, client.retry, client.wait_names, client.views):
             with pytest.raises(UserError, match="'abc': expected a list of names"):
@@ -421,19 +419,19 @@ def test_same_name_in_two_campaigns_is_two_tasks(client: Client) -> None:
 
 
 def test_futures_to_wait_for_may_be_of_other_campaigns(client: Client) -> None:
-    outside = client.submit(b"", name="after-outside", service=NOBODY)
-    own = client.submit(b"", name="first", campaign="after-own", service=NOBODY)
-    other = client.submit(b"", name="first", campaign="after-other", service=NOBODY)
+    outside = client.submit(b"", name="after-outside", service=UNSERVED)
+    own = client.submit(b"", name="first", campaign="after-own", service=UNSERVED)
+    other = client.submit(b"", name="first", campaign="after-other", service=UNSERVED)
     after = [outside, own, other]
-    last = client.submit(b"", name="last", campaign="after-own", service=NOBODY, after=after)
+    last = client.submit(b"", name="last", campaign="after-own", service=UNSERVED, after=after)
     names = sorted(client.explain(last.full_name)["after"])
     assert names == ["after-other/first", "after-outside", "after-own/first"]
     assert client.cancel([outside.full_name, own.full_name, other.full_name]) == 4
 
 
-def test_unknown_name_is_told_with_the_campaigns_that_have_it(client: Client) -> None:
+def test_unknown_name_suggests_campaigns_that_have_it(client: Client) -> None:
     for campaign in ("hint-1", "hint-2"):
-        client.submit(b"", name="hinted", campaign=campaign, service=NOBODY)
+        client.submit(b"", name="hinted", campaign=campaign, service=UNSERVED)
     hint = r"unknown task 'hinted' \(did you mean hint-2/hinted or hint-1/hinted\?\)"
     for look in (client.show, client.result_bytes, client.output, client.future):
         with pytest.raises(UserError, match=hint):
@@ -442,9 +440,9 @@ def test_unknown_name_is_told_with_the_campaigns_that_have_it(client: Client) ->
 
 
 def test_full_name_of_another_task_is_refused(client: Client) -> None:
-    client.submit(b"", name="b", campaign="taken", service=NOBODY)
+    client.submit(b"", name="b", campaign="taken", service=UNSERVED)
     with pytest.raises(Refused, match="the name is that of task b of campaign taken"):
-        value(client.submit(b"", name="taken/b", service=NOBODY))
+        value(client.submit(b"", name="taken/b", service=UNSERVED))
     with pytest.raises(Refused, match="a campaign's name must not contain /"):
-        value(client.submit(b"", name="b", campaign="a/b", service=NOBODY))
+        value(client.submit(b"", name="b", campaign="a/b", service=UNSERVED))
     client.cancel(["taken/b"])

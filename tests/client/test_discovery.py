@@ -38,7 +38,7 @@ def native(state: str) -> str:
         ({}, {}, {}, ".taskyard"),
     ],
 )
-def test_nearest_word_counts_and_a_state_means_its_own_broker(
+def test_nearest_source_wins_and_a_state_means_its_own_broker(
     flags: dict[str, str],
     variables: dict[str, str],
     file: dict[str, str],
@@ -52,7 +52,7 @@ def test_nearest_word_counts_and_a_state_means_its_own_broker(
     assert found == (expected if expected.startswith("tcp:") else native(expected))
 
 
-def test_who_says_where_the_broker_is_needs_no_good_file(tmp_path: Path) -> None:
+def test_explicit_broker_does_not_read_settings(tmp_path: Path) -> None:
     written(tmp_path, "no toml")
     assert discovery.endpoint(FLAG) == FLAG
     assert discovery.endpoint(state="s") == native("s")
@@ -60,9 +60,9 @@ def test_who_says_where_the_broker_is_needs_no_good_file(tmp_path: Path) -> None
         discovery.endpoint(environment={})
 
 
-def test_endpoint_that_cannot_be_connected_to_is_told_with_its_place(tmp_path: Path) -> None:
+def test_invalid_endpoint_is_reported_with_its_origin(tmp_path: Path) -> None:
     written(tmp_path, '[broker]\nurl = "tcp://127.0.0.1:0"\n')
     with pytest.raises(InvalidSettings) as raised:
         discovery.endpoint(environment={})
-    told = "taskyard.toml:2: broker.url: endpoint tcp://127.0.0.1:0: no port to connect to ("
-    assert str(raised.value).startswith(told)
+    text = "taskyard.toml:2: broker.url: endpoint tcp://127.0.0.1:0: no port to connect to ("
+    assert str(raised.value).startswith(text)

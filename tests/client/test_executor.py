@@ -44,7 +44,7 @@ def executor() -> Iterator[Executor]:
 
 @contextmanager
 def an_executor() -> Iterator[Executor]:
-    """With room for one call. If the test fails, nobody waits for the calls that are under way."""
+    """Make an executor with one slot. A failed test does not wait for its calls."""
     with Executor(slots=1) as own:
         try:
             yield own
@@ -63,7 +63,7 @@ class Gate:
         self._begun.touch()
 
     def submit(self, executor: Executor) -> CallFuture[str]:
-        """Returns when it has begun."""
+        """Return when the call has begun."""
         before = self.begun
         future = self.submit_later(executor)
         until(lambda: self.begun > before)
@@ -96,7 +96,7 @@ def error_of(future: AnyFuture) -> BaseException:
 
 
 def children() -> list[int]:
-    """The processes of this one."""
+    """Return the child processes of this one."""
     threads = Path("/proc/self/task").iterdir()
     found = []
     for thread in threads:
@@ -122,7 +122,7 @@ def test_call_runs_in_another_process(executor: Executor) -> None:
     assert value(executor.submit(os.getpid)) != os.getpid()
 
 
-def test_future_knows_its_task(executor: Executor) -> None:
+def test_future_has_the_name_and_state_of_its_task(executor: Executor) -> None:
     future = executor.submit(pow, 2, 3)
     assert future.name.startswith("pow-")
     assert value(future) == 8
@@ -143,7 +143,7 @@ def test_large_arguments_and_results_pass(executor: Executor) -> None:
     assert value(executor.submit(calls.make, 5 << 20)) == bytes(5 << 20)
 
 
-def test_what_is_over_the_limit_is_told_and_ends_only_that_call(executor: Executor) -> None:
+def test_call_over_the_size_limit_fails_alone(executor: Executor) -> None:
     assert "the limit is 16,777,216" in str(error_of(executor.submit(calls.size, bytes(17 << 20))))
     too_large = error_of(executor.submit(calls.make, 17 << 20))
     assert isinstance(too_large, TaskFailed)
@@ -155,7 +155,7 @@ def test_task_of_a_call_starts_another_executor(executor: Executor) -> None:
     assert value(executor.submit(calls.sum_elsewhere, [1, 2, 3])) == 6
 
 
-def test_what_a_call_prints_does_not_disturb_it(executor: Executor) -> None:
+def test_output_of_a_call_does_not_disturb_it(executor: Executor) -> None:
     assert value(executor.submit(calls.print_and_double, 4)) == 8
 
 
@@ -167,10 +167,10 @@ def test_exception_comes_back_with_its_traceback(executor: Executor) -> None:
     assert isinstance(error, calls.Odd)
     assert error.number == 3
     assert isinstance(error.__cause__, RemoteTraceback)
-    told = str(error.__cause__)
-    assert "raise Odd(number)" in told
-    assert "Odd: 3" in told
-    assert "taskyard/worker" not in told
+    traceback = str(error.__cause__)
+    assert "raise Odd(number)" in traceback
+    assert "Odd: 3" in traceback
+    assert "taskyard/worker" not in traceback
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, BaseException])
@@ -181,7 +181,7 @@ def test_exception_of_any_kind_comes_back(executor: Executor, kind: type[BaseExc
     assert value(executor.submit(pow, 2, 3)) == 8
 
 
-def test_exception_that_can_not_be_unpickled_is_told_with_its_traceback(executor: Executor) -> None:
+def test_exception_that_can_not_be_unpickled_has_its_traceback(executor: Executor) -> None:
     error = error_of(executor.submit(calls.raise_one_way))
     assert isinstance(error, TaskFailed)
     assert "tests.client.executor_calls.OneWay: one way" in str(error)
@@ -208,7 +208,7 @@ def test_exception_whose_unpickling_raises_fails_alone(
     assert value(executor.submit(pow, 2, 3)) == 8
 
 
-def test_argument_whose_pickling_raises_an_exit_is_no_call() -> None:
+def test_argument_whose_pickling_raises_an_exit_makes_no_call() -> None:
     class Exits:
         def __reduce__(self) -> Any:
             raise SystemExit(3)
@@ -219,7 +219,7 @@ def test_argument_whose_pickling_raises_an_exit_is_no_call() -> None:
         own.shutdown()  # nothing is waited for
 
 
-def test_exception_that_is_too_large_is_told_with_its_traceback(executor: Executor) -> None:
+def test_exception_that_is_too_large_has_its_traceback(executor: Executor) -> None:
     error = error_of(executor.submit(calls.raise_large))
     assert isinstance(error, TaskFailed)
     assert "ValueError: xxx" in str(error)
@@ -236,7 +236,7 @@ def test_call_that_ends_its_process_fails_alone(executor: Executor, crash: Any) 
     assert value(executor.submit(pow, 2, 5)) == 32
 
 
-def test_what_can_not_be_pickled_is_named_by_the_future(executor: Executor) -> None:
+def test_future_names_the_argument_that_can_not_be_pickled(executor: Executor) -> None:
     lock = threading.Lock()
     failed: dict[str, AnyFuture] = {
         "function <function": executor.submit(lambda: None),
@@ -250,7 +250,7 @@ def test_what_can_not_be_pickled_is_named_by_the_future(executor: Executor) -> N
     assert value(executor.submit(pow, 2, 3)) == 8
 
 
-def test_lambda_is_told_what_to_do_instead(executor: Executor) -> None:
+def test_error_of_a_lambda_suggests_cloudpickle(executor: Executor) -> None:
     error = error_of(executor.submit(lambda: None))
     assert isinstance(error, UserError)
     assert "defined at the top of a module" in str(error)
@@ -263,7 +263,7 @@ def test_map_keeps_the_order(executor: Executor) -> None:
     assert list(executor.map(pow, range(50), range(50))) == [n**n for n in range(50)]
 
 
-def test_map_ends_with_the_shortest(executor: Executor) -> None:
+def test_map_ends_with_the_shortest_iterable(executor: Executor) -> None:
     assert list(executor.map(pow, [2, 3, 4], [1, 2])) == [2, 9]
     assert list(executor.map(pow, [], [1])) == []
 
@@ -279,7 +279,7 @@ def test_map_raises_where_the_exception_is_due(executor: Executor, chunksize: in
         next(values)
 
 
-def test_map_submits_at_once_and_gives_values_when_asked(executor: Executor) -> None:
+def test_map_submits_at_once_and_yields_lazily(executor: Executor) -> None:
     taken = []
 
     def items() -> Iterator[int]:
@@ -292,7 +292,7 @@ def test_map_submits_at_once_and_gives_values_when_asked(executor: Executor) -> 
     assert next(values) == 0
 
 
-def test_map_gives_up_after_its_time(executor: Executor, tmp_path: Path) -> None:
+def test_map_raises_after_its_timeout(executor: Executor, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     values = executor.map(calls.read, [str(fifo)], timeout=SOON)
@@ -308,7 +308,7 @@ def test_chunk_is_one_task(executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("chunksize", [1, 3])
-def test_map_keeps_no_value_that_was_handed_over(executor: Executor, chunksize: int) -> None:
+def test_map_keeps_no_reference_to_yielded_values(executor: Executor, chunksize: int) -> None:
     for made in executor.map(calls.Odd, range(6), chunksize=chunksize):
         kept = weakref.ref(made)
         del made
@@ -316,12 +316,12 @@ def test_map_keeps_no_value_that_was_handed_over(executor: Executor, chunksize: 
 
 
 @pytest.mark.parametrize("chunksize", [0, -1])
-def test_chunk_of_nothing_is_refused(executor: Executor, chunksize: int) -> None:
+def test_empty_chunk_is_refused(executor: Executor, chunksize: int) -> None:
     with pytest.raises(ValueError, match="chunksize must be >= 1"):
         executor.map(abs, [1], chunksize=chunksize)
 
 
-def test_map_that_is_given_up_calls_off_what_waits(gate: Gate, tmp_path: Path) -> None:
+def test_abandoned_map_cancels_waiting_calls(gate: Gate, tmp_path: Path) -> None:
     marked = tmp_path / "marked"
     with an_executor() as own:
         held = gate.submit(own)
@@ -337,7 +337,7 @@ def test_map_that_is_given_up_calls_off_what_waits(gate: Gate, tmp_path: Path) -
 # Waiting.
 
 
-def test_wait_for_the_first(executor: Executor, gate: Gate) -> None:
+def test_wait_returns_at_the_first_completed(executor: Executor, gate: Gate) -> None:
     slow: AnyFuture = gate.submit(executor)
     quick: AnyFuture = executor.submit(pow, 2, 3)
     done, left = wait([slow, quick], PATIENCE_SECONDS, return_when=FIRST_COMPLETED)
@@ -358,7 +358,7 @@ def test_wait_for_the_first_exception(executor: Executor, gate: Gate) -> None:
     assert (len(done), left) == (3, set())
 
 
-def test_wait_gives_up_after_its_time(executor: Executor, gate: Gate) -> None:
+def test_wait_returns_after_its_timeout(executor: Executor, gate: Gate) -> None:
     slow = gate.submit(executor)
     assert wait([slow], SOON).not_done == {slow}
     with pytest.raises(TimeoutError):
@@ -369,7 +369,7 @@ def test_wait_gives_up_after_its_time(executor: Executor, gate: Gate) -> None:
     assert value(slow) == "open"
 
 
-def test_as_completed_gives_each_once_as_it_comes(executor: Executor, gate: Gate) -> None:
+def test_as_completed_yields_each_future_once(executor: Executor, gate: Gate) -> None:
     slow: AnyFuture = gate.submit(executor)
     quick: AnyFuture = executor.submit(pow, 2, 3)
     coming = as_completed([slow, quick, quick, slow], PATIENCE_SECONDS)
@@ -378,7 +378,7 @@ def test_as_completed_gives_each_once_as_it_comes(executor: Executor, gate: Gate
     assert list(coming) == [slow]
 
 
-def test_as_completed_gives_up_after_its_time(executor: Executor, gate: Gate) -> None:
+def test_as_completed_raises_after_its_timeout(executor: Executor, gate: Gate) -> None:
     slow, quick = gate.submit(executor), executor.submit(pow, 2, 3)
     assert value(quick) == 8
     both: list[AnyFuture] = [slow, quick]
@@ -400,7 +400,7 @@ def test_callback_is_called_with_its_future(executor: Executor) -> None:
     assert called == [future]
 
 
-def test_callback_that_raises_disturbs_nobody(
+def test_callback_that_raises_disturbs_no_other_call(
     executor: Executor, caplog: pytest.LogCaptureFixture, gate: Gate
 ) -> None:
     seen = threading.Event()
@@ -417,23 +417,23 @@ def test_callback_may_use_the_executor(gate: Gate) -> None:
     with an_executor() as own:
         first = gate.submit(own)
         waiting = own.submit(pow, 2, 3)
-        said: list[Any] = []
+        outcomes: list[Any] = []
         called = threading.Event()
 
         def ask(_: object) -> None:
-            said.extend((first.state, waiting.cancel(), own.submit(pow, 2, 4)))
+            outcomes.extend((first.state, waiting.cancel(), own.submit(pow, 2, 4)))
             called.set()
 
         refused = own.submit(lambda: None)
         assert refused.done()
         refused.add_done_callback(ask)
         assert called.wait(PATIENCE_SECONDS)
-        assert said[:2] == ["leased", True]
+        assert outcomes[:2] == ["leased", True]
         done = threading.Event()
         first.add_done_callback(lambda _: done.set() if first.state == "done" else None)
         gate.open()
         assert done.wait(PATIENCE_SECONDS)
-        assert value(said[2]) == 16
+        assert value(outcomes[2]) == 16
 
 
 # Asyncio.
@@ -449,7 +449,7 @@ def test_asyncio_runs_calls_in_it(executor: Executor) -> None:
     assert asyncio.run(gathered()) == [1, 2, 4, 8, 16]
 
 
-def test_asyncio_hears_of_exceptions(executor: Executor) -> None:
+def test_asyncio_gets_exceptions(executor: Executor) -> None:
     async def failing() -> None:
         await asyncio.get_running_loop().run_in_executor(executor, calls.refuse_odd, 1)
 
@@ -457,7 +457,7 @@ def test_asyncio_hears_of_exceptions(executor: Executor) -> None:
         asyncio.run(failing())
 
 
-def test_asyncio_that_gives_up_calls_off_what_waits(gate: Gate, tmp_path: Path) -> None:
+def test_cancelled_asyncio_task_cancels_a_waiting_call(gate: Gate, tmp_path: Path) -> None:
     async def impatient(own: Executor) -> None:
         later = asyncio.get_running_loop().run_in_executor(own, (tmp_path / "marked").touch)
         await asyncio.wait_for(later, SOON)
@@ -474,7 +474,7 @@ def test_asyncio_that_gives_up_calls_off_what_waits(gate: Gate, tmp_path: Path) 
 # Cancelling.
 
 
-def test_call_that_waits_can_be_cancelled_and_one_that_runs_can_not(gate: Gate) -> None:
+def test_waiting_call_can_be_cancelled_and_a_running_one_can_not(gate: Gate) -> None:
     with an_executor() as own:
         running, waiting = gate.submit(own), gate.submit_later(own)
         assert (running.running(), waiting.running()) == (True, False)
@@ -491,7 +491,7 @@ def test_call_that_waits_can_be_cancelled_and_one_that_runs_can_not(gate: Gate) 
     assert gate.begun == 1
 
 
-def test_shutdown_calls_off_what_waits_if_asked(gate: Gate) -> None:
+def test_shutdown_with_cancel_futures_cancels_waiting_calls(gate: Gate) -> None:
     own = Executor(slots=1)
     running = gate.submit(own)
     waiting = [gate.submit_later(own) for _ in range(20)]
@@ -515,7 +515,7 @@ def test_shutdown_waits_for_all_calls(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 20
 
 
-def test_nothing_is_taken_after_a_shutdown() -> None:
+def test_calls_after_a_shutdown_are_refused() -> None:
     own = Executor(slots=1)
     own.shutdown()
     own.shutdown()
@@ -543,15 +543,17 @@ def test_submit_does_not_wait_for_the_broker_to_start() -> None:
         assert value(future) == 8
 
 
-def test_call_that_came_before_the_broker_can_be_asked_after() -> None:
+def test_call_from_before_the_broker_started_can_be_inspected() -> None:
     with an_executor() as own:
         future = own.submit(pow, 2, 3)
         assert future.state in ("ready", "leased", "done")
         assert future.cancel() or value(future) == 8
 
 
-def test_nothing_is_left_behind(executor: Executor) -> None:
-    assert value(executor.submit(pow, 2, 3)) == 8  # what a process has once is there now
+def test_shutdown_leaves_no_process_or_file(executor: Executor) -> None:
+    assert (
+        value(executor.submit(pow, 2, 3)) == 8
+    )  # resources that a process opens once are open now
     before = (children(), threading.active_count(), len(list(Path("/proc/self/fd").iterdir())))
     with Executor(workers=2, slots=1) as own:
         assert list(own.map(abs, range(20))) == list(range(20))
@@ -563,7 +565,7 @@ def test_nothing_is_left_behind(executor: Executor) -> None:
     assert not state.exists()
 
 
-def test_executor_that_is_forgotten_ends_when_its_calls_are_done(gate: Gate) -> None:
+def test_garbage_collected_executor_ends_with_its_calls(gate: Gate) -> None:
     before = children()
     own = Executor(slots=1)
     future = gate.submit(own)
@@ -574,7 +576,7 @@ def test_executor_that_is_forgotten_ends_when_its_calls_are_done(gate: Gate) -> 
     until(lambda: children() == before, "its processes end")
 
 
-def test_executor_that_is_forgotten_ends_though_values_of_its_map_are_left() -> None:
+def test_garbage_collected_executor_ends_with_map_values_left() -> None:
     before = children()
     own = Executor(slots=1)
     values = own.map(abs, [-1, -2, -3])
@@ -596,7 +598,7 @@ def test_interrupt_ends_running_calls_of_its_own_workers(gate: Gate) -> None:
     assert children() == before
 
 
-def test_interrupt_while_calls_are_waited_for_ends_them(
+def test_interrupt_during_shutdown_cancels_calls(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = Executor(slots=1)
@@ -613,7 +615,7 @@ def test_interrupt_while_calls_are_waited_for_ends_them(
     assert running.cancelled()
 
 
-def test_interrupt_cancels_the_tasks_at_a_broker_of_others(tmp_path: Path, gate: Gate) -> None:
+def test_interrupt_cancels_the_tasks_at_a_shared_broker(tmp_path: Path, gate: Gate) -> None:
     with Broker(tmp_path) as broker, Worker(tmp_path, "--allow-pickle", "--slots", "1"):
         shared = Executor(broker.endpoint)
         futures = [gate.submit(shared), gate.submit_later(shared)]
@@ -658,7 +660,7 @@ def test_executor_whose_broker_is_killed_is_broken(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"slots": 0}])
-def test_executor_of_nobody_is_refused(options: dict[str, Any]) -> None:
+def test_executor_without_workers_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be at least 1, not 0"):
         Executor(**options)
 
@@ -666,12 +668,12 @@ def test_executor_of_nobody_is_refused(options: dict[str, Any]) -> None:
 # With a broker that is there.
 
 
-def test_without_a_broker_where_one_should_be_it_says_so(tmp_path: Path) -> None:
+def test_missing_broker_raises(tmp_path: Path) -> None:
     with pytest.raises(NoBroker):
         Executor(state=tmp_path, timeout=0.2)
 
 
-def test_workers_are_not_its_own_where_a_broker_is_given(tmp_path: Path) -> None:
+def test_workers_with_a_broker_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="workers and slots: only for an executor"):
         Executor(state=tmp_path, slots=2)
 
@@ -718,8 +720,8 @@ def test_worker_of_another_service_does_what_it_allows(tmp_path: Path) -> None:
         assert isinstance(failed, calls.Odd)
 
 
-def test_failed_call_is_failed_for_everybody(tmp_path: Path) -> None:
-    """What a shared broker tells of it is what it is."""
+def test_failed_call_is_failed_at_the_broker(tmp_path: Path) -> None:
+    """The state at a shared broker is that of the task."""
     with (
         Broker(tmp_path) as broker,
         Worker(tmp_path, "--allow-pickle"),
@@ -732,7 +734,7 @@ def test_failed_call_is_failed_for_everybody(tmp_path: Path) -> None:
         assert "raise Odd(number)" in client.output(future.full_name).decode()
 
 
-def test_pids_of_a_household_are_alive_as_long_as_it_is() -> None:
+def test_processes_of_the_local_cluster_live_as_long_as_the_executor() -> None:
     with an_executor() as own:
         pids = own._core._supervisor.pids()  # type: ignore[union-attr]  # noqa: SLF001
         assert all(map(is_alive, pids))
@@ -746,14 +748,14 @@ def test_future_can_not_be_pickled_by_mistake(executor: Executor) -> None:
     assert value(future) == 8
 
 
-def test_size_of_a_standard_pool_is_taken_for_slots() -> None:
+def test_max_workers_sets_slots() -> None:
     with Executor(max_workers=2) as executor:
         assert executor.submit(pow, 2, 3).result(PATIENCE_SECONDS) == 8
     with pytest.raises(UserError, match="slots and max_workers: give only one"):
         Executor(max_workers=2, slots=2)
 
 
-def test_what_a_call_prints_is_never_unpickled(
+def test_output_of_a_call_is_never_unpickled(
     executor: Executor,
 ) -> None:
     line = pickled.encode_exception(ValueError("planted"), "nowhere")

@@ -1,4 +1,4 @@
-"""docs/executor.md is run, as the README and the tutorial are."""
+"""docs/executor.md: its programs are run, as those of the README and the tutorial are."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ PAGE = "docs/executor.md"
 clone = pages.clone
 
 
-def test_page_does_what_it_says(clone: Path) -> None:
+def test_commands_of_the_page_print_what_it_shows(clone: Path) -> None:
     pages.test_commands_do_what_the_page_says(PAGE, clone)
 
 

@@ -1,4 +1,4 @@
-"""The executor in programs of their own: scripts that define what they call, and how they end."""
+"""The executor in scripts: functions of the script itself, and how programs end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PYTHON = (sys.executable,)
 
 
 def ran(directory: Path, *words: str, code: str = "") -> tuple[int, str, str]:
-    """A program that ends by itself, with what it says."""
+    """Run a program to its end. Return its exit status and output."""
     if code:
         (directory / "script.py").write_text(dedent(code))
     done = subprocess.run(
@@ -93,7 +93,7 @@ def test_module_that_is_run_calls_its_own_functions(tmp_path: Path) -> None:
     assert ran(tmp_path, "-m", "package.tool") == (0, "6\n", "")
 
 
-def test_script_without_a_guard_is_told_so_and_ends(tmp_path: Path) -> None:
+def test_script_without_a_guard_ends_with_an_error(tmp_path: Path) -> None:
     code = """
         from taskyard import Executor
 
@@ -109,7 +109,7 @@ def test_script_without_a_guard_is_told_so_and_ends(tmp_path: Path) -> None:
     assert 'with `if __name__ == "__main__":`' in err
 
 
-def test_function_of_an_interactive_session_is_told_what_to_do(tmp_path: Path) -> None:
+def test_function_of_an_interactive_session_is_an_error(tmp_path: Path) -> None:
     code = (
         "import taskyard\n"
         "def double(number): return 2 * number\n"
@@ -158,7 +158,7 @@ def test_calls_are_finished_when_the_program_ends_without_a_shutdown(
     assert all((tmp_path / name).exists() for name in "abc")
 
 
-def test_program_ends_though_nobody_does_its_calls_at_a_broker_of_others(tmp_path: Path) -> None:
+def test_program_ends_with_unrun_calls_at_a_shared_broker(tmp_path: Path) -> None:
     code = """
         from taskyard import Client, Executor, testing
 
@@ -191,7 +191,7 @@ WAITING = """
 
 
 def of_its_family(running: Running) -> list[int]:
-    """Its broker and its worker, and what the worker has started."""
+    """Its broker, its worker, and the processes of the worker."""
     family = all_children_of(running)
     for pid in [*family]:
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -214,12 +214,12 @@ def test_nothing_is_left_of_a_program_that_is_killed(
 
 
 def test_interruption_is_the_programs_own(tmp_path: Path) -> None:
-    """Its processes are in groups of their own: a call goes on while the program cleans up."""
+    """Its processes are in other groups: a call runs on while the program cleans up."""
     os.mkfifo(tmp_path / "fifo")
-    told, waits = 'print("running", flush=True)', "future.result()"
+    prints, waits = 'print("running", flush=True)', "future.result()"
     code = dedent(WAITING).replace(
-        f"{told}\n{waits}",  # in one: it is interrupted as soon as it has told
-        f"try:\n    {told}\n    {waits}\n"
+        f"{prints}\n{waits}",  # in one block: the interrupt follows the output
+        f"try:\n    {prints}\n    {waits}\n"
         "except KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
         f"print({waits})",
     )

@@ -54,7 +54,7 @@ def test_tasks_are_moved_by_name_or_by_scope(client: Client) -> None:
 
 def test_expired_tasks_have_failed_for_a_reason(client: Client) -> None:
     assert client.expire(lane="x", service="s") == 1
-    assert client.expire(["b", "nobody"]) == 1
+    assert client.expire(["b", "unserved"]) == 1
     assert (client.show("a")["state"], client.show("c")["state"]) == ("failed", "delayed")
     assert client.show("a")["reason"]
 
@@ -62,10 +62,10 @@ def test_expired_tasks_have_failed_for_a_reason(client: Client) -> None:
 def test_all_of_it_can_be_awaited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "PAGE_TASKS", 2)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with AsyncClient(client.broker) as awaited:
             assert [one["lane"] async for one in awaited.lanes()] == ["x", "y", "x"]
             assert await awaited.move(["a"], to_lane="z") == 1
             assert await awaited.expire(lane="z") == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -1,6 +1,4 @@
-"""What a notebook shows of clients, campaigns and futures: never markup of others, never an error,
-never after more than a moment.
-"""
+"""HTML of clients, campaigns and futures: escaped, without exceptions, within a second."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: A service that no worker offers: its tasks wait.
-NOBODY = "nobody"
+UNSERVED = "unserved"
 
 EVIL = '<script>alert("1")</script>&'
 
@@ -58,7 +56,7 @@ class Page(HTMLParser):
 
 
 def seen(shown: Any) -> str:
-    """What a person reads, on one line."""
+    """Return the visible text on one line."""
     page = Page(shown._repr_html_())
     assert set(page.elements) <= {"div", "span", "code"}
     return " ".join(page.text.split())
@@ -89,7 +87,7 @@ def test_future_shows_its_task_and_what_came_of_it(client: Client) -> None:
 
 
 def test_future_that_waits_says_why(client: Client) -> None:
-    future = client.submit(b"", name="waits", service=NOBODY)
+    future = client.submit(b"", name="waits", service=UNSERVED)
     behind = client.submit(["true"], name="behind", after=["waits"])
     assert seen(future) == f"Future of task waits ready {future.why()}"
     assert seen(behind) == f"Future of task behind blocked {behind.why()}"
@@ -109,7 +107,7 @@ def test_client_shows_counts_and_workers(client: Client, yard: Yard) -> None:
 
 def test_campaign_shows_its_counts(client: Client) -> None:
     assert seen(client.campaign("c")) == "Campaign c no tasks"
-    client.submit(b"", campaign="c", service=NOBODY)
+    client.submit(b"", campaign="c", service=UNSERVED)
     assert seen(client.campaign("c")) == "Campaign c 1 ready"
     client.campaign("c").cancel()
 
@@ -172,7 +170,7 @@ def test_whatever_goes_wrong_is_shown_in_its_place(
 def test_broker_that_is_gone_is_said_to_be_so_within_a_second(tmp_path: Path) -> None:
     with running(tmp_path / "state", worker=False) as yard:
         client = Client(state=yard.state)
-        future = client.submit(b"", name="left", service=NOBODY)
+        future = client.submit(b"", name="left", service=UNSERVED)
         assert "ready" in seen(future)
         yard.kill_broker()
     for shown in (client, client.campaign("c"), future):
@@ -184,7 +182,7 @@ def test_broker_that_is_gone_is_said_to_be_so_within_a_second(tmp_path: Path) ->
 
 
 def test_what_is_awaited_looks_the_same_and_does_not_stop_the_loop(yard: Yard) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with AsyncClient(state=yard.state) as client:
             future = client.submit(["echo", "hi"], name="awaited", campaign="a")
             assert seen(future).startswith("Future of task a/awaited ")
@@ -192,11 +190,11 @@ def test_what_is_awaited_looks_the_same_and_does_not_stop_the_loop(yard: Yard) -
             assert seen(future) == "Future of task a/awaited done result: 'hi\\n'"
             assert seen(client.campaign("a")) == "Campaign a 1 done"
             assert seen(client).startswith(f"AsyncClient {yard.broker.endpoint} ")
-            cancelled = client.submit(b"", name="gone", service=NOBODY)
+            cancelled = client.submit(b"", name="gone", service=UNSERVED)
             await cancelled.cancel()
             assert seen(cancelled) == "Future of task gone cancelled"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_callback_that_looks_at_its_client_is_told_that_it_can_not(client: Client) -> None:

@@ -133,8 +133,8 @@ def test_outage_is_logged_as_a_warning_by_default(
             until(lambda: client.unanswered_since, "the outage is noticed")
         answer.result(PATIENCE_SECONDS)
         until(lambda: "answers again" in caplog.text)
-    told = [(one.name, one.levelno) for one in caplog.records]
-    assert told == [("taskyard.client", logging.WARNING)] * 2
+    logged = [(one.name, one.levelno) for one in caplog.records]
+    assert logged == [("taskyard.client", logging.WARNING)] * 2
 
 
 # The end of waiting.
@@ -144,7 +144,7 @@ def test_futures_and_questions_raise_when_the_time_is_over_and_the_client_goes_o
     broker: Broker,
 ) -> None:
     with Client(broker.endpoint, timeout=1.2) as client:
-        future = client.submit(["true"], service="nobody")
+        future = client.submit(["true"], service="unserved")
         client.status()
         with stopped(broker):
             with pytest.raises(NoBroker, match=r"no answer for 1.2 s \(since "):
@@ -173,7 +173,7 @@ def test_killed_broker_is_waited_for_without_a_limit_and_futures_are_settled(
 ) -> None:
     lines: SimpleQueue[str] = SimpleQueue()
     with Broker(tmp_path) as first, Client(first.endpoint, report=lines.put) as client:
-        future = client.submit(["true"], service="nobody")
+        future = client.submit(["true"], service="unserved")
         client.status()
         first.kill()
         assert "no answer since" in lines.get(timeout=PATIENCE_SECONDS)
@@ -196,7 +196,7 @@ def test_callback_that_raises_an_exit_does_not_end_the_client(
         raise raised
 
     with Client(broker.endpoint) as client:
-        one, another = (client.submit(["true"], service="nobody") for _ in range(2))
+        one, another = (client.submit(["true"], service="unserved") for _ in range(2))
         one.add_done_callback(leave)
         assert client.cancel([one.name, another.name]) == 2
         until(lambda: one.done() and another.done())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: A service that no worker offers: its tasks wait.
-NOBODY = "nobody"
+UNSERVED = "unserved"
 
 SCRIPT = """
 import taskyard
@@ -51,7 +51,7 @@ def client(yard: Yard) -> Iterator[Client]:
 
 
 def run_script(yard: Yard, **streams: Any) -> str:
-    """Run it with these streams; returns what it wrote to stdout, where that is a pipe."""
+    """Run the script with these streams. Return its stdout if that is a pipe."""
     environment = {**os.environ, "TASKYARD_STATE": str(yard.state), "TERM": "xterm"}
     for name in ("NO_COLOR", "FORCE_COLOR"):
         environment.pop(name, None)
@@ -68,7 +68,7 @@ def run_script(yard: Yard, **streams: Any) -> str:
 
 
 def on_terminal(yard: Yard, **streams: Any) -> tuple[str, str]:
-    """Run the script with stderr on a real terminal: what it wrote there, and to stdout."""
+    """Run the script with stderr on a terminal. Return its output there and to stdout."""
     reader, writer = openpty()
     try:
         written = run_script(yard, stderr=writer, **streams)
@@ -78,7 +78,7 @@ def on_terminal(yard: Yard, **streams: Any) -> tuple[str, str]:
     while True:
         try:
             part = os.read(reader, 65_536)
-        except OSError:  # so ends a terminal that nobody writes to any more
+        except OSError:  # the end of a terminal without writers
             break
         drawn += part
     os.close(reader)
@@ -111,7 +111,7 @@ def test_in_a_pipe_nothing_is_drawn(yard: Yard) -> None:
 
 
 class Cell:
-    """What a notebook's `display` draws, and where it is drawn again."""
+    """The outputs of a notebook's `display`, and their updates."""
 
     def __init__(self) -> None:
         self.drawn: list[dict[str, str]] = []
@@ -140,7 +140,7 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that is set by hand: its only item."""
+    """Return a clock that the test sets: its only item."""
     seconds = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
     return seconds
@@ -190,9 +190,7 @@ def test_bar_stays_as_it_was_when_the_loop_is_left(client: Client, cell: Cell) -
     assert cell.texts()[-1].startswith("1/5")
 
 
-def test_waiting_draws_too_and_returns_what_the_standard_one_does(
-    client: Client, cell: Cell
-) -> None:
+def test_wait_draws_and_returns_like_the_standard_one(client: Client, cell: Cell) -> None:
     futures = client.map("operator:neg", range(5))
     done, not_done = wait(futures, PATIENCE_SECONDS, progress=True)
     assert (done, not_done) == (set(futures), set())
@@ -202,30 +200,30 @@ def test_waiting_draws_too_and_returns_what_the_standard_one_does(
 @pytest.mark.parametrize(
     ("when", "argv"), [("FIRST_COMPLETED", ["true"]), ("FIRST_EXCEPTION", ["false"])]
 )
-def test_waiting_with_a_bar_ends_when_it_is_enough(
+def test_wait_with_a_bar_ends_when_its_condition_is_met(
     client: Client, cell: Cell, when: str, argv: list[str]
 ) -> None:
-    late, soon = client.submit(b"", service=NOBODY), client.submit(argv)
+    late, soon = client.submit(b"", service=UNSERVED), client.submit(argv)
     assert wait([late, soon], None, when, progress=True) == ({soon}, {late})
     assert cell.texts()[-1].startswith("1/2")
     late.cancel()
 
 
-def test_waiting_with_a_bar_ends_when_the_time_is_up(client: Client, cell: Cell) -> None:
-    late = client.submit(b"", service=NOBODY)
+def test_wait_with_a_bar_ends_after_its_timeout(client: Client, cell: Cell) -> None:
+    late = client.submit(b"", service=UNSERVED)
     assert wait([late], 0.05, progress=True) == (set(), {late})
     assert cell.texts() == ["0/1", "0/1"]
     late.cancel()
 
 
-def test_what_is_awaited_draws_too(yard: Yard, cell: Cell) -> None:
-    async def story() -> None:
+def test_async_as_completed_draws_too(yard: Yard, cell: Cell) -> None:
+    async def scenario() -> None:
         async with AsyncClient(state=yard.state) as client:
             futures = await client.map("operator:neg", range(5))
             found = [done.result() async for done in as_completed(futures, progress=True)]
             assert sorted(found) == [-4, -3, -2, -1, 0]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert cell.texts()[-1] == "5/5"
 
 
@@ -239,7 +237,7 @@ def test_neither_plain_python_nor_ipython_on_a_terminal_is_a_notebook(
         assert progress.notebook_display() is None
 
 
-def test_drawing_is_left_out_unless_it_is_wanted(client: Client, cell: Cell) -> None:
+def test_no_bar_is_drawn_by_default(client: Client, cell: Cell) -> None:
     futures: list[Future] = client.map("operator:neg", range(5))
     assert len(list(as_completed(futures))) == 5
     assert len(wait(futures).done) == 5

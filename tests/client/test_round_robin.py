@@ -24,9 +24,9 @@ class Stage:
         self.sent: list[list[bytes]] = []
         self.arriving: list[list[bytes]] = []
         self.is_full = False
-        self.said: list[str] = []
-        self.program = RoundRobinClient(self, self, lambda _level, text: self.said.append(text))
-        assert self.told() == [lmq(1, b"1")]
+        self.printed: list[str] = []
+        self.program = RoundRobinClient(self, self, lambda _level, text: self.printed.append(text))
+        assert self.take_sent() == [lmq(1, b"1")]
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -42,28 +42,28 @@ class Stage:
             self.sent.append([*frames])
         return not self.is_full
 
-    def told(self) -> list[list[bytes]]:
+    def take_sent(self) -> list[list[bytes]]:
         sent, self.sent = self.sent, []
         assert all(frames[0] == SRV for frames in sent)
         return [frames[1:] for frames in sent]
 
     def does(self, word: str, *number: int) -> list[list[bytes]]:
-        """What the server is told of a command."""
+        """Run a command. Return the messages that the server gets."""
         (self.program.counted_commands if number else self.program.commands)[word](*number)
-        return self.told()
+        return self.take_sent()
 
     def hears(self, number: bytes, *arguments: bytes) -> list[list[bytes]]:
-        """What is sent when an answer is here."""
+        """Deliver an answer. Return the messages that follow."""
         self.arriving.append([SRV, *lmq(6, number, *arguments), WRK])
         self.program.turn()
-        return self.told()
+        return self.take_sent()
 
 
 def lmq(command: int, number: bytes, *arguments: bytes) -> list[bytes]:
     return [b"", LMQ, bytes([command]), number, *arguments, b""]
 
 
-def test_ping_wants_no_answer() -> None:
+def test_ping_expects_no_answer() -> None:
     stage = Stage()
     assert stage.does("ping") == [lmq(3, b"2", b"\x01")]
     assert not stage.program.is_busy
@@ -74,10 +74,10 @@ def test_tracked_ping_is_over_when_it_is_answered() -> None:
     assert stage.does("pingt") == [lmq(4, b"2", b"\x01")]
     assert stage.program.is_busy is True
     assert stage.hears(b"2") == []
-    assert stage.said == [f"pingt: answered by {WRK.decode()}"]
+    assert stage.printed == [f"pingt: answered by {WRK.decode()}"]
 
 
-def test_answer_to_something_else_is_none() -> None:
+def test_answer_to_another_message_is_ignored() -> None:
     stage = Stage()
     stage.does("pingt")
     stage.hears(b"1")
@@ -85,29 +85,29 @@ def test_answer_to_something_else_is_none() -> None:
     assert stage.program.is_busy
 
 
-def test_data_must_be_all_that_was_asked_for() -> None:
+def test_data_must_be_complete() -> None:
     stage = Stage()
     assert stage.does("data") == [lmq(4, b"3", b"\x0a", b"stream-2", b"1024")]
     stage.hears(b"3", bytes(STREAM_BYTES - 1))
-    assert stage.said == ["data failed: got 1023 bytes, expected 1024"]
+    assert stage.printed == ["data failed: got 1023 bytes, expected 1024"]
     stage.does("data")
     stage.hears(b"5", bytes(STREAM_BYTES))
-    assert stage.said[1:] == [f"data: answered by {WRK.decode()}"]
+    assert stage.printed[1:] == [f"data: answered by {WRK.decode()}"]
 
 
-def test_batch_has_ten_under_way_and_tells_how_far_it_is() -> None:
+def test_batch_has_ten_messages_in_flight_and_prints_progress() -> None:
     stage = Stage()
     sent = stage.does("bulkping", 100)
     assert len(sent) == WINDOW
     while sent:
         sent += stage.hears(sent.pop(0)[3])
         assert len(sent) <= WINDOW
-    assert stage.said[:2] == ["bulkping: 10 of 100", "bulkping: 20 of 100"]
-    assert stage.said[-1] == "bulkping: 100 sent, 100 succeeded"
+    assert stage.printed[:2] == ["bulkping: 10 of 100", "bulkping: 20 of 100"]
+    assert stage.printed[-1] == "bulkping: 100 sent, 100 succeeded"
     assert not stage.program.is_busy
 
 
-def test_errors_and_what_is_not_answered_in_time_have_failed() -> None:
+def test_errors_and_late_answers_count_as_failed() -> None:
     stage = Stage()
     first, second, third = stage.does("bulkping", 3)
     stage.hears(first[3], b"ERROR the queue is full")
@@ -115,18 +115,18 @@ def test_errors_and_what_is_not_answered_in_time_have_failed() -> None:
     assert stage.program.wake_at_ns() == stage.now_ns + REPLY_NS
     stage.now_ns += REPLY_NS
     stage.program.turn()
-    assert "bulkping failed: the queue is full" in stage.said
-    assert f"bulkping failed: no answer from {stage.endpoint}" in stage.said
-    assert stage.said[-1] == "bulkping: 3 sent, 1 succeeded"
+    assert "bulkping failed: the queue is full" in stage.printed
+    assert f"bulkping failed: no answer from {stage.endpoint}" in stage.printed
+    assert stage.printed[-1] == "bulkping: 3 sent, 1 succeeded"
     stage.hears(third[3])  # too late
-    assert stage.said[-1] == "bulkping: 3 sent, 1 succeeded"
+    assert stage.printed[-1] == "bulkping: 3 sent, 1 succeeded"
 
 
 def test_ping_of_the_server_is_answered() -> None:
     stage = Stage()
     stage.arriving.append([SRV, *lmq(1, b"there?")])
     stage.program.turn()
-    assert stage.told() == [lmq(2, b"there?")]
+    assert stage.take_sent() == [lmq(2, b"there?")]
 
 
 def test_full_queue_holds_a_batch_back() -> None:
@@ -135,4 +135,4 @@ def test_full_queue_holds_a_batch_back() -> None:
     assert stage.does("bulkping", 5) == []
     stage.is_full = False
     stage.program.turn()
-    assert len(stage.told()) == 5
+    assert len(stage.take_sent()) == 5

@@ -36,10 +36,10 @@ class _TextLines:
         if isinstance(line, InvalidRow):
             self.errors.append(line.reason)
             return "\n"
-        trouble = text_error(line)
-        if trouble is None:
+        problem_text = text_error(line)
+        if problem_text is None:
             return line.decode() + "\n"
-        self.errors.append(trouble)
+        self.errors.append(problem_text)
         return text_of(line) + "\n"
 
     def take_errors(self) -> list[str]:

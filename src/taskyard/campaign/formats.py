@@ -146,8 +146,8 @@ def jsonl_rows(lines: Iterable[tuple[int, bytes | InvalidRow]]) -> Iterator[tupl
 
 def _json_error(line: bytes, problem: Exception) -> str:
     """Return the reason why a line is not JSON."""
-    if trouble := text_error(line):
-        return trouble
+    if problem_text := text_error(line):
+        return problem_text
     if isinstance(problem, RecursionError):
         return "the JSON is nested too deeply"
     if line.lstrip().startswith((b"#", b"//")):
@@ -170,8 +170,8 @@ def dwork_rows(lines: Iterable[tuple[int, bytes | InvalidRow]]) -> Iterator[tupl
 
 
 def _dwork_task(line: bytes) -> object:
-    if trouble := text_error(line):
-        return InvalidRow(trouble, text_of(line))
+    if problem_text := text_error(line):
+        return InvalidRow(problem_text, text_of(line))
     text = line.decode()
     words = [word.strip() for word in text.split(",")]
     if not all(words):
