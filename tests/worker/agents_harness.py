@@ -10,7 +10,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.worker.agents.runner import AgentRunner, AgentSettings
 from taskyard.worker.jobs import Job, JobResult
-from tests.worker.runner_harness import RealClock, SetClock, a_fifo, turns, wait
+from tests.worker.runner_harness import RealClock, SetClock, a_fifo, read_fifo, turns, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,3 +127,9 @@ def until_waiting_for(pool: AgentRunner, moment_ns: int) -> None:
     while pool.wake_at_ns() != moment_ns:
         wait(pool)
         assert pool.turn() == []
+
+
+def read_fifo_while_turning(pool: AgentRunner, fifo: str) -> int:
+    """Turn until an agent that was fed has written a number to a FIFO."""
+    until_fed(pool)
+    return int(read_fifo(fifo))

@@ -11,12 +11,23 @@ from typing import Any
 
 from msgspec import structs
 
+from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.wire.payloads import CALL, EXEC, encode_call, encode_command
 from taskyard.worker.runner import Job, JobResult, ProcessRunner
 
 #: Longer than anything takes on the slowest machine. A test that waits longer fails.
 PATIENCE_NS = 60 * SECOND_NS
+
+
+#: Writes to a FIFO, then blocks without using CPU time.
+HANG = """
+import os, signal, sys
+open(sys.argv[1], "w").write(str(os.getpid()))
+signal.pause()
+"""
+
+HANG_IGNORING_SIGTERM = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)" + HANG
 
 
 class SetClock:
@@ -150,3 +161,25 @@ def has_ended(pid: int) -> bool:
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only their number counts
+
+
+def done(job: Job, text: bytes, output: bytes = b"") -> JobResult:
+    return JobResult(job, Outcome.DONE, text, output)
+
+
+def failed(job: Job, reason: bytes, output: bytes = b"") -> JobResult:
+    return JobResult(job, Outcome.FAILED, reason, output)
+
+
+def failed_final(job: Job, reason: bytes) -> JobResult:
+    return JobResult(job, Outcome.FAILED_FINAL, reason)
+
+
+def result_of_call(job: Job) -> JobResult:
+    return result_of(job, allow=["yard"])
+
+
+def assert_is_quiet(runner: ProcessRunner) -> None:
+    """Check that no turn is due."""
+    assert runner.wake_at_ns() is None
+    assert select.select(runner.filenos(), [], [], 0) == ([], [], [])

@@ -461,7 +461,7 @@ class LocalCluster:
 
 
 def _no_info(_line: str) -> None:
-    """Log nothing: an executor reports what matters by its exceptions."""
+    """Log nothing: an executor raises exceptions instead."""
 
 
 @contextmanager

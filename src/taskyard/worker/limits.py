@@ -10,7 +10,7 @@ RESULT_BYTES_MAX: Final = 1 << 20
 #: A pickled result may be as large as a pickled call: executors pass values from call to call.
 PICKLED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
 
-#: The end of a task's output shows what went wrong.
+#: The end of a task's output, which mostly shows the problem.
 OUTPUT_TAIL_BYTES: Final = 16 << 10
 
 #: The last line of output in a reason. The rest is in the output.

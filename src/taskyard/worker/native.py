@@ -74,13 +74,13 @@ class NativeWorkerLoop:
         channel: Channel,
         runner: Runner,
         clock: MonotonicClock,
-        host: RuleAwareRunner | None = None,
+        rule_runner: RuleAwareRunner | None = None,
     ) -> None:
-        """`host` is the runner again if it follows the broker's rules."""
+        """Set up a worker. `rule_runner` is the runner again if it follows the broker's rules."""
         self._settings = settings
         self._channel = channel
         self._runner = runner
-        self._rule_runner = host
+        self._rule_runner = rule_runner
         self._clock = clock
         #: Task and attempt, with service and lane, of every task held.
         self._held: dict[tuple[bytes, int], tuple[bytes, bytes]] = {}
@@ -104,7 +104,7 @@ class NativeWorkerLoop:
         #: The rules request in flight, when the next is due, and whether a reply has come.
         self._rules_request = 0
         self._rules_due_ns = self._heartbeat_due_ns
-        self._has_rules = host is None
+        self._has_rules = rule_runner is None
         #: Output of running tasks that was not sent yet.
         self._printed: dict[tuple[bytes, int], Result] = {}
         #: The progress message in flight, and when the next may be sent.
@@ -246,9 +246,7 @@ class NativeWorkerLoop:
         self._back_off()
 
     def _on_not_found(self) -> None:
-        """Back off if the broker answers at once, again and again: it has not registered this
-        worker.
-        """
+        """Back off if the broker keeps answering at once: it has not registered this worker."""
         waited_ns = self._clock.monotonic_ns() - self._steal_sent_ns
         self._not_found_count = self._not_found_count + 1 if waited_ns < STEAL_WAIT_NS // 2 else 0
         if self._not_found_count > 1:
@@ -417,10 +415,10 @@ class NativeWorkerLoop:
         self._heartbeats[number] = None
 
     def _agent_error_to_send(self) -> bytes | None:
-        """Return why agents can't be started; b"" after they could again, None if they always
-        could.
+        """Return why agents can't be started.
 
-        It is repeated in every heartbeat, because a restarted broker has lost it.
+        b"" after they could again, None if they always could. It is repeated in every heartbeat,
+        because a restarted broker has lost it.
         """
         agent_error = b"" if self._rule_runner is None else self._rule_runner.agent_error
         return agent_error if agent_error or self._sent_agent_error is not None else None

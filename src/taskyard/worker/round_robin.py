@@ -64,7 +64,7 @@ class RoundRobinWorkerLoop:
         wire: EndpointTransport,
         clock: MonotonicClock,
         name: str,
-        say: Callable[[int, str], None],
+        print_line: Callable[[int, str], None],
         handler: Callable[[Sequence[bytes]], list[bytes]] | None = None,
     ) -> None:
         """Connect a worker. `handler` returns the result for a message's arguments.
@@ -74,7 +74,7 @@ class RoundRobinWorkerLoop:
         self._wire = wire
         self._clock = clock
         self._server = wire.endpoint.encode()
-        self._print = say
+        self._print = print_line
         self._handler = handler or _message_result
         self.name = name
         #: Messages that could not be sent yet.
@@ -270,13 +270,13 @@ class RoundRobinProgram:
         open_socket: Callable[[str], ZmqSocket],
         poller: Poller,
         clock: MonotonicClock,
-        say: Callable[[int, str], None],
+        print_line: Callable[[int, str], None],
     ) -> None:
         """`open_socket` opens a socket with a unique suffix in its name."""
         self._open_socket = open_socket
         self._poller = poller
         self._clock = clock
-        self._print = say
+        self._print = print_line
         self._token = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._open_sockets: dict[RoundRobinWorkerLoop, ZmqSocket] = {}
         self._first = self._add_worker("worker")

@@ -73,9 +73,7 @@ class ProcessRunner:
 
     @property
     def slots_used(self) -> int:
-        """Return the slots of running jobs, also while these are being ended. Waiting jobs use
-        none.
-        """
+        """Return the slots of running jobs, also while these are being ended."""
         return sum(process.slots for process in self._processes)
 
     @property

@@ -1,52 +1,34 @@
-"""Agents as real programs: well-behaved, silent, verbose, malformed and dead."""
+"""Agents as real programs: tasks, reports, output, environment and idleness."""
 
 from __future__ import annotations
 
 import ast
 import logging
 import os
-import selectors
-import shlex
-import signal
 import subprocess
 import sys
-import tracemalloc
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from msgspec import structs
 
-from taskyard.client.client import Client
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Result
-from taskyard.core.records import Progressed
-from taskyard.core.states import TaskState
 from taskyard.errors import UserError
-from taskyard.wire.hungry.frames import LINE_BYTES_MAX
-from taskyard.wire.native import peer
-from taskyard.worker.agents.pipes import StdinPipe
-from taskyard.worker.agents.runner import AgentRunner, AgentSettings, read_command
+from taskyard.worker.agents.runner import (
+    AgentRunner,
+    AgentSettings,
+    clean_environment,
+    read_command,
+    read_variables,
+)
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import (
-    AGENT_CLOSED_NS_MAX,
-    AGENT_FINISH_NS_MAX,
-    AGENT_HUNGER_NS_MAX,
     AGENT_IDLE_NOTICE_NS,
-    AGENT_IDLE_NS_MAX,
-    AGENT_LOG_LINES_MAX,
-    AGENT_MALFORMED_LINES_MAX,
-    AGENT_RESTART_NS,
-    AGENT_RESTART_NS_MAX,
-    CHILD_START_NS_MAX,
-    KILL_GRACE_NS,
-    OUTPUT_TAIL_BYTES,
     PROGRESS_BYTES_MAX,
     RESULT_BYTES_MAX,
 )
-from tests.kit.processes import Broker, Running, Worker, until
 from tests.worker.agents_harness import (
     SHELL,
     WALL_NS,
@@ -54,18 +36,14 @@ from tests.worker.agents_harness import (
     Gate,
     StillClock,
     a_pool,
-    crashed,
     done,
-    failed,
     job,
-    refused,
+    read_fifo_while_turning,
     results_of,
     shell,
-    until_fed,
     until_hungry,
-    until_waiting_for,
 )
-from tests.worker.runner.test_programs import given_to_us_for_our_children
+from tests.worker.runner.test_programs import inherited_descriptors
 from tests.worker.runner_harness import (
     a_fifo,
     has_ended,
@@ -74,10 +52,6 @@ from tests.worker.runner_harness import (
     turns,
     wait,
 )
-from tests.worker.test_native import WorkerHarness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
 
@@ -270,7 +244,7 @@ print(f"{id}\\t{os.getsid(0) == os.getpid()} {inherited}\\tok")
             assert leads == "True"
             more = set(map(int, inherited.split(","))) - {0, 1, 2}
             # Its parent pipe, and the directory that it lists.
-            assert len(more - given_to_us_for_our_children()) <= 2
+            assert len(more - inherited_descriptors()) <= 2
 
 
 # Idle agents.
@@ -356,513 +330,30 @@ def test_close_kills_agents_that_hold_tasks(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def read_fifo_while_turning(pool: AgentRunner, fifo: str) -> int:
-    """Turn until an agent that was fed has written a number to a FIFO."""
-    until_fed(pool)
-    return int(read_fifo(fifo))
+# Environment.
 
 
-# Misbehaving programs.
+def test_only_basic_variables_are_inherited() -> None:
+    needed = {"PATH": "/bin", "HOME": "/", "LANG": "C", "LC_ALL": "C", "TZ": "UTC", "USER": "me"}
+    others = {"TASKYARD_KEY": "secret", "AWS_SECRET": "secret", "PYTHONPATH": "x", "LCX": "x"}
+    assert clean_environment(needed | {"TMPDIR": "/t"} | others) == needed | {"TMPDIR": "/t"}
 
 
-def test_agent_that_dies_costs_an_attempt_and_is_replaced() -> None:
-    jobs = [job(b"good"), job(b"bad", b"die"), job(b"next")]
-    dies = '[ "$payload" = die ] && { echo oh >&2; exit 3; }; report $$ ok'
-    first, second, third = results_of(shell(dies), *jobs)
-    assert (first.outcome, third.outcome) == (Outcome.DONE, Outcome.DONE)
-    assert first.text != third.text
-    assert second == crashed(jobs[1], b"the agent died: exit status 3: oh", b"oh\n")
-
-
-def test_agent_that_dies_of_its_first_task_leaves_the_others_to_the_next_one() -> None:
-    jobs = [job(b"bad", b"die"), job(b"next")]
-    first, second = results_of(shell('[ "$payload" = die ] && exit 3; report r ok'), *jobs)
-    assert first == crashed(jobs[0], b"the agent died: exit status 3")
-    assert second == done(jobs[1], b"r")
-
-
-def test_signal_that_killed_an_agent_is_in_the_reason() -> None:
-    one = job()
-    assert results_of(shell("kill -SEGV $$"), one) == [
-        crashed(one, b"the agent died: killed by SIGSEGV")
-    ]
-
-
-def test_report_before_its_death_counts() -> None:
-    one = job()
-    assert results_of(shell("report r ok; exit 1"), one) == [done(one, b"r")]
-
-
-def test_half_a_line_before_its_death_does_not_count() -> None:
-    one = job()
-    assert results_of(shell("printf '%s\\tr\\tok' \"$id\"; exit 0"), one) == [
-        crashed(one, b"the agent died: exit status 0")
-    ]
-
-
-def test_all_that_an_overfed_agent_held_is_charged() -> None:
-    jobs = [job(b"one"), job(b"two")]
-    code = "print('#hungry\\n#hungry', flush=True); input(); input(); raise SystemExit(2)"
-    reason = b"the agent died: exit status 2"
-    found = results_of((sys.executable, "-c", code), *jobs, overfeed=1)
-    assert found == [crashed(one, reason) for one in jobs]
-
-
-def test_agent_that_is_silent_for_too_long_with_a_task_is_ended(tmp_path: Path) -> None:
-    clock, fifo, one = StillClock(), a_fifo(tmp_path / "fifo"), job()
-    hangs = shell(f"trap '' TERM; sleep 1000 & echo $! > {fifo}; wait; wait")
-    with a_pool(hangs, clock=clock, hunger_ns_max=60 * SECOND_NS) as pool:
-        pool.start(one)
-        pid = read_fifo_while_turning(pool, fifo)
-        assert pool.wake_at_ns() == clock.now_ns + 60 * SECOND_NS
-        clock.now_ns += 60 * SECOND_NS - 1
-        assert pool.turn() == []
-        clock.now_ns += 1
-        assert pool.turn() == []  # SIGTERM is sent
-        assert pool.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
-        clock.now_ns += KILL_GRACE_NS
-        assert turns(pool) == [crashed(one, b"the agent sent nothing for 60 s")]
-        assert has_ended(pid)
-
-
-def test_comment_counts_as_activity(gate: Gate) -> None:
-    clock, one = StillClock(), job()
-    works = shell(f"read _ < {gate.path}; echo '# still at it'; read _ < {gate.path}; report r ok")
-    heard: list[Result] = []
-    with a_pool(works, clock=clock, hunger_ns_max=60 * SECOND_NS) as pool:
-        pool.on_output = lambda _, printed: heard.append(printed)
-        pool.start(one)
-        until_fed(pool)
-        clock.now_ns += 59 * SECOND_NS
-        gate.open()
-        while not heard:
-            wait(pool)
-            assert pool.turn() == []
-        clock.now_ns += 59 * SECOND_NS
-        assert pool.turn() == []
-        gate.open()
-        assert turns(pool) == [done(one, b"r", b"still at it\n")]
-
-
-def test_task_that_exceeds_its_time_limit_ends_its_agent(tmp_path: Path) -> None:
-    clock, fifo = StillClock(), a_fifo(tmp_path / "fifo")
-    one, other = job(b"slow", b"slow", time_limit_ns=5 * SECOND_NS), job(b"other")
-    slow = f"[ $payload = slow ] && {{ echo $$ > {fifo}; sleep 1000; }}; report r ok"
-    with a_pool(shell(slow), clock=clock) as pool:
-        pool.start(one)
-        pool.start(other)
-        read_fifo_while_turning(pool, fifo)
-        clock.now_ns += 5 * SECOND_NS
-        assert turns(pool, 2) == [failed(one, b"time limit of 5 s exceeded"), done(other, b"r")]
-
-
-def test_report_after_sigterm_is_ignored(tmp_path: Path) -> None:
-    clock, fifo = StillClock(), a_fifo(tmp_path / "fifo")
-    one = job(time_limit_ns=5 * SECOND_NS)
-    late = f"trap 'report r ok; exit 0' TERM; echo $$ > {fifo}; sleep 1000 & wait"
-    with a_pool(shell(late), clock=clock) as pool:
-        pool.start(one)
-        read_fifo_while_turning(pool, fifo)
-        clock.now_ns += 5 * SECOND_NS
-        assert turns(pool) == [failed(one, b"time limit of 5 s exceeded")]
-
-
-def test_cancelled_task_ends_its_agent_and_is_not_reported(tmp_path: Path) -> None:
-    fifo, other = a_fifo(tmp_path / "fifo"), job(b"other")
-    with a_pool(
-        shell(f'[ "$id" = t/1 ] && {{ echo $$ > {fifo}; sleep 1000; }}; report r ok')
-    ) as pool:
-        pool.start(job())
-        pool.start(job(b"waits"))
-        pool.start(other)
-        pid = read_fifo_while_turning(pool, fifo)
-        pool.stop(b"waits", 1)
-        pool.stop(b"t", 1)
-        pool.stop(b"nobody", 1)
-        assert pool.running() == [other]
-        assert turns(pool) == [done(other, b"r")]
-        assert has_ended(pid)
-
-
-def test_cancelled_task_of_an_overfed_agent_leaves_it_the_others(gate: Gate) -> None:
-    one = job(b"one")
-    code = f"""
-print('#hungry\\n#hungry', flush=True)
-ids = [input().split('\\t')[0] for _ in range(2)]
-open({gate.path!r}).readline()
-print(f'{{ids[0]}}\\tr\\tok\\n{{ids[1]}}\\tr\\tok', flush=True)
-input()
-"""
-    with a_pool((sys.executable, "-c", code), overfeed=1) as pool:
-        pool.start(job(b"cancelled"))
-        pool.start(one)
-        while len(pool._waiting):  # noqa: SLF001
-            wait(pool)
-            pool.turn()
-        pool.stop(b"cancelled", 1)
-        assert pool.running() == [one]
-        gate.open()
-        assert turns(pool) == [done(one, b"r")]
-
-
-def test_malformed_lines_are_logged_counted_and_shown_in_the_output(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    one, shown = job(), []
-    reasons = [f"'{word}' is neither a report nor a comment" for word in ("hello", "you")]
-    with a_pool(shell("echo hello; echo you; report r ok")) as pool:
-        pool.on_output = lambda _, printed: shown.append(printed.text)
-        pool.start(one)
-        (found,) = turns(pool)
-        assert pool.malformed == 2
-    assert (found.outcome, found.text) == (Outcome.DONE, b"r")
-    assert found.output.decode() == "".join(f"malformed line: {one}\n" for one in reasons)
-    assert shown[-1] == found.output
-    assert [text.split(": ", 1)[1] for text in caplog.messages][:2] == reasons
-
-
-def test_malformed_lines_of_an_agent_that_has_ended_are_counted() -> None:
-    with a_pool(shell("echo hello; exit 3")) as pool:
-        pool.start(job())
-        turns(pool)
-        assert pool.running() == []
-        assert pool.malformed == 1
-
-
-def test_agent_that_sends_only_garbage_is_ended() -> None:
-    one = job()
-    (found,) = results_of(("sh", "-c", "echo '#hungry'; read _; exec yes"), one)
-    assert found.outcome is Outcome.CRASHED
-    assert found.text == (
-        b"too many malformed lines from the agent: 'y' is neither a report nor a comment"
-    )
-    at_the_limit = f"for n in $(seq {AGENT_MALFORMED_LINES_MAX}); do echo y; done; report r ok"
-    assert results_of(shell(at_the_limit), one, job(b"two"))[1].text == b"r"
-
-
-@pytest.mark.parametrize(("where", "size"), [("1", 1_000_000_000), ("2", 100_000_000)])
-def test_gigabyte_without_a_newline_is_not_kept(where: str, size: int) -> None:
-    one = job()
-    floods = shell(f"head -c {size} /dev/zero >&{where}; report r ok")
-    tracemalloc.start()
-    (found,) = results_of(floods, one)
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak_bytes < 4 * LINE_BYTES_MAX
-    if where == "1":
-        reason = b"the agent wrote a line of more than %d bytes" % LINE_BYTES_MAX
-        assert found == crashed(one, reason)
-    else:
-        whole = done(one, b"r", bytes(OUTPUT_TAIL_BYTES))
-        assert found == structs.replace(whole, output_bytes_total=size)
-
-
-def test_log_lines_per_second_are_limited(caplog: pytest.LogCaptureFixture) -> None:
-    with a_pool(shell("seq 1000 >&2; report r ok"), clock=StillClock()) as pool:
-        pool.start(job())
-        turns(pool)
-    assert len(caplog.messages) == AGENT_LOG_LINES_MAX + 1
-    assert caplog.messages[-1].endswith(f"{1000 - AGENT_LOG_LINES_MAX} more lines not logged")
-
-
-def test_agent_that_closes_its_stdout_is_ended() -> None:
-    clock, one = StillClock(), job()
-    with a_pool(shell("exec >&-; sleep 1000"), clock=clock) as pool:
-        pool.start(one)
-        until_fed(pool)
-        until_waiting_for(pool, clock.now_ns + AGENT_CLOSED_NS_MAX)
-        clock.now_ns += AGENT_CLOSED_NS_MAX
-        assert turns(pool) == [crashed(one, b"the agent closed its stdin or stdout")]
-
-
-def test_agent_that_is_never_hungry_is_ended_and_waiting_tasks_are_returned() -> None:
-    clock, one = StillClock(), job()
-    with a_pool(("sleep", "1000"), clock=clock) as pool:
-        pool.start(one)
-        pool.turn()
-        assert pool.wake_at_ns() == clock.now_ns + CHILD_START_NS_MAX
-        clock.now_ns += CHILD_START_NS_MAX
-        assert turns(pool) == [refused(one, b"the agent sent no #hungry within 60 s of its start")]
-
-
-def test_agent_that_dies_at_once_is_started_less_and_less_often(tmp_path: Path) -> None:
-    clock, one = StillClock(), job()
-    dies = ("sh", "-c", f"echo >> {tmp_path}/starts; echo no key >&2; exit 1")
-    delays_ns = []
-    with a_pool(dies, slots=4, clock=clock) as pool:
-        for _ in range(10):
-            pool.start(one)
-            assert turns(pool) == [refused(one, b"the agent died: exit status 1: no key")]
-            pool.start(one)
-            assert pool.turn() == []
-            wake_ns = pool.wake_at_ns()
-            assert wake_ns is not None
-            delays_ns.append(wake_ns - clock.now_ns)
-            assert pool.unstarted() == [one]
-            pool._is_leaving = False  # noqa: SLF001  # it only took the task back
-            clock.now_ns = wake_ns
-    doubling = [AGENT_RESTART_NS << step for step in range(10)]
-    assert delays_ns == [min(delay_ns, AGENT_RESTART_NS_MAX) for delay_ns in doubling]
-    assert len((tmp_path / "starts").read_text()) == 10
-
-
-def test_agent_that_is_hungry_and_exits_counts_as_failed() -> None:
-    """Its task is charged if the agent may have read it. Either way it does not wait for ever."""
-    one = job()
-    (found,) = results_of(("sh", "-c", "exec <&-; echo '#hungry'"), one)
-    assert found.outcome in (Outcome.CRASHED, Outcome.REFUSED)
-    assert found.text == b"the agent died: exit status 0"
-
-
-def test_unread_task_of_an_agent_goes_to_the_next_agent(tmp_path: Path) -> None:
-    jobs, clock = [job(b"one"), job(b"two")], StillClock()
-    deaf = f"touch {tmp_path}/x; exec <&-; echo '#hungry'; exec sleep 1000"
-    once = f"report $$ ok; [ -e {tmp_path}/x ] || {{ {deaf}; }}"
-    with a_pool(shell(once), clock=clock) as pool:
-        for one in jobs:
-            pool.start(one)
-        (first,) = turns(pool)
-        until_waiting_for(pool, clock.now_ns + AGENT_CLOSED_NS_MAX)
-        clock.now_ns += AGENT_CLOSED_NS_MAX
-        (second,) = turns(pool)
-    assert [(one.job, one.outcome) for one in (first, second)] == [
-        (jobs[0], Outcome.DONE),
-        (jobs[1], Outcome.DONE),
-    ]
-    assert first.text != second.text
-
-
-def test_task_returns_from_an_agent_that_does_not_read() -> None:
-    one, clock = job(), StillClock()
-    with a_pool(("sh", "-c", "exec <&-; echo '#hungry'; exec sleep 1000"), clock=clock) as pool:
-        pool.start(one)
-        until_fed(pool)
-        until_waiting_for(pool, clock.now_ns + AGENT_CLOSED_NS_MAX)
-        clock.now_ns += AGENT_CLOSED_NS_MAX
-        assert turns(pool) == [refused(one, b"the agent closed its stdin or stdout")]
-
-
-def test_task_that_an_agent_has_begun_to_read_is_not_untouched() -> None:
-    with selectors.DefaultSelector() as selector:
-        feed = StdinPipe(selector)
-        with feed.reading_end():
-            feed.send(b"x" * (1 << 20), (b"begun", 1))
-            feed.send(b"y", (b"next", 1))
-            assert feed.unsent_keys() == [(b"next", 1)]
-            feed.close()
-            assert not feed.is_open()
-
-
-def test_tasks_of_an_agent_that_can_not_start_are_returned(tmp_path: Path) -> None:
-    one, missing = job(), str(tmp_path / "missing")
-    reason = f"can't start agent {missing}: No such file or directory".encode()
-    assert results_of((missing,), one) == [refused(one, reason)]
+def test_variable_has_a_given_value_or_that_of_the_worker() -> None:
+    given = ["A=1", "B=", "C", "D=x=y"]
+    assert read_variables(given, {"C": "3"}) == {"A": "1", "B": "", "C": "3", "D": "x=y"}
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"),
+    ("given", "reason"),
     [
-        ("", "--agent: empty command"),
-        ("'", ": No closing quotation"),
-        ("no-such-program --fast", "program 'no-such-program' not found or not executable"),
-        ("./no-such-program", "program './no-such-program' not found or not executable"),
+        ("=x", "must be NAME=VALUE or NAME"),
+        ("", "must be NAME=VALUE or NAME"),
+        ("A=\0", "must be NAME=VALUE or NAME"),
+        ("MISSING", "not set in the worker's environment"),
+        ("TASKYARD_KEY=x", "variables are the worker's"),
     ],
 )
-def test_invalid_agent_command_is_refused(command: str, reason: str) -> None:
+def test_invalid_variable_is_refused(given: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        read_command(command)
-
-
-def test_command_is_split_like_in_a_shell() -> None:
-    assert read_command("sh -c 'echo  x'") == ("sh", "-c", "echo  x")
-
-
-# Number of agents.
-
-
-def test_wide_task_waits_for_its_slots_without_being_overtaken(gate: Gate) -> None:
-    jobs = [job(b"one"), job(b"wide", slots=2), job(b"next")]
-    with a_pool(shell(f"read _ < {gate.path}; report r ok"), slots=2) as pool:
-        pool.start(job(b"first"))
-        pool.start(job(b"second"))
-        while pool.slots_used < 2:  # so that there are two agents
-            wait(pool)
-            assert pool.turn() == []
-        gate.open(2)
-        turns(pool, 2)
-        while sum(agent.can_eat() for agent in pool._agents()) < 2:  # noqa: SLF001
-            wait(pool)
-            assert pool.turn() == []
-        for one in jobs:
-            pool.start(one)
-        for done_now in jobs:
-            until_fed(pool)
-            assert pool.slots_used == done_now.slots
-            gate.open()
-            assert [one.job for one in turns(pool)] == [done_now]
-
-
-def test_shutdown_returns_waiting_tasks_and_finishes_held_ones(gate: Gate) -> None:
-    jobs = [job(b"one"), job(b"two")]
-    with a_pool(shell(f"read _ < {gate.path}; report $$ ok")) as pool:
-        for one in jobs:
-            pool.start(one)
-        until_fed(pool)
-        assert pool.unstarted() == jobs[1:]
-        gate.open()
-        (found,) = turns(pool)
-        assert found.job == jobs[0]
-        while pool._agents():  # noqa: SLF001
-            wait(pool)
-            pool.turn()
-        assert has_ended(int(found.text))
-
-
-# With the worker's loop.
-
-
-def test_newest_progress_is_sent_at_a_limited_rate() -> None:
-    harness = WorkerHarness(slots=2)
-    harness.create(b"a", b"b")
-    harness.turn()
-    first, second = harness.runner.jobs
-    harness.loop.set_progress(first, Result(b"one\n"))
-    harness.turn()
-    assert harness.sent_kinds.count(peer.PROGRESS) == 1
-    harness.loop.set_progress(first, Result(b"one\ntwo\n"))
-    harness.loop.set_progress(first, Result(b"one\ntwo\nthree\n"))
-    harness.loop.set_progress(second, Result(b"x\n"))
-    harness.turn()
-    assert harness.sent_kinds.count(peer.PROGRESS) == 1
-    harness.pass_time(SECOND_NS)
-    harness.turn()
-    assert harness.sent_kinds.count(peer.PROGRESS) == 2
-    records = [one for one in harness.scheduler.take_records() if isinstance(one, Progressed)]
-    assert [record.texts for record in records] == [
-        [b"one\n"],
-        [b"one\ntwo\nthree\n", b"x\n"],
-    ]
-
-
-def test_no_progress_is_sent_for_finished_tasks() -> None:
-    harness = WorkerHarness()
-    harness.create(b"a")
-    harness.turn()
-    (one,) = harness.runner.jobs
-    harness.loop.set_progress(one, Result(b"first\n"))
-    harness.turn()
-    harness.loop.set_progress(one, Result(b"more\n"))
-    harness.runner.finish()
-    harness.turn()
-    harness.loop.set_progress(one, Result(b"late\n"))
-    harness.pass_time(SECOND_NS)
-    harness.turn()
-    assert harness.sent_kinds.count(peer.PROGRESS) == 1
-
-
-def test_loop_reports_when_to_try_again() -> None:
-    harness = WorkerHarness()
-    harness.create(b"a")
-    harness.turn()
-    one = harness.runner.jobs.pop()
-    at_ns = harness.scheduler.context.at_ns + 90 * SECOND_NS
-    harness.runner._done.append(JobResult(one, Outcome.RETRY_AT, b"later", b"", at_ns))  # noqa: SLF001
-    harness.turn()
-    task = harness.scheduler.ledger.tasks[b"a"]
-    assert (task.state, task.due_ns, task.failures) == (TaskState.DELAYED, at_ns, 0)
-
-
-# As a process, at a broker.
-
-
-@contextmanager
-def a_host(directory: Path, agent: str, *options: str) -> Iterator[tuple[Client, Running]]:
-    command = ("--agent", agent, "--service", "s", *options)
-    with (
-        Broker(directory),
-        Client(state=directory / ".taskyard") as client,
-        Worker(directory, "--slots", "2", *command) as host,
-    ):
-        yield client, host
-
-
-def command_of(argv: tuple[str, ...]) -> str:
-    return shlex.join(argv)
-
-
-def test_agents_run_the_tasks_of_their_service(tmp_path: Path) -> None:
-    with a_host(tmp_path, str(EXAMPLES / "count.sh")) as (client, _):
-        names = ["plain", "# odd \\name/1", "#hungry"]
-        futures = [client.submit(name.encode() * 3, name=name, service="s") for name in names]
-        assert [future.result(30) for future in futures] == [b"15", b"39", b"21"]
-
-
-def test_reports_of_agents_reach_the_broker(tmp_path: Path) -> None:
-    agent = command_of(shell('report "$lane" "$payload"'))
-    with a_host(tmp_path, agent) as (client, _):
-        statuses = {"lost": b"error no such user", "later": b"retryat +3600 greylisted"}
-        for name, status in statuses.items():
-            client.submit(status, name=name, service="s", retries=5)
-        assert client.submit(b"ok", service="s", lane="disk-1").result(30) == b"disk-1"
-        assert "no such user" in str(client.future("lost").exception(30))
-        until(lambda: client.show("later")["state"] == "delayed")
-        later, lost = client.show("later"), client.show("lost")
-        assert (later["failures"], lost["failures"], lost["state"]) == (0, 1, "failed")
-
-
-def test_comment_shows_while_the_task_runs(tmp_path: Path, gate: Gate) -> None:
-    agent = command_of(shell(f"echo '# half of it'; read _ < {gate.path}; report r ok"))
-    with a_host(tmp_path, agent) as (client, _):
-        future = client.submit(b"x", name="a", service="s")
-        until(lambda: client.show("a")["state"] == "leased")
-        until(lambda: client.output("a") == b"half of it\n")
-        gate.open()
-        assert future.result(30) == b"r"
-
-
-def test_agents_end_with_their_host_however_it_ends(tmp_path: Path) -> None:
-    agent = command_of(shell("echo $$ > pid; sleep 1000"))
-    with a_host(tmp_path, agent) as (client, host):
-        client.submit(b"x", name="a", service="s")
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-        host.kill()
-        assert has_ended(int((tmp_path / "pid").read_text()))
-
-
-def test_sigterm_lets_agents_finish_before_exit(tmp_path: Path, gate: Gate) -> None:
-    agent = command_of(
-        shell(f"echo > begun; read _ < {gate.path}; report r ok", after="echo > bye")
-    )
-    with a_host(tmp_path, agent) as (client, host):
-        future = client.submit(b"x", name="a", service="s")
-        until((tmp_path / "begun").exists)
-        host.send(signal.SIGTERM)
-        assert "exits after 1 task (" in host.error_line()
-        gate.open()
-        assert host.end()[0] == 0
-        assert future.result(30) == b"r"
-    assert (tmp_path / "bye").exists()
-
-
-# The page.
-
-PAGE = (EXAMPLES.parents[1] / "docs" / "dialects" / "hungry.md").read_text()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"within {CHILD_START_NS_MAX // SECOND_NS} s of its start",
-        f"More than {AGENT_MALFORMED_LINES_MAX} such lines",
-        f"the last {OUTPUT_TAIL_BYTES >> 10} KiB of it",
-        f"the result, at most {RESULT_BYTES_MAX >> 20} MiB",
-        f"told to finish has {AGENT_FINISH_NS_MAX // SECOND_NS} s",
-        f"itself ends it has {KILL_GRACE_NS // SECOND_NS} s",
-        f"nothing to do for {AGENT_IDLE_NS_MAX // SECOND_NS // 60} minutes",
-        f"each time, up to {AGENT_RESTART_NS_MAX // SECOND_NS} s",
-    ],
-)
-def test_numbers_on_the_page_match_the_code(text: str) -> None:
-    assert text in PAGE
-    assert AGENT_HUNGER_NS_MAX == 3600 * SECOND_NS
-    assert AGENT_RESTART_NS == AGENT_IDLE_NOTICE_NS == SECOND_NS // 10
+        read_variables([given], {})

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import resource
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -15,35 +13,27 @@ from taskyard.worker.limits import (
     KILL_GRACE_NS,
     LAST_LINE_BYTES_MAX,
     OUTPUT_TAIL_BYTES,
-    REAP_INTERVAL_NS,
     RESULT_BYTES_MAX,
 )
 from taskyard.worker.runner import Job, JobResult
 from tests.worker.runner_harness import (
+    HANG,
+    HANG_IGNORING_SIGTERM,
     SetClock,
     a_fifo,
     a_runner,
     command,
+    done,
+    failed,
     has_ended,
-    open_descriptors,
     read_fifo,
     result_of,
     script,
-    turn_until_quiet,
     turns,
     without_run,
 )
 
-#: Writes to a FIFO, then blocks without using CPU time.
-HANG = """
-import os, signal, sys
-open(sys.argv[1], "w").write(str(os.getpid()))
-signal.pause()
-"""
-
-HANG_WHATEVER_IT_IS_TOLD = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)" + HANG
-
-LEAVE_WELL_WHEN_TOLD = """
+EXIT_0_ON_SIGTERM = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 open(sys.argv[1], "w").write(str(os.getpid()))
@@ -51,7 +41,7 @@ signal.pause()
 """
 
 #: Exits at once. Its child stays, and holds its pipes.
-LEAVE_SOMEBODY_BEHIND = """
+LEAVE_CHILD_BEHIND = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
 open(sys.argv[1], "w").write(str(child.pid))
@@ -60,7 +50,7 @@ os._exit(0)
 """
 
 #: Exits at once. Its child prints after that.
-LET_SOMEBODY_ELSE_PRINT = """
+LET_CHILD_PRINT = """
 import os, signal, sys
 ended, ends = os.pipe()
 if os.fork():
@@ -78,14 +68,6 @@ fcntl.fcntl(1, 1031, 1 << 20)  # F_SETPIPE_SZ
 os.write(1, bytes(500_000))
 open(sys.argv[1], "w").write(str(os.getpid()))
 """
-
-
-def done(job: Job, text: bytes, output: bytes = b"") -> JobResult:
-    return JobResult(job, Outcome.DONE, text, output)
-
-
-def failed(job: Job, reason: bytes, output: bytes = b"") -> JobResult:
-    return JobResult(job, Outcome.FAILED, reason, output)
 
 
 def test_result_is_the_text_on_stdout() -> None:
@@ -232,7 +214,7 @@ def test_program_has_no_signal_ignored(cwd: str | None) -> None:
     assert int(result_of(job).text.split()[1], 16) & (1 << 12 | 1 << 24) == 0
 
 
-def given_to_us_for_our_children() -> set[int]:
+def inherited_descriptors() -> set[int]:
     """Return the descriptors that the caller of the tests lets children inherit."""
     given = set()
     for path in Path("/proc/self/fd").iterdir():
@@ -251,7 +233,7 @@ def test_program_inherits_its_standard_files_and_its_lifeline(cwd: str | None) -
     standard = {0, 1, 2}
     assert inherited >= standard
     # The parent pipe, and the directory that `ls` has open.
-    assert len(inherited - standard - given_to_us_for_our_children()) <= 2
+    assert len(inherited - standard - inherited_descriptors()) <= 2
 
 
 def test_long_result_is_cut_and_reported_with_its_length() -> None:
@@ -307,7 +289,7 @@ def test_program_is_ended_at_its_time_limit(tmp_path: Path) -> None:
 def test_program_that_will_not_end_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     clock, fifo = SetClock(), a_fifo(tmp_path / "fifo")
     with a_runner(clock=clock) as runner:
-        job = script(HANG_WHATEVER_IT_IS_TOLD, fifo, time_limit_ns=SECOND_NS // 4)
+        job = script(HANG_IGNORING_SIGTERM, fifo, time_limit_ns=SECOND_NS // 4)
         runner.start(job)
         runner.turn()
         pid = int(read_fifo(fifo))
@@ -322,7 +304,7 @@ def test_program_that_will_not_end_is_killed_after_the_grace_period(tmp_path: Pa
 def test_program_that_exits_with_0_after_sigterm_has_failed(tmp_path: Path) -> None:
     clock, fifo = SetClock(), a_fifo(tmp_path / "fifo")
     with a_runner(clock=clock) as runner:
-        job = script(LEAVE_WELL_WHEN_TOLD, fifo, time_limit_ns=SECOND_NS)
+        job = script(EXIT_0_ON_SIGTERM, fifo, time_limit_ns=SECOND_NS)
         runner.start(job)
         runner.turn()
         read_fifo(fifo)
@@ -348,7 +330,7 @@ def test_program_that_ended_in_time_is_done_however_late_the_loop_looks(tmp_path
 def test_process_left_behind_does_not_delay_its_task(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
-        job = script(LEAVE_SOMEBODY_BEHIND, fifo)
+        job = script(LEAVE_CHILD_BEHIND, fifo)
         runner.start(job)
         runner.turn()
         pid = int(read_fifo(fifo))
@@ -359,7 +341,7 @@ def test_process_left_behind_does_not_delay_its_task(tmp_path: Path) -> None:
 def test_pipes_are_drained_at_exit(tmp_path: Path) -> None:
     fifo = a_fifo(tmp_path / "fifo")
     with a_runner() as runner:
-        job = script(LET_SOMEBODY_ELSE_PRINT, fifo)
+        job = script(LET_CHILD_PRINT, fifo)
         runner.start(job)
         runner.turn()
         read_fifo(fifo)
@@ -386,213 +368,3 @@ def test_program_that_closes_its_pipes_keeps_running(tmp_path: Path) -> None:
         with Path(fifo).open("w"):
             pass
         assert turns(runner) == [failed(job, b"exit status 7")]
-
-
-def test_worker_without_processes_left_refuses_tasks() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with a_runner() as runner:
-        job = command("true")
-        runner.start(job)
-        before = open_descriptors()
-        next_descriptor = os.dup(0)
-        os.close(next_descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (next_descriptor, hard))
-        try:
-            (refused,) = runner.turn()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert refused == JobResult(
-            job,
-            Outcome.REFUSED,
-            b"the worker can't start a process: Too many open files",
-        )
-        assert open_descriptors() == before
-        assert runner.running() == []
-
-
-def test_no_descriptor_is_left_open() -> None:
-    with a_runner(slots=4) as runner:
-        before = open_descriptors()
-        jobs = [command("true"), command("no-such-program"), command("pwd", cwd="/nowhere")]
-        for number in range(30):
-            runner.start(jobs[number % 3])
-        turns(runner, 30)
-        assert open_descriptors() == before
-
-
-def test_runner_leaves_nothing_open_when_it_is_closed() -> None:
-    before = open_descriptors()
-    with a_runner(slots=2) as runner:
-        runner.start(command("sleep", "1000"))
-        runner.turn()
-    assert open_descriptors() == before
-
-
-def test_program_gets_its_pipes_in_a_worker_without_standard_files() -> None:
-    code = (
-        "import os\n"
-        "from tests.worker.runner_harness import a_runner, command, result_of\n"
-        "report = os.dup(2)\n"
-        "for descriptor in (0, 1, 2): os.close(descriptor)\n"
-        "with a_runner():\n"
-        "    for descriptor in (1, 2): os.write(descriptor, b'lost output')\n"
-        "    assert os.read(0, 1) == b''\n"
-        "found = result_of(command('sh', '-c', 'echo one; echo two >&2'))\n"
-        "os.write(report, found.text + found.output)\n"
-    )
-    job = command(sys.executable, "-c", code)
-    assert result_of(job).output == b"one\none\ntwo\n"
-
-
-def test_exit_status_is_available_if_the_parent_ignored_sigchld() -> None:
-    code = (
-        "from tests.worker.runner_harness import command, result_of\n"
-        "print(result_of(command('sh', '-c', 'exit 3')).text)\n"
-    )
-    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
-    job = script(ignoring + "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])", code)
-    assert result_of(job).text == b"b'exit status 3'\n"
-
-
-def test_unknown_exit_status_is_a_failure() -> None:
-    with a_runner() as runner:
-        job = command("true")
-        runner.start(job)
-        runner.turn()
-        os.waitpid(runner._processes[0].process.pid, 0)  # noqa: SLF001  # as nobody should
-        text = b"ended, but its exit status was taken by another part of the worker"
-        assert turns(runner) == [failed(job, text)]
-
-
-def without_pidfd(pid: int, flags: int = 0) -> int:
-    raise OSError(38, os.strerror(38), pid, None, flags)
-
-
-def test_exit_is_noticed_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "pidfd_open", without_pidfd)
-    job = command("sh", "-c", "echo one; exit 3")
-    assert result_of(job) == failed(job, b"exit status 3: one", b"one\n")
-    clock = SetClock()
-    with a_runner(clock=clock) as runner:
-        runner.start(command("sleep", "1000"))
-        runner.turn()
-        assert runner.wake_at_ns() == clock.now_ns + REAP_INTERVAL_NS
-
-
-def test_stopped_program_is_ended_and_not_reported(tmp_path: Path) -> None:
-    fifo = a_fifo(tmp_path / "fifo")
-    with a_runner() as runner:
-        job = script(HANG, fifo)
-        runner.start(job)
-        runner.turn()
-        pid = int(read_fifo(fifo))
-        runner.stop(b"t", 2)
-        runner.stop(b"u", 1)
-        assert runner.running() == [job]
-        runner.stop(b"t", 1)
-        runner.stop(b"t", 1)
-        assert runner.running() == []
-        assert runner.slots_used == 1
-        assert turn_until_quiet(runner) == []
-        assert has_ended(pid)
-
-
-def test_stopped_program_that_will_not_end_is_killed(tmp_path: Path) -> None:
-    clock, fifo = SetClock(), a_fifo(tmp_path / "fifo")
-    with a_runner(clock=clock) as runner:
-        runner.start(script(HANG_WHATEVER_IT_IS_TOLD, fifo))
-        runner.turn()
-        pid = int(read_fifo(fifo))
-        runner.stop(b"t", 1)
-        assert runner.turn() == []
-        assert runner.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
-        clock.now_ns += KILL_GRACE_NS
-        assert turn_until_quiet(runner) == []
-        assert has_ended(pid)
-
-
-def test_close_leaves_no_process_behind(tmp_path: Path) -> None:
-    fifos = [a_fifo(tmp_path / "one"), a_fifo(tmp_path / "two")]
-    with a_runner(slots=2) as runner:
-        for fifo in fifos:
-            runner.start(script(HANG_WHATEVER_IT_IS_TOLD, fifo))
-        runner.start(command("true"))
-        runner.turn()
-        pids = [int(read_fifo(fifo)) for fifo in fifos]
-        runner.close()
-        assert [has_ended(pid) for pid in pids] == [True, True]
-        with pytest.raises(ChildProcessError):
-            os.waitpid(pids[0], os.WNOHANG)
-        runner.close()
-
-
-def test_jobs_beyond_the_slots_wait_in_their_order(tmp_path: Path) -> None:
-    fifo = a_fifo(tmp_path / "fifo")
-    with a_runner(slots=2) as runner:
-        jobs = [
-            command("cat", fifo, name=b"first"),
-            command("true", name=b"wide", slots=2),
-            command("true", name=b"narrow"),
-        ]
-        for job in jobs:
-            runner.start(job)
-        assert runner.turn() == []
-        assert (runner.slots_used, runner.slots_free, runner.running()) == (1, 0, jobs)
-        assert runner.wake_at_ns() is None
-        Path(fifo).write_text("go on")
-        assert [found.job.name for found in turns(runner, 3)] == [b"first", b"wide", b"narrow"]
-        assert (runner.slots_used, runner.slots_free, runner.running()) == (0, 2, [])
-
-
-def test_job_wider_than_the_worker_runs_alone() -> None:
-    with a_runner(slots=1) as runner:
-        runner.start(command("true", slots=3))
-        assert turns(runner)[0].outcome == Outcome.DONE
-
-
-def test_job_that_waits_can_be_stopped() -> None:
-    with a_runner() as runner:
-        runner.start(command("sleep", "1000", name=b"first"))
-        runner.start(command("true", name=b"second"))
-        runner.turn()
-        runner.stop(b"second", 1)
-        assert [job.name for job in runner.running()] == [b"first"]
-
-
-def test_jobs_that_have_not_begun_can_be_taken_back() -> None:
-    with a_runner() as runner:
-        jobs = [command("sleep", "1000", name=name) for name in (b"first", b"second", b"third")]
-        for job in jobs:
-            runner.start(job)
-        runner.turn()
-        assert runner.unstarted() == jobs[1:]
-        assert runner.unstarted() == []
-        assert runner.running() == jobs[:1]
-
-
-def test_turn_is_due_at_once_while_jobs_can_start_or_be_reported() -> None:
-    clock = SetClock()
-    with a_runner(clock=clock) as runner:
-        assert runner.wake_at_ns() is None
-        runner.start(command("true"))
-        assert runner.wake_at_ns() == clock.now_ns
-        runner.start(Job(b"bad", 1, b"exec", b""))
-        assert [found.job.name for found in runner.turn()] == [b"bad"]
-        assert runner.wake_at_ns() is None
-
-
-def test_jobs_run_side_by_side(tmp_path: Path) -> None:
-    fifo = a_fifo(tmp_path / "fifo")
-    with a_runner(slots=2) as runner:
-        runner.start(command("cat", fifo, name=b"reader"))
-        runner.start(command("sh", "-c", 'echo hello > "$0"', fifo, name=b"writer"))
-        texts = {found.job.name: found.text for found in turns(runner, 2)}
-        assert texts == {b"reader": b"hello\n", b"writer": b""}
-
-
-def test_polled_descriptors_never_change() -> None:
-    with a_runner() as runner:
-        before = list(runner.filenos())
-        runner.start(command("true"))
-        turns(runner)
-        assert list(runner.filenos()) == before

@@ -56,8 +56,9 @@ def clean_environment(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_variables(given: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
-    """Parse `--env` options: `NAME=VALUE`, or `NAME` for the worker's own value. Raises
-    `UserError`.
+    """Parse `--env` options, `NAME=VALUE` or `NAME` for the worker's own value.
+
+    Raises `UserError`.
     """
     return dict(_read_variable(one, own) for one in given)
 
@@ -293,9 +294,7 @@ class AgentRunner(runner.ProcessRunner):
         self._waiting.extendleft(reversed(kept))
 
     def _cannot_start_more(self, lanes: LaneAssignment) -> bool:
-        """Return whether all remaining tasks would have to wait. There may be hundreds in each
-        turn.
-        """
+        """Return whether all remaining tasks would have to wait. There may be hundreds."""
         if lanes.has_hungry() or len(self._agents_wanted) < len(self._rules.commands):
             return False
         if any(len(wanted) < self.slots_total for wanted in self._agents_wanted.values()):
@@ -351,9 +350,7 @@ class AgentRunner(runner.ProcessRunner):
         super()._report(done)
 
     def _return_lane(self, deferred: Job) -> None:
-        """Return the waiting tasks of a deferred lane. They go first, so the broker has them by
-        then.
-        """
+        """Return the waiting tasks of a deferred lane. They go first, so the broker has them."""
         lane = lane_of(deferred)
         rest = [job for job, _ in self._waiting if lane_of(job) == lane]
         self._waiting = deque(one for one in self._waiting if lane_of(one[0]) != lane)
