@@ -95,7 +95,7 @@ class TestHolding:
 
 @pytest.fixture
 def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child process that runs until the test ends it."""
+    """Make child processes run until the test ends them."""
     for name, value in (("running", 0), ("started", 0), ("ended", 0), ("looks", 10**6)):
         monkeypatch.setattr(FakeChild, name, value)
     monkeypatch.setattr(compaction, "CompactionChild", FakeChild)
@@ -103,7 +103,7 @@ def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def harness(tmp_path: Path, _beside: None) -> Iterator[Harness]:
-    """A broker that compacts after ten ended tasks."""
+    """Return a broker that compacts after ten ended tasks."""
     limits = CompactionLimits(NEVER.rows, NEVER.rows_bytes, ended=10, lag_min=1)
     with closing(Harness(tmp_path, limits)) as harness:
         harness.fill_filter()

@@ -70,7 +70,7 @@ def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[Harness]:
-    """A broker that compacts after ten rows."""
+    """Return a broker that compacts after ten rows."""
     with closing(Harness(tmp_path, CompactionLimits(rows=10))) as harness:
         harness.fill_filter()
         yield harness

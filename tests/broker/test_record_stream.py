@@ -127,7 +127,7 @@ class Harness:
 
 @pytest.fixture
 def harness() -> Harness:
-    """A worker w, and tasks of two campaigns."""
+    """Return a broker with a worker w, and tasks of two campaigns."""
     harness = Harness()
     harness.turn(WorkerRegistered(0, b"w", WorkerFacts(services=(b"s",), slots_total=0)))
     harness.turn(harness.submit(b"a1", b"a2", campaign=b"a"), harness.submit(b"b1", campaign=b"b"))

@@ -7,23 +7,23 @@ import pytest
 from taskyard.broker.server import WARNING_NS, RejectionLog
 
 
-class Din:
+class Rejections:
     """A count that rises, and a clock."""
 
     def __init__(self) -> None:
         self.count = 0
         self.now_ns = 1
-        self.noise = RejectionLog(lambda: self.count, self)
+        self.log = RejectionLog(lambda: self.count, self)
 
     def monotonic_ns(self) -> int:
         return self.now_ns
 
     wall_ns = monotonic_ns
 
-    def hear(self, count: int, after_ns: int = 0) -> None:
+    def add(self, count: int, after_ns: int = 0) -> None:
         self.count += count
         self.now_ns += after_ns
-        self.noise.log_if_due()
+        self.log.log_if_due()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -35,21 +35,21 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_nothing_is_logged_without_rejections(caplog: pytest.LogCaptureFixture) -> None:
-    Din().hear(0, WARNING_NS)
+    Rejections().add(0, WARNING_NS)
     assert warnings(caplog) == []
 
 
 def test_first_rejection_is_logged_at_once_and_more_after_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    din = Din()
-    din.hear(1)
+    rejections = Rejections()
+    rejections.add(1)
     assert warnings(caplog) == ["1 malformed message(s) refused, 1 since the start"]
     for _ in range(5):
-        din.hear(2)
-    din.hear(1, WARNING_NS - 1)
+        rejections.add(2)
+    rejections.add(1, WARNING_NS - 1)
     assert warnings(caplog) == []
-    din.hear(1, 1)
+    rejections.add(1, 1)
     assert warnings(caplog) == ["12 malformed message(s) refused, 13 since the start"]
-    din.hear(0, WARNING_NS)
+    rejections.add(0, WARNING_NS)
     assert warnings(caplog) == []

@@ -82,7 +82,7 @@ def list_tasks(client: bytes, request: int = 1, count: int = 10_000) -> events.L
 
 
 def dear(ledger_tasks: int = 200) -> Turns:
-    """Turns in which a listing of everything is a whole budget."""
+    """Return turns in which a listing of everything uses the whole budget."""
     turns = Turns(Budget(turn=2_000, cheap=500, turn_cheap=2_000))
     turns.submit(ledger_tasks)
     return turns

@@ -114,7 +114,7 @@ class Harness:
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Harness:
-    """A worker w holds a, b and c."""
+    """Return a broker whose worker w holds a, b and c."""
     harness = Harness(tmp_path)
     harness.lease(b"a", b"b", b"c")
     return harness

@@ -23,7 +23,7 @@ def reloading(directory: Path, text: str) -> SettingsReloader:
 
 def limits(rules: RulesSet | None) -> list[int]:
     assert rules is not None
-    return [clause.options.workers_max for clause in rules.rules]
+    return [rule.options.workers_max for rule in rules.rules]
 
 
 def test_rules_are_those_of_the_file_as_it_is_now(tmp_path: Path) -> None:

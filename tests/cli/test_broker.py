@@ -87,7 +87,7 @@ def test_in_memory_nothing_survives(tmp_path: Path) -> None:
         ("wmp=tcp://0.0.0.0:0", "a remote endpoint requires keys, which wmp does not support"),
         ("smtp=tcp://127.0.0.1:0", "there is no dialect 'smtp'"),
         ("tcp://127.0.0.1:0", "must be DIALECT=ENDPOINT"),
-        ("dwork=tcp://0.0.0.0:0", "goes beyond this machine"),
+        ("dwork=tcp://0.0.0.0:0", "a remote endpoint requires keys"),
     ],
 )
 def test_wrong_listen_is_refused_before_anything_is_made(

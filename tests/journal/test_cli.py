@@ -479,7 +479,7 @@ class TestCheck:
 
 
 def rename_part(directory: Path, old: HistoryPart, new: HistoryPart) -> None:
-    """A part is trusted by its name."""
+    """Trust a part by its name."""
     for table, path in old.paths(directory).items():
         path.rename(new.paths(directory)[table])
 

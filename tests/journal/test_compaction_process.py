@@ -37,7 +37,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WritingYard]:
 
 @pytest.fixture
 def store(yard: WritingYard, tmp_path: Path) -> Iterator[SqliteStore]:
-    """A journal with the beginning of the scenario, still open for writing."""
+    """Return a journal with the beginning of the scenario, still open for writing."""
     with closing(SqliteStore(tmp_path)) as store:
         go_on(store, yard.store, ROWS)
         yield store

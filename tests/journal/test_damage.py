@@ -60,7 +60,7 @@ def place() -> Iterator[Path]:
 
 
 def built(state: str, directory: Path) -> Journal:
-    """`closed` has free pages and no log; `killed` is as a SIGKILL leaves it."""
+    """Make journals: `closed` has free pages and no log, `killed` is as a SIGKILL leaves it."""
     store = SqliteStore(directory, PAGE_BYTES)
     for size in STATES[state]:
         store.commit(b"body %d " % size * size, records=size)

@@ -31,7 +31,7 @@ def fill(store: SqliteStore, rows: int) -> None:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
-    """A journal as a killed broker leaves it: rows in the database, and more in its log."""
+    """Return a journal as a killed broker leaves it: rows in the database, and more in its log."""
     live, copy = tmp_path / "live", tmp_path / "killed"
     with closing(SqliteStore(live)) as store:
         fill(store, 100)

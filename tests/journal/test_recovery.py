@@ -138,7 +138,7 @@ class TestEquality:
 def assert_ended_are_known(
     fingerprint: dict[str, object], index: Archive, live: dict[str, object]
 ) -> None:
-    """Ended tasks are in memory or in the index, with the same ending."""
+    """Compare ended tasks in memory or in the index with their endings."""
     existing = ended(fingerprint)
     expected = ended(live)
     missing = [name for name in expected if name not in existing]
