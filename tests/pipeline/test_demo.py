@@ -318,5 +318,5 @@ def test_document_is_the_one_that_is_promised(
     assert json.loads(printed)["sound"] is False
     assert run(taskyard, ["demo"]) == 6
     table = capfd.readouterr().out
-    assert re.search(r"completed twice +1 +<- DOES NOT HOLD", table)
-    assert "it does NOT hold: completed twice" in table
+    assert re.search(r"completed twice +1 +<- FAILED", table)
+    assert "FAILED: completed twice" in table

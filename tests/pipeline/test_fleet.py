@@ -153,7 +153,7 @@ def test_a_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.Mon
             _until(lambda: len(client.workers()) == 4, "those who were lost are back")
             client.drain()
             code, out, err = running.end()
-        assert (code, out) == (0, "4 workers went home\n")
+        assert (code, out) == (0, "4 workers exited\n")
         assert "4 workers of 2 slots" in err
         broker.end()
     tally = _tally(tmp_path / ".taskyard")

@@ -96,7 +96,7 @@ def test_block_with_a_cycle_loses_the_cycle_alone_and_status_and_log_say_so(
             "text": "task p would wait for itself",
         }
         _, out, _ = run(tmp_path, "status")
-        line = "3 tasks of plain dwork peers refused since the broker started, the latest: p, q, "
+        line = "3 tasks of plain dwork peers refused since the broker started, latest: p, q, "
         assert f"{line}behind (task p would wait for itself)" in out
         assert "3 task(s) of plain dwork peers were refused, 3 since the start" in (
             broker.error_line()

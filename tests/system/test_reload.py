@@ -223,4 +223,4 @@ def test_terminal_that_is_gone_ends_what_was_started_at_it(
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     code, _, err = run(tmp_path, "status", "--line")
-    assert (code, "this is how it was left" in err) == (0, True)
+    assert (code, "showing its last state" in err) == (0, True)

@@ -193,7 +193,7 @@ def test_ping_that_wants_no_answer_and_one_stream(session: Session) -> None:
 
 @pytest.mark.parametrize("session", ["pipe", "terminal"], indirect=True)
 def test_words_that_are_no_commands_are_answered(session: Session) -> None:
-    assert "there is no command 'dance'" in session.worker.does("dance")
+    assert "unknown command 'dance'" in session.worker.does("dance")
     assert "the worker is not registered" in session.worker.does("deregister")
     assert "there are no child workers" in session.worker.does("endbulk")
     assert "bulkping takes a number" in session.client.does("bulkping")
