@@ -81,12 +81,12 @@ def test_in_memory_nothing_survives(tmp_path: Path) -> None:
     [
         (
             "ping-pong=tcp://127.0.0.1:0",
-            "give ping-pong=BACKEND,FRONTEND",
+            "(ping-pong=BACKEND,FRONTEND)",
         ),
-        ("wmp=tcp://127.0.0.1:0,tcp://127.0.0.1:0", "wmp listens at one, not 2"),
+        ("wmp=tcp://127.0.0.1:0,tcp://127.0.0.1:0", "wmp: expected one endpoint, got 2"),
         ("wmp=tcp://0.0.0.0:0", "a remote endpoint requires keys, which wmp does not support"),
-        ("smtp=tcp://127.0.0.1:0", "there is no dialect 'smtp'"),
-        ("tcp://127.0.0.1:0", "must be DIALECT=ENDPOINT"),
+        ("smtp=tcp://127.0.0.1:0", "unknown dialect 'smtp'"),
+        ("tcp://127.0.0.1:0", "expected DIALECT=ENDPOINT"),
         ("dwork=tcp://0.0.0.0:0", "a remote endpoint requires keys"),
     ],
 )

@@ -41,7 +41,7 @@ def test_name_is_printed_and_every_line_has_its_lane(call: Caller, addresses: st
     assert lanes_of(call, "news") == [("0", "ann"), ("1", "bob")]
     again = call("bundle", "--name", "news", "--to", addresses, *options)
     assert again.out == "news\n"
-    assert again.err.startswith("bundle news is known already: nothing was submitted\n")
+    assert again.err.startswith("bundle news exists already: nothing submitted\n")
     other = call(
         "bundle", "--name", "news", "--to", addresses, "--service", "mail", "--payload", "x"
     )
@@ -84,10 +84,10 @@ def test_missing_field_is_told_with_its_line_and_nothing_is_submitted(
 def test_bundle_without_a_payload_or_recipients_is_refused(
     call: Caller, addresses: str, tmp_path: Path
 ) -> None:
-    assert "say what they get: --payload" in call("bundle", "--to", addresses).err
+    assert "missing payload: give --payload" in call("bundle", "--to", addresses).err
     (tmp_path / "none").touch()
     said = call("bundle", "--to", str(tmp_path / "none"), "--payload", "hi")
-    assert "has no recipients; give a line for each" in said.err
+    assert ": no recipients" in said.err
     assert call("bundle", "--to", str(tmp_path / "nowhere"), "--payload", "hi").code == 2
     name = call("bundle", "--to", addresses, "--payload", "hi", "--name", "x" * 1024)
     assert 'the bundle: "name" must leave room for /1' in name.err
@@ -137,9 +137,9 @@ def test_file_has_bundles_and_templates(call: Caller, tmp_path: Path) -> None:
     )
     assert "tasks       3" in call("load", str(file), "--dry-run").out
     said = call("load", str(file))
-    assert said.out == "campaign mixed: 3 tasks: 3 new, 0 known\n"
+    assert said.out == "campaign mixed: 3 tasks: 3 new, 0 existing\n"
     assert lanes_of(call, "mixed") == [("one", "mixed"), ("many/0", "ann"), ("many/1", "bob")]
-    assert call("load", str(file)).out == "campaign mixed: 3 tasks: 0 new, 3 known\n"
+    assert call("load", str(file)).out == "campaign mixed: 3 tasks: 0 new, 3 existing\n"
 
 
 SETTINGS = """

@@ -131,7 +131,7 @@ def test_unknown_variable_is_told_and_nothing_else_changes(tmp_path: Path) -> No
     assert (code, out) == (0, "")
     assert err.splitlines() == [
         "taskyard: unknown variable TASKYARD_SATE (did you mean TASKYARD_STATE?)",
-        "the settings are good",
+        "the settings are valid",
     ]
 
 
@@ -146,7 +146,7 @@ def test_check_tells_all_that_is_wrong(here: Path, capsys: pytest.CaptureFixture
         "taskyard.toml:2: unknown setting broker.sate (did you mean state?)",
         "taskyard.toml:4: worker.slots must be a whole number from 1 to 100000, not 0",
     ]
-    assert err == "taskyard: 2 things wrong in the settings\n"
+    assert err == "taskyard: 2 errors in the settings\n"
 
 
 def test_check_tells_six_things_of_six_kinds(
@@ -173,7 +173,7 @@ def test_check_tells_six_things_of_six_kinds(
     ]
     assert all(line.startswith("taskyard.toml:") for line in out.splitlines())
     assert "did you mean workers_max?" in out
-    assert err == "taskyard: 6 things wrong in the settings\n"
+    assert err == "taskyard: 6 errors in the settings\n"
 
 
 def test_check_of_good_services_lists_them_in_the_order_in_which_they_are_tried(
@@ -188,7 +188,7 @@ def test_check_of_good_services_lists_them_in_the_order_in_which_they_are_tried(
         ["slow", "smtp/*.org", "rate"],
         ["smtp", "smtp/*", "hold"],
     ]
-    assert err == "the settings are good\n"
+    assert err == "the settings are valid\n"
     assert run_here(taskyard, ["config", "check", "--json"]) == 0
     document = msgspec.json.decode(capsys.readouterr().out)
     assert document["services"][1] == {"name": "smtp", "match": "smtp/*", "sets": ["hold"]}
@@ -219,7 +219,7 @@ def test_check_of_a_good_file_is_good(
     settings_file(here, '[service.smtp]\ncommand = "agents/smtp --verbose"\n')
     assert run_here(taskyard, ["config", "check", *words]) == 0
     out, err = capsys.readouterr()
-    assert ("the settings are good" in err) is not bool(words)
+    assert ("the settings are valid" in err) is not bool(words)
     assert ('"valid":true' in out) is bool(words)
 
 
@@ -319,7 +319,7 @@ def test_url_of_the_file_is_where_commands_go_and_a_state_goes_before_it(tmp_pat
         assert called(project, "status", "--json")[0] == 0
         code, _, err = called(project, "down", "--state", "none")
         assert code == 3
-        assert "nothing runs on state directory none" in err
+        assert "no broker is running on none" in err
 
 
 def worked(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, ...]:
@@ -412,7 +412,7 @@ def test_run_uses_the_file_and_listens_nowhere_else(tmp_path: Path) -> None:
     assert (code, json.loads(out)["state"]) == (0, "yard")
     code, _, err = called(tmp_path, "run", file, TASKYARD_WORKER_PROCESSES="0")
     assert code == 2
-    assert "`run` needs a worker, and worker.processes is 0 (TASKYARD_WORKER_PROCESSES)" in err
+    assert "worker.processes is 0 (TASKYARD_WORKER_PROCESSES), but `run` needs a worker" in err
 
 
 def test_children_do_not_say_again_what_was_said_of_variables(tmp_path: Path) -> None:

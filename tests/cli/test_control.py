@@ -70,7 +70,7 @@ def test_cancelling_everything_wants_a_yes(call: Caller) -> None:
 
 @pytest.mark.parametrize("verb", ["retry", "cancel"])
 def test_acts_want_to_know_on_what(call: Caller, verb: str) -> None:
-    assert "say which tasks" in call(verb).err
+    assert "no tasks chosen" in call(verb).err
     assert "give names, or" in call(verb, "a", "--failed").err
     there = f"there-{verb}"
     call.submit(there, due="1h")
@@ -90,12 +90,12 @@ def test_drained_worker_goes_home_and_the_broker_with_the_last(
         while len(call("workers", "--json").document()["workers"]) < 2:
             pass  # the second one has not come yet
         assert call("drain").code == 2
-        assert "no worker is called three" in call("drain", "one", "three").err
+        assert "unknown worker 'three'" in call("drain", "one", "three").err
         assert call("drain", "one") == (0, "drained 1 worker\n", "")
         while [worker["name"] for worker in call("workers", "--json").document()["workers"]] != [
             "two"
         ]:
             pass  # it says goodbye
         said = call("drain", "--all")
-        assert said.out.startswith("drained 1 worker, and the broker leaves")
+        assert said.out.startswith("drained 1 worker, the broker exits")
         assert yard.broker.end()[0] == 0

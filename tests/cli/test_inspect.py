@@ -91,7 +91,7 @@ def test_list_says_when_there_is_more(call: Caller) -> None:
         "looks/done",
         "looks/quiet",
     ]
-    assert said.err == "these are the first 2; --all or --limit N shows more\n"
+    assert said.err == "only the first 2 tasks are listed (use --all or --limit)\n"
     assert call("list", "--limit", "2", "--json").document()["more"] is True
     assert call("list", "--limit", "8").err == ""
     assert len(call("list", "--all", "--limit", "2").out.splitlines()) == 9
@@ -160,9 +160,9 @@ def test_log_is_what_was_printed_to_both(call: Caller) -> None:
     assert call("log", "quiet") == (
         0,
         "",
-        "task looks/quiet (done) has printed nothing, or it is in the history by now\n",
+        "task looks/quiet (done): no output, or its output is in the history\n",
     )
-    assert call("log", "idle").err == "task looks/idle (ready) has printed nothing\n"
+    assert call("log", "idle").err == "task looks/idle (ready): no output\n"
 
 
 def test_why_names_what_failed_and_what_waits(call: Caller) -> None:

@@ -50,9 +50,9 @@ def test_key_is_written_to_a_file_of_its_name_and_what_to_do_with_it_is_said(key
     said = keys("new", "ci-bot", "--role", "producer")
     assert (said.code, said.err) == (0, "")
     assert said.out.splitlines() == [
-        "ci-bot.key: the key of ci-bot, a producer's; the only copy",
-        "use it there: taskyard status --broker tcp://HOST:PORT --key ci-bot.key",
-        "take it back: taskyard keys revoke ci-bot --state .taskyard",
+        "ci-bot.key: key of ci-bot (role producer), the only copy",
+        "use it:    taskyard status --broker tcp://HOST:PORT --key ci-bot.key",
+        "revoke it: taskyard keys revoke ci-bot --state .taskyard",
     ]
     assert read_peer_key(keys.directory / "ci-bot.key").role is Role.PRODUCER
     assert (keys.directory / ".taskyard" / "keys" / "broker.key").exists()
@@ -61,8 +61,8 @@ def test_key_is_written_to_a_file_of_its_name_and_what_to_do_with_it_is_said(key
 def test_workers_key_is_for_a_worker(keys: Keys) -> None:
     said = keys("new", "gpu", "--role", "worker", "--out", "my key", "--state", "a b")
     assert said.out.splitlines()[1:] == [
-        "use it there: taskyard worker --broker tcp://HOST:PORT --key 'my key'",
-        "take it back: taskyard keys revoke gpu --state 'a b'",
+        "use it:    taskyard worker --broker tcp://HOST:PORT --key 'my key'",
+        "revoke it: taskyard keys revoke gpu --state 'a b'",
     ]
     assert read_peer_key(keys.directory / "my key").name == "gpu"
 

@@ -74,7 +74,7 @@ def test_lanes_of_a_service_or_a_pattern_are_listed_alone(call: Caller) -> None:
         ("exec", "b.org"),
     ]
     assert lanes(call, "--lane", "nobody") == []
-    assert call("lanes", "--lane", "nobody").err == "no such lane has tasks\n"
+    assert call("lanes", "--lane", "nobody").err == "no matching lane has tasks\n"
 
 
 def test_lane_tells_its_section_its_limits_and_its_times(call: Caller) -> None:
@@ -91,7 +91,7 @@ def test_table_is_as_long_as_was_asked(call: Caller) -> None:
     for number in range(5):
         call.submit(f"t{number}", lane=f"l{number}")
     said = call("lanes", "--limit", "2")
-    assert (len(said.out.splitlines()), said.err) == (3, "… and 3 more; --all shows them\n")
+    assert (len(said.out.splitlines()), said.err) == (3, "… and 3 more (use --all)\n")
     assert call("lanes", "--limit", "2", "--json").document()["more"] == 3
     assert len(call("lanes").out.splitlines()) == 6
 
@@ -132,7 +132,7 @@ def test_why_tells_of_a_lane(call: Caller) -> None:
     assert [one["reason"] for one in told.document()["lanes"]] == ["held"]
     assert "say of what" in call("why").err
     assert "say of what" in call("why", "kept-one", "--lane", "l").err
-    assert "no tasks wait or run in lane m" in call("why", "--lane", "m").err
+    assert "no waiting or running tasks in lane m" in call("why", "--lane", "m").err
 
 
 def test_move_puts_tasks_into_another_lane_or_service(call: Caller) -> None:
@@ -145,8 +145,8 @@ def test_move_puts_tasks_into_another_lane_or_service(call: Caller) -> None:
     assert said.document()["moved"] == 1
     assert (task(call, "m2")["lane"], task(call, "m2")["service"]) == ("", "gpu")
     assert call("move", "m2", "--to-lane", "").out.startswith("nothing to move")
-    assert "say where to" in call("move", "m1").err
-    assert "say which tasks" in call("move", "--to-lane", "x").err
+    assert "missing target" in call("move", "m1").err
+    assert "no tasks chosen" in call("move", "--to-lane", "x").err
 
 
 def test_expired_lane_has_failed_and_can_be_retried(call: Caller) -> None:
@@ -188,9 +188,7 @@ def test_lane_that_several_services_have_is_not_guessed(
     call.submit(f"two-{words[0]}", service="kept", lane="l")
     said = call(*words)
     assert said.code == 2
-    assert said.err == (
-        "taskyard: several services have a lane l: gpu, kept; say which with --service\n"
-    )
+    assert said.err == ("taskyard: lane l exists in several services (gpu, kept): give --service\n")
 
 
 def test_lane_of_one_service_alone_can_be_paused_by_its_name(call: Caller) -> None:
@@ -250,6 +248,6 @@ def test_terminal_gets_a_screen_of_lanes_and_the_number_of_the_rest(
     assert call("load", str(file)).code == 0
     monkeypatch.setattr("taskyard.cli.lanes.is_on_terminal", lambda: True)
     said = call("lanes")
-    assert said.err == "… and 2 more; --all shows them\n"
+    assert said.err == "… and 2 more (use --all)\n"
     assert len(said.out.splitlines()) == 1 + ROWS_SHOWN
     assert len(call("lanes", "--all").out.splitlines()) == 1 + len(names)

@@ -75,7 +75,7 @@ def test_dry_run_of_a_bad_file_exits_2_and_tells_every_line(
     assert said.code == 2
     told = [line.partition(": ")[0] for line in said.err.splitlines()]
     assert told == [f"{file}:{line}" for line in (1, 2, 4, 5, 6)] + ["taskyard"]
-    assert said.err.endswith("has 5 bad lines; mend them: nothing was submitted\n")
+    assert said.err.endswith(": 5 bad lines, nothing submitted\n")
     document = nobody("load", file, "--dry-run", "--json").document()
     assert [one["line"] for one in document["rejected"]] == [1, 2, 4, 5, 6]
     assert document["cycles"] == [["a", "b"]]
@@ -92,7 +92,7 @@ def test_dry_run_that_skips_bad_lines_says_what_it_would_leave_out_and_exits_0(
     assert said.code == 0
     *lines, last = said.err.splitlines()
     assert [line.partition(": ")[0] for line in lines] == [f"{file}:{n}" for n in (1, 2, 4, 5, 6)]
-    assert last == "5 bad lines would be left out, 1 task submitted"
+    assert last == "5 bad lines would be skipped and 1 task submitted"
     said = nobody("load", file, "--dry-run", "--skip-bad", "--json")
     assert (said.code, said.document()["rejected_lines"]) == (0, 5)
     assert [one.name for one in tmp_path.iterdir()] == ["bad.jsonl"]
@@ -114,7 +114,7 @@ def test_dry_run_that_skips_bad_rows_exits_0_in_the_pipeline_too(
     words = ["pipeline", "load", good(tmp_path, "rows"), "--dry-run"]
     assert run(taskyard, words) == 2
     assert run(taskyard, [*words, "--skip-bad"]) == 0
-    last = "x:3: bad\n1 bad row would be left out, 2 tasks submitted\n"
+    last = "x:3: bad\n1 bad row would be skipped and 2 tasks submitted\n"
     assert capsys.readouterr().err.endswith(last)
 
 
@@ -130,9 +130,9 @@ def test_many_bad_lines_are_counted(
 
 def test_file_is_loaded_and_loading_it_again_is_harmless(call: Caller, tmp_path: Path) -> None:
     file = good(tmp_path, "twice")
-    assert call("load", file) == (0, "campaign twice: 3 tasks: 3 new, 0 known\n", "")
+    assert call("load", file) == (0, "campaign twice: 3 tasks: 3 new, 0 existing\n", "")
     assert call("wait", "--campaign", "twice").code == 0
-    assert call("load", file) == (0, "campaign twice: 3 tasks: 0 new, 3 known\n", "")
+    assert call("load", file) == (0, "campaign twice: 3 tasks: 0 new, 3 existing\n", "")
     document = call("load", file, "--json").document()
     assert (document["new"], document["existing"], document["campaign"]) == (0, 3, "twice")
 
@@ -142,7 +142,7 @@ def test_wait_goes_on_until_all_is_settled(call: Caller, tmp_path: Path) -> None
     assert said == (
         0,
         "",
-        "campaign w: 3 tasks: 3 new, 0 known\ncampaign w: 3 tasks: 3 done\n",
+        "campaign w: 3 tasks: 3 new, 0 existing\ncampaign w: 3 tasks: 3 done\n",
     )
     document = call(
         "load", good(tmp_path, "waits"), "--campaign", "w", "--wait", "--json"
@@ -160,7 +160,7 @@ def test_nothing_of_a_bad_file_is_submitted_unless_bad_lines_are_skipped(
     assert call("load", file).code == 2
     assert call("list", "--campaign", "bad", "--json").document()["tasks"] == []
     said = call("load", file, "--skip-bad")
-    assert (said.code, said.out) == (0, "campaign bad: 1 task: 1 new, 0 known\n")
+    assert (said.code, said.out) == (0, "campaign bad: 1 task: 1 new, 0 existing\n")
     assert f"see {file}.rejected.jsonl" in said.err
 
 

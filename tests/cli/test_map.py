@@ -126,7 +126,7 @@ def test_failures_are_told_and_exit_1(call: Caller, tmp_path: Path) -> None:
     assert said.err.splitlines() == [
         "taskyard: task f/f-2 failed: exit status 3: 3",
         "campaign f: 3 tasks: 2 done, 1 failed",
-        "`taskyard retry --campaign f --failed` tries the failed ones again",
+        "retry them with `taskyard retry --campaign f --failed`",
     ]
 
 
@@ -194,7 +194,7 @@ def test_call_gets_the_line_or_the_values_of_places(call: Caller, tmp_path: Path
         "1",
         "[0]",
     )
-    assert known.err == "task calls/calls-1 is known already: nothing was submitted\n"
+    assert known.err == "task calls/calls-1 exists already: nothing submitted\n"
 
 
 def test_call_gets_the_values_of_json_lines(call: Caller, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_call_gets_the_values_of_json_lines(call: Caller, tmp_path: Path) -> Non
     for number, value in enumerate(("[1, 2.5]", "7", '{"a": null}', '"text"'), start=1):
         name = ["--campaign", "values", "--name", f"values-{number}"]
         known = call("submit", *name, "--call", "m:f", value)
-        assert known.err == f"task values/values-{number} is known already: nothing was submitted\n"
+        assert known.err == f"task values/values-{number} exists already: nothing submitted\n"
 
 
 def test_json_lines_that_make_no_sense_are_refused(call: Caller, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_json_lines_that_make_no_sense_are_refused(call: Caller, tmp_path: Path)
     said = call("map", "--lines", lines, "--json-lines", "--", "echo", "{}")
     assert "--json-lines goes with --call" in said.err
     said = call("map", "--csv", lines, "--json-lines", "--call", "m:f")
-    assert "--json-lines goes with --lines or stdin, not with --csv" in said.err
+    assert "--json-lines works with --lines or stdin, not with --csv" in said.err
 
 
 def test_tasks_may_wait_for_one_that_is_there_or_will_be(call: Caller, tmp_path: Path) -> None:
@@ -273,14 +273,14 @@ def test_truncated_result_is_reported_and_exits_1(call: Caller, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "content", "words", "told"),
     [
-        ("lines", "a\n", "echo", "write {} in the command"),
+        ("lines", "a\n", "echo", "add {} for the line"),
         ("lines", "a\n\xff", "echo {}", "lines:2: not valid UTF-8"),
-        ("csv", "a,b\n1\n", "echo {a}", "csv:2: the row has 1 cells, the header 2"),
-        ("csv", "a,b\n1,2\n", "echo {c}", "csv:2: has no column 'c'; use 'a', 'b'"),
+        ("csv", "a,b\n1\n", "echo {a}", "csv:2: 1 cells, but the header has 2"),
+        ("csv", "a,b\n1,2\n", "echo {c}", "csv:2: unknown column 'c' (columns: 'a', 'b')"),
         ("csv", "a,a\n1,2\n", "echo {a}", "csv:1: the header has 'a' twice"),
-        ("csv", 'a\n"1', "echo {a}", "csv:2: the row is no CSV"),
-        ("jsonl", "{}\n[1]\n", "echo {}", "jsonl:2: is no JSON object"),
-        ("lines", "a\n", "--call m:f x{}", "neither JSON nor one place"),
+        ("csv", 'a\n"1', "echo {a}", "csv:2: not valid CSV"),
+        ("jsonl", "{}\n[1]\n", "echo {}", "jsonl:2: not a JSON object"),
+        ("lines", "a\n", "--call m:f x{}", "neither valid JSON nor a single template"),
     ],
 )
 def test_bad_input_is_told_with_its_place(  # noqa: PLR0913  # a table

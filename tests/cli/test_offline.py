@@ -135,5 +135,5 @@ def test_verbs_that_look_do_so_on_a_stopped_state(
     monkeypatch.chdir(left)
     assert run_here(taskyard, words) == 0
     out, err = capsys.readouterr()
-    assert err == "no broker runs on .taskyard; this is how it was left\n"
+    assert err == "no broker is running on .taskyard: showing its last state\n"
     assert out.startswith(answer)

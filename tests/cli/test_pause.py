@@ -31,9 +31,9 @@ def test_paused_service_gets_no_work_until_it_is_resumed(call: Caller) -> None:
     assert call("why", "held").out == (
         "held: it is ready, but its service is paused (service exec)\n"
     )
-    assert "paused: service exec; `taskyard resume --all` undoes that" in call("status").out
+    assert "paused: service exec (undo with `taskyard resume`)" in call("status").out
     (row,) = [line for line in call("services").out.splitlines() if line.startswith("exec ")]
-    assert row.endswith("it is paused")
+    assert row.endswith("the service is paused")
     assert call("resume", "--service", "exec") == (0, "nothing is paused\n", "")
     assert call("wait", "held").code == 0
 
@@ -81,10 +81,10 @@ def test_services_are_listed_with_slots_and_counts(call: Caller) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "say what to "),
-        (("--lane", "l"), "no service has a lane l; say which is meant with --service"),
-        (("--all", "--service", "exec"), "--all means everything"),
-        (("--service", "exce"), "no service is called exce; `taskyard services` lists them"),
+        ((), "nothing chosen to "),
+        (("--lane", "l"), "unknown lane 'l' (give its --service)"),
+        (("--all", "--service", "exec"), "--all excludes"),
+        (("--service", "exce"), "unknown service 'exce' (see `taskyard services`)"),
     ],
 )
 def test_what_is_meant_must_be_said(

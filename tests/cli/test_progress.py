@@ -80,7 +80,7 @@ def test_slow_campaign_has_a_rate_a_minute(watch: Watch, capsys: Captured) -> No
         meter.count(counts(ready=10), 10)
         watch.seconds += 20
         meter.count(counts(delayed=5, done=5), 10)
-    assert "5 waiting for their time, 15.0/min, about 20 s left" in capsys.readouterr().err
+    assert "5 delayed, 15.0/min, about 20 s left" in capsys.readouterr().err
 
 
 def test_what_is_behind_a_failure_is_over(watch: Watch, capsys: Captured) -> None:
@@ -92,7 +92,7 @@ def test_what_is_behind_a_failure_is_over(watch: Watch, capsys: Captured) -> Non
 
 
 def test_total_that_is_not_known_is_left_out(watch: Watch, capsys: Captured) -> None:
-    with ProgressBar(CliContext(), "c\a", verb="submitted") as meter:
+    with ProgressBar(CliContext(), "c\a", participle="submitted") as meter:
         meter.update(0, None)
         watch.seconds += 10
         meter.update(30_000, None)
@@ -100,7 +100,7 @@ def test_total_that_is_not_known_is_left_out(watch: Watch, capsys: Captured) -> 
 
 
 def test_end_of_a_step_is_told_at_once_where_that_is_wanted(watch: Watch, capsys: Captured) -> None:
-    with ProgressBar(CliContext(), verb="", prints_end=True) as meter:
+    with ProgressBar(CliContext(), participle="", prints_end=True) as meter:
         for step in ("reading", "writing"):
             meter.set_label(step)
             for done in range(3):

@@ -46,7 +46,7 @@ def test_example_runs_and_run_again_finds_it_done(tmp_path: Path) -> None:
     with OfflineClient(tmp_path / ".taskyard") as stopped:
         assert stopped.result("first/farewell") == "good night\n"
     code, out, err = run(tmp_path, "run", file)
-    assert (code, err) == (0, "first: 12 tasks: 12 done already\n")
+    assert (code, err) == (0, "first: 12 tasks: 12 already done\n")
     assert out.startswith("first: 12 done (")
 
 
@@ -77,7 +77,7 @@ def test_failure_is_told_with_what_waits_behind_it_and_tried_again(tmp_path: Pat
     assert out == "failing/bad: it failed after 3 attempts: exit status 1; 2 tasks wait behind it\n"
     code, _, err = run(tmp_path, "run", file, "--state", "s")
     assert code == 1
-    assert "2 done already, 1 failed and tried again, 2 waiting since the last time" in err
+    assert "2 already done, 1 failed and retried, 2 waiting since the last run" in err
 
 
 def test_failure_is_left_if_that_is_asked_for(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_failure_is_left_if_that_is_asked_for(tmp_path: Path) -> None:
     assert run(tmp_path, "run", file)[0] == 1
     code, out, err = run(tmp_path, "run", file, "--no-retry-failed", "--json")
     assert code == 1
-    assert err == "campaign: 2 tasks: 1 done already, 1 failed and left so\n"
+    assert err == "campaign: 2 tasks: 1 already done, 1 failed and not retried\n"
     document = json.loads(out)
     assert (document["version"], document["document"]) == (2, "run")
     assert (document["counts"]["failed"], document["counts"]["done"]) == (1, 1)
@@ -138,7 +138,7 @@ def test_interrupted_it_lets_tasks_finish_and_says_how_to_go_on(tmp_path: Path) 
         (tmp_path / "gate").write_text("")
         code, out, err = running.end()
     assert (code, out) == (130, "")
-    assert err.endswith("taskyard: interrupted; `taskyard run campaign.jsonl` goes on from here\n")
+    assert err.endswith("taskyard: interrupted; resume with `taskyard run campaign.jsonl`\n")
     assert counts(tmp_path)["done"] == 1
     assert run(tmp_path, "run", file)[0] == 0
     assert marks(tmp_path) == ["a", "b"]
@@ -180,7 +180,7 @@ def test_run_ends_when_somebody_else_stops_its_broker(tmp_path: Path) -> None:
         assert run(tmp_path, "down", "--timeout", "0.1s")[0] == 4
         code, _, err = running.end()
     assert code == 130
-    assert "the broker has ended; run it again to go on from here" in err
+    assert "the broker has ended (run it again to resume)" in err
 
 
 def test_name_that_is_known_with_another_command_is_refused_and_nothing_is_submitted(
@@ -233,9 +233,9 @@ def test_state_that_is_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("task", "options", "reason"),
     [
-        ({"payload": "x"}, [], "is for a worker of your own (service default)"),
-        ({"argv": ["true"], "slots": 3}, ["--slots", "2"], "takes 3 slots, and a worker here has"),
-        ({"call": "os.path:join"}, ["--allow", "o"], "not allowed; give --allow os.path"),
+        ({"payload": "x"}, [], "needs a worker of your own for service default"),
+        ({"argv": ["true"], "slots": 3}, ["--slots", "2"], "needs 3 slots, but a worker has"),
+        ({"call": "os.path:join"}, ["--allow", "o"], "not allowed: give --allow os.path"),
         ({"argv": "true"}, [], "campaign.jsonl: 1 bad line"),
         ({"argv": ["true"], "after": ["x"]}, [], "waits for 'x', which neither the file nor"),
     ],

@@ -32,7 +32,7 @@ def test_wait_is_for_what_fits_by_now(call: Caller) -> None:
     assert call("wait", "--match", "quick").code == 1
     assert call("wait", "--lane", "w", "--campaign", "w").code == 0
     assert call("wait", "--lane", "x", "--timeout", "0.05").code == 4
-    assert "no task fits that" in call("wait", "--match", "nothing-of-the-kind").err
+    assert "no matching task" in call("wait", "--match", "nothing-of-the-kind").err
     assert call("wait", "slow", "--match", "s").code == 2
     call("cancel", "slow")
 

@@ -79,7 +79,10 @@ def test_function_gets_its_arguments_as_json(call: Caller) -> None:
 def test_argument_that_is_no_json_is_told_with_how_to_write_it(call: Caller) -> None:
     said = call("submit", "--call", "imaging:thumbnail", "a.png")
     assert said.code == 2
-    assert "argument 1 of the call, 'a.png', is no JSON; write a text '\"a.png\"'" in said.err
+    assert (
+        "argument 1 of the call: 'a.png' is not valid JSON (a string is written '\"a.png\"')"
+        in said.err
+    )
 
 
 def test_payload_comes_from_a_file(call: Caller, tmp_path: Path) -> None:
@@ -121,10 +124,10 @@ def test_environment_reaches_the_command(call: Caller) -> None:
 def test_known_task_is_harmless_with_the_same_command_alone(call: Caller) -> None:
     call("submit", "--name", "twice", "--", "true")
     again = call("submit", "--name", "twice", "--", "true")
-    assert again == (0, "twice\n", "task twice is known already: nothing was submitted\n")
+    assert again == (0, "twice\n", "task twice exists already: nothing submitted\n")
     other = call("submit", "--name", "twice", "--", "false")
     assert other.code == 2
-    told = "taskyard: task twice is known with another {}; give another --name\n"
+    told = "taskyard: task twice exists with another {}: give another --name\n"
     assert other.err == told.format("command")
     other = call("submit", "--name", "twice", "--call", "m:f")
     assert other.err == told.format("call")
@@ -148,12 +151,12 @@ def test_unknown_predecessor_is_refused_unless_it_is_waited_for(call: Caller) ->
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "say what to do"),
-        (["--payload", "x", "--", "true"], "--payload goes without a command"),
-        (["--payload", "x", "--call", "a:b"], "not both"),
+        ([], "missing work"),
+        (["--payload", "x", "--", "true"], "--payload excludes a command"),
+        (["--payload", "x", "--call", "a:b"], "exclude each other"),
         (["--due", "soon", "--", "true"], "'--due': must be a time"),
         (["--retries", "many", "--", "true"], "'--retries': must be a number"),
-        (["--env", "A", "--", "true"], "must be NAME=VALUE"),
+        (["--env", "A", "--", "true"], "expected NAME=VALUE"),
         (["--name", "", "--", "true"], "'--name': must not be empty"),
         (["--name", "a\nb", "--", "true"], "'--name'"),
         (["--backoff", "1s", "--", "true"], '"backoff" without "retries"'),

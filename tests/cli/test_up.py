@@ -39,7 +39,7 @@ def up(directory: Path, *options: str) -> Iterator[tuple[Running, Client]]:
 def test_it_works_until_it_is_interrupted(tmp_path: Path) -> None:
     with up(tmp_path, "--workers", "2", "--allow", "operator") as (running, client):
         assert client.submit("operator:mul", args=[6, 7]).result(PATIENCE_SECONDS) == 42
-        assert running.error_line() == "2 workers started; Ctrl-C stops them"
+        assert running.error_line() == "2 workers started (Ctrl-C stops)"
         until(lambda: len(all_children_of(running)) == 3, "two workers and a broker")
         children = all_children_of(running)
         code, out, err = running.send(signal.SIGINT).end()
@@ -111,7 +111,7 @@ def test_detached_it_returns_when_it_is_ready_and_down_stops_it(tmp_path: Path) 
         assert run(tmp_path, "up", "--detach")[0] == 2
     finally:
         code, out, err = run(tmp_path, "down")
-    assert (code, out, err) == (0, "", "all is stopped\n")
+    assert (code, out, err) == (0, "", "stopped\n")
     until(lambda: not is_alive(pid))
     log = tmp_path / ".taskyard" / "log" / "up.log"
     assert "2 workers started" in log.read_text()
@@ -134,7 +134,7 @@ def test_down_waits_for_what_runs(tmp_path: Path) -> None:
         with Running(tmp_path, "down") as stopping:
             assert stopping.error_line() == "waiting for 1 worker to finish 1 task"
             (tmp_path / "gate").write_text("")
-            assert stopping.end() == (0, "", "all is stopped\n")
+            assert stopping.end() == (0, "", "stopped\n")
         assert running.end()[0] == 0
     assert marks(tmp_path) == ["a"]
 
@@ -147,7 +147,7 @@ def test_down_cuts_short_what_takes_too_long_and_says_so(tmp_path: Path) -> None
         assert running.end()[0] == 0
     assert code == 4
     assert err.splitlines()[-1] == (
-        "taskyard: 1 task cut short after 0.2 s, to be done again after the next start: a"
+        "taskyard: 1 task interrupted after 0.2 s, to run again after the next start: a"
     )
     with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as client:
         assert client.show("a")["state"] == "ready"
@@ -155,11 +155,11 @@ def test_down_cuts_short_what_takes_too_long_and_says_so(tmp_path: Path) -> None
 
 def test_down_stops_a_broker_and_workers_that_were_started_alone(tmp_path: Path) -> None:
     with Broker(tmp_path) as first, Worker(tmp_path) as second:
-        assert run(tmp_path, "down") == (0, "", "all is stopped\n")
+        assert run(tmp_path, "down") == (0, "", "stopped\n")
         assert (first.end()[0], second.end()[0]) == (0, 0)
 
 
 def test_down_where_nothing_runs_exits_3(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "down")
     assert (code, out) == (3, "")
-    assert "nothing runs on state directory .taskyard" in err
+    assert "no broker is running on .taskyard" in err

@@ -80,7 +80,7 @@ def test_end_of_a_part_of_a_campaign_is_not_waited_for(
 ) -> None:
     said = call("watch", "--until-settled", *words)
     assert said.code == 2
-    assert "--until-settled goes with --campaign, or alone" in said.err
+    assert "--until-settled excludes --service" in said.err
 
 
 def test_record_that_is_not_there_yet_is_refused(call: Caller) -> None:
@@ -94,7 +94,7 @@ def test_interrupted_watch_exits_130(yard: Yard, call: Caller) -> None:
     with Running(yard.directory, "watch", "--match", "signal", "--since", "0") as watch:
         assert watch.line().endswith(" signal")
         code, _, err = watch.send(signal.SIGINT).end()
-    assert (code, err.strip()) == (130, "taskyard: interrupted; the tasks go on")
+    assert (code, err.strip()) == (130, "taskyard: interrupted; the tasks continue")
 
 
 def test_watch_goes_on_over_a_killed_broker_without_a_gap_or_a_double(

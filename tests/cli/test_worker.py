@@ -152,12 +152,12 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--dialect", "smtp"], "there is no dialect 'smtp'"),
-        (["--broker", "ipc://a", "--broker", "ipc://b"], "has one broker: give --broker once"),
-        (["--command", "'"], "is no command"),
+        (["--dialect", "smtp"], "unknown dialect 'smtp'"),
+        (["--broker", "ipc://a", "--broker", "ipc://b"], "worker has one broker"),
+        (["--command", "'"], "No closing quotation"),
         (["--agent", "cat"], "--agent needs --service"),
         (["--agent", "nothing-such", "--service", "s"], "there is no program 'nothing-such'"),
-        (["--agent", "cat", "--service", "s", "--dialect", "wmp"], "--agent goes with --dialect"),
+        (["--agent", "cat", "--service", "s", "--dialect", "wmp"], "--agent needs --dialect"),
         (["--agent", "cat", "--service", "s", "--command", "cat"], "--agent or --command"),
         (["--lease", "2s"], "--lease must be at least three times --heartbeat"),
         (["--heartbeat", "soon"], "must be a duration"),

@@ -92,7 +92,7 @@ class TestAsProcesses:
             "  snapshots  none\n"
             "  history    none\n"
             "  finished   0 tasks, up to row 0\n"
-            "sound (--deep reads everything)\n"
+            "sound (use --deep to read all files)\n"
         )
         exported = process(shell.state, "export")
         assert (exported.returncode, exported.stderr) == (
@@ -101,20 +101,20 @@ class TestAsProcesses:
         )
         assert re.fullmatch(
             rf"exported {ROWS} rows: \d+ events and \d+ edges in 2 new files\n"
-            rf"all is covered up to row {ROWS}: \d+ tasks in the snapshot, \d+ more in the index "
-            r"of finished ones\n",
+            rf"covered up to row {ROWS}: \d+ tasks in the snapshot, \d+ more in the index "
+            r"of finished tasks\n",
             exported.stdout,
         )
         compacted = process(shell.state, "compact")
         assert compacted.returncode == 0
         assert compacted.stdout == (
-            f"nothing to export: all is covered up to row {ROWS}\n"
+            f"nothing to export: covered up to row {ROWS}\n"
             f"trimmed {ROWS} rows, removed 0 older snapshots\n"
         )
         again = process(shell.state, "check", "--deep")
         assert again.returncode == 0
-        assert f"no rows are kept; rows 1..{ROWS} are trimmed" in again.stdout
-        assert again.stdout.endswith("sound (everything was read)\n")
+        assert f"no rows, rows 1..{ROWS} removed" in again.stdout
+        assert again.stdout.endswith("sound (all files were read)\n")
 
     def test_damage_exits_6_and_reports_the_loss(self, shell: Shell) -> None:
         flip(shell.state / "journal.sqlite", b"result of a")
@@ -169,7 +169,7 @@ class TestEveryVerb:
     ) -> None:
         shell = Shell(tmp_path / "nowhere", capsys)
         assert shell(verb) == 2
-        assert f"there is no state directory {shell.state}: give --state DIR" in shell.err
+        assert f"no state directory {shell.state} (give the broker's with --state)" in shell.err
         assert not shell.state.exists()
 
     def test_directory_without_a_journal_is_a_usage_error(
@@ -177,7 +177,7 @@ class TestEveryVerb:
     ) -> None:
         shell = Shell(tmp_path, capsys)
         assert shell(verb) == 2
-        assert "is no state directory" in shell.err
+        assert "not a state directory" in shell.err
         assert list(tmp_path.iterdir()) == []
 
     def test_state_that_lost_its_journal_is_damaged_and_no_new_one_is_made(
@@ -205,7 +205,7 @@ class TestEveryVerb:
             done = subprocess.run(
                 command(shell.state, verb, "-q"), stdout=full, stderr=subprocess.PIPE, check=False
             )
-        words = "can't read or write on: No space left on device; see that stdout can be written"
+        words = "I/O error: No space left on device (is stdout writable?)"
         assert (done.returncode, done.stderr.decode()) == (2, f"taskyard: {words}\n")
 
     def test_help_has_an_example(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,7 +313,7 @@ class TestCheck:
         sound = StateReport(rows=1, row_first=1, row_last=1, torn_bytes=99)
         monkeypatch.setattr(state_check, "check", lambda *_, **__: sound)
         assert shell("check") == 0
-        assert "99 bytes of an unfinished write at its end, never acknowledged" in shell.out
+        assert "99 bytes of an unfinished, unacknowledged write at the end: not damage" in shell.out
 
     def test_damaged_snapshot(self, shell: Shell) -> None:
         shell("compact")
@@ -441,7 +441,7 @@ class TestCheck:
     def test_damage_report_ends_with_the_remedy(self, shell: Shell) -> None:
         flip(shell.state / "journal.sqlite", b"result of a")
         words = self.damaged(shell)
-        assert words.endswith("\nNothing was changed. Put the directory back from a copy.\n")
+        assert words.endswith("\nNothing was changed. Restore the directory from a backup.\n")
         assert words.count("Nothing was changed") == 1
 
     def test_half_a_pair_of_kept_rows_is_only_unfinished(self, shell: Shell) -> None:
@@ -505,8 +505,8 @@ class TestCompact:
     def test_help_does_not_promise_a_smaller_file(self, capsys: pytest.CaptureFixture[str]) -> None:
         run(taskyard, ["journal", "compact", "--help"])
         assert (
-            "Frees the rows' space inside journal.sqlite for the next ones (the file does not "
-            "shrink) and makes the next start quick."
+            "Frees space inside journal.sqlite for new rows (the file does not shrink) and makes "
+            "the next start fast."
         ) in " ".join(capsys.readouterr().out.split())
 
 

@@ -319,5 +319,5 @@ def test_document_matches_its_schema(
     assert json.loads(printed)["sound"] is False
     assert run(taskyard, ["demo"]) == 6
     table = capfd.readouterr().out
-    assert re.search(r"completed twice +1 +<- DOES NOT HOLD", table)
-    assert "it does NOT hold: completed twice" in table
+    assert re.search(r"completed twice +1 +<- FAILED", table)
+    assert "FAILED: completed twice" in table

@@ -152,7 +152,7 @@ def test_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.Monke
             _until(lambda: len(client.workers()) == 4, "the lost workers are back")
             client.drain()
             code, out, err = running.end()
-        assert (code, out) == (0, "4 workers went home\n")
+        assert (code, out) == (0, "4 workers exited\n")
         assert "4 workers of 2 slots" in err
         broker.end()
     tally = _tally(tmp_path / ".taskyard")

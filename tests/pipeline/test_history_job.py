@@ -192,7 +192,7 @@ def test_rerun_with_nothing_new_writes_nothing(
     before = files_of(clean)
     words = ["pipeline", "history", "--state", str(state), "--out", str(clean)]
     assert run(taskyard, words) == 0
-    assert capfd.readouterr().out.startswith("nothing new: the tables in")
+    assert capfd.readouterr().out.startswith("no new history: the tables in")
     assert files_of(clean) == before
 
 
@@ -323,5 +323,5 @@ def test_command_without_spark_prints_the_install_command(
     monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
     assert run(taskyard, ["pipeline", "history", "--state", str(tmp_path)]) == 2
     err = capfd.readouterr().err
-    assert "needs pyspark and pandas, which is not installed: `pip install" in err
+    assert "pyspark and pandas not installed: `pip install" in err
     assert run(taskyard, ["pipeline", "history", "--help"]) == 0

@@ -66,8 +66,8 @@ def test_empty_campaign_is_refused(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["x.jsonl", "--state", "y"], "a FILE has no --state"),
-        (["--run-time", "3s"], "--run-time goes with a FILE"),
+        (["x.jsonl", "--state", "y"], "FILE excludes --state"),
+        (["--run-time", "3s"], "--run-time needs FILE"),
         (["--workers", "none"], "is not a number from 1 to"),
         (["--policy", "x=1"], "the names are lane_workers_max"),
     ],

@@ -156,7 +156,7 @@ def test_signal_stops_it_cleanly(stack: ExitStack, tmp_path: Path, number: signa
         (["--listen", "nowhere", "--to", "tcp://127.0.0.1:1"], "'nowhere': unknown form"),
         (
             ["--listen", "tcp://127.0.0.1:65000", "--to", "tcp://127.0.0.1:65000"],
-            "where the relay itself listens",
+            "the relay's own --listen endpoint",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_compact_of_a_running_broker_is_refused_with_the_reason(tmp_path: Path) 
         submit(broker, b"a")
         code, out, err = run(tmp_path, "journal", "compact")
         assert (code, out) == (2, "")
-        assert "a running one compacts its journal by itself" in err
+        assert "a running broker compacts its journal on its own" in err
 
 
 def children(directory: Path) -> list[int]:

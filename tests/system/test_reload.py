@@ -220,4 +220,4 @@ def test_closed_terminal_ends_its_programs(words: list[str], tmp_path: Path) -> 
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     code, _, err = run(tmp_path, "status", "--line")
-    assert (code, "this is how it was left" in err) == (0, True)
+    assert (code, "showing its last state" in err) == (0, True)

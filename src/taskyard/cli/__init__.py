@@ -1,7 +1,7 @@
-"""The command line: what a user types, and the exit code that comes back.
+"""The command line: commands, options, output and exit codes.
 
-The top layer: it may import everything, and nothing imports it. Verbs are loaded when they are
-typed (`commands.py` is their table), so that `taskyard --help` stays fast however many there are.
+The top layer. It may import every package, and no package imports it. A command is imported when it
+runs (`commands.py` is the table), so `taskyard --help` stays fast.
 """
 
 from taskyard.cli.entry import main

@@ -1,4 +1,4 @@
-"""`python -m taskyard.cli` is `taskyard`: how one command starts another of the same install."""
+"""Run `taskyard` as `python -m taskyard.cli`. Commands start child processes this way."""
 
 from taskyard.cli import main
 

@@ -1,4 +1,4 @@
-"""`taskyard broker`: the broker alone, in the foreground."""
+"""`taskyard broker`: run a broker in the foreground."""
 
 from pathlib import Path
 
@@ -21,13 +21,17 @@ from taskyard.cli.output import example
 @state_option
 @listen_option
 @secure_option
-@click.option("--memory", is_flag=True, help="Keep everything in memory: nothing survives.")
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Keep the state in memory only. It is lost when the broker exits.",
+)
 @click.option("--compact-after-rows", type=click.IntRange(min=1), hidden=True)
 @until_eof_option
 @verbose_option
 @quiet_option
 @click.pass_obj
-def broker(  # noqa: PLR0913  # one for each option
+def broker(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
     state: Path,
     listen: tuple[str, ...],
@@ -39,21 +43,20 @@ def broker(  # noqa: PLR0913  # one for each option
 ) -> None:
     """Run a broker in the foreground.
 
-    It keeps all it knows in the state directory, and goes on from there when it is started again.
-    The native socket in that directory is always open; each --listen opens one more. When it is
-    ready it prints a line for each: `listening DIALECT ENDPOINT`.
+    The broker keeps its state in the state directory and resumes from it after a restart. It always
+    opens the native socket in that directory. Each --listen opens one more. When ready, it prints
+    `listening DIALECT ENDPOINT` for each.
 
-    Beyond this machine it listens to guests with keys alone, which `taskyard keys` makes; with
-    --secure on TCP of this machine, too.
+    On other interfaces than loopback, peers need a key (see `taskyard keys`). With --secure, peers
+    on loopback TCP need one too.
 
-    It keeps that directory small by itself: a process beside it moves what is over into
-    finished.sqlite and history/ now and then.
+    A background process compacts the journal: it moves finished tasks to finished.sqlite and
+    history/.
 
-    SIGHUP has it read the settings again: what services are run by counts at once, and nothing is
-    restarted. `taskyard config reload` sends it, when the settings are good.
+    SIGHUP reloads the settings without a restart. `taskyard config reload` checks them first.
 
-    SIGTERM and Ctrl-C stop it: workers wait for it and come back. A second broker on the same state
-    directory is refused (exit 2), a damaged state too (exit 6).
+    SIGTERM and Ctrl-C stop the broker. Workers wait and reconnect. Exit 2 if another broker uses
+    the state directory, 6 if the state is damaged.
     """
     log_to_stderr(cli_context, "broker")
     settings = BrokerSettings(

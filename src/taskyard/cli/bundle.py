@@ -1,4 +1,4 @@
-"""`taskyard bundle`: one payload for many recipients."""
+"""`taskyard bundle`: submit one payload for many recipients (fan-out)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taskyard.cli.input_rows import InputRow
     from taskyard.client.client import Client
 
-#: Endings of files in which a recipient is more than a line.
+#: File suffixes whose rows have fields. In other files a recipient is a line.
 _KINDS: Final = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
@@ -43,11 +43,13 @@ _KINDS: Final = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "js
     "--to",
     required=True,
     metavar="FILE",
-    help="The recipients: a line each, a row of .csv, an object of .jsonl; - is stdin.",
+    help="Recipients: one per line, per row of a .csv or per object of a .jsonl file. - is stdin.",
 )
-@click.option("--wait", is_flag=True, help="Wait until all of it is settled.")
+@click.option("--wait", is_flag=True, help="Wait until all tasks have settled.")
 @bundle_options
-@click.option("--name", type=TaskKey("name", "NAME"), help="Its name; made up if not given.")
+@click.option(
+    "--name", type=TaskKey("name", "NAME"), help="Name of the bundle. Generated if omitted."
+)
 @broker_options
 @click.pass_obj
 def bundle(
@@ -59,22 +61,22 @@ def bundle(
     wait: bool,
     **values: Any,  # noqa: ANN401  # the options of a task
 ) -> ExitCode:
-    """Submit one payload for many recipients, and print the bundle's name.
+    """Submit one payload for many recipients (fan-out).
 
-    There is a task for each recipient, NAME/0, NAME/1 and so on, in a lane of its own. The payload
-    is sent and stored once: a JSON object with the "body", which is what was given, and the
-    "recipients". The campaign is called as the bundle is, unless one is given.
+    Prints the bundle's name. Each recipient gets a task, NAME/0, NAME/1 and so on, in its own lane.
+    The payload is sent and stored once, as a JSON object with "body" and "recipients". The campaign
+    has the name of the bundle unless --campaign is given.
 
-    --lane is a template: {recipient} is the line, {column} a field of a table or an object. The
-    bundle is taken whole or not at all; to submit it again with the same name is harmless.
+    --lane is a template: {recipient} is the line, {column} a field of a row or object. Either the
+    whole bundle is submitted or nothing. Submitting it again under the same name has no effect.
     """
     recipients = list(rows(_recipient_format(to), to))
     bundle_spec = _bundle_spec(recipients, to, name, values)
     with connect_client(cli_context) as client:
         new = _create(client, bundle_spec, recipients)
         if not new and not cli_context.quiet:
-            told = f"bundle {escape_line(bundle_spec.name)} is known already: nothing was submitted"
-            click.echo(told, err=True)
+            message = f"bundle {escape_line(bundle_spec.name)} exists already: nothing submitted"
+            click.echo(message, err=True)
         tasks = len(bundle_spec.specs)
         if wait:
             return _wait(cli_context, client, bundle_spec, new=new)
@@ -90,7 +92,7 @@ def bundle(
 
 
 def _recipient_format(path: str) -> str:
-    """How a file says who they are, by its ending."""
+    """Return the format of a recipients file by its suffix."""
     return _KINDS.get(Path(path.lower().removesuffix(".gz")).suffix, "lines")
 
 
@@ -98,9 +100,9 @@ def _bundle_spec(
     recipients: Sequence[InputRow], path: str, name: str | None, values: dict[str, Any]
 ) -> campaigns.BundleSpec:
     if values["payload"] is None:
-        raise UserError("say what they get: --payload TEXT, or --payload @FILE")
+        raise UserError("missing payload: give --payload TEXT or --payload @FILE")
     if not recipients:
-        raise UserError(f"{file_label(path)} has no recipients; give a line for each")
+        raise UserError(f"{file_label(path)}: no recipients")
     entries = [row.text if row.fields is None else row.fields for row in recipients]
     payload = read_payload_option(values["payload"])
     with _with_line_numbers(recipients):
@@ -113,7 +115,7 @@ def _bundle_spec(
 
 @contextmanager
 def _with_line_numbers(recipients: Sequence[InputRow]) -> Iterator[None]:
-    """What is wrong with a recipient is told with the line where it stands."""
+    """Add the line of the recipient to the message of an `InvalidTask`."""
     try:
         yield
     except InvalidTask as bad:
@@ -128,7 +130,7 @@ def _create(
         with _with_line_numbers(recipients):
             return client.create_bundle(bundle_spec)
     except Refused as refused:
-        known = f"bundle {bundle_spec.name} is known with another {{}}; give another --name"
+        known = f"bundle {bundle_spec.name} exists with another {{}}: give another --name"
         raise explain_refusal(refused, {"call": None, "payload": ""}, known) from refused
 
 
@@ -137,7 +139,7 @@ def _wait(
 ) -> ExitCode:
     campaign, names = escape_line(bundle_spec.campaign), [*bundle_spec.tasks()]
     cli_context.interrupt_message = (
-        f"interrupted; it goes on: `taskyard wait --campaign {campaign}`"
+        f"interrupted; the tasks continue: `taskyard wait --campaign {campaign}`"
     )
     is_own = bundle_spec.campaign == bundle_spec.name
     target = (

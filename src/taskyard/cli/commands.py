@@ -1,6 +1,6 @@
 """The table of commands, and a click group that imports a command only when it runs.
 
-To add a command, write it in a module of its own and name it here as `module:attribute`. Its
+To add a command, write it in a module and name it here as `module:attribute`. Its
 summary is here as well, so that `taskyard --help` imports no command. The order is that in which a
 newcomer meets them.
 """
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class LazyCommand(NamedTuple):
-    """One entry of a table of verbs."""
+    """An entry of a command table."""
 
     #: The click command, as `module:attribute`.
     target: str
-    #: Its line in the list of verbs.
+    #: The line in the list of commands.
     summary: str
 
     def load(self) -> click.Command:
         module_name, _, attribute = self.target.partition(":")
         command = getattr(import_module(module_name), attribute)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{self.target} is not a click command but {command!r}")
+            raise TypeError(f"{self.target} is a {type(command).__name__}, not a click command")
         return command
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are a table; the order of the table is the order of the help."""
+    """A click group that imports a command when it is called, listed in the table's order."""
 
     def __init__(
         self, *arguments: object, lazy_commands: dict[str, LazyCommand], **settings: object
@@ -43,37 +43,39 @@ class LazyGroup(click.Group):
         return list(self.lazy_commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        verb = self.lazy_commands.get(cmd_name)
-        return verb.load() if verb else None
+        entry = self.lazy_commands.get(cmd_name)
+        return entry.load() if entry else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb that is meant. Click would compare a misspelt one with nothing: it is not told
-        of verbs that are not imported."""
-        verb = args[0]
-        if verb in self.lazy_commands or ctx.resilient_parsing:
-            return super().resolve_command(ctx, args)
-        import difflib  # noqa: PLC0415  # for who mistypes
+        """Resolve a command name, with suggestions for a misspelt one.
 
-        close = difflib.get_close_matches(verb, self.lazy_commands)
+        Click suggests only imported commands, and here none is.
+        """
+        name = args[0]
+        if name in self.lazy_commands or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        import difflib  # noqa: PLC0415  # only for misspelt commands
+
+        close = difflib.get_close_matches(name, self.lazy_commands)
         if close:
-            ctx.fail(f"No such command '{verb}'; did you mean {' or '.join(close)}?")
+            ctx.fail(f"No such command '{name}'. Did you mean {' or '.join(close)}?")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        """Verbs and options that begin so. Click would import every verb to learn its help."""
-        from click.shell_completion import CompletionItem  # noqa: PLC0415  # for a shell alone
+        """Complete commands and options without importing the commands."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415  # only for shell completion
 
         lazy_commands = [
-            CompletionItem(name, help=verb.summary)
-            for name, verb in self.lazy_commands.items()
+            CompletionItem(name, help=entry.summary)
+            for name, entry in self.lazy_commands.items()
             if name.startswith(incomplete)
         ]
         return lazy_commands + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Call the verb. Click would end the process with 1 where nobody reads the answer on."""
+        """Run the command. Exit 0 on a broken pipe, where click would exit 1."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -85,98 +87,87 @@ class LazyGroup(click.Group):
         formatter: click.HelpFormatter,
     ) -> None:
         if self.lazy_commands:
-            with formatter.section("Verbs"):
+            with formatter.section("Commands"):
                 formatter.write_dl(
-                    [(name, verb.summary) for name, verb in self.lazy_commands.items()]
+                    [(name, entry.summary) for name, entry in self.lazy_commands.items()]
                 )
 
 
 COMMANDS: dict[str, LazyCommand] = {
     "demo": LazyCommand(
         "taskyard.cli.demo:demo",
-        "Show everything once: a campaign, a broker that is killed, and what is left of it.",
+        "Run a demonstration: a campaign, a broker crash and a report.",
     ),
-    "run": LazyCommand("taskyard.cli.run:run", "Run a campaign's file from beginning to end."),
+    "run": LazyCommand("taskyard.cli.run:run", "Run a campaign file from start to finish."),
     "map": LazyCommand(
-        "taskyard.cli.map:map_rows", "Run a command for every line of a file, or of stdin."
+        "taskyard.cli.map:map_rows", "Run a command for every line of a file or of stdin."
     ),
-    "up": LazyCommand("taskyard.cli.up:up", "Run a broker and workers until they are stopped."),
+    "up": LazyCommand("taskyard.cli.up:up", "Run a broker and workers until stopped."),
     "down": LazyCommand(
         "taskyard.cli.up:down",
-        "Stop what runs on a state directory, when running tasks are done.",
+        "Stop the broker and workers of a state directory.",
     ),
-    "submit": LazyCommand("taskyard.cli.submit:submit", "Submit one task, and print its name."),
+    "submit": LazyCommand("taskyard.cli.submit:submit", "Submit a task and print its name."),
     "bundle": LazyCommand(
         "taskyard.cli.bundle:bundle",
-        "Submit one payload for many recipients, and print the bundle's name.",
+        "Submit one payload for many recipients (fan-out).",
     ),
     "load": LazyCommand("taskyard.cli.load:load", "Load a graph of tasks from a file."),
     "wait": LazyCommand(
         "taskyard.cli.wait:wait",
-        "Wait until tasks are settled: some by name, a campaign, or all that there are.",
+        "Wait until tasks have settled.",
     ),
-    "watch": LazyCommand("taskyard.cli.watch:watch", "Show what happens, as it happens."),
+    "watch": LazyCommand("taskyard.cli.watch:watch", "Print events as they happen."),
     "list": LazyCommand(
-        "taskyard.cli.inspect:list_tasks", "List tasks, in the order of their submission."
+        "taskyard.cli.inspect:list_tasks", "List tasks in the order of submission."
     ),
-    "show": LazyCommand("taskyard.cli.inspect:show", "Show all that is known of a task."),
+    "show": LazyCommand("taskyard.cli.inspect:show", "Show the details of a task."),
     "result": LazyCommand(
         "taskyard.cli.inspect:result", "Print the result of a task, byte for byte."
     ),
-    "log": LazyCommand("taskyard.cli.inspect:log", "Print the end of what a task printed."),
-    "why": LazyCommand("taskyard.cli.inspect:why", "Say why a task is where it is, in a sentence."),
-    "status": LazyCommand(
-        "taskyard.cli.inspect:status", "Say how many tasks there are in each state."
-    ),
+    "log": LazyCommand("taskyard.cli.inspect:log", "Print the end of a task's output."),
+    "why": LazyCommand("taskyard.cli.inspect:why", "Explain the state of tasks or lanes."),
+    "status": LazyCommand("taskyard.cli.inspect:status", "Count the tasks in each state."),
     "workers": LazyCommand("taskyard.cli.inspect:workers", "List the workers."),
     "services": LazyCommand(
-        "taskyard.cli.lanes:services", "List the services, with what waits and who works."
+        "taskyard.cli.lanes:services", "List the services with their workers and waiting tasks."
     ),
-    "lanes": LazyCommand(
-        "taskyard.cli.lanes:lanes", "List the lanes, with what waits in them and why."
+    "lanes": LazyCommand("taskyard.cli.lanes:lanes", "List the lanes and why they wait."),
+    "retry": LazyCommand("taskyard.cli.control:retry", "Retry failed tasks, and delayed ones now."),
+    "cancel": LazyCommand("taskyard.cli.control:cancel", "Cancel tasks and their dependents."),
+    "move": LazyCommand("taskyard.cli.control:move", "Move tasks to another lane or service."),
+    "expire": LazyCommand(
+        "taskyard.cli.control:expire", "Expire tasks, as if their expiry had passed."
     ),
-    "retry": LazyCommand(
-        "taskyard.cli.control:retry", "Try failed tasks again, and delayed ones now."
-    ),
-    "cancel": LazyCommand(
-        "taskyard.cli.control:cancel", "Cancel tasks, and all that wait for them."
-    ),
-    "move": LazyCommand(
-        "taskyard.cli.control:move", "Put tasks into another lane, or another service."
-    ),
-    "expire": LazyCommand("taskyard.cli.control:expire", "Give up tasks, as if they were too old."),
     "pause": LazyCommand(
-        "taskyard.cli.control:pause", "Give workers nothing more of a service, a lane, or at all."
+        "taskyard.cli.control:pause", "Stop assigning tasks of a service, of a lane, or all tasks."
     ),
     "resume": LazyCommand("taskyard.cli.control:resume", "Undo a pause."),
     "drain": LazyCommand(
-        "taskyard.cli.control:drain", "Give workers no more tasks, and send them home."
+        "taskyard.cli.control:drain",
+        "Stop assigning tasks and shut workers down when they are idle.",
     ),
     "broker": LazyCommand("taskyard.cli.broker:broker", "Run a broker in the foreground."),
-    "worker": LazyCommand(
-        "taskyard.cli.worker:worker", "Do the tasks of a broker, in the foreground."
-    ),
+    "worker": LazyCommand("taskyard.cli.worker:worker", "Run a worker in the foreground."),
     "relay": LazyCommand(
-        "taskyard.cli.relay:relay", "Hand messages on between WMP workers and their managers."
+        "taskyard.cli.relay:relay", "Relay messages between WMP workers and their managers."
     ),
     "rr": LazyCommand(
         "taskyard.cli.round_robin:rr",
-        "Run a round-robin server, its workers and its clients, each with a prompt.",
+        "Run a round-robin server, worker or client with a prompt.",
     ),
     "config": LazyCommand(
-        "taskyard.cli.config:config", "Show every setting, its value and where that came from."
+        "taskyard.cli.config:config", "Show every setting with its value and origin."
     ),
-    "keys": LazyCommand(
-        "taskyard.cli.keys:keys", "Make keys for guests of a broker, list and revoke them."
-    ),
+    "keys": LazyCommand("taskyard.cli.keys:keys", "Create, list and revoke access keys."),
     "journal": LazyCommand(
-        "taskyard.cli.journal:journal", "Care for a state directory: check, export, compact."
+        "taskyard.cli.journal:journal", "Check, export or compact a state directory."
     ),
     "pipeline": LazyCommand(
         "taskyard.cli.pipeline.group:pipeline",
-        "Run bulk data work on Spark: campaigns in, history to tables, reports, planning, fleets.",
+        "Run Spark jobs: load, history, report, sweep, fleet.",
     ),
     "completion": LazyCommand(
-        "taskyard.cli.completion:completion", "Print what lets a shell complete what is typed."
+        "taskyard.cli.completion:completion", "Print a shell completion script."
     ),
 }

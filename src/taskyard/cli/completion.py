@@ -1,8 +1,8 @@
-"""`taskyard completion`: what lets a shell complete verbs, options, campaigns and tasks' names.
+"""`taskyard completion`, and the completion of campaigns, services, lanes and task names.
 
-The scripts are click's: they call this very command, which says what could follow. Names come from
-the broker, if one answers at once. Whoever presses a key does not want to hear what went wrong, so
-nothing here is ever an error, nor takes longer than a moment.
+The scripts are click's. They call `taskyard` with `COMPLETION_VARIABLE` set. Names come from the
+broker if it replies within `REPLY_SECONDS`. Completion never prints an error: a failure means no
+suggestions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from taskyard.net.keys import PeerKey
     from taskyard.wire.native.peer import Reply
 
-#: A broker that has not answered by then is not waited for.
+#: How long to wait for the broker.
 REPLY_SECONDS: Final = 0.2
 
-#: Names that a shell is told: it shows no more of them at once.
+#: The most names that are suggested.
 NAMES_MAX: Final = 100
 
-#: Of a broker with millions of tasks, so many are searched for a beginning: one page, some 10 ms.
+#: The most tasks that are searched for a prefix: one page, about 10 ms.
 _PAGE: Final = 1000
 
 _SHELLS: Final = ("bash", "zsh", "fish")
@@ -40,22 +40,22 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what lets a shell complete what is typed.
+    """Print a shell completion script.
 
-    Verbs and options, and campaigns and tasks by name as the broker knows them. For bash and zsh,
-    put it into the file that they read when they start.
+    It completes commands, options and the names of campaigns and tasks. For bash and zsh, add the
+    script to the startup file.
     """
-    from click.shell_completion import get_completion_class  # noqa: PLC0415  # when it is used
+    from click.shell_completion import get_completion_class  # noqa: PLC0415  # only for this command
 
     kind = get_completion_class(shell)
     if kind is None:
-        raise click.UsageError(f"{shell} can't be completed for; give one of {', '.join(_SHELLS)}")
+        raise click.UsageError(f"unsupported shell {shell!r} (supported: {', '.join(_SHELLS)})")
     root = context.find_root()
     click.echo(kind(root.command, {}, "taskyard", COMPLETION_VARIABLE).source())
 
 
 def complete_name(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
-    """Return full names of tasks that begin so, or names in their campaigns."""
+    """Return full task names with the prefix, or names within their campaigns."""
     views = _query(context, _tasks(prefix)) or ()
     pairs = [(full_name(view), str(view["name"])) for view in views]
     named = [full if full.startswith(prefix) else name for full, name in pairs]
@@ -65,31 +65,31 @@ def complete_name(context: click.Context, _parameter: click.Parameter, prefix: s
 def complete_campaign(
     context: click.Context, _parameter: click.Parameter, prefix: str
 ) -> list[str]:
-    """Campaigns that begin so, the latest first."""
+    """Return campaigns with the prefix, latest first."""
     return _names_in_stats(context, "campaigns", prefix)
 
 
 def complete_service(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
-    """Services that begin so."""
+    """Return services with the prefix."""
     return _names_in_stats(context, "services", prefix)
 
 
 def complete_lane(context: click.Context, _parameter: click.Parameter, prefix: str) -> list[str]:
-    """Lanes that begin so, of the service that was given, or of any."""
+    """Return lanes with the prefix, of the given service or of all services."""
     from taskyard.wire.native import peer  # noqa: PLC0415  # only when a name is completed
 
     service = context.params.get("service")
     which = service.encode() if service else None
     pattern = f"{escape_pattern(prefix)}*".encode()
-    told = _query(context, lambda: peer.lanes(1, which, pattern, count=NAMES_MAX)) or ()
-    return [*dict.fromkeys(one["lane"] for one in told if one["lane"])]
+    reply = _query(context, lambda: peer.lanes(1, which, pattern, count=NAMES_MAX)) or ()
+    return [*dict.fromkeys(one["lane"] for one in reply if one["lane"])]
 
 
 def _names_in_stats(context: click.Context, kind: str, prefix: str) -> list[str]:
     from taskyard.wire.native import peer  # noqa: PLC0415  # only when a name is completed
 
-    told = _query(context, lambda: peer.query(1, peer.STATS)) or {kind: ()}
-    names = [one["name"] for one in reversed(told[kind]) if one["name"]]
+    reply = _query(context, lambda: peer.query(1, peer.STATS)) or {kind: ()}
+    names = [one["name"] for one in reversed(reply[kind]) if one["name"]]
     return [name for name in names if name.startswith(prefix)][:NAMES_MAX]
 
 
@@ -101,7 +101,7 @@ def _tasks(prefix: str) -> Callable[[], bytes]:
 
 
 def _query(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: ANN401  # JSON
-    """What the broker that is meant says; None if it is not there, or slow, or anything else."""
+    """Return the broker's JSON reply, or None on any failure."""
     cli_context = context.find_object(CliContext) or CliContext()
     with suppress(Exception):
         reply = _query_local(cli_context, build())
@@ -110,7 +110,7 @@ def _query(context: click.Context, build: Callable[[], bytes]) -> Any:  # noqa: 
 
 
 def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
-    """The client would wait for longer, and takes longer to import."""
+    """Send one request. `Client` would wait longer and is slow to import."""
     from taskyard.client import discovery  # noqa: PLC0415
     from taskyard.wire.native.peer import Reply  # noqa: PLC0415
 
@@ -130,12 +130,12 @@ def _query_tcp(endpoint: str, key: PeerKey | None, body: bytes) -> Reply | None:
     from taskyard.net.poller import Poller  # noqa: PLC0415
     from taskyard.wire.native.peer import Reply  # noqa: PLC0415
 
-    ends = time.monotonic() + REPLY_SECONDS
+    deadline = time.monotonic() + REPLY_SECONDS
     with closing(sockets.connect(endpoint, key)) as wire:
         poller = Poller()
         poller.add(wire)
         is_sent = False
-        while (left := ends - time.monotonic()) > 0:
+        while (left := deadline - time.monotonic()) > 0:
             is_sent = is_sent or wire.send([b"", body])
             poller.wait(int((left if is_sent else min(left, 0.005)) * SECOND_NS))
             frames = wire.receive()

@@ -1,5 +1,4 @@
-"""`taskyard config`: the settings with their origins, whether a file of them is good, and the word
-to a broker to read them again."""
+"""`taskyard config`: show, check and reload the settings."""
 
 from __future__ import annotations
 
@@ -45,11 +44,10 @@ if TYPE_CHECKING:
 @broker_options
 @click.pass_context
 def config(context: click.Context) -> None:
-    """Show every setting, its value and where that came from.
+    """Show every setting with its value and origin.
 
-    A flag goes before an environment variable, that before the settings file, that before the
-    default. The file is the one of --config, else of TASKYARD_CONFIG, else the nearest
-    taskyard.toml in the working directory or above it.
+    Precedence: option, environment variable, settings file, default. The file is the one named by
+    --config or TASKYARD_CONFIG, or the nearest taskyard.toml in the working directory or a parent.
     """
     if context.invoked_subcommand is None:
         _show(context.ensure_object(CliContext))
@@ -73,8 +71,8 @@ def _show(cli_context: CliContext) -> None:
 
 
 def _warn_unknown_variables(cli_context: CliContext, settings: Settings) -> None:
-    for stranger in settings.unknown_variables:
-        cli_context.info(f"taskyard: {stranger}")
+    for warning in settings.unknown_variables:
+        cli_context.info(f"taskyard: {warning}")
 
 
 def _name_of(settings: Settings) -> str | None:
@@ -100,11 +98,11 @@ def _setting_document(setting: Setting) -> ConfigSetting:
 @quiet_option
 @click.pass_obj
 def check(cli_context: CliContext, file: Path | None, *, as_json: bool) -> ExitCode:
-    """Say whether the settings are good, and all that is wrong with them.
+    """Check the settings and report all errors.
 
-    Those of FILE, or of the file that would be used here, and those of the environment. A line for
-    each thing that is wrong, with its place; if nothing is, the services of the file in the order
-    in which they are tried, the first that fits counts. Exit 0 if all is good, 2 if not.
+    Checks FILE, or the file that would be used here, and the environment. Prints each error with
+    its location. If there are none, prints the services in matching order: the first match applies.
+    Exit 0 if the settings are valid, 2 if not.
     """
     wrong, settings = problems(file or cli_context.config)
     sections: list[ConfigService] = []
@@ -120,15 +118,15 @@ def check(cli_context: CliContext, file: Path | None, *, as_json: bool) -> ExitC
     elif wrong:
         for line in wrong:
             click.echo(escape_line(line))
-        cli_context.info(f"taskyard: {format_count(len(wrong), 'thing')} wrong in the settings")
+        cli_context.info(f"taskyard: {format_count(len(wrong), 'error')} in the settings")
     else:
-        cli_context.info("the settings are good")
+        cli_context.info("the settings are valid")
         _print_sections(sections)
     return ExitCode.USAGE if wrong else ExitCode.OK
 
 
 def _sections(settings: Settings) -> list[ConfigService]:
-    """The services of the file, in the order in which they are asked for a lane."""
+    """Return the services of the file in matching order."""
     return [
         ConfigService(
             name=name,
@@ -156,31 +154,33 @@ def _print_sections(sections: list[ConfigService]) -> None:
 @quiet_option
 @click.pass_obj
 def reload(cli_context: CliContext, state: Path) -> None:
-    """Have the broker of a state directory read its settings again.
+    """Reload the settings of a running broker.
 
-    How services are run counts at once, and nothing is restarted; what has to wait for the next
-    start the broker says in its log. If the settings are not good, nothing is done (exit 2). It is
-    the same as SIGHUP to `broker` or `up`.
+    Rules of services apply at once. For settings that need a restart, the broker logs a warning. If
+    the settings are invalid, the command does nothing and exits 2. Same as SIGHUP to `broker` or
+    `up`.
     """
-    listen_setting(cli_context.settings())  # it has been read: it is good
+    listen_setting(cli_context.settings())  # raises if invalid
     holder = lock_holder(state / UP_FILE) or lock_holder(state / LOCK_FILE)
     if not holder:
-        raise NoBroker(f"no broker runs on {state}; start one with `taskyard up`, or give --state")
+        raise NoBroker(
+            f"no broker is running on {state} (start one with `taskyard up`, or give --state)"
+        )
     with connect_to(
         cli_context, endpoints.native_endpoint(state)
-    ):  # whoever only looks at the state must not get a signal
+    ):  # a process that only reads the state must not get the signal
         os.kill(holder, signal.SIGHUP)
-    cli_context.info(f"told the broker (process {holder}) to read the settings again; see its log")
+    cli_context.info(f"asked the broker (process {holder}) to reload the settings (see its log)")
 
 
 def _endpoint_problems(settings: Settings) -> list[str]:
-    """What can't be listened at or connected to: only sockets know."""
-    looks: list[Callable[[], object]] = [partial(discovery.configured_endpoint, settings)]
-    looks += [partial(listen_pairs, settings, dialect) for dialect in settings.listen]
+    """Return the errors in endpoints, which only `net` can parse."""
+    checks: list[Callable[[], object]] = [partial(discovery.configured_endpoint, settings)]
+    checks += [partial(listen_pairs, settings, dialect) for dialect in settings.listen]
     wrong = []
-    for look in looks:
+    for check_endpoint in checks:
         try:
-            look()
+            check_endpoint()
         except InvalidSettings as bad:
             wrong.append(str(bad))
     return wrong

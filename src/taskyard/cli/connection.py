@@ -1,7 +1,7 @@
-"""The connection of one verb to a broker, or to a state directory that no broker runs on.
+"""Connect a command to a broker, or to a state directory without a broker.
 
-The client takes a while to import, and a shell imports the verbs to complete what is typed. So the
-client is imported when a verb connects.
+Shell completion imports the commands, and the client is slow to import. So it is imported when a
+command connects.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from taskyard.core.events import Scope
     from taskyard.core.model import Result
 
-#: The first answer has to be there within 5 s of the start of the command, which takes a while too.
+#: The timeout of the first reply. With the start of the process it makes about 5 s.
 FIRST_ANSWER_SECONDS: Final = 4.5
 
-#: What a state directory has that a broker has written to.
+#: The file that marks a state directory with a journal.
 JOURNAL_FILE: Final = "journal.sqlite"
 
 
 class ReadOnlyClient(Protocol):
-    """What can be asked without changing anything: a client does it, and more."""
+    """The requests of a client that change nothing."""
 
     def status(self) -> dict[str, Any]: ...
 
@@ -61,7 +61,7 @@ def connect_client(cli_context: CliContext) -> Client:
 
 def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) -> Client:
     """Connect to a broker. Warn on stderr when it does not answer. Raises `NoBroker`."""
-    from taskyard.client.client import Client  # noqa: PLC0415  # see above
+    from taskyard.client.client import Client  # noqa: PLC0415  # slow to import
 
     limit_ns = cli_context.broker_timeout
     return Client(
@@ -81,13 +81,13 @@ def _broker_location(cli_context: CliContext) -> BrokerLocation:
 
 @contextmanager
 def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
-    """The same, for verbs that only look: they need no broker where one has left its state."""
+    """Connect to the broker, or open the state directory read-only if no broker runs on it."""
     with _offline_client(cli_context) or connect_client(cli_context) as client:
         yield client
 
 
 def _offline_client(cli_context: CliContext) -> Client | None:
-    """The state that is meant, if nobody runs on it."""
+    """Return a client for the state directory if no broker uses it."""
     from taskyard.process.locks import LOCK_FILE, lock_holder  # noqa: PLC0415
 
     broker, state = _broker_location(cli_context)
@@ -95,12 +95,12 @@ def _offline_client(cli_context: CliContext) -> Client | None:
         return None
     if not (state / JOURNAL_FILE).exists() or lock_holder(state / LOCK_FILE) is not None:
         return None
-    from taskyard.cli.offline import OfflineClient  # noqa: PLC0415  # most of the broker, rarely needed
+    from taskyard.cli.offline import OfflineClient  # noqa: PLC0415  # imports most of the broker
     from taskyard.settings import rules  # noqa: PLC0415
 
     try:
         offline = OfflineClient(state, rules.to_rules_set(cli_context.settings()))
-    except StateLocked:  # a broker was quicker
+    except StateLocked:  # a broker has started meanwhile
         return None
-    cli_context.info(f"no broker runs on {state}; this is how it was left")
+    cli_context.info(f"no broker is running on {state}: showing its last state")
     return offline

@@ -1,5 +1,4 @@
-"""The verbs that act on tasks, lanes and workers: `retry`, `cancel`, `move`, `expire`, `drain`,
-`pause`, `resume`."""
+"""Commands that change tasks, lanes and workers, from `retry` to `drain`, `pause` and `resume`."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from taskyard.cli.options import CommandFunction
     from taskyard.client.client import Client
 
-#: What can still be cancelled.
+#: States in which a task can be cancelled.
 _UNSETTLED_STATES: Final = [
     *(TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY),
     *(TaskState.LEASED, TaskState.FAILED),
@@ -45,15 +44,14 @@ _UNSETTLED_STATES: Final = [
 @scope_options
 @broker_options
 @click.pass_obj
-def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # a scope
-    """Try failed tasks again, and delayed ones now.
+def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # scope options
+    """Retry failed tasks, and delayed ones now.
 
-    By name, or all that fit what is given; --failed alone means every failed task. What waits
-    behind them goes on when they are done.
+    Choose tasks by name, or by options: then all tasks that match every option. --failed alone
+    means every failed task. Dependents continue when the tasks are done.
 
-    With --lane it is a flush: what is in the lane is due now, and if the settings hold the lane
-    (`hold`), what is ready in it is let go. Without --service the one that has such a lane is
-    meant.
+    With --lane, flush the lane: its delayed tasks become due, and if the settings hold it (`hold`),
+    its ready tasks are released. --service may be omitted if only one service has the lane.
     """
     with connect_client(cli_context) as client:
         names, values = _resolve_targets(client, names, values)
@@ -63,14 +61,16 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> 
     elif retried:
         click.echo(f"retried {format_count(retried, 'task')}")
     else:
-        click.echo("nothing to retry: none of them has failed, is delayed or is held")
+        click.echo("nothing to retry: no task is failed, delayed or held")
 
 
 @click.command(epilog=example("cancel fetch-a", "cancel --campaign thumbs"))
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @scope_options
-@click.option("--all", "all_tasks", is_flag=True, help="Every task that is not ended; needs --yes.")
-@click.option("--yes", is_flag=True, help="Yes, all of them.")
+@click.option(
+    "--all", "all_tasks", is_flag=True, help="Every unfinished or failed task. Needs --yes."
+)
+@click.option("--yes", is_flag=True, help="Confirm --all.")
 @broker_options
 @click.pass_obj
 def cancel(
@@ -80,11 +80,12 @@ def cancel(
     *,
     all_tasks: bool,
     yes: bool,
-    **values: Any,  # noqa: ANN401  # the options of a scope
+    **values: Any,  # noqa: ANN401  # scope options
 ) -> None:
-    """Cancel tasks, and all that wait for them.
+    """Cancel tasks and their dependents.
 
-    By name, or all that fit what is given. A task that runs is ended. What is done stays done.
+    Choose tasks by name, or by options: then all tasks that match every option. Running tasks are
+    killed. Done tasks stay done.
     """
     if all_tasks:
         _check_all(names, values, yes=yes)
@@ -97,35 +98,34 @@ def cancel(
     elif cancelled:
         click.echo(f"cancelled {format_count(cancelled, 'task')}")
     else:
-        click.echo("nothing to cancel: all of them have ended already, or there are none")
+        click.echo("nothing to cancel: no unfinished task matches")
 
 
 def _check_all(names: tuple[str, ...], values: dict[str, Any], *, yes: bool) -> None:
     if names or any(values.values()):
-        raise UserError("--all means every task: give it alone, or say which tasks without it")
+        raise UserError("--all excludes names and other options")
     if not yes:
-        raise UserError("--all cancels every task of the broker; give --yes, too, if you mean it")
+        raise UserError("--all cancels every task of the broker: confirm with --yes")
 
 
 def _resolve_targets(
     client: Client, names: tuple[str, ...], values: dict[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return what an act is on: full names, or a scope.
+    """Return full task names, or a scope with its service.
 
-    Names have to be known: a mistyped one should not pass. The scope has the service of a lane that
-    one service alone has.
+    Unknown names raise `UserError`. A lane without a service gets the only service that has it.
     """
     if names and any(_is_set(values)):
-        raise UserError(f"names and options both choose tasks: give names, or {STATE_FLAGS}")
+        raise UserError(f"give either names or options ({STATE_FLAGS})")
     if not names and not any(_is_set(values)):
-        raise UserError(f"say which tasks: names, {STATE_FLAGS}")
+        raise UserError(f"no tasks chosen: give names or {STATE_FLAGS}")
     if names:
         return (*client.resolve(names),), values
     return names, with_service_of_lane(client, values)
 
 
 def _is_set(values: dict[str, Any]) -> list[bool]:
-    """The open lane is an empty text, and is something."""
+    """Return whether a value is set. An empty lane is: it is the open lane."""
     return [bool(value) or value == "" for value in values.values()]
 
 
@@ -134,10 +134,13 @@ def _is_set(values: dict[str, Any]) -> list[bool]:
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @click.option(
-    "--to-lane", metavar="LANE", help="Into this lane; '' is none.", shell_complete=complete_lane
+    "--to-lane",
+    metavar="LANE",
+    help="Target lane. '' is the open lane.",
+    shell_complete=complete_lane,
 )
 @click.option(
-    "--to-service", metavar="SERVICE", help="To this service.", shell_complete=complete_service
+    "--to-service", metavar="SERVICE", help="Target service.", shell_complete=complete_service
 )
 @scope_options
 @broker_options
@@ -149,16 +152,16 @@ def move(
     *,
     to_lane: str | None,
     to_service: str | None,
-    **values: Any,  # noqa: ANN401  # the options of a scope
+    **values: Any,  # noqa: ANN401  # scope options
 ) -> None:
-    """Put tasks into another lane, or another service.
+    """Move tasks to another lane or service.
 
-    By name, or all that fit what is given. What a worker holds stays where it is, and what has
-    ended, too. Tasks that go to another service keep their payload: its workers have to know what
-    to do with it. Without --to-lane they keep their lane.
+    Choose tasks by name, or by options: then all tasks that match every option. Leased and ended
+    tasks are not moved. Tasks keep their payload, so workers of the new service must understand it.
+    Without --to-lane tasks keep their lane.
     """
     if to_lane is None and to_service is None:
-        raise UserError("say where to: --to-lane, --to-service, or both")
+        raise UserError("missing target: give --to-lane, --to-service or both")
     with connect_client(cli_context) as client:
         names, values = _resolve_targets(client, names, values)
         moved = client.move(names or to_scope(values), to_lane=to_lane, to_service=to_service)
@@ -167,7 +170,7 @@ def move(
     elif moved:
         click.echo(f"moved {format_count(moved, 'task')}")
     else:
-        click.echo("nothing to move: workers hold them, they have ended, or are there already")
+        click.echo("nothing to move: the tasks are leased, ended or there already")
 
 
 @click.command(epilog=example("expire fetch-a", "expire --service smtp --lane a.org"))
@@ -175,12 +178,12 @@ def move(
 @scope_options
 @broker_options
 @click.pass_obj
-def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # a scope
-    """Give up tasks, as if they were too old.
+def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> None:  # noqa: ANN401  # scope options
+    """Expire tasks, as if their expiry had passed.
 
-    By name, or all that fit what is given. They end as failed: what waits for them goes on
-    waiting, and `taskyard retry` undoes it. What a worker holds is left to it. To be rid of tasks
-    and all that wait for them, cancel them.
+    Choose tasks by name, or by options: then all tasks that match every option. Expired tasks are
+    failed: their dependents stay blocked, and `taskyard retry` undoes it. Leased tasks are not
+    expired. To end tasks together with their dependents, use `taskyard cancel`.
     """
     with connect_client(cli_context) as client:
         names, values = _resolve_targets(client, names, values)
@@ -190,37 +193,37 @@ def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) ->
     elif expired:
         click.echo(f"expired {format_count(expired, 'task')}")
     else:
-        click.echo("nothing to expire: workers hold them, or they have ended")
+        click.echo("nothing to expire: the tasks are leased or ended")
 
 
 @click.command(epilog=example("drain host-4711", "drain --all"))
 @click.argument("names", nargs=-1, metavar="[WORKER]...")
-@click.option("--all", "all_tasks", is_flag=True, help="All workers, and then the broker, too.")
+@click.option("--all", "all_tasks", is_flag=True, help="All workers, then the broker.")
 @broker_options
 @click.pass_obj
 def drain(cli_context: CliContext, names: tuple[str, ...], *, all_tasks: bool) -> None:
-    """Give workers no more tasks, and send them home.
+    """Stop assigning tasks and shut workers down when they are idle.
 
-    They finish what they have. With --all the broker takes no more tasks either, and leaves when
-    nothing runs any more; `taskyard down` does that and waits.
+    Workers finish their tasks first. With --all, the broker accepts no more tasks and exits when
+    none is running. `taskyard down` does this and waits.
     """
     if bool(names) is all_tasks:
-        raise UserError("say which workers: names, or --all; `taskyard workers` lists them")
+        raise UserError("no workers chosen: give names or --all (see `taskyard workers`)")
     with connect_client(cli_context) as client:
         drained = client.drain() if all_tasks else _drain(client, names)
     if cli_context.as_json:
         print_document(DrainDocument(drained=drained))
     else:
-        leaving = ", and the broker leaves when nothing runs any more" if all_tasks else ""
+        leaving = ", the broker exits when no task is running" if all_tasks else ""
         click.echo(f"drained {format_count(drained, 'worker')}{leaving}")
 
 
 def _drain(client: Client, names: tuple[str, ...]) -> int:
-    """All of them, or none if one is not known."""
+    """Drain workers by name. If a name is unknown, drain none."""
     known = [worker["name"] for worker in client.workers()]
     for name in names:
         if name not in known:
-            raise UserError(f"no worker is called {name}; `taskyard workers` lists them")
+            raise UserError(f"unknown worker {name!r} (see `taskyard workers`)")
     return sum(client.drain(name) for name in dict.fromkeys(names))
 
 
@@ -230,11 +233,11 @@ def _pause_options(command: CommandFunction) -> CommandFunction:
         click.option(
             "--lane",
             metavar="LANE",
-            help="This lane of the service.",
+            help="Lane of the service.",
             shell_complete=complete_lane,
         ),
         click.option(
-            "--service", metavar="SERVICE", help="This service.", shell_complete=complete_service
+            "--service", metavar="SERVICE", help="Service.", shell_complete=complete_service
         ),
     ):
         command = option(command)
@@ -248,10 +251,10 @@ def _pause_options(command: CommandFunction) -> CommandFunction:
 def pause(
     cli_context: CliContext, service: str | None, lane: str | None, *, all_tasks: bool
 ) -> None:
-    """Give workers nothing more of a service, a lane, or at all.
+    """Stop assigning tasks of a service, of a lane, or all tasks.
 
-    What they have they finish. Tasks are taken as before, and wait. It outlives a restart of the
-    broker. Says what is paused then.
+    Workers finish their tasks. New tasks are accepted and wait. A pause survives a restart of the
+    broker. Prints all pauses.
     """
     _pause_or_resume(cli_context, "pause", (service, lane), all_tasks=all_tasks)
 
@@ -265,8 +268,8 @@ def resume(
 ) -> None:
     """Undo a pause.
 
-    The one that was made with the same options: a service that was paused by itself stays paused
-    when everything goes on. Says what is paused then.
+    Give the options of the pause: a service that was paused on its own stays paused after `resume
+    --all`. Prints the remaining pauses.
     """
     _pause_or_resume(cli_context, "resume", (service, lane), all_tasks=all_tasks)
 
@@ -280,13 +283,13 @@ def _pause_or_resume(
 ) -> None:
     service, lane = what
     if all_tasks and (service or lane):
-        raise UserError("--all means everything: give it alone, or --service without it")
+        raise UserError("--all excludes --service and --lane")
     if not all_tasks and not service and lane is None:
-        raise UserError(f"say what to {verb}: --service, with --lane for one lane of it, or --all")
+        raise UserError(f"nothing chosen to {verb}: give --service, --lane or --all")
     with connect_client(cli_context) as client:
         service = service or _service_of_lane(client, lane)
         if service and service not in _pause_names(client.status()):
-            raise UserError(f"no service is called {service}; `taskyard services` lists them")
+            raise UserError(f"unknown service {service!r} (see `taskyard services`)")
         act = client.pause if verb == "pause" else client.resume
         act(service, lane)
         stats = client.status()
@@ -298,12 +301,12 @@ def _pause_or_resume(
 
 
 def _service_of_lane(client: Client, lane: str | None) -> str | None:
-    """The one that is meant, where only a lane was given."""
+    """Return the service that has the lane."""
     if lane is None:
         return None
     found: str | None = with_service_of_lane(client, {"service": None, "lane": lane})["service"]
     if found is None:
-        raise UserError(f"no service has a lane {lane}; say which is meant with --service")
+        raise UserError(f"unknown lane {lane!r} (give its --service)")
     return found
 
 
@@ -312,7 +315,7 @@ def _pause_names(stats: dict[str, Any]) -> list[str]:
 
 
 def format_pauses(stats: dict[str, Any]) -> str:
-    """What is paused, of a broker's status; "" if nothing is."""
+    """Format the pauses in a broker's status. "" if there are none."""
     parts = ["everything"] if stats["paused"] else []
     parts += [
         f"service {escape_line(one['service'])}"

@@ -1,4 +1,4 @@
-"""What the verbs that run until they are stopped have in common: their options and their log."""
+"""Options, endpoint parsing and logging of the commands that run in the foreground."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskyard.settings.files import InvalidSettings
 if TYPE_CHECKING:
     from taskyard.settings.sections import Settings
 
-#: What a broker can listen to, each with how many endpoints it has.
+#: Dialects of a broker, with the number of endpoints of each.
 DIALECT_SIDES: Final = {"dwork": 1, "ping-pong": 2, "round-robin": 1, "wmp": 1}
 DIALECTS: Final = tuple(DIALECT_SIDES)
 
@@ -32,14 +32,14 @@ until_eof_option = click.option(
     is_flag=True,
     is_eager=True,
     callback=_set_until_eof,
-    help="Stop also when stdin ends: for programs that start it and must not leave it behind.",
+    help="Also stop when stdin is closed. For supervisors.",
 )
 
 
 def _listen_default(
     context: click.Context, _option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """What is given is all: then the section of the settings is left aside."""
+    """Return the given endpoints, or those of the settings if none is given."""
     cli_context = context.ensure_object(CliContext)
     if context.resilient_parsing or given or cli_context.native_only:
         return given
@@ -47,13 +47,13 @@ def _listen_default(
 
 
 def listen_option(command: CommandFunction) -> CommandFunction:
-    """For verbs that start a broker which others can come to."""
+    """Add --listen and --native-only, for commands that start a broker."""
     listen = click.option(
         "--listen",
         multiple=True,
         callback=_listen_default,
         metavar="DIALECT=ENDPOINT",
-        help="Listen there, too: dwork=tcp://127.0.0.1:6125. Port 0 takes a free one. Repeatable.",
+        help="Listen here too: dwork=tcp://127.0.0.1:6125. Port 0 picks a free port. Repeatable.",
     )
     native_only = click.option(
         "--native-only",
@@ -61,54 +61,56 @@ def listen_option(command: CommandFunction) -> CommandFunction:
         is_eager=True,
         expose_value=False,
         callback=store_option("native_only"),
-        help="Listen nowhere else, whatever the settings say.",
+        help="Open the native socket only and ignore the settings.",
     )
     return listen(native_only(command))
 
 
-secure_option = click.option(
-    "--secure", is_flag=True, help="Demand keys on TCP of this machine, too."
-)
+secure_option = click.option("--secure", is_flag=True, help="Require keys on loopback TCP too.")
 
 
 def check_dialect(dialect: str) -> str:
-    """The dialect, if it is spoken."""
+    """Return the dialect. Raise `UserError` if it is unknown."""
     if dialect in DIALECTS:
         return dialect
-    raise UserError(f"there is no dialect {dialect!r}; use one of {', '.join(DIALECTS)}")
+    raise UserError(f"unknown dialect {dialect!r} (known: {', '.join(DIALECTS)})")
 
 
 def read_listen(listen: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Dialects and endpoints that were given as `DIALECT=ENDPOINT`."""
+    """Parse `DIALECT=ENDPOINT` options."""
     pairs: list[tuple[str, str]] = []
     for given in listen:
         dialect, sign, endpoint = given.partition("=")
         if not sign:
-            raise UserError(f"--listen {given} must be DIALECT=ENDPOINT: dwork=tcp://127.0.0.1:0")
+            raise UserError(
+                f"--listen {given}: expected DIALECT=ENDPOINT, as in dwork=tcp://127.0.0.1:0"
+            )
         pairs.append((check_dialect(dialect), _check_endpoints(dialect, endpoint)))
     return tuple(pairs)
 
 
 def _check_endpoints(dialect: str, given: str) -> str:
-    """In their one spelling."""
+    """Return the endpoints of a dialect, normalized and joined by commas."""
     found = [endpoints.listen_endpoint(one) for one in endpoints.split_endpoints(given)]
     if len(found) != DIALECT_SIDES[dialect]:
         form, what = (
-            ("BACKEND,FRONTEND", "two") if DIALECT_SIDES[dialect] > 1 else ("ENDPOINT", "one")
+            ("BACKEND,FRONTEND", "two endpoints")
+            if DIALECT_SIDES[dialect] > 1
+            else ("ENDPOINT", "one endpoint")
         )
-        raise UserError(f"{dialect} listens at {what}, not {len(found)}: give {dialect}={form}")
+        raise UserError(f"{dialect}: expected {what}, got {len(found)} ({dialect}={form})")
     return ",".join(found)
 
 
 def listen_setting(settings: Settings) -> tuple[str, ...]:
-    """Where to listen by the settings, as it would be given. Raises `InvalidSettings`."""
+    """Return the endpoints of the settings as --listen options. Raises `InvalidSettings`."""
     return tuple(pair for dialect in settings.listen for pair in listen_pairs(settings, dialect))
 
 
 def listen_pairs(settings: Settings, dialect: str) -> tuple[str, ...]:
-    """The same for one of the dialects that are set."""
+    """Return the endpoints of one dialect in the settings as --listen options."""
     found = settings.listen[dialect]
-    # The two of ping-pong belong together; others listen at each by itself.
+    # Both endpoints of ping-pong make one listener. Other dialects have a listener per endpoint.
     values = (",".join(found),) if dialect == "ping-pong" else found
     pairs = tuple(f"{dialect}={value}" for value in values)
     try:
@@ -120,7 +122,7 @@ def listen_pairs(settings: Settings, dialect: str) -> tuple[str, ...]:
 
 
 def log_to_stderr(cli_context: CliContext, process_name: str) -> None:
-    """What goes on inside: warnings always, more with -v, errors alone with -q."""
+    """Log to stderr: warnings, more with -v, only errors with -q."""
     level = logging.INFO if cli_context.verbose else logging.WARNING
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"taskyard {process_name}: %(message)s"))
@@ -130,5 +132,5 @@ def log_to_stderr(cli_context: CliContext, process_name: str) -> None:
 
 
 def usable_cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""`taskyard demo`: its options and its words. What happens is the demo's affair."""
+"""`taskyard demo`: options and output. The steps are in `taskyard.demo`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskyard.demo.audit import ProofLine
     from taskyard.demo.walkthrough import DemoResult
 
-#: Where it works if nobody says where.
+#: The default of --out.
 DIRECTORY: Final = "taskyard-demo"
 
 
@@ -36,38 +36,35 @@ DIRECTORY: Final = "taskyard-demo"
     "--tasks",
     type=click.IntRange(TASKS_MIN, TASKS_MAX),
     default=TASKS,
-    show_default=True,
     metavar="N",
-    help="How many tasks the campaign has.",
+    help="Number of tasks in the campaign.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
     default=DIRECTORY,
-    show_default=True,
-    help="Where to work; what an earlier demo has left there is replaced.",
+    help="Working directory. The files of an earlier demo are replaced.",
 )
 @json_option
 @verbose_option
 @quiet_option
 @click.pass_obj
 def demo(cli_context: CliContext, *, tasks: int, out: Path, as_json: bool) -> ExitCode:
-    """Show everything once: a campaign, a broker that is killed, and what is left of it.
+    """Run a demonstration: a campaign, a broker crash and a report.
 
-    Makes a campaign with a graph, lanes and a destination that fails at first. Spark checks and
-    loads it; workers of several dialects do it, some of them through a relay; in the middle the
-    broker is killed with SIGKILL and comes back. Then Spark makes tables and a report with
-    pictures, and the journal is counted: was a task lost, done twice, or begun too early?
+    Generates a campaign with a graph, with lanes and with a destination that fails at first. Spark
+    checks and loads it. Workers of several dialects run it, some of them through a relay. Halfway
+    through, the broker is killed with SIGKILL and restarted. Then Spark computes tables and a
+    report with charts, and the journal is audited for lost tasks, double completions and broken
+    dependencies.
 
-    About a minute on two cores. Exit 0 only if every line of the last table holds. Needs the extra:
-    pip install 'taskyard[spark]'.
+    Takes about a minute on two cores. Exit 0 only if every check passes. Needs the extra: pip
+    install 'taskyard[spark]'.
     """
-    from taskyard.demo import walkthrough  # noqa: PLC0415  # it imports Spark
+    from taskyard.demo import walkthrough  # noqa: PLC0415  # imports Spark
 
-    cli_context.interrupt_message = (
-        "interrupted; all that the demo had started has ended. Run it again at will"
-    )
+    cli_context.interrupt_message = "interrupted; all processes of the demo have ended"
     with sigterm_as_interrupt():
         outcome = walkthrough.run(tasks, out, _DemoOutput(cli_context))
     if as_json:
@@ -78,29 +75,29 @@ def demo(cli_context: CliContext, *, tasks: int, out: Path, as_json: bool) -> Ex
 
 
 class _DemoOutput:
-    """A line a step with its time, and a bar while the campaign runs."""
+    """Prints each step with its time, and a progress bar while the campaign runs."""
 
     def __init__(self, cli_context: CliContext) -> None:
         self._cli_context = cli_context
         self._began = time.monotonic()
-        self._meter: ProgressBar | None = None
+        self._bar: ProgressBar | None = None
 
     def step(self, text: str) -> None:
         line = f"{time.monotonic() - self._began:5.1f} s  {text}"
-        if self._meter is None:
+        if self._bar is None:
             self._cli_context.info(line)
         elif not self._cli_context.quiet:
-            self._meter.print_above(line)
+            self._bar.print_above(line)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with ProgressBar(self._cli_context, "         demo") as self._meter:
+        with ProgressBar(self._cli_context, "         demo") as self._bar:
             yield
-        self._meter = None
+        self._bar = None
 
     def count(self, counts: Mapping[str, int], total: int) -> None:
-        if self._meter is not None:
-            self._meter.count(counts, total)
+        if self._bar is not None:
+            self._bar.count(counts, total)
 
 
 def _exit_code(lines: list[ProofLine]) -> ExitCode:
@@ -109,19 +106,19 @@ def _exit_code(lines: list[ProofLine]) -> ExitCode:
 
 
 def _print(outcome: DemoResult, out: Path) -> None:
-    click.echo("\nwhat the journal proves:")
+    click.echo("\nchecks against the journal:")
     wide = max(len(line.what) for line in outcome.lines)
     for line in outcome.lines:
-        mark = "" if line.passed else "   <- DOES NOT HOLD"
+        mark = "" if line.passed else "   <- FAILED"
         click.echo(f"  {line.what:<{wide}}  {line.figures}{mark}")
     broken = [line.what for line in outcome.lines if not line.passed]
     if broken:
-        verdict = f"it does NOT hold: {', '.join(broken)}; what happened is in {outcome.state}"
+        verdict = f"FAILED: {', '.join(broken)} (see {outcome.state})"
     else:
-        verdict = "all of it holds"
+        verdict = "all checks passed"
     click.echo(f"{verdict} ({outcome.seconds:.0f} s)\n")
     click.echo(f"report: {escape_line(str(out / outcome.report.relative_to(outcome.directory)))}")
-    click.echo("what to try next (in a clone, with ./yard in place of taskyard):")
+    click.echo("to try next (in a clone, use ./yard instead of taskyard):")
     state = shlex.quote(str(out / outcome.state.relative_to(outcome.directory)))
     for command in (
         f"why digest --state {state}",

@@ -49,7 +49,7 @@ class ListDocument(JsonDocument, tag="list"):
     """`list`."""
 
     tasks: list[Task]
-    #: There are more than were asked for.
+    #: Whether more tasks match than are listed.
     more: bool
 
 
@@ -61,12 +61,12 @@ class ShowDocument(JsonDocument, tag="show"):
 
 
 class ResultDocument(JsonDocument, tag="result"):
-    """`result`: bytes that are no text are null, and in base64."""
+    """`result`. Bytes that are not UTF-8 are in `result_base64`, and `result` is null."""
 
     name: str
     campaign: str
     result: str | None
-    #: Only the end of it is kept.
+    #: Whether only the end is kept.
     truncated: bool
     result_base64: bytes | UnsetType = UNSET
 
@@ -77,7 +77,7 @@ class LogDocument(JsonDocument, tag="log"):
     name: str
     campaign: str
     output: str | None
-    #: Only the end of it is kept.
+    #: Whether only the end is kept.
     truncated: bool
     output_base64: bytes | UnsetType = UNSET
 
@@ -86,7 +86,7 @@ class WhyDocument(JsonDocument, tag="why"):
     """`why`."""
 
     tasks: list[Explanation]
-    #: What they wait for is their `why`.
+    #: The reason of each lane is its `why`.
     lanes: list[Lane]
 
 
@@ -97,29 +97,29 @@ class WorkersDocument(JsonDocument, tag="workers"):
 
 
 class ServiceRule(Document):
-    """A section of the settings that lanes of a service are run by."""
+    """A rule that applies to lanes of a service."""
 
-    #: Empty: the defaults.
+    #: The section in the settings. Empty: the defaults.
     name: str
-    #: Lanes served at once, over all services that are run by it; 0: no limit.
+    #: Lanes of the rule that may be served at once, over all its services. 0: no limit.
     limit: int
 
 
 class ServiceRow(Service):
-    """A service, with what its workers and pauses make of it."""
+    """A service with its slots, its pauses and the sums over its lanes."""
 
-    #: Of all workers that offer it, shared with whatever else they offer.
+    #: Of all workers that offer the service. They share the slots with their other services.
     slots: int
     slots_used: int
     paused: bool
     lanes_paused: list[str]
-    #: That have tasks.
+    #: Lanes with tasks.
     lanes: int
     #: The rules that apply to its lanes.
     rules: list[ServiceRule]
     oldest: float | None
     next_due: float | None
-    #: How many lanes are where they are for which reason.
+    #: The number of lanes by reason.
     reasons: dict[str, int]
     why: str
 
@@ -128,15 +128,15 @@ class ServicesDocument(JsonDocument, tag="services"):
     """`services`."""
 
     services: list[ServiceRow]
-    #: Everything is.
+    #: Whether all services are paused.
     paused: bool
 
 
 class LanesDocument(JsonDocument, tag="lanes"):
-    """`lanes`: what waits first."""
+    """`lanes`, waiting lanes first."""
 
     lanes: list[Lane]
-    #: How many are left out.
+    #: The number of lanes left out.
     more: int
 
 
@@ -145,19 +145,19 @@ class SubmitDocument(JsonDocument, tag="submit"):
 
     name: str
     campaign: str
-    #: False: it was known already.
+    #: False if the task existed already.
     new: bool
 
 
 class SubmitWaitDocument(JsonDocument, tag="submit"):
-    """`submit --wait`: a result, or a reason why there is none."""
+    """`submit --wait`: a result, or the reason that there is none."""
 
     name: str
     campaign: str
     state: str
     result: str | UnsetType | None = UNSET
     result_base64: bytes | UnsetType = UNSET
-    #: Only the end of the result is kept.
+    #: Whether only the end of the result is kept.
     truncated: bool | UnsetType = UNSET
     reason: str | UnsetType = UNSET
 
@@ -168,7 +168,7 @@ class BundleDocument(JsonDocument, tag="bundle"):
     name: str
     campaign: str
     tasks: int
-    #: How many of them were not known already.
+    #: The number of tasks that did not exist before.
     new: int
 
 
@@ -185,14 +185,14 @@ class BundleWaitDocument(JsonDocument, tag="bundle"):
 
 
 class MapTask(Document):
-    """A task of `map`: a result, or a reason why there is none."""
+    """A task of `map`: a result, or the reason that there is none."""
 
     name: str
     campaign: str
     state: str
     result: str | UnsetType | None = UNSET
     result_base64: bytes | UnsetType = UNSET
-    #: Only the end of the result is kept.
+    #: Whether only the end of the result is kept.
     truncated: bool | UnsetType = UNSET
     reason: str | UnsetType = UNSET
 
@@ -202,9 +202,9 @@ class MapDocument(JsonDocument, tag="map"):
 
     campaign: str
     tasks: list[MapTask]
-    #: Only of states that there are tasks in.
+    #: States without tasks are omitted.
     counts: dict[str, int]
-    #: Tasks that are done, but whose result is truncated.
+    #: Done tasks whose result is truncated.
     truncated: int
 
 
@@ -235,7 +235,7 @@ class LoadWaitDocument(JsonDocument, tag="load"):
 
 
 class BadLine(Document):
-    """A line that can't be used."""
+    """A rejected line."""
 
     line: int
     reason: str
@@ -256,7 +256,7 @@ class LoadDryRunDocument(JsonDocument, tag="load"):
     duplicates: list[Duplicate]
     cycles: list[list[str]]
     rejected_lines: int
-    #: The first thousand of them.
+    #: The first 1,000.
     rejected: list[BadLine]
 
 
@@ -299,7 +299,7 @@ class DrainDocument(JsonDocument, tag="drain"):
 
 
 class PauseDocument(JsonDocument, tag="pause"):
-    """`pause` and `resume`: what is paused now."""
+    """`pause`: all pauses."""
 
     paused: bool
     pauses: list[Pause]
@@ -310,7 +310,7 @@ class ResumeDocument(PauseDocument, tag="resume"):
 
 
 class GapDocument(JsonDocument, tag="watch"):
-    """A line of `watch`: records up to this one are no longer in the journal."""
+    """A line of `watch`: the journal no longer has the records up to this one."""
 
     kind: Literal["gap"]
     record: int
@@ -318,7 +318,7 @@ class GapDocument(JsonDocument, tag="watch"):
 
 
 class RunFailure(Document):
-    """A task that failed."""
+    """A failed task."""
 
     name: str
     campaign: str
@@ -334,13 +334,13 @@ class RunDocument(JsonDocument, tag="run"):
     state: str
     seconds: float
     counts: Counts
-    #: Tasks that are done, but whose result is truncated.
+    #: Done tasks whose result is truncated.
     truncated: int
     failures: list[RunFailure]
 
 
 class ConfigSetting(Document):
-    """A setting, and where its value came from."""
+    """A setting with the origin of its value."""
 
     key: str
     value: Any
@@ -358,12 +358,12 @@ class ConfigDocument(JsonDocument, tag="config"):
 
 
 class ConfigService(Document):
-    """A service of the settings."""
+    """A service in the settings."""
 
     name: str
-    #: The lanes that it is for, as `service/lane`.
+    #: The pattern of its lanes, as `service/lane`.
     match: str
-    #: What it sets beside that; the rest is as the defaults say.
+    #: Keys that it sets. The others have their defaults.
     sets: list[str]
 
 
@@ -373,12 +373,12 @@ class ConfigCheckDocument(JsonDocument, tag="config check"):
     file: str | None
     valid: bool
     problems: list[str]
-    #: In the order in which they are tried.
+    #: In matching order.
     services: list[ConfigService]
 
 
 class KeyRecord(Document):
-    """A guest's key; never its secret."""
+    """An access key, without its secret."""
 
     name: str
     role: str

@@ -1,4 +1,4 @@
-"""Words for people: counts, spans of time, and names that can't play tricks with a terminal."""
+"""Text for people: counts, durations and escaped names."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _MINUTE_SECONDS: Final = 60
 _HOUR_SECONDS: Final = 3600
 _DAY_SECONDS: Final = 86_400
 
-#: Below this, tenths of a second mean something.
+#: Shorter durations are shown with tenths of a second.
 _SHORT_SECONDS: Final = 10
 
 
-#: What means something in a pattern.
+#: Characters with a meaning in a pattern.
 _SPECIAL: Final = re.compile(r"[*?[]")
 
 
 def escape_pattern(text: str) -> str:
-    """A pattern that this text alone fits."""
+    """Return a pattern that matches only this text."""
     return _SPECIAL.sub(lambda found: f"[{found[0]}]", text)
 
 
 def escape_line(text: str) -> str:
-    """A text on one line, with everything that a terminal would act on as an escape."""
+    """Return a text on one line, with non-printable characters as escapes."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else _escape(one) for one in text)
@@ -37,7 +37,7 @@ def _escape(character: str) -> str:
 
 
 def format_count(number: int, thing: str) -> str:
-    """`1 task`, `2,000 tasks`."""
+    """Format a count: `1 task`, `2,000 tasks`."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
@@ -47,7 +47,7 @@ def format_slots(slots: int, used: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """How long something takes, in two units at most."""
+    """Format a duration with at most two units."""
     if seconds < _SHORT_SECONDS:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -61,8 +61,8 @@ def format_duration(seconds: float) -> str:
 
 
 def full_name(view: Mapping[str, Any]) -> str:
-    """Return the full name of a task that is looked at: CAMPAIGN/NAME."""
-    from taskyard.core.identity import spelling  # noqa: PLC0415  # `--help` needs none
+    """Return the full name of a task, CAMPAIGN/NAME."""
+    from taskyard.core.identity import spelling  # noqa: PLC0415  # not needed by `--help`
 
     return spelling(str(view["campaign"]), str(view["name"]))
 

@@ -1,7 +1,7 @@
-"""The input of `map`: a line, a row of a table or an object at a time, as it comes.
+"""The input of `map` and `bundle`: lines, table rows or JSON objects.
 
-Nothing is read ahead: who writes a line to our stdin sees its task submitted before the next one
-comes. A line that can't be used ends the reading with `FILE:LINE: reason`.
+Nothing is read ahead, so a line written to stdin is submitted before the next one arrives. An
+invalid line raises `InvalidCampaign` with `FILE:LINE: reason`.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ if TYPE_CHECKING:
 
     from taskyard.campaign.lines import Stream
 
-#: What separates cells: the first of these that the header has.
+#: Cell separators. The first one that the header contains is used.
 _SEPARATORS: Final = (",", ";", "\t")
 
 
 class InputRow(Struct):
-    """What one task is made of."""
+    """The input of one task."""
 
-    #: From 1 on; blank lines are not counted.
+    #: Counts from 1, without blank lines.
     number: int
-    #: Where it stands, for messages.
+    #: `FILE:LINE`, for messages.
     place: str
     text: str
-    #: What a function gets for it: the text, unless it is known to be more.
+    #: The argument of a function: the text, or a decoded value.
     value: object
-    #: Of a table or an object: what each column has. None: there are no columns.
+    #: The fields of a table row or JSON object. None for plain lines.
     fields: dict[str, object] | None = None
 
 
 def rows(kind: str, path: str = STDIN) -> Iterator[InputRow]:
-    """The rows of a file: of `lines`, `json_lines`, `csv` or `jsonl`. Raises `InvalidCampaign`."""
+    """Yield the rows of a file of kind `lines`, `json_lines`, `csv` or `jsonl`."""
     with open_input(path) as stream:
         yield from _KINDS[kind](stream, file_label(path))
 
 
 def _texts(stream: Stream, label: str) -> Iterator[tuple[str, str]]:
-    """Where each line stands, and what it says."""
+    """Yield each line with its `FILE:LINE`."""
     for number, line in numbered_lines(stream, label):
         place = f"{label}:{number}"
         if isinstance(line, InvalidRow):
             _refuse(place, line.reason)
-        if trouble := text_error(line):
-            _refuse(place, trouble)
+        if error := text_error(line):
+            _refuse(place, error)
         yield place, line.decode()
 
 
@@ -79,7 +79,7 @@ def _value_rows(stream: Stream, label: str) -> Iterator[InputRow]:
         try:
             row.value = decode(row.text)
         except (ValueError, RecursionError) as wrong:
-            _refuse(row.place, f"is no JSON: {wrong}; a text is written in double quotes")
+            _refuse(row.place, f"not valid JSON: {wrong} (strings need double quotes)")
         yield row
 
 
@@ -89,12 +89,12 @@ def _object_rows(stream: Stream, label: str) -> Iterator[InputRow]:
         try:
             row.value = row.fields = decode(row.text)
         except (ValueError, RecursionError) as wrong:
-            _refuse(row.place, f"is no JSON object: {wrong}")
+            _refuse(row.place, f"not a JSON object: {wrong}")
         yield row
 
 
 class _CsvLines:
-    """Lines as the CSV reader wants them, with those that the row at hand is made of."""
+    """Lines for the CSV reader. Keeps those that make up the current row."""
 
     def __init__(self, stream: Stream, label: str) -> None:
         self._texts = _texts(stream, label)
@@ -125,7 +125,7 @@ def _table_rows(stream: Stream, label: str) -> Iterator[InputRow]:
         number += 1
         place = cells.consumed[0][0]
         if len(values) != len(columns):
-            _refuse(place, f"the row has {len(values)} cells, the header {len(columns)}")
+            _refuse(place, f"{len(values)} cells, but the header has {len(columns)}")
         text = "\n".join(text for _, text in cells.consumed)
         fields: dict[str, object] = dict(zip(columns, values, strict=True))
         yield InputRow(number, place, text, fields, fields)
@@ -137,13 +137,13 @@ def _next_row(reader: Iterator[list[str]], cells: _CsvLines, label: str) -> list
         return next(reader, None)
     except csv.Error as wrong:
         place = cells.consumed[0][0] if cells.consumed else label
-        _refuse(place, f"the row is no CSV: {wrong}")
+        _refuse(place, f"not valid CSV: {wrong}")
 
 
 def _check_columns(columns: list[str], label: str) -> None:
     for name in columns:
         if columns.count(name) > 1:
-            _refuse(f"{label}:1", f"the header has {shown(name)} twice")
+            _refuse(f"{label}:1", f"duplicate column {shown(name)}")
 
 
 _KINDS: Final[dict[str, Callable[[Stream, str], Iterator[InputRow]]]] = {

@@ -1,6 +1,6 @@
-"""The verbs that look: `list`, `show`, `result`, `log`, `why`, `workers`, `status`.
+"""Commands that only read: `list`, `show`, `result`, `log`, `why`, `workers`, `status`.
 
-None of them changes anything. What they say of a task is what the broker says; here it is written.
+The broker builds the views. This module formats them.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ if TYPE_CHECKING:
 
     from taskyard.cli.connection import ReadOnlyClient
 
-#: Tasks that a list has unless asked otherwise: what fits a few screens.
+#: The default of --limit: a few screens.
 LIST_LIMIT: Final = 100
 
-#: What a list shows of a task, and of one that failed.
+#: The columns of a list, and of a list of failed tasks.
 _KEYS: Final = ("name", "state", "campaign", "service", "lane", "attempt")
 _FAILED_KEYS: Final = ("name", "campaign", "attempt", "reason")
 
-#: Campaigns and services that a status lists, the latest; --json has more.
+#: The most campaigns and services in the text of `status`. --json has more.
 _STATUS_ROWS_MAX: Final = 20
 
-#: What a task in such a state has printed is at hand.
+#: The output of tasks in other states may be in the history.
 _ACTIVE_STATES: Final = ("blocked", "delayed", "ready", "leased")
 
-#: A path that means stdout.
+#: The path of stdout.
 _STDOUT: Final = "-"
 
 
@@ -84,10 +84,9 @@ _STDOUT: Final = "-"
     metavar="N",
     type=click.IntRange(1),
     default=LIST_LIMIT,
-    show_default=True,
-    help="At most so many.",
+    help="Maximum number of tasks.",
 )
-@click.option("--all", "all_tasks", is_flag=True, help="All of them, however many.")
+@click.option("--all", "all_tasks", is_flag=True, help="List all tasks.")
 @broker_options
 @click.pass_obj
 def list_tasks(
@@ -96,11 +95,11 @@ def list_tasks(
     limit: int,
     *,
     all_tasks: bool,
-    **given: Any,  # noqa: ANN401  # the options of a scope
+    **given: Any,  # noqa: ANN401  # scope options
 ) -> None:
-    """List tasks, in the order of their submission.
+    """List tasks in the order of submission.
 
-    Those that fit everything that is given.
+    With options, only the tasks that match every option.
     """
     with connect_read_only(cli_context) as broker:
         scope = to_scope(given)
@@ -117,11 +116,13 @@ def list_tasks(
             print_table(columns, lines, wrapped=["REASON"])
             more = next(found, None) is not None
         if more and not cli_context.quiet:
-            click.echo(f"these are the first {limit:,}; --all or --limit N shows more", err=True)
+            click.echo(
+                f"only the first {limit:,} tasks are listed (use --all or --limit)", err=True
+            )
 
 
 def _write_list(views: Iterable[dict[str, Any]], rest: Iterator[object]) -> bool:
-    """One document, written as its tasks come. Returns whether there are more."""
+    """Write the document while tasks arrive. Return whether there are more tasks."""
     click.echo('{"document":"list","tasks":[', nl=False)
     line = iter(views)
     comma = b""
@@ -138,9 +139,9 @@ def _write_list(views: Iterable[dict[str, Any]], rest: Iterator[object]) -> bool
 @broker_options
 @click.pass_obj
 def show(cli_context: CliContext, name: str) -> None:
-    """Show all that is known of a task.
+    """Show the details of a task.
 
-    What it waits for and why it is where it is, too.
+    Includes its dependencies, its attempts and an explanation of its state.
     """
     with connect_read_only(cli_context) as broker:
         (name,) = broker.resolve([name])
@@ -164,7 +165,7 @@ def show(cli_context: CliContext, name: str) -> None:
 
 
 def _attempt_line(attempt: dict[str, Any]) -> str:
-    """Return an attempt in one line."""
+    """Format an attempt in one line."""
     where = attempt["worker"] + (f" on {attempt['host']}" if attempt["host"] else "")
     parts = [f"{attempt['outcome'] or 'leased'}, {where}"]
     if attempt["started"] is not None:
@@ -189,17 +190,17 @@ def _value(key: str, value: object) -> str:
 
 @click.command(epilog=example("result fetch-a --output a.bin"))
 @click.argument("name", shell_complete=complete_name)
-@click.option("--output", metavar="FILE", help="Write it there instead of to stdout.")
+@click.option("--output", metavar="FILE", help="Write to this file instead of stdout.")
 @raw_option
 @broker_options
 @click.pass_obj
 def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
     """Print the result of a task, byte for byte.
 
-    Of a command it is what it wrote to stdout, of a function what it returned, as JSON. On a
-    terminal, control characters are escaped (see --raw) and an open last line is ended. Exit 1 if
-    there is none: the task failed, was cancelled, or is not done yet. Of more than 1 MiB the end is
-    kept and printed: that is reported on stderr, and exits 1, too.
+    The result of a command is its stdout, that of a function its return value as JSON. On a
+    terminal, control characters are escaped (see --raw) and a missing last newline is added. Exit 1
+    if there is no result because the task failed, was cancelled or is not done. Only the last 1 MiB
+    of a result is kept. If it was longer, the command prints the rest, warns and exits 1.
     """
     with connect_read_only(cli_context) as broker:
         (name,) = broker.resolve([name])
@@ -220,9 +221,9 @@ def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
 @broker_options
 @click.pass_obj
 def log(cli_context: CliContext, name: str) -> None:
-    """Print the end of what a task printed.
+    """Print the end of a task's output.
 
-    To stdout and stderr, of its latest attempt, byte for byte. On a terminal, control characters
+    Prints stdout and stderr of the latest attempt, byte for byte. On a terminal, control characters
     are escaped (see --raw).
     """
     with connect_read_only(cli_context) as broker:
@@ -230,7 +231,7 @@ def log(cli_context: CliContext, name: str) -> None:
         printed = broker.output_with_size(name)
         view = broker.show(name)
         if not printed.text and view["state"] == "done" and view["service"] != "call":
-            printed = broker.result_with_size(name)  # all that it printed is its result
+            printed = broker.result_with_size(name)  # the output is the result
     is_cut = bool(printed.bytes_total)
     if cli_context.as_json:
         stats = text_or_base64("output", printed.text)
@@ -240,19 +241,17 @@ def log(cli_context: CliContext, name: str) -> None:
     if is_cut and not cli_context.quiet:
         warn_if_truncated(name, printed)
     elif not printed.text and not cli_context.quiet:
-        ended = "" if view["state"] in _ACTIVE_STATES else ", or it is in the history by now"
-        click.echo(
-            f"task {escape_line(name)} ({view['state']}) has printed nothing{ended}", err=True
-        )
+        ended = "" if view["state"] in _ACTIVE_STATES else ", or its output is in the history"
+        click.echo(f"task {escape_line(name)} ({view['state']}): no output{ended}", err=True)
 
 
 @click.command(epilog=example("why join", "why fetch-a fetch-b", "why --service smtp --lane a.org"))
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
-@click.option("--lane", metavar="LANE", help="Why this lane waits.", shell_complete=complete_lane)
+@click.option("--lane", metavar="LANE", help="Explain this lane.", shell_complete=complete_lane)
 @click.option(
     "--service",
     metavar="SERVICE",
-    help="The service of the lane; without a lane, all lanes of it.",
+    help="Service of the lane. Without --lane, explain all its lanes.",
     shell_complete=complete_service,
 )
 @broker_options
@@ -260,12 +259,12 @@ def log(cli_context: CliContext, name: str) -> None:
 def why(
     cli_context: CliContext, names: tuple[str, ...], lane: str | None, service: str | None
 ) -> None:
-    """Say why a task is where it is, in a sentence.
+    """Explain the state of tasks or lanes.
 
-    What it waits for, or how it ended. With --lane, what a lane waits for.
+    Prints a sentence for each: why it waits, or how it ended.
     """
     if bool(names) is not (lane is None and service is None):
-        raise UserError("say of what: names of tasks, or --lane and --service of a lane")
+        raise UserError("give either names of tasks or --lane and --service")
     with connect_read_only(cli_context) as broker:
         stats = [broker.explain(name) for name in broker.resolve(names)] if names else []
         found = [] if names else _find_lanes(broker, lane, service)
@@ -283,13 +282,13 @@ def why(
 def _find_lanes(
     broker: ReadOnlyClient, lane: str | None, service: str | None
 ) -> list[dict[str, Any]]:
-    """A lane, or all of a service."""
+    """Return a lane, or all lanes of a service."""
     meant = with_service_of_lane(broker, {"lane": lane, "service": service})["service"]
     found = [*broker.lanes(meant, None if lane is None else escape_pattern(lane))]
     if not found:
         what = "lanes" if lane is None else f"lane {escape_line(lane)}"
         of = f" of service {escape_line(service)}" if service else ""
-        raise UserError(f"no tasks wait or run in {what}{of}; `taskyard lanes` lists those that do")
+        raise UserError(f"no waiting or running tasks in {what}{of} (see `taskyard lanes`)")
     return found
 
 
@@ -299,8 +298,8 @@ def _find_lanes(
 def workers(cli_context: CliContext) -> None:
     """List the workers.
 
-    With what they do, when they were last heard, and where they run. A worker is idle, running (it
-    has tasks, and room for more), full, or draining (it gets no more tasks).
+    Shows their load, when the broker last received a message from them, and where they run. A
+    worker is idle, running (it has free slots), full or draining (it gets no more tasks).
     """
     with connect_read_only(cli_context) as broker:
         found = broker.workers()
@@ -308,37 +307,48 @@ def workers(cli_context: CliContext) -> None:
         print_document(WorkersDocument(workers=found))
         return
     if not found and not cli_context.quiet:
-        click.echo("there are no workers; start one with `taskyard worker`", err=True)
+        click.echo("no workers (start one with `taskyard worker`)", err=True)
         return
     columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "SEEN", "HOST", "PID", "DIALECT")
     print_table(columns, [_worker_row(one) for one in found])
     for one in found:
         if one["malformed"] and not cli_context.quiet:
             lines = format_count(one["malformed"], "malformed line")
-            click.echo(f"agents of {escape_line(one['name'])} wrote {lines}; see its log", err=True)
+            click.echo(
+                f"agents of {escape_line(one['name'])} wrote {lines} (see its log)", err=True
+            )
 
 
 def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
     slots = format_slots(one["slots"], one["slots_used"])
-    heard = f"{format_duration(one['last_seen_ago'])} ago"
+    last_seen = f"{format_duration(one['last_seen_ago'])} ago"
     services = ", ".join(one["services"])
     where = (one.get("host") or "-", one.get("pid") or "-")
-    return (one["name"], one["state"], services, slots, one["tasks"], heard, *where, one["dialect"])
+    return (
+        one["name"],
+        one["state"],
+        services,
+        slots,
+        one["tasks"],
+        last_seen,
+        *where,
+        one["dialect"],
+    )
 
 
 @click.command(epilog=example("status", "status --campaign thumbs --json", "status --line"))
 @campaign_option
-@click.option("--line", is_flag=True, help="One line of STATE=NUMBER, for scripts.")
+@click.option("--line", is_flag=True, help="Print one line of STATE=COUNT pairs, for scripts.")
 @broker_options
 @click.pass_obj
 def status(cli_context: CliContext, campaign: str | None, *, line: bool) -> ExitCode:
-    """Say how many tasks there are in each state.
+    """Count the tasks in each state.
 
-    And how many campaigns, services and workers. The line of --line never changes but for further
-    words at its end: blocked=0 delayed=0 ready=3 leased=2 done=95 failed=0 cancelled=0.
+    Also counts campaigns, services and workers. The format of --line is stable, new pairs are
+    appended: blocked=0 delayed=0 ready=3 leased=2 done=95 failed=0 cancelled=0.
     """
     if line and cli_context.as_json:
-        raise UserError("give --line or --json, not both")
+        raise UserError("--line and --json exclude each other")
     with connect_read_only(cli_context) as broker:
         stats = broker.status()
     if campaign is not None:
@@ -358,22 +368,22 @@ def _campaign_stats(stats: dict[str, Any], campaign: str) -> dict[str, Any]:
     for one in stats["campaigns"]:
         if one["name"] == campaign:
             return {"counts": one["counts"]}
-    raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
+    raise UserError(f"unknown campaign {campaign!r} (see `taskyard status`)")
 
 
 def _lag_line(lag: float) -> str:
-    """Return what to print of a compaction that lags behind; nothing while it keeps up."""
+    """Return a warning if compaction lags behind, else ""."""
     if lag * 100 < LAG_SLOW_PERCENT:
         return ""
-    effect = "refused for now" if lag * 100 >= LAG_REFUSE_PERCENT else "slowed"
-    return f"journal: compaction lags behind ({lag:.0%} of its mark), submissions are {effect}"
+    effect = "refused" if lag * 100 >= LAG_REFUSE_PERCENT else "slowed"
+    return f"journal: compaction lags behind ({lag:.0%} of its threshold), submissions are {effect}"
 
 
 def _refused_line(number: int, last: dict[str, Any]) -> str:
     names = ", ".join(escape_line(name) for name in last["names"])
     return (
         f"{format_count(number, 'task')} of plain dwork peers refused since the broker started, "
-        f"the latest: {names} ({escape_line(last['text'])})"
+        f"latest: {names} ({escape_line(last['text'])})"
     )
 
 
@@ -383,9 +393,9 @@ def _print_status(stats: dict[str, Any]) -> None:
         return
     click.echo(f"{format_count(stats['workers'], 'worker')}")
     if pauses := format_pauses(stats):
-        click.echo(f"{pauses}; `taskyard resume --all` undoes that, or --service and --lane")
+        click.echo(f"{pauses} (undo with `taskyard resume`)")
     if not stats["accepting"]:
-        click.echo("no more tasks are taken: the disk is nearly full")
+        click.echo("the broker accepts no tasks: the disk is nearly full")
     if lag := _lag_line(stats.get("compaction_lag", 0)):
         click.echo(lag)
     if stats.get("refused"):
@@ -393,7 +403,7 @@ def _print_status(stats: dict[str, Any]) -> None:
     states = ("blocked", "delayed", "ready", "leased", "done", "failed", "cancelled")
     for kind in ("campaigns", "services"):
         named = [one for one in stats[kind] if sum(one["counts"].values())]
-        named.sort(key=lambda one: not one["name"])  # tasks of no campaign come last
+        named.sort(key=lambda one: not one["name"])  # tasks without a campaign come last
         if len(named) > _STATUS_ROWS_MAX:
             click.echo(f"\nthe latest {_STATUS_ROWS_MAX} of {len(named):,} {kind}:")
             named = named[-_STATUS_ROWS_MAX:]

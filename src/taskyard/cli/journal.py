@@ -1,6 +1,6 @@
-"""`taskyard journal`: care for a state directory that no broker is using.
+"""`taskyard journal`: check, export or compact a state directory.
 
-Owns the words and the documents that these verbs print. What they do is the journal's affair.
+Owns the output and the documents. The work is done by `taskyard.journal`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from taskyard.journal.lock import ReadLock, StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.state_check import StateReport
 
-#: A copy of what is being written may be torn; the next one is torn elsewhere.
+#: A copy of a live journal may be torn. The next copy is torn elsewhere.
 _LIVE_CHECKS_MAX: Final = 3
 
 
@@ -59,7 +59,7 @@ class JournalCompactDocument(JournalExportDocument, tag="journal compact"):
 
 
 def _example(line: str) -> str:
-    """The end of a verb's help; click keeps the lines as they are."""
+    """Return the example at the end of a help text. Click keeps its lines."""
     return f"\b\nExample:\n  taskyard journal {line}"
 
 
@@ -67,34 +67,36 @@ def _example(line: str) -> str:
 @verbose_option
 @quiet_option
 def journal() -> None:
-    """Care for a state directory: check, export, compact.
+    """Check, export or compact a state directory.
 
-    The broker must be stopped first; `check --live` looks at the state of a running one. A running
-    broker compacts its journal by itself, after every 200,000 rows or so.
+    Stop the broker first, except for `check --live`. A running broker compacts its journal on its
+    own, about every 200,000 rows.
     """
 
 
 @journal.command(epilog=_example("check --state ./.taskyard --deep"))
 @state_option
 @json_option
-@click.option("--deep", is_flag=True, help="Replay the rows and read everything, too.")
-@click.option("--live", is_flag=True, help="Look even though a broker is writing.")
+@click.option("--deep", is_flag=True, help="Also replay all rows and read all files.")
+@click.option("--live", is_flag=True, help="Check a copy while the broker is running.")
 @verbose_option
 @quiet_option
 def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
-    """Say what is in a state directory, and whether it is sound.
+    """Check a state directory for damage and summarize it.
 
-    Verifies the journal's chain and witness, the snapshots, the history files and the index of
-    finished tasks, and that they belong together. Changes no content: only STATE/lock is written,
-    to keep a broker out, and a full or read-only disk will do. Exit 0 if all is sound, 6 if
-    something is damaged: then it says what is wrong and what is lost.
+    Verifies the chain and the witness of the journal, the snapshots, the history files, the index
+    of finished tasks, and that they agree. Only STATE/lock is written, to keep a broker out, so a
+    full or read-only disk is fine. Exit 0 if the state is sound, 6 if it is damaged. Then the
+    damage and the losses are printed.
 
-    While a broker runs it is refused (exit 2), because what is being written can look damaged.
-    With --live a copy is checked, up to three times until one is sound: good news is true, bad news
-    wants a second look with the broker stopped.
+    While a broker is running, the check is refused (exit 2), because unfinished writes can look
+    like damage. --live checks a copy, up to three times until one is sound. If all three look
+    damaged, stop the broker and check again.
     """
     _require_state(state)
-    logging.getLogger("taskyard.journal").setLevel(logging.ERROR)  # it will be said in better words
+    logging.getLogger("taskyard.journal").setLevel(
+        logging.ERROR
+    )  # the report below is more precise
     findings = _check_live(state, deep=deep) if live else _check_state(state, deep=deep)
     if as_json:
         fields = msgspec.structs.asdict(findings)
@@ -112,10 +114,11 @@ def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
 @quiet_option
 @click.pass_obj
 def export(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
-    """Write the history of all rows as Parquet files; forget nothing.
+    """Export the history of all rows to Parquet files.
 
-    Adds files to STATE/history/, takes a snapshot, and brings the index of finished tasks up to
-    date. Run again it changes nothing that is there. The broker must be stopped (exit 2 if not).
+    Adds files to STATE/history/, takes a snapshot and updates the index of finished tasks. No row
+    is removed. Running it again changes no existing file. The broker must be stopped (exit 2 if
+    not).
     """
     outcome = _run(compaction.export, cli_context, state)
     if as_json:
@@ -131,11 +134,11 @@ def export(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
 @quiet_option
 @click.pass_obj
 def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
-    """Export, then trim the rows that are covered by it.
+    """Export, then remove the exported rows.
 
-    Frees the rows' space inside journal.sqlite for the next ones (the file does not shrink) and
-    makes the next start quick. The history stays complete. Killed at any point and run again it
-    comes to the same end. The broker must be stopped (exit 2 if not).
+    Frees space inside journal.sqlite for new rows (the file does not shrink) and makes the next
+    start fast. The history stays complete. Safe to interrupt and run again. The broker must be
+    stopped (exit 2 if not).
     """
     outcome = _run(compaction.compact, cli_context, state)
     if as_json:
@@ -150,11 +153,11 @@ def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
 
 def _require_state(state: Path) -> None:
     if not state.is_dir():
-        raise UserError(
-            f"there is no state directory {state}: give --state DIR, the one that the broker uses"
-        )
+        raise UserError(f"no state directory {state} (give the broker's with --state)")
     if not state_check.has_journal(state):
-        raise UserError(f"{state} is no state directory, there is no journal in it: give --state")
+        raise UserError(
+            f"{state}: not a state directory, it has no journal (give the broker's with --state)"
+        )
 
 
 def _check_state(state: Path, *, deep: bool) -> StateReport:
@@ -182,28 +185,26 @@ def _locked(state: Path) -> StateLock:
     try:
         return StateLock(state)
     except StateLocked as error:
-        raise StateLocked(
-            f"{error}; leave it to the broker: a running one compacts its journal by itself"
-        ) from error
+        raise StateLocked(f"{error} (a running broker compacts its journal on its own)") from error
 
 
 @contextlib.contextmanager
 def _open_journal(state: Path) -> Iterator[SqliteStore]:
-    """The journal that is there; a new one would be taken for an empty state."""
+    """Open the existing journal. Creating one would make the state look empty."""
     if not (state / schema.FILE_NAME).exists():
         raise JournalDamaged(
             f"{schema.FILE_NAME} is missing in {state}",
-            "all rows that no snapshot covers are lost; put it back from a copy",
+            "rows that no snapshot covers are lost (restore the file from a backup)",
         )
     with contextlib.closing(SqliteStore(state)) as store:
         yield store
 
 
 class CompactionProgress(ProgressBar):
-    """Shows the steps of a compaction: a bar each on a terminal, a line each elsewhere."""
+    """Shows the steps of a compaction, as bars on a terminal, as lines elsewhere."""
 
     def __init__(self, cli_context: CliContext) -> None:
-        super().__init__(cli_context, verb="", prints_end=True)
+        super().__init__(cli_context, participle="", prints_end=True)
 
     def __call__(self, step: str, done: int, total: int) -> None:
         if step != self.label:
@@ -213,14 +214,14 @@ class CompactionProgress(ProgressBar):
 
 def _format_result(outcome: CompactionResult) -> str:
     if not outcome.rows:
-        return f"nothing to export: all is covered up to row {outcome.sequence}"
+        return f"nothing to export: covered up to row {outcome.sequence}"
     return (
         f"exported {format_count(outcome.rows, 'row')}: {format_count(outcome.events, 'event')} "
-        f"and "
-        f"{format_count(outcome.edges, 'edge')} in {format_count(len(outcome.files), 'new file')}\n"
-        f"all is covered up to row {outcome.sequence}: {format_count(outcome.unfinished, 'task')} "
-        f"in the "
-        f"snapshot, {outcome.ended} more in the index of finished ones"
+        f"and {format_count(outcome.edges, 'edge')} "
+        f"in {format_count(len(outcome.files), 'new file')}\n"
+        f"covered up to row {outcome.sequence}: "
+        f"{format_count(outcome.unfinished, 'task')} in the snapshot, "
+        f"{outcome.ended} more in the index of finished tasks"
     )
 
 
@@ -228,28 +229,27 @@ def _format_report(state: Path, findings: StateReport) -> str:
     lines = [f"state directory {state}", *(f"  {line}" for line in _contents(findings))]
     if findings.torn_bytes:
         lines.append(
-            f"  {format_count(findings.torn_bytes, 'byte')} of an unfinished write at its end, "
-            f"never "
-            "acknowledged: not damage"
+            f"  {format_count(findings.torn_bytes, 'byte')} of an unfinished, "
+            "unacknowledged write at the end: not damage"
         )
     if not findings.wrong:
-        depth = "everything was read" if findings.deep else "--deep reads everything"
+        depth = "all files were read" if findings.deep else "use --deep to read all files"
         return "\n".join([*lines, f"sound ({depth})"])
     lines += ["DAMAGED", *(f"  wrong: {one}" for one in findings.wrong)]
     lines += [f"  lost: {one}" for one in findings.lost]
-    return "\n".join([*lines, "Nothing was changed. Put the directory back from a copy."])
+    return "\n".join([*lines, "Nothing was changed. Restore the directory from a backup."])
 
 
 def _contents(findings: StateReport) -> list[str]:
-    kept = "no rows are kept"
+    kept = "no rows"
     if findings.rows:
         kept = f"rows {findings.row_first}..{findings.row_last}, up to record {findings.record}"
-    trimmed = f"; rows 1..{findings.trimmed} are trimmed" if findings.trimmed else ""
+    trimmed = f", rows 1..{findings.trimmed} removed" if findings.trimmed else ""
     snapshots = "none"
     if findings.snapshots:
         at = ", ".join(str(sequence) for sequence in findings.snapshots)
         tasks = format_count(findings.snapshot_tasks, "task")
-        snapshots = f"of row {at}; {tasks} in the newest that can be read"
+        snapshots = f"at row {at}, {tasks} in the newest readable one"
     exported = "none"
     if findings.history_parts:
         exported = (

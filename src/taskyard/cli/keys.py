@@ -1,7 +1,6 @@
-"""`taskyard keys`: who may come to a broker from other machines, and what they may do there.
+"""`taskyard keys`: create, list and revoke access keys.
 
-Owns the words and the documents that these verbs print. A secret is written to the file of its
-guest and to nothing else: it is never printed.
+Owns the output and the documents. A secret is written only to its key file and never printed.
 """
 
 import shlex
@@ -17,7 +16,7 @@ from taskyard.cli.output import example, print_document, print_table
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import KeyEntry
-from taskyard.wire.roles import Role, with_article
+from taskyard.wire.roles import Role
 
 _ROLES: Final = [role.value for role in Role]
 
@@ -26,10 +25,10 @@ _ROLES: Final = [role.value for role in Role]
 @verbose_option
 @quiet_option
 def keys() -> None:
-    """Make keys for guests of a broker, list and revoke them.
+    """Create, list and revoke access keys.
 
-    A guest is whoever comes to the broker over TCP, from this machine or another, and has a key.
-    The broker need not be stopped: what is changed here holds from its next turn on.
+    Peers that connect to the broker over TCP need a key. The broker may be running: changes apply
+    at its next turn.
     """
 
 
@@ -39,39 +38,39 @@ def keys() -> None:
     "--role",
     required=True,
     type=click.Choice(_ROLES),
-    help="viewer looks; producer also submits, cancels, retries; worker works; admin does all.",
+    help="viewer: read. producer: also submit, cancel, retry. worker: run tasks. admin: all.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where to write the key; NAME.key if not given. It must not be there.",
+    help="Key file. Must not exist. NAME.key if omitted.",
 )
 @state_option
 @json_option
 @verbose_option
 @quiet_option
 def new(name: str, role: str, out: Path | None, state: Path, *, as_json: bool) -> None:
-    """Make a key for a guest, and write it to a file that you hand over.
+    """Create an access key and write it to a file.
 
-    The file, mode 0600, is the only copy of the secret: move it to where it is used, by a way that
-    nobody else sees. With it a guest proves who it is, and knows the broker from any other. A
-    worker's key is bound to its name: it works as NAME or as NAME/anything.
+    The file (mode 0600) is the only copy of the secret. Move it over a secure channel to the
+    machine that uses it. The key authenticates the peer to the broker and the broker to the peer. A
+    worker's key is bound to its name: the worker is called NAME or NAME/anything.
     """
     path = out or Path(f"{name}.key")
     entry = Keyring(state).create(name, Role(role), path)
     if as_json:
         print_document(KeysNewDocument(file=str(path), key=_record(entry)))
         return
-    click.echo(f"{path}: the key of {name}, {with_article(entry.role)}'s; the only copy")
-    click.echo(f"use it there: {_usage_hint(entry, path)}")
-    click.echo(f"take it back: taskyard keys revoke {name} --state {shlex.quote(str(state))}")
+    click.echo(f"{path}: key of {name} (role {entry.role.value}), the only copy")
+    click.echo(f"use it:    {_usage_hint(entry, path)}")
+    click.echo(f"revoke it: taskyard keys revoke {name} --state {shlex.quote(str(state))}")
 
 
 def _usage_hint(entry: KeyEntry, path: Path) -> str:
-    verb = "worker" if entry.role is Role.WORKER else "status"
+    command = "worker" if entry.role is Role.WORKER else "status"
     file = shlex.quote(path.name)
-    return f"taskyard {verb} --broker tcp://HOST:PORT --key {file}"
+    return f"taskyard {command} --broker tcp://HOST:PORT --key {file}"
 
 
 @keys.command("list", epilog=example("keys list --json"))
@@ -80,7 +79,7 @@ def _usage_hint(entry: KeyEntry, path: Path) -> str:
 @verbose_option
 @quiet_option
 def list_keys(state: Path, *, as_json: bool) -> None:
-    """List the keys that there are and were, the oldest first; never a secret."""
+    """List all keys, including revoked ones, oldest first."""
     entries = Keyring(state).entries()
     if as_json:
         print_document(KeysListDocument(keys=[_record(entry) for entry in entries]))
@@ -99,16 +98,16 @@ def list_keys(state: Path, *, as_json: bool) -> None:
 @verbose_option
 @quiet_option
 def revoke(name: str, state: Path, *, as_json: bool) -> None:
-    """Take a key back, at once: also from those who are connected.
+    """Revoke a key at once.
 
-    Their next message is refused, and what they wait for is not sent to them. Tasks that a worker
-    of this key holds go to others when its lease has run out.
+    Connected peers are cut off: their next message is refused and they get no more replies. Tasks
+    leased to a worker with this key return to the queue when the lease expires.
     """
     entry = Keyring(state).revoke(name)
     if as_json:
         print_document(KeysRevokeDocument(key=_record(entry)))
         return
-    click.echo(f"revoked {name}, {with_article(entry.role)}'s key {entry.fingerprint}")
+    click.echo(f"revoked the key of {name} (role {entry.role.value}, {entry.fingerprint})")
 
 
 def _record(entry: KeyEntry) -> KeyRecord:

@@ -1,6 +1,6 @@
-"""`taskyard lanes`: what waits in which lane, and why.
+"""`taskyard lanes` and `taskyard services`: waiting tasks and the reasons why they wait.
 
-Owns the order and the size of the table. What a lane waits for is the broker's to say.
+Owns the order and the size of the tables. The broker explains each lane.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from taskyard.wire.views import Service
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-#: Lanes that a table has on a terminal unless asked otherwise: a screen of them.
+#: The most lanes in a table on a terminal: one screen.
 ROWS_SHOWN: Final = 40
 
 _LANE_COLUMNS: Final = (
@@ -32,10 +32,10 @@ _LANE_COLUMNS: Final = (
     "WHY",
 )
 
-#: What can be done without where there is little room.
+#: Left out on a narrow terminal.
 _OPTIONAL_LANE_COLUMNS: Final = ("LIMIT", "ATTEMPTS", "NEXT DUE")
 
-#: By `sort_key`: lanes that nobody serves, though they have tasks, come before these.
+#: The `sort_key` of a lane that has workers. Waiting lanes are below it.
 _SERVED: Final = 3
 
 _ENDED: Final = ("done", "failed", "cancelled")
@@ -45,7 +45,7 @@ _SERVICE_COLUMNS: Final = (
     *("OLDEST", "NEXT DUE", "WHY"),
 )
 
-#: What can be done without where there is little room.
+#: Left out on a narrow terminal.
 _OPTIONAL_SERVICE_COLUMNS: Final = ("RULE", "FAILED", "OLDEST", "NEXT DUE")
 
 #: Rules that a row names. An ellipsis stands for the rest.
@@ -54,13 +54,15 @@ _RULES_LISTED_MAX: Final = 2
 
 @click.command(epilog=example("lanes", "lanes --service smtp --waiting", "lanes --lane '*.org'"))
 @service_option
-@click.option("--lane", "pattern", metavar="GLOB", help="Only lanes whose names fit: '*.org'.")
-@click.option("--waiting", is_flag=True, help="Only those that have tasks and that nobody serves.")
-@click.option("--limit", metavar="N", type=click.IntRange(1), help="At most so many.")
-@click.option("--all", "all_tasks", is_flag=True, help="All of them, also on a terminal.")
+@click.option(
+    "--lane", "pattern", metavar="GLOB", help="Only lanes that match this pattern, as in '*.org'."
+)
+@click.option("--waiting", is_flag=True, help="Only lanes with tasks and without a worker.")
+@click.option("--limit", metavar="N", type=click.IntRange(1), help="Maximum number of lanes.")
+@click.option("--all", "all_tasks", is_flag=True, help="List all lanes, even on a terminal.")
 @broker_options
 @click.pass_obj
-def lanes(  # noqa: PLR0913  # one for each option
+def lanes(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
     *,
     service: str | None,
@@ -69,10 +71,10 @@ def lanes(  # noqa: PLR0913  # one for each option
     limit: int | None,
     all_tasks: bool,
 ) -> None:
-    """List the lanes, with what waits in them and why.
+    """List the lanes and why they wait.
 
-    Those that wait come first, the one with the oldest task on top. On a terminal the table ends
-    after a screen; --all shows the rest.
+    Waiting lanes come first, the lane with the oldest task on top. On a terminal the table is
+    limited to one screen (see --all).
     """
     with connect_read_only(cli_context) as broker:
         found = [one for one in broker.lanes(service, pattern) if _is_wanted(one, waiting=waiting)]
@@ -92,13 +94,13 @@ def lanes(  # noqa: PLR0913  # one for each option
     rows = [row(one, time.time()) for one in shown]
     print_table(_LANE_COLUMNS, rows, wrapped=("WHY",), optional=_OPTIONAL_LANE_COLUMNS)
     if more:
-        cli_context.info(f"… and {more:,} more; --all shows them")
+        cli_context.info(f"… and {more:,} more (use --all)")
 
 
 def _empty_text(*, waiting: bool, chosen: bool) -> str:
     if waiting:
-        return "no lane waits"
-    return "no such lane has tasks" if chosen else "there are no lanes: all tasks have ended"
+        return "no lane is waiting"
+    return "no matching lane has tasks" if chosen else "no lanes: all tasks have ended"
 
 
 def is_on_terminal() -> bool:
@@ -110,8 +112,7 @@ def _is_wanted(one: dict[str, Any], *, waiting: bool) -> bool:
 
 
 def sort_key(one: dict[str, Any]) -> int:
-    """What is due and not served, what waits for a time, what waits for tasks, what is served,
-    and what has nothing to do."""
+    """Return the rank of a lane: ready, delayed, blocked, served, without tasks."""
     if one["leased"]:
         return _SERVED
     kinds = ("ready", "delayed", "blocked")
@@ -123,7 +124,7 @@ def _order(one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def row(one: dict[str, Any], now: float) -> Sequence[object]:
-    """A lane, for people."""
+    """Return the table row of a lane."""
     return (
         *(one["service"], one["lane"], one["tasks"], one["ready"], one["leased"]),
         one["limit"] or "none",
@@ -139,7 +140,7 @@ def time_since(at: float | None, now: float) -> str:
 
 
 def time_until(at: float | None, now: float) -> str:
-    """How soon something is."""
+    """Format the time until a moment."""
     if at is None:
         return ""
     return f"in {format_duration(at - now)}" if at > now else "now"
@@ -149,11 +150,11 @@ def time_until(at: float | None, now: float) -> str:
 @broker_options
 @click.pass_obj
 def services(cli_context: CliContext) -> None:
-    """List the services, with what waits and who works.
+    """List the services with their workers and waiting tasks.
 
-    Slots are those of all workers that offer a service, shared with whatever else they offer. The
-    limit is how many of its lanes may be served at once, by the sections of the settings that
-    they are run by. What its lanes wait for `taskyard lanes` tells one by one.
+    USED counts slots of all workers that offer the service. They share the slots with their other
+    services. LIMIT is the number of lanes that may be served at once under the rules of the
+    settings. `taskyard lanes` explains single lanes.
     """
     with connect_read_only(cli_context) as broker:
         stats, workers = broker.status(), broker.workers()
@@ -163,7 +164,7 @@ def services(cli_context: CliContext) -> None:
         print_document(ServicesDocument(services=found, paused=stats["paused"]))
         return
     if not found and not cli_context.quiet:
-        click.echo("there are no services: no task was submitted, no worker has come", err=True)
+        click.echo("no services: no task was submitted and no worker has connected", err=True)
         return
     now = time.time()
     print_table(
@@ -199,12 +200,12 @@ def _service(
         **_lane_totals(lanes.get(one["name"], [])),
     )
     if row.paused or stats["paused"]:
-        row.why = "it is paused" if row.paused else "everything is paused"
+        row.why = "the service is paused" if row.paused else "all services are paused"
     return row
 
 
 def _lane_totals(lanes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the lanes of a service come to."""
+    """Return the sums over the lanes of a service."""
     oldest = [one["oldest"] for one in lanes if one["oldest"] is not None]
     due = [one["next_due"] for one in lanes if one["next_due"] is not None]
     limits = {one["rule"]: one["rule_limit"] for one in lanes}
@@ -220,9 +221,9 @@ def _lane_totals(lanes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _why(lanes: list[dict[str, Any]], reasons: Counter[str]) -> str:
-    """What its lanes wait for; of a single one, its own sentence."""
+    """Summarize the reasons of the lanes. A single lane has its full sentence."""
     if not lanes:
-        return "nothing waits or runs"
+        return "no waiting or running tasks"
     if len(lanes) == 1:
         return str(lanes[0]["why"])
     return ", ".join(

@@ -1,4 +1,4 @@
-"""`taskyard load`: a graph of tasks from a file, or a look at it without a broker."""
+"""`taskyard load`: load a graph of tasks from a file, or only check the file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: Bad lines that are printed. The others are counted, and --skip-bad writes them all.
 REJECTED_SHOWN_MAX: Final = 20
 
-#: Bad lines in a document: more would fill it with one mistake.
+#: The most rejected lines in a document.
 REJECTED_LISTED_MAX: Final = 1000
 
 
@@ -47,33 +47,39 @@ REJECTED_LISTED_MAX: Final = 1000
     )
 )
 @click.argument("file")
-@click.option("--dry-run", is_flag=True, help="Only look at the file; needs no broker.")
+@click.option("--dry-run", is_flag=True, help="Only check the file. Needs no broker.")
 @click.option(
-    "--campaign", type=TaskKey("name", "NAME"), help="The campaign's name; the file's if not given."
+    "--campaign",
+    type=TaskKey("name", "NAME"),
+    help="Name of the campaign. The file name without suffix if omitted.",
 )
-@click.option("--skip-bad", is_flag=True, help="Leave bad lines out, and write them beside FILE.")
+@click.option(
+    "--skip-bad", is_flag=True, help="Skip rejected lines and write them to a file beside FILE."
+)
 @click.option(
     "--format",
     "form",
     type=click.Choice([one.value for one in Format]),
-    help="The format, if its name and look do not tell.",
+    help="File format. Detected if omitted.",
 )
-@click.option("--replay", is_flag=True, help="WfCommons: sleep as long as a task took.")
+@click.option(
+    "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
+)
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
-@click.option("--wait", is_flag=True, help="Wait until all of it is settled.")
+@click.option("--wait", is_flag=True, help="Wait until all tasks have settled.")
 @click.option(
     "--wait-for-unknown",
     is_flag=True,
-    help="Take tasks that wait for names which nobody has submitted yet.",
+    help="Accept dependencies that are not submitted yet.",
 )
 @broker_options
 @click.pass_obj
 def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: Any) -> ExitCode:  # noqa: ANN401
     """Load a graph of tasks from a file.
 
-    JSONL, CSV, Parquet, WfCommons or dwork's comma lines; - is JSONL from stdin. The file is read
-    and checked whole first. If something is wrong with it, each bad line is told as `FILE:LINE:
-    reason`, nothing is submitted, and it exits 2. To load the same file again is harmless.
+    Reads JSONL, CSV, Parquet, WfCommons or dwork's comma lines. - is JSONL from stdin. The whole
+    file is checked first. If a line is rejected, the command prints `FILE:LINE: reason`, submits
+    nothing and exits 2. Loading the same file again has no effect.
     """
     form = Format(values["form"]) if values["form"] else None
     campaign = campaign or default_campaign_name(file)
@@ -89,23 +95,23 @@ def _load(
     loaded = read_or_report(file, options, skip_bad=values["skip_bad"])
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
     with connect_client(cli_context) as client:
-        with ProgressBar(cli_context, file, verb="submitted") as meter:
+        with ProgressBar(cli_context, file, participle="submitted") as bar:
             done = submit_campaign(
                 *(client, loaded, campaign),
                 unknown=unknown,
                 on_rejected=partial(report_rejected, file, skip_bad=values["skip_bad"]),
-                progress=meter.update,
+                progress=bar.update,
             )
         existing = sum(done.existing.values())
         if not cli_context.as_json or values["wait"]:
             total = format_count(done.new + existing, "task")
             click.echo(
-                f"campaign {campaign}: {total}: {done.new:,} new, {existing:,} known",
+                f"campaign {campaign}: {total}: {done.new:,} new, {existing:,} existing",
                 err=values["wait"] or cli_context.as_json,
             )
         if values["wait"]:
             cli_context.interrupt_message = (
-                f"interrupted; it goes on: `taskyard wait --campaign {campaign}`"
+                f"interrupted; the tasks continue: `taskyard wait --campaign {campaign}`"
             )
             target = wait_target(client, campaign=campaign)
             settled = wait_for(cli_context, target)
@@ -127,7 +133,7 @@ def _load(
 def _dry_run(
     cli_context: CliContext, file: str, options: FileOptions, values: dict[str, Any]
 ) -> ExitCode:
-    """Say what there is to say about a file without a broker."""
+    """Check a file without a broker."""
     loaded = read_campaign(file, options)
     good = loaded if values["wait_for_unknown"] else _without_unknown_dependencies(loaded)
     if cli_context.as_json:
@@ -148,16 +154,16 @@ def _dry_run(
         return ExitCode.OK
     lines = format_count(len(good.rejected), "bad line")
     if not values["skip_bad"]:
-        raise UserError(f"{file} has {lines}; mend them: nothing was submitted")
+        raise UserError(f"{file}: {lines}, nothing submitted")
     cli_context.info(
-        f"{lines} would be left out, {format_count(len(good.specs), 'task')} submitted"
+        f"{lines} would be skipped and {format_count(len(good.specs), 'task')} submitted"
     )
     return ExitCode.OK
 
 
 def _without_unknown_dependencies(loaded: LoadedCampaign) -> LoadedCampaign:
-    """Names that the file does not have are as bad, as far as can be seen without a broker."""
-    names = [stranger.name for stranger in loaded.summary.unknown]
+    """Reject tasks with dependencies that the file does not define."""
+    names = [one.name for one in loaded.summary.unknown]
     return reject_unknown_dependencies(loaded, names) if names else loaded
 
 

@@ -1,8 +1,7 @@
-"""`taskyard map`: a task a line of input.
+"""`taskyard map`: run a task for each row of input.
 
-Lines are submitted as they come and results are written as they come, each by a thread of its own;
-between the two is a bounded window, so that a million lines need no more memory than some
-thousands.
+The main thread submits rows as they arrive. Another thread writes results as tasks settle. A
+bounded window between the two limits memory, however long the input is.
 """
 
 from __future__ import annotations
@@ -67,17 +66,17 @@ if TYPE_CHECKING:
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
 
-#: Failures that are told one by one; the others are counted.
+#: The most failures that are printed. The others are only counted.
 FAILURES_SHOWN: Final = 20
 
-#: Tasks under way: more than there are slots, so that a slow one at the head does not leave workers
-#: idle; some tens of megabytes.
+#: The most unsettled tasks. More than there are slots, so that a slow task at the head does not
+#: idle workers. Takes some tens of megabytes.
 FUTURES_MAX: Final = 20_000
 
-#: How often who waits for room looks whether telling has gone wrong.
+#: How often `add` checks for an error of the output thread while it waits for room.
 _POLL_SECONDS: Final = 0.2
 
-#: How long who leaves waits for a line that is being written.
+#: How long `__exit__` waits for a line that is being written.
 _LAST_LINE_SECONDS: Final = 2
 
 
@@ -93,17 +92,17 @@ _LAST_LINE_SECONDS: Final = 2
     ),
 )
 @click.argument("argv", nargs=-1, metavar="[--] COMMAND...")
-@click.option("--lines", metavar="FILE", help="A task a line of this file; - is stdin.")
-@click.option("--csv", metavar="FILE", help="A task a row; the first row names the columns.")
-@click.option("--jsonl", metavar="FILE", help="A task a line, each a JSON object.")
+@click.option("--lines", metavar="FILE", help="Submit a task per line of this file. - is stdin.")
 @click.option(
-    "--json-lines", is_flag=True, help="With --call: each line is a JSON value, not a text."
+    "--csv", metavar="FILE", help="Submit a task per row. The first row has the column names."
 )
-@click.option("--no-wait", is_flag=True, help="Only submit.")
+@click.option("--jsonl", metavar="FILE", help="Submit a task per line, each a JSON object.")
+@click.option("--json-lines", is_flag=True, help="With --call: decode each line as a JSON value.")
+@click.option("--no-wait", is_flag=True, help="Submit without waiting for results.")
 @click.option(
     "--keep-order/--as-completed",
     default=True,
-    help="Print results in the order of the input (the default), or as they come.",
+    help="Print results in the order of the input or as tasks settle.",
 )
 @task_options
 @raw_option
@@ -116,23 +115,23 @@ def map_rows(
     *,
     no_wait: bool,
     keep_order: bool,
-    **values: Any,  # noqa: ANN401  # files, and the options of a task
+    **values: Any,  # noqa: ANN401  # input and task options
 ) -> ExitCode:
-    """Run a command for every line of a file, or of stdin.
+    """Run a command for every line of a file or of stdin.
 
-    {} in the command, or in --lane, is the line, {#} its number, {column} a field of a table or an
-    object. Of a line that is a path, {.} is all but its extension, {/} its last part, {//} its
-    directory, {/.} its last part without extension. An unknown {name} is refused; {{name}} stands
-    for {name} itself; other braces, as in awk '{print $1}', are left alone.
+    In the command and in --lane, {} is the line, {#} its number and {column} a field of a row or
+    object. If the line is a path, {.} is the path without extension, {/} the base name, {//} the
+    directory and {/.} the base name without extension. Any other {name} is an error. {{name}}
+    stands for a literal {name}. Other braces, as in awk '{print $1}', are left alone.
 
-    A function (--call) gets lines and cells as texts; with --json-lines it gets the number, list or
-    object that a line is, and what is a number with --jsonl stays one.
+    A function (--call) gets lines and cells as strings. With --json-lines it gets the decoded value
+    of the line, with --jsonl the decoded fields.
 
-    The tasks are called CAMPAIGN-NUMBER. Their results are printed one after the other, each ending
-    a line; what failed is told on stderr, and it exits 1, or 5 if some were cancelled and none
-    failed. Only the last 1 MiB of a result is kept: more is reported on stderr, and exits 1.
+    Tasks are named CAMPAIGN-NUMBER. Results go to stdout, each terminated by a newline. Failures go
+    to stderr. Exit 1 if a task failed, 5 if tasks were cancelled and none failed. Only the last 1
+    MiB of a result is kept. If one was longer, the command warns and exits 1.
 
-    To run it again with the same --campaign and input is harmless: what is done is not done again.
+    Running it again with the same --campaign and input has no effect on finished tasks.
     """
     kind, path = _source(values)
     campaign = values["campaign"] or f"map-{secrets.token_hex(5)}"
@@ -143,8 +142,9 @@ def map_rows(
         if not values["campaign"]:
             cli_context.info(f"campaign {campaign}")
         cli_context.interrupt_message = (
-            f"interrupted; what was submitted goes on: `taskyard cancel --campaign {campaign}` "
-            f"ends it, the same `taskyard map --campaign {campaign}` resumes"
+            "interrupted; submitted tasks continue: `taskyard cancel --campaign "
+            f"{campaign}` cancels them, the same `taskyard map --campaign {campaign}` "
+            "resumes"
         )
         send = _submitter(client, campaign, values, watch=not no_wait)
         futures = (send(row, encode(row)) for row in rows(kind, path))
@@ -155,12 +155,12 @@ def map_rows(
 
 @contextmanager
 def _refusal_hint(campaign: str, values: dict[str, Any]) -> Iterator[None]:
-    """What the broker refuses, told as it looks from here."""
+    """Rephrase a refusal of the broker in terms of options."""
     try:
         yield
     except Refused as refused:
         name = str(refused).removeprefix("task ").partition(" was refused: ")[0]
-        known = f"campaign {campaign} has task {name} with another {{}}; give another --campaign"
+        known = f"campaign {campaign} has task {name} with another {{}}: give another --campaign"
         raise explain_refusal(refused, values, known) from refused
 
 
@@ -190,13 +190,13 @@ def _submit(
             wrong.append(error)
 
     number = 0
-    with ProgressBar(cli_context, f"campaign {campaign}", verb="submitted") as meter:
+    with ProgressBar(cli_context, f"campaign {campaign}", participle="submitted") as bar:
         for number, future in enumerate(futures, start=1):
             future.add_done_callback(taken)
             if wrong:
                 break
-            meter.update(number, None)
-        client.status()  # answered when all of it is acknowledged
+            bar.update(number, None)
+        client.status()  # returns after all tasks are acknowledged
     if wrong:
         raise wrong[0]
     if cli_context.as_json:
@@ -209,17 +209,17 @@ def _submit(
 
 
 def _source(values: dict[str, Any]) -> tuple[str, str]:
-    """Which kind of rows, and which file they are in."""
+    """Return the kind of rows and their file."""
     kinds = {kind: values[kind] for kind in ("lines", "csv", "jsonl") if values[kind] is not None}
     if len(kinds) > 1:
-        raise UserError(f"give one of --{' and --'.join(kinds)}, not several")
+        raise UserError(f"--{' and --'.join(kinds)} exclude each other")
     kind, path = next(iter(kinds.items()), ("lines", STDIN))
     if not values["json_lines"]:
         return kind, path
     if values["call"] is None:
-        raise UserError("--json-lines goes with --call: a command gets each line as it is written")
+        raise UserError("--json-lines needs --call")
     if kind != "lines":
-        raise UserError(f"--json-lines goes with --lines or stdin, not with --{kind}")
+        raise UserError(f"--json-lines works with --lines or stdin, not with --{kind}")
     return "json_lines", path
 
 
@@ -242,7 +242,7 @@ def _encoder(
 def _submitter(
     client: Client, campaign: str, values: dict[str, Any], *, watch: bool
 ) -> Callable[[InputRow, bytes], Future]:
-    """Submits tasks that differ in name, payload and lane alone."""
+    """Return a function that submits tasks which differ in name, payload and lane only."""
     call, is_payload = values["call"], values["payload"] is not None
     work = {"call": call} if call else {"payload": ""} if is_payload else {"argv": ["true"]}
     pattern = check_task({"name": campaign, **task_keys(values), "lane": None, **work})
@@ -278,22 +278,22 @@ class MapOutput:
         self._truncated = 0
         self._total: int | None = None
         self._added = 0
-        self._meter = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
+        self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
 
     def __enter__(self) -> Self:
         if self._cli_context.as_json:
             campaign = encode_json(self._campaign).decode()
             click.echo(f'{{"document":"map","campaign":{campaign},"tasks":[', nl=False)
-        self._meter.__enter__()
+        self._bar.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._meter.__exit__(None, None, None)
+        self._bar.__exit__(None, None, None)
         if kind is None:
             self._close()
         elif self._added and issubclass(kind, UserError):
-            look = f"`taskyard list --campaign {escape_line(self._campaign)}`"
-            click.echo(f"what was submitted before this goes on: {look}", err=True)
+            command = f"`taskyard list --campaign {escape_line(self._campaign)}`"
+            click.echo(f"tasks submitted before continue: {command}", err=True)
 
     def _close(self) -> None:
         counts = dict(self._counts)
@@ -302,27 +302,27 @@ class MapOutput:
             click.echo(f"\n],{encode_json(end).decode()[1:]}")
         if self._cli_context.quiet:
             return
-        self.flush()  # the last result stands before the summary, also in one pipe
+        self.flush()  # the last result comes before the summary
         truncated = f", {self._truncated:,} truncated" if self._truncated else ""
         click.echo(
             f"campaign {escape_line(self._campaign)}: {format_counts(counts)}{truncated}", err=True
         )
         if counts.get("failed"):
             retry = f"`taskyard retry --campaign {escape_line(self._campaign)} --failed`"
-            click.echo(f"{retry} tries the failed ones again", err=True)
+            click.echo(f"retry them with {retry}", err=True)
 
-    # For the reader of the input.
+    # Called by the main thread.
 
     def submitted(self, added: int, *, is_all: bool = False) -> None:
-        """So many tasks were submitted."""
+        """Set the number of submitted tasks."""
         self._added = added
         if is_all:
             self._total = added
 
-    # For the window.
+    # Called by the output thread.
 
     def write(self, future: Future) -> None:
-        """What has become of the next task."""
+        """Write the result or the failure of a task."""
         state, value, reason = _outcome(future)
         is_truncated = state == "done" and bool(reason)
         self._counts[state] += 1
@@ -333,13 +333,13 @@ class MapOutput:
             write_bytes(value if not value or value.endswith(b"\n") else value + b"\n")
         if reason and not (self._cli_context.as_json and not is_truncated):
             self._report(reason)
-        self._meter.count(self._counts, self._total, behind_failure=self._counts["blocked"])
+        self._bar.count(self._counts, self._total, behind_failure=self._counts["blocked"])
 
     def _report(self, reason: str) -> None:
         """Write the first failures and truncations to stderr."""
         if self._counts.total() - self._counts["done"] + self._truncated <= FAILURES_SHOWN:
             self.flush()
-            self._meter.print_above(f"taskyard: {escape_line(reason)}")
+            self._bar.print_above(f"taskyard: {escape_line(reason)}")
 
     def _write_json(self, future: Future, state: str, value: bytes, reason: str) -> None:
         fields: dict[str, Any] = {"reason": reason}
@@ -350,7 +350,7 @@ class MapOutput:
         click.echo(comma + b"\n" + encode_json(task), nl=False)
 
     def flush(self) -> None:
-        """Nothing more is at hand: whoever reads should have what there is."""
+        """Flush stdout while no task is settled."""
         sys.stdout.flush()
 
     def exit_code(self) -> ExitCode:
@@ -360,15 +360,18 @@ class MapOutput:
 
 
 def _outcome(future: Future) -> tuple[str, bytes, str]:
-    """The state, the result and the reason of a task; raises what is no ending of a task. The
-    reason of a task that is done is that its result is truncated."""
+    """Return the state, the result and the reason of a settled task.
+
+    The reason of a done task is that its result is truncated. Errors that are not about the task
+    are raised.
+    """
     if future.cancelled():
         return "cancelled", b"", f"task {future.full_name} was cancelled"
     error = future.exception()
     if error is None:
         return "done", future.result() or b"", ""
     if isinstance(error, OutputTruncated):
-        return "done", bytes(error.output), str(error)  # type: ignore[arg-type]  # of no service
+        return "done", bytes(error.output), str(error)  # type: ignore[arg-type]  # a plain payload
     if isinstance(error, TaskBlocked):
         return "blocked", b"", str(error)
     if isinstance(error, TaskFailed):
@@ -377,8 +380,10 @@ def _outcome(future: Future) -> tuple[str, bytes, str]:
 
 
 class FutureWindow:
-    """Hands each future to `on_settled` when it is settled; `on_idle` is called before waiting.
-    Use it as a context manager: after its end nothing is told, whatever the reason for leaving."""
+    """Passes each future to `on_settled` once it is settled, in a thread.
+
+    Calls `on_idle` before it waits. A context manager: after its exit no future is passed on.
+    """
 
     def __init__(
         self,
@@ -394,10 +399,10 @@ class FutureWindow:
         self._room = threading.Semaphore(futures_max)
         self._queue: SimpleQueue[Future | None] = SimpleQueue()
         self._error: BaseException | None = None
-        #: Held by who tells. Python ends a thread anywhere when the program ends: if it is writing
-        #: then, stdout can't be closed, and the whole program aborts.
+        #: Held while output is written. Python may stop a daemon thread anywhere at exit. If it
+        #: holds stdout's lock then, the interpreter aborts.
         self._output_lock = threading.Lock()
-        #: How many there were so far.
+        #: The number of futures added.
         self.added = 0
         self._thread = threading.Thread(target=self._run, name="taskyard-results", daemon=True)
         self._thread.start()
@@ -406,10 +411,10 @@ class FutureWindow:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._output_lock.acquire(timeout=_LAST_LINE_SECONDS)  # and never given back
+        self._output_lock.acquire(timeout=_LAST_LINE_SECONDS)  # never released
 
     def add(self, future: Future) -> None:
-        """One more; waits for room."""
+        """Add a future. Blocks while the window is full."""
         while not self._room.acquire(timeout=_POLL_SECONDS):
             self._raise_error()
         self._raise_error()
@@ -417,10 +422,10 @@ class FutureWindow:
         if self._in_order:
             self._queue.put(future)
         else:
-            future.add_done_callback(self._queue.put)  # type: ignore[arg-type]  # it is the same one
+            future.add_done_callback(self._queue.put)  # type: ignore[arg-type]  # the same future
 
     def finish(self) -> None:
-        """Wait until all are told."""
+        """Wait until all futures are passed on."""
         self._queue.put(None)
         self._thread.join()
         self._raise_error()
@@ -432,13 +437,13 @@ class FutureWindow:
     def _run(self) -> None:
         try:
             self._deliver_all()
-        except BaseException as wrong:  # noqa: BLE001  # it is raised to who submits
+        except BaseException as wrong:  # noqa: BLE001  # raised again by `add` or `finish`
             self._error = wrong
 
     def _deliver_all(self) -> None:
-        told = 0
+        delivered = 0
         is_last = False
-        while not is_last or told < self.added:
+        while not is_last or delivered < self.added:
             if self._queue.empty():
                 with self._output_lock:
                     self._on_idle()
@@ -452,5 +457,5 @@ class FutureWindow:
                 concurrent.futures.wait([future])
             with self._output_lock:
                 self._on_settled(future)
-            told += 1
+            delivered += 1
             self._room.release()

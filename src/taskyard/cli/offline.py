@@ -1,8 +1,8 @@
-"""Looking at a state directory that no broker runs on: a client without a broker.
+"""A read-only client for a state directory without a broker.
 
-It recovers the state as a broker would, under the state's lock, and answers in this process by the
-very code that the broker answers with. It writes nothing, so a full or read-only disk will do. What
-would change something is refused.
+Recovers the state as a broker would, under the state's lock, and replies with the broker's own code
+in this process. It writes nothing, so a full or read-only disk is fine. Requests that would change
+something raise `NoBroker`.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-#: What changes nothing.
+#: Requests that change nothing.
 _ALLOWED_REQUESTS = (
     *(peer.STATS, peer.WORKERS, peer.SHOW, peer.EXPLAIN),
     *(peer.LIST, peer.RESULTS, peer.OUTPUT, peer.LANES),
 )
 
-#: The one who asks.
+#: The route of the only peer.
 _ROUTE = b"\0"
 
 
 class OfflineClient(Client):
-    """A stopped state: everything of a client that only looks. Close it, it holds the lock."""
+    """A client of a stopped state directory. Holds the state's lock until closed."""
 
     def __init__(self, state: Path, rules: RulesSet | None = None) -> None:
-        """`rules` are those that a broker would have. Raises `StateLocked` if somebody uses the
-        state, `JournalDamaged` if it is damaged."""
+        """Open a state directory with the rules that a broker would apply.
+
+        Raises `StateLocked` if a broker uses it, `JournalDamaged` if it is damaged.
+        """
         self._state = state
         self._numbers = count(1)
         self._open = ExitStack()
@@ -74,7 +76,7 @@ class OfflineClient(Client):
 
     @property
     def broker(self) -> str:
-        """Where one would be."""
+        """Return the state directory."""
         return str(self._state)
 
     def close(self, timeout: float | None = None) -> None:  # noqa: ARG002  # nothing to wait for
@@ -104,11 +106,12 @@ class OfflineClient(Client):
 
     def _raise_offline(self) -> NoReturn:
         raise NoBroker(
-            f"no broker runs on {self._state}; start one with `taskyard up --state {self._state}`"
+            f"no broker is running on {self._state} "
+            f"(start one with `taskyard up --state {self._state}`)"
         )
 
     def submit(self, *_what: object, **_options: object) -> NoReturn:
-        """There is nobody to take it."""
+        """Raise `NoBroker`."""
         self._raise_offline()
 
     map = submit_all = future = submit

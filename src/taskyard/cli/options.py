@@ -1,12 +1,12 @@
-"""Options that verbs have in common, each defined once.
+"""Options that several commands share, and the context of a call.
 
-An option of this file stores what it was given in the `CliContext` of the call, so that it means
-the same before the verb and after it; or it is one that the settings know, who say what it is if
-it is not given.
+An option either stores its value in the `CliContext`, so that it may stand before or after the
+command, or it takes its default from the settings.
 """
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,14 +22,14 @@ CommandFunction = TypeVar("CommandFunction", bound=Callable[..., object])
 
 
 class Duration(click.ParamType[int]):
-    """`90s`, `5m`, `1h30m` or plain seconds, as nanoseconds; never 0."""
+    """A duration as nanoseconds: `90s`, `5m`, `1h30m` or plain seconds. Must be positive."""
 
     name = "duration"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        from taskyard.settings.values import InvalidValue, read_positive_duration  # noqa: PLC0415  # when used
+        from taskyard.settings.values import InvalidValue, read_positive_duration  # noqa: PLC0415  # not needed by `--help`
 
         if isinstance(value, int):
             return value
@@ -43,62 +43,61 @@ DURATION = Duration()
 
 
 class CliContext:
-    """How one call of the command line talks to its user."""
+    """The global options of a call, its settings and its messages to the user."""
 
     def __init__(self) -> None:
         #: Show the traceback of an error, not only its message.
         self.verbose = False
-        #: Say nothing but the answer.
+        #: Print nothing but the result.
         self.quiet = False
-        #: Answer with a JSON document.
+        #: Print a JSON document.
         self.as_json = False
-        #: The endpoint of the broker; None: as the environment says, or the state directory.
+        #: The endpoint of the broker. None: from the settings.
         self.broker: str | None = None
-        #: The state directory; None: as the environment says, or the usual one.
+        #: The state directory. None: from the settings.
         self.state: Path | None = None
-        #: Nanoseconds to wait for a broker that does not answer; None: see `connecting`.
+        #: The timeout for a broker that does not reply. None: see `connection`.
         self.broker_timeout: int | None = None
-        #: The key file; None: as the environment or the settings say.
+        #: The key file. None: from the settings.
         self.key: Path | None = None
-        #: The settings file; None: as the environment says, or the nearest one.
+        #: The settings file. None: TASKYARD_CONFIG or the nearest taskyard.toml.
         self.config: Path | None = None
-        #: A broker listens at its native socket alone.
+        #: Whether a broker opens its native socket only.
         self.native_only = False
-        #: Somebody started it who has told the user what there is to say of the settings.
+        #: Whether a supervisor started this process. The supervisor prints warnings about settings.
         self.is_supervised = False
-        #: What to say when it is interrupted.
+        #: The message when the command is interrupted.
         self.interrupt_message = "interrupted"
         self._settings: Settings | None = None
 
     def info(self, line: str) -> None:
-        """Tell the user what goes on, beside the answer. It goes on where nobody listens, as the
-        log of a host that is gone."""
+        """Print a message on stderr unless --quiet is given. Ignores a closed pipe."""
         if not self.quiet:
             with suppress(BrokenPipeError):
                 click.echo(line, err=True)
 
     def warn(self, line: str) -> None:
-        """Print a warning on stderr. It is no progress: `--quiet` does not suppress it.
+        """Print a warning on stderr, even with --quiet.
 
-        Not by `click.echo`: that writes past the bar that is drawn there, and this above it.
+        Uses `print` because `click.echo` would write across a progress bar.
         """
         with suppress(BrokenPipeError):
-            if sys.stderr is None:  # as it is for a process that was started with it closed
+            if sys.stderr is None:  # None in a process that was started with stderr closed
                 return
             print(escape_control(f"taskyard: {line}"), file=sys.stderr, flush=True)  # noqa: T201  # see above
 
     def settings(self) -> "Settings":
-        """The environment's, the file's and the defaults. Raises `InvalidSettings`."""
+        """Return the merged settings. Raises `InvalidSettings`."""
         if self._settings is None:
-            from taskyard.settings.loader import load  # noqa: PLC0415  # `--help` does without
+            from taskyard.settings.loader import load  # noqa: PLC0415  # not needed by `--help`
 
             self._settings = load(self.config)
-            for stranger in () if self.is_supervised else self._settings.unknown_variables:
-                self.info(f"taskyard: {stranger}")
+            for warning in () if self.is_supervised else self._settings.unknown_variables:
+                self.info(f"taskyard: {warning}")
         return self._settings
 
     def reload_settings(self) -> "Settings":
-        """The same as they are now, of the file that was read. Raises `InvalidSettings`."""
+        """Read the settings again from the same file. Raises `InvalidSettings`."""
         from taskyard.settings.loader import load  # noqa: PLC0415
 
         return load(self.config or self.settings().file)
@@ -116,7 +115,7 @@ verbose_option = click.option(
     is_eager=True,
     expose_value=False,
     callback=_set_verbose,
-    help="Show where an error came from, too.",
+    help="Print the traceback of an error too.",
 )
 
 
@@ -132,12 +131,12 @@ quiet_option = click.option(
     is_eager=True,
     expose_value=False,
     callback=_set_quiet,
-    help="Show no progress.",
+    help="Print no progress messages.",
 )
 
 
 def store_option(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
-    """Store what an option was given in the `CliContext`, under this name."""
+    """Return a click callback that stores the value in the `CliContext`."""
 
     def store_option(context: click.Context, _option: click.Parameter, given: object) -> None:
         if given:
@@ -146,23 +145,36 @@ def store_option(name: str) -> Callable[[click.Context, click.Parameter, object]
     return store_option
 
 
+class SettingOption(click.Option):
+    """An option whose environment variable is shown in the help. The settings read it."""
+
+    def __init__(self, names: Sequence[str], **more: Any) -> None:  # noqa: ANN401  # click options
+        super().__init__(names, show_envvar=True, **more)
+
+    def resolve_envvar_value(self, ctx: click.Context) -> None:  # click's signature
+        """Leave the variable to the settings, which check it and report its origin."""
+
+
 config_option = click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
+    cls=SettingOption,
+    envvar="TASKYARD_CONFIG",
+    show_default="nearest taskyard.toml, here or in a parent",
     is_eager=True,
     expose_value=False,
     callback=store_option("config"),
-    help="The settings file; the nearest taskyard.toml, here or above, if not given.",
+    help="Settings file.",
 )
 
 
 def setting_option(
     path: str,
     *names: str,
-    **more: Any,  # noqa: ANN401  # click's
+    **more: Any,  # noqa: ANN401  # click options
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """An option that is as the settings say where it is not given."""
+    """Return an option whose default is a setting."""
 
     def choose(context: click.Context, _option: click.Parameter, given: object) -> object:
         if context.resilient_parsing:
@@ -170,42 +182,44 @@ def setting_option(
         settings = context.ensure_object(CliContext).settings()
         return settings.value(path) if given in (None, ()) else given
 
-    return click.option(*names, callback=choose, **more)
+    more.setdefault("envvar", "TASKYARD_" + re.sub(r"\W", "_", path.upper()))
+    return click.option(*names, cls=SettingOption, callback=choose, **more)
 
 
 def state_option(command: CommandFunction) -> CommandFunction:
-    """For verbs that work on a state directory themselves."""
+    """Add --state, for commands that work on a state directory themselves."""
     option = setting_option(
         "broker.state",
         "--state",
+        envvar="TASKYARD_STATE",
+        show_default="./.taskyard",
         type=click.Path(path_type=Path),
         metavar="DIR",
-        help="The state directory; ./.taskyard if not given.",
+        help="State directory.",
     )
     return config_option(option(command))
 
 
-#: For verbs that talk to a broker: what is not given is left to `client.discovery`.
-broker_option = click.option(
-    "--broker",
-    metavar="URL",
-    help="The broker's endpoint; that of the state directory if not given.",
-)
-
+#: For `worker`, which may have several brokers.
 broker_state_option = click.option(
     "--state",
+    cls=SettingOption,
+    envvar="TASKYARD_STATE",
+    show_default="./.taskyard",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The broker's state directory; ./.taskyard if not given.",
+    help="State directory of the broker.",
 )
 
 key_option = click.option(
     "--key",
+    cls=SettingOption,
+    envvar="TASKYARD_KEY",
     type=click.Path(path_type=Path),
     metavar="FILE",
     expose_value=False,
     callback=store_option("key"),
-    help="The key to come with, for a broker that demands one; or TASKYARD_KEY.",
+    help="Key file for a broker that requires keys.",
 )
 
 broker_timeout_option = click.option(
@@ -214,13 +228,11 @@ broker_timeout_option = click.option(
     metavar="D",
     expose_value=False,
     callback=store_option("broker_timeout"),
-    help="Stop waiting for a broker that does not answer, and exit 3: 90s, 5m. Without it, wait 5s "
-    "for the first answer, and for ever if the broker goes away later.",
+    help="Exit 3 if the broker does not reply for this long, as in 90s. If omitted, "
+    "wait 5s for the first reply and without limit later.",
 )
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Answer with one JSON document, for programs."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON document.")
 
 
 def _unwrap_stdout(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
@@ -228,18 +240,18 @@ def _unwrap_stdout(context: click.Context, _option: click.Parameter, given: bool
         unwrap_stdout()
 
 
-#: For verbs that print what a task printed.
+#: For commands that print the output of a task.
 raw_option = click.option(
     "--raw",
     is_flag=True,
     expose_value=False,
     callback=_unwrap_stdout,
-    help="Pass control characters on to a terminal, too. A pipe always gets every byte as it is.",
+    help="Print control characters unescaped on a terminal. A pipe always gets the exact bytes.",
 )
 
 
 def broker_options(command: CommandFunction) -> CommandFunction:
-    """What every verb has that talks to a broker; the verb finds it in its `CliContext`."""
+    """Add the options of commands that connect to a broker. They are stored in the `CliContext`."""
     for option in (
         verbose_option,
         quiet_option,
@@ -251,22 +263,28 @@ def broker_options(command: CommandFunction) -> CommandFunction:
             is_flag=True,
             expose_value=False,
             callback=store_option("as_json"),
-            help="Answer with one JSON document, for programs.",
+            help="Print a JSON document.",
         ),
         click.option(
             "--state",
+            cls=SettingOption,
+            envvar="TASKYARD_STATE",
+            show_default="./.taskyard",
             type=click.Path(path_type=Path),
             metavar="DIR",
             expose_value=False,
             callback=store_option("state"),
-            help="The broker's state directory; ./.taskyard if not given.",
+            help="State directory of the broker.",
         ),
         click.option(
             "--broker",
+            cls=SettingOption,
+            envvar="TASKYARD_BROKER",
+            show_default="in the state directory",
             metavar="URL",
             expose_value=False,
             callback=store_option("broker"),
-            help="Where the broker is, if not in the state directory; or TASKYARD_BROKER.",
+            help="Endpoint of the broker.",
         ),
     ):
         command = option(command)

@@ -1,7 +1,7 @@
-"""How answers are written: documents, tables, raw bytes.
+"""Output of commands: JSON documents, tables and raw bytes.
 
-Knows terminals and pipes, not tasks. What is for people goes through `escape_line`, so that a name
-with control characters in it can't move the cursor; what is for programs is JSON.
+Handles terminals and pipes, and does not depend on tasks. Text for people goes through
+`escape_line`, so that a name can't move the cursor.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
     from taskyard.core.model import Result
 
-#: A longer table is written plainly also on a terminal: to draw one takes time and memory. In a
-#: pipe the widths of the columns are made of so many rows; later ones may stand out.
+#: Longer tables are written as plain lines even on a terminal, because drawing takes time and
+#: memory. In a pipe these rows determine the widths of the columns.
 ROWS_DRAWN_MAX: Final = 1000
 
-#: A terminal with fewer columns is narrow for a table of more than a handful.
+#: On narrower terminals optional columns are left out.
 WIDE_COLUMNS: Final = 120
 
 
 def example(*lines: str) -> str:
-    """The end of a verb's help; click keeps the lines as they are."""
+    """Return the examples at the end of a help text. Click keeps their lines."""
     title = "Example" if len(lines) == 1 else "Examples"
     return "\b\n" + "\n".join([f"{title}:", *(f"  taskyard {line}" for line in lines)])
 
 
 def encode_json(value: object) -> bytes:
-    """Encode a value as JSON that a terminal shows as it is."""
-    import msgspec  # noqa: PLC0415  # `taskyard --help` does without
+    """Encode a value as JSON without terminal control characters."""
+    import msgspec  # noqa: PLC0415  # not needed by `--help`
 
     return escape_control_json(msgspec.json.encode(value))
 
@@ -57,11 +57,11 @@ def print_view(command: str, view: Mapping[str, Any]) -> None:
 
 
 def text_or_base64(name: str, value: bytes) -> dict[str, Any]:
-    """Bytes for JSON: text where they are, else in base64 under a name that says so."""
+    """Return bytes as JSON fields: text if they are UTF-8, else base64 in `NAME_base64`."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:
-        return {name: None, f"{name}_base64": value}  # as msgspec writes bytes
+        return {name: None, f"{name}_base64": value}  # msgspec encodes bytes as base64
 
 
 def write_bytes(value: bytes) -> None:
@@ -71,18 +71,18 @@ def write_bytes(value: bytes) -> None:
 
 
 def write_result(value: bytes) -> None:
-    """The same, but on a terminal the prompt that follows begins a line of its own."""
+    """Write a result to stdout. On a terminal, end its last line."""
     ends_line = not value or value.endswith(b"\n")
     write_bytes(value if ends_line or not sys.stdout.isatty() else value + b"\n")
 
 
 def result_fields(result: Result) -> dict[str, Any]:
-    """Return a result for JSON."""
+    """Return the JSON fields of a result."""
     return {**text_or_base64("result", result.text), "truncated": bool(result.bytes_total)}
 
 
 def warn_if_truncated(name: str, result: Result) -> ExitCode:
-    """Write to stderr that a result is truncated. Returns the exit code of the verb."""
+    """Warn on stderr if a result is truncated. Return the exit code."""
     if not result.bytes_total:
         return ExitCode.OK
     from taskyard.client.results import truncation_text  # noqa: PLC0415  # not for `taskyard --help`
@@ -98,11 +98,10 @@ def print_table(
     wrapped: Sequence[str] = (),
     optional: Sequence[str] = (),
 ) -> None:
-    """A table: drawn on a terminal, plain lines in a pipe. Numbers stand to the right.
+    """Print a table: drawn on a terminal, plain lines in a pipe. Numbers are right-aligned.
 
-    Where a terminal is too narrow, the columns of `wrapped` go on in the next line and others end
-    in an ellipsis: a name in pieces can't be read. Where it is narrow, `optional` columns are left
-    out.
+    On a terminal, long cells of `wrapped` columns continue in the next line, and other cells end in
+    an ellipsis. On a narrow terminal, `optional` columns are left out.
     """
     line = iter(rows)
     first = list(islice(line, ROWS_DRAWN_MAX + 1))
@@ -119,17 +118,17 @@ def print_table(
 def _draw_table(
     columns: Sequence[str], rows: list[Sequence[object]], wrapped: Sequence[str]
 ) -> None:
-    from rich import box  # noqa: PLC0415  # it takes a while to import, and pipes don't need it
+    from rich import box  # noqa: PLC0415  # slow to import, and not needed for pipes
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    # Close together: at 80 columns a status has room for a name that `map` has made up.
+    # Narrow padding leaves room for generated campaign names at 80 columns.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, column in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[index], int) for row in rows)
         side: Literal["left", "right"] = "right" if is_number else "left"
-        # Numbers are never cut: the other columns make room for them.
+        # Numbers are never cut.
         table.add_column(column, justify=side, min_width=len(column), no_wrap=is_number)
     for row in rows:
         cells = [Text(_cell(value), style=_STYLES.get(str(value), "")) for value in row]
@@ -140,7 +139,7 @@ def _draw_table(
     Console(file=raw_stream(sys.stdout), highlight=False).print(table)
 
 
-#: States that should catch the eye.
+#: Colours of states.
 _STYLES: Final = {
     "failed": "red",
     "done": "green",
@@ -152,7 +151,7 @@ _STYLES: Final = {
 def _write_plain_table(
     columns: Sequence[str], first: list[Sequence[object]], rest: Iterable[Sequence[object]]
 ) -> None:
-    """Row by row, in columns as wide as the first rows need."""
+    """Write rows as plain lines. The first rows determine the widths of the columns."""
     cells = [list(columns), *([_cell(value) for value in row] for row in first)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     line = iter(rest)

@@ -1,6 +1,6 @@
-"""How far it is: a bar on a terminal, a line now and then elsewhere. Always on stderr.
+"""Progress on stderr: a bar on a terminal, a line every few seconds elsewhere.
 
-Knows counts and words, not where they come from. One thread at a time may tell it.
+Formats counts and does not depend on their source. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -24,71 +24,74 @@ if TYPE_CHECKING:
 
     from taskyard.cli.options import CliContext
 
-#: Where no bar can be drawn, a line this often: a log should say that it goes on, not more.
+#: The interval of progress lines where no bar is drawn.
 LINE_SECONDS: Final = 5.0
 
-#: The rate is that of so many seconds: it follows a change, and does not jump.
+#: The window over which the rate is measured.
 RATE_SECONDS: Final = 20.0
 
-#: Nobody sees more than this, and to show it takes time from the work.
+#: The shortest interval between two updates.
 _SHOWN_SECONDS: Final = 0.1
 
-#: The states of tasks, in the order in which a person asks for them.
+#: The order of states in a summary.
 _STATES_SHOWN: Final = ("done", "failed", "cancelled", "leased", "ready", "delayed", "blocked")
 
-#: What is worth saying beside the number of done tasks.
+#: States that are shown beside the number of done tasks.
 _EXTRA_STATES: Final = (
     ("failed", "failed"),
     ("cancelled", "cancelled"),
     ("behind", "behind a failure"),
     ("leased", "running"),
-    ("delayed", "waiting for their time"),
+    ("delayed", "delayed"),
 )
 
 
 class ProgressBar:
-    """Shows how far something is, how quick, and how long it still takes: a context manager."""
+    """A context manager that shows progress, rate and remaining time."""
 
     def __init__(
         self,
         cli_context: CliContext,
         label: str = "",
         *,
-        verb: str = "done",
+        participle: str = "done",
         drawn: bool = True,
         prints_end: bool = False,
     ) -> None:
-        """`verb` is what has become of those that are counted. Without `drawn` there is no bar: the
-        terminal is used for something else. `prints_end` has a line at the end of it, too."""
+        """Prepare a progress display.
+
+        `participle` describes the counted items. Without `drawn` no bar is shown, because the
+        terminal is used otherwise. With `prints_end` a line is printed at the end too.
+        """
         is_terminal = sys.stderr.isatty()
-        self._verb = verb and f" {verb}"
+        self._participle = participle and f" {participle}"
         self._prints_end = prints_end
-        self._has_lines = not (
-            is_terminal or cli_context.quiet
-        )  # none between bars, nor among answers
+        self._has_lines = not (is_terminal or cli_context.quiet)  # no lines on a terminal
         self._bars = _bars() if is_terminal and drawn and not cli_context.quiet else None
         self._draw: Callable[..., None] | None = None
         self._printed_at = time.monotonic()
         self.set_label(label)
 
     def set_label(self, label: str) -> None:
-        """From here on it is about this; "" is about nothing yet."""
+        """Start a new bar. With an empty label, draw none yet."""
         self.label = escape_line(label)
         self._shown = 0.0
-        #: When how many there were.
+        #: Times and counts within the rate window.
         self._seen: deque[tuple[float, int]] = deque()
         if self._bars is not None and label:
             bar = self._bars.add_task(self.label, total=None, words="")
             self._draw = partial(self._bars.update, bar)
 
     def count(self, counts: Mapping[str, int], total: int | None, behind_failure: int = 0) -> None:
-        """Show how many tasks are in which state; a total of None is not known yet."""
-        told = {**counts, "behind": behind_failure}
-        ended = sum(told.get(state, 0) for state in ("done", "failed", "cancelled", "behind"))
+        """Show the number of tasks in each state. A total of None is unknown."""
+        all_counts = {**counts, "behind": behind_failure}
+        ended = sum(all_counts.get(state, 0) for state in ("done", "failed", "cancelled", "behind"))
         extra_counts = [
-            f"{told[state]:,} {word}" for state, word in _EXTRA_STATES if told.get(state)
+            f"{all_counts[state]:,} {word}"
+            for state, word in _EXTRA_STATES
+            if all_counts.get(state)
         ]
-        self.update(ended, total, extra_counts, done=told.get("done", 0))
+        self.update(ended, total, extra_counts, done=all_counts.get("done", 0))
 
     def update(
         self,
@@ -97,7 +100,7 @@ class ProgressBar:
         extra_counts: Sequence[str] = (),
         done: int | None = None,
     ) -> None:
-        """Show that so many are over; `done` of them well, if not all."""
+        """Show the number of ended items. `done` is the number of those that succeeded."""
         now = time.monotonic()
         if now - self._shown < _SHOWN_SECONDS and ended != total:
             return
@@ -110,10 +113,12 @@ class ProgressBar:
             self._printed_at = now
             of = "" if total is None else f" of {total:,}"
             number = ended if done is None else done
-            click.echo(f"{self.label}: {number:,}{of}{self._verb}{words and ', '}{words}", err=True)
+            click.echo(
+                f"{self.label}: {number:,}{of}{self._participle}{words and ', '}{words}", err=True
+            )
 
     def print_above(self, text: str) -> None:
-        """A line on stderr, above the bar."""
+        """Print a line on stderr above the bar."""
         if self._bars is None:
             click.echo(text, err=True)
         else:
@@ -125,7 +130,7 @@ class ProgressBar:
         return (is_end and self._prints_end) or now - self._printed_at > LINE_SECONDS
 
     def _rate_and_eta(self, now: float, ended: int, total: int | None) -> list[str]:
-        """How quick it is lately, and how long the rest takes; nothing while that is not known."""
+        """Return the current rate and the remaining time, or nothing if they are unknown."""
         self._seen.append((now, ended))
         while now - self._seen[0][0] > RATE_SECONDS:
             self._seen.popleft()
@@ -151,7 +156,7 @@ class ProgressBar:
 
 
 def _bars() -> Bars:
-    from rich.console import Console  # noqa: PLC0415  # it takes a while to import
+    from rich.console import Console  # noqa: PLC0415  # slow to import
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         MofNCompleteColumn,
@@ -172,7 +177,7 @@ def _bars() -> Bars:
 
 
 def format_counts(counts: dict[str, int], behind_failure: int = 0) -> str:
-    """`12 tasks: 10 done, 2 failed`; states that nobody is in are left out."""
+    """Format counts as `12 tasks: 10 done, 2 failed`. Empty states are left out."""
     shown = dict(counts)
     if behind_failure:
         shown["blocked"] -= behind_failure

@@ -1,8 +1,8 @@
-"""A prompt: one command a line, from a terminal or a pipe, while something else goes on.
+"""A prompt that reads commands from a terminal or a pipe while a program runs.
 
-Owns stdin and stdout. In a pipe nobody sees what is typed, so each command is written after its
-prompt, and what is printed reads the same as in a terminal. The end of stdin is `quit`. What the
-commands do is the programs' business.
+Owns stdin and stdout. A pipe does not echo input, so each command is printed after its prompt, and
+the output looks the same as on a terminal. The end of stdin means `quit`. The program implements
+the commands.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ if TYPE_CHECKING:
 _STDIN: Final = 0
 _READ_BYTES: Final = 65_536
 
-#: A longer line is no command.
+#: Longer lines are rejected.
 LINE_BYTES_MAX: Final = 4096
 
-#: Digits of a number that a command takes.
+#: The most digits of a number argument.
 NUMBER_DIGITS_MAX: Final = 6
 
 QUIT: Final = "quit"
 
 
 class Console:
-    """What is printed, and where the prompt stands. For several threads at once."""
+    """Prints lines and keeps track of the prompt. Thread-safe."""
 
-    def __init__(self, who: str, debug: int) -> None:
-        self._prompt = f"{who}> "
+    def __init__(self, name: str, debug: int) -> None:
+        self._prompt = f"{name}> "
         self._debug = debug
         self._is_prompting = False
         self._printing = threading.Lock()
         self._echoes = not os.isatty(_STDIN)
 
     def print_line(self, level: int, text: str) -> None:
-        """Tell something that is for this debug level and those above."""
+        """Print a line if the debug level is at least `level`."""
         if level > self._debug:
             return
         with self._printing:
             if self._is_prompting:
-                _write("\n")  # somebody may be typing
+                _write("\n")  # the user may be typing
             _write(escape_line(text) + "\n")
             if self._is_prompting:
                 _write(self._prompt)
 
     def prompt(self) -> None:
-        """Ask for a command; once is enough."""
+        """Print the prompt unless it is shown already."""
         with self._printing:
             if not self._is_prompting:
                 _write(self._prompt)
             self._is_prompting = True
 
     def command_read(self, line: str) -> None:
-        """A command was typed."""
+        """Echo a command that was read."""
         with self._printing:
             if not self._is_prompting:
                 _write(self._prompt)
@@ -71,7 +71,7 @@ class Console:
                 _write(escape_line(line) + "\n")
 
     def end_prompt(self) -> None:
-        """Nothing more is asked for."""
+        """End the line of the prompt."""
         with self._printing:
             if self._is_prompting:
                 _write("\n")
@@ -84,23 +84,23 @@ def _write(text: str) -> None:
 
 
 class Lines:
-    """Lines of stdin, as they come."""
+    """A buffer of lines from stdin."""
 
     def __init__(self) -> None:
         self._rest = b""
         self.is_at_eof = False
 
     def read(self) -> None:
-        """Take in what is there; waits where nothing is."""
+        """Read available input. Blocks if there is none."""
         try:
             part = os.read(_STDIN, _READ_BYTES)
-        except OSError:  # there is no stdin
+        except OSError:  # stdin is closed
             part = b""
         self._rest += part
         self.is_at_eof = not part
 
     def next(self) -> str | None:
-        """The next whole line; at the end, what there is."""
+        """Return the next complete line, or the rest at the end of input."""
         line, end, rest = self._rest.partition(b"\n")
         if end or (self.is_at_eof and line):
             self._rest = rest
@@ -112,7 +112,7 @@ class Lines:
 
 
 def read_commands() -> Iterator[str]:
-    """Lines of stdin, waited for, up to its end."""
+    """Yield lines of stdin until its end."""
     lines = Lines()
     while True:
         while (line := lines.next()) is not None:
@@ -123,9 +123,9 @@ def read_commands() -> Iterator[str]:
 
 
 class PromptProgram(Protocol):
-    """What is commanded."""
+    """A program that is controlled by commands."""
 
-    #: By their words; those of the second take a number.
+    #: The commands by name. Those of `counted_commands` take a number.
     commands: dict[str, Callable[[], None]]
     counted_commands: dict[str, Callable[[int], None]]
 
@@ -146,7 +146,7 @@ def run_command(
     counted_commands: Mapping[str, Callable[[int], None]],
     console: Console,
 ) -> None:
-    """Carry out one command, or say why not."""
+    """Run a command, or print why it is invalid."""
     word, _, rest = line.partition(" ")
     number = rest.strip()
     if word in commands and not number:
@@ -154,10 +154,12 @@ def run_command(
     elif word in counted_commands and _is_number(number):
         counted_commands[word](int(number))
     elif word in counted_commands:
-        console.print_line(0, f"{word} takes a number, up to {'9' * NUMBER_DIGITS_MAX}: {word} 100")
+        console.print_line(
+            0, f"{word}: expected a number up to {'9' * NUMBER_DIGITS_MAX}, as in {word} 100"
+        )
     elif word:
         known = [*commands, *(f"{one} N" for one in counted_commands)]
-        console.print_line(0, f"there is no command {line!r}; the commands are {', '.join(known)}")
+        console.print_line(0, f"unknown command {line!r} (known: {', '.join(known)})")
 
 
 def _is_number(text: str) -> bool:
@@ -167,7 +169,7 @@ def _is_number(text: str) -> bool:
 
 
 class _PromptLoop:
-    """Commands, one after the other."""
+    """Runs commands one after the other."""
 
     def __init__(self, program: PromptProgram, console: Console) -> None:
         self._program = program
@@ -180,7 +182,7 @@ class _PromptLoop:
         return not (self._program.is_busy or self.is_quitting or self.lines.is_at_eof)
 
     def run_next(self) -> bool:
-        """Take the next command, if it may be taken; whether there was one."""
+        """Run the next command if the program is not busy. Return whether there was one."""
         if self._program.is_busy or self.is_quitting:
             return False
         line = self.lines.next()
@@ -203,8 +205,10 @@ class _PromptLoop:
 def run_prompt(
     program: PromptProgram, poller: Poller, clock: SystemClock, console: Console
 ) -> None:
-    """Run a program by the commands of stdin, until it is over. A signal is `quit`, a second one
-    ends it at once."""
+    """Run a program with commands from stdin until it is finished.
+
+    A signal means `quit`. A second one ends the program at once.
+    """
     prompt_loop = _PromptLoop(program, console)
     with Signals() as signals:
         poller.add(signals.fileno())

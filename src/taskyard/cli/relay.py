@@ -1,4 +1,4 @@
-"""`taskyard relay`: hands WMP messages on between workers and managers, in the foreground."""
+"""`taskyard relay`: relay WMP messages between workers and managers, in the foreground."""
 
 import click
 
@@ -17,7 +17,7 @@ from taskyard.relay.server import serve
     "--listen",
     required=True,
     metavar="ENDPOINT",
-    help="Where workers and other relays come to. Port 0 takes a free one.",
+    help="Endpoint for workers and other relays. Port 0 picks a free port.",
 )
 @click.option(
     "--to",
@@ -25,7 +25,7 @@ from taskyard.relay.server import serve
     multiple=True,
     required=True,
     metavar="ENDPOINT",
-    help="A manager, or another relay. Repeatable; keep the order when it is started again.",
+    help="A manager or another relay. Repeatable. Keep the order across restarts.",
 )
 @until_eof_option
 @verbose_option
@@ -34,19 +34,18 @@ from taskyard.relay.server import serve
 def relay(
     cli_context: CliContext, *, listen: str, upstreams: tuple[str, ...], until_eof: bool
 ) -> None:
-    """Hand messages on between WMP workers and their managers.
+    """Relay messages between WMP workers and their managers.
 
-    Workers connect to a relay as to a manager, and work for all managers behind it. A broker is a
-    manager where it listens by `--listen wmp=ENDPOINT`. Relays may stand one behind the other, up
-    to eight, and side by side. A relay holds no task: killed and started again it goes on, and
-    nothing is lost.
+    Workers connect to a relay as to a manager and work for all managers behind it. A broker is a
+    manager if it runs with `--listen wmp=ENDPOINT`. Relays can be chained, up to eight, and run
+    side by side. A relay has no state, so it can be killed and restarted without losing tasks.
 
-    When it is ready it prints `listening wmp ENDPOINT`. Managers that are not there are waited for.
+    When ready, it prints `listening wmp ENDPOINT`. It waits for managers that are not running.
     SIGTERM and Ctrl-C stop it.
     """
     log_to_stderr(cli_context, "relay")
     above = [endpoints.peer_endpoint(one) for one in upstreams]
     below = endpoints.listen_endpoint(listen)
     if below in above:
-        raise UserError(f"--to {below} is where the relay itself listens; give a manager's")
+        raise UserError(f"--to {below}: the relay's own --listen endpoint")
     serve(below, above, click.echo, until_eof=until_eof)

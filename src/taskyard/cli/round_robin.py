@@ -1,6 +1,6 @@
-"""`taskyard rr`: the three programs of the round-robin dialect, each with a prompt.
+"""`taskyard rr`: server, worker and client of the round-robin dialect, each with a prompt.
 
-Thin: the server is the ordinary broker, the worker's and the client's loops are in their packages.
+The server is the ordinary broker. The loops of worker and client are in their packages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAME: Final = DIALECT.decode()
 
 
 def _endpoint_option(command: CommandFunction) -> CommandFunction:
-    """What all three have: where the server is, and how much is told."""
+    """Add --endpoint and -d."""
 
     def choose(context: click.Context, _option: click.Parameter, given: str | None) -> str:
         if given is not None or context.resilient_parsing:
@@ -52,7 +52,8 @@ def _endpoint_option(command: CommandFunction) -> CommandFunction:
         "--endpoint",
         callback=choose,
         metavar="E",
-        help=f"Where the server is; {ENDPOINT} if not given.",
+        show_default=ENDPOINT,
+        help="Endpoint of the server.",
     )
     debug = click.option(
         "-d",
@@ -60,17 +61,17 @@ def _endpoint_option(command: CommandFunction) -> CommandFunction:
         type=click.IntRange(min=0),
         default=1,
         metavar="N",
-        help="How much to tell: 0 errors and answers only, 1 what happens, 5 summaries, too.",
+        help="Verbosity: 0 prints errors and replies, 1 also events, 5 also summaries.",
     )
     return debug(endpoint(command))
 
 
 @click.group(no_args_is_help=True)
 def rr() -> None:
-    """Run a round-robin server, its workers and its clients, each with a prompt.
+    """Run a round-robin server, worker or client with a prompt.
 
-    They speak LMQ, as docs/dialects/round-robin.md has it. Commands come from a terminal or a pipe,
-    one a line; the end of the input is `quit`.
+    They use the LMQ protocol (docs/dialects/round-robin.md). Commands are read from a terminal or a
+    pipe, one per line. The end of the input means `quit`.
     """
 
 
@@ -81,26 +82,26 @@ def rr() -> None:
 def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> None:
     """Run a broker that listens for round-robin peers.
 
-    It is the ordinary broker, with its state directory. Port 0 takes a free one.
+    It is the ordinary broker with its state directory. Port 0 picks a free port.
 
-    Commands: `workers` lists the workers with their free slots, `quit` stops it.
+    Commands: `workers` lists the workers with their free slots, `quit` stops the server.
     """
     cli_context.quiet, cli_context.verbose = not debug, debug >= worker_program.SUMMARIES
     log_to_stderr(cli_context, "rr server")
     console = Console("server", debug)
-    desk = _ServerPrompt(console, endpoints.native_endpoint(state))
+    server_prompt = _ServerPrompt(console, endpoints.native_endpoint(state))
 
     def print_line(line: str) -> None:
         console.print_line(1, line)
         if line.startswith(f"listening {_NAME}"):
-            threading.Thread(target=desk.run, daemon=True).start()
+            threading.Thread(target=server_prompt.run, daemon=True).start()
 
     serve(BrokerSettings(state, ((_NAME, endpoints.listen_endpoint(endpoint)),)), print_line)
     console.end_prompt()
 
 
 class _ServerPrompt:
-    """The server's prompt, in a thread beside the broker."""
+    """The prompt of the server, in a thread beside the broker."""
 
     def __init__(self, console: Console, endpoint: str) -> None:
         self._console = console
@@ -131,12 +132,12 @@ class _ServerPrompt:
 
 
 def _row(worker: dict[str, Any]) -> str:
-    address = worker["name"].removeprefix(ROUND_ROBIN.decode())
-    return f"{address}  {worker['slots'] - worker['slots_used']} of {worker['slots']} slots free"
+    peer = worker["name"].removeprefix(ROUND_ROBIN.decode())
+    return f"{peer}  {worker['slots'] - worker['slots_used']} of {worker['slots']} slots free"
 
 
 def _stop() -> None:
-    """As whoever runs a broker does."""
+    """Stop the broker with SIGTERM."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -144,16 +145,16 @@ def _stop() -> None:
 @_endpoint_option
 @config_option
 def worker(endpoint: str, debug: int) -> None:
-    """Work for a round-robin server: answer PING and STREAM.
+    """Run a worker that replies to PING and STREAM.
 
-    Commands: `register`, `deregister`; `bulk` starts child workers, ten in all with this one;
-    `endbulk` ends them; `quit`.
+    Commands: `register`, `deregister`, `bulk` (start child workers, ten with this one), `endbulk`
+    (stop them) and `quit`.
     """
-    place, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
+    address, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
     console = Console("worker", debug)
 
     def open_socket(suffix: str) -> ZmqSocket:
-        return sockets.connect_by_name(place, suffix)
+        return sockets.connect_by_name(address, suffix)
 
     with closing(
         worker_program.RoundRobinProgram(open_socket, poller, clock, console.print_line)
@@ -167,13 +168,13 @@ def worker(endpoint: str, debug: int) -> None:
 def client(endpoint: str, debug: int) -> None:
     """Send messages to a round-robin server.
 
-    Commands: `ping` wants no answer, `pingt` does, `data` asks for 1024 bytes; `bulkping N` and
-    `bulkdata N` send many, ten at a time, and count the answers; `quit`.
+    Commands: `ping` (no reply), `pingt` (with reply), `data` (1024 bytes), `bulkping N` and
+    `bulkdata N` (N messages, ten at a time, counting replies) and `quit`.
     """
-    place, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
+    address, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
     console = Console("client", debug)
     suffix = f"client-{os.getpid()}-{secrets.token_hex(4)}"
-    with closing(sockets.connect_by_name(place, suffix)) as wire:
+    with closing(sockets.connect_by_name(address, suffix)) as wire:
         poller.add(wire)
         run_prompt(
             client_program.RoundRobinClient(wire, clock, console.print_line), poller, clock, console

@@ -1,4 +1,4 @@
-"""`taskyard run`: a campaign's file from beginning to end, with a broker and workers of its own."""
+"""`taskyard run`: run a campaign file with its own broker and workers."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
     from taskyard.campaign.submit_campaign import SubmitResult
     from taskyard.client.client import Client
 
-#: How often the counts are looked at.
+#: How often progress is polled.
 POLL_SECONDS: Final = 0.25
 
-#: Failures that are told; all of them are in `taskyard list --failed`.
+#: The most failures that are printed. `taskyard list --failed` has all.
 FAILURES_SHOWN_MAX: Final = 20
 
-#: A state that is in use by somebody who is about to end, or only looks, is soon free.
+#: How long to wait for a process that is about to release the state directory.
 LOCK_WAIT_SECONDS: Final = 2.0
 
 
 class RunOptions(Struct, frozen=True):
-    """What to run, and how."""
+    """The options of a run."""
 
     file: str
     campaign: str
@@ -70,7 +70,7 @@ class RunOptions(Struct, frozen=True):
 
 
 class RunResources(NamedTuple):
-    """Who does it."""
+    """The processes of a run and the client."""
 
     supervisor: Supervisor
     worker_spec: WorkerSpec
@@ -83,33 +83,45 @@ class RunResources(NamedTuple):
     "worker.processes",
     "--workers",
     type=click.IntRange(1, PROCESSES_MAX),
-    help="Worker processes; 1.",
+    metavar="N",
+    show_default="1",
+    help="Worker processes.",
 )
 @setting_option(
     "worker.slots",
     "--slots",
     type=click.IntRange(1, SLOTS_MAX),
-    help="Tasks at once a worker; one a core.",
+    metavar="N",
+    show_default="one per core",
+    help="Tasks at once per worker.",
 )
 @state_option
-@click.option("--campaign", metavar="NAME", help="Its name; that of the file if not given.")
+@click.option(
+    "--campaign",
+    metavar="NAME",
+    help="Name of the campaign. The file name without suffix if omitted.",
+)
 @setting_option(
     "worker.allow",
     "--allow",
     multiple=True,
     metavar="MODULE",
-    help="Offer its functions. Repeatable.",
+    help="Offer the functions of this module. Repeatable.",
 )
-@click.option("--no-retry-failed", is_flag=True, help="Leave what failed the last time.")
-@click.option("--skip-bad", is_flag=True, help="Leave out bad lines instead of doing nothing.")
-@click.option("--replay", is_flag=True, help="WfCommons: sleep as long as a task took.")
+@click.option(
+    "--no-retry-failed", is_flag=True, help="Don't retry tasks that failed in an earlier run."
+)
+@click.option("--skip-bad", is_flag=True, help="Skip rejected lines instead of doing nothing.")
+@click.option(
+    "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
+)
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
 @broker_timeout_option
 @json_option
 @verbose_option
 @quiet_option
 @click.pass_obj
-def run(  # noqa: PLR0913  # an argument an option
+def run(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
     *,
     file: str,
@@ -124,15 +136,15 @@ def run(  # noqa: PLR0913  # an argument an option
     speedup: float,
     as_json: bool,
 ) -> ExitCode:
-    """Run a campaign's file from beginning to end.
+    """Run a campaign file from start to finish.
 
-    Starts a broker and workers, loads FILE, waits until nothing of it can run any more, and stops
-    them. Exit 0 if all is done, 1 if something failed. Only the last 1 MiB of a task's stdout is
-    kept: where it was more, that is reported, and exits 1, too.
+    Starts a broker and workers, loads FILE, waits until all tasks have settled, and stops them.
+    Exit 0 if all tasks are done, 1 if one failed. Only the last 1 MiB of a task's stdout is kept.
+    If one was longer, the command warns and exits 1.
 
-    Run again on the same --state it goes on: what is done stays done, what failed is tried again.
-    So it does after Ctrl-C, and after whatever else ended it. FILE may be JSONL, CSV, Parquet,
-    WfCommons JSON or dwork's lines; - is stdin.
+    Run it again with the same --state to resume, after Ctrl-C or a crash. Done tasks are kept and
+    failed tasks are retried. FILE can be JSONL, CSV, Parquet, WfCommons JSON or dwork's comma
+    lines. - is stdin.
     """
     name = campaign or default_campaign_name(file)
     options = FileOptions(replay=replay, speedup=speedup, campaign=name)
@@ -143,9 +155,7 @@ def run(  # noqa: PLR0913  # an argument an option
     _check_tasks_runnable(loaded, slots, allow)
     _check_state_unused(state, file)
     run_options = RunOptions(file, name, state, skip_bad, not no_retry_failed, as_json)
-    cli_context.interrupt_message = (
-        f"interrupted; `{_resume_command(run_options)}` goes on from here"
-    )
+    cli_context.interrupt_message = f"interrupted; resume with `{_resume_command(run_options)}`"
     with (
         sigterm_as_interrupt(),
         Supervisor(state, cli_context.info, config=cli_context.config) as supervisor,
@@ -169,7 +179,7 @@ def _run(
     submitted: SubmitResult,
     resources: RunResources,
 ) -> None:
-    """Have the campaign done, if anything of it is left to do."""
+    """Run the campaign if it has unsettled tasks."""
     client = resources.client
     total = submitted.new + submitted.existing.total()
     retried = 0
@@ -179,87 +189,87 @@ def _run(
     counts = _counts(client, run_options.campaign)
     if total and any(counts[state] for state in _UNSETTLED):
         resources.supervisor.start_workers(resources.worker_spec)
-        with ProgressBar(cli_context, run_options.campaign) as meter:
-            _wait(client, run_options.campaign, resources.supervisor, meter)
+        with ProgressBar(cli_context, run_options.campaign) as bar:
+            _wait(client, run_options.campaign, resources.supervisor, bar)
 
 
-#: Tasks in these states may still run.
+#: States from which a task may still run.
 _UNSETTLED: Final = ("blocked", "delayed", "ready", "leased")
 
 
-# Before anything is started.
+# Checks before the start.
 
 
 def _services(loaded: LoadedCampaign) -> tuple[str, ...]:
-    """Everything that the file's commands and functions need."""
+    """Return the services that the tasks of the file need."""
     named = (service_of(spec) for spec in loaded.specs if spec.payload is None)
     return tuple(dict.fromkeys([*SERVICES, *named]))
 
 
 def _check_workers(cli_context: CliContext, workers: int) -> None:
-    """Somebody who runs brokers alone may have set that there are no workers."""
+    """Raise `UserError` if the settings have `worker.processes = 0`."""
     if not workers:
         origin = cli_context.settings().all["worker.processes"].origin
         raise UserError(
-            f"`run` needs a worker, and worker.processes is 0 ({origin}); give --workers"
+            f"worker.processes is 0 ({origin}), but `run` needs a worker: give --workers"
         )
 
 
 def _check_tasks_runnable(loaded: LoadedCampaign, slots: int, allow: Sequence[str]) -> None:
-    """Refuse tasks that would wait for ever, or fail for sure."""
+    """Raise `UserError` for tasks that could never run here."""
     for spec, line in zip(loaded.specs, loaded.lines, strict=True):
         place = f"{loaded.file}:{line}: task {escape_line(spec.name)}"
         if spec.payload is not None:
             raise UserError(
-                f"{place} is for a worker of your own (service {escape_line(service_of(spec))}), "
-                f"and "
-                "`run` has none; use `taskyard up`, your worker, and `taskyard load`. To run a "
-                "command for each line of a list, use `taskyard map`"
+                f"{place} needs a worker of your own for service "
+                f"{escape_line(service_of(spec))}: use `taskyard up` with `taskyard load`. To "
+                "run a command per line, use `taskyard map`"
             )
         if spec.slots > slots:
             raise UserError(
-                f"{place} takes {spec.slots} slots, and a worker here has {slots}; give --slots "
-                f"{spec.slots}"
+                f"{place} needs {spec.slots} slots, but a worker has {slots}: "
+                f"give --slots {spec.slots}"
             )
         if spec.call is not None:
             module = spec.call.partition(":")[0]
             if not any(module == one or module.startswith(f"{one}.") for one in allow):
                 raise UserError(
-                    f"{place} calls {escape_line(spec.call)}, which is not allowed; give --allow "
-                    f"{module}"
+                    f"{place} calls {escape_line(spec.call)}, which is not allowed: "
+                    f"give --allow {module}"
                 )
 
 
 def _check_state_unused(state: Path, file: str) -> None:
-    """Refuse a state that is in use: its broker is somebody else's to stop."""
-    ends = time.monotonic() + LOCK_WAIT_SECONDS
+    """Raise `StateLocked` if another process uses the state directory."""
+    deadline = time.monotonic() + LOCK_WAIT_SECONDS
     while (holder := lock_holder(state / LOCK_FILE)) is not None:
-        if time.monotonic() > ends:
+        if time.monotonic() > deadline:
             raise StateLocked(
-                f"state directory {state} is in use by process {holder}: add the tasks to that "
-                f"broker with `taskyard load {file} --state {state}`, or give another --state"
+                f"state directory {state} is in use by process {holder}: load the file into "
+                f"its broker with `taskyard load {file} --state {state}`, or give another "
+                "--state"
             )
         time.sleep(LOCK_WAIT_SECONDS / 20)
 
 
-# While it runs.
+# While tasks run.
 
 
 class RunStopped(UserError):
-    """Somebody else stopped what `run` had started."""
+    """The broker or the workers of a run were stopped from outside."""
 
     exit_code = ExitCode.INTERRUPTED
 
 
 @contextmanager
 def _close_with_broker(supervisor: Supervisor, client: Client) -> Iterator[None]:
-    """A client waits for a broker that is gone; when it will not come back, nobody should."""
+    """Close the client when the broker has ended for good, and raise `RunStopped`."""
     supervisor.broker.on_end = client.close
     try:
         yield
     except ClientClosed as closed:
         raise RunStopped(
-            f"{supervisor.exit_reason() or closed}; run it again to go on from here"
+            f"{supervisor.exit_reason() or closed} (run it again to resume)"
         ) from closed
 
 
@@ -275,42 +285,42 @@ def _counts_and_truncated(client: Client, campaign: str) -> tuple[dict[str, int]
     return {state.name.lower(): 0 for state in TaskState}, 0
 
 
-def _wait(client: Client, campaign: str, supervisor: Supervisor, meter: ProgressBar) -> None:
-    """Until nothing of the campaign can run any more, or nobody is there to run it."""
+def _wait(client: Client, campaign: str, supervisor: Supervisor, bar: ProgressBar) -> None:
+    """Wait until the campaign has settled. Raise `RunStopped` if its processes have ended."""
     while (over := supervisor.exit_reason()) is None:
         counts = _counts(client, campaign)
-        meter.count(counts, sum(counts.values()))
+        bar.count(counts, sum(counts.values()))
         try:
             client.wait_campaign(campaign, POLL_SECONDS)
         except TimedOut:
             continue
         return
-    raise RunStopped(f"{over}; run it again to go on from here")
+    raise RunStopped(f"{over} (run it again to resume)")
 
 
 def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, retried: int) -> str:
     existing = submitted.existing
     ended = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
     numbers = (
-        (existing[TaskState.DONE], "done already"),
-        (retried, "failed and tried again"),
-        (existing[TaskState.FAILED] - retried, "failed and left so"),
+        (existing[TaskState.DONE], "already done"),
+        (retried, "failed and retried"),
+        (existing[TaskState.FAILED] - retried, "failed and not retried"),
         (existing[TaskState.CANCELLED], "cancelled"),
-        (existing.total() - sum(existing[state] for state in ended), "waiting since the last time"),
+        (existing.total() - sum(existing[state] for state in ended), "waiting since the last run"),
         (submitted.new if existing else 0, "new"),
     )
-    said = ", ".join(f"{number:,} {word}" for number, word in numbers if number)
+    parts = ", ".join(f"{number:,} {word}" for number, word in numbers if number)
     return (
         f"{escape_line(run_options.campaign)}: "
-        f"{format_count(total, 'task')}{': ' if said else ''}{said}"
+        f"{format_count(total, 'task')}{': ' if parts else ''}{parts}"
     )
 
 
-# When it is over.
+# The report.
 
 
 def _report(run_options: RunOptions, client: Client, seconds: float) -> ExitCode:
-    """Say what came of it."""
+    """Print the outcome and return the exit code."""
     counts, truncated = _counts_and_truncated(client, run_options.campaign)
     failures: list[RunFailure] = []
     if counts["failed"]:
@@ -336,7 +346,7 @@ def _report(run_options: RunOptions, client: Client, seconds: float) -> ExitCode
             f"({format_duration(seconds)})"
         )
         if truncated:
-            click.echo("truncated: only the last 1 MiB of stdout is kept; write more to a file")
+            click.echo("truncated: only the last 1 MiB of stdout is kept")
         _print_failures(run_options, failures)
     return code
 
@@ -348,7 +358,7 @@ def _exit_code(counts: dict[str, int], truncated: int) -> ExitCode:
 
 
 def _outcome(counts: dict[str, int], truncated: int) -> str:
-    said = [
+    parts = [
         f"{counts[state]:,} {word}"
         for state, word in (
             ("done", "done"),
@@ -359,8 +369,8 @@ def _outcome(counts: dict[str, int], truncated: int) -> str:
         if counts[state] or state == "done"
     ]
     if truncated:
-        said.append(f"{truncated:,} with truncated output")
-    return ", ".join(said)
+        parts.append(f"{truncated:,} with truncated output")
+    return ", ".join(parts)
 
 
 def _print_failures(run_options: RunOptions, failures: list[RunFailure]) -> None:
@@ -378,8 +388,8 @@ def _print_failures(run_options: RunOptions, failures: list[RunFailure]) -> None
             f"  … and {more:,} more: taskyard list --failed{_state_option(run_options.state)}"
         )
     name = shlex.quote(escape_line(spelling(failures[0].campaign, failures[0].name)))
-    click.echo(f"more about it:      taskyard why {name}{_state_option(run_options.state)}")
-    click.echo(f"to try them again:  {_resume_command(run_options)}")
+    click.echo(f"explain:  taskyard why {name}{_state_option(run_options.state)}")
+    click.echo(f"retry:    {_resume_command(run_options)}")
 
 
 def _resume_command(run_options: RunOptions) -> str:

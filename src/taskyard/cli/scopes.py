@@ -1,4 +1,4 @@
-"""Which tasks are meant: options that several verbs choose tasks by."""
+"""Options that choose tasks, shared by several commands."""
 
 from __future__ import annotations
 
@@ -16,32 +16,38 @@ if TYPE_CHECKING:
     from taskyard.cli.options import CommandFunction
     from taskyard.core.events import Scope
 
-#: Services that an error names.
+#: The most services that an error lists.
 _SERVICES_LISTED_MAX: Final = 5
 
 _STATES: Final = [state.name.lower() for state in TaskState]
 
-#: What tasks can be chosen by, for messages.
+#: The options that choose tasks, for messages.
 STATE_FLAGS: Final = "--campaign, --service, --lane, --match, --only or --failed"
 
 service_option = click.option(
-    "--service", metavar="SERVICE", help="Only of this service.", shell_complete=complete_service
+    "--service",
+    metavar="SERVICE",
+    help="Only tasks of this service.",
+    shell_complete=complete_service,
 )
 campaign_option = click.option(
-    "--campaign", metavar="NAME", help="Only of this campaign.", shell_complete=complete_campaign
+    "--campaign",
+    metavar="NAME",
+    help="Only tasks of this campaign.",
+    shell_complete=complete_campaign,
 )
 
 
 def scope_options(command: CommandFunction) -> CommandFunction:
-    """Campaign, service, lane, a part of the name, and state."""
+    """Add options for campaign, service, lane, name and state."""
     for option in (
-        click.option("--failed", is_flag=True, help="Only those that failed."),
+        click.option("--failed", is_flag=True, help="Only failed tasks."),
         click.option(
             "--only",
             type=click.Choice(_STATES, case_sensitive=False),
             multiple=True,
             metavar="STATE",
-            help=f"Only in this state: {', '.join(_STATES)}. Repeatable.",
+            help=f"Only tasks in this state ({', '.join(_STATES)}). Repeatable.",
         ),
     ):
         command = option(command)
@@ -49,11 +55,11 @@ def scope_options(command: CommandFunction) -> CommandFunction:
 
 
 def target_options(command: CommandFunction) -> CommandFunction:
-    """The same without the state."""
+    """Add options for campaign, service, lane and name."""
     for option in (
-        click.option("--match", metavar="TEXT", help="Only names that contain this."),
+        click.option("--match", metavar="TEXT", help="Only tasks whose name contains this text."),
         click.option(
-            "--lane", metavar="LANE", help="Only of this lane.", shell_complete=complete_lane
+            "--lane", metavar="LANE", help="Only tasks of this lane.", shell_complete=complete_lane
         ),
         service_option,
         campaign_option,
@@ -63,8 +69,8 @@ def target_options(command: CommandFunction) -> CommandFunction:
 
 
 def to_scope(values: dict[str, Any]) -> Scope:
-    """The tasks that fit everything that was given."""
-    from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # when a verb runs
+    """Return the scope of the tasks that match every option."""
+    from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # not needed by completion
     from taskyard.core.events import Scope  # noqa: PLC0415
 
     def encoded(key: str) -> bytes | None:
@@ -80,14 +86,16 @@ def to_scope(values: dict[str, Any]) -> Scope:
 
 
 def _states(values: dict[str, Any]) -> tuple[TaskState, ...] | None:
-    """The states that were asked for; None: any."""
+    """Return the chosen states, or None for all."""
     names = [*values.get("only", ()), *(["failed"] if values.get("failed") else [])]
     return tuple(TaskState[name.upper()] for name in dict.fromkeys(names)) or None
 
 
 def with_service_of_lane(broker: ReadOnlyClient, values: dict[str, Any]) -> dict[str, Any]:
-    """The same with a service, where a lane is given without one and a single service has it.
-    Raises `UserError` if several do: who acts on a lane means one."""
+    """Add the service of a lane that is given without one.
+
+    Raises `UserError` if several services have the lane.
+    """
     if values["lane"] is None or values["service"] is not None:
         return values
     services = services_with(broker, values["lane"])
@@ -95,16 +103,15 @@ def with_service_of_lane(broker: ReadOnlyClient, values: dict[str, Any]) -> dict
         some = ", ".join(map(escape_line, services[:_SERVICES_LISTED_MAX]))
         more = " and others" if len(services) > _SERVICES_LISTED_MAX else ""
         raise UserError(
-            f"several services have a lane {escape_line(values['lane']) or '-'}: {some}{more}; say "
-            f"which "
-            "with --service"
+            f"lane {escape_line(values['lane']) or '-'} exists in several services "
+            f"({some}{more}): give --service"
         )
     return values | {"service": services[0] if services else None}
 
 
 def services_with(broker: ReadOnlyClient, lane: str) -> list[str]:
-    """The services that have a lane of this name, or failed tasks of one."""
-    from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # when a verb runs
+    """Return the services that have tasks in a lane, including failed ones."""
+    from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # not needed by completion
     from taskyard.core.events import Scope  # noqa: PLC0415
 
     live = (one["service"] for one in broker.lanes(pattern=escape_pattern(lane)))

@@ -1,4 +1,4 @@
-"""`taskyard submit`: one task."""
+"""`taskyard submit`: submit a task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from taskyard.errors import ExitCode, Refused, UserError
 if TYPE_CHECKING:
     from taskyard.client.client import Client
 
-#: How a broker says that a name is taken, and that a task to wait for is not there.
+#: Parts of refusals: a name conflict, and an unknown dependency.
 _CONFLICT_TEXT: Final = " is known with another payload"
 _SAME_BATCH_TEXT: Final = ", or in the same batch"
 
@@ -52,16 +52,18 @@ _SAME_BATCH_TEXT: Final = ", or in the same batch"
     ),
 )
 @click.argument("argv", nargs=-1, metavar="[--] COMMAND...")
-@click.option("--wait", is_flag=True, help="Wait until it is settled, and print its result.")
+@click.option("--wait", is_flag=True, help="Wait until the task has settled and print its result.")
 @click.option(
     "--after-campaign",
     type=TaskKey("name", "NAME"),
     multiple=True,
     shell_complete=complete_campaign,
-    help="Wait for all tasks that a campaign has now and that have not ended. Repeatable.",
+    help="Run after all tasks of this campaign that have not ended yet. Repeatable.",
 )
 @task_options
-@click.option("--name", type=TaskKey("name", "NAME"), help="Its name; made up if not given.")
+@click.option(
+    "--name", type=TaskKey("name", "NAME"), help="Name of the task. Generated if omitted."
+)
 @raw_option
 @broker_options
 @click.pass_obj
@@ -72,21 +74,21 @@ def submit(
     name: str | None,
     *,
     wait: bool,
-    **values: Any,  # noqa: ANN401  # the options of a task
+    **values: Any,  # noqa: ANN401  # task options
 ) -> int:
-    """Submit one task, and print its name.
+    """Submit a task and print its name.
 
-    The command never passes through a shell. Its stdin is empty: what is piped into `submit` does
-    not reach it. The name is printed when the broker has the task on disk. A name that is known
-    with the same command is harmless: nothing is submitted twice.
+    The command is run without a shell and with empty stdin: input piped into `submit` does not
+    reach it. The name is printed once the broker has written the task to disk. Submitting the same
+    command again under the same name has no effect.
 
-    With --wait it prints what the task printed to stdout, or returned, and exits 0 if it is done,
-    1 if it failed or waits behind a failure, 5 if it was cancelled. Of more than 1 MiB only the end
-    is kept: that is reported on stderr, and exits 1.
+    With --wait, prints the task's stdout or return value. Exit 0 if the task is done, 1 if it
+    failed or is behind a failure, 5 if it was cancelled. Only the last 1 MiB is kept. If there was
+    more, the command warns and exits 1.
     """
     campaign = values["campaign"] or ""
     if name == "--":
-        raise UserError("--name has no value: give one before the --, or leave it out")
+        raise UserError("--name: missing value before --")
     raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **task_keys(values)}
     spec = check_task(raw | _work(argv, values), campaign)
     is_warned = warn_unused_stdin(cli_context, values)
@@ -98,14 +100,14 @@ def submit(
         try:
             new = client.create(submission, unknown, after_campaigns=values["after_campaign"])
         except Refused as refused:
-            known = f"task {name} is known with another {{}}; give another --name"
+            known = f"task {name} exists with another {{}}: give another --name"
             raise explain_refusal(refused, values, known) from refused
         if not new and not cli_context.quiet:
-            click.echo(f"task {name} is known already: nothing was submitted", err=True)
+            click.echo(f"task {name} exists already: nothing submitted", err=True)
         if wait:
             code = _wait(cli_context, client, spec.name, campaign)
             if not is_warned:
-                warn_unused_stdin(cli_context, values)  # a slow producer may have written by now
+                warn_unused_stdin(cli_context, values)  # a slow producer may have written meanwhile
             return code
     if cli_context.as_json:
         print_document(SubmitDocument(name=spec.name, campaign=campaign, new=bool(new)))
@@ -115,7 +117,7 @@ def submit(
 
 
 def _work(argv: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
-    """What the task is to do, as keys of a task."""
+    """Return the keys of a task that define its work."""
     check_one_work(argv, values)
     if values["call"] is not None:
         return {"call": values["call"], "args": parse_call_arguments(argv)}
@@ -126,7 +128,7 @@ def _work(argv: tuple[str, ...], values: dict[str, Any]) -> dict[str, Any]:
 
 def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str) -> ExitCode:
     name = spelling(campaign, own_name)
-    cli_context.interrupt_message = f"interrupted; task {name} goes on: `taskyard wait {name}`"
+    cli_context.interrupt_message = f"interrupted; task {name} continues: `taskyard wait {name}`"
     state = client.wait_names([name])[name]
     result = client.result_with_size(name) if state is TaskState.DONE else None
     if cli_context.as_json:
@@ -145,15 +147,17 @@ def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str)
 
 
 def exit_code_of(state: TaskState) -> ExitCode:
-    """What a settled task makes of the command that waited for it."""
+    """Return the exit code for the state of a settled task."""
     if state is TaskState.DONE:
         return ExitCode.OK
     return ExitCode.CANCELLED if state is TaskState.CANCELLED else ExitCode.TASK_FAILED
 
 
 def explain_refusal(refused: Refused, options: dict[str, Any], conflict: str) -> Refused:
-    """The refusal of a task with the options `options`; `conflict` tells that its name is taken,
-    with {} where the kind of work stands."""
+    """Rephrase a refusal in terms of options.
+
+    `conflict` is the message for a name that is taken, with {} for the kind of work.
+    """
     text = str(refused)
     if _CONFLICT_TEXT in text:
         work = next((kind for kind in ("call", "payload") if options[kind] is not None), "command")

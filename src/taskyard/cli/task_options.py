@@ -1,7 +1,7 @@
-"""What can be said of a task on the command line: options, and the words of its command.
+"""Options that describe a task.
 
-Each option is a key of a task in a file, read and checked by the same code; what was given becomes
-a dict that `tasks.check` takes.
+Each option is a key of a task in a campaign file and is parsed by the same code. The values become
+a dict for `check_task`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from taskyard.errors import UserError
 
 
 class TaskKey(click.ParamType[object]):
-    """The value of a task's key, as a cell of a table has it."""
+    """The value of a task key, written as in a table cell."""
 
     def __init__(self, key: str, name: str) -> None:
         self.key = key
@@ -43,7 +43,7 @@ class TaskKey(click.ParamType[object]):
 
 
 class NameValue(click.ParamType[tuple[str, str]]):
-    """`NAME=VALUE`."""
+    """A pair `NAME=VALUE`."""
 
     name = "NAME=VALUE"
 
@@ -52,79 +52,100 @@ class NameValue(click.ParamType[tuple[str, str]]):
     ) -> tuple[str, str]:
         name, sign, setting = value.partition("=")
         if not sign or not name:
-            self.fail(f"must be NAME=VALUE, not {shown(value)}", param, ctx)
+            self.fail(f"expected NAME=VALUE, got {shown(value)}", param, ctx)
         return name, setting
 
 
 _NAME: Final = TaskKey("name", "NAME")
 
-#: An option, its type, and its line of help; all of them but `after` and `env` are given once.
+#: The options that are not repeatable: name, type and help.
 _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
-    ("--cwd", TaskKey("cwd", "DIR"), "Where to run; where the worker was started if not given."),
-    ("--slots", TaskKey("slots", "N"), "How much room it takes in its worker; 1 if not given."),
-    ("--time-limit", TaskKey("time_limit", "DURATION"), "How long one attempt may run: 5m."),
-    ("--backoff", TaskKey("backoff", "DURATION"), "The interval of --retries; 1s if not given."),
+    ("--cwd", TaskKey("cwd", "DIR"), "Working directory."),
+    ("--slots", TaskKey("slots", "N"), "Slots that the task takes in its worker."),
+    (
+        "--time-limit",
+        TaskKey("time_limit", "DURATION"),
+        "Maximum run time of an attempt, as in 5m.",
+    ),
+    ("--backoff", TaskKey("backoff", "DURATION"), "Interval between retries."),
     (
         "--retries",
         TaskKey("retries", "N|LIST"),
-        "How often to try again after a failure: 5, or multiples of the backoff: '[1, 2, 5]'.",
+        "Number of retries, or a list of delays in multiples of --backoff: '[1, 2, 5]'.",
     ),
-    ("--expiry", TaskKey("expiry", "TIME"), "No longer wanted after this time: 2h, or a date."),
-    ("--due", TaskKey("due", "TIME"), "Not before this time: 10m, or 2031-05-04T12:00:00Z."),
-    ("--priority", TaskKey("priority", "N"), "Higher goes first; 0 if not given."),
-    ("--lane", TaskKey("lane", "LANE"), "One task of a lane is done at a time. {host} is a field."),
-    ("--service", TaskKey("service", "SERVICE"), "The kind of worker that it needs."),
-    ("--campaign", _NAME, "The campaign that it belongs to."),
+    (
+        "--expiry",
+        TaskKey("expiry", "TIME"),
+        "Fail the task if it still waits then: 2h, or a date.",
+    ),
+    ("--due", TaskKey("due", "TIME"), "Earliest start: 10m, or 2031-05-04T12:00:00Z."),
+    ("--priority", TaskKey("priority", "N"), "Higher runs first."),
+    (
+        "--lane",
+        TaskKey("lane", "LANE"),
+        "Tasks of a lane run one at a time. {host} is replaced by a field.",
+    ),
+    ("--service", TaskKey("service", "SERVICE"), "Service that the worker must offer."),
+    ("--campaign", _NAME, "Campaign of the task."),
 )
 
+#: Defaults that apply to omitted options, for the help.
+_DEFAULTS: Final = {"--cwd": "the worker's", "--slots": "1", "--backoff": "1s", "--priority": "0"}
 
-_ENV: Final = click.option("--env", type=NameValue(), multiple=True, help="A variable. Repeatable.")
+
+_ENV: Final = click.option(
+    "--env", type=NameValue(), multiple=True, help="Environment variable. Repeatable."
+)
 _AFTER: Final = click.option(
     "--after",
     type=_NAME,
     multiple=True,
     shell_complete=complete_name,
-    help="Wait for a task. Repeatable.",
+    help="Run after this task. Repeatable.",
 )
 _WAIT_FOR_UNKNOWN: Final = click.option(
     "--wait-for-unknown",
     is_flag=True,
-    help="Take --after of a task that is not submitted yet, and wait for it.",
+    help="Accept --after of a task that is not submitted yet.",
 )
 _PAYLOAD: Final = click.option(
     "--payload",
     metavar="TEXT|@FILE",
-    help="Send this to a worker of your own instead of running a command.",
+    help="Send this payload to a worker of your own instead of running a command.",
 )
 _CALL: Final = click.option(
     "--call",
     type=TaskKey("call", "MODULE:FUNCTION"),
-    help="Call this function; the words are its arguments, each as JSON.",
+    help="Call this function. The arguments are JSON values.",
 )
-_BODY: Final = click.option("--payload", metavar="TEXT|@FILE", help="What all of them get.")
+_BODY: Final = click.option("--payload", metavar="TEXT|@FILE", help="Payload for all recipients.")
 
 
 def task_options(command: CommandFunction) -> CommandFunction:
-    """The options of a task, but for its name."""
+    """Add the options of a task except its name."""
     for flag, kind, text in _OPTIONS:
-        command = click.option(flag, type=kind, help=text)(command)
+        command = click.option(flag, type=kind, help=text, show_default=_DEFAULTS.get(flag))(
+            command
+        )
     for option in (_ENV, _AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL):
         command = option(command)
     return command
 
 
 def bundle_options(command: CommandFunction) -> CommandFunction:
-    """The same of tasks that are a payload: they run no command of ours."""
+    """Add the options of tasks with a plain payload."""
     for flag, kind, text in _OPTIONS:
         if flag != "--cwd":
-            command = click.option(flag, type=kind, help=text)(command)
+            command = click.option(flag, type=kind, help=text, show_default=_DEFAULTS.get(flag))(
+                command
+            )
     for option in (_AFTER, _WAIT_FOR_UNKNOWN, _BODY):
         command = option(command)
     return command
 
 
 def task_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a task that were given, without what it is to do."""
+    """Return the given keys of a task except those that define its work."""
     plain = ("service", "lane", "priority", "due", "expiry", "retries", "backoff", "time_limit")
     raw = {key: values[key] for key in (*plain, "slots", "cwd") if values.get(key) is not None}
     if values["after"]:
@@ -135,20 +156,20 @@ def task_keys(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_one_work(argv: tuple[str, ...], values: dict[str, Any]) -> None:
-    """One thing to do."""
+    """Raise `UserError` unless there is exactly one of command, --call and --payload."""
     if values["call"] is not None and values["payload"] is not None:
-        raise UserError("give --call or --payload, not both")
+        raise UserError("--call and --payload exclude each other")
     if values["payload"] is not None and argv:
-        raise UserError(
-            f"--payload goes without a command, and there is {shown(argv[0])}; leave one out"
-        )
+        raise UserError(f"--payload excludes a command, but {shown(argv[0])} is given")
     if values["call"] is None and values["payload"] is None and not argv:
-        raise UserError("say what to do: a command after --, or --call, or --payload")
+        raise UserError("missing work: give a command after --, or --call or --payload")
 
 
 def warn_unused_stdin(cli_context: CliContext, values: dict[str, Any], descriptor: int = 0) -> bool:
-    """Warn that input at hand does not reach a command, and return whether that was needed. It may
-    be a loop's: it is not read."""
+    """Warn if unread input will not reach the command. Return whether it warned.
+
+    The input is not read, because it may belong to a shell loop.
+    """
     is_lost = values["call"] is None and values["payload"] is None and _has_input(descriptor)
     if is_lost:
         cli_context.info(
@@ -159,11 +180,13 @@ def warn_unused_stdin(cli_context: CliContext, values: dict[str, Any], descripto
 
 
 def _has_input(descriptor: int) -> bool:
-    """Whether a pipe has data, or a file is unread. A loop over a file has read some of it."""
+    """Return whether a pipe has data or a file is at its beginning. A loop has read some of its
+    file.
+    """
     try:
         found = os.fstat(descriptor)
     except OSError:
-        return False  # it is closed
+        return False  # stdin is closed
     if stat.S_ISFIFO(found.st_mode):
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
@@ -173,14 +196,14 @@ def _has_input(descriptor: int) -> bool:
 
 
 def read_payload_option(values: str) -> bytes:
-    """The bytes of --payload: a text, or what a file has."""
+    """Return the bytes of --payload, read from a file if it starts with @."""
     if values.startswith("@"):
         return Path(values[1:]).read_bytes()
     return values.encode(errors="surrogateescape")
 
 
 def parse_call_arguments(argv: tuple[str, ...]) -> list[object]:
-    """The arguments of a call, each as JSON."""
+    """Decode the JSON arguments of a call."""
     return [_json(number, word) for number, word in enumerate(argv, start=1)]
 
 
@@ -190,5 +213,6 @@ def _json(number: int, word: str) -> object:
     except (ValueError, RecursionError):
         text = msgspec.json.encode(word).decode(errors="replace")
         raise UserError(
-            f"argument {number} of the call, {shown(word)}, is no JSON; write a text '{text}'"
+            f"argument {number} of the call: {shown(word)} is not valid JSON (a string is "
+            f"written '{text}')"
         ) from None

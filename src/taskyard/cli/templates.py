@@ -1,8 +1,8 @@
-"""The command and the lane of `map` with templates in them, and what a row makes of them.
+"""Templates in the command, the payload and the lane of `map`.
 
-`{}` is the row's text, `{#}` its number, `{column}` what that column has, and `{.}` `{/}` `{//}`
-`{/.}` are parts of the text as a path. An unknown template is refused. Braces around anything else
-are left as they are, so that braces of other languages pass; `${name}` is a shell's, and left too.
+`{}` is the text of the row, `{#}` its number, `{column}` a field, and `{.}` `{/}` `{//}` `{/.}` are
+parts of the text as a path. Other braces are left alone, because they may belong to another
+language. So is a shell's `${name}`.
 """
 
 from __future__ import annotations
@@ -24,34 +24,30 @@ if TYPE_CHECKING:
 
     from taskyard.cli.input_rows import InputRow
 
-#: A template in doubled braces stands for itself in single ones. A column may have spaces inside.
+#: Doubled braces stand for literal single ones. A column name may contain spaces.
 _PLACEHOLDER: Final = re.compile(
     r"(?<!\$)(?:\{\{(?P<literal>[\w./#-]*)\}\}|\{(?P<key>[\w./#-]*|[\w.-]+(?: [\w.-]+)+)\})"
 )
 
-#: Parts of a row's text as a path, as GNU parallel names them.
+#: Parts of a path, named as in GNU parallel.
 _PATH_PARTS: Final[dict[str, Callable[[str], str]]] = {
-    ".": lambda path: os.path.splitext(path)[0],  # noqa: PTH122  # pathlib changes the rest, too
+    ".": lambda path: os.path.splitext(path)[0],  # noqa: PTH122  # pathlib would normalize the rest
     "/": os.path.basename,
     "//": lambda path: os.path.dirname(path) or ".",  # noqa: PTH120  # as above
     "/.": lambda path: os.path.splitext(os.path.basename(path))[0],  # noqa: PTH119, PTH122
 }
 
-#: A row becomes a payload.
-Encoder = "Callable[[Row], bytes]"
-
 
 def command_encoder(
     words: Sequence[str], env: dict[str, str] | None, cwd: str | None
 ) -> Callable[[InputRow], bytes]:
-    """Each row a command."""
+    """Return a function that encodes a row as a command."""
 
     def encode(row: InputRow) -> bytes:
         argv = [fill(word, row) for word in words]
         if not argv[0] or "\0" in "".join(argv):
             raise UserError(
-                f"{row.place}: makes no command that can be run: {shown(argv)}; it must begin "
-                "with a program, and can't have a NUL character"
+                f"{row.place}: can't run {shown(argv)} (empty program or NUL character)"
             )
         return encode_command(argv, env, cwd)
 
@@ -61,7 +57,10 @@ def command_encoder(
 def call_encoder(
     call: str, words: Sequence[str], env: dict[str, str] | None, cwd: str | None
 ) -> Callable[[InputRow], bytes]:
-    """Each row a call of a function: a word that is one place is its value, others are JSON."""
+    """Return a function that encodes a row as a call.
+
+    An argument that is a single template keeps the type of its value. Other arguments are JSON.
+    """
     words = words or ["{}"]
     constants = {word: _constant(word) for word in words if not _is_placeholder(word)}
 
@@ -73,14 +72,14 @@ def call_encoder(
 
 
 def payload_encoder(payload: str) -> Callable[[InputRow], bytes]:
-    """Each row a payload."""
+    """Return a function that encodes a row as a payload."""
     return lambda row: fill(payload, row).encode(errors="surrogateescape")
 
 
 def lane_function(
     template: str, campaign: str, service: str
 ) -> Callable[[str, InputRow, bytes], str]:
-    """The lane of each task, by its name, its row and its payload."""
+    """Return a function from a task's name, row and payload to its lane."""
     if not lanes.is_template(template):
         return lambda _name, _row, _payload: template
 
@@ -92,25 +91,24 @@ def lane_function(
         try:
             return lanes.expand(template, lanes.fields_of(work, always | line))
         except InvalidValue as bad:
-            told = f"the lane {bad}"
-            raise UserError(f"{row.place}: {told}") from None
+            raise UserError(f"{row.place}: the lane {bad}") from None
 
     return lane_of
 
 
 def check_templates(words: Sequence[str], *, has_columns: bool) -> None:
-    """Refuse words without a template, and where rows have no columns, unknown templates."""
+    """Raise `UserError` if there is no template, or an unknown one for plain lines."""
     keys = [key for word in words for key in _keys(word) if has_columns or " " not in key]
     if not keys:
         raise UserError(
-            "nothing of the line would reach its task: write {} in the command where it goes, or "
-            "{#} for its number, {column} for a field"
+            "the command does not use the input: add {} for the line, {#} for its number "
+            "or {column} for a field"
         )
     unknown = [key for key in keys if key not in ("", "#", *_PATH_PARTS)]
     if unknown and not has_columns:
         raise UserError(
-            f"unknown template {{{unknown[0]}}}: lines have no columns, use {{}} {{#}} {{.}} {{/}} "
-            f"{{//}} or {{/.}} (write {{{{{unknown[0]}}}}} for the text itself)"
+            f"unknown template {{{unknown[0]}}}: lines have no columns, use {{}} {{#}} "
+            f"{{.}} {{/}} {{//}} or {{/.}} (write {{{{{unknown[0]}}}}} for literal braces)"
         )
 
 
@@ -121,7 +119,7 @@ def _keys(word: str) -> list[str]:
 
 
 def _is_placeholder(word: str) -> bool:
-    """Whether a word is one template and nothing else."""
+    """Return whether a word is a single template."""
     return bool(_PLACEHOLDER.fullmatch(word)) and bool(_keys(word))
 
 
@@ -130,13 +128,12 @@ def _constant(word: str) -> object:
         return msgspec.json.decode(word)
     except (ValueError, RecursionError):
         raise UserError(
-            f"argument {shown(word)} of the call is neither JSON nor one place; write a text in "
-            "quotes, or {} alone"
+            f"argument {shown(word)} of the call: neither valid JSON nor a single template"
         ) from None
 
 
 def fill(word: str, row: InputRow) -> str:
-    """The word with the row's values in their places."""
+    """Replace the templates in a word by values of the row."""
     return _PLACEHOLDER.sub(lambda found: _text(found, row), word) if "{" in word else word
 
 
@@ -154,7 +151,7 @@ def _text(found: re.Match[str], row: InputRow) -> str:
 
 
 def _value(word: str, row: InputRow) -> object:
-    """What a word that is one place stands for, as it is."""
+    """Return the value of a word that is a single template."""
     key = word[1:-1]
     return _placeholder_value(key, row) if key else row.value
 
@@ -170,6 +167,6 @@ def _placeholder_value(key: str, row: InputRow) -> object:
 def _field(key: str, row: InputRow) -> object:
     fields = row.fields or {}
     if key not in fields:
-        known = ", ".join(map(shown, fields)) or "{}: a line has no columns"
-        raise UserError(f"{row.place}: has no column {shown(key)}; use {known}")
+        known = ", ".join(map(shown, fields)) or "none, lines have no columns"
+        raise UserError(f"{row.place}: unknown column {shown(key)} (columns: {known})")
     return fields[key]

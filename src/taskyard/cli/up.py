@@ -1,4 +1,4 @@
-"""`taskyard up` and `taskyard down`: a broker and local workers, until they are stopped."""
+"""`taskyard up` and `taskyard down`: start and stop a broker with local workers."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply")
 
-#: In the state directory: what a detached `up` and its processes have to say.
+#: The log of a detached `up` and its processes, in the state directory.
 LOG_FILE: Final = "log/up.log"
 
-#: A detached `up` has to be ready by then: a large state takes a while to recover.
+#: The start timeout of a detached `up`. Recovering a large state takes a while.
 READY_SECONDS: Final = 600.0
 
-#: How often to look whether something is ready, or has ended.
+#: How often readiness and exits are polled.
 POLL_SECONDS: Final = 0.05
 
-#: Tasks that were cut short and are told by name.
+#: The most interrupted tasks that are printed by name.
 INTERRUPTED_SHOWN_MAX: Final = 10
 
-#: What is sent to end something, and how long it has to follow.
+#: The signals that stop a process, with the seconds to wait after each.
 _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
 
 
@@ -69,13 +69,17 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     "worker.processes",
     "--workers",
     type=click.IntRange(0, PROCESSES_MAX),
-    help="Worker processes; 1.",
+    metavar="N",
+    show_default="1",
+    help="Worker processes.",
 )
 @setting_option(
     "worker.slots",
     "--slots",
     type=click.IntRange(1, SLOTS_MAX),
-    help="Tasks at once a worker; one a core.",
+    metavar="N",
+    show_default="one per core",
+    help="Tasks at once per worker.",
 )
 @state_option
 @listen_option
@@ -84,7 +88,7 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     "--allow",
     multiple=True,
     metavar="MODULE",
-    help="Offer its functions. Repeatable.",
+    help="Offer the functions of this module. Repeatable.",
 )
 @setting_option(
     "worker.services",
@@ -92,13 +96,16 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     "services",
     multiple=True,
     metavar="S",
-    help="What to do; exec and call. Repeatable.",
+    show_default="exec, call",
+    help="Service that the workers offer. Repeatable.",
 )
-@click.option("-d", "--detach", is_flag=True, help="Run in the background; log in STATE/log.")
+@click.option(
+    "-d", "--detach", is_flag=True, help="Run in the background. The log is in STATE/log."
+)
 @verbose_option
 @quiet_option
 @click.pass_obj
-def up(  # noqa: PLR0913  # an argument an option
+def up(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
     *,
     workers: int,
@@ -109,13 +116,13 @@ def up(  # noqa: PLR0913  # an argument an option
     services: tuple[str, ...],
     detach: bool,
 ) -> ExitCode | None:
-    """Run a broker and workers until they are stopped.
+    """Run a broker and workers until stopped.
 
-    In the foreground, until Ctrl-C, SIGTERM or `taskyard down`: then the workers finish what runs,
-    and the broker ends. What dies meanwhile is started again. With --detach it returns when all of
-    them are ready. SIGHUP, or `taskyard config reload`, has the broker read the settings again.
+    Runs in the foreground until Ctrl-C, SIGTERM or `taskyard down`. Then the workers finish their
+    running tasks and the broker exits. Processes that die are restarted. With --detach, the command
+    returns when all processes are ready. SIGHUP or `taskyard config reload` reloads the settings.
     """
-    read_listen(listen)  # what is wrong with it is better said before anything is started
+    read_listen(listen)  # fail before anything is started
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
         arguments += _as_arguments(slots=slots, listen=listen, allow=allow, service=services)
@@ -141,7 +148,7 @@ def _run_until_stopped(
             for line in supervisor.listening:
                 click.echo(line)
             cli_context.info(
-                f"{format_count(worker_spec.workers, 'worker')} started; Ctrl-C stops them"
+                f"{format_count(worker_spec.workers, 'worker')} started (Ctrl-C stops)"
             )
             supervisor.broker.ended.wait()
     except KeyboardInterrupt:
@@ -151,17 +158,17 @@ def _run_until_stopped(
 
 
 def _with_time(info: Callable[[str], None]) -> Callable[[str], None]:
-    """In a log it matters when something happened."""
+    """Prefix messages with the time if stderr is a log."""
     if sys.stderr.isatty():
         return info
     return lambda line: info(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
 
 
-# In the background.
+# Detached.
 
 
 def _as_arguments(**options: object) -> list[str]:
-    """Options as they were given on a command line."""
+    """Return options as command line arguments."""
     words: list[str] = []
     for name, value in options.items():
         values = value if isinstance(value, tuple) else (value,)
@@ -171,7 +178,7 @@ def _as_arguments(**options: object) -> list[str]:
 
 
 def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[str]) -> None:
-    """Start the same command once more, without us, and wait until it is ready."""
+    """Start the command again in the background and wait until it is ready."""
     _check_not_running(state)
     make_private_directory(state)
     check_owner(state)
@@ -179,7 +186,7 @@ def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[
     make_private_directory(log.parent)
     descriptor = open_regular(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with os.fdopen(descriptor, "ab") as file:
-        began = file.tell()
+        offset = file.tell()
         child = subprocess.Popen(
             taskyard_command(arguments),
             stdin=subprocess.DEVNULL,
@@ -187,10 +194,10 @@ def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[
             stderr=file,
             start_new_session=True,
         )
-    _await_ready(child, state, workers, lambda: _last_line(log, began))
+    _await_ready(child, state, workers, lambda: _last_line(log, offset))
     cli_context.info(
-        f"up: {format_count(workers, 'worker')}, process {child.pid}, log in {log}; "
-        f"`taskyard down --state {state}` stops it"
+        f"up: {format_count(workers, 'worker')}, process {child.pid}, log in {log} "
+        f"(stop with `taskyard down --state {state}`)"
     )
 
 
@@ -198,8 +205,8 @@ def _check_not_running(state: Path) -> None:
     holder = lock_holder(state / UP_FILE)
     if holder is not None:
         raise UserError(
-            f"`taskyard up` runs on {state} already, as process {holder}; "
-            f"`taskyard down --state {state}` stops it"
+            f"`taskyard up` is running on {state} already, as process {holder} (stop it "
+            f"with `taskyard down --state {state}`)"
         )
 
 
@@ -210,27 +217,27 @@ def _await_ready(
     for _ in _poll_until(deadline):
         status = child.poll()
         if status is not None:
-            said = last_line() or f"it ended with exit status {status}"
-            raise _startup_error(status, said.removeprefix("taskyard: "))
+            message = last_line() or f"exited with status {status}"
+            raise _startup_error(status, message.removeprefix("taskyard: "))
         if lock_holder(state / UP_FILE) == child.pid and _ready_workers(state) >= workers:
             return
     raise TimedOut(
-        f"`up` (process {child.pid}) is not ready after {READY_SECONDS:g} s; see its log in "
-        f"{state}; `taskyard down` stops it"
+        f"`up` (process {child.pid}) is not ready after {READY_SECONDS:g} s (see its "
+        f"log in {state}, stop it with `taskyard down`)"
     )
 
 
-def _startup_error(status: int, said: str) -> TaskyardError:
-    """The same error as the process in the background had."""
-    error = TaskyardError(said)
-    error.exit_code = (  # type: ignore[misc]  # of this one alone
+def _startup_error(status: int, message: str) -> TaskyardError:
+    """Return the error of the process in the background, with its exit code."""
+    error = TaskyardError(message)
+    error.exit_code = (  # type: ignore[misc]  # on this instance only
         ExitCode(status) if status in set(ExitCode) else ExitCode.STATE_DAMAGED
     )
     return error
 
 
 def _ready_workers(state: Path) -> int:
-    """How many workers the broker knows; -1 while there is none."""
+    """Return the number of connected workers, or -1 while there is no broker."""
     try:
         with Client(state=state, timeout=1, report=_ignore_report) as client:
             return int(client.status()["workers"])
@@ -239,12 +246,12 @@ def _ready_workers(state: Path) -> int:
 
 
 def _ignore_report(_report: str) -> None:
-    """Print nothing of a broker that is being started."""
+    """Ignore messages about a broker that is starting."""
 
 
-def _last_line(log: Path, began: int) -> str:
+def _last_line(log: Path, offset: int) -> str:
     with log.open("rb") as file:
-        file.seek(began)
+        file.seek(offset)
         lines = file.read().decode(errors="backslashreplace").split("\n")
     return next((line for line in reversed(lines) if line), "")
 
@@ -260,31 +267,31 @@ def _poll_until(deadline: float) -> Iterator[None]:
 
 @click.command(epilog=example("down --timeout 5m"))
 @state_option
-@click.option(
-    "--timeout", type=DURATION, default="60s", help="How long running tasks may take; 60s."
-)
+@click.option("--timeout", type=DURATION, default="60s", help="How long to wait for running tasks.")
 @broker_timeout_option
 @verbose_option
 @quiet_option
 @click.pass_obj
 def down(cli_context: CliContext, *, state: Path, timeout: int) -> ExitCode | None:
-    """Stop what runs on a state directory, when running tasks are done.
+    """Stop the broker and workers of a state directory.
 
-    Workers get no more tasks, finish what they hold, and leave; then the broker ends. After
-    --timeout everything is ended by signal: what ran is given back, and is done again after the
-    next start. Then it says what was cut short, and exits 4. If nothing runs there it exits 3.
+    Workers finish their running tasks and exit, then the broker exits. After --timeout, all
+    processes are stopped by signals. Interrupted tasks return to the queue and run again after the
+    next start. Then their names are printed and the exit code is 4. Exit 3 if no broker is running
+    there.
     """
     cli_context.interrupt_message = (
-        "interrupted; it stops when what runs is done: `taskyard down` waits again"
+        "interrupted; the broker stops when the running tasks are done (`taskyard "
+        "down` waits for it)"
     )
     holders = {name: pid for name in (UP_FILE, LOCK_FILE) if (pid := lock_holder(state / name))}
     if not holders:
-        raise NoBroker(f"nothing runs on state directory {state}; give --state if it is another")
+        raise NoBroker(f"no broker is running on {state} (give --state)")
     try:
         with connect_to(cli_context, endpoints.native_endpoint(state)) as client:
             return _down(cli_context, client, state, timeout / SECOND_NS)
     except NoBroker:
-        cli_context.info("the broker does not answer; ending it by signal")
+        cli_context.info("the broker does not reply, stopping it by signal")
         _stop_by_signal(cli_context, state)
         return None
 
@@ -297,7 +304,7 @@ def _down(cli_context: CliContext, client: Client, state: Path, seconds: float) 
             f"waiting for {format_count(workers, 'worker')} to finish {format_count(out, 'task')}"
         )
     if _is_free(state, seconds):
-        cli_context.info("all is stopped")
+        cli_context.info("stopped")
         return None
     names = _reply_within(1.0, lambda: _leased_names(client)) or []
     _stop_by_signal(cli_context, state)
@@ -309,9 +316,8 @@ def _down(cli_context: CliContext, client: Client, state: Path, seconds: float) 
         else ""
     )
     raise TimedOut(
-        f"{format_count(len(names), 'task')} cut short after {seconds:g} s, to be done again after "
-        f"the "
-        f"next start: {', '.join(names[:INTERRUPTED_SHOWN_MAX])}{more}"
+        f"{format_count(len(names), 'task')} interrupted after {seconds:g} s, to run "
+        f"again after the next start: {', '.join(names[:INTERRUPTED_SHOWN_MAX])}{more}"
     )
 
 
@@ -321,7 +327,7 @@ def _leased_names(client: Client) -> list[str]:
 
 
 def _reply_within(seconds: float, ask: Callable[[], Reply]) -> Reply | None:
-    """The answer of a broker that may go before it gives one; None if it did."""
+    """Return a reply, or None if the broker exits before it replies."""
     answers: list[Reply] = []
     thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()
@@ -330,7 +336,7 @@ def _reply_within(seconds: float, ask: Callable[[], Reply]) -> Reply | None:
 
 
 def _is_free(state: Path, seconds: float) -> bool:
-    """Wait until nobody holds the state directory."""
+    """Wait until no process holds the state directory. Return False on timeout."""
     files = (state / UP_FILE, state / LOCK_FILE)
     return any(
         all(lock_holder(file) is None for file in files)
@@ -339,17 +345,20 @@ def _is_free(state: Path, seconds: float) -> bool:
 
 
 def _stop_by_signal(cli_context: CliContext, state: Path) -> None:
-    """By signal: twice for `up`, whose workers then give back what runs; at last by SIGKILL."""
+    """Stop the processes by signals.
+
+    A second SIGTERM to `up` makes its workers return their tasks. SIGKILL is the last resort.
+    """
     for number, seconds in _SIGNALS:
         _signal(state, number)
         if _is_free(state, seconds):
-            cli_context.info("all is stopped")
+            cli_context.info("stopped")
             return
-    raise TimedOut(f"what runs on {state} does not end; see `ps` for process {_owner_pid(state)}")
+    raise TimedOut(f"process {_owner_pid(state)} on {state} does not exit")
 
 
 def _owner_pid(state: Path) -> int | None:
-    """Who is to be told: `up` if it runs, else the broker. Whoever holds the lock is ours."""
+    """Return the process that holds the lock: `up`, or a broker on its own."""
     return lock_holder(state / UP_FILE) or lock_holder(state / LOCK_FILE)
 
 

@@ -1,4 +1,4 @@
-"""`taskyard wait`: until tasks are settled; and what other verbs need to wait as it does."""
+"""`taskyard wait`, and waiting for other commands with --wait."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from taskyard.client.futures import Future
     from taskyard.core.events import Scope
 
-#: How often the progress is looked at: a bar should move, and the broker has better to do.
+#: How often progress is polled.
 POLL_SECONDS: Final = 0.5
 
-#: The same where the broker does not tell when all is settled, at first; it doubles.
+#: The first interval where the broker has to be polled for settled tasks. It doubles.
 _LOOK_SECONDS_FIRST: Final = 0.02
 
-#: Failures that are named; the others are counted.
+#: The most failures that are printed. The others are only counted.
 FAILURES_LISTED_MAX: Final = 10
 
-#: After the time of --timeout, a broker that is there has answered by then.
+#: The extra time for a reply after --timeout.
 REPLY_SECONDS: Final = 1.0
 
 _RUNNABLE: Final = ("delayed", "ready", "leased")
@@ -55,7 +55,7 @@ _RUNNABLE: Final = ("delayed", "ready", "leased")
 @click.command(epilog=example("wait fetch-a fetch-b", "wait --campaign thumbs --timeout 1h30m"))
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @target_options
-@click.option("--timeout", type=DURATION, help="Wait no longer than this: 90s, 5m.")
+@click.option("--timeout", type=DURATION, help="Maximum time to wait, as in 90s or 5m.")
 @broker_options
 @click.pass_obj
 def wait(
@@ -63,22 +63,20 @@ def wait(
     /,
     names: tuple[str, ...],
     timeout: int | None,
-    **values: Any,  # noqa: ANN401  # the options of a scope
+    **values: Any,  # noqa: ANN401  # scope options
 ) -> ExitCode:
-    """Wait until tasks are settled: some by name, a campaign, or all that there are.
+    """Wait until tasks have settled.
 
-    With --service, --lane or --match for those that there are now and fit everything that is given.
+    Waits for tasks by name, for a campaign or for all tasks. With --service, --lane or --match,
+    waits for the tasks that match now.
 
-    Settled is what is done, failed, cancelled, or waits behind a failure, so that nothing can run
-    any more without somebody's help. Exit 0 if all are done, 1 if some failed or wait behind a
-    failure, 5 if some were cancelled and none failed, 4 if the time is up.
+    A task has settled when it is done, failed or cancelled, or is behind a failure and can't run
+    without intervention. Exit 0 if all are done, 1 if a task failed or is behind a failure, 5 if
+    tasks were cancelled and none failed, 4 on timeout.
     """
     if names and any(values.values()):
-        raise UserError(
-            "names and options both choose tasks: give names, or --campaign, --service, --lane or "
-            "--match"
-        )
-    cli_context.interrupt_message = "interrupted; the tasks go on"
+        raise UserError("give either names or options (--campaign, --service, --lane or --match)")
+    cli_context.interrupt_message = "interrupted; the tasks continue"
     with connect_client(cli_context) as client:
         target = _target_from_options(client, names, values)
         deadline = None if timeout is None else time.monotonic() + timeout / SECOND_NS
@@ -90,40 +88,41 @@ def wait(
     if timeout is not None and not settled:
         raise TimedOut(
             f"{format_count(target.unsettled(), 'task')} not settled after "
-            f"{format_duration(timeout / SECOND_NS)}; "
-            "`taskyard why NAME` says what one waits for"
+            f"{format_duration(timeout / SECOND_NS)} (see `taskyard why NAME`)"
         )
     return target.exit_code()
 
 
 class WaitTarget(Protocol):
-    """Tasks that somebody waits for together."""
+    """A group of tasks to wait for."""
 
-    #: What to call them, and what a summary of them opens with.
+    #: The label of the progress bar, and the beginning of the summary.
     label: str
     title: str
-    #: How many there are in each state, as of the last look.
+    #: The number of tasks in each state at the last poll.
     counts: dict[str, int]
-    #: How many of the blocked ones are behind a failure, as far as is known.
+    #: The number of blocked tasks behind a failure, if known.
     behind_failure: int
 
     def poll(self, seconds: float, timeout: float | None = None) -> bool:
-        """Wait up to `seconds`, count, and return whether all are settled. Raises `TimedOut` if
-        the broker does not answer within `timeout` seconds."""
+        """Wait up to `seconds`, update the counts and return whether all tasks have settled.
+
+        Raises `TimedOut` if the broker does not reply within `timeout` seconds.
+        """
 
     def failures(self) -> Iterator[tuple[str, str]]:
-        """Failed tasks and their reasons."""
+        """Yield failed tasks with their reasons."""
 
     def unsettled(self) -> int: ...
 
     def count_waiting(self) -> None:
-        """Count by their states those that are not settled when the time is up."""
+        """Count unsettled tasks by state after a timeout."""
 
     def exit_code(self) -> ExitCode: ...
 
 
 class _TargetBase:
-    """What groups have in common."""
+    """Common parts of wait targets."""
 
     def __init__(self, client: Client, label: str) -> None:
         self.client = client
@@ -133,10 +132,10 @@ class _TargetBase:
         self.behind_failure = 0
 
     def count_waiting(self) -> None:
-        """Leave the counts as they are: the broker made them."""
+        """Do nothing: the counts are the broker's."""
 
     def _failed(self, scope: Scope) -> Iterator[tuple[str, str]]:
-        """Yield the tasks of a scope and their reasons; none while the broker does not answer."""
+        """Yield tasks with their reasons, or nothing while the broker does not reply."""
         if self.client.unanswered_since is None:
             for view in self.client.tasks(scope):
                 yield full_name(view), view["reason"]
@@ -152,7 +151,7 @@ class _TargetBase:
 
 
 class _AllTasks(_TargetBase):
-    """All tasks of the broker. It does not tell when they are settled: it is asked."""
+    """All tasks of the broker. It is polled, because it sends no notice when all have settled."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client, "all tasks")
@@ -177,7 +176,7 @@ class _CampaignTasks(_TargetBase):
         self.title = f"campaign {escape_line(campaign)}: "
         self.campaign = campaign
         if next(client.tasks(_scope(campaign=campaign)), None) is None and not self._count():
-            raise UserError(f"no campaign is called {campaign}; `taskyard status` lists them")
+            raise UserError(f"unknown campaign {campaign!r} (see `taskyard status`)")
 
     def poll(self, seconds: float, timeout: float | None = None) -> bool:
         settled = True
@@ -191,7 +190,7 @@ class _CampaignTasks(_TargetBase):
         return settled
 
     def _count(self, timeout: float | None = None) -> bool:
-        """Whether the broker counts it; it lists the latest campaigns only."""
+        """Update the counts. Return False if the campaign is not among the latest ones."""
         for one in self.client.status(timeout)["campaigns"]:
             if one["name"] == self.campaign:
                 self.counts = one["counts"]
@@ -203,7 +202,7 @@ class _CampaignTasks(_TargetBase):
 
 
 class _NamedTasks(_TargetBase):
-    """Tasks by their names."""
+    """Tasks by name."""
 
     def __init__(self, client: Client, names: Sequence[str]) -> None:
         super().__init__(client, format_count(len(names), "task"))
@@ -211,9 +210,9 @@ class _NamedTasks(_TargetBase):
         self._ended: Counter[str] = Counter()
         self._failures: list[tuple[str, str]] = []
 
-    def poll(self, seconds: float, timeout: float | None = None) -> bool:  # noqa: ARG002  # a Group's
+    def poll(self, seconds: float, timeout: float | None = None) -> bool:  # noqa: ARG002  # from the protocol
         settled, waiting = concurrent.futures.wait(self._waiting, seconds)
-        self._waiting = waiting  # type: ignore[assignment]  # the same ones
+        self._waiting = waiting  # type: ignore[assignment]  # the same futures
         for future in settled:
             self._on_settled(future)  # type: ignore[arg-type]
         self.counts |= {state: self._ended[state] for state in ("done", "failed", "cancelled")}
@@ -223,7 +222,7 @@ class _NamedTasks(_TargetBase):
         return not self._waiting
 
     def count_waiting(self) -> None:
-        """Count the tasks that are not settled by their states, as the broker has them now."""
+        """Count unsettled tasks by state, as the broker reports them now."""
         if self.client.unanswered_since is not None:
             return
         found = self.client.results([future.full_name for future in self._waiting])
@@ -244,7 +243,7 @@ class _NamedTasks(_TargetBase):
         elif isinstance(error, NoBroker | ClientClosed):
             raise error
         else:
-            self._ended["done"] += 1  # also where nobody can read its result
+            self._ended["done"] += 1  # even if its result is unreadable
 
     def failures(self) -> Iterator[tuple[str, str]]:
         yield from self._failures
@@ -253,7 +252,7 @@ class _NamedTasks(_TargetBase):
 def wait_target(
     client: Client, names: Sequence[str] = (), campaign: str | None = None
 ) -> WaitTarget:
-    """Those tasks, that campaign, or everything."""
+    """Return a target for tasks by name, for a campaign or for all tasks."""
     if names:
         return _NamedTasks(client, names)
     return _AllTasks(client) if campaign is None else _CampaignTasks(client, campaign)
@@ -262,18 +261,18 @@ def wait_target(
 def _target_from_options(
     client: Client, names: Sequence[str], values: dict[str, Any]
 ) -> WaitTarget:
-    """Those tasks, a campaign as a whole, or what fits by now."""
+    """Return a target for names, for a campaign or for the tasks that match now."""
     if not any(values[key] for key in ("service", "lane", "match")):
         return wait_target(client, client.resolve(names), values["campaign"])
     found = [full_name(view) for view in client.tasks(to_scope(values))]
     if not found:
-        raise UserError("no task fits that; `taskyard list` with the same options shows which do")
+        raise UserError("no matching task (see `taskyard list`)")
     return _NamedTasks(client, found)
 
 
 def wait_for(cli_context: CliContext, target: WaitTarget, deadline: float | None = None) -> bool:
-    """Wait until a group is settled, or until the time is up; show how far it is."""
-    with ProgressBar(cli_context, target.label) as meter:
+    """Wait until a target has settled, and show progress. Return False on timeout."""
+    with ProgressBar(cli_context, target.label) as bar:
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             timeout = None if left is None else left + REPLY_SECONDS
@@ -283,7 +282,7 @@ def wait_for(cli_context: CliContext, target: WaitTarget, deadline: float | None
                     return True
             except TimedOut:
                 return False
-            meter.count(target.counts, sum(target.counts.values()), target.behind_failure)
+            bar.count(target.counts, sum(target.counts.values()), target.behind_failure)
             if deadline is not None and time.monotonic() >= deadline:
                 target.count_waiting()
                 return False
@@ -301,20 +300,20 @@ def report(cli_context: CliContext, target: WaitTarget, document: JsonDocument) 
 
 
 def print_failures(target: WaitTarget) -> None:
-    """Name some of the failed tasks, with their reasons."""
+    """Print the first failed tasks with their reasons."""
     failed = target.counts["failed"]
     if not failed:
         return
     for _, (name, reason) in zip(range(FAILURES_LISTED_MAX), target.failures(), strict=False):
         click.echo(
-            f"  {escape_line(name)} failed: {escape_line(reason) or 'no reason values'}", err=True
+            f"  {escape_line(name)} failed: {escape_line(reason) or 'no reason given'}", err=True
         )
     if failed > FAILURES_LISTED_MAX:
-        more = f"  and {failed - FAILURES_LISTED_MAX:,} more; `taskyard list --failed` names them"
+        more = f"  and {failed - FAILURES_LISTED_MAX:,} more (see `taskyard list --failed`)"
         click.echo(more, err=True)
 
 
-def _scope(**values: Any) -> Scope:  # noqa: ANN401  # handed on
-    from taskyard.client.requests import scope_of  # noqa: PLC0415  # a shell completes without it
+def _scope(**values: Any) -> Scope:  # noqa: ANN401  # passed on
+    from taskyard.client.requests import scope_of  # noqa: PLC0415  # not needed by completion
 
     return scope_of(**values)

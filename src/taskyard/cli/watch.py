@@ -1,7 +1,7 @@
-"""`taskyard watch`: what happens, as it happens.
+"""`taskyard watch`: print events as they happen.
 
-A broker tells its decisions record by record, each about many tasks; here is a line a task, or for
-programs a document a record.
+The broker sends records, each about many tasks. Text output has a line per task, --json a document
+per record.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from taskyard.client.client import Client
     from taskyard.client.record_stream import RecordBatch
 
-#: With --until-settled: how often to see whether all is settled, while nothing happens.
+#: The poll interval of --until-settled while nothing happens.
 _LOOK_NS: Final = 500_000_000
 
-#: What has become of tasks, in a word.
+#: The labels of record kinds.
 RECORD_LABELS: Final = {
     "submitted": "submitted",
-    "extended": "waits for more",
+    "extended": "dependency added",
     "leased": "leased",
     "finished": "done",
     "failed": "failed",
-    "postponed": "put off",
+    "postponed": "postponed",
     "returned": "returned",
-    "expired": "lost",
+    "expired": "lease expired",
     "came_due": "due",
-    "aged": "too old",
+    "aged": "expired",
     "cancelled": "cancelled",
     "retried": "retried",
     "progressed": "progress",
-    "stale": "too late",
+    "stale": "stale result",
     "worker_joined": "worker joined",
     "worker_left": "worker left",
     "slots_freed": "slots freed",
@@ -54,10 +54,13 @@ RECORD_LABELS: Final = {
     "resumed": "resumed",
     "moved": "moved",
     "reported": "late",
-    "released": "let go",
+    "released": "released",
     "worker_replaced": "replaced",
     "refunded": "refunded",
 }
+#: The reason of a task that reached its expiry. Others are printed.
+_EXPIRY_REASON: Final = "too old"
+
 _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
 
 
@@ -69,10 +72,10 @@ _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
     "--since",
     metavar="RECORD",
     type=click.IntRange(0),
-    help="Begin after this record; 0 is the beginning. Only what is new if not given.",
+    help="Start after this record. 0 is the beginning. If omitted, print new events only.",
 )
 @click.option(
-    "--until-settled", is_flag=True, help="End when the campaign, or everything, is settled."
+    "--until-settled", is_flag=True, help="Exit when the campaign, or every task, has settled."
 )
 @broker_options
 @click.pass_obj
@@ -82,20 +85,20 @@ def watch(
     since: int | None,
     *,
     until_settled: bool,
-    **values: Any,  # noqa: ANN401  # the options of a scope
+    **values: Any,  # noqa: ANN401  # scope options
 ) -> ExitCode:
-    """Show what happens, as it happens.
+    """Print events as they happen.
 
-    A line a task: the time, what happened, its name, attempt and worker, and the reason. With
-    --json a document a line, each a decision of the broker with its number in `record`. A restart
-    of the broker is waited for, and nothing is missed or told twice.
+    Prints a line per task with time, event, name, attempt, worker and reason. With --json, prints a
+    document per line, each a record of the journal with its number in `record`. Continues after a
+    restart of the broker without gaps or repetitions.
 
-    It ends when it is interrupted, with exit code 130; with --until-settled as `taskyard wait`
-    does: 0 if all is done, 1 if some failed, 5 if some were cancelled.
+    Exits with 130 when interrupted. With --until-settled, exits like `taskyard wait`: 0 if all
+    tasks are done, 1 if one failed, 5 if tasks were cancelled.
     """
     if until_settled and (values["service"] or values["lane"] or values["match"]):
-        raise UserError("--until-settled goes with --campaign, or alone: it waits for all of it")
-    cli_context.interrupt_message = "interrupted; the tasks go on"
+        raise UserError("--until-settled excludes --service, --lane and --match")
+    cli_context.interrupt_message = "interrupted; the tasks continue"
     with connect_client(cli_context) as client:
         if not until_settled:
             _watch(cli_context, client, since, values)
@@ -105,7 +108,7 @@ def watch(
 def _watch(
     cli_context: CliContext, client: Client, since: int | None, values: dict[str, Any]
 ) -> None:
-    from taskyard.client import record_stream  # noqa: PLC0415  # when it is used
+    from taskyard.client import record_stream  # noqa: PLC0415  # slow to import
 
     for batch in record_stream.follow(client, since, to_scope(values)):
         _print_batch(cli_context, batch)
@@ -114,8 +117,11 @@ def _watch(
 def _watch_until_settled(
     cli_context: CliContext, client: Client, since: int | None, values: dict[str, Any]
 ) -> ExitCode:
-    """What was decided before all was settled is told before it ends: first it is seen that all is
-    settled, then that there is nothing more to tell."""
+    """Print events until the target has settled.
+
+    Polls the target first and the records after it, so that the last events are printed before the
+    exit.
+    """
     from taskyard.cli.wait import wait_target  # noqa: PLC0415
     from taskyard.client import record_stream  # noqa: PLC0415
 
@@ -147,8 +153,10 @@ def _print_batch(cli_context: CliContext, batch: RecordBatch) -> None:
 
 
 def lines_of(record: dict[str, Any]) -> Iterator[str]:
-    """A line for each task of a record, or one if it names none. Of a task that has only printed
-    something there is nothing to say."""
+    """Yield a line for each task of a record, or one line if it has no tasks.
+
+    Tasks that only printed output are skipped.
+    """
     at = datetime.fromtimestamp(record["at"] or 0.0).astimezone()
     head = f"{at:%H:%M:%S}.{at.microsecond // 1000:03}  {RECORD_LABELS[record['kind']]:<{_WIDTH}}"
     worker = f"  worker {escape_line(record['worker'])}" if record.get("worker") else ""
@@ -168,7 +176,7 @@ def _taskless_line(record: dict[str, Any]) -> str:
     kind = record["kind"]
     if kind in ("paused", "resumed"):
         if not record["service"]:
-            return "  everything"
+            return "  all services"
         lane = "" if record["lane"] is None else f"  lane {escape_line(record['lane']) or '-'}"
         return f"  service {escape_line(record['service'])}{lane}"
     if kind == "worker_joined":
@@ -177,14 +185,14 @@ def _taskless_line(record: dict[str, Any]) -> str:
 
 
 def _details(record: dict[str, Any]) -> Iterator[str | None]:
-    """What else there is to say of each task; None: nothing at all."""
+    """Yield the end of each line. None: skip the task."""
     if "percents" in record:
         return (f"  {percent} %" if percent else None for percent in record["percents"])
     if "reasons" in record:
         return (f": {escape_line(reason)}" if reason else "" for reason in record["reasons"])
     if record["kind"] == "returned":
         return repeat(f": {record['reason'].replace('_', ' ')}")
-    if record["kind"] == "aged" and record["reason"] != RECORD_LABELS["aged"]:
+    if record["kind"] == "aged" and record["reason"] != _EXPIRY_REASON:
         return repeat(f": {escape_line(record['reason'])}")
     if record["kind"] == "moved":
         return repeat(_destination(record))
@@ -192,7 +200,7 @@ def _details(record: dict[str, Any]) -> Iterator[str | None]:
 
 
 def _destination(record: dict[str, Any]) -> str:
-    """Where tasks were moved to."""
+    """Format the destination of moved tasks."""
     service, lane = record["service"], record["lane"]
     to_service = "" if service is None else f"  to service {escape_line(service)}"
     return to_service + ("" if lane is None else f"  to lane {escape_line(lane) or '-'}")

@@ -1,4 +1,4 @@
-"""`taskyard worker`: does the tasks of a broker, in the foreground."""
+"""`taskyard worker`: run a worker in the foreground, in one of three dialects."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from taskyard.cli.daemon_options import (
 from taskyard.cli.options import (
     DURATION,
     CliContext,
+    SettingOption,
     broker_state_option,
     config_option,
     key_option,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from taskyard.worker.runner import ProcessRunner
     from taskyard.worker.settings import WorkerSettings
 
-#: Where a broker's side for workers usually is.
+#: The usual endpoints of brokers for workers.
 DEFAULT_ENDPOINTS: Final = {"ping-pong": "tcp://127.0.0.1:6002", "wmp": "tcp://127.0.0.1:6014"}
 
 
@@ -66,30 +67,30 @@ class WorkerOptions(Struct, frozen=True):
     command: str | None
     agent: str | None
     env: tuple[str, ...]
-    #: Of this process, and the first that it replaces: given by its supervisor.
+    #: The incarnation of this process and the first one that it replaces. Set by a supervisor.
     incarnation: int | None
     replaces: int
     until_eof: bool
 
     def argv(self) -> list[str] | None:
-        """The program of --command and its arguments, as a shell would read them; none is run."""
+        """Return --command split as by a shell, or None."""
         if self.command is None:
             return None
         try:
             argv = shlex.split(self.command)
         except ValueError as error:
-            wrong = f"--command {self.command} is no command: {error}; mend its quotes"
+            wrong = f"--command {self.command}: {error}"
             raise UserError(wrong) from error
         if not argv:
-            raise UserError("--command is empty: give a program, and its arguments after it")
+            raise UserError("--command: empty")
         return argv
 
     def agent_settings(self) -> AgentSettings | None:
-        """What --agent says."""
+        """Return the settings of --agent."""
         return None if self.agent is None else AgentSettings(read_command(self.agent))
 
     def variables(self) -> dict[str, str]:
-        """What agents find in their environment by --env."""
+        """Return the environment of agents from --env."""
         return read_variables(self.env, os.environ)
 
     def settings(self, services: Sequence[str], name: str | None) -> WorkerSettings:
@@ -100,7 +101,7 @@ class WorkerOptions(Struct, frozen=True):
         return worker_settings(self.slots or usable_cores(), services, name, **more)
 
     def runner_options(self) -> dict[str, Any]:
-        """How tasks are run."""
+        """Return the keyword arguments for the task runner."""
         return {
             "command": self.argv(),
             "allow_pickle": self.allow_pickle,
@@ -112,10 +113,12 @@ class WorkerOptions(Struct, frozen=True):
 @click.option(
     "--broker",
     "brokers",
+    cls=SettingOption,
+    envvar="TASKYARD_BROKER",
+    show_default="in the state directory",
     multiple=True,
     metavar="URL",
-    help="The broker's endpoint; that of the state directory if not given. With --dialect wmp "
-    "repeatable.",
+    help="Endpoint of the broker. Repeatable with --dialect wmp.",
 )
 @broker_state_option
 @key_option
@@ -125,80 +128,83 @@ class WorkerOptions(Struct, frozen=True):
     "--slots",
     type=click.IntRange(1, SLOTS_MAX),
     metavar="N",
-    help="Tasks at once; one a core.",
+    show_default="one per core",
+    help="Tasks at once.",
 )
 @click.option(
     "--service",
     "services",
     multiple=True,
     metavar="S",
-    help="A kind of tasks to do; exec and call if not given. Repeatable.",
+    show_default="exec, call",
+    help="Service that the worker offers. Repeatable.",
 )
 @setting_option(
     "worker.allow",
     "--allow",
     multiple=True,
     metavar="MODULE",
-    help="Offer the functions of this module and those below it. Repeatable.",
+    help="Offer the functions of this module and its submodules. Repeatable.",
 )
 @click.option(
     "--allow-pickle",
     is_flag=True,
-    help="Offer the service pickle: call whatever function is sent along.",
+    help="Offer the service pickle, which calls any pickled function.",
 )
-@click.option("--name", metavar="NAME", help="What to call it; host and process if not given.")
-@setting_option("lease.heartbeat", "--heartbeat", type=DURATION, help="How often to show life; 1s.")
+@click.option("--name", metavar="NAME", show_default="HOST-PID", help="Name of the worker.")
+@setting_option(
+    "lease.heartbeat", "--heartbeat", type=DURATION, show_default="1s", help="Heartbeat interval."
+)
 @setting_option(
     "lease.expire",
     "--lease",
     type=DURATION,
-    help="Silence after which others get its tasks; 15s.",
+    show_default="15s",
+    help="Lease timeout: without a heartbeat for this long, its tasks go to other workers.",
 )
-@click.option(
-    "--dialect", default="dwork", metavar="D", help="The language to speak: dwork, ping-pong, wmp."
-)
+@click.option("--dialect", default="dwork", metavar="D", help="Dialect: dwork, ping-pong or wmp.")
 @click.option(
     "--command",
     metavar="COMMAND",
-    help="Run this for tasks of other services than exec and call: it reads the payload from "
-    "stdin, and what it prints is the result.",
+    help="Run this program for tasks of other services than exec and call. It gets "
+    "the payload on stdin, and its stdout is the result.",
 )
 @click.option(
     "--agent",
     metavar="COMMAND",
-    help="Feed all tasks to this program, a line each, and keep it for the next ones; one a slot. "
-    "If not given, the command that the broker's settings name for a service, if they name one.",
+    help="Send tasks to this long-running program line by line, one program per slot. "
+    "If omitted, use the command of the service in the broker's settings.",
 )
 @click.option(
     "--env",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Give agents this variable, or the worker's own of this name. Repeatable.",
+    help="Pass this variable to agents, with the worker's value if none is given. Repeatable.",
 )
-# For supervisors: the number of this start, and the first number of those that have ended.
+# For supervisors.
 @click.option("--incarnation", type=click.IntRange(1, NUMBER_MAX), hidden=True)
 @click.option("--replaces", type=click.IntRange(0, NUMBER_MAX), default=0, hidden=True)
 @until_eof_option
 @verbose_option
 @quiet_option
 @click.pass_obj
-def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401  # as `WorkerOptions` says
-    """Do the tasks of a broker, in the foreground.
+def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401  # the fields of `WorkerOptions`
+    """Run a worker in the foreground.
 
-    Programs (service exec) run in the directory in which the worker was started. Functions (service
-    call) are those of modules that are allowed by name; with --allow-pickle, functions that come
-    along (service pickle) are called too: whoever can reach the broker can then do here what you
-    can. Payloads of other services are for --command, or for --agent: a program that reads tasks
-    and writes reports, line by line. Services for which the broker's settings have a command are
-    fed to that; it is started when there is work, in the directory in which the worker was started,
-    and finds PATH, HOME, LANG, LC_*, TZ, USER, TMPDIR and what --env gives in its environment.
-    Without a broker it waits for one.
+    Programs (service exec) run in the worker's working directory. Functions (service call) must be
+    in a module given by --allow. With --allow-pickle, pickled functions (service pickle) are called
+    too: then every peer that can submit tasks can run any code here.
 
-    In the dialects ping-pong and wmp it is a worker of the service default, unless wmp is told
-    another by --service; --broker is where a broker listens to them.
+    Payloads of other services go to --command or --agent. An agent is a program that reads tasks
+    and writes reports line by line. If the broker's settings have a command for a service, it is
+    started on demand in the worker's working directory. Its environment has PATH, HOME, LANG, LC_*,
+    TZ, USER, TMPDIR and the variables of --env.
 
-    SIGTERM and Ctrl-C let it leave: it takes no more, finishes what runs, and exits 0. A second one
-    ends what runs and gives it back.
+    With --dialect ping-pong or wmp the worker offers the service default, for wmp also others with
+    --service. --broker is then the endpoint where the broker listens for that dialect.
+
+    If no broker is running, the worker waits for one. On SIGTERM or Ctrl-C it finishes its running
+    tasks and exits 0. A second signal kills them and returns them to the broker.
     """
     values = WorkerOptions(**options)
     _check(values)
@@ -209,30 +215,28 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
 def _check(values: WorkerOptions) -> None:
     if check_dialect(values.dialect) not in _RUNNERS_BY_DIALECT:
         raise UserError(
-            f"this verb does not speak {values.dialect}; use `taskyard rr worker`, or one of "
-            f"{', '.join(_RUNNERS_BY_DIALECT)}"
+            f"--dialect {values.dialect}: not supported (use "
+            f"{', '.join(_RUNNERS_BY_DIALECT)}, or `taskyard rr worker`)"
         )
     if values.agent is not None:
         _check_agent(values)
     if values.lease < HEARTBEATS_PER_LEASE_MIN * values.heartbeat:
-        raise UserError(
-            "--lease must be at least three times --heartbeat, or one lost message costs the tasks"
-        )
+        raise UserError("--lease must be at least three times --heartbeat")
     if len(values.brokers) > 1 and values.dialect != "wmp":
-        raise UserError(f"a worker of {values.dialect} has one broker: give --broker once")
+        raise UserError(f"--broker: a {values.dialect} worker has one broker")
 
 
 def _check_agent(values: WorkerOptions) -> None:
     if not values.services:
-        raise UserError("--agent needs --service: say which tasks the program can do")
+        raise UserError("--agent needs --service")
     if values.dialect != "dwork":
-        raise UserError(f"--agent goes with --dialect dwork, not with {values.dialect}")
+        raise UserError(f"--agent needs --dialect dwork, not {values.dialect}")
     if values.command is not None:
-        raise UserError("give --agent or --command, not both: each is for all other services")
+        raise UserError("--agent and --command exclude each other")
 
 
 def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
-    """In the native dialect."""
+    """Run a worker of the native dialect."""
     services = values.services or _default_services(cli_context, allow_pickle=values.allow_pickle)
     broker = values.brokers[0] if values.brokers else None
     endpoint = discovery.endpoint(broker, values.state, settings=cli_context.settings())
@@ -243,14 +247,14 @@ def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
 
 
 def _default_services(cli_context: CliContext, *, allow_pickle: bool) -> tuple[str, ...]:
-    """Those that are set; what is allowed besides is served, too."""
+    """Return the services of the settings, with pickle if it is allowed."""
     more = (PICKLE.decode(),) if allow_pickle else ()
     return tuple(dict.fromkeys(cli_context.settings().worker.services + more))
 
 
 def _run_ping_pong_worker(cli_context: CliContext, values: WorkerOptions) -> None:
-    """Do the jobs of a broker's backend: one at a time on each of so many sockets."""
-    from taskyard.worker import ping_pong  # noqa: PLC0415  # who speaks it pays for it
+    """Run a ping-pong worker: one socket per slot, one job at a time on each."""
+    from taskyard.worker import ping_pong  # noqa: PLC0415  # only for this dialect
 
     argv = values.argv()
 
@@ -258,13 +262,13 @@ def _run_ping_pong_worker(cli_context: CliContext, values: WorkerOptions) -> Non
         return make_runner(1, clock, argv, values.allow, allow_pickle=values.allow_pickle)
 
     slots = values.slots or usable_cores()
-    (place,) = _endpoints(cli_context, values)
-    ping_pong.serve(place, runner_for, cli_context.info, slots=slots, until_eof=values.until_eof)
+    (endpoint,) = _endpoints(cli_context, values)
+    ping_pong.serve(endpoint, runner_for, cli_context.info, slots=slots, until_eof=values.until_eof)
 
 
 def _run_wmp_worker(cli_context: CliContext, values: WorkerOptions) -> None:
-    """Work for several managers at once."""
-    from taskyard.worker import wmp  # noqa: PLC0415  # likewise
+    """Run a WMP worker, for one or several managers."""
+    from taskyard.worker import wmp  # noqa: PLC0415  # only for this dialect
 
     settings = values.settings(values.services or ("default",), values.name)
     wmp.serve(
@@ -277,13 +281,13 @@ def _run_wmp_worker(cli_context: CliContext, values: WorkerOptions) -> None:
 
 
 def _endpoints(cli_context: CliContext, values: WorkerOptions) -> list[str]:
-    """Where to go: what is given, else where the settings say that a broker listens."""
+    """Return the given endpoints, or those of the settings."""
     usual = (DEFAULT_ENDPOINTS[values.dialect],)
     found = values.brokers or cli_context.settings().listen.get(values.dialect, usual)[:1]
     return [endpoints.peer_endpoint(one) for one in found]
 
 
-#: How to work, by dialect.
+#: The worker functions by dialect.
 _RUNNERS_BY_DIALECT: Final[dict[str, Callable[[CliContext, WorkerOptions], None]]] = {
     "dwork": _run_native_worker,
     "ping-pong": _run_ping_pong_worker,

@@ -14,12 +14,12 @@ class PipelineLoadDocument(JsonDocument, tag="pipeline load"):
     campaign: str
     new: int
     existing: int
-    #: Rows that were left out.
+    #: Skipped rows.
     rejected: int
 
 
 class BadRow(Document):
-    """A row of a file that can't be used."""
+    """A rejected row."""
 
     file: str
     line: int
@@ -36,28 +36,28 @@ class PipelineLoadDryRunDocument(JsonDocument, tag="pipeline load"):
     width: int
     widest: int
     services: dict[str, int]
-    #: Names that no file has, with how many wait for each; the first thousand of them.
+    #: Dependencies that no file defines, with the number of their dependents. The first 1,000.
     unknown: dict[str, int]
     duplicates: int
     cycles: list[list[str]]
-    #: The chain that takes longest, or has the most tasks; its first thousand.
+    #: The longest chain by run time, or by tasks if run times are unknown. Its first 1,000.
     critical_path: list[str]
-    #: null where the files do not say how long tasks take.
+    #: Null if run times are unknown.
     critical_path_seconds: float | None
     rejected_rows: int
-    #: The first thousand of them.
+    #: The first 1,000.
     rejected: list[BadRow]
 
 
 class PipelineFleetDocument(JsonDocument, tag="pipeline fleet"):
     """`pipeline fleet`."""
 
-    #: That went home.
+    #: Workers that have exited.
     workers: int
 
 
 class GuaranteeCounts(Document):
-    """Counts of a whole history; what must be 0 is 0 if it is sound."""
+    """Counts over a whole history. In a sound one, lost, twice, broken and unknown are 0."""
 
     submitted: int
     done: int
@@ -77,12 +77,12 @@ class PipelineHistoryDocument(JsonDocument, tag="pipeline history"):
 
     state: str
     out: str
-    #: The journal's row up to which the tables go.
+    #: The last row of the journal that the tables cover.
     row_last: int
-    #: Pairs of history files that were new, and campaigns whose tables were made anew.
+    #: New pairs of history files, and recomputed campaigns.
     parts: int
     campaigns: int
-    #: False: a broker runs, and what it has not exported yet is not in the tables.
+    #: False if a running broker has rows that it has not exported yet.
     complete: bool
 
 
@@ -91,7 +91,7 @@ class PipelineReportDocument(JsonDocument, tag="pipeline report"):
 
     page: str
     tables: str
-    #: Null: all campaigns together.
+    #: Null: all campaigns.
     campaign: str | None
     summary: list[str]
     makespan_ns: int
@@ -100,7 +100,7 @@ class PipelineReportDocument(JsonDocument, tag="pipeline report"):
 
 
 class DemoCounts(Document):
-    """What the journal of a demo says; what must be 0 is 0 if all holds."""
+    """Counts from the journal of a demo. In a sound one, lost, twice and broken are 0."""
 
     submitted: int
     done: int
@@ -111,12 +111,12 @@ class DemoCounts(Document):
     completed_twice: int
     dependencies_broken: int
     stale_refused: int
-    #: Tasks done, by the language in which they were handed out.
+    #: Done tasks by dialect.
     done_by: dict[str, int]
 
 
 class DemoLine(Document):
-    """A line of the closing table."""
+    """A check of the demo."""
 
     check: str
     figures: str
@@ -136,7 +136,7 @@ class DemoDocument(JsonDocument, tag="demo"):
 
 
 class SweepPoint(Document):
-    """What came out of one combination."""
+    """The simulated result of one combination."""
 
     workers: int
     slots: int
@@ -164,8 +164,8 @@ class PipelineSweepDocument(JsonDocument, tag="pipeline sweep"):
     sentences: list[str]
     critical_path_ns: int
     work_ns: int
-    #: How long the campaign took, and takes in a simulation of the workers that it had, with how
-    #: far that is off; null: it was not measured.
+    #: The measured and the simulated time of the original run, and the relative error. Null if not
+    #: measured.
     measured_ns: int | None
     replayed_ns: int | None
     error: float | None

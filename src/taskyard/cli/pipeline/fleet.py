@@ -1,4 +1,4 @@
-"""`taskyard pipeline fleet`: workers inside Spark's executors."""
+"""`taskyard pipeline fleet`: run workers inside Spark executors."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ from taskyard.settings.keys import SLOTS_MAX
     type=click.IntRange(1, SLOTS_MAX),
     required=True,
     metavar="N",
-    help="How many; each takes one core of Spark's.",
+    help="Number of workers. Each takes one Spark core.",
 )
 @click.option(
     "--slots",
     type=click.IntRange(1, SLOTS_MAX),
     default=1,
-    show_default=True,
     metavar="N",
-    help="Tasks at once in each worker.",
+    help="Tasks at once per worker.",
 )
 @click.option(
     "--service",
     "services",
     multiple=True,
     metavar="S",
-    help="A kind of tasks to do; exec and call if not given. Repeatable.",
+    show_default="exec, call",
+    help="Service that the workers offer. Repeatable.",
 )
 @click.option(
     "--allow",
     multiple=True,
     metavar="MODULE",
-    help="Offer the functions of this module, which the executors have. Repeatable.",
+    help="Offer the functions of this module of the executors. Repeatable.",
 )
 @master_option
 @broker_options
 @click.pass_obj
 def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  # noqa: ANN401
-    """Run workers inside Spark's executors.
+    """Run workers inside Spark executors.
 
-    They stay until the broker drains, or until this is interrupted: then they end with what
-    they run, and the broker gives it to others. An executor that is lost takes its workers with it;
-    Spark starts them anew elsewhere. On a cluster, the executors need Taskyard in their Python, and
-    a broker that they can reach: --listen dwork=tcp://… and keys.
+    They run until the broker drains or the command is interrupted. Then their running tasks are
+    killed and go to other workers. If an executor is lost, Spark restarts its workers elsewhere. On
+    a cluster, the executors need Taskyard installed and a broker that they can reach: --listen
+    dwork=tcp://… with keys.
     """
-    from taskyard.pipeline.jobs import fleet as job  # noqa: PLC0415  # Spark takes long to import
+    from taskyard.pipeline.jobs import fleet as job  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415
 
     endpoint = discovery.endpoint(
@@ -74,24 +74,24 @@ def fleet(cli_context: CliContext, /, workers: int, **given: Any) -> ExitCode:  
         cores = job.cores_of(spark)
         slots = f"{format_count(workers, 'worker')} of {format_count(given['slots'], 'slot')}"
         cli_context.info(
-            f"{slots} for the broker at {endpoint}; {_print_free_cores(cores - workers)}"
+            f"{slots} for the broker at {endpoint}, {_print_free_cores(cores - workers)}"
         )
         left = job.run(spark, workers, _options(cli_context, endpoint, given))
     if cli_context.as_json:
         print_document(PipelineFleetDocument(workers=left))
     else:
-        click.echo(f"{format_count(left, 'worker')} went home")
+        click.echo(f"{format_count(left, 'worker')} exited")
     return ExitCode.OK
 
 
 def _print_free_cores(free: int) -> str:
     if free < 0:
-        return f"{-free} of them wait until there are as many cores"
-    return f"{format_count(free, 'core')} of Spark's {'stays' if free == 1 else 'stay'} free"
+        return f"{-free} of them waiting for cores"
+    return f"{format_count(free, 'core')} of Spark unused"
 
 
 def _options(cli_context: CliContext, endpoint: str, given: dict[str, Any]) -> list[str]:
-    """The options of each worker."""
+    """Return the options of each worker."""
     options = ["--broker", endpoint, "--slots", str(given["slots"])]
     key = cli_context.key or cli_context.settings().broker.key
     if key is not None:

@@ -1,7 +1,7 @@
-"""`taskyard pipeline`: the table of its verbs, and what they have in common.
+"""`taskyard pipeline`: the table of its commands and their common options.
 
-Each verb has a file of its own, `pipeline_NAME.py`, and imports Spark only when it is called: help
-and completion do without, and so does a machine without the extra, until it needs it.
+Each command has a module in this package and imports Spark only when it runs. So help and
+completion are fast, and work without the extra `spark`.
 """
 
 from importlib.util import find_spec
@@ -19,49 +19,46 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "history": LazyCommand(
         "taskyard.cli.pipeline.history:history",
-        "Turn a state's history into tables; only what is new.",
+        "Compute tables from the history, incrementally.",
     ),
     "report": LazyCommand(
         "taskyard.cli.pipeline.report:report",
-        "Make a page with pictures of what happened, and tables.",
+        "Write an HTML report with charts, and tables.",
     ),
     "sweep": LazyCommand(
         "taskyard.cli.pipeline.sweep:sweep",
-        "Say how long a campaign would take with other workers.",
+        "Simulate a campaign with other numbers of workers.",
     ),
     "fleet": LazyCommand(
         "taskyard.cli.pipeline.fleet:fleet",
-        "Run workers inside Spark's executors.",
+        "Run workers inside Spark executors.",
     ),
 }
 
-#: What the extra `spark` brings that every verb here needs.
+#: Packages of the extra `spark` that every command needs.
 _NEEDED = ("pyspark", "pandas")
 
 
 class SparkCommand(click.Command):
-    """A verb that needs Spark: it says so in one line where there is none."""
+    """A command that needs Spark. Without it, it raises a `UserError`."""
 
     def invoke(self, ctx: click.Context) -> object:
         missing = [name for name in _NEEDED if find_spec(name) is None]
         if missing:
             raise UserError(
-                f"this verb needs {' and '.join(missing)}, which is not installed: "
-                "`pip install 'taskyard[spark]'`"
+                f"{' and '.join(missing)} not installed: `pip install 'taskyard[spark]'`"
             )
-        from taskyard.pipeline.jvm import end_jvm_on_signals  # noqa: PLC0415  # not for `--help`
+        from taskyard.pipeline.jvm import end_jvm_on_signals  # noqa: PLC0415  # not needed by `--help`
 
         with end_jvm_on_signals():
             return super().invoke(ctx)
 
 
-#: Where Spark runs.
 master_option = click.option(
     "--master",
     metavar="URL",
     default="local[*]",
-    show_default=True,
-    help="Where Spark runs: this machine, or a cluster such as spark://HOST:7077.",
+    help="Spark master: this machine, or a cluster as in spark://HOST:7077.",
 )
 
 
@@ -69,8 +66,8 @@ master_option = click.option(
 @verbose_option
 @quiet_option
 def pipeline() -> None:
-    """Run bulk data work on Spark: campaigns in, history to tables, reports, planning, fleets.
+    """Run Spark jobs: load, history, report, sweep, fleet.
 
-    Needs the extra: pip install 'taskyard[spark]'. It brings Java along. A session takes some
+    Needs the extra: pip install 'taskyard[spark]', which includes Java. A Spark session takes some
     seconds to start.
     """

@@ -1,4 +1,4 @@
-"""`taskyard pipeline history`: its options and its words. What it does is the job's affair."""
+"""`taskyard pipeline history`: options and output. The job is in `taskyard.pipeline`."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import PipelineHistoryDocument
 from taskyard.cli.pipeline.group import SparkCommand, master_option
 
-#: Where the tables are if nobody says so, in the state directory.
+#: The default directory of the tables, in the state directory.
 FOLDER = "tables"
 
 
@@ -31,7 +31,7 @@ FOLDER = "tables"
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where the tables go; STATE/tables if not given.",
+    help="Directory of the tables. STATE/tables if omitted.",
 )
 @master_option
 @json_option
@@ -41,16 +41,16 @@ FOLDER = "tables"
 def history(
     cli_context: CliContext, state: Path, out: Path | None, master: str, *, as_json: bool
 ) -> None:
-    """Turn a state's history into tables: attempts, tasks, workers, metrics, critical path.
+    """Compute tables from the history, incrementally.
 
-    Only what is new is read, and only campaigns with something new are computed anew; with nothing
-    new, nothing is written. Ended at any point and run again it makes the same tables. They are
-    Parquet, by campaign and day; docs/pipeline.md has every column.
+    The tables are attempts, tasks, workers, metrics and critical path, as Parquet by campaign and
+    day (columns in docs/pipeline.md). Only new history is read, and only campaigns with new events
+    are recomputed. Safe to interrupt and run again.
 
-    If no broker runs on the state, its journal is exported first. A running broker exports by
-    itself, now and then: then the tables go as far as it did.
+    If no broker is running on the state, its journal is exported first. A running broker exports
+    it from time to time, and the tables end there.
     """
-    from taskyard.pipeline.jobs import history as job  # noqa: PLC0415  # it imports Spark
+    from taskyard.pipeline.jobs import history as job  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415
 
     out = out or state / FOLDER
@@ -67,10 +67,7 @@ def history(
     finally:
         running.close()
     if not is_complete:
-        cli_context.info(
-            "a broker runs on this state: the tables go as far as it has exported; stop it, and "
-            "run this again, for all"
-        )
+        cli_context.info("a broker is running on this state: the tables end at its last export")
     if as_json:
         document = PipelineHistoryDocument(
             state=str(state),
@@ -82,10 +79,10 @@ def history(
         )
         print_document(document)
     elif plan.is_empty:
-        click.echo(f"nothing new: the tables in {out} go up to row {outcome.last}")
+        click.echo(f"no new history: the tables in {out} cover it up to row {outcome.last}")
     else:
         click.echo(
-            f"made tables of {format_count(outcome.campaigns, 'campaign')} with "
-            f"{format_count(outcome.parts, 'new part')} of the history, up to row {outcome.last}: "
-            f"{out}"
+            f"computed tables of {format_count(outcome.campaigns, 'campaign')} from "
+            f"{format_count(outcome.parts, 'new part')} of the history, up to row "
+            f"{outcome.last}: {out}"
         )

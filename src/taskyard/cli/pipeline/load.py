@@ -1,4 +1,4 @@
-"""`taskyard pipeline load`: campaigns' files, checked by Spark, submitted from its partitions."""
+"""`taskyard pipeline load`: check campaign files with Spark and submit them from its partitions."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from taskyard.pipeline.jobs.load import CheckedCampaign
     from taskyard.pipeline.validate import CriticalPath
 
-#: Of what a document lists: more would fill it with one mistake.
+#: The most entries of a list in a document.
 LISTED_MAX: Final = 1000
 
-#: Names of a critical path that a line has; a longer one is cut in the middle.
+#: The most names of a critical path in a line. A longer path is cut in the middle.
 _NAMES_SHOWN: Final = 6
 
 
@@ -47,24 +47,28 @@ _NAMES_SHOWN: Final = 6
     ),
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
-@click.option("--dry-run", is_flag=True, help="Only look at the files; needs no broker.")
+@click.option("--dry-run", is_flag=True, help="Only check the files. Needs no broker.")
 @click.option(
-    "--campaign", type=TaskKey("name", "NAME"), help="The campaign's name; the file's if not given."
+    "--campaign",
+    type=TaskKey("name", "NAME"),
+    help="Name of the campaign. The file name without suffix if omitted.",
 )
-@click.option("--skip-bad", is_flag=True, help="Leave bad rows out, and all that wait for them.")
+@click.option("--skip-bad", is_flag=True, help="Skip rejected rows and their dependents.")
 @click.option(
     "--rejects",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Where to write what was rejected, as JSONL; beside each file if not given.",
+    help="JSONL file for rejected rows. Beside each input file if omitted.",
 )
 @click.option(
     "--format",
     "form",
     type=click.Choice([one.value for one in Format]),
-    help="The format, if names and looks do not tell.",
+    help="File format. Detected if omitted.",
 )
-@click.option("--replay", is_flag=True, help="WfCommons: sleep as long as a task took.")
+@click.option(
+    "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
+)
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
 @master_option
 @broker_options
@@ -72,14 +76,13 @@ _NAMES_SHOWN: Final = 6
 def load(cli_context: CliContext, /, files: tuple[str, ...], **values: Any) -> ExitCode:  # noqa: ANN401
     """Load graphs of tasks from files, checked by Spark.
 
-    JSONL (also .gz), CSV, Parquet, WfCommons or dwork's comma lines; patterns, and directories with
-    all that is in them. All is read and checked first: names that stand twice, unknown
-    dependencies, cycles, bad values. What is wrong is written to a file of rejects with its file,
-    line and reason; then nothing is submitted and it exits 2, unless --skip-bad leaves it out. The
-    rest is submitted from the partitions, level by level. To run it again is harmless, also after
-    a kill: nothing is submitted twice.
+    Reads JSONL (also .gz), CSV, Parquet, WfCommons or dwork's comma lines. FILE may be a pattern or
+    a directory. All files are checked first for duplicate names, unknown dependencies, cycles and
+    bad values. Rejected rows are written to a file with their file, line and reason. Then nothing
+    is submitted and the exit code is 2, unless --skip-bad is given. Tasks are submitted from the
+    partitions, level by level. Safe to interrupt and run again: no task is submitted twice.
     """
-    from taskyard.pipeline.sources import campaigns  # noqa: PLC0415  # Spark takes long to import
+    from taskyard.pipeline.sources import campaigns  # noqa: PLC0415  # imports Spark
 
     found = campaigns.find(files)
     form = Format(values["form"]) if values["form"] else None
@@ -97,7 +100,7 @@ def _campaign(files: Sequence[str], found: Sequence[str]) -> str:
             str(Path(files[0]).resolve()) if Path(files[0]).is_dir() else found[0]
         )
     raise UserError(
-        f"these are {format_count(len(found), 'file')}; name what they make: --campaign NAME"
+        f"{format_count(len(found), 'file')}: give the name of the campaign with --campaign"
     )
 
 
@@ -120,7 +123,7 @@ def _read(
 def _dry_run(
     cli_context: CliContext, found: list[str], options: FileOptions, values: dict[str, Any]
 ) -> ExitCode:
-    """What there is to say without a broker."""
+    """Check the files without a broker."""
     with _spark(cli_context, values["master"]) as spark:
         checked = _read(spark, cli_context, found, options)
         checked.revalidate(existing=())
@@ -135,9 +138,9 @@ def _dry_run(
         wrote = _write(checked, values["rejects"]) if values["rejects"] else ""
         rows = format_count(len(checked.rejects), "bad row")
         if not values["skip_bad"]:
-            raise UserError(f"the input has {rows}{wrote}; mend it: nothing was submitted")
+            raise UserError(f"the input has {rows}{wrote}, nothing submitted")
         good = format_count(len(checked.validation.places), "task")
-        cli_context.info(f"{rows} would be left out{wrote}, {good} submitted")
+        cli_context.info(f"{rows} would be skipped{wrote} and {good} submitted")
         return ExitCode.OK
 
 
@@ -165,11 +168,11 @@ def _load(
             client.broker, str(key) if key else None, campaign, UnknownPolicy.REFUSE, timeout
         )
         if not is_empty:
-            cli_context.info("comparing with what the broker knows")
+            cli_context.info("comparing with the tasks of the broker")
             _check_conflicts(job.conflicts(checked, to))
         _check_lanes(job.unplaced_tasks(checked, to))
-        with ProgressBar(cli_context, campaign, verb="submitted") as meter:
-            taken = job.submit_all(checked, to, meter.update)
+        with ProgressBar(cli_context, campaign, participle="submitted") as bar:
+            taken = job.submit_all(checked, to, bar.update)
     rejected = len(checked.rejects)
     if cli_context.as_json:
         document = PipelineLoadDocument(
@@ -179,8 +182,8 @@ def _load(
     else:
         total = format_count(taken.new + taken.existing, "task")
         click.echo(
-            f"campaign {escape_line(campaign)}: {total}: {taken.new:,} new, {taken.existing:,} "
-            f"known"
+            f"campaign {escape_line(campaign)}: {total}: {taken.new:,} new, "
+            f"{taken.existing:,} existing"
         )
     return ExitCode.OK
 
@@ -188,22 +191,19 @@ def _load(
 def _report_rejects(
     cli_context: CliContext, checked: CheckedCampaign, values: dict[str, Any]
 ) -> None:
-    """Tell and write what was rejected; go on only if that may be left out."""
+    """Print and write rejected rows. Raise `UserError` unless they may be skipped."""
     if not checked.rejects:
         return
     print_rejected(checked.rejects)
     rows = format_count(len(checked.rejects), "bad row")
     wrote = _write(checked, values["rejects"])
     if not values["skip_bad"]:
-        raise UserError(
-            f"the input has {rows}{wrote}, so nothing was submitted; mend it, or leave them out "
-            "with --skip-bad"
-        )
-    cli_context.info(f"{rows} left out{wrote}")
+        raise UserError(f"the input has {rows}{wrote}, nothing submitted (--skip-bad skips them)")
+    cli_context.info(f"{rows} skipped{wrote}")
 
 
 def _write(checked: CheckedCampaign, to: Path | None) -> str:
-    """Write the rejects. Returns where they are, in words."""
+    """Write the rejected rows. Return a hint where they are."""
     from taskyard.pipeline.jobs.load import write_rejects  # noqa: PLC0415
 
     places = write_rejects(checked.rejects, to)
@@ -215,9 +215,8 @@ def _check_conflicts(conflicts: list[str]) -> None:
     if conflicts:
         print_rejected(conflicts)
         raise Refused(
-            f"{format_count(len(conflicts), 'task')} of these names are known, and not the same, "
-            f"so "
-            "nothing was submitted; give them other names, the right --campaign, or another --state"
+            f"{format_count(len(conflicts), 'task')} exist with other content, nothing "
+            "submitted: give other names, another --campaign or another --state"
         )
 
 
@@ -225,9 +224,8 @@ def _check_lanes(unplaced: list[str]) -> None:
     if unplaced:
         print_rejected(unplaced)
         raise Refused(
-            f"the lane of {format_count(len(unplaced), 'task')} can't be made as the broker's "
-            f"settings "
-            "say, so nothing was submitted; give them these fields, or a lane of their own"
+            f"no lane for {format_count(len(unplaced), 'task')}, nothing submitted: the "
+            "lane templates of the settings need fields that they lack"
         )
 
 
@@ -280,7 +278,7 @@ def _print(found: Sequence[str], checked: CheckedCampaign) -> None:
 
 
 def _critical_path_text(path: CriticalPath) -> str:
-    """How long the longest chain takes, as far as the files tell, and which it is."""
+    """Format the critical path with its run time, if known."""
     if not path.names:
         return "none"
     names = [*map(escape_line, path.names)]

@@ -1,4 +1,4 @@
-"""`taskyard pipeline report`: its options and its words. What it does is the job's affair."""
+"""`taskyard pipeline report`: options and output. The job is in `taskyard.pipeline`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from taskyard import __version__
 from taskyard.cli.options import (
     CliContext,
+    SettingOption,
     config_option,
     json_option,
     quiet_option,
@@ -26,22 +27,27 @@ if TYPE_CHECKING:
     from taskyard.pipeline.report.summary import ReportSummary
 
 
-def history_options(command: Any) -> Any:  # noqa: ANN401  # click's
-    """Where the history is; a state or its files."""
+def history_options(command: Any) -> Any:  # noqa: ANN401  # click's decorator
+    """Add options that locate a history."""
     for option in (
         config_option,
-        click.option("--campaign", metavar="NAME", help="One campaign; all together if not given."),
+        click.option(
+            "--campaign", metavar="NAME", help="Only this campaign. All campaigns if omitted."
+        ),
         click.option(
             "--history",
             type=click.Path(path_type=Path, exists=True, file_okay=False),
             metavar="DIR",
-            help="In place of a state: its history files, or the tables of `pipeline history`.",
+            help="History files, or the tables of `pipeline history`, instead of a state.",
         ),
         click.option(
             "--state",
             type=click.Path(path_type=Path),
+            cls=SettingOption,
+            envvar="TASKYARD_STATE",
+            show_default="./.taskyard",
             metavar="DIR",
-            help="The state directory; ./.taskyard if not given.",
+            help="State directory.",
         ),
     ):
         command = option(command)
@@ -49,9 +55,9 @@ def history_options(command: Any) -> Any:  # noqa: ANN401  # click's
 
 
 def history_location(cli_context: CliContext, state: Path | None, history: Path | None) -> Path:
-    """Where to look, as it was given or as the settings say."""
+    """Return the directory of the history, by default the state of the settings."""
     if state is not None and history is not None:
-        raise UserError("give --state or --history, not both")
+        raise UserError("--state and --history exclude each other")
     if history is not None:
         return history
     return state or Path(cli_context.settings().value("broker.state"))
@@ -67,8 +73,7 @@ def history_location(cli_context: CliContext, state: Path | None, history: Path 
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     default="report",
-    show_default=True,
-    help="Where the page and the tables go.",
+    help="Directory for the report and the tables.",
 )
 @master_option
 @json_option
@@ -76,19 +81,19 @@ def history_location(cli_context: CliContext, state: Path | None, history: Path 
 @quiet_option
 @click.pass_obj
 def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) -> ExitCode:  # noqa: ANN401
-    """Make a page with pictures of what happened, and tables beside it.
+    """Write an HTML report with charts, and tables.
 
-    DIR/report.html stands alone: it opens in any browser, without a network. It says how many tasks
-    came to which end, when, by whom, what held them back, and counts from the events alone that
-    none was lost, completed twice, or begun too early; exit 6 if one was. The tables are in
-    DIR/tables, as Parquet and as CSV. A broker may run meanwhile: the page tells what is so far.
+    DIR/report.html opens in any browser without a network. It shows outcomes, timing, workers and
+    delays. From the events alone it verifies that no task was lost, completed twice or started too
+    early. Exit 6 if one was. The tables are in DIR/tables, as Parquet and CSV. A broker may be
+    running: the report covers the history so far.
     """
     from taskyard.pipeline import session  # noqa: PLC0415  # it imports Spark
     from taskyard.pipeline.jobs import report as job  # noqa: PLC0415
     from taskyard.pipeline.sources import history  # noqa: PLC0415
 
-    place = history_location(cli_context, values["state"], values["history"])
-    size = history.size_bytes(place)
+    directory = history_location(cli_context, values["state"], values["history"])
+    size = history.size_bytes(directory)
     cli_context.info(f"starting Spark on {master}")
     with (
         tempfile.TemporaryDirectory(prefix="taskyard-report-") as scratch,
@@ -98,9 +103,9 @@ def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) ->
     ):
         tune_session = session.tune_session(spark, size)
         if values["history"] is None:
-            frames = history.read(tune_session, place, Path(scratch))
+            frames = history.read(tune_session, directory, Path(scratch))
         else:
-            frames = history.read_directory(tune_session, place)
+            frames = history.read_directory(tune_session, directory)
         found = job.datasets(frames.events, frames.edges, values["campaign"])
         try:
             path, facts = job.write(found, out, f"Made by Taskyard {__version__}.")
@@ -130,8 +135,9 @@ def _print_result(path: Path, facts: ReportSummary, *, as_json: bool) -> None:
         click.echo(sentence)
     word = "hold" if guarantees.is_clean else "are BROKEN"
     click.echo(
-        f"The promises {word}: lost {guarantees.lost}, completed twice "
-        f"{guarantees.completed_twice}, dependencies broken {guarantees.dependencies_broken}, "
-        f"stale results refused {guarantees.stale_refused}."
+        f"The guarantees {word}: lost {guarantees.lost}, completed twice "
+        f"{guarantees.completed_twice}, dependencies broken "
+        f"{guarantees.dependencies_broken}, stale results refused "
+        f"{guarantees.stale_refused}."
     )
     click.echo(f"report: {path}")

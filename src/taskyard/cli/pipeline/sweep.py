@@ -1,4 +1,4 @@
-"""`taskyard pipeline sweep`: its options and its words. What it does is the job's affair."""
+"""`taskyard pipeline sweep`: options and output. The job is in `taskyard.pipeline`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskyard.pipeline.sweep.conclusions import SweepResult
     from taskyard.pipeline.sweep.workload import Workload
 
-#: Points that are printed one by one; more are for a table, or a picture.
+#: The most points that are printed. --out and --json have all.
 _POINTS_PRINTED_MAX: Final = 60
 
 
@@ -40,31 +40,28 @@ _POINTS_PRINTED_MAX: Final = 60
     "--workers",
     metavar="NUMBERS",
     default="1,2,4,…,64",
-    show_default=True,
-    help="How many workers to try; … goes on as the numbers before it do.",
+    help="Numbers of workers to simulate. … continues the sequence.",
 )
-@click.option(
-    "--slots", metavar="NUMBERS", default="1", show_default=True, help="Slots of each worker."
-)
+@click.option("--slots", metavar="NUMBERS", default="1", help="Slots per worker.")
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     metavar="NAME=VALUES",
-    help="Rules to try: lane_workers_max, workers_max, broker_workers_max, overfeed, order.",
+    help="Rules to vary: lane_workers_max, workers_max, broker_workers_max, overfeed, order.",
 )
 @click.option(
     "--run-time",
     type=DURATION,
     metavar="TIME",
-    help="With FILE: how long tasks run that do not say it.",
+    help="With FILE: run time of tasks that have none.",
 )
-@click.option("--price", type=float, metavar="N", help="What a slot costs an hour, for the cost.")
+@click.option("--price", type=float, metavar="N", help="Price of a slot per hour, for the cost.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where to write a page with a picture, and the table as Parquet and CSV.",
+    help="Directory for a page with a chart, and the table as Parquet and CSV.",
 )
 @master_option
 @json_option
@@ -72,15 +69,15 @@ _POINTS_PRINTED_MAX: Final = 60
 @quiet_option
 @click.pass_obj
 def sweep(cli_context: CliContext, /, master: str, **values: Any) -> None:  # noqa: ANN401
-    """Say how long a campaign would take with other workers.
+    """Simulate a campaign with other numbers of workers.
 
-    Runs the broker's own scheduler, in simulated time, for every combination of the numbers given:
-    on a past campaign, by its history (its graph, its measured run times and overheads), or on one
-    in FILE, if that says how long its tasks run (WfCommons, sleeps, time limits, or --run-time).
-    Tells the makespan, how much of the slots is used, how long tasks wait, and what decides beyond
-    that. Of a history it says, too, how far the simulation is from what was measured.
+    Runs the broker's scheduler in simulated time for every combination of the given numbers. The
+    workload is a past campaign with its graph, measured run times and overheads, or FILE if its run
+    times are known (WfCommons, sleeps, time limits or --run-time). Prints the makespan, the
+    utilisation, the waiting times and the limiting factor. For a past campaign, also prints the
+    error of the simulation.
     """
-    from taskyard.pipeline.jobs import sweep as job  # noqa: PLC0415  # it imports Spark
+    from taskyard.pipeline.jobs import sweep as job  # noqa: PLC0415  # imports Spark
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415
     from taskyard.pipeline.sweep.grid import grid, read_numbers  # noqa: PLC0415
 
@@ -100,16 +97,16 @@ def sweep(cli_context: CliContext, /, master: str, **values: Any) -> None:  # no
     for sentence in sweep_result.sentences:
         click.echo(sentence)
     if page is not None:
-        click.echo(f"picture: {page}")
+        click.echo(f"chart: {page}")
 
 
 def _check_history_location(values: dict[str, Any]) -> None:
     if values["file"] is not None:
         for option in ("state", "history", "campaign"):
             if values[option] is not None:
-                raise UserError(f"a FILE has no --{option}; leave one of them out")
+                raise UserError(f"FILE excludes --{option}")
     elif values["run_time"] is not None:
-        raise UserError("--run-time goes with a FILE; a history has measured times")
+        raise UserError("--run-time needs FILE")
 
 
 def _workload(cli_context: CliContext, spark: SparkSession, values: dict[str, Any]) -> Workload:
@@ -120,13 +117,13 @@ def _workload(cli_context: CliContext, spark: SparkSession, values: dict[str, An
 
     if values["file"] is not None:
         return workload_of_file(values["file"], values["run_time"])
-    place = history_location(cli_context, values["state"], values["history"])
-    tune_session = session.tune_session(spark, history.size_bytes(place))
+    directory = history_location(cli_context, values["state"], values["history"])
+    tune_session = session.tune_session(spark, history.size_bytes(directory))
     with tempfile.TemporaryDirectory(prefix="taskyard-sweep-") as scratch:
         if values["history"] is None:
-            frames = history.read(tune_session, place, Path(scratch))
+            frames = history.read(tune_session, directory, Path(scratch))
         else:
-            frames = history.read_directory(tune_session, place)
+            frames = history.read_directory(tune_session, directory)
         return sweep.workload_from_history(frames.events, frames.edges, values["campaign"])
 
 
@@ -136,7 +133,7 @@ def _print(table: pa.Table) -> None:
     rows = table.slice(0, _POINTS_PRINTED_MAX).to_pylist()
     has_policy, has_cost = any(row["policy"] for row in rows), "cost" in table.column_names
     columns = ["workers", "slots", *(["policy"] if has_policy else []), "makespan", "used"]
-    columns += ["mean wait", "19 of 20 wait up to", "slot hours", *(["cost"] if has_cost else [])]
+    columns += ["mean wait", "p95 wait", "slot hours", *(["cost"] if has_cost else [])]
     print_table(
         columns,
         [
@@ -153,7 +150,7 @@ def _print(table: pa.Table) -> None:
     )
     if table.num_rows > _POINTS_PRINTED_MAX:
         more = table.num_rows - _POINTS_PRINTED_MAX
-        click.echo(f"… and {more:,} points more: --out DIR or --json has all of them")
+        click.echo(f"… and {more:,} more points (see --out or --json)")
 
 
 def _print_json(sweep_result: SweepResult, table: pa.Table, page: Path | None) -> None:
