@@ -1,8 +1,6 @@
-"""The tables of `docs/pipeline.md`: every dataset, column by column.
+"""Print the tables of docs/pipeline.md: `python -m docs.dataset_tables`.
 
-    python -m docs.dataset_tables
-
-prints them; a test looks for them in the page.
+Has every dataset, column by column. A test compares them with the page.
 """
 
 import sys
@@ -12,7 +10,7 @@ from taskyard.pipeline.datasets.dataset import Dataset
 
 
 def dataset_tables() -> dict[str, str]:
-    """A heading and a table for each dataset, by its name."""
+    """Return a heading and a table for each dataset, by its name."""
     return {dataset.name: _table(dataset) for dataset in DATASETS.values()}
 
 
