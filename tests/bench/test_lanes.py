@@ -1,4 +1,4 @@
-"""Every case of the lanes' suite runs, with tiny numbers, and fills its lines. No times."""
+"""Every case of the lanes' suite runs with tiny numbers and fills its lines."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from taskyard.core.events import LaneOptions, Rule, RulesSet
 
 
 def test_cases_fill_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Three of them: each starts four processes."""
+    """Run three cases: each starts four processes."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     cases = lanes.cases
     monkeypatch.setattr(lanes, "cases", lambda count: [*cases(count)[:2], cases(count)[-1]])
