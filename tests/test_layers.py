@@ -18,8 +18,8 @@ import style
 ROOT = Path(__file__).parent.parent
 LINT_IMPORTS = Path(sys.executable).parent / "lint-imports"
 
-LAYERS = "A package may import what is below it, never sideways or up"
-PURE = "core is pure: no clock, socket, thread, dice or disk"
+LAYERS = "A package imports only packages below it"
+PURE = "core is pure: no clock, socket, thread, random numbers or disk"
 ONE_PACKAGE = "msgspec is core's one third-party package"
 SOCKETS = "zmq is net's alone"
 SPARK = "Spark is the pipeline's alone"
