@@ -1,8 +1,8 @@
-"""Settings of hypothesis for every test: the same examples each run, and no clock that judges.
+"""Settings for all tests: repeatable hypothesis examples, sampled sweeps, counts of the simulator.
 
-`derandomize` makes a failure come back; `deadline` is off because a shared machine has no steady
+`derandomize` makes a failure repeatable. `deadline` is off because a shared machine has no steady
 speed. HYPOTHESIS_PROFILE=search looks for new examples instead. Sweeps over every byte of a file
-try a sample of them, chosen by a seed, and all of them with --whole.
+try a sample chosen by a seed, or all of them with --whole.
 """
 
 import logging
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import settings
 
-# What a test starts should print as it does for a user, not as for whoever runs the tests.
+# Programs that a test starts should buffer their output as for a user.
 os.environ.pop("PYTHONUNBUFFERED", None)
-# Hundreds of processes are started here: none of them should compile the whole package again.
+# Hundreds of processes are started here. None of them should compile the whole package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -24,7 +24,7 @@ settings.register_profile("search", deadline=None, max_examples=2_000, print_blo
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
-#: A sweep tries one of so many neighbours.
+#: A sweep tries one of this many neighbours.
 SAMPLED_OF = 8
 
 
@@ -40,7 +40,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave slow tests out of coverage: they do many times over what others do once."""
+    """Leave slow tests out of coverage: they repeat the work of others many times."""
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.no_cover)
@@ -62,19 +62,19 @@ def sample(pytestconfig: pytest.Config) -> Callable[[Sequence[int]], list[int]]:
 
 @pytest.fixture(autouse=True)
 def _fresh_loggers() -> None:
-    """A verb that was called in this process has set them up for itself."""
+    """Remove handlers and levels that a verb called in this process has set."""
     logging.getLogger("taskyard").handlers.clear()
     for name in [one for one in logging.root.manager.loggerDict if one.startswith("taskyard")]:
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Counts of the simulator: schedules, events, restarts, planted bugs."""
+    """Print the counts of the simulator: schedules, events, restarts, planted bugs."""
     counts: Counter[str] = Counter()
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, value in report.user_properties:
             if name.startswith("simulated "):
                 counts[name.removeprefix("simulated ")] += int(str(value))
     if counts:
-        told = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-        terminalreporter.write_line(f"simulated: {told}")
+        totals = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        terminalreporter.write_line(f"simulated: {totals}")

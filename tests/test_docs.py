@@ -1,6 +1,5 @@
-"""The pages say what is so: their links lead somewhere, the tests and verbs that they name exist,
-and their figures are those of the code.
-"""
+"""The pages are true: links lead to targets, named tests and verbs exist, figures equal the
+code's."""
 
 from __future__ import annotations
 
@@ -33,12 +32,12 @@ OPERATING: Final = (ROOT / "docs" / "operating.md").read_text()
 MEBIBYTE: Final = 1024 * 1024
 WORKER: Final = WorkerSettings(b"", (), 1, 1)
 
-#: What `./yard` does itself.
+#: Verbs of `./yard` itself.
 OWN_VERBS: Final = ("setup", "test", "check", "bench", "docs", "sim")
 
 
 def of(test: str, name: str) -> int:
-    """A number that stands at the top of a test."""
+    """Return a number at the top of a test file."""
     found = re.search(rf"^{name} = ([\d_]+)$", (ROOT / "tests" / test).read_text(), re.MULTILINE)
     assert found, f"{test} has no {name}"
     return int(found[1])
@@ -49,7 +48,7 @@ def name_of(page: Path) -> str:
 
 
 def anchors(page: Path) -> list[str]:
-    """What a heading can be reached by, as forges make it."""
+    """Return the anchors of a page's headings, as forges make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return [re.sub(r"[^\w -]", "", one).strip().lower().replace(" ", "-") for one in headings]
 
@@ -102,7 +101,7 @@ def test_way_of_a_task_goes_through_files_that_exist() -> None:
 
 
 def proofs_in(path: Path) -> list[str]:
-    """The tests of a file, as they are called on a command line."""
+    """Return the tests of a file, as on pytest's command line."""
     found = []
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef):
@@ -169,7 +168,7 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
         f"wait {connection.FIRST_ANSWER_SECONDS} s for the first",
     ],
 )
-def test_limits_for_who_operates_it_are_those_of_the_code(text: str) -> None:
+def test_limits_for_operators_are_those_of_the_code(text: str) -> None:
     assert text in OPERATING
 
 

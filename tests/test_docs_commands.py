@@ -1,15 +1,15 @@
-"""The commands of README.md and the tutorial are run, block by block, as a reader would type them.
+"""Run the commands of README.md and the tutorial, block by block, as a reader would.
 
-A page is read from top to bottom, in one empty directory of its own:
+A page runs from top to bottom in an empty directory:
 
-    ```sh                       is run by a shell, and must end well
-    ```text                     is what the block of commands before it prints
-    <!-- exits N -->            before a block: it ends with N
+    ```sh                       is run by a shell, and must exit with 0
+    ```text                     is the output of the block of commands before it
+    <!-- exits N -->            before a block: its exit code is N
     <!-- file: NAME -->         before a block of any language: it is saved under that name
-    <!-- not run: REASON -->    before a block: it is passed over
+    <!-- not run: REASON -->    before a block: it is skipped
     <!-- run by TEST -->        before a block: that test runs it, or compares it
 
-What differs from run to run (times, process ids, names that are made up) is not compared.
+Values that differ from run to run (times, process ids, generated names) are not compared.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = ("README.md", "docs/tutorial.md", "docs/python.md", "docs/lanes.md")
 
-#: What must come has come by then, however busy the machine.
-PATIENCE_SECONDS: Final = 120
+#: The limit for expected output, on any busy machine.
+TIMEOUT_SECONDS: Final = 120
 
-#: Blocks of a page that nobody runs: each of them is a promise that nobody checks.
+#: Blocks of a page that no test runs: each is an unchecked promise.
 NOT_RUN_MAX: Final = 2
 
 _BLOCK: Final = re.compile(
@@ -40,7 +40,7 @@ _BLOCK: Final = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
-#: What is not the same in every run, and what stands for it.
+#: Patterns of output that differs from run to run, and replacements.
 _VARYING: Final = (
     (re.compile(r"\b\d+(?:\.\d+)? s\b"), "# s"),
     (re.compile(r"\bprocess \d+"), "process #"),
@@ -48,12 +48,12 @@ _VARYING: Final = (
     (re.compile(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"), "TIME"),
 )
 
-#: What is said where a broker takes its time to start, on a busy machine.
+#: Printed while a broker takes long to start on a busy machine.
 _BUSY: Final = "waiting for a broker at "
 
 
 class Block(NamedTuple):
-    """One fenced block, with the comment that stands right before it."""
+    """One fenced block, with the comment right before it."""
 
     line: int
     note: str
@@ -66,7 +66,7 @@ class Block(NamedTuple):
 
     @property
     def is_run_elsewhere(self) -> bool:
-        """By a test that says so itself: it looks for this very note."""
+        """Return whether another test runs it, which looks for this very note."""
         test = ROOT / self.note.removeprefix("run by ")
         return self.note.startswith("run by ") and self.note in test.read_text()
 
@@ -90,7 +90,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def compared(text: str) -> list[str]:
-    """The lines of an output, without what differs from run to run."""
+    """Return the lines of an output, without parts that differ from run to run."""
     for varying, fixed in _VARYING:
         text = varying.sub(fixed, text)
     lines = [line.rstrip() for line in text.rstrip().splitlines()]
@@ -99,7 +99,7 @@ def compared(text: str) -> list[str]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Iterator[Path]:
-    """What a reader has: a clone that is set up, and an environment that is active."""
+    """Return a directory like a reader's: a clone that is set up, with an active environment."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     binaries = tmp_path / ".venv" / "bin"
     binaries.mkdir(parents=True)
@@ -119,7 +119,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
 
 
 def typed(directory: Path, commands: str) -> subprocess.CompletedProcess[str]:
-    """Commands as a shell runs them, with all they print in one stream."""
+    """Run commands in a shell. Return all their output in one stream."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}
     return subprocess.run(
         ["/bin/sh", "-eu", "-c", commands],
@@ -130,7 +130,7 @@ def typed(directory: Path, commands: str) -> subprocess.CompletedProcess[str]:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
     )
 
 

@@ -1,4 +1,4 @@
-"""What importing the core loads: the standard library's quiet parts, msgspec, and nothing else."""
+"""Importing the core loads msgspec and pure parts of the standard library, nothing else."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ import taskyard
 
 ROOT = Path(__file__).parent.parent
 
-#: Prints what importing the core and all its modules adds to an interpreter.
+#: Prints the modules that importing the core adds to an interpreter.
 IMPORT_CORE = """
 import importlib, json, pkgutil, sys
 before = list(sys.modules)
@@ -34,7 +34,7 @@ def top_levels(modules: list[str]) -> list[str]:
 
 def test_core_loads_msgspec_and_no_other_third_party_package() -> None:
     loaded = top_levels(modules_loaded_by(IMPORT_CORE))
-    # What msgspec loads for itself (typing_extensions, where it finds it) is msgspec's affair.
+    # msgspec may load packages of its own, such as typing_extensions.
     beyond_msgspec = top_levels(modules_loaded_by("import msgspec" + IMPORT_CORE))
     assert "msgspec" in loaded
     assert [name for name in beyond_msgspec if name not in sys.stdlib_module_names] == ["taskyard"]
@@ -60,7 +60,7 @@ def test_command_line_loads_no_heavy_package_before_a_verb_asks_for_it() -> None
     assert [name for name in ["msgspec", "pyarrow", "rich", "sqlite3"] if name in loaded] == []
 
 
-def test_what_programs_import_is_there_when_it_is_used() -> None:
+def test_public_names_are_loaded_on_use() -> None:
     code = (
         "import json, taskyard;"
         "print(json.dumps([getattr(taskyard, name).__name__ for name in taskyard.__all__]))"
@@ -70,15 +70,15 @@ def test_what_programs_import_is_there_when_it_is_used() -> None:
         taskyard.Clinet  # noqa: B018
 
 
-#: What `taskyard --help` may take on a machine that has nothing else to do.
+#: The limit for `taskyard --help` on an idle machine.
 HELP_SECONDS_MAX = 0.3
 
 #: Direct dependencies of an install without extras.
 DEPENDENCIES_MAX = 8
 
 
-def test_help_is_there_before_anybody_wonders() -> None:
-    # In processor time, and the best of some: other tests run beside it.
+def test_help_starts_quickly() -> None:
+    # CPU time, and the best of several, because other tests run beside it.
     code = (
         "import json, time, taskyard.cli.entry as entry\n"
         "code = entry.run(entry.taskyard, ['--help'])\n"

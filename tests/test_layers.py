@@ -1,6 +1,6 @@
-"""The import contracts bite: a violation planted in a copy of the package is refused.
+"""The import contracts hold, and a violation planted in a copy of the package is refused.
 
-A contract that is never broken proves nothing about itself, so each is broken here on purpose.
+A contract that is never broken proves nothing, so each is broken here on purpose.
 """
 
 import os
@@ -18,8 +18,8 @@ import style
 ROOT = Path(__file__).parent.parent
 LINT_IMPORTS = Path(sys.executable).parent / "lint-imports"
 
-LAYERS = "A package may import what is below it, never sideways or up"
-PURE = "core is pure: no clock, socket, thread, dice or disk"
+LAYERS = "A package imports only packages below it"
+PURE = "core is pure: no clock, socket, thread, random numbers or disk"
 ONE_PACKAGE = "msgspec is core's one third-party package"
 SOCKETS = "zmq is net's alone"
 SPARK = "Spark is the pipeline's alone"
@@ -40,7 +40,7 @@ def plant(copied_root: Path, path: str, code: str) -> None:
 
 
 def broken_contracts(copied_root: Path) -> list[str]:
-    """The names of the contracts that the copy breaks; the tool has to agree by its exit code."""
+    """Return the names of the contracts that the copy breaks. The exit code must agree."""
     environment = {**os.environ, "PYTHONPATH": str(copied_root), "COLUMNS": "200", "NO_COLOR": "1"}
     command = [str(LINT_IMPORTS), "--config", "pyproject.toml", "--no-cache"]
     done = subprocess.run(
@@ -55,7 +55,7 @@ def broken_contracts(copied_root: Path) -> list[str]:
     return broken
 
 
-def test_package_as_it_is_keeps_every_contract(copied_root: Path) -> None:
+def test_package_keeps_every_contract(copied_root: Path) -> None:
     assert broken_contracts(copied_root) == []
 
 
@@ -134,7 +134,7 @@ def test_every_dependency_but_msgspec_is_forbidden_to_core() -> None:
 
 
 def modules_of(requirement: str) -> list[str]:
-    """The top-level modules that a requirement such as `rich>=13` installs."""
+    """Return the top-level modules of a requirement such as `rich>=13`."""
     return [
         module
         for module, distributions in packages_distributions().items()

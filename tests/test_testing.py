@@ -1,4 +1,4 @@
-"""`taskyard.testing`: the real broker in memory, and tasks done where the test can see them."""
+"""`taskyard.testing`: the real broker in memory, and tasks that run inside the test."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_functions_run_in_the_thread_of_the_test_and_can_be_mocked() -> None:
         size.assert_called_once_with("x")
 
 
-def test_failures_are_told_as_by_a_worker() -> None:
+def test_failures_are_reported_as_by_a_worker() -> None:
     with testing.broker() as broker, broker.client() as client:
         raised = client.submit(f"{CALLS}:refuse_odd", args=[1])
         exited = client.submit(["sh", "-c", "echo why >&2; exit 3"])
@@ -61,7 +61,7 @@ def test_failed_task_is_tried_again_if_its_retries_say_so() -> None:
         assert client.show(future.name)["attempt"] == 2
 
 
-def test_services_are_done_as_the_test_says() -> None:
+def test_services_are_handled_by_the_tests_functions() -> None:
     def refuse(_payload: bytes) -> bytes:
         raise TaskFailed("not today")
 
@@ -112,7 +112,7 @@ def test_interruption_of_the_test_gives_the_task_back() -> None:
         assert future.result(PATIENCE_SECONDS) == -1
 
 
-def test_worker_finishes_what_it_does_when_it_is_left(tmp_path: Path) -> None:
+def test_worker_finishes_its_task_at_the_end_of_the_block(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with testing.broker() as broker, broker.client() as client:
@@ -137,7 +137,7 @@ def test_nothing_is_left_behind() -> None:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
     with testing.broker():
-        pass  # what a process has once is there now
+        pass  # one-time resources of a process exist now
     before = left()
     with testing.broker() as broker:
         directory = Path(broker.endpoint.removeprefix("ipc://")).parent
@@ -148,7 +148,7 @@ def test_nothing_is_left_behind() -> None:
     assert not directory.exists()
 
 
-def test_fixture_is_there_for_a_conftest(tmp_path: Path) -> None:
+def test_fixture_works_in_a_conftest(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from taskyard.testing import yard_broker\n")
     (tmp_path / "test_it.py").write_text(
         "def test_it(yard_broker):\n"

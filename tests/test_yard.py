@@ -1,4 +1,4 @@
-"""The launcher's decisions, without building an environment: what it keeps, runs and redoes."""
+"""The launcher's decisions: which environments it keeps, which steps it runs and repeats."""
 
 import importlib.machinery
 import importlib.util
@@ -29,7 +29,7 @@ uv==1 \\
 
 @pytest.fixture
 def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The launcher as a module, in a checkout of its own that has inputs and no environment."""
+    """Return the launcher as a module, in an empty checkout with inputs and no environment."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     loader = importlib.machinery.SourceFileLoader("yard", str(LAUNCHER))
     spec = importlib.util.spec_from_loader("yard", loader)
@@ -55,7 +55,7 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def commands(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands of the setup, which are noted instead of run and always succeed."""
+    """Note the commands of the setup instead of running them. All succeed."""
     noted: list[list[str]] = []
 
     def note(command: list[str | Path], *_: object) -> bool:
@@ -127,7 +127,7 @@ def test_second_setup_does_nothing(yard: ModuleType, commands: list[list[str]]) 
 
 
 @pytest.mark.parametrize("name", ["PYPROJECT", "CONSTRAINTS"])
-def test_changed_input_updates_the_environment_that_is_there(
+def test_changed_input_updates_the_existing_environment(
     yard: ModuleType, commands: list[list[str]], name: str
 ) -> None:
     yard.prepare()
@@ -192,7 +192,7 @@ def test_pip_installs_where_uv_cannot(
     assert yard.is_current()
 
 
-def test_setup_that_fails_says_so_and_leaves_no_stamp(
+def test_failed_setup_is_reported_and_leaves_no_stamp(
     yard: ModuleType, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_to_install(command: list[str | Path], otherwise: str) -> None:
@@ -233,7 +233,7 @@ def test_setup_that_fails_says_so_and_leaves_no_stamp(
         ("PATH", False),
     ],
 )
-def test_what_leads_elsewhere_is_foreign_and_how_to_reach_packages_is_not(
+def test_variables_for_other_environments_are_foreign_and_those_for_indexes_are_not(
     yard: ModuleType,
     name: str,
     foreign: bool,  # noqa: FBT001  # a row of the table above
@@ -288,7 +288,7 @@ become = yard["become"]
 become.__globals__["BIN"] = pathlib.Path({sys.executable!r}).parent
 become(["python", "-c", "import sys; print(sys.prefix)"])
 """
-    # Another Python that comes first on the path must not be taken for it.
+    # Another Python first on the path must not be used.
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     (tmp_path / "python").symlink_to(Path(sys.executable).resolve())
     command = [sys.executable, "-c", launch]
@@ -297,7 +297,7 @@ become(["python", "-c", "import sys; print(sys.prefix)"])
 
 @pytest.fixture
 def steps(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Run steps that are shell scripts with the exit codes given."""
+    """Run steps that are shell scripts with these exit codes."""
 
     def run(**exit_codes: int) -> int:
         yard.BIN.mkdir(parents=True)
@@ -333,7 +333,7 @@ def test_step_beside_the_others_runs_at_the_same_time(
     yard: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     yard.BIN.mkdir(parents=True)
-    # Each waits for the other's file: one after the other, neither would end well.
+    # Each waits for the other's file, so both must run at once.
     wait = "for _ in $(seq 3000); do [ -e $2 ] && exit 0; sleep 0.02; done; exit 1"
     script = yard.BIN / "meet"
     script.write_text(f"#!/bin/sh\necho the $1\ntouch $1\n{wait}\n")
@@ -425,7 +425,7 @@ def test_many_failures_are_not_run_again(
     assert "running them again" not in capfd.readouterr().out
 
 
-def test_file_that_cannot_be_read_is_not_run_again_in_vain(
+def test_file_with_a_syntax_error_is_not_run_again(
     test_step: Callable[[str], int],
 ) -> None:
     assert test_step("def test_(:\n") == 1
@@ -533,4 +533,4 @@ runpy.run_path({str(LAUNCHER)!r}, run_name="__main__")
     command = [sys.executable, "-c", pretend]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert done.stderr == "yard: Taskyard needs Python 3.11 or later; this one is 3.8.1.\n"
+    assert done.stderr == "yard: Taskyard needs Python 3.11 or later, not 3.8.1.\n"

@@ -8,7 +8,7 @@ tasks a second. Meanwhile workers, the relay and the broker are killed, suspende
 random. Then everything is left alone, and all has to settle: nothing lost, nothing completed twice,
 no innocent task failed, nothing READY beside a free slot, and every worker still working.
 
-The seed is printed first; every random choice is drawn from it. What the machine does meanwhile
+The seed is printed first, and every random choice is drawn from it. The machine's own timing
 is not repeatable. Exit code 0 only if all holds; the directory with state and logs is kept if not.
 """
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import taskyard
 from soak_kit import audit
-from soak_kit.audit import Line, Sampler, ask
+from soak_kit.audit import AuditLine, Sampler, ask
 from soak_kit.fleet import SPARED, Fleet, Layout
 from soak_kit.load import CLIENTS, Client, Promises
 
@@ -40,10 +40,11 @@ FAULT_SECONDS: Final = 1.6
 #: How long the broker may take to listen for the first time.
 START_SECONDS: Final = 60.0
 
-#: Left alone, all has settled by then. The longest lease is 60 s, and begins anew with a restart.
+#: Without faults everything settles within this. The longest lease is 60 s, and is renewed by a
+#: restart.
 SETTLE_SECONDS: Final = 240.0
 
-#: What clients still wait for then will not come. As long they have to end.
+#: How long clients wait for their last answers, and then have to end.
 LAST_SECONDS: Final = 15.0
 
 #: The last tasks take as long as the long ones, twice: one worker is lost. Slots are left beside
@@ -52,7 +53,7 @@ PROBE_SECONDS: Final = 120.0
 LONG_PROBES: Final = 7
 LONG_PROBE_SECONDS: Final = 25
 
-#: How often to look at a broker that is left alone, and how often to print a line before that.
+#: Seconds between samples of an undisturbed broker, and between printed lines before that.
 SAMPLE_SECONDS: Final = 2.0
 PROGRESS_SECONDS: Final = 10.0
 
@@ -72,7 +73,7 @@ class Soak:
         self._fleet = Fleet(place, self._dice, self.log)
         self._promises = Promises()
         self._sampler = Sampler(place)
-        self._lines: list[Line] = []
+        self._lines: list[AuditLine] = []
         self._has_faults = True
         self._counts: dict[str, int] = {}
         self._log_file = (place.root / "soak.log").open("a", buffering=1)
@@ -105,7 +106,7 @@ class Soak:
         self.log("all started", shown=True)
 
     def _inject_faults(self, seconds: float) -> None:
-        """Submit and hurt for some time."""
+        """Submit tasks and inject faults for some time."""
         self._clients = [
             make(self._place, self._fleet, self._promises, self._seed) for make in CLIENTS
         ]
@@ -170,10 +171,10 @@ class Soak:
                 counts[state] for state in ("blocked", "delayed", "ready", "leased")
             ):
                 taken = f"{time.monotonic() - began:.0f} s"
-                self._lines.append(Line(what, taken))
+                self._lines.append(AuditLine(what, taken))
                 self.log(f"{what}: {taken}", shown=True)
                 return True
-        self._lines.append(Line(what, f"{seconds:g} s", [f"not settled: {counts}"]))
+        self._lines.append(AuditLine(what, f"{seconds:g} s", [f"not settled: {counts}"]))
         self.log(f"not settled: {counts}", shown=True)
         return False
 
@@ -195,19 +196,19 @@ class Soak:
                 client.give_up()
 
     def _show_unfinished(self) -> None:
-        """Write down what is not settled, and all workers."""
+        """Log all unsettled tasks and all workers."""
         states = ("blocked", "delayed", "ready", "leased")
         tasks = ask(self._place, "list", "--all", *(f"--only={state}" for state in states))
         for task in (tasks or {"tasks": []})["tasks"][:30]:
-            told = {key: task[key] for key in ("name", "state", "worker", "attempt", "losses")}
-            self.log(f"unfinished {told}: {self._sampler.why(task['name'])}")
+            fields = {key: task[key] for key in ("name", "state", "worker", "attempt", "losses")}
+            self.log(f"unfinished {fields}: {self._sampler.why(task['name'])}")
         for worker in (ask(self._place, "workers") or {"workers": []})["workers"]:
             self.log(f"worker {worker}")
 
     def _lose_a_worker(self, client: taskyard.Client) -> None:
-        """Kill a local worker once more, beside tasks that keep all others from being idle.
+        """Kill a local worker once more, while long tasks keep all others busy.
 
-        What it held must not hold up the probes that come after.
+        Its tasks must not hold up the probes that follow.
         """
         for number in range(LONG_PROBES):
             client.submit(["sleep", str(LONG_PROBE_SECONDS)], name=f"probe-long-{number}")
@@ -229,7 +230,7 @@ class Soak:
                     lane["lane"] = f"probe-{number % 12}"
                 client.submit(text.encode(), name=text, service=service, **lane)
 
-    def _served(self, since: float) -> Line:
+    def _served(self, since: float) -> AuditLine:
         """Return whether every worker has run a task since a time."""
         history = audit.read_history(self._place.root / "log" / "watch.log")
         _, ledger = audit.read_ledger(self._place.ledger)
@@ -240,10 +241,10 @@ class Soak:
         if any(audit.SILENT_WORKER in address for address in addresses):
             seen.add("rr-1")
         idle = [name for name in names if name not in seen]
-        return Line("every worker works at the end", f"{len(names)} workers", idle)
+        return AuditLine("every worker works at the end", f"{len(names)} workers", idle)
 
     def _await_watch(self) -> None:
-        """Wait until `watch` has printed what the broker has decided."""
+        """Wait until `watch` has printed all decisions of the broker."""
         status = ask(self._place, "status")
         ends = time.monotonic() + 30
         while status and time.monotonic() < ends:
@@ -256,9 +257,11 @@ class Soak:
         ledger, _ = audit.read_ledger(self._place.ledger)
         stuck = [*self._sampler.stuck.values()]
         self._lines += [
-            Line("nothing READY beside a free slot", f"for over {audit.STUCK_SECONDS:g} s", stuck),
-            Line("no process ended by itself", "", self._fleet.unexpected),
-            Line("no internal error in a log", "", self._tracebacks()),
+            AuditLine(
+                "nothing READY beside a free slot", f"for over {audit.STUCK_SECONDS:g} s", stuck
+            ),
+            AuditLine("no process ended without a fault", "", self._fleet.unexpected),
+            AuditLine("no internal error in a log", "", self._tracebacks()),
             *audit.history_lines(history, self._promises, ledger),
             *audit.journal_lines(self._place, history),
         ]
@@ -295,7 +298,7 @@ def main(arguments: Sequence[str]) -> int:
     root = options.state or Path(tempfile.mkdtemp(prefix="soak-"))
     root.mkdir(parents=True, exist_ok=True)
     holds = False
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes are ended
     try:
         holds = Soak(Layout(root.resolve()), seed).run(options.minutes)
     finally:

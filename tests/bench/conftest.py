@@ -1,4 +1,4 @@
-"""The benchmarks start processes of their own, which need the path of `tools`."""
+"""The path of `tools` for the processes that benchmarks start."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every case of the broker's suite runs, with tiny numbers, and fills its lines. No times."""
+"""Every case of the broker's suite runs with tiny numbers and fills its lines."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from bench.processes import BrokerBench
 
 @pytest.fixture(autouse=True)
 def short_and_few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One batch and one number of peers are enough to see that a case runs."""
+    """Use one batch size and one number of peers."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(broker_campaigns, "COUNTS", {100: 20_000})
     monkeypatch.setattr(broker_calls, "PLAIN_PEERS", (2,))
@@ -50,7 +50,9 @@ def test_case_runs_and_fills_its_lines(case: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = bench("--only", case, "--json", str(file))
     report = json.loads(file.read_text())
-    assert report["suite"] == "broker --quick"  # nobody takes these figures for real ones
+    assert (
+        report["suite"] == "broker --quick"
+    )  # marked, so that these figures are not taken for real ones
     assert all(one["best"] >= 0 for one in report["lines"])
     shown = [one["what"] for one in report["lines"]]
     assert [what for what in LINES[case] if what not in shown] == []

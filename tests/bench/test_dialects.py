@@ -1,4 +1,4 @@
-"""Every case of the dialects' suite runs, with tiny numbers, and fills its lines. No times."""
+"""Every case of the dialects' suite runs with tiny numbers and fills its lines."""
 
 from pathlib import Path
 

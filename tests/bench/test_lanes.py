@@ -1,4 +1,4 @@
-"""Every case of the lanes' suite runs, with tiny numbers, and fills its lines. No times."""
+"""Every case of the lanes' suite runs with tiny numbers and fills its lines."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from taskyard.core.rules import LaneOptions, Rule
 
 
 def test_cases_fill_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Three of them: each starts four processes."""
+    """Run three cases: each starts four processes."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     cases = lanes.cases
     monkeypatch.setattr(lanes, "cases", lambda count: [*cases(count)[:2], cases(count)[-1]])

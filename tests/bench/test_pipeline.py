@@ -1,4 +1,4 @@
-"""The pipeline's suite fills its lines. What needs Spark is made up here: no session starts."""
+"""The pipeline's suite fills its lines. Measurements with Spark are replaced: no session starts."""
 
 import json
 import subprocess
@@ -52,14 +52,16 @@ SPARK: dict[str, Shown] = {
 
 
 def bench(tmp_path: Path, *cases: str) -> tuple[Result, list[dict[str, Any]]]:
-    """The suite, quickly, and the lines of its document."""
+    """Run the suite quickly. Return the result and the lines of its document."""
     file = tmp_path / "figures.json"
     only = [word for case in cases for word in ("--only", case)]
     words = ["pipeline", "--quick", "--repeats", "1", "--json", str(file), *only]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     told = json.loads(file.read_text())
-    assert told["suite"] == "pipeline --quick"  # nobody takes these figures for real ones
+    assert (
+        told["suite"] == "pipeline --quick"
+    )  # marked, so that these figures are not taken for real ones
     return done, told["lines"]
 
 
@@ -69,7 +71,7 @@ def shown(lines: list[dict[str, Any]]) -> Shown:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Nothing is measured: what would be, and each takes a second of two processors."""
+    """Replace measurements: note each, with a second of two processors as its cost."""
     asked: list[tuple[str, ...]] = []
 
     def measured(kind: type, *words: str) -> object:
@@ -94,7 +96,7 @@ def test_every_case_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("case", SPARK)
-def test_case_fills_its_lines_and_says_so_before(
+def test_case_fills_its_lines_and_announces_itself(
     case: str, asked: list[tuple[str, ...]], tmp_path: Path
 ) -> None:
     done, lines = bench(tmp_path, case)
@@ -119,7 +121,7 @@ def test_rates_and_costs_are_those_of_the_rows(
     assert asked == [("submit", "10000")]
 
 
-def test_missing_duckdb_is_said_and_the_rest_runs(
+def test_missing_duckdb_is_reported_and_other_cases_run(
     asked: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
@@ -131,21 +133,21 @@ def test_missing_duckdb_is_said_and_the_rest_runs(
     assert len(asked) == 2
 
 
-def test_suite_without_spark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suite_without_spark_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_suite, "find_spec", lambda _name: None)
     done = CliRunner().invoke(main, ["pipeline", "--quick"])
     assert "pip install 'taskyard[spark]'" in str(done.exception)
 
 
-# What it measures, and how.
+# Measurements and their inputs.
 
 
 BUSY = "import time\nwhile time.process_time() < 0.5: pass"
 
-#: It is idle at its end, as Spark's Python workers are.
+#: Idle at its end, like Spark's Python workers.
 BUSY_AND_IDLE = f"{BUSY}\ntime.sleep(0.5)"
 
-#: Those are children of such a process. It says a line when its child is gone.
+#: The parent of such a process, which ignores its end. Prints a line when its child is gone.
 CARELESS = """
 import signal, subprocess, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -156,7 +158,7 @@ sys.stdin.read()
 
 
 def cost_of(*command: str) -> float:
-    """CPU seconds, measured in a process of its own, as it has to be."""
+    """Return the CPU seconds of code, measured in a separate process."""
     measure = (
         "import sys; from bench.pipeline.cost import command_cost\n"
         "print(command_cost(sys.argv[1:]).cpu_s)"
@@ -165,12 +167,12 @@ def cost_of(*command: str) -> float:
     return float(subprocess.run(words, check=True, capture_output=True, timeout=60).stdout)
 
 
-def test_cost_of_a_command_has_who_outlives_it() -> None:
-    """A shell leaves somebody behind who is busy for a while, as a JVM is."""
+def test_cost_of_a_command_includes_processes_that_outlive_it() -> None:
+    """A shell leaves a busy process behind, as a JVM does."""
     assert cost_of("sh", "-c", '"$0" -c "$1" &', sys.executable, BUSY) >= 0.5
 
 
-def test_cost_of_a_command_has_who_was_not_waited_for() -> None:
+def test_cost_of_a_command_includes_processes_not_waited_for() -> None:
     assert cost_of(sys.executable, "-c", CARELESS, BUSY_AND_IDLE) >= 0.5
 
 
@@ -182,7 +184,7 @@ def test_command_that_fails_is_no_measurement() -> None:
 @pytest.mark.parametrize(
     ("program", "busy"), [(f"{BUSY}\nprint(flush=True); input()", ""), (CARELESS, BUSY_AND_IDLE)]
 )
-def test_stretch_has_who_is_at_work_below_and_who_vanished(program: str, busy: str) -> None:
+def test_meter_includes_running_and_vanished_descendants(program: str, busy: str) -> None:
     command = [sys.executable, "-c", program, busy]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         with pipeline_cost.CostMeter() as took:
@@ -201,7 +203,7 @@ def test_campaign_like_the_demo_s_has_its_size_and_can_be_loaded(tmp_path: Path)
     assert len({spec.lane for spec in loaded.specs if spec.lane}) == 20
 
 
-def test_campaign_of_the_grid_is_what_is_simulated(tmp_path: Path) -> None:
+def test_campaign_of_the_grid_equals_the_simulated_one(tmp_path: Path) -> None:
     path = tmp_path / "campaign.jsonl"
     workload = pipeline_campaigns.random_graph(200)
     pipeline_campaigns.write_slept(workload, path)

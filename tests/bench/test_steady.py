@@ -1,4 +1,4 @@
-"""The steady flow: small numbers show that it runs, not how fast."""
+"""The steady flow runs with small numbers."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How a figure is judged, and which of several runs counts."""
+"""Verdicts on figures, and the run of several that counts."""
 
 import pytest
 
@@ -22,7 +22,9 @@ RATE = Target(25_000, 60_000, at_least=True)
         (RATE, 20_000, "missed, 0.80 × floor"),
     ],
 )
-def test_verdict_says_which_mark_is_reached(bound: Target, figure: float, verdict: str) -> None:
+def test_verdict_names_the_target_that_is_reached(
+    bound: Target, figure: float, verdict: str
+) -> None:
     assert bound.verdict(figure) == verdict
 
 
@@ -37,7 +39,7 @@ def test_largest_rate_counts() -> None:
     assert table_line("a", "tasks/s", [10_000, 30_000, 20_000], RATE) == judged
 
 
-def test_largest_figure_counts_where_no_bound_says_so() -> None:
+def test_largest_figure_counts_without_a_target_if_higher_is_better() -> None:
     assert table_line("a", "tasks/s", [1.0, 2.0], higher_is_better=True) == TableLine(
         "a", "tasks/s", 2.0, 1.0
     )

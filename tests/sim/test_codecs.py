@@ -1,4 +1,4 @@
-"""What peers say in each dialect, frame by frame, and what they make of what they hear."""
+"""The codecs of model peers, frame by frame."""
 
 import pytest
 
@@ -27,63 +27,63 @@ def done(name: bytes, outcome: Outcome = Outcome.DONE) -> events.TasksReported:
 
 
 def test_worker_of_ping_pong_has_four_words_and_an_error() -> None:
-    tongue = PingPongWorkerCodec(b"w")
-    assert tongue.encode([events.TasksRequested(0, b"w")]) == [b"", b"READY"]
-    assert tongue.encode([events.WorkerHeartbeat(0, b"w")]) == [b"", b"PING"]
-    assert tongue.encode([events.WorkerExited(0, b"w")]) == [b"", b"DISCONNECT"]
-    assert tongue.encode([done(b"a")]) == [b"", b"text"]
-    assert tongue.encode([done(b"a", Outcome.FAILED)]) == [b"", b"ERROR", b"text"]
+    codec = PingPongWorkerCodec(b"w")
+    assert codec.encode([events.TasksRequested(0, b"w")]) == [b"", b"READY"]
+    assert codec.encode([events.WorkerHeartbeat(0, b"w")]) == [b"", b"PING"]
+    assert codec.encode([events.WorkerExited(0, b"w")]) == [b"", b"DISCONNECT"]
+    assert codec.encode([done(b"a")]) == [b"", b"text"]
+    assert codec.encode([done(b"a", Outcome.FAILED)]) == [b"", b"ERROR", b"text"]
 
 
 def test_worker_of_ping_pong_hears_jobs_and_two_words() -> None:
-    tongue = PingPongWorkerCodec(b"w")
-    assert tongue.decode([b"", b"PONG"]) == [effects.HeartbeatAck(b"w", 0, 0)]
-    assert tongue.decode([b"", b"EXIT"]) == [effects.Shutdown(b"w")]
-    (assign,) = tongue.decode([b"", b"do a"])
+    codec = PingPongWorkerCodec(b"w")
+    assert codec.decode([b"", b"PONG"]) == [effects.HeartbeatAck(b"w", 0, 0)]
+    assert codec.decode([b"", b"EXIT"]) == [effects.Shutdown(b"w")]
+    (assign,) = codec.decode([b"", b"do a"])
     assert isinstance(assign, effects.Assign)
     assert (assign.names, assign.attempts) == ([b"a"], [0])
 
 
 def test_client_of_ping_pong_takes_answers_in_the_order_of_its_jobs() -> None:
-    tongue = PingPongClientCodec()
+    codec = PingPongClientCodec()
     for request in (1, 2):
         asked = events.SubmitRequested(0, b"", Submission([b"job"], [b"job"]), request)
-        assert tongue.encode([asked]) == [b"", b"job"]
-    answers = [*tongue.decode([b"", b"one"]), *tongue.decode([b"", b"ERROR", b"two"])]
+        assert codec.encode([asked]) == [b"", b"job"]
+    answers = [*codec.decode([b"", b"one"]), *codec.decode([b"", b"ERROR", b"two"])]
     assert [answer.request for answer in answers] == [1, 2]  # type: ignore[attr-defined]
     with pytest.raises(Violation, match="no open request"):
-        tongue.decode([b"", b"three"])
+        codec.decode([b"", b"three"])
 
 
 def test_worker_of_round_robin_answers_by_the_way_back() -> None:
-    tongue = RoundRobinWorkerCodec(b"w")
-    told = [b"", b"LMQv100", b"\x04", b"id", b"work", b"do a", b"", b"client", b"relay"]
-    (assign,) = tongue.decode(told)
+    codec = RoundRobinWorkerCodec(b"w")
+    message = [b"", b"LMQv100", b"\x04", b"id", b"work", b"do a", b"", b"client", b"relay"]
+    (assign,) = codec.decode(message)
     assert isinstance(assign, effects.Assign)
     assert assign.names == [b"a"]
     answer = [b"relay", b"client", b"", b"LMQv100", b"\x06", b"id", b"text", b""]
-    assert tongue.encode([done(b"a")]) == answer
+    assert codec.encode([done(b"a")]) == answer
 
 
 def test_worker_of_round_robin_registers_frees_and_leaves() -> None:
-    tongue = RoundRobinWorkerCodec(b"w")
+    codec = RoundRobinWorkerCodec(b"w")
     registers = [b"", b"LMQv100", b"\x04", b"hello", b"\x08", b"2", b""]
-    assert tongue.encode([events.WorkerRegistered(0, b"w", FACTS)]) == registers
-    assert tongue.encode([events.SlotFreed(0, b"w")])[-2] == b"\x07"
-    assert tongue.encode([events.WorkerExited(0, b"w")])[-2] == b"\x09"
+    assert codec.encode([events.WorkerRegistered(0, b"w", FACTS)]) == registers
+    assert codec.encode([events.SlotFreed(0, b"w")])[-2] == b"\x07"
+    assert codec.encode([events.WorkerExited(0, b"w")])[-2] == b"\x09"
 
 
 def test_client_of_round_robin_is_answered_by_its_id() -> None:
-    tongue = RoundRobinClientCodec()
+    codec = RoundRobinClientCodec()
     asked = events.SubmitRequested(0, b"", Submission([b"job"], [b"job"]), 9)
-    assert tongue.encode([asked]) == [b"", b"LMQv100", b"\x04", b"9", b"work", b"job", b""]
-    (answer,) = tongue.decode([b"", b"LMQv100", b"\x06", b"9", b"text", b"", b"w"])
+    assert codec.encode([asked]) == [b"", b"LMQv100", b"\x04", b"9", b"work", b"job", b""]
+    (answer,) = codec.decode([b"", b"LMQv100", b"\x06", b"9", b"text", b"", b"w"])
     assert answer == effects.Settled(b"", 9, [], [], [b"text"])
 
 
-def test_worker_of_wmp_says_ready_and_reports_to_whoever_it_heard() -> None:
-    tongue = WmpWorkerCodec(b"wmp:w")
-    ready = tongue.encode(
+def test_wmp_worker_sends_ready_and_reports_to_its_manager() -> None:
+    codec = WmpWorkerCodec(b"wmp:w")
+    ready = codec.encode(
         [events.WorkerRegistered(0, b"wmp:w", FACTS), events.TasksRequested(0, b"wmp:w", 2)]
     )
     assert ready[:3] == [b"", b"WMP01", b"\x01"]
@@ -94,10 +94,10 @@ def test_worker_of_wmp_says_ready_and_reports_to_whoever_it_heard() -> None:
     receive = (
         b'{"request":"4","task":"a","attempt":1,"service":"default","lease_ms":5,"manager":"m"}'
     )
-    (assign,) = tongue.decode([b"", b"WMP01", b"\x04", receive, b"do a"])
+    (assign,) = codec.decode([b"", b"WMP01", b"\x04", receive, b"do a"])
     assert isinstance(assign, effects.Assign)
     assert (assign.names, assign.attempts, assign.request) == ([b"a"], [1], 4)
-    report = tongue.encode([done(b"a", Outcome.FAILED)])
+    report = codec.encode([done(b"a", Outcome.FAILED)])
     assert report[2:] == [
         b"\x06",
         b'{"worker":"w","task":"a","status":"error","attempt":1,"manager":"m"}',
@@ -105,26 +105,26 @@ def test_worker_of_wmp_says_ready_and_reports_to_whoever_it_heard() -> None:
     ]
 
 
-def test_plain_peer_that_is_answered_twice_says_so() -> None:
-    tongue = PlainCodec()
-    tongue.encode([events.TasksRequested(0, b"w", 1, parks=False)])
+def test_plain_peer_raises_when_it_is_answered_twice() -> None:
+    codec = PlainCodec()
+    codec.encode([events.TasksRequested(0, b"w", 1, parks=False)])
     answer = [b"", pb.QueryMsg(type=pb.QueryMsg.NotFound).SerializeToString()]
-    assert tongue.decode(answer) == [effects.NoWork(b"w", settled=False)]
+    assert codec.decode(answer) == [effects.NoWork(b"w", settled=False)]
     with pytest.raises(Violation, match="no open request"):
-        tongue.decode(answer)
+        codec.decode(answer)
 
 
-def test_native_peer_that_is_answered_twice_says_so_unless_the_network_doubles() -> None:
+def test_native_peer_raises_when_it_is_answered_twice_without_duplicates() -> None:
     answer = [b"", pb.QueryMsg(type=pb.QueryMsg.OK, request=3).SerializeToString()]
     for may_duplicate in (True, False):
-        tongue = NativeCodec(may_duplicate=may_duplicate)
-        tongue.encode([done(b"a")])
-        assert tongue.decode(answer) == [effects.ReportAck(b"w", 3, [])]
+        codec = NativeCodec(may_duplicate=may_duplicate)
+        codec.encode([done(b"a")])
+        assert codec.decode(answer) == [effects.ReportAck(b"w", 3, [])]
         if may_duplicate:
-            tongue.decode(answer)
+            codec.decode(answer)
         else:
             with pytest.raises(Violation, match="more answers"):
-                tongue.decode(answer)
+                codec.decode(answer)
 
 
 @pytest.mark.parametrize("door", Listener)

@@ -1,4 +1,4 @@
-"""The simulated disk loses what a real one may lose, and nothing else."""
+"""The simulated disk loses only what a real disk may lose."""
 
 from random import Random
 

@@ -21,7 +21,7 @@ def test_there_are_enough_planted_bugs() -> None:
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_planted_bug_says_what_is_broken(name: str) -> None:
+def test_planted_bug_has_a_sentence(name: str) -> None:
     assert (MUTATIONS[name].__doc__ or "").endswith(".")
 
 
@@ -33,7 +33,7 @@ def test_planting_leaves_nothing_behind() -> None:
     assert run(7) == before
 
 
-def test_command_says_who_caught_a_planted_bug(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_checker_that_caught_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--bug", "retry_never_ends"]) == 0
     assert "retry_never_ends: caught by retry" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Tight links keep their order and tell when they break; loose links do neither."""
+"""Tight links keep their order and report breaks. Loose links do neither."""
 
 from random import Random
 
@@ -8,7 +8,7 @@ from simulator.plan import Faults
 
 
 class End:
-    """Both ends of a network: a broker that keeps what it gets, and a peer."""
+    """Both ends of a network: a broker that keeps its messages, and a peer."""
 
     def __init__(self, faults: Faults, *, reports_breaks: bool) -> None:
         self.up = True
@@ -87,14 +87,14 @@ def test_mended_tight_link_is_broken_because_something_may_be_lost() -> None:
     assert end.broken == 1
 
 
-def test_message_for_nobody_is_noticed_or_not() -> None:
-    for told in (0.0, 1.0):
-        end = End(Faults(undeliverable_reported=told), reports_breaks=False)
+def test_message_to_a_missing_peer_is_reported_or_lost() -> None:
+    for probability in (0.0, 1.0):
+        end = End(Faults(undeliverable_reported=probability), reports_breaks=False)
         end.network.disconnect(end.link)
-        assert end.network.to_peer(end.route, [b"", b"PONG"], 0) is not bool(told)
+        assert end.network.to_peer(end.route, [b"", b"PONG"], 0) is not bool(probability)
 
 
-def test_what_waits_for_a_dead_broker_arrives_when_it_is_back() -> None:
+def test_messages_that_wait_for_a_dead_broker_arrive_later() -> None:
     end = End(Faults(queued_while_down=True), reports_breaks=False)
     end.up = False
     assert end.ask(1) == []

@@ -1,4 +1,4 @@
-"""The loops that we ship run in the simulated world, and what they do wrong there is noticed."""
+"""The product's loops run in the simulated world, and their faults there are found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskyard.core import events
 
 
 def quiet_world(kind: str) -> tuple[World, ProductWorker]:
-    """A world without faults, with one worker of a kind and a client that submits."""
+    """Return a world without faults, with one worker of a kind and a client that submits."""
     drawn = plan.draw(7)
     size = structs.replace(
         drawn.size, workers=(kind,), tasks=6, clients=1, other_clients=(), slots=2

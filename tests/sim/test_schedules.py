@@ -44,7 +44,7 @@ def test_seed_gives_the_same_digest_again() -> None:
     assert run(7) == run(7)
 
 
-def test_digest_does_not_depend_on_who_listens() -> None:
+def test_digest_does_not_depend_on_printing() -> None:
     lines: list[str] = []
     assert run(7, say=lines.append).digest == run(7).digest
     assert lines[0] == "seed 7"

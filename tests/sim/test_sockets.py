@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 60
 
-#: Prints what arrives. A line on stdin is a route and a text to send; its answer is taken or not.
-#: Without a route it takes no more, and prints a line when something is there.
+#: Prints arriving messages. A line on stdin is a route and a text to send, and its reply is whether
+#: it was accepted. A line without a route pauses it. Then it prints a line when a message arrives.
 LISTENER = """
 import json, sys
 from taskyard.net import sockets
@@ -132,7 +132,7 @@ class RealBench:
         self.endpoint = self._next("listens")[1]
 
     def _next(self, word: str) -> list[str]:
-        """Return the next line of a kind; others are kept."""
+        """Return the next line of a kind, and keep others."""
         ends = time.monotonic() + WAIT_S
         while time.monotonic() < ends:
             for line in self._lines:
@@ -178,7 +178,7 @@ class RealBench:
         return [(one[1], one[2]) for one in (self._next("got") for _ in range(count))]
 
     def got_soon(self) -> list[tuple[str, str]]:
-        """Return what arrived within a second."""
+        """Return the messages that arrive within a second."""
         self._read()
         return self.got(1) if self._lines else []
 
@@ -208,7 +208,7 @@ class SimPeer:
         self._socket = Socket(bench.network, self, 3, name=name)
 
     def wake(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing waits."""
 
     def send(self, text: str) -> bool:
         top = [b"tcp://sim:1"] if self._is_named else []
@@ -274,7 +274,7 @@ class SimBench:
         return self.network.to_peer(b"\x03" + bytes.fromhex(route), [b"", text.encode()], now_ns)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @pytest.fixture(params=[RealBench, SimBench], ids=["libzmq", "model"])
@@ -328,7 +328,7 @@ def test_only_a_named_socket_keeps_its_route_when_the_listener_was_killed(
 
 
 def _first_of(bench: Bench, peer: Peer) -> tuple[str, str]:
-    """Send until something arrives: what is sent before a peer notices the death is lost."""
+    """Send until a message arrives: those sent before a peer notices the death are lost."""
     for number in range(1000):
         peer.send(f"new {number}")
         arrived = bench.got_soon()
@@ -338,7 +338,7 @@ def _first_of(bench: Bench, peer: Peer) -> tuple[str, str]:
 
 
 @NAMED
-def test_what_was_on_the_wire_dies_with_the_listener(bench: Bench, *, is_named: bool) -> None:
+def test_messages_on_the_wire_are_lost_with_the_listener(bench: Bench, *, is_named: bool) -> None:
     bench.start()
     peer = bench.peer(is_named=is_named)
     peer.send("first")

@@ -1,4 +1,4 @@
-"""The soak's audit finds what it is there to find, and its peers send the bytes of the pages."""
+"""The soak's audit finds every kind of problem, and its peers send the bytes of the pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def finished(*names: str, worker: str = "w") -> dict[str, Any]:
 
 
 def wrong(history: History, promises: Promises, ledger: Counter[bytes]) -> dict[str, list[str]]:
-    """The lines of the closing table that fail."""
+    """Return the failing lines of the closing table."""
     return {
         line.what: line.wrong for line in history_lines(history, promises, ledger) if line.wrong
     }
@@ -77,7 +77,7 @@ def test_task_that_began_before_its_dependency_was_done_is_found() -> None:
     assert found == {"dependencies kept": ["b began before a was done"]}
 
 
-def test_completion_of_what_never_ran_is_found() -> None:
+def test_completion_of_a_task_that_never_ran_is_found() -> None:
     history = a_history(submitted("a"), leased("a"), finished("a"))
     assert unrun(history, Promises(names={"a"}), Counter()) == ["a: done by w, and never ran"]
 

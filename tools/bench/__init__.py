@@ -1,5 +1,5 @@
-"""The benchmarks: how fast we are, and how the cost grows.
+"""The benchmarks: costs, and how they grow with the number of tasks.
 
-Owns measuring: CPU as well as wall time, the best of several, the spread shown. Nothing else
-imports it, and no test asserts a time.
+Owns measurement: CPU as well as wall time, the best of several runs, with their spread. Nothing
+else imports it, and no test asserts a time.
 """

@@ -1,4 +1,4 @@
-"""`python -m bench SUITE`: what the launcher's `./yard bench` starts."""
+"""Run a suite: `python -m bench SUITE`, which `./yard bench` starts."""
 
 from bench.cli import main
 

@@ -1,4 +1,4 @@
-"""The benchmarks' command: runs a suite, prints its table, writes its JSON."""
+"""The command line of the benchmarks: runs a suite, prints its table, writes its JSON."""
 
 import platform
 import sys
@@ -19,10 +19,10 @@ from bench.pipeline import suite as pipeline_suite
 from bench.settings import Settings
 from bench.table import TableLine
 
-#: A file has no width of its own; the table fits this.
+#: The width of the table in a file.
 _FILE_WIDTH: Final = 110
 
-#: From here on two decimals tell nothing.
+#: Figures from here on are printed without decimals.
 _NO_DECIMALS: Final = 1000
 
 
@@ -38,7 +38,7 @@ class Report(msgspec.Struct):
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Measure Taskyard, side by side with what it should reach."""
+    """Measure Taskyard and compare it with its targets."""
 
 
 repeats_option = click.option(
@@ -46,19 +46,21 @@ repeats_option = click.option(
     default=3,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Run each case so many times.",
+    help="Runs of each case.",
 )
 json_option = click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), help="Write the figures here."
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the figures to this file."
 )
 
 
 @main.command("core")
 @repeats_option
-@click.option("--huge", is_flag=True, help="Also ten million tasks; takes minutes and 6 GB.")
+@click.option(
+    "--huge", is_flag=True, help="Also measure ten million tasks, which takes minutes and 6 GB."
+)
 @json_option
 def core_command(repeats: int, json_file: Path | None, *, huge: bool) -> None:
-    """The scheduler alone, and with the journal.
+    """Measure the scheduler alone, and with the journal.
 
     Example: ./yard bench core --repeats 5 --json core.json
     """
@@ -73,10 +75,12 @@ def core_command(repeats: int, json_file: Path | None, *, huge: bool) -> None:
     "--only",
     multiple=True,
     type=click.Choice(list(broker_suite.CASES)),
-    help="This case alone; may be given several times.",
+    help="Run only this case. May be given several times.",
 )
-@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
-@click.option("--huge", is_flag=True, help="Also ten million tasks; takes minutes and 6 GB.")
+@click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
+@click.option(
+    "--huge", is_flag=True, help="Also measure ten million tasks, which takes minutes and 6 GB."
+)
 @click.option("--profile", is_flag=True, help="Print where the broker spends its time.")
 @json_option
 def broker_command(  # noqa: PLR0913  # an option each
@@ -88,9 +92,9 @@ def broker_command(  # noqa: PLR0913  # an option each
     huge: bool,
     profile: bool,
 ) -> None:
-    """The whole broker: processes, sockets, journal.
+    """Measure the whole broker: processes, sockets, journal.
 
-    State directories are made where TMPDIR says: it should be on the disk that is meant.
+    State directories are made in TMPDIR, which should be on the disk to measure.
 
     Example: ./yard bench broker --only batches --only plain --json broker.json
     """
@@ -101,10 +105,10 @@ def broker_command(  # noqa: PLR0913  # an option each
 
 @main.command("dialects")
 @repeats_option
-@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
 @json_option
 def dialects_command(repeats: int, json_file: Path | None, *, quick: bool) -> None:
-    """A task at a time in every dialect, beside our own.
+    """Measure one task at a time in every dialect, beside the native one.
 
     Example: ./yard bench dialects --json dialects.json
     """
@@ -115,11 +119,11 @@ def dialects_command(repeats: int, json_file: Path | None, *, quick: bool) -> No
 
 @main.command("lanes")
 @repeats_option
-@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
 @click.option("--profile", is_flag=True, help="Print where the broker spends its time.")
 @json_option
 def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile: bool) -> None:
-    """100,000 lanes beside one, with and without limits.
+    """Compare 100,000 lanes with one, with and without limits.
 
     Example: ./yard bench lanes --json lanes.json
     """
@@ -134,12 +138,12 @@ def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile:
     default=5_000_000,
     show_default=True,
     type=click.IntRange(min=1000),
-    help="Let so many tasks through. Fewer make compactions smaller, too.",
+    help="Number of tasks. Fewer make compactions smaller, too.",
 )
-@click.option("--queued", is_flag=True, help="Compact a queue of so many tasks instead.")
+@click.option("--queued", is_flag=True, help="Compact a queue of that many tasks instead.")
 @json_option
 def steady_command(tasks: int, json_file: Path | None, *, queued: bool) -> None:
-    """A steady flow of tasks: memory at a tenth, at half and at the end, and what compactions cost.
+    """Measure a steady flow of tasks: memory at a tenth, at half and at the end, and compactions.
 
     Example: ./yard bench steady --tasks 1000000 --json steady.json
     """
@@ -153,17 +157,16 @@ def steady_command(tasks: int, json_file: Path | None, *, queued: bool) -> None:
     "--only",
     multiple=True,
     type=click.Choice(list(pipeline_suite.CASES)),
-    help="This case alone; may be given several times.",
+    help="Run only this case. May be given several times.",
 )
-@click.option("--quick", is_flag=True, help="Small numbers: whether it runs, not how fast.")
+@click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
 @json_option
 def pipeline_command(
     repeats: int, only: tuple[str, ...], json_file: Path | None, *, quick: bool
 ) -> None:
-    """The data pipeline on Spark: tables, report, data source, sweep.
+    """Measure the data pipeline on Spark: tables, report, data source, sweep.
 
-    Events to attempts are measured beside DuckDB on the same files. Files are made where TMPDIR
-    says.
+    Events to attempts are compared with DuckDB on the same files. Files are made in TMPDIR.
 
     Example: ./yard bench pipeline --only report --only submit --json pipeline.json
     """
@@ -173,8 +176,8 @@ def pipeline_command(
 
 
 def _progress_to_stderr() -> Callable[[str], None]:
-    """How it goes is nobody's output."""
-    console = Console(file=getattr(sys.stderr, "stream", sys.stderr))  # past the escapes
+    """Return a function that prints progress to stderr."""
+    console = Console(file=getattr(sys.stderr, "stream", sys.stderr))  # without escapes
     return lambda text: console.print(text, style="dim")
 
 
@@ -186,7 +189,7 @@ def _finish(suite: str, lines: list[TableLine], json_file: Path | None) -> None:
 
 
 def show(suite: str, lines: Sequence[TableLine]) -> None:
-    """The table: best of several, spread, floor, goal, verdict."""
+    """Print the table: best of several, spread, floor, goal, verdict."""
     table = Table(title=f"bench {suite}: best of several", title_justify="left")
     table.add_column("what", no_wrap=True)
     for column in ("best", "worst", "unit", "floor", "goal", "reached"):
@@ -195,7 +198,7 @@ def show(suite: str, lines: Sequence[TableLine]) -> None:
         bounds = ["" if mark is None else f"{mark:g}" for mark in (one.floor, one.goal)]
         figures = (_shown(one.best), _shown(one.worst))
         table.add_row(one.what, *figures, one.unit, *bounds, one.verdict)
-    console = Console(file=getattr(sys.stdout, "stream", sys.stdout))  # past the escapes
+    console = Console(file=getattr(sys.stdout, "stream", sys.stdout))  # without escapes
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     console.print(table)

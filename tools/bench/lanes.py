@@ -1,8 +1,8 @@
-"""What lanes cost: 100,000 of them with ten tasks each, beside a million tasks in one open lane.
+"""The cost of lanes: 100,000 with ten tasks each, beside a million tasks in one open lane.
 
-The whole broker, durable, workers after the producer. The same lanes are run by no rules at all, by
-sections that are found by their patterns, and with limits and a rate that are counted and never
-reached: what it costs to have them, not what it costs to wait.
+The whole broker, durable, workers after the producer. The lanes have no rules, rules found by
+pattern, or limits and a rate that are counted and never reached: the cost of having them, not of
+waiting.
 """
 
 from typing import Final
@@ -18,13 +18,13 @@ from taskyard.core.rules import LaneOptions, Rule
 
 COUNT: Final = 1_000_000
 
-#: The case that a floor is given for.
+#: The case that has a floor.
 PLAIN: Final = "lanes of ten"
 
 #: More than two workers ever serve at once.
 _FAR: Final = 100_000
 
-#: The last section of these fits most lanes, so that the ones before it are tried in vain.
+#: The last rule matches most lanes, so that those before it are tried in vain.
 _BY_PATTERN: Final = (
     Rule(b"first", b"default/lane-000*"),
     Rule(b"odd", b"default/*7"),
@@ -33,14 +33,14 @@ _BY_PATTERN: Final = (
 
 
 class LaneCase(Struct, frozen=True):
-    """A campaign, and what its line says."""
+    """A campaign and the name of its line."""
 
     what: str
     campaign: Campaign
 
 
 def cases(count: int) -> list[LaneCase]:
-    """The first one is what the others are compared with."""
+    """Return all cases. The first is the base of comparison."""
 
     def lanes(rules: RulesSet | None = None) -> Campaign:
         return Campaign(count, shape="lanes", rules=rules)
@@ -59,8 +59,8 @@ def _limits(rules: LaneOptions) -> RulesSet:
 
 
 def run(settings: Settings) -> list[TableLine]:
-    """The measurements, as lines of the suite's table. Cases take turns, so that what else the
-    machine does meets all of them."""
+    """Run the cases in turns, so that other load on the machine meets all of them. Return the
+    lines of the table."""
     wanted = cases(settings.count(COUNT))
     runs: list[list[CampaignRun]] = [[] for _ in wanted]
     for turn in settings.times():
@@ -72,7 +72,7 @@ def run(settings: Settings) -> list[TableLine]:
     ]
     lines = [table_line(flat[0], "µs/task", flat[1])]
     for what, costs in others:
-        bound = SHAPE_COST if what == PLAIN else None  # what rules may cost, nobody has said
+        bound = SHAPE_COST if what == PLAIN else None  # rules have no target
         lines.append(table_line(what, "µs/task", costs))
         lines.append(table_line("  over flat", "×", [one / min(flat[1]) for one in costs], bound))
     return lines

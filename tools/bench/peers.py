@@ -1,8 +1,8 @@
-"""The peers of a measured broker, each a process of its own: `python -m bench.peers PART`.
+"""The peers of a measured broker, each a process: `python -m bench.peers PART`.
 
-Minimal loops on the wire, so that the broker's cost is not hidden behind a runner's. A part is a
-generator: what it yields goes to standard output, and it goes on when standard input says so. It
-yields once when it is ready and once when it is done, so that starting up is never measured.
+Minimal loops, so that a runner's cost does not hide the broker's. A part is a generator: it yields
+lines for standard output, and continues at a line on standard input. It yields once when it is
+ready and once when it is done, so that startup is not measured.
 """
 
 import os
@@ -27,18 +27,18 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Assigned, Reply, ReportColumns
 
-#: Requests under way at once: a producer gathers the next ones while some travel, and a worker has
-#: a little more than it works on.
+#: Open requests at once: a producer collects the next batch while some are on the way, and a worker
+#: has a little more than it works on.
 CREATES_MAX: Final = 4
 STEALS_MAX: Final = 2
 
-#: How long a worker waits for tasks before it says how many it has done.
+#: How long a worker waits for tasks before it prints its count.
 IDLE_NS: Final = SECOND_NS // 50
 
-#: Longer than any phase in which a worker is not asked for anything.
+#: Longer than any phase without requests to a worker.
 _LONG_NS: Final = 60 * SECOND_NS
 
-#: It sends no heartbeat, and may wait long for tasks that are held back.
+#: It sends no heartbeats, and may wait long for delayed tasks.
 _LEASE_TIMEOUT_NS: Final = 60 * _LONG_NS
 
 _STDIN: Final = 0
@@ -47,41 +47,41 @@ _Q: Final = pb.QueryMsg
 
 
 class PeerTask(msgspec.Struct):
-    """What a peer is to do."""
+    """The part of a peer and its options."""
 
     what: Literal["produce", "flow", "work", "plain", "call", "wait"]
     endpoint: str
-    #: Tells peers of the same part from each other.
+    #: Distinguishes peers of the same part.
     number: int = 0
     count: int = 0
     batch: int = 1
     shape: Shape = "flat"
     #: The number of the first task.
     first: int = 0
-    #: flow: submit no more while so many tasks are unfinished.
+    #: flow: the unfinished tasks at which no more are submitted.
     unfinished_max: int = 0
 
 
 class PeerProgress(msgspec.Struct):
-    """What a peer has done so far. Times are of the monotonic clock that all processes share."""
+    """The progress of a peer. Times are of the monotonic clock that all processes share."""
 
     count: int = 0
     start_ns: int = 0
     end_ns: int = 0
     #: call: when the broker had all tasks.
     taken_ns: int = 0
-    #: wait: how long each task took.
+    #: wait: the latency of each task.
     waits_ns: list[int] = []
 
 
 class BrokerLink:
-    """A wire to the broker that waits for answers, and for the word to end."""
+    """A connection to the broker that also waits for the end of standard input."""
 
     def __init__(self, endpoint: str) -> None:
         self._wire = sockets.connect(endpoint)
         self._poller = Poller()
         self._poller.add(self._wire)
-        #: Hears the word to end as well; of use to who is idle, a cost to who is busy.
+        #: Polls standard input as well, which only an idle peer can afford.
         self._idle_poller = Poller()
         self._idle_poller.add(self._wire)
         self._idle_poller.add(_STDIN)
@@ -91,15 +91,16 @@ class BrokerLink:
             raise RuntimeError("the queue to the broker is full: too many requests under way")
 
     def receive(self) -> bytes:
-        """The next answer."""
+        """Return the next reply."""
         while True:
-            # Waited for first: to find nothing costs twice as much as to ask whether it is there.
+            # Wait first: an empty receive costs twice as much as a poll.
             self._poller.wait(None)
             if (frames := self._wire.receive()) is not None:
                 return frames[-1]
 
     def receive_or_end(self, idle: Callable[[], None]) -> bytes | None:
-        """The next answer, or None if it is time to end; `idle` is called when neither comes."""
+        """Return the next reply, or None at the end of standard input. Call `idle` when neither
+        comes."""
         while True:
             if not self._poller.wait(IDLE_NS):
                 idle()
@@ -113,7 +114,7 @@ class BrokerLink:
 
 
 def produce(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """Submit tasks; done when all of them are acknowledged."""
+    """Submit tasks until all of them are acknowledged."""
     link, numbers = BrokerLink(peer_task.endpoint), count(1)
     events = [*submissions(peer_task.shape, peer_task.count, peer_task.batch, peer_task.first)]
     yield PeerProgress()
@@ -134,7 +135,7 @@ def _expect_ok(link: BrokerLink) -> None:
 
 
 def flow(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """Submit tasks as long as not too many are unfinished."""
+    """Submit tasks while few enough are unfinished."""
     producer = _Producer(peer_task)
     yield PeerProgress()
     start_ns = time.monotonic_ns()
@@ -145,7 +146,7 @@ def flow(peer_task: PeerTask) -> Iterator[PeerProgress]:
 
 
 class _Producer:
-    """Submits through the product's own line, which repeats what is refused for now."""
+    """Submits through the product's own channel, which repeats refused requests."""
 
     def __init__(self, peer_task: PeerTask) -> None:
         self._part = peer_task
@@ -158,7 +159,7 @@ class _Producer:
         #: Tasks by the request that submits them.
         self._under_way: dict[int, int] = {}
         self.taken = self._finished = 0
-        #: The request for the counts; 0: none is under way.
+        #: The request for the counts. 0: none is open.
         self._counting = self._counted_ns = 0
 
     @property
@@ -166,7 +167,7 @@ class _Producer:
         return self._next is None and not self._under_way
 
     def turn(self) -> None:
-        """Submit what there is room for, and hear what is answered."""
+        """Submit as many tasks as there is room for, and receive replies."""
         while self._next is not None and self._has_room():
             submission = self._next.submission
             number = self._line.request(partial(peer.create, submission=submission))
@@ -198,7 +199,7 @@ class _Producer:
 
 
 def work(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """Do tasks until told to end."""
+    """Run tasks until standard input ends."""
     link = BrokerLink(peer_task.endpoint)
     worker = _Worker(link, peer_task)
     yield PeerProgress()
@@ -209,8 +210,8 @@ def work(peer_task: PeerTask) -> Iterator[PeerProgress]:
 
 
 class _Worker:
-    """Reports and asks for more in one message, and has a second request under way meanwhile.
-    Where there is nothing, one request waits."""
+    """Reports and requests in one message, with a second request open meanwhile. Without tasks
+    one request waits."""
 
     def __init__(self, link: BrokerLink, peer_task: PeerTask) -> None:
         self._link = link
@@ -219,7 +220,7 @@ class _Worker:
         facts = WorkerFacts(slots_total=0, lease_timeout_ns=_LEASE_TIMEOUT_NS)
         self._worker_message = peer.worker_message(facts)
         self._number = 0
-        #: How many tasks each request under way reports.
+        #: Tasks that each open request reports.
         self._reported: dict[int, int] = {}
         self.done = PeerProgress()
 
@@ -253,8 +254,8 @@ class _Worker:
 
 
 def plain(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """Create, steal and complete one task after the other, as a REQ socket would: dwork's own
-    bytes, an empty frame before them, and nothing sent before the answer is here."""
+    """Create, steal and complete one task after the other, as a REQ socket does: dwork's own
+    bytes after an empty frame, one request at a time."""
     link, location = BrokerLink(peer_task.endpoint), b"peer-%d" % peer_task.number
     steal = _Q(type=_Q.Steal, location=location).SerializeToString()
     yield PeerProgress()
@@ -280,13 +281,13 @@ def _plain_request(link: BrokerLink, body: bytes, expected: int) -> pb.QueryMsg:
 
 
 def call(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """One-task calls in a loop, then wait for all results."""
+    """Submit one-task calls in a loop, then wait for all results."""
     with Client(peer_task.endpoint) as client:
         yield PeerProgress()
         done = PeerProgress(peer_task.count, time.monotonic_ns())
         futures = [client.submit(_PAYLOAD) for _ in range(peer_task.count)]
         while sum(client.status()["counts"].values()) < peer_task.count:
-            pass  # every look takes a turn of the broker
+            pass  # each poll takes a turn of the broker
         done.taken_ns = time.monotonic_ns()
         for future in futures:
             future.result()
@@ -295,7 +296,7 @@ def call(peer_task: PeerTask) -> Iterator[PeerProgress]:
 
 
 def wait(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """Submit a task and wait for its result, again and again."""
+    """Submit a task and wait for its result, repeatedly."""
     with Client(peer_task.endpoint) as client:
         yield PeerProgress()
         done = PeerProgress(peer_task.count, time.monotonic_ns())

@@ -1,7 +1,6 @@
-"""A broker and its peers as processes, and what they cost: CPU of each, memory of the broker.
+"""A broker and its peers as processes, with the CPU time of each and the broker's memory.
 
-Owns starting and ending them, and reading the kernel's clocks. What is measured, and what it is
-compared with, is the suites' business.
+Owns their start and end, and reads the kernel's clocks. The suites own measurements and targets.
 """
 
 import os
@@ -25,7 +24,7 @@ from taskyard.broker.compaction import CompactionLimits
 from taskyard.core.events import RulesSet
 from taskyard.net import endpoints
 
-#: How often to see whether everybody is still there while nobody says anything.
+#: Seconds between checks that all processes live while none prints.
 POLL_S: Final = 1.0
 
 #: Functions in a profile.
@@ -33,7 +32,7 @@ PROFILE_LINES: Final = 30
 
 
 class Process:
-    """A child with a pipe at either end. Nothing of it is buffered, so that it can be polled."""
+    """A child with a pipe at either end, unbuffered so that it can be polled."""
 
     def __init__(self, module: str, *arguments: str, environment: dict[str, str]) -> None:
         self._child = subprocess.Popen(
@@ -55,7 +54,7 @@ class Process:
         return self._child.pid
 
     def line(self) -> bytes:
-        """The next line that it says."""
+        """Return the next line that it prints."""
         line = self.output.readline()
         if not line:
             raise RuntimeError(f"{self.what} ended early, with {self._child.wait()}")
@@ -70,26 +69,26 @@ class Process:
             raise RuntimeError(f"{self.what} ended early, with {self._child.returncode}")
 
     def send_go(self) -> None:
-        """Let it go on."""
+        """Let it continue."""
         assert self._child.stdin is not None  # noqa: S101 - it is a pipe
         self._child.stdin.write(b"\n")
 
     def cpu_ns(self) -> int:
-        """CPU time of all its threads so far, user and system, to the nanosecond."""
+        """Return the CPU time of all its threads so far, user and system, in nanoseconds."""
         return time.clock_gettime_ns(~self.pid << 3 | 2)  # Linux's number for a process's clock
 
     def end(self) -> None:
-        """Close its input, which tells a peer to end, and wait until it is gone."""
+        """Close its input, at which a peer ends, and wait for it."""
         if not self.output.closed:
             self._child.communicate()
 
     def terminate(self) -> None:
-        """Ask it to end, and wait until it is gone."""
+        """Send SIGTERM and wait for the process."""
         self._child.terminate()
         self.end()
 
     def kill(self) -> None:
-        """End it without warning."""
+        """Kill the process."""
         self._child.kill()
         self.end()
 
@@ -100,12 +99,12 @@ class Peer(Process):
         self.peer_task = peer_task
 
     def done(self) -> PeerProgress:
-        """What it says next."""
+        """Return its next progress."""
         return msgspec.json.decode(self.line(), type=PeerProgress)
 
 
 class Broker(Process):
-    """Ready when made."""
+    """A broker that listens once it is made."""
 
     def __init__(
         self,
@@ -122,7 +121,7 @@ class Broker(Process):
         start_ns = time.monotonic_ns()
         super().__init__("bench.broker.host", *words, environment=environment)
         self.line()
-        #: From its start to where it listens.
+        #: From its start until it listens.
         self.started_ns = time.monotonic_ns() - start_ns
 
     def resident_bytes(self) -> int:
@@ -137,7 +136,7 @@ def memory_bytes(pid: int, measure: str) -> int:
 
 
 class BrokerBench:
-    """One broker with a state of its own, and its peers; all of them end with it."""
+    """One broker with its own state, and its peers. All of them end with it."""
 
     def __init__(
         self,
@@ -174,13 +173,13 @@ class BrokerBench:
                 _print_profile(self._profile)
 
     def restart_broker(self, limits: CompactionLimits | None = None) -> None:
-        """Kill it without warning, and start it again, with other limits if they are given."""
+        """Kill the broker and start it again, with other limits if given."""
         self._limits = limits or self._limits
         self.broker.kill()
         self.broker = self._start_broker()
 
     def start_peers(self, *parts: PeerTask) -> list[Peer]:
-        """Start peers. Returns them when all are ready."""
+        """Start peers. Return them when all are ready."""
         started = [Peer(peer_task) for peer_task in parts]
         self.peers += started
         for peer in started:
@@ -188,11 +187,11 @@ class BrokerBench:
         return started
 
     def cpu_ns(self) -> int:
-        """CPU time of everybody on the stage."""
+        """Return the CPU time of the broker and all peers."""
         return self.broker.cpu_ns() + sum(peer.cpu_ns() for peer in self.peers)
 
     def read_progress(self, workers: Sequence[Peer], seconds: float) -> None:
-        """Hear what workers say for so long: one whose words are not heard stops in the end."""
+        """Read the progress of workers for a time. A full pipe would stop them."""
         ends = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             for worker in workers:
@@ -204,7 +203,7 @@ class BrokerBench:
             process.check()
 
     def wait_for(self, workers: Sequence[Peer], count: int) -> int:
-        """Wait until workers have done so many tasks in all. Returns when the last one was."""
+        """Wait until workers have done a number of tasks in all. Return the time of the last."""
         done = {worker: PeerProgress() for worker in workers}
         with selectors.DefaultSelector() as selector:
             for worker in workers:

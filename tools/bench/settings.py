@@ -1,21 +1,21 @@
-"""How to run a suite that starts processes: how often, how large, and who is told how it goes."""
+"""How to run a suite that starts processes: repeats, sizes, and where progress is printed."""
 
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-#: A broker by where its journal is, or no broker at all.
+#: A broker by the place of its journal, or the echo.
 Kind: TypeAlias = Literal["durable", "in memory", "echo"]
 
-#: What a quick run divides the numbers of tasks by.
+#: The divisor for numbers of tasks in a quick run.
 QUICK: Final = 100
 
 
 class Settings(Struct, frozen=True):
     say: Callable[[str], None]
     repeats: int = 3
-    #: Small numbers: whether it runs, not how fast.
+    #: Small numbers, to see whether it runs.
     quick: bool = False
     huge: bool = False
     #: Print where the broker spends its time.

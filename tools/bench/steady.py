@@ -1,8 +1,8 @@
-"""A steady flow of tasks through a broker that compacts: memory, lag, and what compactions cost.
+"""A steady flow of tasks through a broker that compacts: memory, lag, and cost of compactions.
 
-Tasks are submitted as fast as they are taken, but only so many are unfinished at once. So memory
-should not grow with the number of tasks that have gone through. With fewer tasks the limits of
-compaction are smaller in proportion, so that a short run has as many compactions as a long one.
+Tasks are submitted as fast as they are accepted, with a limit on unfinished ones. So memory should
+not grow with the number of finished tasks. With fewer tasks the limits of compaction shrink in
+proportion, so that a short run has as many compactions as a long one.
 """
 
 import time
@@ -20,16 +20,16 @@ from taskyard.broker.compaction import ENDED_MAX, LAG_MIN, CompactionLimits
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 
-#: The run that the default limits are measured with.
+#: The number of tasks at which the default limits apply.
 TASKS: Final = 5_000_000
 
 UNFINISHED_MAX: Final = 60_000
 BATCH: Final = 100
-#: Ended tasks that are worth a compaction in the shortest run.
+#: Ended tasks per compaction in the shortest run.
 LIMIT_MIN: Final = 1_000
 WORKERS: Final = 2
 
-#: How often to look, and the shares of all tasks at which memory is noted.
+#: Seconds between polls, and the shares of all tasks at which memory is noted.
 POLL_S: Final = 0.1
 MARKS: Final = (0.1, 0.5, 1.0)
 
@@ -38,7 +38,7 @@ _TICKS_PER_SECOND: Final = 100
 
 
 class CompactionProcess(Struct):
-    """A compaction's process as it was seen last."""
+    """A compaction's process at the last poll."""
 
     peak_bytes: int = 0
     cpu_s: float = 0
@@ -51,11 +51,11 @@ class CompactionWatch(Struct):
     children: dict[int, CompactionProcess] = field(default_factory=dict)
     lag_max: float = 0
     unfinished_max: int = 0
-    #: A compaction was seen at the last look.
+    #: A compaction ran at the last poll.
     is_at_work: bool = False
 
     def poll(self, pid: int) -> None:
-        """See what the compaction of a broker takes, if one is at work."""
+        """Note the CPU time and memory of a running compaction."""
         try:
             found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             self.is_at_work = bool(found)
@@ -67,7 +67,8 @@ class CompactionWatch(Struct):
             return  # it has just ended
 
     def note(self, stats: dict[str, object], count: int, resident_bytes: int) -> int:
-        """Note the lag, and the memory at marks that are reached. Returns the tasks done."""
+        """Note the lag, and the memory at marks that are reached. Return the number of done
+        tasks."""
         counts = stats["counts"]
         assert isinstance(counts, dict)  # noqa: S101 - of its own broker
         done = int(counts["done"])
@@ -85,7 +86,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def run(tasks: int, say: Callable[[str], None]) -> list[TableLine]:
-    """Let tasks through, and measure on the way."""
+    """Run the flow and measure it."""
     share = min(1.0, tasks / TASKS)
     ended, lag_min = (max(LIMIT_MIN, int(limit * share)) for limit in (ENDED_MAX, LAG_MIN))
     limits = CompactionLimits(ended=ended, lag_min=lag_min)
@@ -142,7 +143,7 @@ def _lines(watch: CompactionWatch, tasks: int, seconds: float, cpu_s: float) -> 
 
 
 def run_queued(tasks: int, say: Callable[[str], None]) -> list[TableLine]:
-    """Queue tasks, then let one compaction run over all of them."""
+    """Queue tasks, then measure one compaction of all of them."""
     say(f"steady: {tasks:,} tasks queued, then compacted")
     never = CompactionLimits(rows=1 << 60, rows_bytes=1 << 60, ended=1 << 60)
     with BrokerBench("durable", limits=never) as broker_bench:
@@ -152,14 +153,12 @@ def run_queued(tasks: int, say: Callable[[str], None]) -> list[TableLine]:
         (producer,) = broker_bench.start_peers(part)
         producer.send_go()
         producer.done()
-        broker_bench.restart_broker(
-            CompactionLimits(rows=1)
-        )  # which makes a compaction due at once
+        broker_bench.restart_broker(CompactionLimits(rows=1))  # makes a compaction due at once
         watch, link = CompactionWatch(), BrokerLink(broker_bench.endpoint)
         while not watch.children or watch.is_at_work:
             time.sleep(POLL_S)
             broker_bench.broker.check()
-            _stats(link)  # a broker that nobody asks anything looks at nothing
+            _stats(link)  # an idle broker takes no turns
             watch.poll(broker_bench.broker.pid)
         link.close()
         broker_bytes, child = (

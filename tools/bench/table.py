@@ -1,4 +1,4 @@
-"""Lines of a benchmark's table: a figure, how it spreads, and what it should be."""
+"""Lines of a benchmark's table: a figure, its spread and its target."""
 
 from collections.abc import Iterable
 
@@ -27,7 +27,7 @@ def table_line(
     *,
     higher_is_better: bool = False,
 ) -> TableLine:
-    """A line of several runs of one measurement; a bound says itself which end is best."""
+    """Make a line of several runs. A target defines which end is best."""
     values = sorted(figures, reverse=higher_is_better if target is None else target.at_least)
     made = TableLine(what, unit, values[0], values[-1])
     if target is not None:

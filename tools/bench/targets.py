@@ -1,4 +1,4 @@
-"""What must be reached, and what we would like to reach, by name. The tables print them beside."""
+"""The floor and the goal of each figure. The tables print them beside it."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ from bench.settings import Kind
 
 
 class Target(Struct, frozen=True):
-    """A measured figure should be at most this; with `at_least`, at least."""
+    """An upper bound of a figure, or with `at_least` a lower one."""
 
     floor: float
     goal: float
@@ -25,38 +25,38 @@ class Target(Struct, frozen=True):
         return figure >= mark if self.at_least else figure <= mark
 
 
-#: CPU microseconds of submit, lease and finish a task, scheduler alone, batch 100, a million tasks.
+#: CPU microseconds to submit, lease and finish a task, scheduler alone, batch 100, 10⁶ tasks.
 CORE_TASK_US: Final = {
     "flat": Target(3.0, 2.0),
     "chains": Target(4.0, 3.0),
     "lanes": Target(4.5, 3.5),
 }
-#: Bytes a queued task with a payload of 20 bytes takes.
+#: Bytes per queued task with a payload of 20 bytes.
 QUEUED_TASK_BYTES: Final = Target(400, 260)
-#: Cost a task at the largest size over that at 10,000.
+#: Cost per task at the largest size over that at 10,000.
 GROWTH: Final = Target(1.5, 1.15)
-#: Memory of a broker when all tasks of a steady flow are done, over that when a tenth is.
+#: Memory of a broker when all tasks of a steady flow are done, over that at a tenth.
 STEADY_GROWTH: Final = Target(1.3, 1.1)
 #: Peak memory of a compaction over that of its broker, ten million tasks queued.
 COMPACTION_MEMORY: Final = Target(0.5, 0.2)
 #: Seconds to recover a million unfinished tasks.
 RECOVERY_S: Final = Target(5.0, 2.0)
 
-#: CPU microseconds a task of broker, producer and two workers together, batch 100: durable, or with
-#: the journal in memory.
+#: CPU microseconds per task of broker, producer and two workers together, batch 100: durable, or
+#: with the journal in memory.
 BROKER_TASK_US: Final[dict[Kind, Target]] = {
     "durable": Target(10.0, 6.5),
     "in memory": Target(8.0, 5.5),
 }
-#: Cost a task in chains, or in lanes, over that of flat tasks, the whole broker.
+#: Cost per task in chains or lanes over that of flat tasks, whole broker.
 SHAPE_COST: Final = Target(1.6, 1.3)
-#: Tasks a second through the broker that dwork is known for, batch 1, as its own server does it.
+#: Tasks per second of dwork's own server, batch 1.
 DWORK_TASKS_PER_SECOND: Final = 5_500
-#: Tasks a second, eight plain peers that do one task at a time: 1.5 and 3 times dwork's own server.
+#: Tasks per second, eight plain peers with one task at a time: 1.5 and 3 times dwork's server.
 PLAIN_TASKS_PER_SECOND: Final = Target(
     1.5 * DWORK_TASKS_PER_SECOND, 3.0 * DWORK_TASKS_PER_SECOND, at_least=True
 )
-#: Tasks a second by one-task calls in a loop.
+#: Tasks per second by one-task calls in a loop.
 CALLS_PER_SECOND: Final = Target(25_000, 60_000, at_least=True)
 #: Milliseconds from submit to result of one task, idle broker, the median.
 LATENCY_MS: Final[dict[Kind, Target]] = {
@@ -70,9 +70,9 @@ LISTING_MS: Final = Target(200, 50)
 ATTEMPTS_OVER_DUCKDB: Final = Target(10, 5)
 #: CPU seconds for the history of a million tasks, all datasets, on two cores: the whole command.
 HISTORY_CPU_S: Final = Target(90, 40)
-#: CPU seconds for the report of the demo, likewise.
+#: CPU seconds for the report of the demo, the whole command.
 REPORT_CPU_S: Final = Target(25, 12)
-#: Rows a second, by the clock, through the data source into a durable broker.
+#: Rows per second of wall time through the data source into a durable broker.
 SUBMITTED_ROWS_PER_SECOND: Final = Target(40_000, 100_000, at_least=True)
-#: Simulated tasks a second of CPU.
+#: Simulated tasks per second of CPU.
 SWEPT_TASKS_PER_SECOND: Final = Target(50_000, 150_000, at_least=True)

@@ -1,6 +1,6 @@
 """The campaigns that benchmarks run: names, payloads and shapes, made batch by batch.
 
-Making them is never part of what is timed.
+Their construction is never timed.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ TASKS_PER_LANE: Final = 10
 
 
 def submissions(shape: Shape, count: int, batch: int, first: int = 0) -> Iterator[SubmitRequested]:
-    """A campaign of `count` tasks as events of `batch` tasks each, numbered from `first` on."""
+    """Yield a campaign of `count` tasks as events of `batch` tasks each, numbered from `first`."""
     for start in range(first, first + count, batch):
         numbers = range(start, min(start + batch, first + count))
         names = [b"task-%09d" % number for number in numbers]

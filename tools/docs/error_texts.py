@@ -1,8 +1,7 @@
-"""What Taskyard can say when something is wrong, collected out of its own source: docs/errors.md.
+"""Collect the texts of all errors from the source, for docs/errors.md.
 
-A text is as it stands where an error is made, with {} where a value goes. What is built elsewhere
-and handed to the error is not seen here. Knows nothing of what the errors mean, and runs none of
-the code that it reads.
+A text is the literal where an error is made, with {} for values. Texts that are built elsewhere are
+not found. Parses the source without running it.
 """
 
 from __future__ import annotations
@@ -17,21 +16,20 @@ from taskyard import errors
 
 SOURCE: Final = Path(taskyard.__file__).parent
 
-#: No user sees them: what decoders and machines tell us of a peer's mistake, or of our own.
+#: Errors that no user sees: malformed messages of peers, and violated assertions.
 _OURS: Final = ("Malformed", "IllegalTransition", "InvariantViolated")
 
-HEAD: Final = """# What can go wrong, in Taskyard's own words
+HEAD: Final = """# Errors
 
-Made from the source by `./yard docs`; a test compares. {} stands for a value. Each says what
-happened, to what, and what to do. What does not say of what it is told is told after that: a file
-and its line, a task, a setting. Of a state directory that is damaged (exit 6) it is said, too, that
-`taskyard journal check` tells all that is wrong with it.
+Generated from the source by `./yard docs`. {} stands for a value. A message starts with its
+subject: a file and its line, a task, a setting. Errors of a damaged state directory (exit 6) also
+name `taskyard journal check`, which lists all damage.
 
 """
 
 
 class Text(NamedTuple):
-    """What is said, where, and with which exit code."""
+    """The text of an error, its place and exit code."""
 
     place: str
     error: str
@@ -41,7 +39,7 @@ class Text(NamedTuple):
 
 @cache
 def collect() -> list[Text]:
-    """All texts, file by file, in the order of their lines."""
+    """Return all texts, file by file, in the order of their lines."""
     sources = {
         str(path.relative_to(SOURCE)): ast.parse(path.read_text())
         for path in sorted(SOURCE.rglob("*.py"))
@@ -51,7 +49,7 @@ def collect() -> list[Text]:
 
 
 def exit_codes(trees: list[ast.Module]) -> dict[str, int]:
-    """Every error that reaches a user as a line, by its name."""
+    """Return the exit code of every error that a user may see, by its name."""
     codes = {"TaskyardError": int(errors.TaskyardError.exit_code), "UsageError": 2}
     classes = [one for tree in trees for one in ast.walk(tree) if isinstance(one, ast.ClassDef)]
     is_growing = True
@@ -63,7 +61,8 @@ def exit_codes(trees: list[ast.Module]) -> dict[str, int]:
 
 
 def _code(found: ast.ClassDef, codes: dict[str, int]) -> list[int]:
-    """The code of an error, its own or that of its base; none if it is no error of the tree."""
+    """Return the exit code of a class, its own or its base's, as a list. Empty if it is no
+    error."""
     own = getattr(errors, found.name, None)
     if isinstance(own, type) and issubclass(own, errors.TaskyardError):
         return [int(own.exit_code)]
@@ -83,7 +82,7 @@ def _of(place: str, tree: ast.Module, codes: dict[str, int]) -> list[Text]:
 
 
 def _functions(tree: ast.Module, outer: dict[str, str]) -> list[tuple[ast.AST, dict[str, str]]]:
-    """Every function with the texts that have a name in it."""
+    """Yield every function with its named texts."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return [
         (node, outer | _texts_by_name([*ast.walk(node)]))
@@ -93,7 +92,7 @@ def _functions(tree: ast.Module, outer: dict[str, str]) -> list[tuple[ast.AST, d
 
 
 def _texts_by_name(nodes: list[ast.stmt] | list[ast.AST]) -> dict[str, str]:
-    """Of `wrong = "…"`, the text."""
+    """Return texts by name: those of `wrong = "…"`."""
     found: dict[str, str] = {}
     for node in nodes:
         target, value = getattr(node, "target", None), getattr(node, "value", None)
@@ -109,7 +108,7 @@ def _name(node: ast.expr) -> str:
 
 
 def template(node: ast.expr, known: dict[str, str] | None = None) -> str:
-    """The text with {} for values; "" if it is none."""
+    """Return the text with {} for values, or "" if the node has none."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.Name):
@@ -130,7 +129,7 @@ def _piece(node: ast.expr, known: dict[str, str] | None) -> str:
 
 
 def page() -> str:
-    """docs/errors.md."""
+    """Return the page docs/errors.md."""
     lines = [HEAD]
     texts = collect()
     for place in dict.fromkeys(one.place for one in texts):

@@ -1,8 +1,6 @@
-"""All pages that are made from the code, in one go: `./yard docs`.
+"""Write all pages that are generated from the code: `python -m docs.pages DOCS`, or `./yard docs`.
 
-    python -m docs.pages DOCS
-
-Knows which page is made by whom. Only for a checkout: an installed Taskyard has no pages.
+Owns the list of generated pages. Needs a checkout: an installed Taskyard has no pages.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from docs import error_texts, reference
 from taskyard.cli import schemas
 from taskyard.settings import keys as settings_keys
 
-#: The tables of settings stand in a page that somebody wrote.
+#: The tables of settings are part of a hand-written page.
 _TABLE: Final = re.compile(r"^\| setting \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 _SERVICE_TABLE: Final = re.compile(r"^\| of a service \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 
 
 def pages(docs: Path) -> dict[str, str]:
-    """Every page by its name, as the code wants it; `docs` has the parts that people write."""
+    """Return every generated page by its name. `docs` has the hand-written parts."""
     made = {"reference.md": reference.page(), "errors.md": error_texts.page()}
     settings = (docs / "settings.md").read_text()
     settings = _TABLE.sub(lambda _: settings_keys.table(), settings, count=1)
@@ -33,7 +31,7 @@ def pages(docs: Path) -> dict[str, str]:
 
 
 def write(docs: Path) -> list[str]:
-    """Write what is not so already, take away schemas of documents that are gone; tell which."""
+    """Write pages that differ and remove schemas of former documents. Return their names."""
     made = pages(docs)
     old = [f"schemas/{path.name}" for path in (docs / "schemas").glob("*.json")]
     gone = [name for name in old if name not in made]
@@ -52,9 +50,7 @@ def _differs(path: Path, text: str) -> bool:
 
 def main(directory: str) -> None:
     changed = write(Path(directory))
-    sys.stdout.write(
-        "".join(f"docs: {name} is new\n" for name in changed) or "docs: all as it was\n"
-    )
+    sys.stdout.write("".join(f"docs: wrote {name}\n" for name in changed) or "docs: unchanged\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""docs/reference.md, made from the code: commands, exit codes, documents, the Python interface.
+"""Generate docs/reference.md: commands, exit codes, documents, the Python interface.
 
-Reads what click and the modules say of themselves, so that it can't say anything else. What has a
-page of its own is linked to.
+Reads the help of click's commands and the docstrings of modules, and adds nothing to them. Links to
+subjects with their own page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from taskyard.cli import schemas
 from taskyard.cli.entry import taskyard as root
 from taskyard.errors import ExitCode
 
-#: What each number means; whoever operates it reads the same words in operating.md.
+#: The meaning of each exit code, as in operating.md.
 EXIT_MEANINGS: Final = {
     ExitCode.OK: "good",
     ExitCode.TASK_FAILED: "some task failed, or waits behind a failure",
@@ -35,22 +35,23 @@ EXIT_MEANINGS: Final = {
 
 _HEAD: Final = """# Reference
 
-Made from the code by `./yard docs`; a test compares.
+Generated from the code by `./yard docs`.
 
-- [Commands](#commands): every verb, its options, examples
+- [Commands](#commands): every command, its options, examples
 - [Exit codes](#exit-codes)
-- [Settings](settings.md#every-setting), on a page of their own
-- [Errors](errors.md): all that can be said, likewise
-- [JSON documents](#json-documents): what `--json` prints
-- [Python](#python): what a program imports
+- [Settings](settings.md#every-setting), on their own page
+- [Errors](errors.md), on their own page
+- [JSON documents](#json-documents): the output of `--json`
+- [Python](#python): the names that programs import
 
 """
 
 _DOCUMENTS: Final = """## JSON documents
 
-With `--json` a verb answers with one document on stdout (`watch`: one a line), which opens with
-`version` and `document`, the verb. The schemas are [JSON Schema](https://json-schema.org). A field
-may be added to a version, none is taken away or given another meaning.
+With `--json` a command prints one document on stdout (`watch`: one per line). It starts with
+`version` and `document`, the name of the command. The schemas are
+[JSON Schema](https://json-schema.org). A version may gain fields. None is removed, and none changes
+its meaning.
 
 | document | schema |
 |---|---|
@@ -58,7 +59,7 @@ may be added to a version, none is taken away or given another meaning.
 
 _PYTHON: Final = """## Python
 
-`import taskyard` has these names; [python.md](python.md) and [executor.md](executor.md) tell how to
+`import taskyard` has these names. [python.md](python.md) and [executor.md](executor.md) show how to
 use them.
 
 """
@@ -67,12 +68,12 @@ _TESTING: Final = """`import taskyard.testing` has, for tests of programs that u
 
 """
 
-#: Which options every verb has, so that they need not stand in each table.
+#: Options of every verb, which are left out of each table.
 _COMMON: Final = ("verbose", "quiet", "help", "config")
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     parts = [_HEAD, *_commands(), *_exit_codes(), *_documents(), *_python()]
     return "".join(parts).rstrip() + "\n"
 
@@ -91,7 +92,7 @@ def _commands() -> Iterator[str]:
 def _walk(
     group: click.Group, context: click.Context
 ) -> Iterator[tuple[click.Command, click.Context]]:
-    """Every command, with those of a group after it."""
+    """Yield every command, with those of a group after it."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is None or command.hidden:
@@ -124,7 +125,7 @@ def _options(command: click.Command, context: click.Context) -> Iterator[tuple[s
 
 
 def _prose(text: str) -> str:
-    """A docstring as Markdown: paragraphs are one line each, unless click is to keep them."""
+    """Return a docstring as Markdown: one line per paragraph, unless click is to keep its lines."""
     paragraphs = text.replace("\f", "").split("\n\n")
     return "".join(f"{_paragraph(one)}\n\n" for one in paragraphs if one.strip())
 
@@ -190,7 +191,7 @@ def _module(module: ModuleType, names: list[str]) -> Iterator[str]:
 
 
 def _members(found: object) -> Iterator[str]:
-    """What a class of ours offers, a row each."""
+    """Yield a row for each member of a class."""
     names = [name for name in dir(found) if _is_own_member(found, name)] if _is_class(found) else []
     if names:
         yield "| | |\n|---|---|\n"
@@ -205,7 +206,7 @@ def _is_class(found: object) -> bool:
 
 
 def _is_own_member(found: object, name: str) -> bool:
-    """Members of ours, not those of the standard library's bases."""
+    """Return whether a member is defined by Taskyard, not by a base of the standard library."""
     home = next(
         (one for one in getattr(found, "__mro__", ()) if name in vars(one)), object
     ).__module__
@@ -235,7 +236,7 @@ class _VerbatimAnnotation(str):
 
 
 def _signature(found: Callable[..., Any]) -> str:
-    """As it is written, but for what a caller does not give: self and cls."""
+    """Return the signature as it is written, without self and cls."""
     signature = inspect.signature(found)
     kept = [
         one.replace(annotation=_shown(one.annotation), default=_shown_value(one.default))
@@ -257,7 +258,7 @@ def _shown_value(default: object) -> object:
 
 
 def _sentence(found: object) -> str:
-    """The first sentence of a docstring."""
+    """Return the first sentence of a docstring."""
     text = " ".join((inspect.getdoc(found) or "").split())
     first, dot, _ = text.partition(". ")
     return first + "." if dot else text

@@ -1,7 +1,7 @@
-"""The soak's audit: what is stuck while nothing hurts any more, and what the journal proves.
+"""The soak's audit: tasks that are stuck after the faults, and the proofs of the journal.
 
-Reads what programs print (`status`, `workers`, `list`, `why`, `watch`, `journal export`) and the
-workers' own ledger. It imports nothing of Taskyard's, so that both can't be wrong in the same way.
+Reads the output of commands (`status`, `workers`, `list`, `why`, `watch`, `journal export`) and the
+workers' own ledger. Imports nothing of Taskyard, so that both can't be wrong in the same way.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 #: A verb that takes longer has failed.
 VERB_SECONDS_MAX: Final = 30.0
 
-#: A task that is READY for so long, beside a live worker of its service with a free slot, is stuck.
+#: A task that is READY for this long, beside a live worker of its service with a free slot, is
+#: stuck.
 STUCK_SECONDS: Final = 8.0
 
-#: A worker that was heard within this is alive: those that only answer are asked every 5 s.
+#: A worker that sent a message within this is alive: those that only answer get a request every 5
+#: s.
 ALIVE_SECONDS: Final = 6.0
 
-#: Names of tasks that the broker made up: their texts are not to be seen in the journal.
+#: Prefixes of names that the broker made. The texts of these tasks are not in the journal.
 MADE_UP: Final = ("round-robin-", "ping-pong-")
 
-#: How the names of plain dwork workers begin, which see names of tasks alone.
+#: The prefix of plain dwork workers, which get only names of tasks.
 PLAIN_WORKER: Final = "dwork-"
 
 #: In the address of Taskyard's own round-robin worker, which keeps no ledger.
@@ -50,7 +52,7 @@ SHOWN_MAX: Final = 5
 
 
 def ask(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
-    """Return what a running broker answers to a verb with --json, or None if it fails.
+    """Return the reply of a running broker to a verb with --json, or None if it fails.
 
     By the broker's endpoint: by its state directory, verbs also answer for a broker that is down.
     """
@@ -58,7 +60,7 @@ def ask(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
 
 
 def maintain(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
-    """Return what a verb prints with --json about a stopped broker, or None if it fails."""
+    """Return the output of a verb with --json about a stopped broker, or None if it fails."""
     return _run(place, *words, "--state", str(place.state))
 
 
@@ -79,16 +81,16 @@ def _run(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
 
 @dataclass
 class Sampler:
-    """Samples of a broker that nothing hurts: finds tasks that stay READY beside a free slot."""
+    """Samples of an undisturbed broker: finds tasks that stay READY beside a free slot."""
 
     place: Layout
     #: Since when a task has been READY while a worker was free for it.
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
-    #: What was found, by task: a sentence with the broker's own reason.
+    #: Stuck tasks, with the broker's own reason.
     stuck: dict[str, str] = field(default_factory=dict)
 
     def sample(self) -> dict[str, int] | None:
-        """Look once. Return the counts by state, or None if the broker did not answer."""
+        """Take a sample. Return the counts by state, or None if the broker did not answer."""
         status = ask(self.place, "status")
         if status is None:
             self._since.clear()
@@ -112,8 +114,8 @@ class Sampler:
 
     def why(self, name: str) -> str:
         """Return the broker's own sentence about a task."""
-        told = ask(self.place, "why", name)
-        return "no answer" if told is None else str(told["tasks"][0]["sentence"])
+        reply = ask(self.place, "why", name)
+        return "no answer" if reply is None else str(reply["tasks"][0]["sentence"])
 
 
 def free_pairs(
@@ -124,14 +126,14 @@ def free_pairs(
     for one in tasks:
         place = (one["service"], one["lane"])
         if one["state"] != "ready" or (one["lane"] and place in served):
-            continue  # a serial lane has one task out at a time
+            continue  # a serial lane has one leased task at a time
         for worker in workers:
             if one["service"] in worker["services"] and is_free(worker):
                 yield one["name"], worker["name"]
 
 
 def is_free(worker: dict[str, Any]) -> bool:
-    """Tell whether a worker is alive and has a free slot; 0 slots is no limit."""
+    """Return whether a worker is alive and has a free slot. 0 slots is no limit."""
     has_slot = not worker["slots"] or worker["slots_used"] < worker["slots"]
     is_alive = worker["last_seen_ago"] < ALIVE_SECONDS
     return bool(has_slot and is_alive and worker["state"] != "draining")
@@ -139,11 +141,11 @@ def is_free(worker: dict[str, Any]) -> bool:
 
 @dataclass
 class History:
-    """What `watch` printed: every decision of the broker, in order."""
+    """The output of `watch`: every decision of the broker, in order."""
 
     submitted: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
-    #: Who finished a task, and when.
+    #: The worker that finished a task, and the time.
     done_by: dict[str, str] = field(default_factory=dict)
     served_at: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -155,7 +157,7 @@ class History:
     missing: int = 0
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add one record; those that were printed before are passed over."""
+        """Add one record. Records that were printed before are skipped."""
         number = record["record"]
         if number <= self.last:
             return
@@ -178,7 +180,7 @@ class History:
 
 
 def read_history(path: Path) -> History:
-    """Read what `watch` has printed so far."""
+    """Read the output of `watch` so far."""
     history = History()
     for line in path.read_bytes().split(b"\n")[:-1]:
         if line.startswith(b"{"):
@@ -189,7 +191,7 @@ def read_history(path: Path) -> History:
 
 
 def last_record(path: Path) -> int:
-    """Return the number of the record that `watch` has printed last."""
+    """Return the number of the last record that `watch` has printed."""
     lines = path.read_bytes()[-LINE_BYTES_MAX:].split(b"\n")
     whole = [line for line in lines[1:-1] if line.startswith(b"{")]
     return int(json.loads(whole[-1])["record"]) if whole else 0
@@ -207,22 +209,22 @@ def read_ledger(path: Path) -> tuple[Counter[bytes], dict[str, float]]:
 
 
 @dataclass
-class Line:
-    """A line of the closing table: what must hold, the figure, and what is wrong with it."""
+class AuditLine:
+    """A line of the closing table: the requirement, the figure and the problems."""
 
     what: str
     figures: str
     wrong: list[str] = field(default_factory=list)
 
 
-def journal_lines(place: Layout, history: History) -> list[Line]:
-    """Compare the exported history of a stopped broker with what `watch` has shown."""
+def journal_lines(place: Layout, history: History) -> list[AuditLine]:
+    """Compare the exported history of a stopped broker with the output of `watch`."""
     checked = maintain(place, "journal", "check")
     exported = maintain(place, "journal", "export")
     sound = [] if checked and checked["sound"] else ["`journal check` finds damage"]
-    lines = [Line("journal is sound", "`journal check`", sound)]
+    lines = [AuditLine("journal is sound", "`journal check`", sound)]
     if exported is None:
-        return [*lines, Line("history", "`journal export`", ["it fails"])]
+        return [*lines, AuditLine("history", "`journal export`", ["it fails"])]
     finished: Counter[str] = Counter()
     for path in sorted((place.state / "history").glob("events-*.parquet")):
         table = pq.read_table(path, columns=["kind", "task"])
@@ -232,11 +234,14 @@ def journal_lines(place: Layout, history: History) -> list[Line]:
         name for name in {*finished, *history.finished} if finished[name] != history.finished[name]
     ]
     wrong = [f"{name}: {finished[name]} in the history" for name in differ]
-    return [*lines, Line("history agrees with `watch`", f"{finished.total():,} completions", wrong)]
+    return [
+        *lines,
+        AuditLine("history agrees with `watch`", f"{finished.total():,} completions", wrong),
+    ]
 
 
-def history_lines(history: History, promises: Promises, ledger: Counter[bytes]) -> list[Line]:
-    """Compare what the broker decided with what clients were promised and workers did."""
+def history_lines(history: History, promises: Promises, ledger: Counter[bytes]) -> list[AuditLine]:
+    """Compare the broker's decisions with the promises to clients and the workers' ledger."""
     done = {*history.finished}
     lost = sorted({*history.submitted} - done - {*history.failed})
     unkept = sorted(promises.names - done)
@@ -251,23 +256,31 @@ def history_lines(history: History, promises: Promises, ledger: Counter[bytes]) 
     gaps = [f"{history.missing} records are missing"] if history.missing else []
     runs = ledger.total() - len(ledger)
     return [
-        Line("`watch` missed nothing", f"{history.last:,} records", gaps),
-        Line("nothing lost", f"{history.submitted.total():,} submitted, {len(done):,} done", lost),
-        Line("promises kept", f"{len(promises.names):,} acknowledged by name", unkept),
-        Line("nothing completed twice", f"{history.kinds['stale']:,} stale reports refused", twice),
-        Line("nothing submitted twice", f"{len(history.submitted):,} names", doubled),
-        Line("no innocent task failed", f"{history.kinds['expired']:,} leases expired", failed),
-        Line("answers are those of their tasks", f"{promises.sent:,} sent", promises.wrong),
-        Line("dependencies kept", f"{len(promises.after):,} pairs", early),
-        Line("what is done has run", f"{runs:,} ran again", unrun(history, promises, ledger)),
+        AuditLine("`watch` missed nothing", f"{history.last:,} records", gaps),
+        AuditLine(
+            "nothing lost", f"{history.submitted.total():,} submitted, {len(done):,} done", lost
+        ),
+        AuditLine("promises kept", f"{len(promises.names):,} acknowledged by name", unkept),
+        AuditLine(
+            "nothing completed twice", f"{history.kinds['stale']:,} stale reports refused", twice
+        ),
+        AuditLine("nothing submitted twice", f"{len(history.submitted):,} names", doubled),
+        AuditLine(
+            "no innocent task failed", f"{history.kinds['expired']:,} leases expired", failed
+        ),
+        AuditLine("answers are those of their tasks", f"{promises.sent:,} sent", promises.wrong),
+        AuditLine("dependencies kept", f"{len(promises.after):,} pairs", early),
+        AuditLine(
+            "every done task has run", f"{runs:,} ran again", unrun(history, promises, ledger)
+        ),
     ]
 
 
 def unrun(history: History, promises: Promises, ledger: Counter[bytes]) -> list[str]:
-    """Return what was completed and is not in the ledger of those who ran it.
+    """Return tasks that were completed and are not in the ledger of their workers.
 
-    The text of a task whose name the broker made up is not in the journal. Of these are counted
-    those that a plain worker ran, which sees names alone, or one without a ledger.
+    The text of a task whose name the broker made is not in the journal. Such tasks count if a plain
+    worker ran them, which gets only names, or a worker without a ledger.
     """
     wrong: list[str] = []
     hidden = silent = 0

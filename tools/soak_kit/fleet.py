@@ -1,7 +1,7 @@
-"""The soak's processes: who they are, how they are started again, and how they are hurt.
+"""The soak's processes: their commands, restarts and faults.
 
-Owns every process of a soak and ends all of them. `Fleet` starts them, restarts what ended, and
-applies the faults that a seeded generator draws. It knows nothing of tasks.
+Owns every process of a soak and ends all of them. `Fleet` starts them, restarts those that ended,
+and applies faults that a seeded generator draws. Knows nothing of tasks.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ PEERS: Final = Path(__file__).parent / "peers"
 TOOLS: Final = Path(__file__).parent.parent
 TASKYARD: Final = (sys.executable, "-P", "-m", "taskyard.cli")
 
-#: How long a careless plain worker keeps what it holds after a restart of the broker.
+#: How long a careless plain worker keeps its tasks after a restart of the broker.
 PLAIN_LEASE: Final = "30s"
 
-#: A process that is told to end has so long before it is killed.
+#: How long a process may take to end before it is killed.
 END_SECONDS: Final = 20.0
 
-#: A worker is suspended for up to so long: longer than the lease of every dialect with a heartbeat.
+#: The longest suspension of a worker: longer than the lease of every dialect with a heartbeat.
 STOP_SECONDS_MAX: Final = 25.0
 
-#: The broker is suspended for less than the time after which a plain peer gives a request up.
+#: The longest suspension of the broker: shorter than the timeout of a plain peer.
 BROKER_STOP_SECONDS_MAX: Final = 3.0
 
-#: What is not a worker: each has its own faults, or none.
+#: Processes that are not workers: each has its own faults, or none.
 SPARED: Final = ("up", "relay", "watch")
 
-#: Second processes under the name of another worker. One of each pair is let in, and the other
-#: waits. One that was taken for dead and is not is refused.
+#: Second processes under the name of another worker. One of each pair is accepted, and the other
+#: waits. One that was taken for dead by mistake is refused.
 TWINS: Final = {"twin-1": "native-1", "twin-2": "wmp-1"}
 REFUSED: Final = 2
 
 #: May be refused: twins, and an `up` whose killed predecessor's broker has not ended yet.
 REFUSABLE: Final = ("up", *TWINS, *TWINS.values())
 
-#: How long a process is away before it is started again.
+#: How long a process stays down before it is restarted.
 AWAY_SECONDS_MAX: Final = 3.0
 
 
 def environment() -> dict[str, str]:
-    """Return ours, without what a shell may set for Taskyard, and with a way to the peers."""
+    """Return our environment without Taskyard's variables, and with the path of the peers."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}
     path = [str(TOOLS), *([own["PYTHONPATH"]] if own.get("PYTHONPATH") else [])]
     return own | {"PYTHONPATH": os.pathsep.join(path), "TASKYARD_LEASE_PLAIN": PLAIN_LEASE}
 
 
 def free_endpoint() -> str:
-    """Return an endpoint of this machine that nothing listens at."""
+    """Return a free endpoint of this machine."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", 0))
@@ -69,7 +69,7 @@ def free_endpoint() -> str:
 
 @dataclass
 class Layout:
-    """Where everything is."""
+    """The directories and endpoints of a soak."""
 
     root: Path
     dwork: str = field(default_factory=free_endpoint)
@@ -113,10 +113,10 @@ class ManagedProcess:
     command: tuple[str, ...]
     stdin: str = ""
     process: subprocess.Popen[bytes] | None = None
-    #: When to start it, or to resume it; 0: now, None: it runs.
+    #: When to start or resume it. 0: now, None: it runs.
     start_at: float | None = 0.0
     resume_at: float | None = None
-    #: Exit codes that are expected of its next end, by a fault of ours.
+    #: Exit codes that a fault of ours explains at its next end.
     expected: tuple[int, ...] = ()
 
     @property
@@ -126,7 +126,7 @@ class ManagedProcess:
 
 
 class Fleet:
-    """All processes. Faults are drawn from `dice`; what happens is told to `log`."""
+    """All processes. Faults are drawn from `dice`, and events are passed to `log`."""
 
     def __init__(self, place: Layout, dice: random.Random, log: Callable[[str], None]) -> None:
         self._place = place
@@ -134,7 +134,7 @@ class Fleet:
         self._log = log
         self.members = {member.name: member for member in members(place)}
         self.members["watch"].start_at = float("inf")
-        #: One of each three is suspended at most, so that what a broker leaks there stays.
+        #: One of each three is only suspended, so that leaks of the broker there stay.
         self.never_killed = [
             f"{prefix}-{dice.randint(1, 3)}"
             for prefix in ("hungry", "pong", "rr", "dwork", "wmp", "far")
@@ -142,19 +142,19 @@ class Fleet:
         #: Ends that no fault explains.
         self.unexpected: list[str] = []
         self.faults: dict[str, int] = {}
-        #: Suspended processes that `up` has started, with the time at which each goes on.
+        #: Suspended processes of `up`, with the time at which each resumes.
         self._suspended: dict[int, float] = {}
-        #: Those of them that are killed instead.
+        #: Suspended processes that are killed instead.
         self._to_be_killed: list[int] = []
         #: The broker's process, and when a new one was first seen.
         self.broker_pid: int | None = None
         self.broker_changed_at = 0.0
         (place.root / "log").mkdir(exist_ok=True)
 
-    # Keeping them running.
+    # Restarts.
 
     def turn(self) -> None:
-        """Start what is due, resume what was suspended, and note what ended."""
+        """Start processes that are due, resume suspended ones, and note ends."""
         now = time.monotonic()
         for member in self.members.values():
             self._note_end(member, now)
@@ -171,7 +171,7 @@ class Fleet:
             self.broker_pid, self.broker_changed_at = broker, time.monotonic()
 
     def heal(self) -> None:
-        """Let everything run but twins: resume what is suspended and start what is away."""
+        """Resume suspended processes and start all that are down, but twins."""
         now = time.monotonic()
         self._end([self.members.pop(name) for name in TWINS])
         for member in self.members.values():
@@ -181,7 +181,7 @@ class Fleet:
         self.turn()
 
     def end(self) -> None:
-        """End every process, `up` last. What does not end by SIGTERM is killed, with its group."""
+        """End every process, `up` last. Kill those that ignore SIGTERM, with their groups."""
         self._suspended = dict.fromkeys(self._suspended, 0.0)
         for member in self.members.values():
             member.resume_at = None if member.resume_at is None else 0.0
@@ -233,7 +233,7 @@ class Fleet:
             return
         is_refused = code == REFUSED and member.name in REFUSABLE
         if code not in member.expected and not is_refused:
-            self.unexpected.append(f"{member.name} ended with {code} by itself")
+            self.unexpected.append(f"{member.name} ended with {code} without a fault")
             self._log(self.unexpected[-1])
         if process.stdin is not None:
             process.stdin.close()
@@ -251,7 +251,7 @@ class Fleet:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    # Hurting them.
+    # Faults.
 
     def inject_fault(self) -> None:
         """Apply one fault, drawn at random."""
@@ -293,7 +293,7 @@ class Fleet:
     def _terminate(self, member: ManagedProcess) -> str:
         if member.process is None or member.resume_at is not None:
             return ""
-        # A program that does not handle the signal yet ends by it; an interrupted one by 130.
+        # A program without a handler yet ends by the signal, an interrupted one with 130.
         member.expected = (*member.expected, 0, -signal.SIGTERM, 130)
         self._signal(member.process.pid, signal.SIGTERM)
         return member.name
@@ -307,7 +307,7 @@ class Fleet:
         return f"{member.name} for {seconds:.1f} s"
 
     def _stop_seconds(self) -> float:
-        """Mostly short, sometimes longer than a lease."""
+        """Return the length of a suspension: mostly short, sometimes longer than a lease."""
         return min(STOP_SECONDS_MAX, self._dice.expovariate(1 / 5.0))
 
     def _kill_broker(self) -> str:
@@ -328,14 +328,14 @@ class Fleet:
         return f"process {pid} for {seconds:.1f} s"
 
     def _suspend_and_kill_broker(self) -> str:
-        """Let messages pile up at a broker that will never read them."""
+        """Suspend the broker so that messages pile up, then kill it."""
         about = self._suspend_broker()
         if about:
             self._to_be_killed.append(next(reversed(self._suspended)))
         return about
 
     def kill_local(self) -> str:
-        """Kill a worker of `up`. Return its process id in words, empty if there is none."""
+        """Kill a worker of `up`. Return its process id as text, empty if there is none."""
         pid = self._some_local()
         if pid is None:
             return ""
@@ -366,7 +366,7 @@ class Fleet:
         return pid if pid and self._is_ours(pid) else None
 
     def _is_ours(self, pid: int) -> bool:
-        """Tell whether a process runs that works on our state: numbers are used again."""
+        """Return whether a process runs that works on our state, because process ids are reused."""
         try:
             return str(self._place.state).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
@@ -374,7 +374,7 @@ class Fleet:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes that a process has started, by whichever of its threads."""
+    """Return the children of a process, of all its threads."""
     try:
         threads = [*Path(f"/proc/{pid}/task").iterdir()]
         return [int(one) for thread in threads for one in (thread / "children").read_text().split()]

@@ -1,8 +1,8 @@
-"""The soak's load: clients of several dialects, one thread each, and what they were promised.
+"""The soak's load: clients of several dialects, one thread each, and the promises to them.
 
-Each client submits tasks at a steady rate and writes down what was acknowledged and answered. The
-text of a task is unique, so that an answer, a line of the workers' ledger and a task of the journal
-can be told to belong together. Clients live through kills of the broker; they are never killed.
+Each client submits tasks at a steady rate and notes acknowledgements and answers. The text of a
+task is unique, so that an answer, a line of the workers' ledger and a task of the journal can be
+matched. Clients survive kills of the broker and are never killed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from soak_kit.fleet import Fleet, Layout
 
-#: A request of a plain peer that is not answered by then is given up. The broker is never suspended
-#: for so long, so it has not read it.
+#: The timeout of a plain peer's request. The broker is never suspended for so long, so it has not
+#: read it.
 REPLY_SECONDS_MAX: Final = 6.0
 
-#: A waiting request is sent again when a new broker has been there for so long.
+#: A waiting request is sent again when a new broker has been up for this long.
 SETTLING_SECONDS: Final = 3.0
 
-#: A client that waits for so many answers sends no more: what is down must not be flooded later.
+#: A client with this many open requests sends no more, so as not to flood a broker that was down.
 WAITING_MAX: Final = 60
 
 #: A `taskyard map` that takes longer has failed.
@@ -47,8 +47,8 @@ TRACKED_SHARE: Final = 0.7
 BURST: Final = 25
 BURST_SHARE: Final = 0.03
 
-#: Programs that take long: they run while other tasks lose their workers. Much longer ones would
-#: lose five workers themselves now and then, and fail as they should.
+#: Share of long programs: they run while other tasks lose their workers. Much longer ones would
+#: sometimes lose five workers themselves, and rightly fail.
 LONG_SHARE: Final = 0.1
 LONG_SECONDS: Final = (3.0, 6.0)
 
@@ -58,21 +58,21 @@ NO_BROKER: Final = 3
 #: Tasks of one `taskyard map`.
 MAP_LINES: Final = 20
 
-#: What Taskyard's own round-robin worker answers to whatever is not PING or STREAM.
+#: The reply of Taskyard's own round-robin worker to anything but PING and STREAM.
 NOT_MINE: Final = b"ERROR this worker knows"
 
 
 @dataclass
 class Promises:
-    """What clients were promised. One instance is shared by all of them."""
+    """Promises to clients. One instance is shared by all of them."""
 
     #: Names of tasks whose submission was acknowledged.
     names: set[str] = field(default_factory=set)
-    #: Texts whose task has no name of ours, and was acknowledged.
+    #: Texts of acknowledged tasks without a name of ours.
     texts: set[bytes] = field(default_factory=set)
-    #: Texts whose task was answered with itself: a worker has run it.
+    #: Texts whose task was answered with the text itself: a worker has run it.
     answered: set[bytes] = field(default_factory=set)
-    #: Answers that are not those of their task, and requests without an answer.
+    #: Answers that do not fit their task, and requests without an answer.
     wrong: list[str] = field(default_factory=list)
     #: Which task must not start before which.
     after: dict[str, str] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Promises:
 
 
 class Client(threading.Thread):
-    """Base of all clients: a thread that submits until it is told to stop."""
+    """The base of all clients: a thread that submits until it is stopped."""
 
     rate = 1.0
 
@@ -95,7 +95,7 @@ class Client(threading.Thread):
         self._count = 0
 
     def stop(self) -> None:
-        """Submit no more; the thread ends when its answers are in."""
+        """Submit no more. The thread ends when its answers are in."""
         self._stopping.set()
 
     def give_up(self) -> None:
@@ -103,7 +103,7 @@ class Client(threading.Thread):
         self._giving_up.set()
 
     def run(self) -> None:
-        """Submit until stopped; whatever ends a client early is a failure of the soak."""
+        """Submit until stopped. An error that ends a client early is a failure of the soak."""
         try:
             self.work()
         except Exception as error:  # noqa: BLE001  # it is reported, whatever it is
@@ -132,7 +132,7 @@ class Client(threading.Thread):
             self.promises.wrong.append(f"{text}: answered {answer[:80]!r}")
 
     def is_forgotten(self, sent_at: float) -> bool:
-        """Tell whether a request that waits was sent to a broker that is gone."""
+        """Return whether an open request was sent to a broker that is gone."""
         changed_at = self._fleet.broker_changed_at
         return sent_at < changed_at + 1 and time.monotonic() > changed_at + SETTLING_SECONDS
 
@@ -189,7 +189,8 @@ class NativeClient(Client):
 
 
 class DworkClient(Client):
-    """Creates tasks as a plain dwork peer does, in short chains; Lookup after a lost reply."""
+    """Creates tasks as a plain dwork peer does, in short chains. Looks tasks up after a lost
+    reply."""
 
     rate = 2.5
 
@@ -218,7 +219,7 @@ class DworkClient(Client):
                 return
 
     def _ask(self, request: bytes) -> int | None:
-        """Return the type of the reply; None without one."""
+        """Return the type of the reply, or None without one."""
         with self._context.socket(zmq.REQ) as socket:
             socket.linger = 0
             socket.connect(self._place.dwork)
@@ -236,7 +237,7 @@ class RoundRobinClient(Client):
     def work(self) -> None:
         """Send until stopped, then wait for the answers."""
         portal = Portal(zmq.Context(), self._place.round_robin, f"client-{time.time_ns()}")
-        #: By id: the text and when it was sent; of an EXEC's PING also the broker's process.
+        #: By id: the text and when it was sent. For an EXEC's PING also the broker's process.
         waiting: dict[bytes, tuple[str, float]] = {}
         execs: dict[bytes, tuple[str, int | None]] = {}
         next_at = time.monotonic()
@@ -332,7 +333,7 @@ class PingPongClient(Client):
 
 
 class MapClient(Client):
-    """Runs `taskyard map` over a few lines, again and again, and compares what it prints."""
+    """Runs `taskyard map` over a few lines, repeatedly, and compares its output."""
 
     rate = 1 / 15
 
@@ -355,8 +356,8 @@ class MapClient(Client):
             if done.returncode == NO_BROKER and not done.stdout:
                 continue  # the broker was down when it began
             if done.returncode or sorted(done.stdout.split()) != sorted(lines):
-                told = f"exit {done.returncode}, {len(done.stdout.split())} of {MAP_LINES} lines"
-                self.promises.wrong.append(f"map of {lines[0]}…: {told}: {done.stderr[-300:]}")
+                found = f"exit {done.returncode}, {len(done.stdout.split())} of {MAP_LINES} lines"
+                self.promises.wrong.append(f"map of {lines[0]}…: {found}: {done.stderr[-300:]}")
 
 
 CLIENTS: Final[tuple[Callable[..., Client], ...]] = (

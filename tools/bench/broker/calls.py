@@ -17,21 +17,21 @@ from bench.targets import (
 KINDS: Final[tuple[Kind, ...]] = ("durable", "in memory")
 ECHO: Final[Kind] = "echo"
 
-#: Plain peers at once, the most of which the floor is given for, and tasks that each of them does.
+#: Numbers of plain peers, the largest of which has a floor, and tasks for each of them.
 PLAIN_PEERS: Final = (1, 2, 4, 8)
 PLAIN_COUNT: Final = 2_000
 
 CALLS_COUNT: Final = 100_000
 CALLS_WORKERS: Final = 2
-#: As a worker with some room asks.
+#: Tasks per request of a worker with some room.
 CALLS_BATCH: Final = 100
 
 LATENCY_COUNT: Final = 1_000
 
 
 def plain(settings: Settings) -> list[TableLine]:
-    """Peers with nothing but dwork's own bytes, each with one request under way: three round trips
-    a task. Beside it what the same peers reach when nobody thinks about the answers."""
+    """Measure peers with dwork's own bytes, each with one open request: three round trips per
+    task. Beside it, the same peers against the echo."""
     lines: list[TableLine] = []
     for kind in (*KINDS, ECHO):
         for peers in PLAIN_PEERS:
@@ -48,7 +48,7 @@ def plain(settings: Settings) -> list[TableLine]:
 
 
 def _measure_plain(peers: int, kind: Kind, settings: Settings) -> tuple[float, float]:
-    """Tasks a second, and CPU microseconds a task."""
+    """Return tasks per second and CPU microseconds per task."""
     count = settings.count(PLAIN_COUNT)
     with BrokerBench(kind, profile=settings.profile) as broker_bench:
         parts = [PeerTask("plain", broker_bench.endpoint, number, count) for number in range(peers)]
@@ -63,8 +63,8 @@ def _measure_plain(peers: int, kind: Kind, settings: Settings) -> tuple[float, f
 
 
 def calls(settings: Settings) -> list[TableLine]:
-    """`Client.submit` in a loop, with two workers: until the broker has all, and until all futures
-    are settled."""
+    """Measure `Client.submit` in a loop with two workers: until the broker has all tasks, and
+    until all futures are settled."""
     lines: list[TableLine] = []
     for kind in KINDS:
         settings.say(f"one-task calls, {kind}: {settings.count(CALLS_COUNT):,}")
@@ -99,7 +99,7 @@ def _measure_calls(kind: Kind, settings: Settings) -> tuple[PeerProgress, float]
 
 
 def latency(settings: Settings) -> list[TableLine]:
-    """From submit to result of one task, with one worker parked and nothing else to do."""
+    """Measure one task from submit to result, with one parked worker and an idle broker."""
     lines: list[TableLine] = []
     for kind in KINDS:
         settings.say(f"latency, {kind}")
@@ -112,7 +112,7 @@ def latency(settings: Settings) -> list[TableLine]:
 
 
 def _measure_latency(kind: Kind, settings: Settings) -> list[float]:
-    """Milliseconds, one for each task."""
+    """Return the latency of each task in milliseconds."""
     count = max(2, settings.count(LATENCY_COUNT))
     with BrokerBench(kind, profile=settings.profile) as broker_bench:
         parts = (

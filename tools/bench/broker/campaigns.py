@@ -16,10 +16,10 @@ from taskyard.core.events import RulesSet
 
 WORKERS: Final = 2
 
-#: Tasks by batch: enough to run for a second or more.
+#: Tasks by batch size: enough to run for a second or more.
 COUNTS: Final = {1: 20_000, 10: 100_000, 100: 300_000, 1000: 500_000}
 
-#: The batch that floors are given for.
+#: The batch size that has floors.
 BATCH: Final = 100
 
 COUNT_SHAPES: Final = 1_000_000
@@ -33,15 +33,15 @@ class Campaign(Struct, frozen=True):
     count: int
     batch: int = BATCH
     kind: Kind = "durable"
-    #: Workers begin with the producer; else when all tasks are submitted.
+    #: Workers start with the producer, else when all tasks are submitted.
     concurrent: bool = False
     shape: Shape = "flat"
-    #: How services are run, if anyhow in particular.
+    #: The rules of services, if any.
     rules: RulesSet | None = None
 
 
 class CampaignRun(Struct):
-    """What a campaign took."""
+    """The cost of a campaign."""
 
     count: int
     #: CPU time of all processes, and the broker's share of it.
@@ -63,7 +63,7 @@ class CampaignRun(Struct):
 
 
 def measure(campaign: Campaign, settings: Settings) -> CampaignRun:
-    """Run a campaign once, on a stage of its own."""
+    """Run a campaign once, with a broker of its own."""
     batch, count = campaign.batch, campaign.count
     with BrokerBench(campaign.kind, profile=settings.profile, rules=campaign.rules) as broker_bench:
         produces = PeerTask(
@@ -95,8 +95,8 @@ def measure_repeatedly(campaign: Campaign, settings: Settings) -> list[CampaignR
 
 
 def batches(settings: Settings) -> list[TableLine]:
-    """By batch, durable and not. The cost is the mean of two ways to run the same campaign: all
-    tasks are there before workers begin, and both at once."""
+    """Measure campaigns by batch size, durable and in memory. The cost is the mean of two runs:
+    workers start after the producer, and with it."""
     lines: list[TableLine] = []
     for kind, target in BROKER_TASK_US.items():
         for batch, count in COUNTS.items():
@@ -126,7 +126,7 @@ def _batch_lines(
 
 
 def shapes(settings: Settings) -> list[TableLine]:
-    """Chains of 10 and lanes of 10 over flat tasks, durable, workers after the producer."""
+    """Compare chains of 10 and lanes of 10 with flat tasks: durable, workers after the producer."""
     lines: list[TableLine] = []
     count = settings.count(COUNT_SHAPES)
     flat_us = 0.0

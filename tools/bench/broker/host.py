@@ -1,10 +1,10 @@
-"""The broker that is measured, as a process of its own: `python -m … STATE KIND [RULES [LIMITS]]`.
+"""The measured broker as a process: `python -m … STATE KIND [RULES [LIMITS]]`.
 
-It is the product's broker and nothing else. That it can be profiled is the benchmark's affair, so
-the variable that asks for it is known here and not there.
+It is the product's broker. Profiling belongs to the benchmark, so only this file knows the variable
+that enables it.
 
-Beside it there is an echo: it answers plain peers out of a table, and keeps nothing. What they
-reach with it is what the sockets alone allow.
+The echo replies to plain peers from a table and stores nothing. It shows the limit of the sockets
+alone.
 """
 
 import cProfile
@@ -24,12 +24,12 @@ from taskyard.net.signals import Signals
 from taskyard.net.sockets import ZmqSocket
 from taskyard.wire import dwork_pb2 as pb
 
-#: The file to write the profile to; not set: run without.
+#: The file for the profile. Not set: no profile.
 PROFILE_VARIABLE: Final = "TASKYARD_BENCH_PROFILE"
 
 _Q: Final = pb.QueryMsg
 _TASK: Final = pb.TaskMsg(name=b"task-0-000000000", origin=b"peer-0").SerializeToString()
-#: The echo's answers, by the byte of a plain message that says its type.
+#: Replies of the echo, by the type byte of a plain message.
 _ANSWERS: Final[dict[int, bytes]] = {
     _Q.Create: _Q(type=_Q.OK).SerializeToString(),
     _Q.Steal: _Q(type=_Q.Transfer, task=[_TASK]).SerializeToString(),
@@ -38,7 +38,7 @@ _ANSWERS: Final[dict[int, bytes]] = {
 
 
 def encode_rules(rules: RulesSet) -> str:
-    """As a word of a command line."""
+    """Encode rules as an argument of a command line."""
     return msgspec.json.encode(rules).decode()
 
 
@@ -59,7 +59,7 @@ def main(state: Path, kind: str, encoded: str = "", limits: str = "") -> None:
 
 
 def echo(state: Path) -> None:
-    """Answer until told to stop."""
+    """Reply until a signal ends it."""
     wire, poller = sockets.listen(endpoints.native_endpoint(state)), Poller()
     with Signals() as signals:
         poller.add(wire)

@@ -1,8 +1,8 @@
 """The whole broker: real processes, the journal on disk or in memory, all features on.
 
-The task is always the same: one that does nothing, with a payload of 20 bytes, is submitted, given
-to a worker, and its completion is acknowledged. What counts is CPU time of all processes together,
-because wall times on a shared machine swing threefold; tasks a second are shown beside it.
+A task with a payload of 20 bytes that does nothing is submitted, assigned to a worker, and its
+completion is acknowledged. The measure is CPU time of all processes together, because wall times on
+a shared machine vary threefold. Tasks per second are shown beside it.
 """
 
 import time
@@ -24,12 +24,12 @@ COUNT_SMALL: Final = 10_000
 COUNT: Final = 1_000_000
 BATCH: Final = 100
 
-#: Tasks in a page: as many as the client asks for.
+#: Tasks in a page, as many as the client requests.
 PAGE: Final = 1_000
 
 
 def memory(settings: Settings) -> list[TableLine]:
-    """The broker's resident memory with 10⁶ tasks queued, less that with 10⁴."""
+    """Measure the broker's resident memory with 10⁶ queued tasks, less that with 10⁴."""
     settings.say(f"memory: {settings.count(COUNT):,} tasks queued")
     figures = [_measure_memory(settings) for _ in settings.times()]
     return [table_line("queued task, 20-byte payload", "B/task", figures, QUEUED_TASK_BYTES)]
@@ -45,8 +45,8 @@ def _measure_memory(settings: Settings) -> float:
 
 
 def restart(settings: Settings) -> list[TableLine]:
-    """From the kill of a broker with 10⁶ unfinished tasks to where it listens again; then pages of
-    their listing."""
+    """Measure the time from the kill of a broker with 10⁶ unfinished tasks until it listens
+    again, then pages of their listing."""
     settings.say(f"restart: {settings.count(COUNT):,} tasks queued")
     seconds: list[float] = []
     pages_ms: list[float] = []
@@ -75,7 +75,7 @@ def _submit(broker_bench: BrokerBench, first: int, count: int) -> None:
 
 
 def _page_ms(link: BrokerLink, match: bytes) -> float:
-    """How long one page takes; a search may say in its answer where to go on."""
+    """Return the milliseconds for one page. A search may take several requests."""
     start_ns = time.monotonic_ns()
     cursor = 0
     while True:
@@ -86,7 +86,7 @@ def _page_ms(link: BrokerLink, match: bytes) -> float:
             return (time.monotonic_ns() - start_ns) / 1e6
 
 
-#: Every case by its name, in the order of the table.
+#: Every case by name, in the order of the table.
 CASES: Final[dict[str, Callable[[Settings], list[TableLine]]]] = {
     "batches": broker_campaigns.batches,
     "shapes": broker_campaigns.shapes,
@@ -99,5 +99,5 @@ CASES: Final[dict[str, Callable[[Settings], list[TableLine]]]] = {
 
 
 def run(settings: Settings, only: tuple[str, ...] = ()) -> list[TableLine]:
-    """The measurements of these cases, or of all, as lines of the suite's table."""
+    """Run these cases, or all, and return the lines of the table."""
     return [one for name in only or tuple(CASES) for one in CASES[name](settings)]

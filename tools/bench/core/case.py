@@ -1,7 +1,7 @@
-"""One measurement of the scheduler, in a process of its own so that memory and caches are its own.
+"""One measurement of the scheduler, in a process with its own memory and caches.
 
-`python -m bench.core.case SHAPE COUNT BATCH STORE` prints one JSON document. Times are CPU
-time of this process around the calls that are measured; making events is not counted.
+`python -m bench.core.case SHAPE COUNT BATCH STORE` prints one JSON document. Times are CPU time of
+this process around the measured calls, without the time to make events.
 """
 
 import gc
@@ -24,14 +24,14 @@ from taskyard.journal.recovery import encode, recover
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
 
-#: As the broker sets it: millions of live objects make each collection dear.
+#: The broker's value: with millions of live objects each collection is expensive.
 GC_THRESHOLD = 50_000
 
 _WORKER = b"worker"
 
 
 class CoreCase(msgspec.Struct):
-    """What was measured; times in nanoseconds of CPU time, all tasks together."""
+    """Measured times in nanoseconds of CPU time, all tasks together."""
 
     shape: str
     count: int
@@ -40,7 +40,7 @@ class CoreCase(msgspec.Struct):
     submit_ns: int = 0
     lease_ns: int = 0
     finish_ns: int = 0
-    #: Resident memory that the queued tasks took.
+    #: Resident memory of the queued tasks.
     queued_bytes: int = 0
     #: Wall time to recover the queued tasks from the journal's rows, and from a snapshot.
     recover_rows_ns: int = 0

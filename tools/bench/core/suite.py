@@ -1,7 +1,7 @@
 """The scheduler alone: create, steal and complete, journal off and on, from 10⁴ to 10⁶ tasks.
 
-Every measurement runs in a process of its own (`core_case`), several times; the best counts and the
-spread is shown, because wall and CPU times on a shared machine only ever err upwards.
+Every measurement runs several times, each in a process of its own (`case`). The best counts and the
+spread is shown, because times on a shared machine only err upwards.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ COUNT_HUGE = 10_000_000
 
 
 def run(*, repeats: int, huge: bool, say: Callable[[str], None]) -> list[TableLine]:
-    """All measurements of the suite, as lines of its table."""
+    """Run all measurements and return the lines of the table."""
     lines: list[TableLine] = []
     for shape in SHAPES:
         say(f"{shape}: {COUNT_SMALL:,} and {COUNT:,} tasks")
@@ -46,7 +46,7 @@ def run(*, repeats: int, huge: bool, say: Callable[[str], None]) -> list[TableLi
 
 
 def measure(shape: str, count: int, store: str, repeats: int) -> list[CoreCase]:
-    """The same case several times, each in a process of its own."""
+    """Run one case several times, each in a process of its own."""
     command = [sys.executable, "-m", "bench.core.case"]
     command += [shape, str(count), str(BATCH), store]
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(repeats)]

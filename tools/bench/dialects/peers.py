@@ -1,10 +1,9 @@
-"""Peers of every dialect, each a process of its own: `python -m … PART`.
+"""Peers of every dialect, each a process: `python -m … PART`.
 
-Bare loops on the wire, written from the dialects' pages, so that a dialect's cost is its own and
-not that of a comfortable client. A part is a generator, as in `peers`: it yields when it is ready
-and when it is done, and goes on when standard input says so. A client is ready when a first task
-has gone all the way, so that starting up is never measured; a worker works until standard input
-ends.
+Minimal loops written from the dialects' pages, so that only the dialect's cost is measured. A part
+is a generator, as in `peers`: it yields when it is ready and when it is done, and continues at a
+line on standard input. A client is ready when a first task has completed, so that startup is not
+measured. A worker works until standard input ends.
 """
 
 import os
@@ -21,14 +20,14 @@ from taskyard.net.poller import Poller
 from taskyard.net.sockets import ZmqSocket
 from taskyard.wire import dwork_pb2 as pb
 
-#: Tasks that a client has asked for at once: the worker never waits for the next one.
+#: Open tasks of a client, so that the worker never waits for the next one.
 WINDOW: Final = 10
 
 _PAYLOAD: Final = b"payload-of-000000000"  # 20 bytes
 _STDIN: Final = 0
 _Q: Final = pb.QueryMsg
 
-#: A plain peer that finds nothing asks again after this.
+#: A plain peer polls again after this.
 _PAUSE_S: Final = 0.0005
 
 _LMQ: Final = b"LMQv100"
@@ -36,7 +35,7 @@ _WMP: Final = b"WMP01"
 
 
 class PeerTask(msgspec.Struct):
-    """What a peer is to do: the work or the asking of a dialect."""
+    """The part of a peer: worker or client of a dialect."""
 
     what: str
     endpoint: str
@@ -44,7 +43,7 @@ class PeerTask(msgspec.Struct):
 
 
 class PeerSocket:
-    """A wire, and whoever waits at it."""
+    """A socket, with standard input to wait for."""
 
     def __init__(self, wire: ZmqSocket) -> None:
         self._wire = wire
@@ -65,7 +64,7 @@ class PeerSocket:
                 return frames
 
     def receive_or_end(self) -> list[bytes] | None:
-        """None: it is time to end."""
+        """Return the next message, or None if standard input has ended."""
         while (frames := self._wire.receive()) is None:
             if _STDIN in self._idle_poller.wait(None):
                 return None
@@ -86,7 +85,7 @@ def _named(peer_task: PeerTask) -> PeerSocket:
 def _in_flight(
     peer_task: PeerTask, ask: Callable[[int], None], receive: Callable[[], None]
 ) -> Iterator[PeerProgress]:
-    """Ask for tasks, some at once, and hear of each; the first one alone."""
+    """Submit tasks, several at once, and receive each result. The first goes alone."""
     ask(0)
     receive()
     yield PeerProgress()
@@ -101,7 +100,7 @@ def _in_flight(
 
 
 def submit_plain(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """Plain dwork tells of no result: the last task is looked up until it is done."""
+    """Submit by plain dwork, which sends no results: look the last task up until it is done."""
     peer_socket = _open_socket(peer_task)
 
     def create(number: int) -> None:
@@ -112,8 +111,8 @@ def submit_plain(peer_task: PeerTask) -> Iterator[PeerProgress]:
         look = _Q(type=_Q.Lookup, name=b"task-%09d" % number).SerializeToString()
         while True:
             peer_socket.send(b"", look)
-            told = pb.TaskMsg.FromString(_Q.FromString(peer_socket.receive()[1]).task[0])
-            if pb.TaskMsg.LogMsg.FromString(told.log[-1]).state == pb.TaskMsg.Done:
+            task = pb.TaskMsg.FromString(_Q.FromString(peer_socket.receive()[1]).task[0])
+            if pb.TaskMsg.LogMsg.FromString(task.log[-1]).state == pb.TaskMsg.Done:
                 return
             time.sleep(_PAUSE_S)
 
@@ -130,7 +129,7 @@ def submit_plain(peer_task: PeerTask) -> Iterator[PeerProgress]:
 
 
 def submit_native(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """One task a message, and the broker tells when it is done."""
+    """Submit one task per message, and receive the broker's notification."""
     peer_socket = _open_socket(peer_task)
 
     def create(number: int) -> None:
@@ -195,7 +194,7 @@ def work_plain(peer_task: PeerTask) -> Iterator[PeerProgress]:
 
 
 def work_native(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """One task at a time; reports and asks in one message, and waits where there is nothing."""
+    """Run one task at a time. Report and request in one message, and park without tasks."""
     peer_socket, location = _open_socket(peer_task), b"worker"
     who = pb.WorkerMsg(slots=1)
     fields = {"location": location, "worker": who, "n": 1, "request": 1}
@@ -215,7 +214,7 @@ def work_native(peer_task: PeerTask) -> Iterator[PeerProgress]:
 
 
 def work_round_robin(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """One slot. Tells how long it took from each INCREMENT to the next message."""
+    """Run one slot. Print the times from each INCREMENT to the next message."""
     peer_socket, server = _named(peer_task), peer_task.endpoint.encode()
     peer_socket.send(server, b"", _LMQ, b"\x04", b"me", b"\x08", b"1", b"")
     peer_socket.receive()
@@ -248,7 +247,7 @@ def work_ping_pong(peer_task: PeerTask) -> Iterator[PeerProgress]:
 
 
 def work_wmp(peer_task: PeerTask) -> Iterator[PeerProgress]:
-    """One slot: READY, WAKE, GIVE, TAKE and DONE for each task."""
+    """Run one slot: READY, WAKE, GIVE, TAKE and DONE for each task."""
     peer_socket = _open_socket(peer_task)
     ready = (b"", _WMP, b"\x01", b'{"worker":"w"}')
     peer_socket.send(*ready)
@@ -259,9 +258,9 @@ def work_wmp(peer_task: PeerTask) -> Iterator[PeerProgress]:
             peer_socket.send(b"", _WMP, b"\x03", b'{"worker":"w","request":1}')
         elif command == b"\x04":
             taken = msgspec.json.decode(frames[3])
-            told = {"worker": "w", "status": "ok", "manager": taken["manager"]}
-            told |= {"task": taken["task"], "attempt": taken["attempt"]}
-            peer_socket.send(b"", _WMP, b"\x06", msgspec.json.encode(told), frames[4])
+            report = {"worker": "w", "status": "ok", "manager": taken["manager"]}
+            report |= {"task": taken["task"], "attempt": taken["attempt"]}
+            peer_socket.send(b"", _WMP, b"\x06", msgspec.json.encode(report), frames[4])
             peer_socket.send(*ready)
         elif command == b"\x09":
             peer_socket.send(b"", _WMP, b"\x0a", b'{"worker":"w"}')

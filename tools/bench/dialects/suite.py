@@ -1,8 +1,8 @@
-"""What a task costs in each dialect, one at a time, beside our own.
+"""The cost of a task in each dialect, one at a time, beside the native one.
 
-A client of the dialect where it has one, else a native one; one worker with one slot; one broker
-that listens to all of them, with its journal on disk. What counts is CPU time of all processes
-together; tasks a second are shown beside it.
+A client of the dialect if it has one, else a native one, one worker with one slot, and one broker
+that listens to all of them with its journal on disk. The measure is CPU time of all processes
+together. Tasks per second are shown beside it.
 """
 
 import shlex
@@ -22,7 +22,7 @@ from bench.settings import Settings
 from bench.table import TableLine, table_line
 from bench.targets import Target
 
-#: Each case: who asks, and who works.
+#: Each case: client and worker.
 CASES: Final = {
     "dwork extended": ("dwork-extended", "dwork-extended"),
     "dwork plain": ("dwork-plain", "dwork-plain"),
@@ -34,10 +34,10 @@ CASES: Final = {
 
 COUNT: Final = 3_000
 
-#: From a worker's INCREMENT to its next message, in milliseconds; the original takes up to 1,000.
+#: From a worker's INCREMENT to its next message, in milliseconds. The original takes up to 1,000.
 INCREMENT_MS: Final = Target(50, 5)
 
-#: Where a broker listens to each dialect.
+#: The broker's listeners for each dialect.
 _LISTEN_DIALECTS: Final = {
     "dwork": "tcp://127.0.0.1:0",
     "round-robin": "tcp://127.0.0.1:0",
@@ -45,7 +45,7 @@ _LISTEN_DIALECTS: Final = {
     "wmp": "tcp://127.0.0.1:0",
 }
 
-#: The smallest agent: reads a task, says that it is done, wants the next.
+#: The smallest agent: reads a task, reports it done, requests the next.
 _AGENT: Final = (
     "echo '#hungry'; while IFS='\t' read -r id _; do case $id in '#idle') ;; '') exit ;; "
     "*) printf '%s\\t\\tok\\n#hungry\\n' \"$id\" ;; esac; done"
@@ -53,7 +53,7 @@ _AGENT: Final = (
 
 
 class MeasuredPeer(Process):
-    """A peer that tells what it has done."""
+    """A peer that prints its progress."""
 
     def __init__(self, peer_task: PeerTask) -> None:
         encoded = msgspec.json.encode(peer_task).decode()
@@ -64,7 +64,7 @@ class MeasuredPeer(Process):
 
 
 class AgentWorkerProcess(Process):
-    """The product's own worker, that feeds an agent."""
+    """The product's own worker with an agent."""
 
     def __init__(self, endpoint: str) -> None:
         agent = shlex.join(["sh", "-c", _AGENT])
@@ -72,7 +72,7 @@ class AgentWorkerProcess(Process):
         super().__init__("taskyard.cli", "worker", "--until-eof", "-q", *words, environment={})
 
     def cpu_ns(self) -> int:
-        """With that of its agent."""
+        """Return its CPU time and that of its agent."""
         children = [
             int(pid)
             for thread in Path(f"/proc/{self.pid}/task").iterdir()
@@ -89,7 +89,7 @@ class DialectFigures(msgspec.Struct):
 
 
 class DialectBench:
-    """A broker that listens to who asks and who works, and these; all end with it."""
+    """A broker with the listeners that a client and a worker need, and these. All end with it."""
 
     def __init__(self, client_dialect: str, worker_dialect: str) -> None:
         self._asks = client_dialect
@@ -105,8 +105,8 @@ class DialectBench:
         words = ("broker", "--until-eof", "--state", str(Path(directory) / "state"), *listen)
         self.broker = Process("taskyard.cli", *words, environment={})
         self.broker.line()
-        told = [self.broker.line().decode().split() for _ in doors]
-        self._places = {name: places for _, name, places in told}
+        lines = [self.broker.line().decode().split() for _ in doors]
+        self._places = {name: places for _, name, places in lines}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,7 +114,7 @@ class DialectBench:
             self.broker.terminate()
 
     def _place(self, kind: str, side: int) -> str:
-        """Of a dialect with two sides, clients have the second."""
+        """Return the endpoint of a peer. In a dialect with two sides clients have the second."""
         return self._places[_listen_dialect(kind)].split(",")[side if kind == "ping-pong" else 0]
 
     def measure(self, count: int) -> DialectFigures:
@@ -129,7 +129,7 @@ class DialectBench:
         client.end()
         waits_ns: list[int] = []
         if isinstance(worker, MeasuredPeer):
-            worker.send_go()  # it is time to end
+            worker.send_go()  # makes it end
             waits_ns = worker.done().waits_ns
         worker.end()
         return DialectFigures(
@@ -146,7 +146,7 @@ class DialectBench:
 
 
 def run(settings: Settings) -> list[TableLine]:
-    """The lines of the suite's table."""
+    """Run all cases and return the lines of the table."""
     lines: list[TableLine] = []
     for what, (client_dialect, worker_dialect) in CASES.items():
         settings.say(what)
@@ -170,5 +170,5 @@ def _run(client_dialect: str, worker_dialect: str, count: int) -> DialectFigures
 
 
 def _listen_dialect(kind: str) -> str:
-    """The dialect that is listened to for a kind of peer."""
+    """Return the dialect of the listener for a kind of peer."""
     return "dwork" if kind.startswith(("dwork", "hungry")) else kind

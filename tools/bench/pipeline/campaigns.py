@@ -10,8 +10,7 @@ from bench.workloads import TASKS_PER_CHAIN
 from taskyard.core.limits import SECOND_NS
 from taskyard.pipeline.sweep.workload import Workload
 
-#: The campaign of the demo has so many tasks; of a hundred so many are of its graph, and so many go
-#: to lanes.
+#: Tasks in the demo's campaign, and the percentages in its graph and in lanes.
 DEMO_TASKS: Final = 2800
 _GRAPH_PERCENT: Final = 32
 _LANES_PERCENT: Final = 33
@@ -20,19 +19,19 @@ _LANES_PERCENT: Final = 33
 _PARTS: Final = 20
 _DEMO_LANES: Final = 20
 
-#: Of the tasks in lanes every so many fails for good, and every so many is waited for.
+#: Of the tasks in lanes, one in this many fails for good, and one in this many is waited for.
 _FAILS_EVERY: Final = 80
 _AWAITED_EVERY: Final = 10
 
-#: How long the demo's tasks take.
+#: The run times of the demo's tasks.
 _SECONDS_MIN, _SECONDS_MAX = 0.004, 0.024
 
 _LANES: Final = 1000
 
-#: What a broker costs a task, in a simulation.
+#: The broker's cost per task in a simulation.
 _GAP_NS: Final = SECOND_NS // 1000
 
-#: A task of the random graph waits for up to two of so many before it.
+#: A task of the random graph waits for up to two of this many tasks before it.
 _WAITS_MAX: Final = 2
 _REACH: Final = 1000
 
@@ -73,7 +72,7 @@ SHAPES: Final[dict[str, Callable[[int], Workload]]] = {
 
 
 def write_slept(workload: Workload, path: Path) -> None:
-    """As a file whose tasks sleep for as long as they run."""
+    """Write a campaign file whose tasks sleep for their run times."""
     names = [name.decode() for name in workload.names]
     with path.open("w") as file:
         for number, name in enumerate(names):
@@ -92,15 +91,15 @@ def _some_before(number: int, rng: random.Random) -> list[int]:
 
 
 def _rng() -> random.Random:
-    return random.Random(1)  # the same in every run is what it is for
+    return random.Random(1)  # the same numbers in every run
 
 
 # To run.
 
 
 def write_like_the_demo(path: Path, tasks: int) -> None:
-    """As a file: a graph of samples, tasks in lanes of which some fail, and some that nobody waits
-    for, of four services. The tasks are functions that sleep: `--allow time`."""
+    """Write a campaign file of four services: a graph of samples, tasks in lanes of which some
+    fail, and independent tasks. The tasks are functions that sleep: `--allow time`."""
     rng = _rng()
     with path.open("w") as file:
         for task in _like_the_demo(tasks):
@@ -118,7 +117,7 @@ def _like_the_demo(tasks: int) -> Iterator[dict[str, Any]]:
 
 
 def _graph(samples: int) -> Iterator[dict[str, Any]]:
-    """Each sample is fetched, counted in parts and merged; then there is a summary."""
+    """Yield the graph: each sample is fetched, counted in parts and merged, then summarised."""
     for sample in range(samples):
         first = f"sample-{sample:03}/fetch"
         parts = [f"sample-{sample:03}/count-{part:02}" for part in range(_PARTS)]
@@ -133,7 +132,7 @@ def _in_lanes(tasks: int) -> Iterator[dict[str, Any]]:
     receipts = []
     for number in range(tasks):
         name = f"mail-{number:05}"
-        # Nobody can sleep less than not at all.
+        # A negative sleep fails.
         fails = {"args": [-1], "retries": 2, "backoff": "500ms"}
         mail = {"name": name, "service": "mail", "lane": f"host-{number % _DEMO_LANES}"}
         yield mail if number % _FAILS_EVERY else mail | fails

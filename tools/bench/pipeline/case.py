@@ -1,7 +1,6 @@
-"""One measurement of the pipeline, in a process of its own: `python -m ... CASE WORDS...`.
+"""One measurement of the pipeline, in a process: `python -m … CASE ARGUMENTS…`.
 
-Prints what it took in JSON. What is measured, each case says; how often, and what the
-figures should be, is the suite's business.
+Prints the cost as JSON. Each case defines its measurement. The suite owns repeats and targets.
 """
 
 import gc
@@ -21,24 +20,24 @@ from bench.processes import BrokerBench
 from taskyard.client.client import Client
 from taskyard.journal.history import FOLDER
 
-#: Where Spark runs: what is measured on more cores would have no floor.
+#: Two cores, which the floors are set for.
 MASTER: Final = "local[2]"
 
-#: Another `taskyard` of the same install.
+#: `taskyard` of the same installation, as a process.
 TASKYARD: Final = (sys.executable, "-P", "-m", "taskyard.cli")
 
-#: How many workers a simulated campaign is given, one after the other.
+#: Numbers of workers for a simulated campaign, one after the other.
 WORKERS: Final = tuple(1 << power for power in range(10))
 
 _CAMPAIGN: Final = "bench"
 
-#: A task of a number, with a payload of 20 bytes.
+#: A task named by a number, with a payload of 20 bytes.
 _TASK_COLUMNS: Final = (
     "format_string('task-%09d', id) AS name",
     "format_string('payload-of-%09d', id) AS payload",
 )
 
-#: What attempts are, in DuckDB's words: the quickest of several ways that were tried.
+#: Attempts in DuckDB's SQL, the fastest of several variants.
 DUCKDB_ATTEMPTS: Final = """
 COPY (
     WITH
@@ -85,14 +84,14 @@ COPY (
 
 
 class SubmitCosts(msgspec.Struct):
-    """What it took to write rows in a new session, and then as many again."""
+    """The cost of writing rows in a new session, then of as many again."""
 
     first: Cost
     again: Cost
 
 
 class Speed(msgspec.Struct):
-    """Simulated tasks a second of CPU, over all points, and at the slowest of them."""
+    """Simulated tasks per second of CPU, over all points, and at the slowest."""
 
     mean: float
     slowest: float
@@ -110,7 +109,7 @@ def duckdb_attempts(state: str) -> Cost:
 
 
 def spark_attempts(state: str) -> Cost:
-    """With the start of the session, and without its end."""
+    """Measure Spark with the start of the session, and without its end."""
     out = Path(state) / "out"
     shutil.rmtree(out, ignore_errors=True)
     with CostMeter() as took:
@@ -125,15 +124,15 @@ def spark_attempts(state: str) -> Cost:
 
 
 def command(directory: str, *words: str) -> Cost:
-    """`taskyard` with these words, as a user has it: with the start and the end of the session. It
-    writes to `out` in the directory, which is not there before."""
+    """Measure a `taskyard` command with the start and the end of its session. It writes to `out`
+    in the directory, which must not exist."""
     shutil.rmtree(Path(directory) / "out", ignore_errors=True)
     return pipeline_cost.command_cost([*TASKYARD, *words, "--quiet"], Path(directory))
 
 
 def submit(rows: str) -> SubmitCosts:
-    """Rows to tasks in a durable broker, from a session that is there, as docs/pipeline.md has it.
-    The first writing starts Spark's Python workers; so the same again, with other names."""
+    """Measure rows to tasks in a durable broker from an existing session, as in
+    docs/pipeline.md. The first write starts Spark's Python workers, so a second one follows."""
     from taskyard.pipeline.session import session  # noqa: PLC0415  # as above
 
     spark = session("bench", MASTER)
@@ -157,7 +156,7 @@ def _check_arrived(endpoint: str, rows: int) -> None:
 
 
 def sweep(shape: str, tasks: str) -> Speed:
-    """A campaign at some points, without Spark, in a process set up as an executor's is."""
+    """Simulate a campaign at some points without Spark, in a process set up like an executor's."""
     from taskyard.pipeline.jobs.sweep import GC_THRESHOLD  # noqa: PLC0415  # as above
     from taskyard.pipeline.sweep.grid import Point  # noqa: PLC0415
     from taskyard.pipeline.sweep.simulation import simulate  # noqa: PLC0415

@@ -1,9 +1,9 @@
-"""What a piece of work costs, with all processes that take part: Spark's JVM, and Python under it.
+"""The cost of a piece of work with all its processes: Spark's JVM, and Python under it.
 
-Two ways: of a command from its start until the last process that it left behind is gone, and of a
-stretch of this process's own life. The kernel adds the time of a process that has ended to whoever
-waited for it. But nobody waits for Spark's Python workers: their parent ignores their ends, and
-their time, which may be most of it, vanishes with them. So a thread looks at them while they live.
+Measures a command until the last process that it left behind has ended, or a part of this process's
+life. The kernel adds the time of an ended process to the parent that waited for it. The parent of
+Spark's Python workers ignores their ends, so their time, often most of it, would vanish. A thread
+polls them while they live.
 """
 
 import ctypes
@@ -24,22 +24,21 @@ from taskyard.errors import ExitCode
 #: Linux's number for: orphans below this process become its children.
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
-#: How often the watch looks. What a process does after the last look is lost; workers are idle when
-#: they end.
+#: Seconds between polls. Work after the last poll is lost, but workers are idle when they end.
 _POLL_S: Final = 0.1
 
 
 class Cost(msgspec.Struct):
-    """What it took."""
+    """Wall and CPU time of a piece of work."""
 
     wall_s: float
     cpu_s: float
 
 
 def command_cost(words: Sequence[str], directory: Path | None = None) -> Cost:
-    """Run a command in a directory. Wall time is until it ends; CPU time is also of what ends after
-    it, as a JVM does. The process that calls this should have no other children: all are awaited.
-    """
+    """Run a command in a directory. Wall time is until it ends. CPU time includes processes that
+    end after it, such as a JVM. The calling process should have no other children: it waits for
+    all."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     watch = _OrphanWatch()
     began = time.monotonic()
@@ -54,7 +53,7 @@ def command_cost(words: Sequence[str], directory: Path | None = None) -> Cost:
 def run(
     words: Sequence[str], directory: Path | None = None, good: Sequence[int] = (ExitCode.OK,)
 ) -> None:
-    """Run a command as a user without settings would. Raises if it ends otherwise than well."""
+    """Run a command without user settings. Raise if its exit code is not expected."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("TASKYARD_")}
     done = subprocess.run(
         words,
@@ -69,7 +68,7 @@ def run(
 
 
 def _await_orphans() -> list[int]:
-    """Wait for all who are left. Returns who they were."""
+    """Wait for all remaining children. Return their process ids."""
     ended = []
     while True:
         try:
@@ -79,8 +78,8 @@ def _await_orphans() -> list[int]:
 
 
 class CostMeter:
-    """A part of this process's life: wall time, and CPU time of it and all below it. Use it as a
-    context manager; `cost` is there afterwards."""
+    """A part of this process's life: wall time, and CPU time with all descendants. Use it as a
+    context manager, then read `cost`."""
 
     cost: Cost
 
@@ -99,14 +98,14 @@ class CostMeter:
 
 
 class _OrphanWatch:
-    """Looks, from when it is made on, at those below this process whom nobody will wait for."""
+    """Polls descendants of this process that no parent will wait for."""
 
     def __init__(self) -> None:
         self._seen_s: dict[int, float] = {}
-        #: CPU time of looking.
+        #: CPU time of the polls.
         self.looked_s = 0.0
         self._is_over = threading.Event()
-        # It goes with the process if a measurement fails.
+        # A daemon: it ends with the process if a measurement fails.
         self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
         self._thread.start()
 
@@ -115,12 +114,12 @@ class _OrphanWatch:
         self._thread.join()
 
     def forget(self, pids: Sequence[int]) -> None:
-        """These were waited for after all: whom they belonged to had ended before them."""
+        """Forget processes that were waited for after their parent ended."""
         for pid in pids:
             self._seen_s.pop(pid, None)
 
     def vanished_s(self) -> float:
-        """CPU time of those who are gone, and were not waited for."""
+        """Return the CPU time of processes that ended and were not waited for."""
         gone = [pid for pid in self._seen_s if not Path(f"/proc/{pid}").exists()]
         return sum(self._seen_s[pid] for pid in gone)
 
@@ -128,14 +127,14 @@ class _OrphanWatch:
         while not self._is_over.wait(_POLL_S):
             for parent in filter(_ignores_sigchld, _descendants(os.getpid())):
                 for pid in _children(parent):
-                    used_s = _cpu_s_of(pid)  # none, if it has gone meanwhile
+                    used_s = _cpu_s_of(pid)  # none if it has just ended
                     self._seen_s[pid] = max(used_s, self._seen_s.get(pid, 0.0))
             self.looked_s = time.thread_time()
 
 
 def _cpu_s() -> float:
-    """CPU time so far. Looks again if somebody came or went meanwhile: who is waited for is in the
-    figure of who waited, and would count twice, or not at all."""
+    """Return the CPU time so far. Repeat if a process started or ended meanwhile: one that is
+    waited for moves into its parent's time, and would count twice or not at all."""
     own = os.getpid()
     while True:
         below = _descendants(own)
@@ -145,14 +144,14 @@ def _cpu_s() -> float:
 
 
 def _descendants(pid: int) -> list[int]:
-    """All processes under one."""
+    """Return all descendants of a process."""
     found = _children(pid)
     for child in found.copy():
         found += _descendants(child)
     return found
 
 
-# What Linux says of a process; nothing, of one that has just gone.
+# From Linux's /proc. Nothing for a process that has just ended.
 
 
 def _children(pid: int) -> list[int]:
@@ -163,13 +162,13 @@ def _children(pid: int) -> list[int]:
 
 
 def _cpu_s_of(pid: int) -> float:
-    """CPU time of a process, and of those that it has waited for."""
+    """Return the CPU time of a process and of the children it has waited for."""
     fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _ignores_sigchld(pid: int) -> bool:
-    """Whether it ignores that its children end, so that they are gone at once."""
+    """Return whether a process ignores the ends of its children, so that they vanish at once."""
     for line in _text(Path(f"/proc/{pid}/status")).splitlines():
         if line.startswith("SigIgn:"):
             return bool(int(line.split()[1], 16) >> (SIGCHLD - 1) & 1)

@@ -1,6 +1,6 @@
-"""A made-up history for the pipeline's benchmark: tasks that wait, run and finish, and edges.
+"""A synthetic history for the pipeline's benchmark: tasks that wait, run and finish, and edges.
 
-Written as the journal's export writes it, much faster than a broker would.
+Written in the format of the journal's export, much faster than a broker would.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ _RUN_NS_MAX: Final = 50_000_000
 
 
 def write(state: Path, tasks: int, *, seed: int = 1) -> None:
-    """The history of so many tasks of one campaign, each after up to two others."""
+    """Write the history of one campaign, each task after up to two others."""
     (state / FOLDER).mkdir(parents=True)
     rng = np.random.default_rng(seed)
     first = 1

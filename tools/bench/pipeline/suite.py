@@ -1,8 +1,8 @@
 """The pipeline on one machine: histories to tables beside DuckDB, reports, rows to tasks, sweeps.
 
-What Spark costs is mostly CPU, so that is what counts: of all processes that take part. Where a
-user has a command, the command is measured, with the start of its session. Every measurement runs
-in a process of its own (`pipeline_case`).
+The measure is CPU time of all processes, because that is most of Spark's cost. Where a user has a
+command, the command is measured with the start of its session. Every measurement runs in a process
+of its own (`case`).
 """
 
 import subprocess
@@ -37,7 +37,7 @@ TASKS: Final = 1_000_000
 ROWS: Final = 1_000_000
 SWEPT_TASKS: Final = 10_000
 
-#: The grid: so many workers, each with so many slots.
+#: The grid: numbers of workers, and of slots for each.
 GRID_WORKERS: Final = 250
 GRID_SLOTS: Final = (1, 2, 4, 8)
 
@@ -45,7 +45,7 @@ _Figures = TypeVar("_Figures", Cost, SubmitCosts, Speed)
 
 
 def run(settings: Settings, only: tuple[str, ...] = ()) -> list[TableLine]:
-    """The measurements of these cases, or of all, as lines of the suite's table."""
+    """Run these cases, or all, and return the lines of the table."""
     if find_spec("pyspark") is None:
         raise UserError("this suite needs Spark: `pip install 'taskyard[spark]'`")
     lines: list[TableLine] = []
@@ -87,7 +87,7 @@ def history(settings: Settings, directory: Path) -> list[TableLine]:
 
 
 def report(settings: Settings, directory: Path) -> list[TableLine]:
-    """Of a campaign like the demo's, which is run for it once."""
+    """Measure the report of a campaign like the demo's, which is run once for it."""
     tasks = settings.count(pipeline_campaigns.DEMO_TASKS)
     settings.say(f"the report of a campaign like the demo's: {tasks:,} tasks, which are run first")
     _run_like_the_demo(directory, tasks)
@@ -111,7 +111,7 @@ def submit(settings: Settings, _: Path) -> list[TableLine]:
 
 
 def sweep(settings: Settings, _: Path) -> list[TableLine]:
-    """The simulation alone, a shape a line."""
+    """Measure the simulation alone, a line for each shape."""
     tasks = settings.count(SWEPT_TASKS)
     lines: list[TableLine] = []
     for shape in pipeline_campaigns.SHAPES:
@@ -126,7 +126,7 @@ def sweep(settings: Settings, _: Path) -> list[TableLine]:
 
 
 def grid(settings: Settings, directory: Path) -> list[TableLine]:
-    """The whole sweep on Spark, of a random graph."""
+    """Measure the whole sweep on Spark, of a random graph."""
     tasks, workers = settings.count(SWEPT_TASKS), settings.count(GRID_WORKERS)
     settings.say(f"sweep on Spark: {workers * len(GRID_SLOTS):,} points of {tasks:,} tasks")
     workload = pipeline_campaigns.random_graph(tasks)
@@ -137,7 +137,7 @@ def grid(settings: Settings, directory: Path) -> list[TableLine]:
     return _command_lines(settings, directory, words, "sweep, 1,000 points of 10,000 tasks")
 
 
-#: Every case by its name, in the order of the table.
+#: Every case by name, in the order of the table.
 CASES: Final[dict[str, Callable[[Settings, Path], list[TableLine]]]] = {
     "attempts": attempts,
     "history": history,
@@ -149,7 +149,7 @@ CASES: Final[dict[str, Callable[[Settings, Path], list[TableLine]]]] = {
 
 
 def run_case(kind: type[_Figures], case: str, *words: str) -> _Figures:
-    """One measurement, in a process of its own."""
+    """Run one measurement in a process of its own."""
     command = [sys.executable, "-m", pipeline_case.__name__, case, *words]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     return msgspec.json.decode(done.stdout, type=kind)
@@ -162,7 +162,7 @@ def _command_lines(
     what: str,
     target: Target | None = None,
 ) -> list[TableLine]:
-    """What a verb of `taskyard pipeline` takes."""
+    """Return the lines of a `taskyard pipeline` command."""
     whole = ("pipeline", *words, "--master", pipeline_case.MASTER)
     costs = [run_case(Cost, "command", str(directory), *whole) for _ in settings.times()]
     return [
@@ -175,4 +175,4 @@ def _run_like_the_demo(directory: Path, tasks: int) -> None:
     pipeline_campaigns.write_like_the_demo(directory / "campaign.jsonl", tasks)
     words = ["run", "campaign.jsonl", "--state", "state", "--workers", "4", "--slots", "2"]
     whole = [*pipeline_case.TASKYARD, *words, "--allow", "time", "--quiet"]
-    pipeline_cost.run(whole, directory, good=(ExitCode.TASK_FAILED,))  # some are meant to fail
+    pipeline_cost.run(whole, directory, good=(ExitCode.TASK_FAILED,))  # some tasks fail on purpose

@@ -15,10 +15,10 @@ import zmq
 from soak_kit.peers.effect import work
 from soak_kit.peers.protobuf import COMPLETE, EXIT, STEAL, TRANSFER, query, task, tasks_of, type_of
 
-#: Longer than the broker is ever suspended: a request that is given up must not be read later.
+#: Longer than any suspension of the broker: an abandoned request must not be read later.
 REPLY_MS_MAX = 6_000
 
-#: How often to ask a broker that has nothing.
+#: Seconds between polls of a broker without tasks.
 IDLE_SECONDS = 0.25
 
 
@@ -41,7 +41,7 @@ class Connection:
         return socket
 
     def reopen(self) -> None:
-        """Forget a request that is not answered."""
+        """Drop the open request."""
         self._socket.close()
         self._socket = self._open()
 
@@ -77,7 +77,7 @@ def main(endpoint: str, location: str, ledger: str, kind: str) -> None:
 
 
 def steal(connection: Connection, location: bytes, ledger: str) -> None:
-    """Steal one task and complete it; wait a little if there is none."""
+    """Steal one task and complete it. Wait a little if there is none."""
     reply = connection.ask(query(STEAL, location=location))
     if type_of(reply) != TRANSFER:
         time.sleep(IDLE_SECONDS)

@@ -1,7 +1,7 @@
-"""What every peer of the soak does with a task: take a little time, then write one line.
+"""The work of every peer of the soak: take a little time, then append one line.
 
-The line goes to a file that is only ever appended to, before the task is reported. So the file
-proves what ran, independently of the broker's journal.
+The line goes to an append-only file before the task is reported. So the file proves that a task
+ran, independently of the broker's journal.
 """
 
 import os
@@ -10,7 +10,7 @@ import zlib
 
 
 def seconds_of(text: bytes) -> float:
-    """Return how long a task takes, 20 to 300 ms, by what it is called."""
+    """Return the duration of a task, 20 to 300 ms, derived from its text."""
     return 0.02 + zlib.crc32(text) % 280 / 1000
 
 
@@ -25,6 +25,6 @@ def record(ledger: str, worker: str, text: bytes) -> None:
 
 
 def work(ledger: str, worker: str, text: bytes) -> None:
-    """Run one task: blocks for as long as it takes."""
+    """Run one task. Blocks for its duration."""
     time.sleep(seconds_of(text))
     record(ledger, worker, text)

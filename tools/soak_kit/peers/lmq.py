@@ -14,7 +14,7 @@ ONGOING = b"ongoing"
 
 
 class Message(NamedTuple):
-    """A message; `addresses` are those at its bottom, without the server's, which is on top."""
+    """A message. `addresses` are those at its bottom, without the server's, which is on top."""
 
     command: bytes
     id: bytes
@@ -23,7 +23,7 @@ class Message(NamedTuple):
 
 
 class Portal:
-    """A connection to a server, under an address that nobody else has."""
+    """A connection to a server, under a unique address."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, suffix: str) -> None:
         self.server = endpoint.encode()

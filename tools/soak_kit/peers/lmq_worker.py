@@ -27,7 +27,7 @@ from soak_kit.peers.lmq import (
 
 SLOTS = b"4"
 
-#: How often a careful worker asks whether it is still in the table.
+#: Seconds between a careful worker's checks that it is still in the table.
 ONGOING_SECONDS = 5.0
 
 

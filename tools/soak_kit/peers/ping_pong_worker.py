@@ -11,7 +11,7 @@ import zmq
 
 from soak_kit.peers.effect import work
 
-#: Periods of one second without a word from the broker, after which the socket is opened anew.
+#: Periods of one second without a message of the broker, after which the socket is opened anew.
 TIMEOUTS_MAX = 3
 
 

@@ -1,7 +1,7 @@
 """A WMP worker written from its page: wmp_worker.py ENDPOINT NAME LEDGER.
 
-It has two slots, works for one manager or through relays, and lists what it holds in its PING. It
-keeps its id over restarts.
+It has two slots, works for one manager or through relays, and lists its tasks in PING. It keeps its
+id over restarts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BACK_OFF_SECONDS_MAX = 32.0
 
 
 class Job(NamedTuple):
-    """A task in hand, and where its manager is."""
+    """A held task, and the way to its manager."""
 
     ends_at: float
     task: str
@@ -49,7 +49,7 @@ class Worker:
         #: Requests that lock a slot, and until when.
         self._locks: dict[int, float] = {}
         self._requests = 0
-        #: Each manager's way: the headers to copy into what is sent to it.
+        #: Each manager's way: headers to copy into messages to it.
         self._ways: dict[str, dict[str, Any]] = {}
         self._ping_at = 0.0
         self._ready_at = 0.0
