@@ -475,9 +475,9 @@ def test_cause_is_unknown_where_the_record_does_not_say(desk: Desk) -> None:
     record = Cancelled(0, [b"a"])
     apply(desk.broker.scheduler.ledger, record)
     desk.store.commit(encode([record]), 1)
-    assert "its record does not say which" in why(desk, b"a")
+    assert "its record has no cause" in why(desk, b"a")
     desk.restart()
-    assert "its record does not say which" in why(desk, b"a")
+    assert "its record has no cause" in why(desk, b"a")
 
 
 # What a task is shown with.

@@ -53,12 +53,7 @@ WITHOUT: Final = {
     "{} failed in {}: {}; nothing more is acknowledged: {}": "likewise",
     "the key {} was revoked before; nothing is left to do": "nothing is",
     "task {} waits for {}, which was refused": "the refusal of that task says what to do",
-    "a name stands twice in one message": "a mistake of a program that speaks the dialect itself",
-    "the message's columns differ in length": "likewise",
-    "the submission's columns differ in length": "likewise",
-    "a payload for each task is needed, or one for all": "likewise",
-    "a task points to terms that are not there": "likewise",
-    "there are more terms than tasks": "likewise",
+    "there are more terms than tasks": "a mistake of a program that speaks the dialect itself",
 }
 
 

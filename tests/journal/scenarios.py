@@ -170,7 +170,7 @@ def _lanes(yard: WritingYard) -> None:
     """A lane that is held and let go, runs with tasks that are put off, moves, expiry, lateness."""
     held = Rule(b"held", b"smtp/held", LaneOptions(is_held=True))
     late = Rule(b"late", b"default/late", LaneOptions(report_after_ns=SECOND_NS))
-    yard.clauses(held, late)
+    yard.set_rules(held, late)
     yard.submit(b"h1", b"h2", b"h3", lanes=[b"held"] * 3, service=b"smtp")
     yard.retry(b"h2")
     yard.submit(b"r1", b"r2", b"r3", lanes=[b"run"] * 3, service=b"bulk")
