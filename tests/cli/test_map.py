@@ -222,7 +222,7 @@ def test_tasks_may_wait_for_one_that_is_there_or_will_be(call: Caller, tmp_path:
     lines = written(tmp_path / "lines", "a\nb\n")
     words = ["--lines", lines, "-q", "--no-wait", "--after", "signal"]
     refused = call("map", *words, "--", "echo", "{}").err
-    assert "predecessor signal is not known; submit it first, or give --wait-for-unkn" in refused
+    assert "unknown predecessor signal (submit it first, or give --wait-for-unkn" in refused
     words += ["--wait-for-unknown", "--campaign", "signalled"]
     assert call("map", *words, "--", "echo", "{}").code == 0
     call("submit", "--name", "signal", "--", "true")

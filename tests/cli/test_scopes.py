@@ -52,7 +52,7 @@ def test_task_after_a_whole_campaign_runs_last(call: Caller) -> None:
 def test_task_after_a_campaign_that_nobody_knows_is_refused(call: Caller) -> None:
     said = call("submit", "--after-campaign", "nobody", "--", "true")
     assert said.code == 2
-    assert said.err == "taskyard: campaign nobody is not known; submit its tasks first\n"
+    assert said.err == "taskyard: unknown campaign nobody (submit its tasks first)\n"
 
 
 def test_status_is_one_line_for_scripts(call: Caller) -> None:

@@ -139,7 +139,7 @@ def test_unknown_predecessor_is_refused_unless_it_is_waited_for(call: Caller) ->
     refused = call("submit", "--after", "ghost", "--", "true")
     assert refused.code == 2
     assert refused.err == (
-        "taskyard: predecessor ghost is not known; submit it first, or give --wait-for-unknown\n"
+        "taskyard: unknown predecessor ghost (submit it first, or give --wait-for-unknown)\n"
     )
     taken = call(
         "submit", "--name", "hopes", "--after", "ghost", "--wait-for-unknown", "--", "true"

@@ -1,8 +1,8 @@
-"""What the tests of the core share: a yard that checks itself after every event.
+"""A scheduler that checks itself after every event, for all tests of the core.
 
-Every event that a test sends is followed by `invariants.check`; the records it made are applied to
-a second, recovered ledger, encoded and decoded on the way, and both must have the same portrait. So
-each test of a decision is also a test of the journal's encoding and of recovery.
+Every event is followed by `invariants.check`. Its records are encoded, decoded and applied to a
+second ledger, which must have the same fingerprint. So each test of a decision also tests the
+journal's encoding and recovery.
 """
 
 from typing import Any
@@ -38,12 +38,12 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.journal.recovery import decode, encode
 
-#: A worker without limits: it holds as many tasks as it asks for, and its silence means nothing.
+#: A worker without limits: it holds as many tasks as it requests, and has no timeout.
 PLAIN = WorkerFacts(slots_total=0)
 
 
 class Yard:
-    """A scheduler under test, with short words for what tests do most."""
+    """A scheduler under test, with short methods for common events."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
@@ -62,7 +62,7 @@ class Yard:
         return [self[name].state for name in names]
 
     def handle(self, event: Event) -> list[Effect]:
-        """An event now, with all checks."""
+        """Handle an event now, with all checks."""
         event.now_ns = self.now_ns
         effects = self.scheduler.handle(event)
         self.records = self.scheduler.take_records()
@@ -75,7 +75,7 @@ class Yard:
         return effects
 
     def later(self, seconds: float) -> list[Effect]:
-        """Let time pass."""
+        """Advance the clock and handle `TimePassed`."""
         self.now_ns += int(seconds * SECOND_NS)
         return self.handle(TimePassed(0))
 
@@ -85,8 +85,7 @@ class Yard:
     def submit(
         self, *names: bytes, after: list[list[bytes]] | None = None, **fields: Any
     ) -> list[Effect]:
-        """Submit tasks whose payload is their name, with `fields` of `Terms` and
-        `SubmitRequested`."""
+        """Submit tasks with their names as payloads, and fields of `Terms` or `SubmitRequested`."""
         columns = {
             key: fields.pop(key) for key in ("lanes", "payloads", "envelopes") if key in fields
         }
@@ -102,7 +101,7 @@ class Yard:
         return self.handle(TasksRequested(0, worker, count, parks))
 
     def take(self, worker: bytes, count: int = 1) -> list[bytes]:
-        """The names that a worker gets when it asks."""
+        """Request tasks for a worker and return their names."""
         return assigned(self.ask(worker, count))
 
     def finish(self, worker: bytes, *names: bytes, **fields: Any) -> list[Effect]:
@@ -112,12 +111,12 @@ class Yard:
         return self.handle(TasksReported(0, worker, [name], outcomes=[outcome], **fields))
 
     def rules(self, workers_max: int = 0, **fields: Any) -> list[Effect]:
-        """Run every service by these rules."""
+        """Set options for every lane."""
         return self.handle(RulesSet(0, defaults=LaneOptions(**fields), workers_max=workers_max))
 
-    def clauses(self, *clauses: Rule, workers_max: int = 0) -> list[Effect]:
-        """Run lanes by these clauses, and the others by no rules."""
-        return self.handle(RulesSet(0, clauses, workers_max=workers_max))
+    def set_rules(self, *rules: Rule, workers_max: int = 0) -> list[Effect]:
+        """Set rules, and default options for all other lanes."""
+        return self.handle(RulesSet(0, rules, workers_max=workers_max))
 
     def cancel(self, *names: bytes) -> list[Effect]:
         return self.handle(CancelRequested(0, b"client", Scope(names=names)))
@@ -129,14 +128,14 @@ class Yard:
         return self.handle(WatchRequested(0, b"watcher", list(names), request=request))
 
     def hear(self, worker: bytes, *held: tuple[bytes, int], heartbeat_ns: int = 0) -> list[Effect]:
-        """A heartbeat that lists what the worker holds."""
+        """Send a heartbeat with the tasks that the worker lists."""
         return self.handle(WorkerHeartbeat(0, worker, list(held), heartbeat_ns))
 
     def leave(self, worker: bytes) -> list[Effect]:
         return self.handle(WorkerExited(0, worker))
 
     def lose(self, worker: bytes, *names: bytes, times: int = 1) -> None:
-        """Let a worker take these tasks and die with them, as often as given."""
+        """Lease these tasks to a worker that then dies, as often as given."""
         for _ in range(times):
             self.join(worker, slots_total=0)
             assert sorted(self.take(worker, len(names))) == sorted(names)
@@ -144,15 +143,15 @@ class Yard:
 
 
 def a_lane(name: bytes = b"lane") -> Lane:
-    """A lane of a yard of its own."""
+    """Return a lane of a new ledger."""
     return Ledger().service(b"default").lane(name)
 
 
 def assigned(effects: list[Effect]) -> list[bytes]:
-    """The names in all assignments among the effects."""
+    """Return the names in all assignments among the effects."""
     return [name for effect in effects if isinstance(effect, Assign) for name in effect.names]
 
 
 def missing(effects: list[Effect]) -> list[bytes]:
-    """The names that a report was refused for."""
+    """Return the names that a report was refused for."""
     return [name for effect in effects if isinstance(effect, ReportAck) for name in effect.missing]

@@ -1,8 +1,8 @@
-"""A second opinion on tasks and workers: the contract in plain dicts and loops, slow and clear.
+"""A reference model of tasks and workers in plain dicts and loops, slow and clear.
 
-Written from the words of the design, not from the core: nothing of `taskyard.core` but its words
-is used. What depends on policy (which ready task goes to which worker) is not predicted; the
-model is told of each assignment, and says whether it was allowed.
+Written from the design, not from the core: it uses only enums of `taskyard.core`. It does not
+predict policy (which ready task goes to which worker), but checks whether each assignment was
+allowed.
 """
 
 from typing import Any
@@ -57,7 +57,7 @@ class ModelWorker:
 
 
 class Model:
-    """What must be true of a yard of serial lanes and one service."""
+    """The expected state of a scheduler with serial lanes and one service."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -77,7 +77,7 @@ class Model:
     # Submitting.
 
     def submit(self, after: dict[bytes, list[bytes]], mode: str, terms: dict[str, Any]) -> bool:
-        """Take a batch, or say no and change nothing."""
+        """Accept a batch, or return False and change nothing."""
         if mode == "extend":
             new = [name for name in after if not self.unfinished(name)]
             if any(self.unfinished(name) and self.tasks[name].holder for name in after):
@@ -104,7 +104,7 @@ class Model:
         return True
 
     def stance(self, name: bytes, batch: dict[bytes, list[bytes]], mode: str) -> str:
-        """What a predecessor means for who names it: wait, done or refuse."""
+        """Return how a predecessor is treated: wait, done or refuse."""
         if name in batch or self.unfinished(name):
             return "wait"
         if name not in self.tasks:
@@ -148,9 +148,9 @@ class Model:
         return bool(lane) and any(one.holder is not None for one in others)
 
     def neglected(self) -> list[tuple[bytes, bytes]]:
-        """A ready task and a worker that waits for it: nobody may wait for a timer. A last attempt
-        may keep a worker free, and the one before it is kept apart from others of its kind, so
-        with either about there is nothing to say."""
+        """Return pairs of a ready task and a worker that waits for it: no pair may wait for a
+        timer. Return none while a task has at most one loss left, as isolation and reservations
+        may keep it waiting."""
         unended = [task for task in self.tasks.values() if task.ended is None]
         if self.paused or any(task.losses_left <= 1 for task in unended):
             return []
@@ -194,7 +194,7 @@ class Model:
                     task.delayed = task.due_ns > self.now_ns
 
     def lose(self, worker: bytes, *, blamed: bool) -> None:
-        """A worker is gone; what it held goes back, or fails if it was lost too often."""
+        """Remove a worker. Its tasks return to the queue, or fail if they were lost too often."""
         for name in self.held_by(worker):
             task = self.tasks[name]
             task.holder = None
@@ -235,7 +235,7 @@ class Model:
     # The end.
 
     def left_behind(self) -> list[bytes]:
-        """Unfinished tasks that wait, in the end, for nothing but what nobody has submitted."""
+        """Return unfinished tasks that wait, directly or not, only for unknown names."""
         behind: list[bytes] = []
         for _ in self.tasks:
             behind = [

@@ -53,7 +53,7 @@ from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard
 
-#: What to do, and with what.
+#: A kind of event, and its arguments.
 Step: TypeAlias = "tuple[str, dict[str, Any]]"
 
 TASKS = [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
@@ -193,7 +193,7 @@ def steps(count: int, at_least: int = 0) -> st.SearchStrategy[list[Step]]:
 
 
 def held_by(yard: Yard, name: bytes) -> list[tuple[bytes, int]]:
-    """What a worker holds, and by which attempts."""
+    """Return the tasks and attempts that a worker holds."""
     known = yard.scheduler.ledger.workers.get(name)
     return [] if known is None else [(task.name, task.attempt) for task in known.held()]
 

@@ -1,4 +1,4 @@
-"""Wishes of clients: cancel, retry, pause, resume, drain."""
+"""Commands of clients: cancel, retry, pause, resume, drain."""
 
 from typing import Any
 
@@ -235,7 +235,7 @@ def test_lane_without_its_service_is_refused(
     kind: type[PauseRequested] | type[ResumeRequested],
 ) -> None:
     yard = Yard()
-    text = "lane x is of some service; say which"
+    text = "lane x: no service given"
     refused = Refused(b"client", 4, Refusal.MALFORMED, text)
     assert yard.handle(kind(0, b"client", lane=b"x", request=4)) == [refused]
     assert yard.records == []

@@ -1,4 +1,4 @@
-"""Why a task waits, in a sentence: every reason, compared literally."""
+"""Explanations of tasks: every reason, its sentence compared literally."""
 
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,14 @@ def sentence(yard: Yard, name: bytes, reason: Reason) -> str:
 
 @pytest.fixture
 def yard() -> Yard:
-    """A yard with a worker w that has room for two slots."""
+    """Return a yard with a worker w of two slots."""
     yard = Yard()
     yard.join(b"w", slots_total=2)
     return yard
 
 
 def test_unknown_task(yard: Yard) -> None:
-    assert sentence(yard, b"\xff", Reason.UNKNOWN) == "no task is called \\xff"
+    assert sentence(yard, b"\xff", Reason.UNKNOWN) == "unknown task \\xff"
 
 
 def test_done_task(yard: Yard) -> None:
@@ -55,8 +55,7 @@ def test_cancelled_task(yard: Yard) -> None:
     yard.submit(b"a")
     yard.cancel(b"a")
     expected = (
-        "it was cancelled, on request or with a task that it waited for "
-        "(its record does not say which)"
+        "it was cancelled, on request or with a task that it waited for (its record has no cause)"
     )
     assert sentence(yard, b"a", Reason.CANCELLED) == expected
 
@@ -245,7 +244,7 @@ def test_task_without_a_worker() -> None:
 
 def test_task_that_no_worker_has_room_for(yard: Yard) -> None:
     yard.submit(b"a", slots=3)
-    expected = "it is ready, but takes 3 slots, and no worker has so many"
+    expected = "it is ready, but takes 3 slots, and no worker has that many"
     assert sentence(yard, b"a", Reason.NO_ROOM) == expected
     yard.join(b"plain")
     assert why(yard, b"a").reason is Reason.WORKERS_BUSY

@@ -1,4 +1,4 @@
-"""Why a lane waits: one closed list of reasons, each of which a story leads to."""
+"""Explanations of lanes: a scenario for every reason."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def submit(yard: Yard) -> None:
 
 
 def rule(yard: Yard, **fields: object) -> None:
-    yard.clauses(Rule(b"clause", b"default/x", LaneOptions(**fields)))  # type: ignore[arg-type]
+    yard.set_rules(Rule(b"clause", b"default/x", LaneOptions(**fields)))  # type: ignore[arg-type]
 
 
 def pause_everything(yard: Yard) -> None:
@@ -97,7 +97,7 @@ def broker_limit(yard: Yard) -> None:
 
 def service_limit(yard: Yard) -> None:
     yard.join(b"w")
-    yard.clauses(Rule(b"clause", b"*/*", LaneOptions(workers_max=1)))
+    yard.set_rules(Rule(b"clause", b"*/*", LaneOptions(workers_max=1)))
     yard.submit(b"other", service=b"another", lanes=[b"y"])
     yard.join(b"v", services=(b"another",))
     yard.take(b"v")
@@ -152,9 +152,9 @@ STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
     (
         Reason.HELD,
         hold,
-        "it is held until somebody asks for it: taskyard retry --service default --lane x",
+        "it is held until it is released: taskyard retry --service default --lane x",
     ),
-    (Reason.DEBOUNCED, gather, "it gathers more tasks before it begins, in 3.0 s"),
+    (Reason.DEBOUNCED, gather, "it waits for more tasks before it starts, in 3.0 s"),
     (Reason.NO_WORKER, no_worker, "no worker of its service is connected"),
     (
         Reason.TROUBLE,
@@ -164,12 +164,12 @@ STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
     (
         Reason.NO_HEARTBEAT,
         silent,
-        "worker w, which serves it, has not been heard for 6 s; in 9 s its tasks go to others",
+        "worker w, which serves it, has sent nothing for 6 s; in 9 s its tasks go to others",
     ),
     (
         Reason.NO_HEARTBEAT,
         silent_with_all_of_it,
-        "worker w, which serves it, has not been heard for 6 s; in 9 s its tasks go to others",
+        "worker w, which serves it, has sent nothing for 6 s; in 9 s its tasks go to others",
     ),
     (
         Reason.LIMIT_BROKER,
@@ -181,7 +181,7 @@ STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
         service_limit,
         "its service's limit of workers at once is reached",
     ),
-    (Reason.LIMIT_LANE, lane_limit, "as much of it is out as may be at once"),
+    (Reason.LIMIT_LANE, lane_limit, "its limit of leased tasks is reached"),
     (Reason.RATE, rate, "its service's rate is used up for the moment"),
     (
         Reason.WORKERS_BUSY,
@@ -230,14 +230,14 @@ def test_every_hold_has_a_sentence_of_its_own() -> None:
             Reason.HELD,
             hold,
             (
-                "but its lane is held until somebody asks for it: "
+                "but its lane is held until it is released: "
                 "taskyard retry --service default --lane x (service default)"
             ),
         ),
         (
             Reason.DEBOUNCED,
             gather,
-            "but its lane gathers more tasks before it begins, in 3.0 s (service default)",
+            "but its lane waits for more tasks before it starts, in 3.0 s (service default)",
         ),
         (
             Reason.TROUBLE,
@@ -250,7 +250,7 @@ def test_every_hold_has_a_sentence_of_its_own() -> None:
         (
             Reason.NO_HEARTBEAT,
             silent,
-            "and has not been heard for 6 s; in 9 s its tasks go to others",
+            "and has sent nothing for 6 s; in 9 s its tasks go to others",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Dependencies: links, releases, who waits behind whom, and no cycle that goes unseen."""
+"""Dependencies: links, releases, tasks behind failures, and cycles."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,7 +165,7 @@ def test_long_chain_needs_no_recursion() -> None:
 
 
 def is_cyclic(after: dict[bytes, list[bytes]]) -> bool:
-    """By taking away whoever waits for nobody, until nobody is left or nobody can be taken."""
+    """Find a cycle by removing names without predecessors until none is left or none is free."""
     left = {name: list(befores) for name, befores in after.items()}
     while free := [name for name in left if not [one for one in left[name] if one in left]]:
         for name in free:

@@ -83,7 +83,7 @@ def test_name_that_is_only_in_another_campaign_is_not_known() -> None:
     yard.submit(b"x", campaign=b"far")
     (refused,) = yard.submit(b"t", after=[[b"x"]], campaign=b"own")
     assert isinstance(refused, Refused)
-    assert refused.text.startswith("predecessor x is not known")
+    assert refused.text.startswith("unknown predecessor x ")
 
 
 def test_unknown_name_that_is_waited_for_is_of_its_own_campaign() -> None:
@@ -269,7 +269,7 @@ CAMPAIGNS = (b"", b"a", b"b", b"c")
 
 
 class Pairs:
-    """Tasks as pairs, looked up as the glossary says."""
+    """Tasks as pairs of campaign and name, with naive lookups."""
 
     def __init__(self) -> None:
         self.pairs: set[tuple[bytes, bytes]] = set()

@@ -1,4 +1,4 @@
-"""Invariants that can fail: a contradiction of each kind is planted, and must be seen."""
+"""Invariants can fail: a contradiction of each kind is planted and must be found."""
 
 from collections.abc import Callable
 
@@ -29,8 +29,8 @@ BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
 
 def full_yard() -> Yard:
-    """A task in every state, a last attempt, a name awaited, a worker that holds two tasks, waits,
-    and is reserved for the last attempt."""
+    """Return a yard with a task in every state, a last attempt, an awaited name, and a parked
+    worker that holds two tasks and is reserved for the last attempt."""
     yard = Yard()
     yard.handle(RulesSet(0, workers_max=100))  # so that pairs are counted
     yard.submit(b"suspect", lanes=[b"s"])
@@ -98,7 +98,7 @@ def ledger_of(yard: Yard) -> Ledger:
     return yard.scheduler.ledger
 
 
-def regime_of(yard: Yard) -> ActiveRule:
+def active_rule_of(yard: Yard) -> ActiveRule:
     return service_of(yard).lane_groups[0].active_rule
 
 
@@ -120,7 +120,7 @@ def queue_twice(yard: Yard) -> None:
 
 
 def queue_foreign(yard: Yard) -> None:
-    """A ready task of the lane stands in the lane beside it."""
+    """Queue a ready task in another lane as well."""
     queue = service_of(yard).lane(b"").queue(0)
     queue.items.append(yard[b"ready"])
 
@@ -158,7 +158,7 @@ def forget_last_attempts(yard: Yard) -> None:
     service_of(yard).last_attempts.clear()
 
 
-def reservation_that_its_worker_does_not_know(yard: Yard) -> None:
+def reservation_that_its_worker_does_not_have(yard: Yard) -> None:
     worker_of(yard).reservation = None
 
 
@@ -167,7 +167,7 @@ def reserve_twice(yard: Yard) -> None:
     yard.scheduler.ledger.reserve(other)
 
 
-def reserve_for_a_task_that_is_out(yard: Yard) -> None:
+def reserve_for_a_leased_task(yard: Yard) -> None:
     yard.scheduler.ledger.reservations[0].task = yard[b"held"]
 
 
@@ -201,19 +201,19 @@ def twice_in_rotation(yard: Yard) -> None:
     lane.lane_group.rotation.extend([lane, lane])
 
 
-def in_rotation_unawares(yard: Yard) -> None:
+def in_rotation_unmarked(yard: Yard) -> None:
     lane = Lane(b"odd", service_of(yard), service_of(yard).lane_groups[0])
     lane.lane_group.rotation.append(lane)
 
 
 def rotate_among_others(yard: Yard) -> None:
-    """A branch that no lane is of has one in rotation."""
+    """Put a lane into the rotation of a group that it does not belong to."""
     lane = lane_of(yard, b"ready")
     lane.lane_group = LaneGroup(lane.service, lane.lane_group.active_rule)
 
 
 def deferred(yard: Yard, name: bytes, run_left: int) -> None:
-    """A ready task waits for the next run of its lane."""
+    """Defer a ready task to the next run of its lane."""
     lane, task = lane_of(yard, name), yard[name]
     lane.main_queue.discard(task)
     task.attempt = task.losses_excused = 1
@@ -263,11 +263,11 @@ def suspect_among_others(yard: Yard) -> None:
         task.attempt += EXCLUSIVE
 
 
-def forget_silence(yard: Yard) -> None:
+def forget_timeout(yard: Yard) -> None:
     yard.scheduler.context.timeouts.clear()
 
 
-def mind_silence_late(yard: Yard) -> None:
+def check_timeout_late(yard: Yard) -> None:
     worker = worker_of(yard)
     worker.timeout_check_ns = worker.timeout_at_ns + 1
     yard.scheduler.context.timeouts[:] = [(worker.timeout_check_ns, worker.name)]
@@ -282,7 +282,7 @@ def await_known(yard: Yard) -> None:
     ledger_of(yard).dependents_of_unknown[b"ready"] = []
 
 
-def forget_agenda(yard: Yard) -> None:
+def forget_due_heap(yard: Yard) -> None:
     ledger_of(yard).due_heap.due.clear()
 
 
@@ -317,22 +317,22 @@ PLANTS: dict[str, Plant] = {
     "delayed and waiting": plant_task(b"delayed", "waits", 1),
     "waits for more than it has edges": plant_task(b"blocked", "waits", 3),
     "an edge that is lost": lose_dependent,
-    "an awaited name that is known": await_known,
-    "a lane that its service does not know": unknown_service,
+    "an awaited name that exists": await_known,
+    "a lane that its service does not have": unknown_service,
     "a count of tasks": lambda y: count_up(ledger_of(y).counts, READY),
     "a count of ended tasks": lambda y: count_up(ledger_of(y).counts, DONE),
     "a count of a campaign": lambda y: count_up(ledger_of(y).campaigns[b""].counts, READY),
     "a count of a service": lambda y: count_up(service_of(y).counts, READY),
     "pairs of lanes and workers": lambda y: bump(ledger_of(y), "lane_worker_pairs"),
-    "pairs of a clause": lambda y: bump(regime_of(y), "lane_worker_pairs"),
+    "pairs of a rule": lambda y: bump(active_rule_of(y), "lane_worker_pairs"),
     "workers of a service": lambda y: bump(service_of(y), "workers"),
     "suspects of a service": lambda y: bump(service_of(y), "suspects"),
     "isolation of a suspect": suspect_of_another_isolation,
     "last attempts of a service": forget_last_attempts,
-    "a reservation that its worker does not know": reservation_that_its_worker_does_not_know,
+    "a reservation that its worker does not have": reservation_that_its_worker_does_not_have,
     "two reservations of a kind in a service": reserve_twice,
-    "a reservation for a task that is out": reserve_for_a_task_that_is_out,
-    "a worker that waits beside a task for it": idle_beside_work,
+    "a reservation for a leased task": reserve_for_a_leased_task,
+    "an idle worker beside a task for it": idle_beside_work,
     "a bound on slots that is too high": slots_bound_too_high,
     "tasks of a lane": lambda y: bump(lane_of(y, b"ready"), "tasks"),
     "ready tasks of a lane": lambda y: bump(lane_of(y, b"ready"), "ready"),
@@ -343,14 +343,14 @@ PLANTS: dict[str, Plant] = {
     "queued nowhere": queue_nowhere,
     "queued under another priority": queue_under_another_priority,
     "stale entries of a queue": lambda y: bump(queue_of(y), "stale_count"),
-    "a suspect that is not set apart": unset_suspect,
-    "suspected without a loss": suspect_without_loss,
+    "a suspect in a common queue": unset_suspect,
+    "a suspect without a loss": suspect_without_loss,
     "a lane out of rotation": out_of_rotation,
-    "a lane that only says that it is in rotation": rotating_and_not_in_rotation,
+    "a lane marked as rotating that is in no rotation": rotating_and_not_in_rotation,
     "a lane twice in rotation": twice_in_rotation,
-    "a lane in rotation that does not know it": in_rotation_unawares,
+    "a lane in rotation that is not marked": in_rotation_unmarked,
     "slots in use": lambda y: bump(worker_of(y), "slots_used"),
-    "lane shared by one": lambda y: share_alone(y, b"held"),
+    "a single worker counted as shared": lambda y: share_alone(y, b"held"),
     "leases of a worker": lambda y: worker_of(y).leases.clear(),
     "tasks left of a lease": lambda y: bump(lease_of(y), "tasks_left"),
     "a lease that names another worker": lease_of_another,
@@ -359,25 +359,27 @@ PLANTS: dict[str, Plant] = {
     "attempts of a lease": lease_of_other_attempts,
     "lanes of a lease": lease_of_other_lanes,
     "a suspect among others": suspect_among_others,
-    "delayed and on no agenda": forget_agenda,
-    "delayed and on the agenda for another time": plan_at_another_time,
-    "stirred and not looked at": lambda y: ledger_of(y).dirty.update(ledger_of(y).services),
-    "silence that nobody minds": forget_silence,
-    "silence that is minded too late": mind_silence_late,
-    "parked and in no list": forget_parked,
+    "delayed and not in the due heap": forget_due_heap,
+    "delayed and in the due heap for another time": plan_at_another_time,
+    "a dirty service that was not assigned": lambda y: ledger_of(y).dirty.update(
+        ledger_of(y).services
+    ),
+    "a heartbeat check that is missing": forget_timeout,
+    "a heartbeat check that is too late": check_timeout_late,
+    "parked and not listed": forget_parked,
     "a lane in the rotation of others": rotate_among_others,
     "a run that is over, and tasks that wait for its end": wait_for_ever,
-    "all that is ready waits for the next run": wait_for_nothing,
-    "put off and never tried": wait_untried,
+    "a lane with only deferred tasks": wait_for_nothing,
+    "deferred and never tried": wait_untried,
     "released more than there is": lambda y: setattr(
         lane_of(y, b"ready").ensure_extras(), "released", 99
     ),
-    "gathering that nobody ends": lambda y: setattr(
+    "a debounce without a timer": lambda y: setattr(
         lane_of(y, b"ready").ensure_extras(), "debounce_until_ns", 5
     ),
-    "a lane that got work and was not looked at": lambda y: ledger_of(y).debouncing.append(
-        lane_of(y, b"ready")
-    ),
+    "a lane that got work and whose debounce was not decided": lambda y: ledger_of(
+        y
+    ).debouncing.append(lane_of(y, b"ready")),
     "late and ended": lambda y: ledger_of(y).reported.update({b"done": None}),
 }
 
@@ -390,7 +392,7 @@ def test_contradiction_is_seen(yard: Yard, plant: Plant) -> None:
 
 
 def test_violation_says_what_is_kept_and_what_follows(yard: Yard) -> None:
-    bump(regime_of(yard), "lane_worker_pairs", 5)
+    bump(active_rule_of(yard), "lane_worker_pairs", 5)
     with pytest.raises(InvariantViolated) as raised:
         invariants.check(yard.scheduler)
     assert str(raised.value) == "pairs of rule b'': stored 7, derived 2"

@@ -35,7 +35,7 @@ READY, LEASED, DONE, FAILED = TaskState.READY, TaskState.LEASED, TaskState.DONE,
 
 
 class World:
-    """Workers that run what they are given for a second, and die of poison after half of one."""
+    """Workers that run each task for a second, and die of a poisoned one after half a second."""
 
     def __init__(self, tasks: int, poison: int, workers: int, slots: int) -> None:
         self.scheduler = Scheduler()
@@ -460,7 +460,7 @@ def test_put_off_task_does_not_wait_for_one_that_no_worker_can_hold() -> None:
     yard.take(b"w")
     yard.submit(b"b", lanes=[b"x"])
     yard.submit(b"huge", slots=9, lanes=[b"x"])
-    yard.report(b"w", b"a", Outcome.DEFER_BACK)  # to be tried after what is ready now
+    yard.report(b"w", b"a", Outcome.DEFER_BACK)  # to be tried after the tasks that are ready now
     assert yard.take(b"w") == [b"b"]
     yard.finish(b"w", b"b")
     assert yard.take(b"w") == [b"a"]

@@ -1,4 +1,4 @@
-"""Lanes: held and let go, gathering, random, in runs; listed, moved, expired; and all fair."""
+"""Lanes: holds, debounce, random order, runs, listing, moving, expiry, and fairness."""
 
 import random
 from typing import Any
@@ -41,9 +41,9 @@ def names(count: int, prefix: bytes = b"") -> list[bytes]:
 
 
 def a_yard(**rules: object) -> Yard:
-    """A lane x that is run by these rules, and a worker that takes whatever it asks for."""
+    """Return a yard with these options for lane x, and a worker without a limit."""
     yard = Yard()
-    yard.clauses(Rule(b"clause", b"*/x", LaneOptions(**rules)))  # type: ignore[arg-type]
+    yard.set_rules(Rule(b"rule", b"*/x", LaneOptions(**rules)))  # type: ignore[arg-type]
     yard.join(b"w")
     return yard
 
@@ -53,7 +53,7 @@ def fill(yard: Yard, *some: bytes, **terms: Any) -> list[Effect]:
 
 
 def restart(yard: Yard) -> None:
-    """Let a broker go on that knows what a snapshot holds, and has the same settings."""
+    """Replace the scheduler by one restored from a snapshot, with the same settings."""
     former = yard.scheduler.ledger
     rules = former.rules
     yard.scheduler, yard.mirror = Scheduler(reopened(former)), reopened(former)
@@ -611,8 +611,8 @@ def test_task_that_is_there_already_or_has_ended_is_not_moved() -> None:
 @pytest.mark.parametrize(
     ("service", "lane", "text"),
     [
-        (None, None, "nowhere to move"),
-        (b"", b"x", "has no name"),
+        (None, None, "no target"),
+        (b"", b"x", "is empty"),
         (b"x" * 2000, None, "at most 1024 bytes"),
     ],
 )
@@ -637,7 +637,7 @@ def test_waiting_tasks_expire_on_request_and_what_is_out_stays() -> None:
     told = yard.handle(ExpireRequested(0, b"client", scope))
     assert told[-1] == CommandAck(b"client", 0, 2)
     assert yard.records == [TaskExpired(0, [b"ready", b"delayed"], b"expired on request")]
-    assert len(told) == 2  # who watched is told
+    assert len(told) == 2  # the subscriber is notified
     assert yard.states(b"out", b"ready", b"delayed", b"other") == [LEASED, FAILED, FAILED, READY]
     yard.retry(b"ready")
     assert yard.state(b"ready") is READY
@@ -703,8 +703,8 @@ def test_big_lane_has_barely_begun_when_the_small_ones_are_done(
     scheduler.handle(rules)
     lanes_of = {b"s%d" % number: count for number, count in enumerate(small)}
     done = drained_small(scheduler, 2000, lanes_of, workers, batch)
-    # Each lane has its turn: the big one as often as a small one, and four at once at most; a
-    # worker that goes on with its lane may do so for a hundred tasks.
+    # The big lane gets as many turns as a small one, of four tasks at most. A worker may stay with
+    # its lane for a hundred tasks.
     assert done <= 4 * (max(small) + 1) + 100 * workers
 
 

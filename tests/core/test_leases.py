@@ -1,4 +1,4 @@
-"""Leases: silence, incarnations, fencing, heartbeats, charges: what ends one, what does not."""
+"""Leases: timeouts, incarnations, fencing, heartbeats and charges."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ TEN_NS = 10 * SECOND_NS
 
 
 def one_lease(**facts: int) -> Yard:
-    """Worker w, silent for at most ten seconds, holds a."""
+    """Return a yard whose worker w has a timeout of ten seconds and holds a."""
     yard = Yard()
     yard.submit(b"a")
     yard.join(b"w", **{"lease_timeout_ns": TEN_NS, "slots_total": 5, **facts})
@@ -266,7 +266,7 @@ def resumed(yard: Yard, now_ns: int = 0) -> None:
 
 
 def unlisting_lease(**facts: Any) -> Yard:
-    """Return a yard with a lease of a worker that can't list what it holds, restarted."""
+    """Return a restarted yard with a lease of a worker that can't list its tasks."""
     yard = Yard()
     yard.join(b"w", slots_total=1, restart_lease_ns=TEN_NS, **facts)
     yard.submit(b"a")
@@ -664,7 +664,7 @@ def test_tasks_of_one_lease_of_which_one_was_leased_anew_may_be_settled_together
     assert yard.scheduler.ledger.workers[b"w"].leases == {}
 
 
-# What a worker says that it has seen.
+# Records that a worker has acknowledged.
 
 
 def test_assignment_that_was_not_sent_yet_is_not_taken_for_lost_however_old() -> None:

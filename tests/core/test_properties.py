@@ -1,4 +1,4 @@
-"""The whole scheduler against the model: any story, the same states; and in the end all is done."""
+"""The whole scheduler against the model: the same states after any events, and all done at last."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ class Story(RuleBasedStateMachine):
         self.model = Model()
 
     def see(self, effects: list[Effect]) -> None:
-        """Tell the model what was assigned."""
+        """Pass assignments on to the model."""
         for effect in effects:
             if isinstance(effect, Assign):
                 self.model.assigned(effect.worker, effect.names, effect.attempts)
@@ -176,7 +176,7 @@ class Story(RuleBasedStateMachine):
 
     @rule(name=workers, task=st.sampled_from(TASKS), attempt=st.integers(0, 3))
     def report_of_a_zombie(self, name: bytes, task: bytes, attempt: int) -> None:
-        """A report out of the blue counts only if it is no zombie's after all."""
+        """Send an arbitrary report, which counts only if the worker holds that attempt."""
         self.shows_life(name)
         taken = self.model.holds(name, task, attempt)
         effects = self.yard.finish(name, task, attempts=[attempt])
@@ -218,7 +218,7 @@ class Story(RuleBasedStateMachine):
 
     @rule()
     def broker_restarts(self) -> None:
-        """Recovered from its journal, it goes on; nobody is parked any more."""
+        """Recover the scheduler from its journal. No worker is parked afterwards."""
         again = Scheduler(self.yard.mirror)
         again.resume(self.yard.now_ns)
         again.context.wall_offset_ns = self.yard.scheduler.context.wall_offset_ns

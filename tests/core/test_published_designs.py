@@ -1,7 +1,7 @@
-"""The story of each of the five published designs, told to the one scheduler.
+"""The five published designs, each as tests of the one scheduler.
 
-Each test is what one of them says of itself, in its own order; `docs/scheduling.md` has the table
-of how their words map to events and effects.
+Each test follows a statement of one design, in its order. `docs/scheduling.md` has the table that
+maps their words to events and effects.
 """
 
 from typing import Any
@@ -80,7 +80,7 @@ def test_round_robin_queues_when_all_slots_are_taken_and_drains_at_once_when_one
     assert yard.submit(b"backlog-1", b"backlog-2") == [Accepted(b"client", 0, 2)]
     assert yard.submit(b"new") == [Accepted(b"client", 0, 1)]
 
-    # A slot stays taken after the answer, until the worker says INCREMENT.
+    # A slot stays taken after the response, until the worker sends INCREMENT.
     answered = yard.finish(b"w2", b"m2", keeps_slots=True)
     assert assigned(answered) == []
     freed = yard.handle(SlotFreed(0, b"w2"))
@@ -335,7 +335,7 @@ def test_dwork_create_again_adds_dependencies_and_never_queues_twice() -> None:
 
 
 def wants_wake(yard: Yard, *workers: bytes) -> None:
-    """Workers that said READY."""
+    """Register workers that have sent READY."""
     for worker in workers:
         yard.join(worker, slots_total=1, wants_wake=True)
         yard.ask(worker, parks=True)

@@ -1,4 +1,4 @@
-"""What clients ask and are told: tasks, pages, counts, reasons, workers, results, output.
+"""Queries of clients: tasks, pages, counts, explanations, workers, results, output.
 
 Every question is sent through `Yard`, which compares the ledger with one that only records have
 changed: none of these events may change anything that is durable.
@@ -71,7 +71,7 @@ BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
 @pytest.fixture
 def yard() -> Yard:
-    """A yard with a worker w."""
+    """Return a yard with a worker w."""
     yard = Yard()
     yard.clock(1000 * SECOND_NS)
     yard.join(b"w")
@@ -79,7 +79,7 @@ def yard() -> Yard:
 
 
 def view(name: bytes, state: TaskState, attempt: int = 0) -> TaskView:
-    """A task of no campaign that was submitted at the beginning."""
+    """Return the view of a task without a campaign, submitted at the start."""
     counts = (0, attempt, 0, 0, 1, 1000 * SECOND_NS)
     return TaskView(name, state, b"", b"default", b"", *counts)
 
@@ -221,7 +221,7 @@ def test_blocked_task_is_looked_up_with_what_holds_it_up(yard: Yard) -> None:
 
 def test_generation_before_does_not_hold_up_the_one_after(yard: Yard) -> None:
     yard.submit(b"a", b"b", b"c", after=[[], [b"a"], []])
-    yard.cancel(b"b")  # a still knows of it
+    yard.cancel(b"b")  # a still refers to it
     yard.submit(b"b", after=[[b"c"]], repeat=DuplicatePolicy.EXTEND)
     (found,) = look_up(yard, b"b")
     assert found.after == [b"c"]
@@ -242,7 +242,7 @@ def test_question_about_too_many_names_is_refused(
     yard: Yard, kind: type[LookupRequested | ResultsRequested]
 ) -> None:
     names = [b"a"] * (TASKS_PER_MESSAGE_MAX + 1)
-    text = "100001 names in one message; ask for 100000 at a time"
+    text = "100001 names in one message: the limit is 100000"
     assert yard.handle(kind(0, b"client", names, 3)) == [
         Refused(b"client", 3, Refusal.TOO_MANY, text)
     ]
@@ -252,7 +252,7 @@ def test_question_about_too_many_names_is_refused(
 
 
 def page(yard: Yard, scope: Scope | None = None, **fields: int | bytes) -> tuple[list[bytes], int]:
-    """The names of a page, and where the next begins."""
+    """Return the names of a page, and where the next begins."""
     event = ListRequested(0, b"client", scope or Scope(), request=9, **fields)  # type: ignore[arg-type]
     (listed,) = yard.handle(event)
     assert isinstance(listed, TaskPage)
@@ -420,7 +420,7 @@ def test_task_is_explained(yard: Yard) -> None:
     assert yard.handle(ExplainRequested(0, b"client", b"b", 6)) == [
         ExplanationReply(b"client", 6, b"b", explanation)
     ]
-    unknown = Explanation(Reason.UNKNOWN, "no task is called x")
+    unknown = Explanation(Reason.UNKNOWN, "unknown task x")
     assert yard.handle(ExplainRequested(0, b"client", b"x")) == [
         ExplanationReply(b"client", 0, b"x", unknown)
     ]
@@ -676,7 +676,7 @@ def test_heartbeat_is_answered_after_everything_else_if_it_asks_for_it(yard: Yar
     assert yard.handle(WorkerHeartbeat(0, b"w")) == []
 
 
-# What is over.
+# Ended subscriptions.
 
 
 def test_watch_that_is_over_is_told_nothing_and_others_are(yard: Yard) -> None:

@@ -1,4 +1,4 @@
-"""Queues, lanes, rotation and heaps: order, stale entries, and what is left behind."""
+"""Queues, lanes, rotation and heaps: order and stale entries."""
 
 import pytest
 from hypothesis import given
@@ -261,7 +261,7 @@ def test_cancelled_tasks_in_a_queue_are_never_leased() -> None:
     assert yard.take(b"w", 9) == [b"6", b"7", b"8"]
 
 
-# What waits for time.
+# The due heap.
 
 
 def test_agenda_gives_what_is_due_in_order_of_time_then_arrival() -> None:

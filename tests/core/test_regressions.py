@@ -1,4 +1,4 @@
-"""What a second pair of eyes found in the scheduler, so that it stays mended."""
+"""Regressions: bugs that reviews found in the scheduler."""
 
 from typing import Any
 

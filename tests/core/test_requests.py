@@ -1,8 +1,9 @@
-"""Workers that ask by a request: each wish is answered once, by what fulfils or ends it."""
+"""Requests of workers for tasks: each gets one reply. Workers that are woken, not served."""
 
-from taskyard.core.effects import Assign, Effect, NoWork, ReportAck, Shutdown, UnknownWorker
+from taskyard.core.effects import Assign, Effect, NoWork, ReportAck, Shutdown, UnknownWorker, Wake
 from taskyard.core.events import (
     DrainRequested,
+    Outcome,
     TasksRequested,
     TasksReturned,
     WaitEnded,
@@ -11,13 +12,13 @@ from taskyard.core.events import (
     WorkerUnreachable,
 )
 from taskyard.core.model import WorkerFacts
-from tests.core.kit import Yard
+from tests.core.kit import Yard, assigned
 
 TEN_NS = 10_000_000_000
 
 
 def parked(request: int = 7) -> Yard:
-    """A worker waits, by this request."""
+    """Return a yard whose worker waits by this request."""
     yard = Yard()
     yard.join(b"w", lease_timeout_ns=TEN_NS, slots_total=5)
     assert yard.handle(TasksRequested(0, b"w", 1, request=request)) == []
@@ -114,3 +115,58 @@ def test_draining_worker_waits_for_its_dismissal_until_it_holds_nothing() -> Non
     assert yard.handle(WaitEnded(0, b"w", 8)) == [NoWork(b"w", settled=False, request=8)]
     assert yard.handle(TasksRequested(0, b"w", 1, request=9)) == []
     assert requests(yard.finish(b"w", b"a"), Shutdown) == [9]
+
+
+# Workers that are woken.
+
+
+def woken(effects: list[Effect]) -> list[bytes]:
+    return [effect.worker for effect in effects if isinstance(effect, Wake)]
+
+
+def test_worker_is_called_again_for_the_task_that_it_failed() -> None:
+    yard = Yard()
+    yard.join(b"w", wants_wake=True)
+    yard.ask(b"w", parks=True)
+    assert woken(yard.submit(b"a", retry_delays_ns=(1,))) == [b"w"]
+    yard.ask(b"w")
+    yard.report(b"w", b"a", Outcome.FAILED)
+    yard.ask(b"w", parks=True)
+    assert woken(yard.later(1)) == [b"w"]
+
+
+def test_second_worker_is_called_when_a_failed_task_comes_due_beside_another() -> None:
+    yard = Yard()
+    for worker in (b"one", b"two"):
+        yard.join(worker, wants_wake=True)
+    yard.ask(b"one", parks=True)
+    assert woken(yard.submit(b"a", retry_delays_ns=(1,))) == [b"one"]
+    yard.ask(b"one")
+    yard.report(b"one", b"a", Outcome.FAILED)
+    for worker in (b"one", b"two"):
+        yard.ask(worker, parks=True)
+    first = woken(yard.submit(b"b"))
+    assert sorted(first + woken(yard.later(0.5))) == [b"one", b"two"]
+
+
+def test_worker_that_was_called_twice_at_once_does_not_keep_another_from_being_called() -> None:
+    yard = Yard()
+    for worker in (b"u", b"w"):
+        yard.join(worker, wants_wake=True)
+    yard.ask(b"u", parks=True)
+    assert woken(yard.submit(b"a")) == [b"u"]
+    assert woken(yard.ask(b"u", parks=True)) == [b"u"]  # it asked again before the wake reached it
+    yard.ask(b"w", parks=True)
+    assert woken(yard.submit(b"b")) == [b"w"]
+
+
+def test_another_worker_is_called_when_the_called_one_takes_a_task_of_another_service() -> None:
+    yard = Yard()
+    yard.join(b"u", wants_wake=True, services=(b"x", b"y"))
+    yard.ask(b"u", parks=True)
+    assert woken(yard.submit(b"y0", service=b"y")) == [b"u"]
+    yard.join(b"w", wants_wake=True, services=(b"y",))
+    yard.ask(b"w", parks=True)
+    yard.submit(b"x0", service=b"x")
+    effects = yard.ask(b"u")
+    assert (assigned(effects), woken(effects)) == ([b"x0"], [b"w"])

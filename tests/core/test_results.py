@@ -1,4 +1,4 @@
-"""Reports: every outcome, retry schedules, mixed reports, tasks given back, kept slots."""
+"""Reports: every outcome, retry schedules, mixed reports, returned tasks, kept slots."""
 
 from typing import Any
 
@@ -325,7 +325,7 @@ def test_report_that_is_partly_stale_keeps_each_result_with_its_task() -> None:
 )
 def test_report_whose_columns_differ_in_length_is_refused_whole(columns: dict[str, Any]) -> None:
     yard = holding(b"a", b"b")
-    text = "a report's columns must be of one length, at most 100000"
+    text = "report: columns must have one length, at most 100000"
     refused = Refused(b"w", 3, Refusal.MALFORMED, text)
     assert yard.finish(b"w", b"a", b"b", request=3, **columns) == [refused]
     assert yard.records == []

@@ -1,4 +1,4 @@
-"""Clauses: which lanes they are for, what their limits count, and what a reload changes."""
+"""Rules: the lanes that they match, their limits, and a reload."""
 
 import pytest
 
@@ -10,11 +10,11 @@ from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
 
 
-def clause_of(clauses: list[tuple[bytes, bytes]], service: bytes, lane: bytes) -> bytes:
-    """The name of the clause that a lane is run by."""
-    made = tuple(Rule(name, match) for name, match in clauses)
-    choices = RuleTable(made).for_service(service)
-    return first_match(choices, service, lane).rule.name
+def rule_of(rules: list[tuple[bytes, bytes]], service: bytes, lane: bytes) -> bytes:
+    """Return the name of the rule that applies to a lane."""
+    made = tuple(Rule(name, match) for name, match in rules)
+    matchers = RuleTable(made).for_service(service)
+    return first_match(matchers, service, lane).rule.name
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def clause_of(clauses: list[tuple[bytes, bytes]], service: bytes, lane: bytes) -
 def test_first_clause_that_fits_service_and_lane_holds(
     clauses: list[tuple[bytes, bytes]], service: bytes, lane: bytes, expected: bytes
 ) -> None:
-    assert clause_of(clauses, service, lane) == expected
+    assert rule_of(clauses, service, lane) == expected
 
 
 def mail(yard: Yard) -> None:
@@ -54,7 +54,7 @@ def mail(yard: Yard) -> None:
 
 def test_limit_of_a_clause_is_counted_over_all_its_lanes_of_whichever_services() -> None:
     yard = Yard()
-    yard.clauses(Rule(b"a", b"*/a", LaneOptions(workers_max=1)))
+    yard.set_rules(Rule(b"a", b"*/a", LaneOptions(workers_max=1)))
     mail(yard)
     taken = [name for worker in (b"u", b"v", b"w") for name in yard.take(worker)]
     assert sorted(taken) == [b"a1", b"b1", b"d1"]
@@ -64,7 +64,7 @@ def test_limit_of_a_clause_is_counted_over_all_its_lanes_of_whichever_services()
 
 def test_worker_may_get_more_of_a_lane_that_it_serves_when_its_clause_is_full() -> None:
     yard = Yard()
-    yard.clauses(Rule(b"all", b"*", LaneOptions(workers_max=1)))
+    yard.set_rules(Rule(b"all", b"*", LaneOptions(workers_max=1)))
     yard.submit(b"a", b"b", b"c")
     yard.join(b"u")
     yard.join(b"v")
@@ -75,7 +75,7 @@ def test_worker_may_get_more_of_a_lane_that_it_serves_when_its_clause_is_full() 
 
 def test_freed_limit_wakes_a_worker_of_another_service() -> None:
     yard = Yard()
-    yard.clauses(Rule(b"all", b"*", LaneOptions(workers_max=1)))
+    yard.set_rules(Rule(b"all", b"*", LaneOptions(workers_max=1)))
     yard.submit(b"a", service=b"x")
     yard.submit(b"b", service=b"y")
     yard.join(b"u", services=(b"x",))
@@ -87,7 +87,7 @@ def test_freed_limit_wakes_a_worker_of_another_service() -> None:
 
 def test_rate_is_one_for_all_lanes_of_a_clause() -> None:
     yard = Yard()
-    yard.clauses(Rule(b"a", b"*/a", LaneOptions(rate_interval_ns=SECOND_NS)))
+    yard.set_rules(Rule(b"a", b"*/a", LaneOptions(rate_interval_ns=SECOND_NS)))
     mail(yard)
     taken = [name for worker in (b"u", b"v", b"w") for name in yard.take(worker)]
     assert len([name for name in taken if name in (b"a1", b"c1")]) == 1
@@ -101,13 +101,13 @@ def test_rate_is_one_for_all_lanes_of_a_clause() -> None:
 @pytest.mark.slow
 def test_lanes_of_several_clauses_take_turns_by_their_number() -> None:
     yard = Yard()
-    yard.clauses(Rule(b"one", b"*/big", LaneOptions(lane_workers_max=0)))
+    yard.set_rules(Rule(b"one", b"*/big", LaneOptions(lane_workers_max=0)))
     yard.submit(*[b"big%d" % number for number in range(100)], lanes=[b"big"] * 100)
     small = [b"small%d" % number for number in range(40)]
     yard.submit(*small, lanes=[b"s%d" % (number % 8) for number in range(40)])
     order: list[bytes] = []
     while small[-1] not in order:
-        worker = b"w%d" % len(order)  # another each time: nobody goes on with a lane
+        worker = b"w%d" % len(order)  # another each time, so that none stays with a lane
         yard.join(worker, slots_total=1)
         order += yard.take(worker)
         yard.finish(worker, order[-1])
@@ -128,7 +128,7 @@ def test_lower_limit_takes_nothing_away_and_lets_nothing_new_begin() -> None:
     yard = Yard()
     mail(yard)
     taken = [name for worker in (b"u", b"v", b"w") for name in yard.take(worker)]
-    yard.clauses(Rule(b"all", b"*", LaneOptions(workers_max=1)))
+    yard.set_rules(Rule(b"all", b"*", LaneOptions(workers_max=1)))
     assert out(yard) == sorted(taken)
     assert yard.records == []
     yard.finish(b"u", taken[0])
@@ -140,25 +140,25 @@ def test_lower_limit_takes_nothing_away_and_lets_nothing_new_begin() -> None:
 
 def test_higher_limit_is_used_at_once() -> None:
     yard = Yard()
-    yard.clauses(Rule(b"all", b"*", LaneOptions(workers_max=1)))
+    yard.set_rules(Rule(b"all", b"*", LaneOptions(workers_max=1)))
     mail(yard)
     for worker in (b"u", b"v", b"w"):
         yard.ask(worker, parks=True)
     assert len(out(yard)) == 1
-    assert len(assigned(yard.clauses(Rule(b"all", b"*", LaneOptions(workers_max=3))))) == 2
+    assert len(assigned(yard.set_rules(Rule(b"all", b"*", LaneOptions(workers_max=3))))) == 2
 
 
 def test_used_up_rate_stays_used_up_by_a_reload_but_no_longer_than_the_new_one_says() -> None:
     yard = Yard()
     slow = Rule(b"all", b"*", LaneOptions(rate_interval_ns=100 * SECOND_NS))
-    yard.clauses(slow)
+    yard.set_rules(slow)
     yard.submit(b"a", b"b", b"c")
     yard.join(b"w")
     assert yard.take(b"w") == [b"a"]
-    yard.clauses(slow)
+    yard.set_rules(slow)
     yard.ask(b"w", parks=True)
     assert out(yard) == [b"a"]
-    yard.clauses(Rule(b"all", b"*", LaneOptions(rate_interval_ns=2 * SECOND_NS)))
+    yard.set_rules(Rule(b"all", b"*", LaneOptions(rate_interval_ns=2 * SECOND_NS)))
     yard.later(1)
     assert out(yard) == [b"a"]
     yard.later(1)
@@ -169,7 +169,7 @@ def test_lane_comes_under_another_clause_with_what_it_has_out() -> None:
     yard = Yard()
     mail(yard)
     yard.take(b"u")
-    yard.clauses(
+    yard.set_rules(
         Rule(b"smtp", b"smtp/*", LaneOptions(workers_max=1)),
         Rule(b"uucp", b"uucp/*", LaneOptions(workers_max=1)),
     )
@@ -187,7 +187,7 @@ def test_order_of_lanes_survives_a_reload() -> None:
     assert taken + yard.take(b"w", 4) == names
 
 
-# Rules, told.
+# Replies to RulesRequested.
 
 
 def rules_told(effects: list[Effect]) -> RuleList:
@@ -203,7 +203,7 @@ def test_rules_are_told_of_the_clauses_that_may_fit_a_service_and_of_the_rest() 
     slow = Rule(
         b"slow", b"*/slow", LaneOptions(idle_ns_max=7, hunger_ns_max=8, lane_template=b"{h}")
     )
-    yard.clauses(slow, smtp, uucp)
+    yard.set_rules(slow, smtp, uucp)
     told = rules_told(yard.handle(RulesRequested(0, b"host", 5, (b"smtp",))))
     assert told.client == b"host"
     assert told.request == 5
@@ -216,7 +216,7 @@ def test_version_of_rules_changes_with_them_and_not_by_a_restart() -> None:
     versions = []
     for interval_ns in (1, 1, 2):
         yard = Yard()
-        yard.clauses(Rule(b"a", b"*", LaneOptions(interval_ns=interval_ns)))
+        yard.set_rules(Rule(b"a", b"*", LaneOptions(interval_ns=interval_ns)))
         versions.append(rules_told(yard.handle(RulesRequested(0, b"host"))).version)
     assert versions[0] == versions[1] != versions[2]
 
@@ -227,7 +227,7 @@ def test_version_of_rules_changes_with_them_and_not_by_a_restart() -> None:
 def test_ages_are_set_by_the_clause_of_each_lane_when_a_task_is_submitted() -> None:
     yard = Yard()
     yard.clock(100 * SECOND_NS)
-    yard.clauses(
+    yard.set_rules(
         Rule(b"x", b"*/x", LaneOptions(expiry_ns=2 * SECOND_NS, expiry_hard_ns=3 * SECOND_NS)),
         Rule(b"rest", b"*", LaneOptions(report_after_ns=9 * SECOND_NS)),
     )

@@ -1,4 +1,4 @@
-"""How attempts ran: fitted into their leases, kept in every record that ends them, and shown."""
+"""Measurements of attempts: fitted into their leases, kept in every record, and shown."""
 
 from typing import Any
 

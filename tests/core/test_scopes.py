@@ -1,6 +1,4 @@
-"""Tasks that are chosen by more than their names: a part of the name, and whole campaigns to wait
-for; what is paused; where who follows begins.
-"""
+"""Scopes by a part of the name, campaigns as predecessors, pauses in the stats, and cursors."""
 
 from __future__ import annotations
 
@@ -87,7 +85,7 @@ def test_campaign_that_is_over_holds_nobody_up_and_one_of_no_task_is_refused() -
     assert submit_after(yard, b"c", b"nobody", names=(b"y",)) == [
         Refused(
             *(b"client", 0, Refusal.UNKNOWN),
-            "campaign nobody is not known; submit its tasks first",
+            "unknown campaign nobody (submit its tasks first)",
         )
     ]
     assert yard.records == []
@@ -116,13 +114,13 @@ def test_more_than_can_be_waited_for_is_refused_whole(monkeypatch: pytest.Monkey
     assert isinstance(refused, Refused)
     assert refused.refusal is Refusal.TOO_MANY
     assert refused.text == (
-        "campaign c has 3 tasks that have not ended, and one submission of 2 can wait for 5 in "
-        "all; let one task wait for them and others for that, or submit when some have ended"
+        "campaign c: 3 unfinished tasks before 2 new ones exceed 5 dependencies (let one task wait "
+        "for the campaign, and the others for that task)"
     )
     assert yard.records == []
 
 
-# What is asked beside that.
+# Stats and cursors.
 
 
 def test_services_and_lanes_that_are_paused_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def hold(yard: Yard, name: bytes) -> HoldReason | None:
 
 
 def drain(yard: Yard, worker: bytes) -> list[bytes]:
-    """The tasks that one worker does, one after the other, until there are none."""
+    """Return the tasks that one worker finishes, one by one, until there are none."""
     order: list[bytes] = []
     while names := yard.take(worker):
         order += names

@@ -1,4 +1,4 @@
-"""Snapshots: a restored ledger is the same ledger, and goes on alike."""
+"""Snapshots: a restored ledger equals the original and behaves alike."""
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ DONE, CANCELLED = TaskState.DONE, TaskState.CANCELLED
 
 
 def rich() -> Yard:
-    """A yard with a bit of everything."""
+    """Return a yard with a bit of everything."""
     yard = Yard()
     yard.rules(overfeed=1)
     yard.join(b"w", services=(b"default", b"x"), slots_total=9, lease_timeout_ns=60 * SECOND_NS)

@@ -1,4 +1,4 @@
-"""The two machines: every state and every cause, legal and illegal, through their movers."""
+"""The two state machines: every state and every cause, legal and illegal."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ WORKER_ILLEGAL = [pair for pair in WORKER_PAIRS if pair not in WORKER_LEGAL]
 
 
 def ledger_with_task_in(state: TaskState) -> tuple[Ledger, Task]:
-    """A ledger with one task, put into a state by hand, all counts to match."""
+    """Return a ledger with one task, put into a state by hand, with matching counts."""
     ledger = Ledger()
     apply(ledger, Submitted(0, Submission([b"a"], terms=[Terms(campaign=b"c")])))
     task = ledger.tasks[b"a"]

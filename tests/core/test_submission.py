@@ -1,4 +1,4 @@
-"""Submissions: taken whole or not at all, repeated without harm, extended, refused."""
+"""Submissions: accepted or refused as a whole, repeated, extended."""
 
 from typing import Any
 from zlib import crc32
@@ -34,7 +34,7 @@ def send(yard: Yard, one: Submission, **fields: Any) -> list[Any]:
 
 
 def extend(yard: Yard, *names: bytes, after: list[list[bytes]] | None = None, **fields: Any) -> Any:
-    """As a plain dwork peer creates tasks."""
+    """Submit like a plain dwork peer."""
     unknown = fields.pop("unknown", UnknownPolicy.DONE)
     return yard.submit(
         *names, after=after, repeat=DuplicatePolicy.EXTEND, unknown=unknown, **fields
@@ -43,7 +43,7 @@ def extend(yard: Yard, *names: bytes, after: list[list[bytes]] | None = None, **
 
 @pytest.fixture
 def yard() -> Yard:
-    """A yard with a task in every state, each named after it, and a worker that holds one."""
+    """Return a yard with a task in every state, named after it, and a worker that holds one."""
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"done", b"failed", b"leased", b"cancelled")
@@ -58,7 +58,7 @@ def yard() -> Yard:
     return yard
 
 
-# What is taken.
+# Accepted submissions.
 
 
 def test_submission_is_one_record_and_one_answer() -> None:
@@ -175,7 +175,7 @@ def test_envelopes_are_kept_until_the_task_ends() -> None:
     assert yard.scheduler.ledger.envelopes == {b"b": b"to y"}
 
 
-# What is refused, whole. The portrait of the ledger is the same afterwards.
+# Refused submissions. They leave the fingerprint of the ledger unchanged.
 
 MALFORMED: list[tuple[Refusal, Submission]] = [
     (Refusal.EMPTY, Submission([])),
@@ -248,7 +248,7 @@ def test_too_many_tasks_in_one_message_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(submission, "TASKS_PER_MESSAGE_MAX", 2)
     yard = Yard()
     assert yard.submit(b"a", b"b", b"c", request=4) == [
-        Refused(b"client", 4, Refusal.TOO_MANY, "3 tasks in one submission; send at most 2")
+        Refused(b"client", 4, Refusal.TOO_MANY, "3 tasks in one submission: the limit is 2")
     ]
     assert yard.submit(b"a", b"b") == [Accepted(b"client", 0, new=2)]
 
@@ -300,12 +300,12 @@ def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
         return refused.text
 
     assert text(b"new", after=[[b"nobody"]]) == (
-        "predecessor nobody is not known; submit it first, or in the same batch"
+        "unknown predecessor nobody (submit it first, or in the same batch)"
     )
     said = text(b"new", after=[[b"cancelled"]])
-    assert said == "predecessor cancelled was cancelled; submit that anew, or leave it out"
+    assert said == "predecessor cancelled: cancelled (submit it again, or leave it out)"
     assert text(b"ready", payloads=[b"other"]) == (
-        "task ready is known with another payload; give it another name"
+        "task ready is known with another payload (choose another name)"
     )
     assert text(b"outside", campaign=b"a") == (
         "task a/outside: the name is that of a task outside any campaign (give one of them another "
@@ -313,7 +313,7 @@ def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
     )
     assert text(b"new", campaign=b"a/b") == "campaign a/b: a campaign's name must not contain /"
     assert text(b"leased", after=[[b"ready"]], repeat=DuplicatePolicy.EXTEND) == (
-        "task leased is leased and can't be given more to wait for"
+        "task leased: leased, so it can't get more predecessors"
     )
     assert text(b"x", b"y", after=[[b"y"], [b"x"]]) == (
         "the tasks would wait for each other: x before y before x"

@@ -1,4 +1,4 @@
-"""Who is told when tasks are settled, with which text, and when a worker hears that all is done."""
+"""Subscriptions to settled tasks, their texts, and `NoWork.settled` for idle workers."""
 
 import pytest
 
@@ -20,7 +20,7 @@ BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
 @pytest.fixture
 def yard() -> Yard:
-    """A yard with a worker w."""
+    """Return a yard with a worker w."""
     yard = Yard()
     yard.join(b"w")
     return yard
@@ -254,11 +254,11 @@ def test_campaign_that_waits_for_another_is_not_settled(yard: Yard) -> None:
     assert fail(yard, b"x/f") + soon(yard) == []
 
 
-# What an idle worker hears.
+# Replies to an idle worker.
 
 
 def idle(yard: Yard) -> bool:
-    """A worker that asks is told that there is nothing, nor will there be."""
+    """Return whether a worker's request is answered by `NoWork` with `settled`."""
     (nothing,) = yard.ask(b"w")
     assert isinstance(nothing, NoWork)
     return nothing.settled

@@ -1,4 +1,4 @@
-"""What only time brings about: due times, age, calls, rates, and an alarm that is never late."""
+"""Timers: due times, expiry, wakes, rates, and a `wake_at_ns` that is never late."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,5 +1,4 @@
-"""Workers that can't be told everything, workers that stand in line, and workers that are lost by
-what their dialect knows."""
+"""Worker facts: reserved payloads and queue orders. Workers that their dialect reports as lost."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from tests.core.kit import Yard, assigned
 
 READY, LEASED = TaskState.READY, TaskState.LEASED
 
-#: The dialect in which PONG and EXIT are the broker's own words.
+#: Facts of a ping-pong worker, for which PONG and EXIT are words of the protocol.
 PING_PONG = {
     "always_ready": True,
     "reserved_payloads": (b"PONG", b"EXIT"),

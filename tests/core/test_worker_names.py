@@ -1,4 +1,4 @@
-"""Names of workers: which process holds one, and what another process with that name gets."""
+"""Worker names: which process holds one, and how others of that name are refused."""
 
 from taskyard.core import old_snapshots
 from taskyard.core.effects import Effect, HeartbeatAck, Refusal, Refused
@@ -46,17 +46,17 @@ def facts(incarnation: int) -> WorkerFacts:
 
 
 def beat(yard: Yard, incarnation: int, request: int = 0, replaces: int = 0) -> list[Effect]:
-    """Have a process introduce itself and send a heartbeat, as native workers do every second."""
+    """Register a process and send a heartbeat, as native workers do every second."""
     introduced = yard.handle(WorkerRegistered(0, b"w", facts(incarnation), replaces=replaces))
     records = yard.records
-    heard = WorkerHeartbeat(0, b"w", request=request, incarnation=incarnation)
-    effects = [*introduced, *yard.handle(heard)]
+    heartbeat = WorkerHeartbeat(0, b"w", request=request, incarnation=incarnation)
+    effects = [*introduced, *yard.handle(heartbeat)]
     yard.records = [*records, *yard.records]
     return effects
 
 
 def holding(*names: bytes) -> Yard:
-    """Incarnation 1 of worker w holds these tasks."""
+    """Return a yard where incarnation 1 of worker w holds these tasks."""
     yard = Yard()
     yard.submit(*names)
     beat(yard, 1)
@@ -87,8 +87,8 @@ def test_newcomer_is_refused_while_the_holder_is_heard() -> None:
         yard.later(1)
         beat(yard, 1)
         text = (
-            "worker name 'w' is held by another process (incarnation 1); wait for it, or give "
-            "another --name"
+            "worker name 'w' is held by another process (incarnation 1): wait until it exits, or "
+            "choose another --name"
         )
         assert beat(yard, 2, request=7) == [Refused(b"w", 7, Refusal.NAME_HELD, text)]
         assert yard.records == []
@@ -127,8 +127,8 @@ def test_waiting_newcomer_is_logged_once() -> None:
         beat(yard, 2)
     assert yard.scheduler.take_warnings() == [
         (
-            "worker name 'w' is wanted by another process, which waits while the holder "
-            "(incarnation 1) is heard; give each worker its own --name"
+            "worker name 'w' is contested: another process waits while the holder (incarnation 1) "
+            "is alive (give each worker its own --name)"
         )
     ]
     assert yard.scheduler.take_warnings() == []
@@ -252,8 +252,8 @@ def test_replaced_process_that_returns_is_refunded_and_refused() -> None:
     yard.scheduler.take_warnings()
     effects = beat(yard, 1, request=4)
     text = (
-        "worker name 'w' was taken over by another process while this one was silent; give each "
-        "worker its own --name"
+        "worker name 'w' was taken over by another process while this one was silent (give each "
+        "worker its own --name)"
     )
     assert [one for one in effects if isinstance(one, Refused)] == [
         Refused(b"w", 4, Refusal.NAME_LOST, text)
@@ -263,8 +263,8 @@ def test_replaced_process_that_returns_is_refunded_and_refused() -> None:
     assert [yard[name].losses for name in (b"a", b"b")] == [0, 0]
     assert yard.scheduler.take_warnings() == [
         (
-            "worker name 'w': the replaced process (incarnation 1) was heard again and is refused "
-            "for good; 2 task(s) are not charged with its loss"
+            "worker name 'w': the replaced process (incarnation 1) came back and is refused for "
+            "good, 2 task(s) are not charged with its loss"
         )
     ]
 

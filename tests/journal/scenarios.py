@@ -170,7 +170,7 @@ def _lanes(yard: WritingYard) -> None:
     """Hold and release a lane, run tasks that are deferred, move, expire, report late."""
     held = Rule(b"held", b"smtp/held", LaneOptions(is_held=True))
     late = Rule(b"late", b"default/late", LaneOptions(report_after_ns=SECOND_NS))
-    yard.clauses(held, late)
+    yard.set_rules(held, late)
     yard.submit(b"h1", b"h2", b"h3", lanes=[b"held"] * 3, service=b"smtp")
     yard.retry(b"h2")
     yard.submit(b"r1", b"r2", b"r3", lanes=[b"run"] * 3, service=b"bulk")

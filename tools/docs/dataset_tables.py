@@ -5,8 +5,9 @@ Has every dataset, column by column. A test compares them with the page.
 
 import sys
 
-from taskyard.pipeline.datasets import DATASETS
 from taskyard.pipeline.datasets.dataset import Dataset
+
+from taskyard.pipeline.datasets import DATASETS
 
 
 def dataset_tables() -> dict[str, str]:

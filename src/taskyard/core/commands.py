@@ -47,7 +47,7 @@ _MOVABLE = (*_WAITING, FAILED)
 
 def submit_requested(context: Context, event: events.SubmitRequested) -> None:
     if not context.accepting:
-        text = "the disk is nearly full; make room, or send more when some tasks are done"
+        text = "the disk is nearly full (free some space, or retry when tasks are done)"
         _refuse(context, event, Refused(event.client, event.request, Refusal.FULL, text))
         return
     if context.lag_percent >= LAG_REFUSE_PERCENT and _is_refused_for_lag(context, event):
@@ -84,7 +84,7 @@ def _is_refused_for_lag(context: Context, event: events.SubmitRequested) -> bool
     if not event.retries and percent < LAG_REFUSE_ALL_PERCENT:
         return False
     refusal = Refusal.RETRY_LATER if event.retries else Refusal.FULL
-    text = f"journal: compaction lags behind ({percent} % of its mark); send it again later"
+    text = f"journal: compaction lags behind ({percent} % of its mark), retry later"
     _refuse(context, event, Refused(event.client, event.request, refusal, text))
     return True
 
@@ -115,9 +115,9 @@ def _expand_campaigns(ledger: Ledger, event: events.SubmitRequested) -> events.S
         wanted = " and ".join(shown(name) for name in event.after_campaigns)
         raise submission.SubmissionRefused(
             Refusal.TOO_MANY,
-            f"campaign {wanted} has {len(names)} tasks that have not ended, and one submission of "
-            f"{len(asked.names)} can wait for {AFTER_MAX} in all; let one task wait for them and "
-            "others for that, or submit when some have ended",
+            f"campaign {wanted}: {len(names)} unfinished tasks before {len(asked.names)} new ones "
+            f"exceed {AFTER_MAX} dependencies (let one task wait for the campaign, and the others "
+            "for that task)",
         )
     after = [[*own, *names] for own in asked.after or [[] for _ in asked.names]]
     return structs.replace(event, submission=structs.replace(asked, after=after))
@@ -129,7 +129,7 @@ def _unfinished(
     """Return the unfinished tasks of campaigns, except these."""
     for name in campaigns:
         if name not in ledger.campaigns:
-            text = f"campaign {shown(name)} is not known; submit its tasks first"
+            text = f"unknown campaign {shown(name)} (submit its tasks first)"
             raise submission.SubmissionRefused(Refusal.UNKNOWN, text)
     found = [
         task.name
@@ -193,11 +193,11 @@ def move_requested(context: Context, event: events.MoveRequested) -> None:
 def _lane_refusal(event: events.MoveRequested) -> str:
     """Return why tasks can't be moved to this lane, or "" if they can."""
     if event.service is None and event.lane is None:
-        return "nowhere to move the tasks to; name a lane, a service, or both"
+        return "move: no target (give a lane, a service, or both)"
     if event.service == b"":
-        return "the service to move tasks to has no name; give it one, or leave it out"
+        return "move: the name of the target service is empty"
     if max(len(event.service or b""), len(event.lane or b"")) > NAME_BYTES_MAX:
-        return f"a service's or lane's name must have at most {NAME_BYTES_MAX} bytes"
+        return f"move: the name of a service or lane must have at most {NAME_BYTES_MAX} bytes"
     return ""
 
 
@@ -238,7 +238,7 @@ def _refuse_lane_without_service(
     """Refuse a lane without its service, which would mean everything. Return whether it did."""
     if event.lane is None or event.service:
         return False
-    text = f"lane {shown(event.lane)} is of some service; say which"
+    text = f"lane {shown(event.lane)}: no service given"
     context.send(Refused(event.client, event.request, Refusal.MALFORMED, text))
     return True
 

@@ -50,7 +50,7 @@ def explain(context: Context, name: bytes) -> Explanation:
     """Explain why a task is in its state."""
     task = context.ledger.tasks.get(name)
     if task is None:
-        return Explanation(Reason.UNKNOWN, f"no task is called {shown(name)}")
+        return Explanation(Reason.UNKNOWN, f"unknown task {shown(name)}")
     return _BY_STATE[task.state](context, task)
 
 
@@ -69,7 +69,7 @@ def cancelled(cause: bytes | None) -> Explanation:
     """
     if cause is None:
         sentence = "it was cancelled, on request or with a task that it waited for"
-        return Explanation(Reason.CANCELLED, f"{sentence} (its record does not say which)")
+        return Explanation(Reason.CANCELLED, f"{sentence} (its record has no cause)")
     if not cause:
         return Explanation(Reason.CANCELLED, "it was cancelled on request")
     sentence = f"it waited for {shown(cause)}, which was cancelled on request"
@@ -108,7 +108,7 @@ def _late_heartbeat_text(context: Context, worker: Worker) -> str:
     if not lease_timeout_ns or quiet_ns * HEARTBEAT_LATE_SHARE <= lease_timeout_ns:
         return ""
     left = max(0, lease_timeout_ns - quiet_ns) // SECOND_NS
-    return f"has not been heard for {quiet_ns // SECOND_NS} s; in {left} s its tasks go to others"
+    return f"has sent nothing for {quiet_ns // SECOND_NS} s; in {left} s its tasks go to others"
 
 
 def _delayed(context: Context, task: Task) -> Explanation:
@@ -175,7 +175,7 @@ def _ready(context: Context, task: Task) -> Explanation:
         why = _hold_text(context, task.lane, hold)
         return Explanation(_BY_HOLD[hold], f"it is ready, but {why} (service {service})")
     if _too_wide(context, task):
-        sentence = f"it is ready, but takes {task.terms.slots} slots, and no worker has so many"
+        sentence = f"it is ready, but takes {task.terms.slots} slots, and no worker has that many"
         return Explanation(Reason.NO_ROOM, sentence)
     kept_back = _reserved(context, task) or _isolated(context, task)
     if kept_back is not None:
@@ -372,11 +372,11 @@ LANE_SENTENCES: Final = {
     HoldReason.PAUSED_BROKER: "everything is paused",
     HoldReason.PAUSED_SERVICE: "its service is paused",
     HoldReason.PAUSED_LANE: "it is paused",
-    HoldReason.HELD: "it is held until somebody asks for it",
-    HoldReason.DEBOUNCED: "it gathers more tasks before it begins",
+    HoldReason.HELD: "it is held until it is released",
+    HoldReason.DEBOUNCED: "it waits for more tasks before it starts",
     HoldReason.LIMIT_BROKER: "the broker's limit of workers at once is reached",
     HoldReason.LIMIT_SERVICE: "its service's limit of workers at once is reached",
-    HoldReason.LIMIT_LANE: "as much of it is out as may be at once",
+    HoldReason.LIMIT_LANE: "its limit of leased tasks is reached",
     HoldReason.RATE: "its service's rate is used up for the moment",
     HoldReason.NO_WORKER: "no worker of its service is connected",
     HoldReason.TROUBLE: "no worker of its service can start its agent",

@@ -45,16 +45,16 @@ def refuse_non_holder(context: Context, name: bytes, incarnation: int | None, re
         return False
     if _is_replaced(context, name, incarnation):
         text = (
-            f"{_quoted(name)} was taken over by another process while this one was silent; "
-            "give each worker its own --name"
+            f"{_quoted(name)} was taken over by another process while this one was silent "
+            "(give each worker its own --name)"
         )
         context.send(Refused(name, request, Refusal.NAME_LOST, text))
         return True
     if holder is None or not _is_other_process(holder, incarnation):
         return False
     text = (
-        f"{_quoted(name)} is held by another process ({_describe(holder)}); wait for it, or give "
-        "another --name"
+        f"{_quoted(name)} is held by another process ({_describe(holder)}): wait until it exits, "
+        "or choose another --name"
     )
     context.send(Refused(name, request, Refusal.NAME_HELD, text))
     return True
@@ -82,8 +82,8 @@ def _contest(context: Context, holder: Worker, heartbeat_ns: int) -> None:
     """Mark a name as contested, which shortens the holder's timeout."""
     if not holder.contested_until_ns:
         context.warn(
-            f"{_quoted(holder.name)} is wanted by another process, which waits while the holder "
-            f"({_describe(holder)}) is heard; give each worker its own --name"
+            f"{_quoted(holder.name)} is contested: another process waits while the holder "
+            f"({_describe(holder)}) is alive (give each worker its own --name)"
         )
     often_ns = max(heartbeat_ns, holder.facts.heartbeat_ns)
     holder.contested_until_ns = context.now_ns + (HEARTBEATS_MISSED_MAX + 1) * often_ns
@@ -102,8 +102,8 @@ def _is_replaced(context: Context, name: bytes, incarnation: int) -> bool:
         attempts = [charged[task] for task in names]
         context.emit(Refunded(context.at_ns, name, incarnation, names, attempts), tasks)
         context.warn(
-            f"{_quoted(name)}: the replaced process (incarnation {incarnation}) was heard again "
-            f"and is refused for good; {len(names)} task(s) are not charged with its loss"
+            f"{_quoted(name)}: the replaced process (incarnation {incarnation}) came back and is "
+            f"refused for good, {len(names)} task(s) are not charged with its loss"
         )
     return True
 

@@ -48,7 +48,10 @@ if TYPE_CHECKING:
 
 def worker_registered(context: Context, event: events.WorkerRegistered) -> None:
     if not _facts_valid(event.facts):
-        text = "a worker's numbers must be from 0 to 2**63, its services few and their names short"
+        text = (
+            f"worker facts: numbers must be from 0 to {NUMBER_MAX}, services at most "
+            f"{SERVICES_MAX}, names at most {NAME_BYTES_MAX} bytes"
+        )
         context.send(Refused(event.worker, 0, Refusal.MALFORMED, text))
         return
     services = tuple(dict.fromkeys(event.facts.services))

@@ -109,7 +109,7 @@ def _attempts(ledger: Ledger, task: Task) -> list[Attempt]:
 def _too_many(context: Context, event: events.LookupRequested | events.ResultsRequested) -> bool:
     if len(event.names) <= TASKS_PER_MESSAGE_MAX:
         return False
-    text = f"{len(event.names)} names in one message; ask for {TASKS_PER_MESSAGE_MAX} at a time"
+    text = f"{len(event.names)} names in one message: the limit is {TASKS_PER_MESSAGE_MAX}"
     context.send(Refused(event.client, event.request, Refusal.TOO_MANY, text))
     return True
 

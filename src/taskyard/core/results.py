@@ -52,7 +52,7 @@ _Deferred: TypeAlias = "tuple[Task, int, int, bytes]"
 _RANDOM_STEP: Final = 2654435761
 _RANDOM_MAX: Final = 1 << 32
 
-_BAD_COLUMNS: Final = f"a report's columns must be of one length, at most {TASKS_PER_MESSAGE_MAX}"
+_BAD_COLUMNS: Final = f"report: columns must have one length, at most {TASKS_PER_MESSAGE_MAX}"
 
 
 def tasks_reported(context: Context, event: events.TasksReported) -> None:
@@ -369,13 +369,11 @@ def _resolve(context: Context, event: events.TasksReturned) -> list[list[bytes]]
     """Return the new predecessors of returned tasks that are not done."""
     ledger = context.ledger
     if len(dict.fromkeys(event.names)) != len(event.names):
-        raise submission.SubmissionRefused(Refusal.DUPLICATE, "a name stands twice in one message")
+        raise submission.SubmissionRefused(Refusal.DUPLICATE, "duplicate name in one message")
     if event.after is None:
         return None
     if not _columns_match(event.names, event.after):
-        raise submission.SubmissionRefused(
-            Refusal.MALFORMED, "the message's columns differ in length"
-        )
+        raise submission.SubmissionRefused(Refusal.MALFORMED, "message: columns differ in length")
     tasks = ledger.named(event.names)
     try:
         keys = [*map(identity.predecessors, repeat(ledger), tasks, event.after)]

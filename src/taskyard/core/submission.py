@@ -85,7 +85,7 @@ def keyed(ledger: Ledger, event: SubmitRequested) -> SubmitRequested:
     except identity.OtherTask as other:
         raise SubmissionRefused(Refusal.CONFLICT, str(other)) from None
     if submission is not event.submission and max(map(len, submission.names)) > NAME_BYTES_MAX:
-        text = f"a task's full name, CAMPAIGN/NAME, must have at most {NAME_BYTES_MAX} bytes"
+        text = f"task: the full name CAMPAIGN/NAME must have at most {NAME_BYTES_MAX} bytes"
         raise SubmissionRefused(Refusal.BAD_NAME, text)
     return structs.replace(event, submission=submission)
 
@@ -101,9 +101,7 @@ def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDeci
     _check_room(ledger, len(submission.names))
     batch = _index_batch(submission)
     if len(batch.places) != len(submission.names):
-        raise SubmissionRefused(
-            Refusal.DUPLICATE, "a name stands twice in one submission; give each its own"
-        )
+        raise SubmissionRefused(Refusal.DUPLICATE, "duplicate name in one submission")
     if ledger.tasks.keys().isdisjoint(batch.places):
         return _accept_new(ledger, event, submission, batch, at_ns)
     return _accept_mixed(ledger, event, batch, at_ns)
@@ -192,9 +190,9 @@ def check_shape(submission: Submission) -> None:
     """Check that columns have matching lengths, and names and numbers are within their limits."""
     count = len(submission.names)
     if not count:
-        raise SubmissionRefused(Refusal.EMPTY, "the submission has no tasks; send at least one")
+        raise SubmissionRefused(Refusal.EMPTY, "submission: no tasks")
     if count > TASKS_PER_MESSAGE_MAX:
-        text = f"{count} tasks in one submission; send at most {TASKS_PER_MESSAGE_MAX}"
+        text = f"{count} tasks in one submission: the limit is {TASKS_PER_MESSAGE_MAX}"
         raise SubmissionRefused(Refusal.TOO_MANY, text)
     if not all(submission.names) or max(map(len, submission.names)) > NAME_BYTES_MAX:
         text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
@@ -202,13 +200,13 @@ def check_shape(submission: Submission) -> None:
     columns = (submission.terms_at, submission.lanes, submission.after, submission.envelopes)
     for column in columns:
         if column is not None and len(column) != count:
-            raise SubmissionRefused(Refusal.MALFORMED, "the submission's columns differ in length")
+            raise SubmissionRefused(Refusal.MALFORMED, "submission: columns differ in length")
     if len(submission.payloads) not in (1, count):
         raise SubmissionRefused(
-            Refusal.MALFORMED, "a payload for each task is needed, or one for all"
+            Refusal.MALFORMED, "submission: needs one payload for each task, or one for all"
         )
     if max(map(len, submission.payloads)) > PAYLOAD_BYTES_MAX:
-        text = f"a payload must have at most {PAYLOAD_BYTES_MAX} bytes; name a file in it instead"
+        text = f"payload: at most {PAYLOAD_BYTES_MAX} bytes (put the data in a file and name it)"
         raise SubmissionRefused(Refusal.TOO_MANY, text)
     if submission.lanes and max(map(len, submission.lanes)) > NAME_BYTES_MAX:
         raise SubmissionRefused(
@@ -223,9 +221,9 @@ def _check_terms(submission: Submission) -> None:
     highest = max(submission.terms_at) if submission.terms_at else 0
     lowest = min(submission.terms_at) if submission.terms_at else 0
     if lowest < 0 or highest >= len(submission.terms):
-        raise SubmissionRefused(Refusal.MALFORMED, "a task points to terms that are not there")
+        raise SubmissionRefused(Refusal.MALFORMED, "submission: a task refers to missing terms")
     if len(submission.terms) > len(submission.names):
-        raise SubmissionRefused(Refusal.MALFORMED, "there are more terms than tasks")
+        raise SubmissionRefused(Refusal.MALFORMED, "submission: more terms than tasks")
     for terms in submission.terms:
         longest = max(len(terms.service), len(terms.campaign), len(terms.origin))
         if not terms.service or longest > NAME_BYTES_MAX:
@@ -238,7 +236,7 @@ def _check_terms(submission: Submission) -> None:
 
 def _check_numbers(terms: Terms) -> None:
     if len(terms.retry_delays_ns or ()) > RETRIES_MAX:
-        text = f"a task can be retried at most {RETRIES_MAX} times; give it fewer retries"
+        text = f"a task can be retried at most {RETRIES_MAX} times"
         raise SubmissionRefused(Refusal.TOO_MANY, text)
     if abs(terms.priority) > PRIORITY_MAX:
         text = f"a priority must be from {-PRIORITY_MAX} to {PRIORITY_MAX}, not {terms.priority}"
@@ -254,7 +252,7 @@ def _check_numbers(terms: Terms) -> None:
 def _check_room(ledger: Ledger, count: int) -> None:
     ended = ledger.counts[DONE] + ledger.counts[CANCELLED]
     if sum(ledger.counts) - ended + count > TASKS_MAX:
-        text = f"{TASKS_MAX} tasks are unfinished; send more when some are done"
+        text = f"{TASKS_MAX} tasks are unfinished, which is the limit (retry when some are done)"
         raise SubmissionRefused(Refusal.FULL, text)
 
 
@@ -326,7 +324,7 @@ def _check_owner(task: Task | None, campaign: bytes) -> None:
 
 def _check_extendable(task: Task | None) -> None:
     if task is not None and task.state is LEASED:
-        text = f"task {shown(task.name)} is leased and can't be given more to wait for"
+        text = f"task {shown(task.name)}: leased, so it can't get more predecessors"
         raise SubmissionRefused(Refusal.BUSY, text)
 
 
@@ -354,7 +352,7 @@ class _PayloadComparer:
 def _check_same(task: Task, submission: Submission, index: int, sameness: _PayloadComparer) -> None:
     """Refuse a repeated submission with another payload."""
     if not sameness.of(task, submission.payload_of(index)):
-        text = f"task {shown(task.name)} is known with another payload; give it another name"
+        text = f"task {shown(task.name)} is known with another payload (choose another name)"
         raise SubmissionRefused(Refusal.CONFLICT, text)
 
 
@@ -420,7 +418,7 @@ def split_predecessors(
         elif task.state is DONE:
             done.append(name)
         else:
-            text = f"predecessor {shown(name)} was cancelled; submit that anew, or leave it out"
+            text = f"predecessor {shown(name)}: cancelled (submit it again, or leave it out)"
             raise SubmissionRefused(Refusal.CANCELLED, text)
     return waiting, done
 
@@ -434,7 +432,7 @@ def _resolve_unknown(
         raise SubmissionRefused(Refusal.BAD_NAME, text)
     if unknown is UnknownPolicy.REFUSE:
         named = shown(identity.split(name, campaign))
-        text = f"predecessor {named} is not known; submit it first, or in the same batch"
+        text = f"unknown predecessor {named} (submit it first, or in the same batch)"
         raise SubmissionRefused(Refusal.UNKNOWN, text)
     if unknown is UnknownPolicy.WAIT:
         waiting.append(name)
