@@ -166,7 +166,7 @@ def test_check_tells_six_things_of_six_kinds(
         "there is no setting service.smtp.workers",
         "service.smtp.rate must be tasks in a time",
         "service.web.lane must have the names of fields in braces",
-        "listen.dwork: endpoint tcp://127.0.0.1:99999 has a port over 65535",
+        "listen.dwork: endpoint tcp://127.0.0.1:99999: port over 65535",
     ]
     assert all(line.startswith("taskyard.toml:") for line in out.splitlines())
     assert "did you mean workers_max?" in out

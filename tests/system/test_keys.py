@@ -184,13 +184,11 @@ def test_each_may_do_its_own_and_is_told_what_it_may_not(yard: Yard) -> None:
     producer.submit(["true"], name="a", service="nobody's")
     assert producer.show("a")["state"] == "ready"  # it is acknowledged
     assert viewer.show("a")["state"] == "ready"
-    with pytest.raises(
-        Refused, match=r"the key viewer is a viewer's and may not cancel tasks; ask"
-    ):
+    with pytest.raises(Refused, match=r"key 'viewer': a viewer may not cancel tasks \(this needs"):
         viewer.cancel(["a"])
-    with pytest.raises(Refused, match=r"may not submit tasks; ask for a producer's key"):
+    with pytest.raises(Refused, match=r"may not submit tasks \(this needs a producer's key\)"):
         viewer.submit(["true"], name="b").result(30)
-    with pytest.raises(Refused, match=r"the key producer is a producer's and may not send workers"):
+    with pytest.raises(Refused, match=r"key 'producer': a producer may not drain workers"):
         producer.drain()
     assert [task["name"] for task in viewer.tasks()] == ["a"]
     assert viewer.show("a")["state"] == "ready"
@@ -200,7 +198,7 @@ def test_each_may_do_its_own_and_is_told_what_it_may_not(yard: Yard) -> None:
 
 
 def test_worker_can_not_submit_or_look(yard: Yard) -> None:
-    with pytest.raises(Refused, match=r"the key worker is a worker's and may not see the status"):
+    with pytest.raises(Refused, match=r"key 'worker': a worker may not see the status"):
         yard.client(Role.WORKER)
     words = ("submit", "--broker", yard.endpoint, "--key", "worker.key", "--", "true")
     code, out, err = run(yard.directory, *words)
@@ -262,9 +260,7 @@ def test_key_that_is_revoked_while_connected_is_refused_with_the_next_message(ya
     assert tasks_of(viewer) == 0
     code, out, _ = run(yard.directory, "keys", "revoke", "viewer")
     assert (code, out.split()[:2]) == (0, ["revoked", "viewer,"])
-    with pytest.raises(
-        Refused, match=r"the key viewer was revoked; ask whoever runs the broker fo"
-    ):
+    with pytest.raises(Refused, match=r"key 'viewer' was revoked"):
         viewer.status()
     assert tasks_of(producer) == 0
 
@@ -296,7 +292,7 @@ def test_worker_with_a_revoked_key_says_so(yard: Yard) -> None:
     worker = yard.worker("--slots", "1", "--heartbeat", "50ms")
     assert " works for the broker at " in worker.error_line()
     yard.ring.revoke("worker")
-    assert "the broker refuses it: the key worker was revoked; ask" in worker.error_line()
+    assert "the broker refuses it: key 'worker' was revoked" in worker.error_line()
 
 
 def test_guest_does_not_talk_to_another_broker(yard: Yard, tmp_path: Path) -> None:
@@ -309,7 +305,7 @@ def test_guest_does_not_talk_to_another_broker(yard: Yard, tmp_path: Path) -> No
 def test_keys_that_are_open_to_others_open_nothing(yard: Yard) -> None:
     viewer, owner = yard.client(Role.VIEWER), yard.owner()
     yard.ring.directory.chmod(0o755)
-    with pytest.raises(Refused, match=r"the broker does not know this key"):
+    with pytest.raises(Refused, match=r"this key is no longer known to the broker"):
         viewer.status()
     with pytest.raises(NoBroker):
         yard.client(Role.ADMIN, timeout=NOBODY_SECONDS)

@@ -146,7 +146,7 @@ _STANDARD_FILES: Final = (0, 1, 2)
 class Terminal:
     """The terminal that the process was started at, if any. Create it at startup.
 
-    SIGHUP means either "reload the settings" or "the terminal is gone". `is_gone` distinguishes them.
+    SIGHUP means "reload the settings" or "the terminal is gone". `is_gone` distinguishes them.
     """
 
     def __init__(self) -> None:

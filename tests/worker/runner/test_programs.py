@@ -184,10 +184,8 @@ def test_too_long_a_command_line_is_told() -> None:
 
 def test_payload_that_is_no_command_is_failed_for_good() -> None:
     job = Job(b"t", 1, b"exec", b"{}")
-    text = b"the payload is nothing that a worker of exec can do: Object missing required field "
-    assert result_of(job) == JobResult(
-        job, Outcome.FAILED_FINAL, text + b"`argv`; submit it to another service"
-    )
+    text = b"payload is not valid for service exec: Object missing required field "
+    assert result_of(job) == JobResult(job, Outcome.FAILED_FINAL, text + b"`argv`")
 
 
 def test_program_runs_where_the_worker_is_or_where_it_says(tmp_path: Path) -> None:
