@@ -16,8 +16,8 @@ from taskyard.core.workers import WorkerFacts
 from taskyard.wire.round_robin import server as round_robin
 from taskyard.wire.round_robin import workers as round_robin_workers
 from taskyard.wire.round_robin.frames import envelop, parse
+from taskyard.wire.round_robin.peers import identity_of, name_of
 from taskyard.wire.round_robin.server import Settings, make_server
-from taskyard.wire.round_robin.workers import identity_of, name_of
 from tests.wire.round_robin.kit import C1, C2, LMQ, NATIVE, SERVER, SRV, W1, W2, Hall, lmq
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from taskyard.errors import Malformed
 from taskyard.wire.dialect import ROUND_ROBIN, request_numbers
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
-from taskyard.wire.round_robin.workers import Lease, Peer, WorkerTable
+from taskyard.wire.round_robin.peers import Lease, Peer
+from taskyard.wire.round_robin.workers import WorkerTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -11,23 +11,27 @@ What is durable of all that is asked back after a restart: see `recall`.
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
-
-from msgspec import Struct, field
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.workers import WorkerFacts
-from taskyard.wire.dialect import ROUND_ROBIN
 from taskyard.wire.round_robin import frames as lmq
+from taskyard.wire.round_robin.peers import (
+    Lease,
+    Peer,
+    envelope_of,
+    identity_of,
+    lease_of,
+    name_of,
+    tracked_message,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.core.model import Terms
     from taskyard.wire.dialect import Reply
     from taskyard.wire.round_robin.frames import Message, Settings
 
@@ -47,100 +51,6 @@ LIFE_NS: Final = SECOND_NS
 #: After a restart a worker is looked for this soon, then after twice as long each time: it connects
 #: again by itself, and gets nothing before it is heard.
 RECALL_NS: Final = SECOND_NS // 4
-
-#: Taken off the slots of a worker that nothing reaches: it gets nothing until it is heard.
-_UNREACHABLE: Final = 1 << 40
-
-#: How worker names begin whose identity is no text.
-_HEX: Final = b"0x"
-
-
-class Lease(Struct, eq=False):
-    """A message that a worker has."""
-
-    name: bytes
-    attempt: int
-    #: What its RESPONSE begins with: where it goes, and its id. None: EXEC, which has none.
-    key: tuple[tuple[bytes, ...], bytes] | None
-    slots: int
-    #: Silence that its worker is allowed while it has it, if longer than usual.
-    lease_ns: int
-    #: The scheduler has taken it away, or never got its result: it is the worker's alone.
-    is_void: bool = False
-    #: A former process of the server gave it.
-    is_recalled: bool = False
-    #: A recalled EXEC: what its RESPONSE begins with if that process sent it as TRACKEXEC.
-    tracked_key: tuple[tuple[bytes, ...], bytes] | None = None
-
-
-class Peer(Struct, eq=False):
-    """A worker, registered or gone."""
-
-    identity: bytes
-    #: Its name in the core.
-    name: bytes
-    last_seen_ns: int
-    #: By which socket it was heard last; empty: not since this process began.
-    route: bytes = b""
-    slots: int = 0
-    is_registered: bool = False
-    #: It was told to go, which this dialect has no word for: it gets no more.
-    is_dismissed: bool = False
-    #: It has said that it goes, and has nothing left when it registers again.
-    has_left: bool = False
-    #: The request of a WorkerExited that the scheduler has not handled yet; 0: none.
-    exit_request: int = 0
-    #: Nothing reaches it.
-    is_cut: bool = False
-    #: It has not registered since this process began.
-    is_recalled: bool = False
-    #: It had something when the server restarted: an INCREMENT may be for any of that. So it is
-    #: sent nothing that an INCREMENT settles, until it registers with none of that left.
-    is_unsure: bool = False
-    #: What it has, oldest first.
-    leases: dict[bytes, Lease] = field(default_factory=dict)
-    #: What it has answered, and not said INCREMENT for, oldest first.
-    answered: deque[Lease] = field(default_factory=deque)
-    #: INCREMENTs that came before their RESPONSE.
-    freed_early: int = 0
-    #: The last that was sent to it.
-    just_given: list[Lease] = field(default_factory=list)
-    #: What was taken from it because it could not be sent, or was lost with its silence. It may
-    #: have that all the same.
-    returned: dict[bytes, Lease] = field(default_factory=dict)
-    pinged_ns: int = 0
-    #: When the scheduler was told of its life; None: not since this process began.
-    told_ns: int | None = None
-    #: When its silence is looked at next; 0: never.
-    timeout_check_ns: int = 0
-
-    def ahead(self) -> int:
-        """What the scheduler has to add to its slots."""
-        if self.is_cut:
-            return -_UNREACHABLE
-        return -sum(lease.slots for lease in self.all() if lease.is_void)
-
-    def all(self) -> list[Lease]:
-        """Return everything that takes a slot."""
-        return [*self.leases.values(), *self.answered]
-
-    def oldest_untracked(self) -> Lease | None:
-        """Return the EXEC that an INCREMENT settles; None: there is none, or it may be of another.
-
-        A restart may have lost the assignment of any recalled lease, or its RESPONSE.
-        """
-        oldest = next((lease for lease in self.leases.values() if lease.key is None), None)
-        if oldest is not None and oldest.is_recalled and len(self.leases) > 1:
-            return None
-        return oldest
-
-    def find(self, key: tuple[tuple[bytes, ...], bytes]) -> Lease | None:
-        """The oldest message that a RESPONSE may be about."""
-        for leases in (self.leases, self.returned):
-            for lease in leases.values():
-                if key in (lease.key, lease.tracked_key):
-                    return lease
-        return None
 
 
 class WorkerTable:
@@ -301,14 +211,14 @@ class WorkerTable:
         columns = (effect.names, effect.attempts, effect.terms, envelopes)
         tasks = zip(*columns, effect.payloads, strict=True)
         for name, attempt, terms, envelope, payload in tasks:
-            kept = _kept(terms, envelope)
+            kept = envelope_of(terms, envelope)
             if kept is None:
-                message = _tracked(name, attempt, (payload or name,))
+                message = tracked_message(name, attempt, (payload or name,))
             else:
                 message = lmq.unfold(payload, kept)
-            lease = _lease(name, attempt, terms, kept)
+            lease = lease_of(name, attempt, terms, kept)
             if name in peer.returned or (lease.key is None and peer.is_unsure):
-                message = _tracked(name, attempt, message.arguments)
+                message = tracked_message(name, attempt, message.arguments)
                 lease.key = ((), message.id)
             peer.leases[name] = lease
             peer.just_given.append(lease)
@@ -416,7 +326,7 @@ class WorkerTable:
             peer.is_registered = peer.is_recalled = True
             columns = (holding.names, holding.attempts, holding.terms, holding.envelopes)
             for name, attempt, terms, envelope in zip(*columns, strict=True):
-                lease = _lease(name, attempt, terms, _kept(terms, envelope))
+                lease = lease_of(name, attempt, terms, envelope_of(terms, envelope))
                 peer.leases[name] = lease
             peer.answered.extend(Lease(b"", 0, None, slots, 0) for slots in holding.slots_kept)
             for lease in peer.all():
@@ -499,39 +409,3 @@ class WorkerTable:
         leases = [lease for lease in peer.leases.values() if not lease.is_void]
         asked_ns = max((lease.lease_ns for lease in leases), default=0)
         return max(self._settings.expire_ns, asked_ns)
-
-
-def _kept(terms: Terms, envelope: bytes) -> lmq.Envelope | None:
-    """What a task keeps of its message; None: it came in by another dialect."""
-    return lmq.open_envelope(envelope) if terms.dialect == lmq.DIALECT else None
-
-
-def _lease(name: bytes, attempt: int, terms: Terms, kept: lmq.Envelope | None) -> Lease:
-    key: tuple[tuple[bytes, ...], bytes] | None = ((), lmq.foreign_id(name, attempt))
-    if kept is not None:
-        key = (kept.way_back, kept.id) if kept.command == lmq.TRACKEXEC else None
-    return Lease(name, attempt, key, terms.slots, terms.lease_ns)
-
-
-def _tracked(name: bytes, attempt: int, arguments: Sequence[bytes]) -> Message:
-    """Return a message whose RESPONSE comes to us, and tells its task."""
-    return lmq.Message(lmq.TRACKEXEC, lmq.foreign_id(name, attempt), arguments)
-
-
-def name_of(identity: bytes) -> bytes:
-    """A worker's name in the core: its identity if one can type it, else as digits."""
-    is_text = identity.isascii() and identity.decode("latin-1").isprintable()
-    if is_text and not identity.startswith(_HEX):
-        return ROUND_ROBIN + identity
-    return ROUND_ROBIN + _HEX + identity.hex().encode()
-
-
-def identity_of(name: bytes) -> bytes | None:
-    """The identity behind a name; None: there is none."""
-    identity = name.removeprefix(ROUND_ROBIN)
-    if not identity.startswith(_HEX):
-        return identity
-    try:
-        return bytes.fromhex(identity[len(_HEX) :].decode("latin-1"))
-    except ValueError:
-        return None
