@@ -33,7 +33,7 @@ LEASED, DONE = TaskState.LEASED, TaskState.DONE
 
 
 def at_work(job: bytes = b"job", identity: bytes = W1) -> Hall:
-    """A worker that was just given a client's job."""
+    """Return a broker whose worker has just got a client's job."""
     hall = Hall()
     assert hall.worker(identity, READY) == [[PONG]]
     assert hall.client(b"c", job) == []
@@ -42,18 +42,18 @@ def at_work(job: bytes = b"job", identity: bytes = W1) -> Hall:
 
 
 def ping(hall: Hall, seconds: int, *identities: bytes) -> None:
-    """Let time pass while these show life."""
+    """Let time pass while these peers ping."""
     for _ in range(seconds):
         hall.later(1)
         for identity in identities:
             assert hall.worker(identity, PING) == [[PONG]]
 
 
-# The words.
+# Words.
 
 
 @pytest.mark.parametrize("word", [b"ping", b"ping, 1", b"PING, 1", b"ping,12", b"PING"])
-def test_ping_is_no_result_however_it_is_spelled(word: bytes) -> None:
+def test_ping_in_any_spelling_is_not_a_result(word: bytes) -> None:
     hall = at_work()
     assert hall.worker(W1, word) == [[PONG]]
     assert [*hall.states().values()] == [LEASED]
@@ -63,20 +63,20 @@ def test_ping_is_no_result_however_it_is_spelled(word: bytes) -> None:
     assert hall.backend.peer_count == 2
 
 
-def test_ping_in_small_letters_has_its_number_in_a_frame_of_its_own() -> None:
+def test_ping_in_small_letters_has_its_number_in_a_separate_frame() -> None:
     hall = Hall()
     hall.worker(W1, READY)
     assert hall.worker(W1, b"ping", b"7") == [[PONG, b"1"]]
 
 
 @pytest.mark.parametrize("word", [b"ping pong", b"ping, ", b"ping, x", b"Ping", b"pinging"])
-def test_result_that_only_begins_like_a_ping_is_a_result(word: bytes) -> None:
+def test_result_that_begins_like_a_ping_is_a_result(word: bytes) -> None:
     hall = at_work()
     assert hall.worker(W1, word) == []
     assert hall.to_client(b"c") == [[word]]
 
 
-def test_ready_is_answered_and_a_job_brings_its_result_to_the_client() -> None:
+def test_ready_gets_a_pong_and_a_job_brings_its_result_to_the_client() -> None:
     hall = Hall()
     assert hall.worker(W1, READY) == [[PONG]]
     assert hall.client(b"c", b"job") == []
@@ -86,19 +86,19 @@ def test_ready_is_answered_and_a_job_brings_its_result_to_the_client() -> None:
     assert hall.sent == []
 
 
-def test_pong_comes_before_the_job_that_waits_already() -> None:
+def test_pong_is_sent_before_a_waiting_job() -> None:
     hall = Hall()
     hall.client(b"c", b"job")
     assert hall.worker(W1, READY) == [[PONG], [b"job"]]
 
 
-def test_next_job_comes_with_the_result_and_waits_for_no_timer() -> None:
+def test_next_job_is_sent_at_once_after_a_result() -> None:
     hall = at_work(b"1")
     hall.client(b"d", b"2")
     assert hall.worker(W1, b"one") == [[b"2"]]
 
 
-def test_ping_is_answered_and_makes_no_record() -> None:
+def test_ping_gets_a_pong_and_makes_no_record() -> None:
     hall = Hall()
     hall.worker(W1, READY)
     hall.records()
@@ -106,7 +106,7 @@ def test_ping_is_answered_and_makes_no_record() -> None:
     assert hall.records() == []
 
 
-def test_counted_ping_is_answered_with_the_broker_s_own_count_of_that_worker_s_pings() -> None:
+def test_counted_ping_gets_the_broker_s_count_of_that_worker_s_pings() -> None:
     hall = Hall()
     hall.worker(W1, READY)
     assert hall.worker(W1, PING, b"17") == [[PONG, b"1"]]
@@ -115,7 +115,7 @@ def test_counted_ping_is_answered_with_the_broker_s_own_count_of_that_worker_s_p
     assert hall.worker(W2, PING, b"3") == [[PONG, b"1"]]
 
 
-def test_disconnect_gives_the_job_to_another_and_blames_nobody() -> None:
+def test_disconnect_returns_the_job_without_a_charge() -> None:
     hall = at_work()
     hall.worker(W2, READY)
     assert hall.worker(W1, DISCONNECT) == []
@@ -125,13 +125,13 @@ def test_disconnect_gives_the_job_to_another_and_blames_nobody() -> None:
     assert len(hall.workers()) == 1
 
 
-def test_disconnect_of_a_stranger_is_nothing() -> None:
+def test_disconnect_of_an_unknown_peer_is_ignored() -> None:
     hall = Hall()
     assert hall.worker(W1, DISCONNECT) == []
     assert hall.backend.malformed == 0
 
 
-def test_result_without_a_job_is_stale_and_answered() -> None:
+def test_result_without_a_job_is_stale_and_gets_a_pong() -> None:
     hall = Hall()
     assert hall.worker(W1, b"result") == [[PONG]]
     hall.worker(W1, READY)
@@ -141,14 +141,14 @@ def test_result_without_a_job_is_stale_and_answered() -> None:
     assert hall.backend.stale == 2
 
 
-def test_failure_with_its_reason_is_the_client_s_error() -> None:
+def test_failure_with_its_reason_is_an_error_to_the_client() -> None:
     hall = at_work()
     assert hall.worker(W1, ERROR, b"no such file") == []
     assert hall.to_client(b"c") == [[ERROR, b"no such file"]]
     assert [*hall.states().values()] == [TaskState.FAILED]
 
 
-def test_failure_is_tried_again_by_the_schedule_of_its_task() -> None:
+def test_failed_job_is_retried_by_the_schedule_of_its_task() -> None:
     hall = Hall()
     terms = Terms(retry_delays_ns=(10 * SECOND_NS,))
     hall.create(Submission([b"t"], [b"p"], [terms]))
@@ -159,21 +159,21 @@ def test_failure_is_tried_again_by_the_schedule_of_its_task() -> None:
     assert hall.to_worker(W1) == [[b"p"]]
 
 
-def test_error_of_two_frames_is_a_result_like_any_other() -> None:
+def test_error_of_two_frames_is_a_result() -> None:
     hall = at_work()
     assert hall.worker(W1, ERROR) == []
     assert hall.to_client(b"c") == [[ERROR]]
     assert [*hall.states().values()] == [DONE]
 
 
-def test_result_that_is_too_long_fails_its_job_and_not_the_broker() -> None:
+def test_too_long_a_result_fails_its_job() -> None:
     hall = at_work()
     assert hall.worker(W1, b"x" * (PAYLOAD_BYTES_MAX + 1)) == []
     ((word, reason),) = hall.to_client(b"c")
     assert (word, b"%d" % PAYLOAD_BYTES_MAX in reason) == (ERROR, True)
 
 
-def test_drained_worker_is_told_to_exit_when_it_has_answered_and_whatever_it_says_again() -> None:
+def test_drained_worker_gets_exit_after_its_result_and_to_every_message() -> None:
     hall = at_work()
     (name,) = hall.workers()
     hall.handle([DrainRequested(0, b"x", name)])
@@ -185,7 +185,7 @@ def test_drained_worker_is_told_to_exit_when_it_has_answered_and_whatever_it_say
     assert hall.workers() == []
 
 
-def test_broker_that_ends_for_good_sends_home_who_comes_and_lets_who_works_finish() -> None:
+def test_broker_that_shuts_down_sends_exit_and_waits_for_running_jobs() -> None:
     hall = at_work()
     hall.backend.leaving = True
     hall.handle([DrainRequested(0, b"x")])
@@ -199,7 +199,7 @@ def test_broker_that_ends_for_good_sends_home_who_comes_and_lets_who_works_finis
 # Events and effects, as lists.
 
 
-def test_words_become_events_and_a_result_names_its_task_and_attempt() -> None:
+def test_words_become_events_and_a_result_has_its_task_and_attempt() -> None:
     backend, frontend = make_server(1, lambda: 7)
     route = BACKEND + W1
     answer, joined = backend.receive(route, [b"", READY], 5)
@@ -230,7 +230,7 @@ def test_words_become_events_and_a_result_names_its_task_and_attempt() -> None:
     assert frontend.reply(Accepted(FRONTEND + b"c", asked.request, 1)) == []  # type: ignore[attr-defined]
 
 
-def test_worker_s_name_can_be_typed_and_no_two_ids_share_one() -> None:
+def test_worker_s_name_is_printable_and_unique() -> None:
     names = [
         ping_pong_backend.name_of(BACKEND + identity)
         for identity in (b"alice", b"\0\x1f", b"001f", b"-001f", b"al ice", b"\xff", b"", b"a\n")
@@ -239,10 +239,10 @@ def test_worker_s_name_can_be_typed_and_no_two_ids_share_one() -> None:
     assert len({*names}) == len(names)
 
 
-# Silence.
+# Timeouts.
 
 
-def test_waiting_worker_expires_after_three_seconds_without_a_word() -> None:
+def test_waiting_worker_expires_after_three_seconds_of_silence() -> None:
     hall = Hall()
     hall.worker(W1, READY)
     hall.later(2.9)
@@ -261,7 +261,7 @@ def test_every_message_renews_a_worker() -> None:
     assert len(hall.workers()) == 1
 
 
-def test_worker_that_expired_while_it_waited_is_added_again_by_a_ping() -> None:
+def test_worker_that_expired_while_it_waited_is_registered_again_by_a_ping() -> None:
     hall = Hall()
     hall.worker(W1, READY)
     hall.later(5)
@@ -269,7 +269,7 @@ def test_worker_that_expired_while_it_waited_is_added_again_by_a_ping() -> None:
     assert hall.worker(W1, PING) == [[PONG], [b"job"]]
 
 
-def test_worker_that_works_without_a_ping_has_the_lease_time() -> None:
+def test_worker_that_works_without_pings_has_the_lease_time() -> None:
     hall = at_work()
     hall.later(59)
     assert [*hall.states().values()] == [LEASED]
@@ -292,7 +292,7 @@ def test_worker_that_is_silent_for_the_lease_time_loses_its_job_to_another() -> 
     assert (left.reason, leased.attempts) == (b"silent", [2])
 
 
-def test_worker_that_pings_while_it_works_expires_after_three_seconds_of_silence() -> None:
+def test_worker_that_pings_at_work_expires_after_three_seconds_of_silence() -> None:
     hall = at_work()
     hall.worker(W2, READY)
     ping(hall, 100, W1, W2)
@@ -303,10 +303,10 @@ def test_worker_that_pings_while_it_works_expires_after_three_seconds_of_silence
     assert hall.to_worker(W2) == [[b"job"]]
 
 
-def test_ping_that_crossed_the_job_does_not_count_as_one_while_it_works() -> None:
+def test_ping_that_crossed_the_job_does_not_count_as_a_ping_at_work() -> None:
     hall = Hall()
     hall.worker(W1, READY)
-    hall.later(2)  # the job is given by what others do, long after the worker was heard
+    hall.later(2)  # the job is assigned long after the worker's last message
     hall.client(b"c", b"job")
     hall.to_worker(W1)
     hall.later(0.1)
@@ -316,7 +316,7 @@ def test_ping_that_crossed_the_job_does_not_count_as_one_while_it_works() -> Non
     assert hall.to_client(b"c") == [[b"result"]]
 
 
-def test_task_that_allows_a_longer_silence_is_left_alone_so_long() -> None:
+def test_task_with_a_longer_lease_extends_the_timeout() -> None:
     hall = Hall()
     hall.create(Submission([b"t"], [b"p"], [Terms(lease_ns=500 * SECOND_NS)]))
     assert hall.worker(W1, READY) == [[PONG], [b"p"]]
@@ -328,7 +328,7 @@ def test_task_that_allows_a_longer_silence_is_left_alone_so_long() -> None:
     assert hall.states() == {b"t": TaskState.READY}
 
 
-def test_late_result_changes_nothing_is_recorded_and_makes_its_worker_free_again() -> None:
+def test_late_result_changes_nothing_is_recorded_and_frees_its_worker() -> None:
     hall = at_work()
     hall.later(60)
     hall.worker(W2, READY)
@@ -341,16 +341,16 @@ def test_late_result_changes_nothing_is_recorded_and_makes_its_worker_free_again
     assert hall.to_client(b"c") == [[b"in time"]]
 
 
-def test_worker_that_may_still_be_at_an_expired_job_gets_no_other_by_its_pings() -> None:
+def test_worker_that_may_still_run_an_expired_job_gets_no_other_by_its_pings() -> None:
     hall = at_work()
     ping(hall, 2, W1)
-    hall.later(10)  # the net was down
+    hall.later(10)  # the network was down
     hall.client(b"d", b"other")
     ping(hall, 100, W1)
     assert hall.worker(W1, READY) == [[PONG], [b"job"]]
 
 
-def test_job_that_kills_its_workers_ends_failed() -> None:
+def test_job_that_kills_its_workers_fails() -> None:
     hall = Hall()
     hall.client(b"c", b"poison")
     for number in range(CRASHES_MAX):
@@ -360,7 +360,7 @@ def test_job_that_kills_its_workers_ends_failed() -> None:
     assert hall.to_client(b"c") == [[ERROR, b"lost %d workers" % CRASHES_MAX]]
 
 
-# Which worker.
+# Order of workers.
 
 
 def test_job_is_given_to_the_worker_that_has_waited_longest() -> None:
@@ -375,7 +375,7 @@ def test_job_is_given_to_the_worker_that_has_waited_longest() -> None:
         assert hall.to_worker(identity) == [[b"%d" % number]]
 
 
-def test_worker_that_was_used_long_ago_and_just_finished_stands_at_the_end() -> None:
+def test_worker_that_just_finished_is_last_in_line() -> None:
     hall = at_work(b"long")
     hall.worker(W2, READY)
     hall.client(b"d", b"short")
@@ -409,11 +409,9 @@ def test_ready_of_a_busy_connection_that_pings_costs_it_nothing() -> None:
     assert hall.to_client(b"c") == [[b"result"]]
 
 
-def test_named_worker_that_says_ready_with_a_job_has_the_lease_time_for_it_whatever_it_pings() -> (
-    None
-):
+def test_named_worker_that_sends_ready_with_a_job_has_the_lease_time_whatever_it_pings() -> None:
     hall = at_work(identity=b"named")
-    hall.worker(b"named", READY)  # it crashed, came back under its name, and knows of no job
+    hall.worker(b"named", READY)  # a new process under the same name, without the job
     ping(hall, 59, b"named")
     hall.worker(W2, READY)
     hall.later(1)
@@ -423,7 +421,7 @@ def test_named_worker_that_says_ready_with_a_job_has_the_lease_time_for_it_whate
 # Probation.
 
 
-def test_worker_first_heard_by_ping_gets_no_job_until_it_says_ready() -> None:
+def test_worker_that_sent_only_ping_gets_no_job_before_ready() -> None:
     hall = Hall()
     hall.client(b"c", b"job")
     ping(hall, 3, W1)
@@ -432,15 +430,15 @@ def test_worker_first_heard_by_ping_gets_no_job_until_it_says_ready() -> None:
 
 
 @pytest.mark.parametrize("period", [1, 4])
-def test_worker_on_probation_is_answered_until_it_should_have_connected_anew(period: int) -> None:
+def test_worker_on_probation_gets_pongs_until_it_should_have_reconnected(period: int) -> None:
     hall = Hall()
     hall.client(b"c", b"job")
     assert hall.worker(W1, PING) == [[PONG]]
-    heard = []
+    received = []
     for _ in range(90):
         hall.later(period)
-        heard += hall.worker(W1, PING)
-    assert heard == [[PONG]] * (2 if period == 1 else 0)
+        received += hall.worker(W1, PING)
+    assert received == [[PONG]] * (2 if period == 1 else 0)
     assert hall.worker(W1, PING, b"1") == []
     assert hall.worker(W1, b"result") == []
     assert hall.workers() == []
@@ -458,12 +456,12 @@ def test_result_of_a_worker_on_probation_changes_nothing() -> None:
     assert [*hall.states().values()] == [TaskState.READY]
 
 
-# Routes that end, and the broker's restart.
+# Unreachable routes and restarts.
 
 
-@pytest.mark.parametrize("is_heard", [False, True])
+@pytest.mark.parametrize("is_received", [False, True])
 def test_job_from_before_a_restart_goes_to_another_after_the_expiry_and_is_not_charged(
-    *, is_heard: bool
+    *, is_received: bool
 ) -> None:
     hall = at_work()
     hall.restart()
@@ -471,7 +469,7 @@ def test_job_from_before_a_restart_goes_to_another_after_the_expiry_and_is_not_c
     for _ in range(2):
         hall.later(1)
         hall.worker(W2, PING)
-        if is_heard:
+        if is_received:
             hall.worker(W3, PING)  # the same worker, by another connection
     assert [*hall.states().values()] == [LEASED]
     hall.later(1)
@@ -480,7 +478,7 @@ def test_job_from_before_a_restart_goes_to_another_after_the_expiry_and_is_not_c
     assert (task.attempt, task.losses) == (2, 0)
 
 
-def test_named_worker_that_says_ready_after_a_restart_is_not_charged_to_its_job() -> None:
+def test_ready_of_a_named_worker_after_a_restart_does_not_charge_its_job() -> None:
     hall = at_work(identity=b"named")
     hall.restart()
     assert hall.worker(b"named", READY) == [[PONG], [b"job"]]
@@ -488,7 +486,7 @@ def test_named_worker_that_says_ready_after_a_restart_is_not_charged_to_its_job(
     assert (task.attempt, task.losses) == (2, 0)
 
 
-def test_job_of_after_a_restart_has_its_whole_lease_time() -> None:
+def test_job_after_a_restart_has_its_full_lease_time() -> None:
     hall = Hall()
     hall.restart()
     hall.worker(W1, READY)
@@ -497,7 +495,7 @@ def test_job_of_after_a_restart_has_its_whole_lease_time() -> None:
     assert [*hall.states().values()] == [LEASED]
 
 
-def test_job_that_could_not_be_sent_goes_to_another_and_is_not_charged() -> None:
+def test_undelivered_job_goes_to_another_worker_without_a_charge() -> None:
     hall = Hall()
     hall.worker(W1, READY)
     hall.worker(W2, READY)
@@ -508,7 +506,7 @@ def test_job_that_could_not_be_sent_goes_to_another_and_is_not_charged() -> None
     assert (task.attempt, task.losses) == (2, 0)
 
 
-def test_worker_that_is_found_dead_by_its_pong_is_charged_to_its_job() -> None:
+def test_worker_found_dead_by_its_pong_is_charged_to_its_job() -> None:
     hall = at_work()
     hall.dead = [BACKEND + W1]
     hall.worker(W1, PING)
@@ -517,14 +515,14 @@ def test_worker_that_is_found_dead_by_its_pong_is_charged_to_its_job() -> None:
     assert hall.workers() == []
 
 
-def test_named_worker_of_a_former_broker_is_another_one_and_its_job_runs_again() -> None:
+def test_named_worker_of_a_former_broker_is_new_and_its_job_runs_again() -> None:
     hall = at_work(identity=b"named")
     hall.open(random_bits=8)
     assert hall.worker(b"named", b"result") == [[PONG]]
     assert hall.worker(b"named", READY) == [[PONG], [b"job"]]
 
 
-def test_named_ids_are_the_same_on_two_sockets_and_two_workers() -> None:
+def test_same_name_on_two_sockets_is_two_workers() -> None:
     hall = Hall()
     hall.worker(b"named", READY)
     hall.handle(hall.backend.receive(b"\5named", [b"", READY], hall.now_ns))
@@ -534,7 +532,7 @@ def test_named_ids_are_the_same_on_two_sockets_and_two_workers() -> None:
 # Cancelled jobs.
 
 
-def test_worker_of_a_cancelled_job_gets_no_other_until_it_has_answered() -> None:
+def test_worker_of_a_cancelled_job_gets_no_other_before_its_result() -> None:
     hall = at_work()
     hall.client(b"d", b"other")
     (name,) = (task.name for task in hall.scheduler.ledger.tasks.values() if task.lease)
@@ -546,7 +544,7 @@ def test_worker_of_a_cancelled_job_gets_no_other_until_it_has_answered() -> None
     assert hall.to_client(b"d") == [[b"result"]]
 
 
-def test_ready_that_crossed_a_cancelled_job_brings_no_other() -> None:
+def test_ready_that_crossed_a_cancelled_job_gets_no_other() -> None:
     hall = at_work()
     hall.client(b"d", b"other")
     (name,) = (task.name for task in hall.scheduler.ledger.tasks.values() if task.lease)
@@ -556,7 +554,7 @@ def test_ready_that_crossed_a_cancelled_job_brings_no_other() -> None:
     assert hall.to_client(b"d") == []
 
 
-def test_ready_of_who_owes_a_cancelled_job_counts_after_the_lease_time() -> None:
+def test_ready_during_a_cancelled_job_counts_after_the_lease_time() -> None:
     hall = at_work()
     hall.handle([CancelRequested(0, b"x", Scope())])
     hall.client(b"d", b"other")
@@ -566,7 +564,7 @@ def test_ready_of_who_owes_a_cancelled_job_counts_after_the_lease_time() -> None
     assert hall.worker(W1, READY) == [[PONG], [b"other"]]
 
 
-def test_worker_of_a_cancelled_job_is_not_counted_on_though_no_other_job_waits() -> None:
+def test_worker_of_a_cancelled_job_is_not_registered_even_without_waiting_jobs() -> None:
     hall = at_work()
     hall.handle([CancelRequested(0, b"x", Scope())])
     assert hall.workers() == []
@@ -583,11 +581,11 @@ def test_job_cancelled_in_the_turn_of_its_result_leaves_its_worker_free() -> Non
     assert sorted(hall.to_worker(W1)) == [[PONG], [b"other"]]
 
 
-# Words that are no jobs.
+# Reserved words.
 
 
 @pytest.mark.parametrize("word", [PONG, EXIT])
-def test_client_s_job_that_is_a_word_of_the_broker_is_refused(word: bytes) -> None:
+def test_client_s_job_that_is_a_reserved_word_is_refused(word: bytes) -> None:
     hall = Hall()
     ((error, reason),) = hall.client(b"c", word)
     assert (error, word in reason) == (ERROR, True)
@@ -595,13 +593,13 @@ def test_client_s_job_that_is_a_word_of_the_broker_is_refused(word: bytes) -> No
 
 
 @pytest.mark.parametrize("word", [b"PING", b"READY", b"ERROR", b"FULL", b"pong", b"EXIT ", b""])
-def test_any_other_job_is_taken_and_given_as_it_is(word: bytes) -> None:
+def test_any_other_job_is_accepted_and_sent_unchanged(word: bytes) -> None:
     hall = Hall()
     assert hall.client(b"c", word) == []
     assert hall.worker(W1, READY) == [[PONG], [word]]
 
 
-def test_task_that_a_worker_would_take_for_a_word_is_left_to_others_and_holds_up_nobody() -> None:
+def test_task_with_a_reserved_payload_is_left_to_others_and_blocks_no_task() -> None:
     hall = Hall()
     hall.worker(W1, READY)
     many = [b"e%d" % number for number in range(500)]
@@ -614,7 +612,7 @@ def test_task_that_a_worker_would_take_for_a_word_is_left_to_others_and_holds_up
     assert {*states.values()} == {TaskState.READY}
 
 
-def test_plain_task_without_a_payload_is_given_by_its_name_and_its_result_kept() -> None:
+def test_task_without_a_payload_is_sent_by_its_name_and_its_result_kept() -> None:
     hall = Hall()
     hall.at(b"\0cli", b"", bytes.fromhex("080012080a01411203636c69"))
     assert hall.worker(W1, READY) == [[PONG], [b"A"]]
@@ -655,7 +653,7 @@ def test_services_of_an_endpoint_can_be_set() -> None:
 # Clients.
 
 
-def test_client_is_answered_in_the_order_of_its_requests() -> None:
+def test_client_gets_its_replies_in_the_order_of_its_requests() -> None:
     hall = Hall()
     for job in (b"1", b"2", PONG, b"3"):
         assert hall.client(b"c", job) == []
@@ -679,7 +677,7 @@ def test_clients_do_not_wait_for_each_other() -> None:
     assert hall.to_client(b"d") == [[b"two"]]
 
 
-def test_client_that_has_too_much_waiting_is_refused_in_its_turn(
+def test_client_with_too_many_open_jobs_is_refused_in_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ping_pong_server, "WAITING_MAX", 2)
@@ -707,19 +705,19 @@ def test_queue_of_all_clients_has_a_limit() -> None:
     assert hall.client(b"e", b"3") == []
 
 
-def test_client_is_told_that_the_broker_takes_no_more() -> None:
+def test_client_gets_full_when_the_broker_accepts_no_more() -> None:
     hall = Hall()
     hall.scheduler.accepting = False
     assert hall.client(b"c", b"job") == [[FULL]]
 
 
-def test_job_that_is_too_long_is_refused() -> None:
+def test_too_long_a_job_is_refused() -> None:
     hall = Hall()
     ((error, _),) = hall.client(b"c", b"x" * (PAYLOAD_BYTES_MAX + 1))
     assert error == ERROR
 
 
-def test_client_that_is_gone_is_forgotten_and_its_job_done_all_the_same() -> None:
+def test_disconnected_client_is_forgotten_and_its_job_done_nevertheless() -> None:
     hall = at_work()
     hall.client(b"c", b"second")
     hall.dead = [FRONTEND + b"c"]
@@ -731,7 +729,7 @@ def test_client_that_is_gone_is_forgotten_and_its_job_done_all_the_same() -> Non
     assert not hall.scheduler.watchers
 
 
-def test_names_of_jobs_are_of_this_process_alone() -> None:
+def test_names_of_jobs_are_unique_to_the_process() -> None:
     names = []
     for random_bits in (1, 2):
         frontend = make_server(1, lambda random_bits=random_bits: random_bits)[1]  # type: ignore[misc]
@@ -741,9 +739,9 @@ def test_names_of_jobs_are_of_this_process_alone() -> None:
     assert len({*names}) == 4
 
 
-# Noise.
+# Malformed messages.
 
-#: Messages that are none, at either side.
+#: Messages that are invalid at either side.
 NASTY: list[list[bytes]] = [
     [],
     [b""],
@@ -780,7 +778,7 @@ def test_nasty_messages_are_counted_and_change_nothing(frames: list[bytes]) -> N
 
 
 def noise(count: int, seed: int) -> Iterator[list[bytes]]:
-    """Frames of words, halves of words and bytes, in numbers that no message has."""
+    """Yield frames of words, parts of words and bytes, in invalid numbers."""
     random_bits = random.Random(seed)
     words = [READY, PING, PONG, EXIT, DISCONNECT, ERROR, FULL, b"", b"1", b"\0", b"ready"]
     made = 0
@@ -797,7 +795,7 @@ def noise(count: int, seed: int) -> Iterator[list[bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_changes_nothing_at_either_side(seed: int) -> None:
+def test_malformed_messages_change_nothing_at_either_side(seed: int) -> None:
     hall = at_work()
     hall.records()
     before = old_snapshots.fingerprint(hall.scheduler.ledger)
@@ -833,13 +831,13 @@ def test_any_dialogue_leaves_every_task_done_once_or_waiting(seed: int) -> None:
     assert len({*finished}) == len(finished)
 
 
-def test_connections_that_are_remembered_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ping_pong_backend, "PEERS_MAX", 2)
     hall = Hall()
     assert hall.worker(W1, READY) == [[PONG]]
     assert hall.worker(W2, PING) == [[PONG]]
     assert hall.worker(W3, READY) == []
-    hall.later(3)  # one on probation makes room when it is silent
+    hall.later(3)  # a silent one on probation makes room
     assert hall.worker(W3, READY) == [[PONG]]
 
 
@@ -853,7 +851,7 @@ def test_connection_that_is_silent_for_long_is_forgotten() -> None:
     assert hall.backend.wake_at_ns() is None
 
 
-def test_record_of_a_lost_route_is_a_return_for_which_nobody_is_to_blame() -> None:
+def test_record_of_a_lost_route_is_a_return_without_a_charge() -> None:
     hall = Hall()
     hall.worker(W1, READY)
     hall.dead = [BACKEND + W1]
@@ -863,7 +861,7 @@ def test_record_of_a_lost_route_is_a_return_for_which_nobody_is_to_blame() -> No
     assert kinds[1:] == [Leased, Returned, WorkerLeft]
 
 
-def test_page_has_the_figures_of_the_code() -> None:
+def test_docs_have_the_figures_of_the_code() -> None:
     page = (Path(__file__).parents[3] / "docs" / "dialects" / "ping-pong.md").read_text()
     settings = Settings()
     for said in (
@@ -878,7 +876,7 @@ def test_page_has_the_figures_of_the_code() -> None:
     assert CRASHES_MAX == 5  # "five workers"
 
 
-def test_name_of_a_worker_does_not_tell_its_id_where_there_is_a_secret() -> None:
+def test_name_of_a_worker_does_not_reveal_its_id_with_a_secret() -> None:
     route = BACKEND + b"\0\1\2\3\4"
     assert ping_pong_backend.name_of(route).endswith(b"-0001020304")
     hidden = ping_pong_backend.name_of(route, b"secret")

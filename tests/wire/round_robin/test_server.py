@@ -1,4 +1,4 @@
-"""Round-robin at the broker, frame by frame, as its page has them."""
+"""Round-robin at the broker, frame by frame, as in its docs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def hall() -> Hall:
     return Hall()
 
 
-# The exchanges of the page.
+# The exchanges of the docs.
 
 
 def test_handshake_is_ping_and_pong(hall: Hall) -> None:
     assert hall.says(C1, *lmq(1, b"hand")) == [[b"", LMQ, b"\x02", b"hand", b"", SRV]]
 
 
-def test_message_goes_to_a_worker_and_its_response_back_to_the_client(hall: Hall) -> None:
+def test_message_reaches_a_worker_and_its_response_the_client(hall: Hall) -> None:
     assert hall.register(W1) == []
     assert hall.says(C1, *lmq(4, b"id-1", KEY, b"stream", b"1024")) == []
     assert hall.hears(W1) == [
@@ -73,7 +73,7 @@ def test_events_of_the_exchanges() -> None:
     assert dialect.receive(SERVER + C1, lmq(4, b"i", KEY, b"x"), now_ns) == [
         events.SubmitRequested(0, SERVER + C1, submission, 49, watch=True)
     ]
-    assert dialect.receive(SERVER + W1, lmq(2, b"pong"), now_ns) == []  # it was told of just now
+    assert dialect.receive(SERVER + W1, lmq(2, b"pong"), now_ns) == []  # too soon for a heartbeat
     assert dialect.receive(SERVER + W1, lmq(2, b"pong"), 3 * now_ns) == [
         events.WorkerHeartbeat(0, name)
     ]
@@ -87,7 +87,7 @@ def test_events_of_the_exchanges() -> None:
 
 
 def started() -> RoundRobin:
-    """A dialect that has nothing to recall."""
+    """Return a dialect without workers of a former process."""
     dialect = make_server(1, lambda: 7)
     assert dialect.wake_at_ns() == 0
     assert dialect.time_passed(0) == [events.HeldTasksRequested(0, b"", b"round-robin:", 17)]
@@ -96,7 +96,7 @@ def started() -> RoundRobin:
     return dialect
 
 
-def test_exec_wants_no_answer_and_is_settled_by_increment(hall: Hall) -> None:
+def test_exec_gets_no_response_and_is_settled_by_increment(hall: Hall) -> None:
     hall.register(W1, b"1")
     hall.says(C1, *lmq(3, b"fire", b"\x01"))
     assert hall.hears(W1) == [[b"", LMQ, b"\x03", b"fire", b"\x01", b"", C1, SRV]]
@@ -107,7 +107,7 @@ def test_exec_wants_no_answer_and_is_settled_by_increment(hall: Hall) -> None:
     assert hall.free(W1) == 1
 
 
-def test_slot_stays_taken_after_the_response_until_increment_and_the_queue_is_drained_at_once(
+def test_slot_stays_taken_after_the_response_until_increment(
     hall: Hall,
 ) -> None:
     hall.register(W1, b"1")
@@ -127,17 +127,17 @@ def test_response_to_register_goes_out_before_any_message(hall: Hall) -> None:
     assert second[2:4] == [b"\x04", b"early"]
 
 
-def test_workers_take_turns_and_a_full_one_is_passed_over(hall: Hall) -> None:
+def test_workers_take_turns_and_a_full_one_is_skipped(hall: Hall) -> None:
     hall.register(W1, b"1")
     hall.register(W2, b"3")
     got = []
     for number in range(5):
         hall.says(C1, *lmq(4, b"%d" % number, KEY))
         got.append([len(hall.hears(W1)), len(hall.hears(W2))])
-    assert got == [[0, 1], [1, 0], [0, 1], [0, 1], [0, 0]]  # who registered last stood at the top
+    assert got == [[0, 1], [1, 0], [0, 1], [0, 1], [0, 0]]  # the last to register is first
 
 
-def test_deregistered_worker_gets_nothing_and_what_it_had_goes_to_others(hall: Hall) -> None:
+def test_deregistered_worker_gets_nothing_and_its_messages_go_to_others(hall: Hall) -> None:
     hall.register(W1, b"1")
     hall.says(C1, *lmq(4, b"m", KEY))
     hall.hears(W1)
@@ -151,7 +151,7 @@ def test_deregistered_worker_gets_nothing_and_what_it_had_goes_to_others(hall: H
     assert [frames[4:] for frames in hall.hears(C1)] == [[b"good", b"", W2, SRV]]
 
 
-def test_ongoing_is_answered_and_renews_the_worker(hall: Hall) -> None:
+def test_ongoing_gets_a_response_and_renews_the_worker(hall: Hall) -> None:
     hall.register(W1)
     hall.later(59)
     hall.hears(W1)
@@ -162,28 +162,28 @@ def test_ongoing_is_answered_and_renews_the_worker(hall: Hall) -> None:
     assert hall.workers() == [b"round-robin:" + W1]
 
 
-def test_ongoing_of_somebody_else_is_answered_with_an_error(hall: Hall) -> None:
+def test_ongoing_of_an_unregistered_peer_is_an_error(hall: Hall) -> None:
     ((*_, argument, _, _),) = hall.says(C1, *lmq(4, b"alive", b"ongoing"))
     assert argument == b"ERROR register first"
 
 
 @pytest.mark.parametrize("command", [3, 4, 5, 1, 2])
-def test_message_with_an_address_on_top_is_passed_on_unchanged(hall: Hall, command: int) -> None:
+def test_message_with_an_address_on_top_is_forwarded_unchanged(hall: Hall, command: int) -> None:
     hall.says(W1, C1, *lmq(command, b"id", b"\x08", b"", b"x"))
     frames = [b"", LMQ, bytes([command]), b"id", b"\x08", b"", b"x", b"", W1, SRV]
     assert hall.hears(C1) == [frames]
     assert hall.states() == []
 
 
-def test_response_between_two_peers_is_passed_on(hall: Hall) -> None:
+def test_response_between_two_peers_is_forwarded(hall: Hall) -> None:
     hall.says(C1, C2, *lmq(4, b"q", b"hello"))
     assert hall.hears(C2) == [[b"", LMQ, b"\x04", b"q", b"hello", b"", C1, SRV]]
     hall.says(C2, C1, *lmq(6, b"q", b"world"))
     assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"q", b"world", b"", C2, SRV]]
 
 
-def test_response_to_no_message_that_was_passed_on_is_stale(hall: Hall) -> None:
-    """A worker that was lost before a restart answers its task after it."""
+def test_response_without_a_forwarded_message_is_stale(hall: Hall) -> None:
+    """A worker that was lost before a restart sends its RESPONSE after it."""
     hall.says(W1, C1, *lmq(6, b"q", b"world"))
     assert (hall.hears(C1), hall.dialect.stale) == ([], 1)
     hall.says(C1, W1, *lmq(4, b"q", b"hello"))
@@ -192,7 +192,7 @@ def test_response_to_no_message_that_was_passed_on_is_stale(hall: Hall) -> None:
     assert (hall.hears(C1), hall.dialect.stale) == ([], 3)
 
 
-def test_oldest_messages_that_were_passed_on_are_forgotten(
+def test_oldest_forwarded_messages_are_forgotten(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(round_robin, "PASSED_MAX", 1)
@@ -204,13 +204,13 @@ def test_oldest_messages_that_were_passed_on_are_forgotten(
     assert len(hall.hears(C1)) == 1
 
 
-def test_several_addresses_are_taken_off_one_by_one(hall: Hall) -> None:
+def test_addresses_are_removed_one_by_one(hall: Hall) -> None:
     hall.says(W1, C1, b"beyond", *lmq(5, b"id"), b"behind")
     frames = [b"beyond", b"", LMQ, b"\x05", b"id", b"", b"behind", W1, SRV]
     assert hall.hears(C1) == [frames]
 
 
-def test_client_behind_other_servers_is_answered_by_its_way(hall: Hall) -> None:
+def test_client_behind_other_servers_gets_its_response_by_its_route(hall: Hall) -> None:
     hall.register(W1)
     hall.says(C1, *lmq(4, b"far", KEY), b"client", b"server")
     assert hall.hears(W1) == [
@@ -223,7 +223,7 @@ def test_client_behind_other_servers_is_answered_by_its_way(hall: Hall) -> None:
     assert hall.states() == [DONE]
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -236,12 +236,12 @@ def test_register_with_bad_slots_is_refused_and_changes_nothing(
     hall.register(W1, b"2")
     for worker in (W1, W2):
         (answer,) = hall.says(worker, *lmq(4, b"reg", b"\x08", *slots))
-        assert answer[4].startswith(b"ERROR REGISTER says how many slots")
+        assert answer[4].startswith(b"ERROR REGISTER needs the number of slots")
     assert hall.workers() == [b"round-robin:" + W1]
     assert hall.free(W1) == 2
 
 
-def test_second_register_sets_the_slots_and_hands_a_full_worker_nothing(hall: Hall) -> None:
+def test_second_register_sets_the_slots_and_a_full_worker_gets_nothing(hall: Hall) -> None:
     hall.register(W1, b"1")
     for number in (b"1", b"2", b"3"):
         hall.says(C1, *lmq(4, number, KEY))
@@ -256,7 +256,7 @@ def test_deregister_and_increment_of_an_unknown_worker_are_ignored(hall: Hall) -
     assert hall.workers() == []
 
 
-def test_control_words_as_arguments_are_a_clients_own(hall: Hall) -> None:
+def test_control_keys_as_arguments_are_data(hall: Hall) -> None:
     hall.register(W1)
     for word in (b"\x07", b"\x08", b"\x09", b"ongoing"):
         hall.says(C1, *lmq(4, b"m", b"key", word))
@@ -298,7 +298,7 @@ def test_full_disk_refuses_with_an_error(hall: Hall) -> None:
     assert hall.dialect.refused == 1
 
 
-def test_message_without_a_key_and_too_large_ones_are_answered_with_an_error(hall: Hall) -> None:
+def test_message_without_a_key_or_too_large_is_an_error(hall: Hall) -> None:
     large = bytes(PAYLOAD_BYTES_MAX + 1)
     for arguments in ([], [large], [KEY, large], [b"k" * 1025, b"x"]):
         (answer,) = hall.says(C1, *lmq(4, b"1", *arguments))
@@ -309,7 +309,7 @@ def test_message_without_a_key_and_too_large_ones_are_answered_with_an_error(hal
     assert hall.dialect.waiting == 0
 
 
-def test_failed_and_cancelled_tasks_are_told_as_errors(hall: Hall) -> None:
+def test_failed_and_cancelled_tasks_are_errors(hall: Hall) -> None:
     hall.says(C1, *lmq(4, b"1", b"payload"))
     (name,) = hall.scheduler.ledger.tasks
     hall.handle([events.CancelRequested(0, NATIVE, events.Scope(names=(name,)), 16)])
@@ -328,12 +328,12 @@ def test_too_large_a_result_is_a_failure_and_its_slot_stays_taken(hall: Hall) ->
     hall.says(C1, *lmq(4, b"2", KEY))
     hall.hears(W1)
     assert hall.says(W1, C1, *lmq(6, b"1", bytes(PAYLOAD_BYTES_MAX), b"")) == []
-    assert [frames[4][:20] for frames in hall.hears(C1)] == [b"ERROR its result has"]
+    assert [frames[4][:21] for frames in hall.hears(C1)] == [b"ERROR result of 16777"]
     assert hall.states() == [FAILED, READY]
     assert [frames[3] for frames in hall.increment(W1)] == [b"2"]
 
 
-# Slots are never freed by what is somebody else's.
+# Slots are never freed by other messages.
 
 
 def test_increment_frees_answered_slots_before_it_settles_an_exec(hall: Hall) -> None:
@@ -350,7 +350,7 @@ def test_increment_frees_answered_slots_before_it_settles_an_exec(hall: Hall) ->
     assert hall.free(W1) == 2
 
 
-def test_increment_before_its_response_frees_the_slot_when_that_comes(hall: Hall) -> None:
+def test_increment_before_its_response_frees_the_slot_with_the_response(hall: Hall) -> None:
     hall.register(W1, b"1")
     hall.says(C1, *lmq(4, b"1", KEY))
     hall.says(C1, *lmq(4, b"2", KEY))
@@ -360,7 +360,7 @@ def test_increment_before_its_response_frees_the_slot_when_that_comes(hall: Hall
     assert hall.states() == [DONE, LEASED]
 
 
-def test_increments_for_nothing_free_nothing(hall: Hall) -> None:
+def test_increments_without_a_message_free_nothing(hall: Hall) -> None:
     hall.register(W1, b"1")
     for _ in range(5):
         hall.increment(W1)
@@ -373,7 +373,7 @@ def test_increments_for_nothing_free_nothing(hall: Hall) -> None:
 
 
 @pytest.mark.parametrize("command", [3, 4])
-def test_cancelled_message_keeps_its_slot_until_the_worker_is_done_with_it(
+def test_cancelled_message_keeps_its_slot_until_the_worker_has_finished_it(
     hall: Hall, command: int
 ) -> None:
     hall.register(W1, b"2")
@@ -390,7 +390,7 @@ def test_cancelled_message_keeps_its_slot_until_the_worker_is_done_with_it(
     assert hall.states() == [CANCELLED, LEASED, LEASED]
 
 
-def test_answer_that_crosses_a_cancellation_keeps_its_slot_too(hall: Hall) -> None:
+def test_response_that_crosses_a_cancellation_keeps_its_slot(hall: Hall) -> None:
     hall.register(W1, b"1")
     hall.says(C1, *lmq(4, b"1", KEY))
     hall.says(C1, *lmq(4, b"2", KEY))
@@ -405,7 +405,7 @@ def test_answer_that_crosses_a_cancellation_keeps_its_slot_too(hall: Hall) -> No
     assert hall.free(W1) == 0
 
 
-def test_same_id_twice_is_answered_oldest_first(hall: Hall) -> None:
+def test_responses_with_one_id_are_matched_oldest_first(hall: Hall) -> None:
     hall.register(W1)
     hall.says(C1, *lmq(4, b"same", b"a"))
     hall.says(C1, *lmq(4, b"same", b"b"))
@@ -426,10 +426,10 @@ def test_ids_of_two_clients_are_not_confused(hall: Hall) -> None:
     assert [frames[4] for frames in hall.hears(C2)] == [b"for two"]
 
 
-# Silence and dead routes.
+# Timeouts and unreachable routes.
 
 
-def test_silent_worker_is_pinged_every_period_and_leaves_the_table_in_the_end(hall: Hall) -> None:
+def test_silent_worker_is_pinged_every_period_and_lost_in_the_end(hall: Hall) -> None:
     hall.register(W1, b"1")
     hall.says(C1, *lmq(4, b"m", KEY))
     hall.hears(W1)
@@ -447,7 +447,7 @@ def test_silent_worker_is_pinged_every_period_and_leaves_the_table_in_the_end(ha
     assert pings == 11
 
 
-def test_pong_keeps_a_worker_in_the_table(hall: Hall) -> None:
+def test_pong_keeps_a_worker_registered(hall: Hall) -> None:
     hall.register(W1)
     for _ in range(30):
         hall.later(5)
@@ -456,7 +456,7 @@ def test_pong_keeps_a_worker_in_the_table(hall: Hall) -> None:
     assert hall.workers() == [b"round-robin:" + W1]
 
 
-def test_task_that_asks_for_a_longer_lease_gives_its_worker_more_time(hall: Hall) -> None:
+def test_task_with_a_longer_lease_extends_its_worker_s_timeout(hall: Hall) -> None:
     hall.register(W1, b"1")
     hall.create(Submission([b"slow"], terms=[Terms(lease_ns=200 * SECOND_NS)]))
     for _ in range(39):
@@ -466,7 +466,7 @@ def test_task_that_asks_for_a_longer_lease_gives_its_worker_more_time(hall: Hall
     assert hall.workers() == []
 
 
-def test_late_response_of_a_worker_that_left_is_stale_and_the_client_hears_one(hall: Hall) -> None:
+def test_late_response_of_a_lost_worker_is_stale_and_the_client_gets_one(hall: Hall) -> None:
     hall.register(W1, b"1")
     hall.says(C1, *lmq(4, b"m", KEY))
     hall.later(60)
@@ -479,7 +479,7 @@ def test_late_response_of_a_worker_that_left_is_stale_and_the_client_hears_one(h
     assert hall.dialect.stale == 1
 
 
-def test_who_left_is_forgotten_after_a_while(hall: Hall) -> None:
+def test_worker_that_left_is_forgotten_after_a_while(hall: Hall) -> None:
     hall.register(W1)
     hall.says(W1, *lmq(3, b"WORKER", b"\x09"))
     hall.later(600)
@@ -493,18 +493,18 @@ def test_message_that_can_not_be_sent_goes_to_the_next_worker(hall: Hall) -> Non
     hall.says(C1, *lmq(4, b"m", KEY))
     assert [frames[3] for frames in hall.hears(W2)] == [b"m"]
     hall.says(C1, *lmq(4, b"n", KEY))
-    assert hall.hears(W1) == []  # it gets nothing until it is heard
+    assert hall.hears(W1) == []  # it gets nothing until it sends a message
     hall.dead = []
     assert [frames[3] for frames in hall.says(W1, *lmq(2, b"PING"))] == [b"n"]
     hall.says(W1, C1, *lmq(6, b"n", b"x"))
     assert [frames[4] for frames in hall.hears(C1)] == [b"x"]
 
 
-def test_answer_to_what_was_given_to_another_is_not_passed_on(hall: Hall) -> None:
+def test_response_to_a_reassigned_message_is_not_forwarded(hall: Hall) -> None:
     hall.register(W2, b"1")
     hall.register(W1, b"1")
     hall.dead = [W1]
-    hall.says(C1, *lmq(4, b"m", KEY))  # for W1; it is taken for undelivered, and is not
+    hall.says(C1, *lmq(4, b"m", KEY))  # for W1, delivered although it seems undelivered
     hall.dead = []
     hall.says(W1, C1, *lmq(6, b"m", b"late"))
     assert hall.hears(C1) == []
@@ -513,10 +513,10 @@ def test_answer_to_what_was_given_to_another_is_not_passed_on(hall: Hall) -> Non
     assert hall.dialect.stale == 1
 
 
-def test_late_answer_to_an_earlier_attempt_leaves_the_worker_the_next_one(hall: Hall) -> None:
+def test_late_response_to_an_earlier_attempt_leaves_the_worker_the_next_one(hall: Hall) -> None:
     hall.register(W1, b"2")
     hall.dead = [W1]
-    hall.create(Submission([b"task"], [b"payload"]))  # taken for undelivered, and is not
+    hall.create(Submission([b"task"], [b"payload"]))  # delivered although it seems undelivered
     hall.dead = []
     assert [frames[3] for frames in hall.says(W1, *lmq(2, b"PING"))] == [b"2/task"]
     hall.says(W1, *lmq(6, b"1/task", b"late"))
@@ -527,7 +527,7 @@ def test_late_answer_to_an_earlier_attempt_leaves_the_worker_the_next_one(hall: 
 
 
 @pytest.mark.parametrize("leaves", ["cut", "silent"])
-def test_message_that_a_worker_gets_again_has_an_id_of_its_own(hall: Hall, leaves: str) -> None:
+def test_message_that_a_worker_gets_again_has_a_new_id(hall: Hall, leaves: str) -> None:
     hall.register(W1, b"2")
     hall.dead = [W1] if leaves == "cut" else []
     hall.says(C1, *lmq(4, b"m", KEY, b"x"))
@@ -553,14 +553,14 @@ def test_increment_for_a_message_that_is_sent_again_settles_no_exec(hall: Hall) 
     hall.says(C1, *lmq(3, b"m", KEY))
     hall.dead = []
     (again,) = hall.says(W1, *lmq(2, b"PING"))
-    hall.increment(W1)  # for what was taken for undelivered
+    hall.increment(W1)  # for the message that seemed undelivered
     assert hall.states() == [LEASED]
     hall.says(W1, *lmq(6, again[3]))
     assert hall.states() == [DONE]
 
 
 @pytest.mark.parametrize("places", [(0, 1), (1, 0)])
-def test_client_hears_the_answer_that_counts_though_a_late_one_comes_in_the_same_turn(
+def test_client_gets_the_valid_response_even_with_a_late_one_in_the_same_turn(
     hall: Hall, places: tuple[int, int]
 ) -> None:
     hall.register(W2, b"1")
@@ -577,7 +577,7 @@ def test_client_hears_the_answer_that_counts_though_a_late_one_comes_in_the_same
     assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"m", b"good", b"y", b"", W2, SRV]]
 
 
-def test_worker_that_is_cut_off_keeps_what_it_has(hall: Hall) -> None:
+def test_unreachable_worker_keeps_its_messages(hall: Hall) -> None:
     hall.register(W1, b"2")
     hall.says(C1, *lmq(4, b"held", KEY))
     hall.hears(W1)
@@ -591,9 +591,11 @@ def test_worker_that_is_cut_off_keeps_what_it_has(hall: Hall) -> None:
     assert hall.states() == [DONE, LEASED]
 
 
-def test_worker_that_is_cut_off_in_the_turn_of_a_cancellation_gets_nothing(hall: Hall) -> None:
-    """The scheduler hears of the cancelled message's slot first, and last that nothing reaches the
-    worker: the other way round it would lease the second message again and again."""
+def test_worker_that_becomes_unreachable_in_the_turn_of_a_cancellation_gets_nothing(
+    hall: Hall,
+) -> None:
+    """The scheduler must get the slot of the cancelled message first, and the lost route last.
+    Otherwise it would lease the second message again and again."""
     hall.register(W1, b"3")
     hall.says(C1, *lmq(4, b"cancelled", KEY))
     (first,) = hall.scheduler.ledger.tasks
@@ -605,7 +607,7 @@ def test_worker_that_is_cut_off_in_the_turn_of_a_cancellation_gets_nothing(hall:
     assert hall.free(W1) < 0
 
 
-def test_response_whose_client_is_gone_is_dropped_and_counted(hall: Hall) -> None:
+def test_response_to_a_disconnected_client_is_dropped_and_counted(hall: Hall) -> None:
     hall.register(W1)
     hall.says(C1, *lmq(4, b"1", KEY))
     hall.says(C1, *lmq(4, b"2", KEY))
@@ -618,7 +620,7 @@ def test_response_whose_client_is_gone_is_dropped_and_counted(hall: Hall) -> Non
     assert [frames[3:5] for frames in hall.hears(C1)] == [[b"2", b"x"]]
 
 
-def test_drained_worker_gets_no_more_and_is_gone_when_it_has_nothing(hall: Hall) -> None:
+def test_drained_worker_gets_no_more_and_is_removed_when_it_holds_nothing(hall: Hall) -> None:
     hall.register(W1, b"2")
     hall.says(C1, *lmq(4, b"1", KEY))
     hall.hears(W1)
@@ -628,16 +630,16 @@ def test_drained_worker_gets_no_more_and_is_gone_when_it_has_nothing(hall: Hall)
     assert hall.workers() == []
     assert hall.says(W1, *lmq(4, b"o", b"ongoing")) == [[b"", LMQ, b"\x06", b"o", b"", SRV]]
     hall.increment(W1)
-    assert [frames[3] for frames in hall.register(W1)] == [b"2"]  # it says that it wants more
+    assert [frames[3] for frames in hall.register(W1)] == [b"2"]  # it wants more
 
 
-def test_nobody_registers_at_a_broker_that_leaves(hall: Hall) -> None:
+def test_broker_that_shuts_down_refuses_register(hall: Hall) -> None:
     hall.dialect.leaving = True
     (answer,) = hall.says(W1, *lmq(4, b"r", b"\x08", b"1"))
-    assert answer[4] == b"ERROR the server is about to end"
+    assert answer[4] == b"ERROR the server is shutting down"
 
 
-def test_table_is_bounded_and_who_left_makes_room(
+def test_table_is_bounded_and_a_worker_that_left_makes_room(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(round_robin_workers, "PEERS_MAX", 2)
@@ -652,7 +654,7 @@ def test_table_is_bounded_and_who_left_makes_room(
 # Other dialects.
 
 
-def test_foreign_task_is_handed_to_a_worker_and_its_result_is_known(hall: Hall) -> None:
+def test_task_of_another_dialect_is_sent_to_a_worker_and_its_result_kept(hall: Hall) -> None:
     hall.register(W1)
     hall.create(Submission([b"task", b"bare"], [b"payload", b""]))
     one, two = hall.hears(W1)
@@ -665,11 +667,11 @@ def test_foreign_task_is_handed_to_a_worker_and_its_result_is_known(hall: Hall) 
 
 
 def results(hall: Hall, *names: bytes) -> list[bytes]:
-    """The results that the records of this hall say."""
+    """Return the results in the records of this broker."""
     return [hall.results[name] for name in names]
 
 
-def test_foreign_task_of_a_long_name_has_a_short_id(hall: Hall) -> None:
+def test_task_of_another_dialect_with_a_long_name_has_a_short_id(hall: Hall) -> None:
     hall.register(W1)
     hall.create(Submission([b"n" * 1024], [b"payload"]))
     ((_, _, _, number, *_),) = hall.hears(W1)
@@ -687,7 +689,9 @@ def test_foreign_task_of_a_long_name_has_a_short_id(hall: Hall) -> None:
         ([b"key", b"one", b"two"], msgspec.msgpack.encode([b"one", b"two"])),
     ],
 )
-def test_message_is_a_payload_to_others(hall: Hall, arguments: list[bytes], payload: bytes) -> None:
+def test_message_is_a_payload_to_other_dialects(
+    hall: Hall, arguments: list[bytes], payload: bytes
+) -> None:
     hall.says(C1, *lmq(4, b"1", *arguments))
     (task,) = hall.scheduler.ledger.tasks.values()
     assert task.payload == payload
@@ -713,7 +717,7 @@ def test_truncated_result_of_another_worker_is_an_error(hall: Hall) -> None:
     assert error.endswith(b"result truncated: only the last 3 of 9 bytes are kept")
 
 
-def test_task_of_another_dialect_with_an_envelope_of_its_own_is_foreign(hall: Hall) -> None:
+def test_task_of_another_dialect_with_its_own_envelope_is_foreign(hall: Hall) -> None:
     hall.register(W1)
     terms = [Terms(dialect=b"round-robin")]
     envelopes = [b"", b"\xc1", msgspec.msgpack.encode(["x"]), b"\x91" * 100_000]
@@ -725,7 +729,7 @@ def test_task_of_another_dialect_with_an_envelope_of_its_own_is_foreign(hall: Ha
 
 # After a restart.
 
-#: The server's PING to a worker that has not registered since.
+#: The server's PING to a worker that has not registered since the restart.
 RESTARTED = [b"", LMQ, b"\x01", b"RESTARTED", b"", SRV]
 
 
@@ -733,7 +737,7 @@ RESTARTED = [b"", LMQ, b"\x01", b"RESTARTED", b"", SRV]
     "arguments", [[b"key"], [b""], [b"key", b""], [b"key", b"one"], [b"k", b"1", b"", b"\xff"]]
 )
 @pytest.mark.parametrize("command", [3, 4])
-def test_worker_gets_the_very_message_after_a_restart(
+def test_worker_gets_the_original_message_after_a_restart(
     hall: Hall, arguments: list[bytes], command: int
 ) -> None:
     hall.says(C1, *lmq(command, b"id", *arguments))
@@ -743,7 +747,7 @@ def test_worker_gets_the_very_message_after_a_restart(
     ]
 
 
-def test_answers_and_increments_for_what_a_former_broker_gave_count(hall: Hall) -> None:
+def test_responses_and_increments_for_messages_of_a_former_broker_count(hall: Hall) -> None:
     hall.register(W1, b"4")
     hall.says(C1, *lmq(4, b"answered", KEY))
     hall.says(C1, *lmq(4, b"open", KEY))
@@ -753,7 +757,7 @@ def test_answers_and_increments_for_what_a_former_broker_gave_count(hall: Hall) 
     hall.restart()
     assert hall.says(W1, C1, *lmq(6, b"open", b"x")) == [RESTARTED]
     assert hall.says(W1, *lmq(6, b"1/foreign", b"y")) == []
-    assert hall.hears(C1) == []  # it asks again
+    assert hall.hears(C1) == []  # the client sends its message again
     assert hall.states() == [DONE, DONE, LEASED, DONE]
     assert hall.free(W1) == 0
     for free in (1, 2, 3):
@@ -765,13 +769,13 @@ def test_answers_and_increments_for_what_a_former_broker_gave_count(hall: Hall) 
     assert hall.free(W1) == 4
 
 
-def test_idle_worker_is_pinged_after_a_restart_and_goes_on_when_it_answers(hall: Hall) -> None:
+def test_idle_worker_is_pinged_after_a_restart_and_continues_when_it_replies(hall: Hall) -> None:
     hall.register(W1, b"1")
     hall.restart()
     hall.says(C1, *lmq(4, b"m", KEY))
     assert hall.hears(W1) == []
     hall.dead = [W1]
-    hall.later(0.25)  # it has not connected again
+    hall.later(0.25)  # it has not reconnected
     assert hall.hears(W1) == []
     hall.dead = []
     hall.later(0.25)
@@ -780,7 +784,7 @@ def test_idle_worker_is_pinged_after_a_restart_and_goes_on_when_it_answers(hall:
 
 
 def keep_alive(hall: Hall, seconds: int, *identities: bytes) -> None:
-    """Let time pass while these workers answer every PING."""
+    """Let time pass while these workers reply to every PING."""
     for _ in range(seconds):
         hall.later(1)
         for identity in identities:
@@ -790,7 +794,7 @@ def keep_alive(hall: Hall, seconds: int, *identities: bytes) -> None:
             hall.hears(identity)
 
 
-def test_lease_from_before_a_restart_ends_a_minute_after_it_though_its_worker_answers(
+def test_lease_from_before_a_restart_ends_after_a_minute_even_if_its_worker_replies(
     hall: Hall,
 ) -> None:
     hall.register(W1, b"2")
@@ -845,7 +849,7 @@ def test_slots_whose_increments_a_restart_lost_are_free_after_a_minute(
     assert hall.free(W1) == 1
 
 
-def test_slots_freed_since_a_restart_are_not_freed_again_at_its_deadline(hall: Hall) -> None:
+def test_slots_freed_since_a_restart_are_not_freed_again(hall: Hall) -> None:
     hall.register(W1, b"2")
     hall.says(C1, *lmq(4, b"1", KEY))
     hall.says(W1, C1, *lmq(6, b"1"))
@@ -891,7 +895,7 @@ def test_late_response_to_a_message_that_was_taken_back_after_a_restart_is_stale
     assert hall.hears(C1) == []
 
 
-def test_worker_that_had_something_at_a_restart_is_sent_tracked_messages_until_it_registers(
+def test_worker_with_messages_at_a_restart_is_sent_tracked_messages_until_it_registers(
     hall: Hall,
 ) -> None:
     hall.register(W1, b"2")
@@ -904,7 +908,7 @@ def test_worker_that_had_something_at_a_restart_is_sent_tracked_messages_until_i
     (message,) = hall.hears(W1)
     tracked = message[3]
     assert message == [b"", LMQ, b"\x04", tracked, b"do", b"it", b"", SRV]
-    hall.increment(W1)  # of which of them, it does not say
+    hall.increment(W1)  # for an unknown one of them
     assert hall.states() == [LEASED, LEASED]
     hall.says(W1, *lmq(6, tracked, b"done"))
     assert hall.states() == [LEASED, DONE]
@@ -936,7 +940,9 @@ def test_increment_settles_no_message_that_a_restart_may_have_lost(hall: Hall) -
     assert hall.states() == [LEASED, LEASED, DONE]
 
 
-def test_message_sent_as_tracked_is_known_by_its_answer_after_another_restart(hall: Hall) -> None:
+def test_message_sent_as_tracked_is_matched_by_its_response_after_another_restart(
+    hall: Hall,
+) -> None:
     hall.register(W1, b"2")
     hall.says(C1, *lmq(3, b"old", KEY))
     hall.restart()
@@ -963,7 +969,7 @@ def test_worker_that_leaves_and_registers_again_has_free_slots_at_once(hall: Hal
     assert hall.states() == [DONE]
 
 
-def test_assignment_that_crosses_a_goodbye_is_not_sent_to_who_registers_after_it() -> None:
+def test_assignment_that_crosses_a_deregister_is_not_sent_after_a_new_register() -> None:
     hall = Hall()
     hall.register(W1, b"1")
     frames = lmq(3, b"m", KEY), lmq(3, b"WORKER", b"\x09"), lmq(4, b"reg", b"\x08", b"1")
@@ -978,7 +984,7 @@ def test_assignment_that_crosses_a_goodbye_is_not_sent_to_who_registers_after_it
     assert hall.states() == [DONE]
 
 
-def test_worker_that_never_comes_back_after_a_restart_is_looked_for_less_and_less(
+def test_worker_that_never_reconnects_after_a_restart_is_pinged_less_and_less(
     hall: Hall,
 ) -> None:
     hall.register(W1, b"1")
@@ -993,7 +999,7 @@ def test_worker_that_never_comes_back_after_a_restart_is_looked_for_less_and_les
     assert hall.workers() == []
 
 
-def test_what_comes_before_the_table_is_known_again_is_heard_after_it() -> None:
+def test_messages_before_the_table_is_restored_are_handled_after_it() -> None:
     hall = Hall()
     hall.register(W1, b"1")
     hall.says(C1, *lmq(4, b"m", KEY))

@@ -1,4 +1,4 @@
-"""The page of WMP says what is so: its figures are the code's, its dialogue is understood."""
+"""The docs of WMP: their figures match the code, and their dialogue is valid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.wire.wmp import server as wmp
 from taskyard.wire.wmp.frames import Side
 
-#: Where the right column of the dialogue begins.
+#: The first column of the manager's side of the dialogue.
 ABOUT = 51
 
 PAGE = (Path(__file__).parents[3] / "docs" / "dialects" / "wmp.md").read_text()
@@ -47,13 +47,13 @@ PAGE = (Path(__file__).parents[3] / "docs" / "dialects" / "wmp.md").read_text()
         f"a manager remembers | {wmp.PEERS_MAX:,} |",
     ],
 )
-def test_figures_are_those_of_the_code(text: str) -> None:
+def test_figures_match_the_code(text: str) -> None:
     assert text in PAGE
 
 
-def test_messages_of_the_dialogue_are_understood() -> None:
+def test_messages_of_the_dialogue_are_valid() -> None:
     block = PAGE.partition("## A dialogue")[2].split("```")[1]
-    # What stands beside a message is about it.
+    # A text beside a message is a comment.
     block = "\n".join(line[:ABOUT] for line in block.splitlines())
     found = re.findall(r'([→←]) "" WMP01 (..) ({[^}]*})', block)
     assert len(found) == 9

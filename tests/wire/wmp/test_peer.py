@@ -1,4 +1,4 @@
-"""WMP at the worker: READY and its back-off, locks, what is held, and many managers at once."""
+"""WMP at the worker: READY and its back-off, locks, held tasks, and many managers at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELLO = Said("PING", {"worker": "w"})
 
 
 class Bench:
-    """A worker whose managers are played by the test."""
+    """A worker whose managers are simulated by the test."""
 
     def __init__(self, wires: int = 1, slots: int = 1, **settings: Any) -> None:
         self.now_ns = 100 * SECOND_NS
@@ -36,7 +36,7 @@ class Bench:
     def hear(
         self, command: str, wire: int = 0, payload: bytes | None = None, **headers: Any
     ) -> list[tuple[int, Said]]:
-        """What it says to this."""
+        """Deliver a message, and return the worker's messages."""
         orders = self.worker.take(wire, frames(command, headers, payload), self.now_ns)
         return self._sort(orders)
 
@@ -61,7 +61,7 @@ class Bench:
         return self.hear("TAKE", wire, b"payload", **headers)
 
     def quiet(self) -> None:
-        """Let a first READY be said."""
+        """Return the first READY."""
         self.start()
 
 
@@ -81,11 +81,11 @@ def commands(said: list[tuple[int, Said]]) -> list[str]:
 # READY.
 
 
-def test_ready_goes_to_all_when_it_starts_with_a_question_who_is_there() -> None:
+def test_first_ready_goes_to_all_with_a_ping() -> None:
     assert Bench(wires=2).start() == [(0, READY), (0, HELLO), (1, READY), (1, HELLO)]
 
 
-def test_ready_says_what_the_worker_is() -> None:
+def test_ready_has_the_facts_of_the_worker() -> None:
     bench = Bench(slots=3, services=(b"x", b"\xff"), incarnation=7)
     (_, said), _ = bench.start()
     services = ["x", "\0ÿ"]
@@ -94,7 +94,7 @@ def test_ready_says_what_the_worker_is() -> None:
     assert said == Said("READY", headers)
 
 
-def test_ready_is_said_again_with_a_back_off() -> None:
+def test_ready_is_repeated_with_a_back_off() -> None:
     bench = Bench()
     bench.start()
     gaps: list[int] = []
@@ -109,7 +109,7 @@ def test_ready_is_said_again_with_a_back_off() -> None:
     assert gaps == [1, 2, 4, 8, 16, 32, 32, 32]
 
 
-def test_ready_is_said_after_a_take_while_slots_are_left_and_when_one_comes_free() -> None:
+def test_ready_is_sent_after_a_take_with_slots_left_and_when_a_slot_is_freed() -> None:
     bench = Bench(slots=2)
     bench.quiet()
     bench.wake()
@@ -122,7 +122,7 @@ def test_ready_is_said_after_a_take_while_slots_are_left_and_when_one_comes_free
     assert commands(bench.done(b"a")) == ["DONE", "READY"]
 
 
-def test_ready_is_said_at_once_to_a_manager_that_has_forgotten_it() -> None:
+def test_ready_is_sent_at_once_to_a_manager_that_has_lost_it() -> None:
     bench = Bench()
     bench.quiet()
     assert bench.hear("PONG", worker="w") == []
@@ -141,7 +141,7 @@ def test_wake_give_take() -> None:
     assert bench.started == [Start(b"a", 1, b"default", b"payload")]
 
 
-def test_time_limit_and_slots_are_handed_on() -> None:
+def test_time_limit_and_slots_are_passed_on() -> None:
     bench = Bench(slots=4)
     bench.quiet()
     bench.wake()
@@ -150,7 +150,7 @@ def test_time_limit_and_slots_are_handed_on() -> None:
     assert bench.worker.slots_free == 0
 
 
-def test_one_lock_for_each_free_slot_and_no_more() -> None:
+def test_each_free_slot_gets_one_lock() -> None:
     bench = Bench(wires=3, slots=2)
     bench.quiet()
     assert bench.wake(0) == [(0, give("1"))]
@@ -158,7 +158,7 @@ def test_one_lock_for_each_free_slot_and_no_more() -> None:
     assert bench.wake(2) == []
 
 
-def test_wake_that_found_no_slot_is_answered_in_order_when_one_is_unlocked() -> None:
+def test_wakes_without_a_slot_are_answered_in_order_when_one_is_unlocked() -> None:
     bench = Bench(wires=3)
     bench.quiet()
     bench.wake(0)
@@ -168,7 +168,7 @@ def test_wake_that_found_no_slot_is_answered_in_order_when_one_is_unlocked() -> 
     assert bench.hear("NO", 2, request="2") == [(1, give("3"))]
 
 
-def test_wake_that_has_waited_too_long_is_not_answered() -> None:
+def test_wake_that_is_too_old_is_ignored() -> None:
     bench = Bench(wires=2)
     bench.quiet()
     bench.wake(0)
@@ -177,7 +177,7 @@ def test_wake_that_has_waited_too_long_is_not_answered() -> None:
     assert bench.hear("NO", 0, request="1") == []
 
 
-def test_wake_of_a_full_worker_is_answered_when_its_slot_comes_free_in_time() -> None:
+def test_wake_of_a_full_worker_is_answered_when_a_slot_is_freed_in_time() -> None:
     bench = Bench(wires=2)
     bench.quiet()
     bench.wake(0)
@@ -186,8 +186,8 @@ def test_wake_of_a_full_worker_is_answered_when_its_slot_comes_free_in_time() ->
     assert commands(bench.done(b"a")) == ["DONE", "GIVE"]
 
 
-def test_ready_is_said_when_the_give_that_took_a_freed_slot_is_answered_by_no() -> None:
-    """TAKE has used the READY up, and the manager would not wake it again."""
+def test_ready_is_sent_when_the_give_that_took_a_freed_slot_gets_no() -> None:
+    """TAKE has used up the READY, and the manager would not wake the worker again."""
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -199,7 +199,7 @@ def test_ready_is_said_when_the_give_that_took_a_freed_slot_is_answered_by_no() 
     assert bench.later(0) == [(0, READY)]
 
 
-def test_lock_ends_by_take_by_no_and_by_time() -> None:
+def test_lock_ends_by_take_by_no_and_by_timeout() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -213,7 +213,7 @@ def test_lock_ends_by_take_by_no_and_by_time() -> None:
     assert bench.worker.slots_free == 1
 
 
-def test_late_take_is_taken_if_a_slot_is_free() -> None:
+def test_late_take_is_accepted_if_a_slot_is_free() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -222,7 +222,7 @@ def test_late_take_is_taken_if_a_slot_is_free() -> None:
     assert [one.name for one in bench.started] == [b"a"]
 
 
-def test_late_take_is_refused_if_none_is() -> None:
+def test_late_take_is_refused_without_a_free_slot() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -233,7 +233,7 @@ def test_late_take_is_refused_if_none_is() -> None:
     assert bench.started == []
 
 
-def test_take_that_is_said_twice_is_taken_once() -> None:
+def test_repeated_take_is_accepted_once() -> None:
     bench = Bench(slots=2)
     bench.quiet()
     bench.wake()
@@ -242,7 +242,7 @@ def test_take_that_is_said_twice_is_taken_once() -> None:
     assert bench.started == []
 
 
-def test_refused_work_lets_its_slot_rest() -> None:
+def test_slot_of_a_refused_task_is_not_offered_for_a_while() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -252,10 +252,10 @@ def test_refused_work_lets_its_slot_rest() -> None:
     assert "READY" in commands(bench.later(peer.REST_NS))
 
 
-# Reports, and what is held.
+# Reports and held tasks.
 
 
-def test_report_is_listed_until_its_manager_is_known_to_have_it() -> None:
+def test_report_is_listed_until_its_manager_has_it() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -271,20 +271,20 @@ def _ping(held: list[Any]) -> Said:
     return Said("PING", {"worker": "w", "held": held, "heartbeat_ms": 1000})
 
 
-def test_report_is_sent_again_when_its_manager_was_heard_and_said_nothing_of_it() -> None:
+def test_report_is_repeated_when_its_manager_is_alive_and_has_not_cancelled_it() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
     bench.give("a")
     bench.done(b"a", "ok", b"result")
-    assert "DONE" not in commands(bench.later(60 * SECOND_NS))  # nobody is there to have it
+    assert "DONE" not in commands(bench.later(60 * SECOND_NS))  # the manager is not there
     bench.hear("PONG", worker="w")
     assert (0, reported("a", "ok", b"result")) in bench.later(1)
     assert "DONE" not in commands(bench.later(peer.REPORT_NS))
     assert bench.worker.unconfirmed == 1
 
 
-def test_report_is_given_up_after_a_few_times() -> None:
+def test_report_is_dropped_after_a_few_times() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -316,7 +316,7 @@ def test_reports_are_kept_up_to_a_limit(
     assert bench.worker.slots_free == 1
 
 
-def test_cancelled_task_is_stopped_and_still_answered() -> None:
+def test_cancelled_task_is_stopped_and_reported() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -337,7 +337,7 @@ def test_cancel_of_an_unknown_task_is_ignored() -> None:
     assert (bench.stopped, bench.worker.working) == ([], 1)
 
 
-def test_progress_is_told_with_whose_task_it_is() -> None:
+def test_progress_has_the_owner_of_the_task() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -350,7 +350,7 @@ def test_progress_is_told_with_whose_task_it_is() -> None:
     assert bench.worker.progressed((b"b", 1), 50) == []
 
 
-def test_short_lease_is_shown_life_often_enough() -> None:
+def test_short_lease_gets_heartbeats_often_enough() -> None:
     bench = Bench(heartbeat_ns=10 * SECOND_NS)
     bench.quiet()
     bench.wake()
@@ -358,7 +358,7 @@ def test_short_lease_is_shown_life_often_enough() -> None:
     assert commands(bench.later(SECOND_NS)) == ["PING"]
 
 
-def test_manager_that_does_not_answer_is_shown_life_less_often() -> None:
+def test_silent_manager_gets_heartbeats_less_often() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -396,7 +396,7 @@ def test_managers_that_share_names_are_kept_apart() -> None:
     assert held == {0: [["a", 1]], 1: []}
 
 
-def test_one_wire_leads_to_many_managers_and_each_is_answered_by_its_way() -> None:
+def test_one_connection_leads_to_many_managers_each_by_its_route() -> None:
     bench = Bench(slots=2)
     bench.quiet()
     assert bench.wake(back=[0, 1], manager="m1") == [(0, give("1", back=[0, 1]))]
@@ -411,7 +411,7 @@ def test_one_wire_leads_to_many_managers_and_each_is_answered_by_its_way() -> No
     ]
 
 
-def test_manager_that_is_known_by_two_ways_is_told_of_all_by_the_last() -> None:
+def test_manager_with_two_routes_gets_all_by_the_last() -> None:
     bench = Bench(wires=2, slots=2)
     bench.quiet()
     bench.wake(0, manager="m")
@@ -423,7 +423,7 @@ def test_manager_that_is_known_by_two_ways_is_told_of_all_by_the_last() -> None:
     assert [(wire, said.headers["held"]) for wire, said in pings] == [(0, [["a", 1], ["b", 1]])]
 
 
-def test_manager_that_says_its_name_late_or_another_one_is_the_same() -> None:
+def test_manager_that_sends_its_name_late_or_a_new_one_is_the_same() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -433,7 +433,7 @@ def test_manager_that_says_its_name_late_or_another_one_is_the_same() -> None:
     assert bench.stopped == [Stop(b"a", 1)]
 
 
-def test_two_ways_that_turn_out_to_lead_to_one_manager_are_one() -> None:
+def test_two_routes_to_one_manager_are_merged() -> None:
     bench = Bench(wires=2, slots=2)
     bench.quiet()
     bench.wake(0, manager="m")
@@ -445,7 +445,7 @@ def test_two_ways_that_turn_out_to_lead_to_one_manager_are_one() -> None:
     assert bench.done(b"b")[0][1].command == "DONE"
 
 
-def test_whose_task_it_is_does_not_say_who_gave_it() -> None:
+def test_owner_of_a_task_is_not_its_sender() -> None:
     bench = Bench(slots=2)
     bench.quiet()
     bench.wake(manager="front")
@@ -455,7 +455,7 @@ def test_whose_task_it_is_does_not_say_who_gave_it() -> None:
     assert bench.done(b"a")[0][1].headers["manager"] == "somebody behind it"
 
 
-def test_unnamed_way_without_tasks_says_nothing_of_what_is_held() -> None:
+def test_unnamed_route_without_tasks_sends_no_list() -> None:
     bench = Bench(wires=2, slots=2)
     bench.quiet()
     bench.wake(0)
@@ -464,7 +464,7 @@ def test_unnamed_way_without_tasks_says_nothing_of_what_is_held() -> None:
     assert "held" not in pong[1].headers
 
 
-def test_managers_that_are_not_heard_any_more_are_forgotten_unless_something_is_theirs() -> None:
+def test_silent_managers_are_forgotten_unless_a_task_is_theirs() -> None:
     bench = Bench(wires=2)
     bench.quiet()
     bench.hear("PONG", 1, worker="w")
@@ -475,7 +475,7 @@ def test_managers_that_are_not_heard_any_more_are_forgotten_unless_something_is_
     assert [wire for wire, _ in bench.later(1)] == [0]
 
 
-def test_managers_and_ways_are_known_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_managers_and_routes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wmp_managers, "MANAGERS_MAX", 5)
     monkeypatch.setattr(wmp_managers, "ROUTES_MAX", 3)
     bench = Bench()
@@ -489,10 +489,10 @@ def test_managers_and_ways_are_known_up_to_a_limit(monkeypatch: pytest.MonkeyPat
     assert len(manager.routes) == 3
 
 
-# Goodbye.
+# Exit.
 
 
-def test_it_leaves_when_what_it_holds_is_reported_and_known() -> None:
+def test_worker_exits_when_its_tasks_are_reported() -> None:
     bench = Bench(wires=2)
     bench.quiet()
     bench.wake(0)
@@ -503,12 +503,12 @@ def test_it_leaves_when_what_it_holds_is_reported_and_known() -> None:
     assert commands(bench.later(1)) == ["PING"]
     assert not bench.worker.gone
     bench.hear("CANCEL", task="a", attempt=1)
-    bye = Said("BYE", {"worker": "w", "reason": "leaves"})
+    bye = Said("BYE", {"worker": "w", "reason": "exits"})
     assert bench.later(1) == [(0, bye), (1, bye)]
     assert bench.worker.gone
 
 
-def test_it_does_not_wait_for_ever_to_leave() -> None:
+def test_worker_does_not_wait_for_ever_to_exit() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -519,7 +519,7 @@ def test_it_does_not_wait_for_ever_to_leave() -> None:
     assert commands(bench.later(peer.BYE_NS_MAX)) == ["PING", "BYE"]
 
 
-def test_task_that_comes_while_it_leaves_is_refused() -> None:
+def test_take_during_exit_is_refused() -> None:
     bench = Bench(slots=2)
     bench.quiet()
     bench.wake()
@@ -530,7 +530,7 @@ def test_task_that_comes_while_it_leaves_is_refused() -> None:
     assert "READY" not in commands(bench.later(60 * SECOND_NS))
 
 
-def test_sent_home_by_all_it_is_dismissed() -> None:
+def test_worker_with_byes_of_all_managers_is_dismissed() -> None:
     bench = Bench(wires=2)
     bench.quiet()
     bye = Said("BYE", {"worker": "w"})
@@ -540,7 +540,7 @@ def test_sent_home_by_all_it_is_dismissed() -> None:
     assert bench.worker.is_dismissed
 
 
-def test_sent_home_by_one_of_two_behind_a_relay_it_says_goodbye_to_neither() -> None:
+def test_bye_of_one_of_two_managers_behind_a_relay_gets_no_bye() -> None:
     bench = Bench()
     bench.quiet()
     bench.hear("PONG", worker="w", manager="m0", back=[0])
@@ -549,7 +549,7 @@ def test_sent_home_by_one_of_two_behind_a_relay_it_says_goodbye_to_neither() -> 
     assert not bench.worker.is_dismissed
 
 
-def test_manager_that_sent_it_home_is_left_alone_for_a_while_and_may_come_back() -> None:
+def test_manager_that_sent_bye_gets_no_ready_for_a_while_and_may_come_back() -> None:
     bench = Bench(wires=2)
     bench.quiet()
     bench.hear("PONG", 1, worker="w", manager="m1")
@@ -562,7 +562,7 @@ def test_manager_that_sent_it_home_is_left_alone_for_a_while_and_may_come_back()
     assert bench.wake(0, manager="m0") == [(0, give())]
 
 
-# Noise.
+# Malformed messages.
 
 
 @pytest.mark.parametrize(
@@ -581,7 +581,7 @@ def test_manager_that_sent_it_home_is_left_alone_for_a_while_and_may_come_back()
         frames("CANCEL", {"task": "\0€", "attempt": 1}),
     ],
 )
-def test_what_makes_no_sense_is_counted_and_changes_nothing(message: list[bytes]) -> None:
+def test_malformed_message_is_counted_and_changes_nothing(message: list[bytes]) -> None:
     bench = Bench()
     bench.quiet()
     assert bench.worker.take(0, message, bench.now_ns) == []
@@ -591,7 +591,7 @@ def test_what_makes_no_sense_is_counted_and_changes_nothing(message: list[bytes]
 # Its id.
 
 
-def test_worker_whose_id_is_held_stops_what_it_holds_and_asks_every_second() -> None:
+def test_worker_whose_id_is_held_stops_its_tasks_and_retries_every_second() -> None:
     bench = Bench(slots=2, incarnation=7)
     bench.quiet()
     bench.wake(manager="m")
@@ -606,14 +606,14 @@ def test_worker_whose_id_is_held_stops_what_it_holds_and_asks_every_second() -> 
     assert bench.worker.name_held == ""
 
 
-def test_worker_whose_id_is_lost_says_why() -> None:
+def test_worker_whose_id_is_lost_has_a_reason() -> None:
     bench = Bench(incarnation=7)
     bench.quiet()
     bench.hear("BYE", worker="w", manager="m", reason="lost", code="name-lost")
     assert bench.worker.name_lost == "lost"
 
 
-def test_all_that_a_worker_sends_says_which_process_it_is() -> None:
+def test_all_messages_of_a_worker_have_its_incarnation() -> None:
     bench = Bench(incarnation=7)
     said = bench.start()
     said += bench.wake(manager="m")

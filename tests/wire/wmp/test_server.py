@@ -1,4 +1,4 @@
-"""WMP at the manager: what workers say and are told, frame by frame; and what its page settles."""
+"""WMP at the manager, frame by frame, and the decisions of its docs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def done(
 
 
 def holding(*names: bytes, **more: Any) -> Manager:
-    """A manager whose worker `w` has taken these."""
+    """Return a manager whose worker `w` has taken these tasks."""
     manager = Manager()
     manager.ready(slots=len(names), **more)
     manager.submit(*names)
@@ -69,13 +69,13 @@ def test_ready_wake_give_take_done() -> None:
     assert manager.dialect.malformed == 0
 
 
-def test_frames_are_those_of_the_page() -> None:
+def test_frames_are_those_of_the_docs() -> None:
     manager = Manager()
     manager.handle(manager.dialect.receive(b"\1id", [*_ready_frames()], manager.now_ns))
     manager.submit(b"a")
     give = [b"", b"WMP01", b"\x03", b'{"worker":"w","request":7}']
-    told = manager.dialect.receive(b"\1id", [b"relay", *give], manager.now_ns)
-    (effect,) = manager.scheduler.handle(_now(told[0], manager.now_ns))
+    replies = manager.dialect.receive(b"\1id", [b"relay", *give], manager.now_ns)
+    (effect,) = manager.scheduler.handle(_now(replies[0], manager.now_ns))
     headers = (
         b'{"request":7,"task":"a","attempt":1,"service":"default","lease_ms":15000,"manager":"m"}'
     )
@@ -93,7 +93,7 @@ def _now(event: Any, now_ns: int) -> Any:
     return event
 
 
-def test_ready_says_what_a_worker_is() -> None:
+def test_ready_has_the_facts_of_a_worker() -> None:
     events = Wmp(1, ME, lambda: 0).receive(
         b"r", frames("READY", {"worker": "w", "slots": 3, "services": ["x", "y", "x"]}), 5
     )
@@ -104,12 +104,12 @@ def test_ready_says_what_a_worker_is() -> None:
     assert (plain[0].facts.services, plain[0].facts.slots_total) == ((b"default",), 1)
 
 
-def test_requests_are_numbered_as_its_place_among_the_dialects_says() -> None:
+def test_requests_have_the_numbers_of_the_dialect() -> None:
     (asked,) = Wmp(3, ME, lambda: 0).receive(b"r", frames("GIVE", {"worker": "w", "request": 1}), 5)
     assert getattr(asked, "request", 0) == next(request_numbers(3))
 
 
-def test_manager_is_named_after_its_journal_so_that_a_restart_changes_nothing() -> None:
+def test_manager_is_named_after_its_journal_and_keeps_the_name_after_a_restart() -> None:
     dialect = make_server(2, b"\x01\xfe", random_bits=lambda: 0)
     dialect.receive(b"r", frames("READY", {"worker": "w"}), 5)
     done_for = frames(
@@ -121,21 +121,21 @@ def test_manager_is_named_after_its_journal_so_that_a_restart_changes_nothing() 
 # READY is a level.
 
 
-def test_ready_said_again_changes_nothing() -> None:
+def test_repeated_ready_changes_nothing() -> None:
     manager = Manager()
     for _ in range(3):
         assert manager.ready() == []
     assert manager.submit(b"a", b"b", b"c") == [WAKE]
 
 
-def test_ready_stands_after_no() -> None:
+def test_ready_stays_after_no() -> None:
     manager = Manager()
     manager.ready()
     assert manager.given() == [no()]
     assert manager.submit(b"a") == [WAKE]
 
 
-def test_ready_is_forgotten_when_the_slots_are_full() -> None:
+def test_ready_ends_when_the_slots_are_full() -> None:
     manager = Manager()
     manager.ready(slots=2)
     assert manager.submit(b"a", b"b", b"c") == [WAKE]
@@ -153,7 +153,7 @@ def test_ready_changes_the_facts_in_it() -> None:
     assert manager.submit(b"b", service=b"y") == [Said("WAKE", {"service": "y", "manager": ME})]
 
 
-def test_ready_cancels_a_wake_that_is_not_answered() -> None:
+def test_ready_cancels_an_unanswered_wake() -> None:
     manager = Manager()
     manager.ready("w1")
     manager.ready("w2")
@@ -170,7 +170,7 @@ def test_give_with_other_services_changes_them() -> None:
     assert manager.say("GIVE", headers, route=b"w")[-1].command == "TAKE"
 
 
-# WAKE without herds.
+# WAKE without a thundering herd.
 
 
 def test_one_task_wakes_one_of_a_hundred_workers() -> None:
@@ -203,7 +203,7 @@ def test_new_worker_is_the_least_recently_used() -> None:
     assert [route for route, _, _ in manager.sent] == [b"new"]
 
 
-def test_worker_that_does_not_give_within_a_second_is_passed_over() -> None:
+def test_worker_that_does_not_give_within_a_second_is_skipped() -> None:
     manager = Manager()
     manager.ready("w1")
     manager.ready("w2")
@@ -231,7 +231,7 @@ def test_status_of_a_report(status: str, after: TaskState) -> None:
     assert manager.task(b"a").state is after
 
 
-def test_error_starts_the_retry_policy_with_the_payload_as_its_reason() -> None:
+def test_error_starts_the_retry_policy_with_the_payload_as_reason() -> None:
     manager = Manager()
     manager.ready()
     manager.submit(b"a", retry_delays_ns=(SECOND_NS,))
@@ -252,7 +252,7 @@ def test_refused_task_goes_to_the_next_and_costs_no_attempt() -> None:
     assert state(manager, b"a") == (TaskState.LEASED, 2, 0, 0)
 
 
-def test_second_report_and_that_of_another_attempt_are_dropped() -> None:
+def test_repeated_report_and_that_of_another_attempt_are_dropped() -> None:
     manager = holding(b"a")
     done(manager, "a", "error", attempt=2)
     assert manager.task(b"a").state is TaskState.LEASED
@@ -280,7 +280,7 @@ def test_status_is_progress() -> None:
     assert (record.names, record.percents, record.texts) == ([b"a"], [40], [b"half"])  # type: ignore[union-attr]
 
 
-def test_status_that_says_nothing_is_a_sign_of_life() -> None:
+def test_empty_status_is_a_heartbeat() -> None:
     manager = holding(b"a")
     manager.scheduler.take_records()
     manager.now_ns += 10 * SECOND_NS
@@ -307,10 +307,10 @@ def test_several_payload_frames_are_one_result() -> None:
     assert record.results == [b"\x92\xc4\x01x\xc4\x01y"]  # type: ignore[union-attr]
 
 
-# What goes over.
+# Payloads and names.
 
 
-def test_task_without_a_payload_is_handed_on_with_its_name() -> None:
+def test_task_without_a_payload_is_sent_with_its_name() -> None:
     manager = Manager()
     manager.ready()
     manager.submit("Ähre".encode(), payload=b"")
@@ -318,7 +318,7 @@ def test_task_without_a_payload_is_handed_on_with_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"\0zero", b"a\xffb", "ÿ".encode("latin-1")])
-def test_name_that_is_no_text_goes_over_and_comes_back(name: bytes) -> None:
+def test_name_that_is_not_text_is_restored(name: bytes) -> None:
     manager = Manager()
     manager.ready()
     manager.submit(name)
@@ -328,7 +328,7 @@ def test_name_that_is_no_text_goes_over_and_comes_back(name: bytes) -> None:
     assert manager.task(name).state is TaskState.DONE
 
 
-def test_time_limit_and_slots_are_told_where_there_are_any() -> None:
+def test_time_limit_and_slots_are_sent_if_set() -> None:
     manager = Manager()
     manager.ready(slots=4)
     manager.submit(b"a", time_limit_ns=1_500_000_001, slots=3)
@@ -336,7 +336,7 @@ def test_time_limit_and_slots_are_told_where_there_are_any() -> None:
     assert (take.headers["time_limit_ms"], take.headers["slots"]) == (1501, 3)
 
 
-def test_lock_is_told_as_it_was_given() -> None:
+def test_lock_is_repeated_as_received() -> None:
     manager = Manager()
     manager.ready()
     for request in ("lock", 17, "", -3):
@@ -345,13 +345,13 @@ def test_lock_is_told_as_it_was_given() -> None:
 
 def test_task_of_another_dialect_is_cancelled_at_its_worker() -> None:
     manager = holding(b"a")
-    told = manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
-    assert told == [Said("CANCEL", {"task": "a", "attempt": 1, "manager": ME})]
+    replies = manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
+    assert replies == [Said("CANCEL", {"task": "a", "attempt": 1, "manager": ME})]
     assert done(manager, "a", "cancelled") == []
     assert manager.task(b"a").state is TaskState.CANCELLED
 
 
-# Life and silence.
+# Heartbeats and timeouts.
 
 
 def ping(
@@ -365,7 +365,7 @@ def pong(*, ready: bool = True) -> Said:
     return Said("PONG", {"worker": "w", **({} if ready else {"ready": False}), "manager": ME})
 
 
-def test_ping_is_answered_and_pong_is_not() -> None:
+def test_ping_gets_a_pong_and_pong_gets_nothing() -> None:
     manager = Manager()
     manager.ready()
     assert ping(manager, []) == [pong()]
@@ -381,7 +381,7 @@ def test_silent_worker_loses_its_lease() -> None:
 
 
 @pytest.mark.parametrize("command", ["PING", "PONG", "STATUS", "READY"])
-def test_every_message_is_a_sign_of_life(command: str) -> None:
+def test_every_message_is_a_heartbeat(command: str) -> None:
     manager = holding(b"a")
     manager.now_ns += wmp.SILENCE_NS - 1
     manager.say(command, {"worker": "w", "task": "a", "attempt": 1}, route=b"w")
@@ -389,7 +389,7 @@ def test_every_message_is_a_sign_of_life(command: str) -> None:
     assert manager.task(b"a").state is TaskState.LEASED
 
 
-def test_task_that_is_not_listed_in_two_heartbeats_was_lost_on_its_way() -> None:
+def test_task_missing_in_two_heartbeats_was_lost_on_its_way() -> None:
     manager = holding(b"a", b"b")
     manager.now_ns += 2 * SECOND_NS - 1
     ping(manager, [["b", 1]], heartbeat_ms=1000)
@@ -400,7 +400,7 @@ def test_task_that_is_not_listed_in_two_heartbeats_was_lost_on_its_way() -> None
     assert manager.task(b"b").state is TaskState.LEASED
 
 
-def test_list_that_was_overtaken_by_a_newer_one_takes_nothing_away() -> None:
+def test_outdated_list_takes_nothing_away() -> None:
     manager = holding(b"a")
     manager.now_ns += 3 * SECOND_NS
     assert ping(manager, [["a", 1]], heartbeat_ms=1000, number=8) == [pong()]
@@ -410,7 +410,7 @@ def test_list_that_was_overtaken_by_a_newer_one_takes_nothing_away() -> None:
     assert manager.task(b"a").state is TaskState.READY
 
 
-def test_worker_that_promises_no_heartbeat_is_given_that_of_the_manager() -> None:
+def test_worker_without_a_promised_interval_has_the_manager_s() -> None:
     manager = holding(b"a")
     manager.now_ns += 2 * wmp.PING_NS - 1
     ping(manager, [], "PONG")
@@ -428,18 +428,18 @@ def test_ping_without_a_list_takes_nothing_away() -> None:
     assert manager.task(b"a").state is TaskState.LEASED
 
 
-def test_what_is_listed_and_not_held_is_cancelled() -> None:
+def test_listed_task_that_is_not_held_is_cancelled() -> None:
     manager = holding(b"a")
     done(manager, "a", "ok")
-    told = ping(manager, [["a", 1], ["never", 3]])
-    assert told == [
+    replies = ping(manager, [["a", 1], ["never", 3]])
+    assert replies == [
         Said("CANCEL", {"task": "a", "attempt": 1, "manager": ME}),
         Said("CANCEL", {"task": "never", "attempt": 3, "manager": ME}),
         pong(),
     ]
 
 
-def test_quiet_worker_is_asked_and_forgotten_when_it_does_not_answer() -> None:
+def test_silent_worker_is_pinged_and_then_forgotten() -> None:
     manager = Manager()
     manager.ready()
     asked = Said("PING", {"worker": "w", "manager": ME})
@@ -455,7 +455,7 @@ def test_quiet_worker_is_asked_and_forgotten_when_it_does_not_answer() -> None:
     assert manager.dialect.wake_at_ns() is None
 
 
-def test_worker_whose_ready_is_not_known_is_told_so() -> None:
+def test_pong_shows_that_the_ready_is_lost() -> None:
     manager = Manager()
     assert ping(manager, []) == [pong(ready=False)]
     manager.ready()
@@ -464,7 +464,7 @@ def test_worker_whose_ready_is_not_known_is_told_so() -> None:
     assert ping(manager, []) == [pong(ready=False)]
 
 
-def test_give_of_a_stranger_is_answered_with_no() -> None:
+def test_give_of_an_unknown_worker_gets_no() -> None:
     manager = Manager()
     manager.submit(b"a")
     assert manager.given() == [no()]
@@ -482,7 +482,7 @@ def newcomer(manager: Manager, command: str = "READY", **more: Any) -> list[Said
     return manager.say(command, {"worker": "w", "incarnation": 2, **more}, route=b"2")
 
 
-def test_other_process_of_the_same_id_waits_while_the_holder_is_heard() -> None:
+def test_other_process_of_the_same_id_waits_while_the_holder_is_alive() -> None:
     manager = holding(b"a", incarnation=1)
     for _ in range(10):
         manager.pass_time(5 * SECOND_NS)
@@ -518,9 +518,9 @@ def test_other_process_takes_over_at_once_when_its_supervisor_reports_the_death(
     assert state(manager, b"a") == (TaskState.READY, 1, 0, 1)
 
 
-def test_holder_is_known_again_after_a_restart_though_a_newcomer_is_heard_first() -> None:
+def test_holder_is_recognised_after_a_restart_even_if_a_newcomer_is_first() -> None:
     manager = holding(b"a", incarnation=1)
-    manager.dialect = Wmp(1, ME, lambda: 0)  # it remembers nobody
+    manager.dialect = Wmp(1, ME, lambda: 0)  # it knows no worker
     assert newcomer(manager) == []
     assert newcomer(manager, "PING") == [held_by(1)]
     manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
@@ -528,7 +528,7 @@ def test_holder_is_known_again_after_a_restart_though_a_newcomer_is_heard_first(
     assert [(route, said.command) for route, _, said in manager.sent] == [(b"w", "CANCEL")]
 
 
-def test_bye_gives_back_what_is_held_and_blames_nobody() -> None:
+def test_bye_returns_held_tasks_without_a_charge() -> None:
     manager = holding(b"a")
     assert manager.say("BYE", {"worker": "w", "reason": "going home"}, route=b"w") == []
     assert state(manager, b"a") == (TaskState.READY, 1, 0, 0)
@@ -536,8 +536,8 @@ def test_bye_gives_back_what_is_held_and_blames_nobody() -> None:
     assert manager.dialect.wake_at_ns() is None
 
 
-def test_drained_worker_is_told_goodbye_when_it_holds_nothing() -> None:
-    bye = Said("BYE", {"worker": "w", "reason": "no more work for you", "manager": ME})
+def test_drained_worker_gets_bye_when_it_holds_nothing() -> None:
+    bye = Said("BYE", {"worker": "w", "reason": "no more tasks", "manager": ME})
     manager = holding(b"a")
     assert manager.handle([DrainRequested(0, b"client")]) == []
     assert manager.given() == [no()]
@@ -546,19 +546,19 @@ def test_drained_worker_is_told_goodbye_when_it_holds_nothing() -> None:
     assert bye in manager.ready()
 
 
-def test_manager_that_leaves_takes_nobody_on() -> None:
+def test_manager_that_shuts_down_accepts_no_worker() -> None:
     manager = holding(b"a")
     manager.dialect.leaving = True
-    bye = Said("BYE", {"worker": "new", "reason": "this manager is leaving", "manager": ME})
+    bye = Said("BYE", {"worker": "new", "reason": "the manager is shutting down", "manager": ME})
     assert manager.ready("new") == [bye]
     assert [*manager.scheduler.ledger.workers] == [b"wmp:w"]
     assert manager.ready() == []
 
 
-# Ways and relays.
+# Routes and relays.
 
 
-def test_worker_is_reached_by_the_way_that_it_was_heard_from_last() -> None:
+def test_worker_is_reached_by_the_route_of_its_last_message() -> None:
     manager = Manager()
     manager.say("READY", {"worker": "w"}, route=b"r1", path=[b"a", b"b"])
     manager.say("PING", {"worker": "w"}, route=b"r2", path=[b"c"])
@@ -568,7 +568,7 @@ def test_worker_is_reached_by_the_way_that_it_was_heard_from_last() -> None:
     assert [(route, path) for route, path, _ in manager.sent] == [(b"r1", [b"a", b"b"])]
 
 
-def test_dead_route_cuts_off_all_that_are_behind_it() -> None:
+def test_unreachable_route_cuts_off_all_workers_behind_it() -> None:
     manager = Manager()
     for worker in ("w1", "w2"):
         manager.say("READY", {"worker": worker}, route=b"relay", path=[worker.encode()])
@@ -583,7 +583,7 @@ def test_dead_route_cuts_off_all_that_are_behind_it() -> None:
     assert manager.dialect.disconnected(b"nobody") == []
 
 
-def test_ways_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wmp, "PEERS_MAX", 3)
     manager = Manager()
     for number in range(5):
@@ -606,7 +606,7 @@ def test_ways_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
         (AuthenticatedPeer("", None), [], False),
     ],
 )
-def test_key_is_good_for_its_worker_and_a_relays_for_all_behind_it(
+def test_key_is_valid_for_its_worker_and_a_relay_s_for_all_behind_it(
     guest: AuthenticatedPeer, path: list[bytes], *, good: bool
 ) -> None:
     manager = Manager()

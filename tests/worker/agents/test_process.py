@@ -181,7 +181,7 @@ print(f'{{id}}\t{{"x" * {size}}}\tok')
         ("deferback", Outcome.DEFER_BACK, b"detail", 0),
         ("retryat +90 greylisted", Outcome.RETRY_AT, b"greylisted", WALL_NS + 90 * SECOND_NS),
         ("retryat 7 once", Outcome.RETRY_AT, b"once", 7 * SECOND_NS),
-        ("fine", Outcome.FAILED, b"the agent reported 'fine', which is no status", 0),
+        ("fine", Outcome.FAILED, b"agent's report: unknown status 'fine'", 0),
     ],
 )
 def test_status_is_reported_as(said: str, outcome: Outcome, text: bytes, retry_at_ns: int) -> None:
@@ -507,7 +507,7 @@ def test_malformed_lines_are_logged_counted_and_shown_in_the_output(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     one, shown = job(), []
-    reasons = [f"'{word}' is neither a report nor a comment" for word in ("hello", "you")]
+    reasons = [f"'{word}': neither a report nor a comment" for word in ("hello", "you")]
     with a_pool(shell("echo hello; echo you; report r ok")) as pool:
         pool.on_output = lambda _, printed: shown.append(printed.text)
         pool.start(one)
@@ -532,7 +532,7 @@ def test_agent_that_says_nothing_but_garbage_is_ended() -> None:
     (found,) = results_of(("sh", "-c", "echo '#hungry'; read _; exec yes"), one)
     assert found.outcome is Outcome.CRASHED
     assert found.text == (
-        b"the agent does not speak the language: 'y' is neither a report nor a comment"
+        b"the agent does not speak the language: 'y': neither a report nor a comment"
     )
     at_the_limit = f"for n in $(seq {AGENT_MALFORMED_LINES_MAX}); do echo y; done; report r ok"
     assert results_of(shell(at_the_limit), one, job(b"two"))[1].text == b"r"

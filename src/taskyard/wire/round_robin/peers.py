@@ -19,84 +19,84 @@ if TYPE_CHECKING:
     from taskyard.core.model import Terms
     from taskyard.wire.round_robin.frames import Message
 
-#: Taken off the slots of a worker that nothing reaches: it gets nothing until it is heard.
+#: Subtracted from the slots of an unreachable worker, which gets no tasks until it sends a message.
 _UNREACHABLE: Final = 1 << 40
 
-#: How worker names begin whose identity is no text.
+#: The prefix of worker names whose identity is not printable.
 _HEX: Final = b"0x"
 
 
 class Lease(Struct, eq=False):
-    """A message that a worker has."""
+    """A message that a worker holds."""
 
     name: bytes
     attempt: int
-    #: What its RESPONSE begins with: where it goes, and its id. None: EXEC, which has none.
+    #: The beginning of its RESPONSE: the route and the id. None: EXEC has no RESPONSE.
     key: tuple[tuple[bytes, ...], bytes] | None
     slots: int
-    #: Silence that its worker is allowed while it has it, if longer than usual.
+    #: The worker's timeout while it holds the message, if longer than usual.
     lease_ns: int
-    #: The scheduler has taken it away, or never got its result: it is the worker's alone.
+    #: The lease has ended in the scheduler, but the worker still has the message.
     is_void: bool = False
-    #: A former process of the server gave it.
+    #: A former process of the server assigned it.
     is_recalled: bool = False
-    #: A recalled EXEC: what its RESPONSE begins with if that process sent it as TRACKEXEC.
+    #: A recalled EXEC: the beginning of its RESPONSE if that process sent it as TRACKEXEC.
     tracked_key: tuple[tuple[bytes, ...], bytes] | None = None
 
 
 class Peer(Struct, eq=False):
-    """A worker, registered or gone."""
+    """A worker, registered or not."""
 
     identity: bytes
     #: Its name in the core.
     name: bytes
     last_seen_ns: int
-    #: By which socket it was heard last; empty: not since this process began.
+    #: The route of its last message. Empty: none since this process began.
     route: bytes = b""
     slots: int = 0
     is_registered: bool = False
-    #: It was told to go, which this dialect has no word for: it gets no more.
+    #: It is drained and gets no more tasks. The dialect has no message for that.
     is_dismissed: bool = False
-    #: It has said that it goes, and has nothing left when it registers again.
+    #: It has deregistered, and holds nothing when it registers again.
     has_left: bool = False
-    #: The request of a WorkerExited that the scheduler has not handled yet; 0: none.
+    #: The request of a WorkerExited that the scheduler has not handled yet. 0: none.
     exit_request: int = 0
-    #: Nothing reaches it.
+    #: It can't be reached.
     is_cut: bool = False
     #: It has not registered since this process began.
     is_recalled: bool = False
-    #: It had something when the server restarted: an INCREMENT may be for any of that. So it is
-    #: sent nothing that an INCREMENT settles, until it registers with none of that left.
+    #: It held messages when the server restarted, and an INCREMENT may be for any of them. So it is
+    #: sent no EXEC, which an INCREMENT settles, until it registers with none of them left.
     is_unsure: bool = False
-    #: What it has, oldest first.
+    #: Messages that it holds, oldest first.
     leases: dict[bytes, Lease] = field(default_factory=dict)
-    #: What it has answered, and not said INCREMENT for, oldest first.
+    #: Messages with a RESPONSE but no INCREMENT, oldest first.
     answered: deque[Lease] = field(default_factory=deque)
-    #: INCREMENTs that came before their RESPONSE.
+    #: INCREMENTs that arrived before their RESPONSE.
     freed_early: int = 0
-    #: The last that was sent to it.
+    #: The tasks in the last messages to it.
     just_given: list[Lease] = field(default_factory=list)
-    #: What was taken from it because it could not be sent, or was lost with its silence. It may
-    #: have that all the same.
+    #: Messages that were taken from it because they could not be sent or it timed out. It may
+    #: have them nevertheless.
     returned: dict[bytes, Lease] = field(default_factory=dict)
     pinged_ns: int = 0
-    #: When the scheduler was told of its life; None: not since this process began.
-    told_ns: int | None = None
-    #: When its silence is looked at next; 0: never.
+    #: When its last heartbeat went to the scheduler. None: not since this process began.
+    reported_ns: int | None = None
+    #: When its timeout is checked next. 0: never.
     timeout_check_ns: int = 0
 
     def ahead(self) -> int:
-        """What the scheduler has to add to its slots."""
+        """Return the number to add to its slots in the scheduler."""
         if self.is_cut:
             return -_UNREACHABLE
         return -sum(lease.slots for lease in self.all() if lease.is_void)
 
     def all(self) -> list[Lease]:
-        """Return everything that takes a slot."""
+        """Return all leases that take a slot."""
         return [*self.leases.values(), *self.answered]
 
     def oldest_untracked(self) -> Lease | None:
-        """Return the EXEC that an INCREMENT settles; None: there is none, or it may be of another.
+        """Return the EXEC that an INCREMENT settles, or None if there is none or it is ambiguous.
 
         A restart may have lost the assignment of any recalled lease, or its RESPONSE.
         """
@@ -106,7 +106,7 @@ class Peer(Struct, eq=False):
         return oldest
 
     def find(self, key: tuple[tuple[bytes, ...], bytes]) -> Lease | None:
-        """The oldest message that a RESPONSE may be about."""
+        """Return the oldest lease that a RESPONSE may belong to."""
         for leases in (self.leases, self.returned):
             for lease in leases.values():
                 if key in (lease.key, lease.tracked_key):
@@ -115,7 +115,7 @@ class Peer(Struct, eq=False):
 
 
 def envelope_of(terms: Terms, envelope: bytes) -> lmq.Envelope | None:
-    """What a task keeps of its message; None: it came in by another dialect."""
+    """Return the envelope of a task's message. None: it is of another dialect."""
     return lmq.open_envelope(envelope) if terms.dialect == lmq.DIALECT else None
 
 
@@ -127,12 +127,12 @@ def lease_of(name: bytes, attempt: int, terms: Terms, kept: lmq.Envelope | None)
 
 
 def tracked_message(name: bytes, attempt: int, arguments: Sequence[bytes]) -> Message:
-    """Return a message whose RESPONSE comes to us, and tells its task."""
+    """Return a message whose RESPONSE is sent to us and identifies its task."""
     return lmq.Message(lmq.TRACKEXEC, lmq.foreign_id(name, attempt), arguments)
 
 
 def name_of(identity: bytes) -> bytes:
-    """A worker's name in the core: its identity if one can type it, else as digits."""
+    """Return a worker's name in the core: its identity if printable, else in hexadecimal."""
     is_text = identity.isascii() and identity.decode("latin-1").isprintable()
     if is_text and not identity.startswith(_HEX):
         return ROUND_ROBIN + identity
@@ -140,7 +140,7 @@ def name_of(identity: bytes) -> bytes:
 
 
 def identity_of(name: bytes) -> bytes | None:
-    """The identity behind a name; None: there is none."""
+    """Return the identity of a worker's name. None: the name is invalid."""
     identity = name.removeprefix(ROUND_ROBIN)
     if not identity.startswith(_HEX):
         return identity
