@@ -109,7 +109,7 @@ def test_task_named_like_a_control_word_is_distinguished_from_it(name: bytes) ->
         (b"a/1\tresult\tok", Report(A, Outcome.DONE, b"result")),
         (b"a/1\t\tok2 250 accepted", Report(A, Outcome.DONE, b"", b"250 accepted")),
         (b"a/1\tx\\ty\tok3", Report(A, Outcome.DONE, b"x\ty")),
-        (b"a/1\t\terror 550 nobody", Report(A, Outcome.FAILED_FINAL, b"", b"550 nobody")),
+        (b"a/1\t\terror 550 no user", Report(A, Outcome.FAILED_FINAL, b"", b"550 no user")),
         (b"a/1\t\terror2", Report(A, Outcome.FAILED_FINAL)),
         (b"a/1\tlog\tdeferred busy", Report(A, Outcome.FAILED, b"log", b"busy")),
         (b"a/1\t\tdeferall down", Report(A, Outcome.DEFER_ALL, b"", b"down")),

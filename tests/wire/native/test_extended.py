@@ -102,13 +102,13 @@ def test_repeated_create_is_harmless_even_for_a_finished_task() -> None:
 
 def test_unknown_predecessor_is_refused_awaited_or_done() -> None:
     counter = Extended()
-    after = Submission([b"x"], after=[[b"nobody"]])
+    after = Submission([b"x"], after=[[b"missing"]])
     refused = counter.request(peer.create(1, after))
     assert refused.kind == peer.ERROR
-    assert "nobody" in refused.reason
+    assert "missing" in refused.reason
     assert counter.request(peer.create(1, after, UnknownPolicy.WAIT)).kind == peer.OK
     assert counter.scheduler.ledger.tasks[b"x"].state is TaskState.BLOCKED
-    later = Submission([b"y"], after=[[b"nobody else"]])
+    later = Submission([b"y"], after=[[b"missing too"]])
     assert counter.request(peer.create(1, later, UnknownPolicy.DONE)).kind == peer.OK
     assert counter.scheduler.ledger.tasks[b"y"].state is TaskState.READY
 
@@ -659,7 +659,7 @@ def test_listing_continues_from_its_cursor() -> None:
 def test_results_of_tasks() -> None:
     counter = Extended()
     counter.create(b"a", b"b")
-    reply = counter.request(peer.results(1, [b"a", b"nobody"]))
+    reply = counter.request(peer.results(1, [b"a", b"missing"]))
     assert (reply.names, reply.states) == ([b"a"], [TaskState.READY])
 
 

@@ -1,6 +1,6 @@
 """Helpers for tests of WMP: a manager without sockets, spoken to in plain frames and plain JSON.
 
-The frames are written here by hand, from the page: the code under test has no say in them.
+The frames are written here by hand, from the docs, independently of the code under test.
 """
 
 from __future__ import annotations

@@ -449,10 +449,10 @@ def test_owner_of_a_task_is_not_its_sender() -> None:
     bench = Bench(slots=2)
     bench.quiet()
     bench.wake(manager="front")
-    bench.give("a", manager="somebody behind it")
+    bench.give("a", manager="another manager")
     (pong,) = bench.hear("PING", worker="w", manager="front")
     assert pong[1].headers["held"] == [["a", 1]]
-    assert bench.done(b"a")[0][1].headers["manager"] == "somebody behind it"
+    assert bench.done(b"a")[0][1].headers["manager"] == "another manager"
 
 
 def test_unnamed_route_without_tasks_sends_no_list() -> None:

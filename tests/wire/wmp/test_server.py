@@ -263,7 +263,7 @@ def test_repeated_report_and_that_of_another_attempt_are_dropped() -> None:
 
 def test_report_for_another_manager_is_dropped() -> None:
     manager = holding(b"a")
-    done(manager, "a", "ok", manager="somebody else")
+    done(manager, "a", "ok", manager="another")
     assert manager.task(b"a").state is TaskState.LEASED
     assert manager.dialect.malformed == 1
     done(manager, "a", "ok", manager=ME)
@@ -520,7 +520,7 @@ def test_other_process_takes_over_at_once_when_its_supervisor_reports_the_death(
 
 def test_holder_is_recognised_after_a_restart_even_if_a_newcomer_is_first() -> None:
     manager = holding(b"a", incarnation=1)
-    manager.dialect = Wmp(1, ME, lambda: 0)  # it knows no worker
+    manager.dialect = Wmp(1, ME, lambda: 0)  # a manager without state
     assert newcomer(manager) == []
     assert newcomer(manager, "PING") == [held_by(1)]
     manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")

@@ -433,7 +433,7 @@ class Backend:
         return []
 
 
-#: A ping whose number has a frame of its own.
+#: Words of a ping with its number in a separate frame.
 _COUNTED: Final = (PING, PING.lower())
 
 

@@ -43,8 +43,8 @@ FRAMES_MAX: Final = 3
 class Settings(Struct, frozen=True):
     """The broker's settings of ping-pong."""
 
-    #: WORKER_EXPIRE_SECONDS: the timeout of a worker that waits for a job, or is known to ping
-    #: while it works.
+    #: WORKER_EXPIRE_SECONDS: the timeout of a worker that waits for a job, or has pinged
+    #: at work.
     expire_ns: int = 3 * SECOND_NS
     #: The timeout of a worker that works and does not ping.
     lease_ns: int = 60 * SECOND_NS

@@ -1,4 +1,4 @@
-"""The table of round-robin's workers: which are registered, what they hold, which are silent.
+"""The table of round-robin's workers: their registration, messages and timeouts.
 
 A RESPONSE identifies its task by the id and the route of its message. An INCREMENT has neither: it
 frees the slot of the oldest message with a RESPONSE, or settles the oldest EXEC. So the table keeps

@@ -1,8 +1,8 @@
-"""The managers that a WMP worker knows, and the routes to them.
+"""The managers of a WMP worker, and the routes to them.
 
 A route is a connection of the worker and the numbers that relays have added, `back`. Parallel
 relays make several routes to one manager. A manager sends its name, and messages to it take the
-route of its last message. Without a name it is identified by its route. Pure, and knows no tasks.
+route of its last message. Without a name it is identified by its route. Pure, without tasks.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ _MILLISECOND_NS: Final = SECOND_NS // 1000
 _OUTCOMES: Final = {
     "error": Outcome.FAILED,
     "refused": Outcome.REFUSED,
-    # It stopped as requested, so the lease is over. If it is not, nobody is charged.
+    # It stopped as requested, so the lease is over. If it is not, no attempt is charged.
     "cancelled": Outcome.REFUSED,
 }
 
