@@ -37,6 +37,10 @@ C1, C2 = SRV + b":c1", SRV + b":c2"
 LMQ = b"LMQv100"
 
 
+#: The key of a client's message.
+KEY = b"\x0a"
+
+
 def lmq(command: int, number: bytes, *arguments: bytes) -> list[bytes]:
     """Return the frames of a message without addresses."""
     return [b"", LMQ, bytes([command]), number, *arguments, b""]
