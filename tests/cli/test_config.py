@@ -169,7 +169,7 @@ def test_check_tells_six_things_of_six_kinds(
         "unknown setting service.smtp.workers",
         "service.smtp.rate must be tasks per time",
         "service.web.lane must have field names in braces",
-        "listen.dwork: endpoint tcp://127.0.0.1:99999 has a port over 65535",
+        "listen.dwork: endpoint tcp://127.0.0.1:99999: port over 65535",
     ]
     assert all(line.startswith("taskyard.toml:") for line in out.splitlines())
     assert "did you mean workers_max?" in out

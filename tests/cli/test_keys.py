@@ -123,7 +123,7 @@ def test_directory_of_keys_that_is_open_to_others_is_refused_with_what_mends_it(
     directory.chmod(0o755)
     said = keys("list")
     assert said.code == 2
-    assert "chmod 700 .taskyard/keys, and make new keys if you don't trust" in said.err
+    assert "chmod 700 .taskyard/keys, and create new keys if you don't trust" in said.err
 
 
 def test_broker_without_keys_says_the_very_command_that_makes_one(keys: Keys) -> None:

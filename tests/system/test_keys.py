@@ -183,13 +183,11 @@ def test_each_role_may_do_its_own_requests_and_gets_errors_for_others(yard: Yard
     producer.submit(["true"], name="a", service="nobody's")
     assert producer.show("a")["state"] == "ready"  # acknowledged
     assert viewer.show("a")["state"] == "ready"
-    with pytest.raises(
-        Refused, match=r"the key viewer is a viewer's and may not cancel tasks; ask"
-    ):
+    with pytest.raises(Refused, match=r"key 'viewer': a viewer may not cancel tasks \(this needs"):
         viewer.cancel(["a"])
-    with pytest.raises(Refused, match=r"may not submit tasks; ask for a producer's key"):
+    with pytest.raises(Refused, match=r"may not submit tasks \(this needs a producer's key\)"):
         viewer.submit(["true"], name="b").result(30)
-    with pytest.raises(Refused, match=r"the key producer is a producer's and may not send workers"):
+    with pytest.raises(Refused, match=r"key 'producer': a producer may not drain workers"):
         producer.drain()
     assert [task["name"] for task in viewer.tasks()] == ["a"]
     assert viewer.show("a")["state"] == "ready"
@@ -199,7 +197,7 @@ def test_each_role_may_do_its_own_requests_and_gets_errors_for_others(yard: Yard
 
 
 def test_worker_key_can_not_submit_or_query(yard: Yard) -> None:
-    with pytest.raises(Refused, match=r"the key worker is a worker's and may not see the status"):
+    with pytest.raises(Refused, match=r"key 'worker': a worker may not see the status"):
         yard.client(Role.WORKER)
     words = ("submit", "--broker", yard.endpoint, "--key", "worker.key", "--", "true")
     code, out, err = run(yard.directory, *words)
@@ -261,9 +259,7 @@ def test_key_that_is_revoked_while_connected_is_refused_with_the_next_message(ya
     assert tasks_of(viewer) == 0
     code, out, _ = run(yard.directory, "keys", "revoke", "viewer")
     assert (code, out.split()[:2]) == (0, ["revoked", "viewer,"])
-    with pytest.raises(
-        Refused, match=r"the key viewer was revoked; ask whoever runs the broker fo"
-    ):
+    with pytest.raises(Refused, match=r"key 'viewer' was revoked"):
         viewer.status()
     assert tasks_of(producer) == 0
 
@@ -295,7 +291,7 @@ def test_worker_with_a_revoked_key_reports_it(yard: Yard) -> None:
     worker = yard.worker("--slots", "1", "--heartbeat", "50ms")
     assert " works for the broker at " in worker.error_line()
     yard.ring.revoke("worker")
-    assert "the broker refuses it: the key worker was revoked; ask" in worker.error_line()
+    assert "the broker refuses it: key 'worker' was revoked" in worker.error_line()
 
 
 def test_peer_refuses_a_broker_with_another_key(yard: Yard, tmp_path: Path) -> None:
@@ -308,7 +304,7 @@ def test_peer_refuses_a_broker_with_another_key(yard: Yard, tmp_path: Path) -> N
 def test_key_directory_open_to_others_disables_keys(yard: Yard) -> None:
     viewer, owner = yard.client(Role.VIEWER), yard.owner()
     yard.ring.directory.chmod(0o755)
-    with pytest.raises(Refused, match=r"the broker does not know this key"):
+    with pytest.raises(Refused, match=r"this key is no longer known to the broker"):
         viewer.status()
     with pytest.raises(NoBroker):
         yard.client(Role.ADMIN, timeout=NOBODY_SECONDS)

@@ -14,7 +14,7 @@ from taskyard.wire.native.server import NativeServer
 if TYPE_CHECKING:
     from taskyard.core.events import Event
 
-#: The broker's number in every answer to an extended peer.
+#: The broker's number in every reply to an extended peer.
 BROKER = 77
 
 #: The wall clock when the tests begin.
@@ -22,7 +22,7 @@ WALL_NS = 1_700_000_000 * SECOND_NS
 
 
 class Counter:
-    """Frames in, frames out, in order, as on one socket."""
+    """A broker with one socket: frames in, frames out, in order."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
@@ -35,7 +35,7 @@ class Counter:
         for event in events:
             event.now_ns = self.now_ns
             for effect in self.scheduler.handle(event):
-                if isinstance(effect, Settled):  # there is no journal that owes a result
+                if isinstance(effect, Settled):  # there is no journal to read the result from
                     effect.texts = [text or b"" for text in effect.texts]
                     effect.records = []
                 for route, frames in self.dialect.reply(effect):
@@ -44,13 +44,13 @@ class Counter:
         invariants.check(self.scheduler)
 
     def frames(self, frames: list[bytes], route: bytes = b"peer") -> list[bytes]:
-        """What that peer is answered to these frames, or to what else it waits for, now."""
+        """Return the replies to these frames, and others that the peer gets now."""
         self.sent = []
         self.handle([*self.dialect.receive(route, frames, self.now_ns)])
         return [body for to, body in self.sent if to == route]
 
     def ask(self, body: bytes, route: bytes = b"peer") -> bytes:
-        """The one answer to a request."""
+        """Return the only reply to a request."""
         (answer,) = self.frames([b"", body], route)
         return answer
 
@@ -58,7 +58,7 @@ class Counter:
         return self.ask(bytes.fromhex(body), route).hex()
 
     def pass_time(self, ns: int) -> list[tuple[bytes, bytes]]:
-        """Let time pass. Returns what is sent because of it."""
+        """Let time pass, and return the messages that are sent."""
         self.sent = []
         self.now_ns += ns
         self.handle([TimePassed(self.now_ns), *self.dialect.time_passed(self.now_ns)])

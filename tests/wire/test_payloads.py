@@ -1,4 +1,4 @@
-"""Payloads of programs and calls: what goes in comes out, and nonsense is told as such."""
+"""Payloads of commands, calls and bundles: decoding reverses encoding, and nonsense is refused."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-def test_payload_is_a_json_object_without_what_is_not_given() -> None:
+def test_payload_is_a_json_object_without_defaults() -> None:
     assert encode_command(["convert", "ä"]) == '{"argv":["convert","ä"]}'.encode()
     assert encode_call("m:f") == b'{"call":"m:f"}'
     assert encode_command(["a"], {"B": "c"}, "d") == b'{"argv":["a"],"env":{"B":"c"},"cwd":"d"}'
@@ -44,19 +44,19 @@ def test_payload_is_a_json_object_without_what_is_not_given() -> None:
 
 
 @given(argv=st.lists(text, max_size=5), program=word, cwd=st.none() | text)
-def test_command_comes_out_as_it_went_in(argv: list[str], program: str, cwd: str | None) -> None:
+def test_command_is_decoded_as_encoded(argv: list[str], program: str, cwd: str | None) -> None:
     payload = encode_command([program, *argv], cwd=cwd)
     assert decode_payload(payload, EXEC) == Command([program, *argv], cwd=cwd)
 
 
 @pytest.mark.slow
 @given(args=st.lists(json_values, max_size=4), kwargs=st.dictionaries(text, json_values))
-def test_call_comes_out_as_it_went_in(args: list[Any], kwargs: dict[str, Any]) -> None:
+def test_call_is_decoded_as_encoded(args: list[Any], kwargs: dict[str, Any]) -> None:
     assert decode_payload(encode_call("m:f", args, kwargs), CALL) == Call("m:f", args, kwargs)
 
 
 @given(json_values)
-def test_value_comes_out_as_it_went_in(value: object) -> None:
+def test_value_is_decoded_as_encoded(value: object) -> None:
     assert decode_value(encode_value(value)) == value
 
 
@@ -74,7 +74,7 @@ def test_tuple_is_sent_as_a_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "reason"),
     [
         (b"bytes", "value of type bytes can't be sent as JSON: Object of type bytes is not"),
         ([{1}], "value of type list can't be sent as JSON: Object of type set is not"),
@@ -84,8 +84,8 @@ def test_tuple_is_sent_as_a_list() -> None:
         ({(1, 2): 3}, "value of type dict can't be sent as JSON: keys must be"),
     ],
 )
-def test_what_json_has_no_word_for_is_refused(value: object, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_value_that_json_can_not_express_is_refused(value: object, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
         encode_value(value)
 
 
@@ -97,17 +97,17 @@ def test_value_that_holds_itself_is_refused() -> None:
 
 
 @pytest.mark.parametrize("argv", [[], "ls -l", ["sleep", 1], [b"ls"]])
-def test_what_is_no_command_is_refused_before_it_is_sent(argv: Any) -> None:
-    with pytest.raises(UserError, match="is no command: give a list of texts"):
+def test_invalid_command_is_refused_before_it_is_sent(argv: Any) -> None:
+    with pytest.raises(UserError, match=r"command .*: must be a list of strings"):
         encode_command(argv)
 
 
-def test_command_that_is_no_unicode_is_refused() -> None:
+def test_command_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(UserError, match="can't be sent as JSON"):
         encode_command(["\udce4"])
 
 
-def test_arguments_that_are_no_json_are_refused() -> None:
+def test_arguments_that_json_can_not_express_are_refused() -> None:
     with pytest.raises(UserError, match="list of arguments of type list can't be sent as JSON"):
         encode_call("m:f", [{1}])
     with pytest.raises(UserError, match="set of named arguments of type dict can't be sent"):
@@ -115,46 +115,46 @@ def test_arguments_that_are_no_json_are_refused() -> None:
 
 
 NONSENSE = [
-    (EXEC, b"", "the payload is nothing that a worker of exec can do: Input data was truncated"),
+    (EXEC, b"", "payload is not valid for service exec: Input data was truncated"),
     (EXEC, b"[]", "Expected `object`, got `array`"),
     (EXEC, b'{"argv":[]}', "Expected `array` of length >= 1"),
     (EXEC, b'{"argv":["sleep",1]}', r"Expected `str`, got `int` - at `\$.argv\[1\]`"),
     (EXEC, b'{"argv":["a"],"cdw":"/"}', "contains unknown field `cdw`"),
     (EXEC, b'{"call":"m:f"}', "Object contains unknown field `call`"),
     (EXEC, b'{"argv":["a"],"env":{"A":1}}', "Expected `str`, got `int`"),
-    (EXEC, b'{"argv":[""]}', "the first word of argv is empty"),
-    (EXEC, b'{"argv":["a","b\\u0000"]}', r"'b\\x00' must not have a NUL character"),
-    (EXEC, b'{"argv":["a"],"cwd":"\\u0000"}', "must not have a NUL character"),
-    (EXEC, b'{"argv":["a"],"env":{"A":"\\u0000"}}', "must not have a NUL character"),
-    (EXEC, b'{"argv":["a"],"env":{"":"b"}}', "'' can't be the name of a variable; leave it out"),
-    (EXEC, b'{"argv":["a"],"env":{"A=B":""}}', "'A=B' can't be the name of a variable"),
-    (EXEC, b'{"argv":["\xff"]}', "the payload is nothing that a worker of exec can do"),
-    (EXEC, b'{"argv":["\\ud800"]}', "the payload is nothing that a worker of exec can do"),
+    (EXEC, b'{"argv":[""]}', "argv: the first word, the program, is empty"),
+    (EXEC, b'{"argv":["a","b\\u0000"]}', r"'b\\x00': contains a NUL character"),
+    (EXEC, b'{"argv":["a"],"cwd":"\\u0000"}', "contains a NUL character"),
+    (EXEC, b'{"argv":["a"],"env":{"A":"\\u0000"}}', "contains a NUL character"),
+    (EXEC, b'{"argv":["a"],"env":{"":"b"}}', "env: invalid variable name ''"),
+    (EXEC, b'{"argv":["a"],"env":{"A=B":""}}', "env: invalid variable name 'A=B'"),
+    (EXEC, b'{"argv":["\xff"]}', "payload is not valid for service exec"),
+    (EXEC, b'{"argv":["\\ud800"]}', "payload is not valid for service exec"),
     (CALL, b'{"argv":["a"]}', "Object contains unknown field `argv`"),
-    (CALL, b'{"call":"f"}', "'f' names no function: write module:function"),
-    (CALL, b'{"call":":f"}', "':f' names no function"),
-    (CALL, b'{"call":"m:"}', "'m:' names no function"),
+    (CALL, b'{"call":"f"}', "call 'f': must be module:function"),
+    (CALL, b'{"call":":f"}', "call ':f': must be module:function"),
+    (CALL, b'{"call":"m:"}', "call 'm:': must be module:function"),
     (CALL, b'{"call":"m:f","args":' + b"[" * 100_000, "recursion"),
-    (b"c\xffpu", b"{}", r"a worker of c\\xffpu can do: .* missing required field `call`"),
-    (b"cpu", b"nonsense", "a worker of cpu can do: JSON is malformed"),
+    (b"c\xffpu", b"{}", r"valid for service c\\xffpu: .* missing required field `call`"),
+    (b"cpu", b"nonsense", "valid for service cpu: JSON is malformed"),
 ]
 
 
-@pytest.mark.parametrize(("service", "payload", "said"), NONSENSE)
-def test_nonsense_is_told_as_such(service: bytes, payload: bytes, said: str) -> None:
-    with pytest.raises(PeerError, match=said):
+@pytest.mark.parametrize(("service", "payload", "reason"), NONSENSE)
+def test_nonsense_is_refused_with_a_reason(service: bytes, payload: bytes, reason: str) -> None:
+    with pytest.raises(PeerError, match=reason):
         decode_payload(payload, service)
 
 
 @given(st.binary(), st.sampled_from([EXEC, CALL, b"cpu"]))
-def test_any_bytes_are_work_or_a_peers_error(payload: bytes, service: bytes) -> None:
+def test_any_bytes_are_work_or_a_peer_error(payload: bytes, service: bytes) -> None:
     with contextlib.suppress(PeerError):
         assert isinstance(decode_payload(payload, service), Command | Call)
 
 
 @pytest.mark.parametrize("encoded", [b"", b"NaN", b"[" * 100_000, b"\xff", b"1" * 5000])
-def test_value_that_is_no_json_is_a_peers_error(encoded: bytes) -> None:
-    with pytest.raises(PeerError, match="a value is not JSON"):
+def test_invalid_json_value_is_a_peer_error(encoded: bytes) -> None:
+    with pytest.raises(PeerError, match="value is not valid JSON"):
         decode_value(encoded)
 
 
@@ -163,11 +163,11 @@ def test_value_that_is_no_json_is_a_peers_error(encoded: bytes) -> None:
 BUNDLE = encode_bundle(b'{"text":"hi"}', b'["ann",{"to":"bob"}]')
 
 
-def test_payload_is_one_json_object() -> None:
+def test_bundle_is_one_json_object() -> None:
     assert BUNDLE == b'{"body":{"text":"hi"},"recipients":["ann",{"to":"bob"}]}'
 
 
-def test_part_is_known_by_the_last_word_of_the_name() -> None:
+def test_part_is_identified_by_the_last_word_of_the_name() -> None:
     first = bundle_part("news/7/0", BUNDLE)
     assert first == ("news/7", 0, {"text": "hi"}, "ann")
     assert bundle_part("news/7/1", BUNDLE).recipient == {"to": "bob"}
@@ -177,18 +177,18 @@ def test_part_is_known_by_the_last_word_of_the_name() -> None:
 @pytest.mark.parametrize(
     "name", ["news", "news/2", "/0", "news/-1", "news/²", "news/", "n/" + "9" * 999]
 )
-def test_name_that_is_no_part_is_refused(name: str) -> None:
-    with pytest.raises(PeerError, match=r"no part of its bundle, which has 2 recipients"):
+def test_name_outside_the_bundle_is_refused(name: str) -> None:
+    with pytest.raises(PeerError, match=r"not BUNDLE/N of a bundle with 2 recipients"):
         bundle_part(name, BUNDLE)
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"{}", b'{"body":1,"recipients":{}}', b"[" * 9999])
-def test_payload_that_is_no_bundle_is_refused(payload: bytes) -> None:
-    with pytest.raises(PeerError, match="the payload is no bundle's"):
+def test_payload_that_is_not_a_bundle_is_refused(payload: bytes) -> None:
+    with pytest.raises(PeerError, match="payload is not a bundle"):
         bundle_part("news/0", payload)
 
 
 @given(st.text(), st.binary())
-def test_whatever_comes_is_a_part_or_refused(name: str, payload: bytes) -> None:
+def test_any_bytes_are_a_part_or_refused(name: str, payload: bytes) -> None:
     with pytest.raises(PeerError):
         bundle_part(name, payload)

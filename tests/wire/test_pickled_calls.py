@@ -1,4 +1,4 @@
-"""Pickled calls: what goes in comes out, what can't be pickled is named, nonsense is told."""
+"""Pickled calls: decoding reverses encoding, and errors name the part that can't be pickled."""
 
 import contextlib
 import threading
@@ -22,7 +22,7 @@ origins = st.builds(Origin, st.none() | text, st.none() | text, st.lists(text).m
 
 
 @given(st.binary(), origins)
-def test_call_comes_out_as_it_went_in(call: bytes, origin: Origin) -> None:
+def test_call_is_decoded_as_encoded(call: bytes, origin: Origin) -> None:
     payload = pickled.encode_pickled_call(call, origin)
     for service in (PICKLE, b"cpu"):
         assert decode_payload(payload, service) == Pickled(call, origin)
@@ -35,78 +35,78 @@ def test_payload_is_a_line_of_json_and_a_pickle() -> None:
     assert pickled.encode_pickled_call(b"", Origin()) == b'{"pickle":1}\n'
 
 
-def test_call_by_its_path_is_told_from_a_pickled_one() -> None:
+def test_call_by_path_is_distinguished_from_a_pickled_one() -> None:
     payload = encode_call("m:f")
     assert decode_payload(payload, b"cpu") == decode_call(payload) == Call("m:f")
 
 
 @pytest.mark.parametrize("service", [EXEC, CALL])
-def test_services_that_need_no_trust_take_no_pickle(service: bytes) -> None:
+def test_services_without_trust_take_no_pickle(service: bytes) -> None:
     with pytest.raises(PeerError):
         decode_payload(pickled.encode_pickled_call(b"", Origin()), service)
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("payload", "reason"),
     [
-        (b"", "the payload is no pickled call, which is all that this service takes"),
-        (b'{"argv":["a"]}', "the payload is no pickled call, which is all"),
-        (b'{"pickle":', "no pickled call of this version: Input data was truncated"),
+        (b"", "payload is not a pickled call, the only kind that this service takes"),
+        (b'{"argv":["a"]}', "payload is not a pickled call, the only kind"),
+        (b'{"pickle":', "not a pickled call of this version: Input data was truncated"),
         (b'{"pickle":2}\n', "Invalid value 2"),
         (b'{"pickle":1,"mian":"x"}\n', "unknown field `mian`"),
         (b'{"pickle":1,"path":"x"}\n', "Expected `array`"),
-        (b'{"pickle":1,"main":"\xff"}\n', "the payload is no pickled call"),
+        (b'{"pickle":1,"main":"\xff"}\n', "payload is not a pickled call"),
     ],
 )
-def test_nonsense_is_told_as_such(payload: bytes, said: str) -> None:
-    with pytest.raises(PeerError, match=said):
+def test_nonsense_is_refused_with_a_reason(payload: bytes, reason: str) -> None:
+    with pytest.raises(PeerError, match=reason):
         decode_payload(payload, PICKLE)
 
 
 @given(st.binary())
-def test_any_bytes_are_a_call_or_a_peers_error(payload: bytes) -> None:
+def test_any_bytes_are_a_call_or_a_peer_error(payload: bytes) -> None:
     for begun in (payload, b'{"pickle":' + payload):
         with contextlib.suppress(PeerError):
             assert isinstance(decode_payload(begun, PICKLE), Pickled)
 
 
-def test_path_that_is_no_unicode_is_refused() -> None:
-    with pytest.raises(UserError, match="the path of a script can't be sent as JSON"):
+def test_path_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(UserError, match="path of the script can't be sent as JSON"):
         pickled.encode_pickled_call(b"", Origin(main="\udce4"))
 
 
-def test_function_and_arguments_come_out_as_they_went_in() -> None:
+def test_function_and_arguments_are_unpickled_as_pickled() -> None:
     call = pickled.pickle_call(pow, [2], {"exp": 3})
     assert pickled.unpickle(call) == (pow, (2,), {"exp": 3})
 
 
 class Refusing:
-    """Raises what a user's class may raise."""
+    """Raises an error in `__reduce__`, as a user's class may."""
 
     def __reduce__(self) -> str:
         raise KeyError("mine")
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "reason"),
     [
-        ((lambda: None, [], {}), "function <function .* can't be pickled: .*; give one that is"),
+        ((lambda: None, [], {}), r"function <function .* can't be pickled: .* \(define it at the"),
         ((pow, [1, threading.Lock()], {}), "argument 2, of type lock, can't be pickled: cannot"),
         ((pow, [], {"exp": Refusing()}), "argument 'exp', of type Refusing, can't be pickled"),
     ],
 )
-def test_what_can_not_be_pickled_is_named(call: Any, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_part_that_can_not_be_pickled_is_named(call: Any, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
         pickled.pickle_call(*call)
 
 
 def test_result_that_can_not_be_pickled_is_named() -> None:
-    with pytest.raises(UserError, match="the result, of type lock, can't be pickled"):
+    with pytest.raises(UserError, match="result of type lock can't be pickled"):
         pickled.pickle_result(threading.Lock())
 
 
 def raised(error: BaseException) -> bytes:
-    """As it comes at the end of a task's output."""
+    """Return an exception as a line of a task's output."""
     try:
         raise_this(error)
     except BaseException as again:  # noqa: BLE001
@@ -115,24 +115,24 @@ def raised(error: BaseException) -> bytes:
     return b"printed\n[pickled exception] by the task\n" + line
 
 
-def test_exception_comes_out_with_its_traceback() -> None:
-    error, told = pickled.decode_exception(raised(KeyError("a", 1)))
+def test_exception_is_decoded_with_its_traceback() -> None:
+    error, traceback = pickled.decode_exception(raised(KeyError("a", 1)))
     assert isinstance(error, KeyError)
     assert error.args == ("a", 1)
-    assert "raise error" in told
-    assert str(error.__cause__) == f'\n"""\n{told}"""'
+    assert "raise error" in traceback
+    assert str(error.__cause__) == f'\n"""\n{traceback}"""'
 
 
 @pytest.mark.parametrize(
     "error", [OneWay(1, 2), ValueError("x" * 100_000), ValueError(threading.Lock())]
 )
-def test_exception_that_can_not_travel_leaves_its_traceback(error: Exception) -> None:
-    came, told = pickled.decode_exception(raised(error))
+def test_exception_that_can_not_be_pickled_leaves_its_traceback(error: Exception) -> None:
+    came, traceback = pickled.decode_exception(raised(error))
     assert came is None
-    assert told
+    assert traceback
 
 
-def test_traceback_without_an_end_is_cut() -> None:
+def test_endless_traceback_is_cut() -> None:
     line = pickled.encode_exception(ValueError("ä"), "ä" * 1_000_000)
     assert OUTPUT_TAIL_BYTES + len(line) <= OUTPUT_BYTES_MAX
     assert len(pickled.decode_exception(line)[1]) == pickled.TRACEBACK_CHARACTERS_MAX
@@ -145,9 +145,9 @@ def test_output_without_an_exception_has_none(output: bytes) -> None:
     assert pickled.decode_exception(output) == (None, "")
 
 
-def test_exception_counts_only_behind_the_token_of_its_call() -> None:
+def test_exception_needs_the_token_of_its_call() -> None:
     line = pickled.encode_exception(ValueError("a"), "where", "0123")
-    error, told = pickled.decode_exception(line, "0123")
-    assert (repr(error), told) == ("ValueError('a')", "where")
+    error, traceback = pickled.decode_exception(line, "0123")
+    assert (repr(error), traceback) == ("ValueError('a')", "where")
     assert pickled.decode_exception(line, "4567") == (None, "")
     assert pickled.decode_exception(line) == (None, "")

@@ -1,7 +1,7 @@
-"""Roles × requests: every cell of the table, asked of a real dialect and scheduler.
+"""Roles × requests: every cell of the table, sent to a real dialect and scheduler.
 
-What each role may do is written down here once more, by hand, so that a change of the table is
-noticed. `python -m tests.wire.test_roles` prints the table as it was asked, not as it is written.
+The table is repeated here by hand, so that a change of it is noticed.
+`python -m tests.wire.test_roles` prints the table from the results of the requests.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.wire.kit import Counter
 
 Q = pb.QueryMsg
 
-#: The key of each role; a worker's is bound to its name.
+#: The key of each role. A worker's is bound to its name.
 GUESTS: Final = {role: AuthenticatedPeer(f"a-{role}", role) for role in Role}
 WORKER: Final = b"a-worker/1"
 
-#: Who may what: viewer, producer, worker, admin.
+#: The roles that may send each request: viewer, producer, worker, admin.
 TABLE: Final = {
     "OK": "vpwa",
     "Lookup": "vpwa",
@@ -67,7 +67,7 @@ CELLS: Final = [(request, role) for request in TABLE for role in Role]
 
 
 def requests(location: bytes = WORKER) -> dict[str, bytes]:
-    """A good request of every type. The worker holds `held`, nobody holds `ready`."""
+    """Return a valid request of each type. The worker holds `held`, and `ready` is ready."""
     held = pb.Batch(name=[b"held"], attempt=[1])
 
     def asked(kind: str, **fields: Any) -> bytes:
@@ -109,7 +109,7 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
 
 
 class Yard(Counter):
-    """A broker whose socket demands keys, with a task to take and one that is held."""
+    """A broker whose socket requires keys, with a ready task and a leased one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Yard(Counter):
         self.before = self.scheduler.ledger.record
 
     def ask_as(self, guest: AuthenticatedPeer, body: bytes) -> list[Q]:
-        """What it is answered."""
+        """Return the replies to a request of an authenticated peer."""
         self.sent = []
         self.handle([*self.dialect.receive(b"peer", [b"", body], self.now_ns, guest)])
         return [Q.FromString(body) for _, body in self.sent]
@@ -129,7 +129,7 @@ class Yard(Counter):
 
 
 def is_allowed(request: str, role: Role) -> tuple[bool, str]:
-    """Whether it is, and if not the reason that the peer is told. A refusal changes nothing."""
+    """Return whether a request is allowed, and the reason if not. A refusal changes nothing."""
     yard = Yard()
     answers = yard.ask_as(GUESTS[role], requests()[request])
     if not yard.dialect.refused:
@@ -141,30 +141,30 @@ def is_allowed(request: str, role: Role) -> tuple[bool, str]:
 
 
 @pytest.mark.parametrize(("request_name", "role"), CELLS)
-def test_each_role_may_ask_what_its_row_says_and_nothing_else(
+def test_each_role_may_send_the_requests_of_its_row_and_no_others(
     request_name: str, role: Role
 ) -> None:
     allowed, reason = is_allowed(request_name, role)
     assert allowed is (role[0] in TABLE[request_name])
     if not allowed:
         article = "an" if role is Role.ADMIN else "a"
-        assert reason.startswith(f"the key a-{role} is {article} {role}'s and may not ")
-        assert reason.endswith("'s key")
+        assert reason.startswith(f"key 'a-{role}': {article} {role} may not ")
+        assert reason.endswith("'s key)")
 
 
-def test_every_request_that_is_understood_has_its_row_here_and_in_the_table() -> None:
+def test_every_request_has_a_row_here_and_in_the_table() -> None:
     understood = sorted(Q.Type.Name(kind) for kind in native_requests._DECODERS)  # noqa: SLF001
     assert sorted(TABLE) == sorted(requests()) == understood
     assert sorted(Q.Type.Name(kind) for kind in PERMISSIONS) == understood
 
 
-def test_request_without_a_row_is_for_admins_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_without_a_row_is_for_admins_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(PERMISSIONS, Q.Lookup)
     assert [role for role in Role if is_allowed("Lookup", role)[0]] == [Role.ADMIN]
 
 
-def test_without_a_guest_everything_is_allowed() -> None:
-    """The native socket: the kernel says that it is the broker's own user."""
+def test_without_a_key_everything_is_allowed() -> None:
+    """On the native socket the kernel has checked the user."""
     for body in requests(b"anybody").values():
         yard = Yard()
         yard.frames([b"", body])
@@ -173,10 +173,10 @@ def test_without_a_guest_everything_is_allowed() -> None:
 
 @pytest.mark.parametrize("guest", [AuthenticatedPeer("a-admin", None), UNKNOWN_PEER])
 @pytest.mark.parametrize("request_name", TABLE)
-def test_revoked_and_unknown_keys_may_nothing(guest: AuthenticatedPeer, request_name: str) -> None:
+def test_revoked_and_unknown_keys_are_refused(guest: AuthenticatedPeer, request_name: str) -> None:
     yard = Yard()
     (answer,) = yard.ask_as(guest, requests()[request_name])
-    reason = "the key a-admin was revoked; " if guest.name else "the broker does not know this key"
+    reason = "key 'a-admin' was revoked" if guest.name else "this key is no longer known"
     assert answer.type == Q.Error
     assert answer.reason.decode().startswith(reason)
     assert not yard.changed()
@@ -187,48 +187,48 @@ BY_WORKER: Final = [name for name, roles in TABLE.items() if roles == "--wa"]
 
 @pytest.mark.parametrize("request_name", BY_WORKER)
 @pytest.mark.parametrize("location", [b"a-worker2", b"a-worke", b"other", b"a-worker\0/x", b"/"])
-def test_worker_may_not_speak_for_another(request_name: str, location: bytes) -> None:
+def test_worker_may_not_act_as_another(request_name: str, location: bytes) -> None:
     yard = Yard()
     (answer,) = yard.ask_as(GUESTS[Role.WORKER], requests(location)[request_name])
     assert answer.type == Q.Error
-    told = "the key a-worker is for workers named a-worker or a-worker/…, not for "
-    assert answer.reason.decode().startswith(told)
+    expected = "key 'a-worker': workers must be named a-worker or a-worker/…, not "
+    assert answer.reason.decode().startswith(expected)
     assert not yard.changed()
 
 
 @pytest.mark.parametrize("request_name", BY_WORKER)
-def test_admin_may_speak_for_any_worker(request_name: str) -> None:
+def test_admin_may_act_as_any_worker(request_name: str) -> None:
     yard = Yard()
     yard.ask_as(GUESTS[Role.ADMIN], requests(WORKER)[request_name])
     assert yard.dialect.refused == 0
 
 
-def test_worker_without_a_name_is_refused_by_its_role_before_anything_else() -> None:
+def test_request_without_a_worker_name_is_refused_by_role_first() -> None:
     assert refusal(GUESTS[Role.WORKER], Q(type=Q.Steal))
     assert not may_act_as("w", b"")
     assert may_act_as("w", b"w")
     assert may_act_as("w", b"w/")
 
 
-def test_long_name_is_not_told_whole() -> None:
+def test_long_name_is_cut_in_the_refusal() -> None:
     reason = refusal(GUESTS[Role.WORKER], Q(type=Q.Steal, location=b"x" * 1_000_000))
     assert len(reason) < 250
 
 
-def test_plain_peer_is_told_no_in_its_own_words() -> None:
+def test_plain_peer_gets_a_plain_error() -> None:
     plain = Q(type=Q.Steal, location=b"w").SerializeToString()
     (answer,) = Yard().ask_as(GUESTS[Role.VIEWER], plain)
     assert answer == Q(type=Q.Error)
 
 
-def test_nonsense_of_a_guest_is_nonsense() -> None:
+def test_malformed_request_of_an_authenticated_peer_is_malformed() -> None:
     yard = Yard()
     (answer,) = yard.ask_as(GUESTS[Role.VIEWER], b"\xff")
     assert answer.type == Q.Error
     assert (yard.dialect.malformed, yard.dialect.refused) == (1, 0)
 
 
-#: The rows of the page, by how they begin, and the requests behind them.
+#: The first words of the rows in the docs, and the requests behind them.
 PAGE_ROWS: Final = {
     "look": "Stats List Show Explain Workers Watch Follow Results Output",
     "act on tasks": "Create Cancel Retry",
@@ -237,19 +237,19 @@ PAGE_ROWS: Final = {
 }
 
 
-def test_page_has_the_same_table() -> None:
+def test_docs_have_the_same_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     for title, requests in PAGE_ROWS.items():
         (cells,) = re.findall(rf"^\| {title}: .*? ((?:\| (?:yes|-) ){{4}})\|$", page, re.MULTILINE)
-        told = "".join(
+        cells = "".join(
             role[0] if cell == "yes" else "-"
             for role, cell in zip(Role, re.findall(r"yes|-", cells), strict=True)
         )
-        assert {TABLE[request] for request in requests.split()} == {told}
+        assert {TABLE[request] for request in requests.split()} == {cells}
 
 
 def printed() -> str:
-    """The table, each cell asked."""
+    """Format the table from the results of all requests."""
     lines = ["| request | " + " | ".join(Role) + " |", "|---|" + "---|" * len(Role)]
     for request in TABLE:
         cells = ["yes" if is_allowed(request, role)[0] else "-" for role in Role]
@@ -257,8 +257,8 @@ def printed() -> str:
     return "\n".join(lines)
 
 
-def test_table_is_printed_with_what_was_asked() -> None:
-    """To see it: `pytest -s`."""
+def test_table_is_printed() -> None:
+    """Run `pytest -s` to see it."""
     table = printed()
     print(f"\n{table}")  # noqa: T201
     assert table.count("yes") == sum(len(row.replace("-", "")) for row in TABLE.values())

@@ -145,7 +145,7 @@ class Channel:
         return arrived
 
     def _take(self, reply: Reply) -> bool:
-        """Return whether a reply answers an open request other than a ping."""
+        """Return whether a reply belongs to an open request other than a ping."""
         self._last_reply_ns = self._clock.monotonic_ns()
         number = reply.request
         request = self._open.get(number)

@@ -1,5 +1,5 @@
-"""The dialects: bytes to events, effects to bytes, one file each.
+"""The dialects: frames to events, effects to frames, one folder each.
 
-Owns every wire format and its limits. A decoder returns a value or raises one error type, whatever
-it is fed. It has no sockets, no clock and no state beyond the message at hand.
+Owns every wire format and its limits. A decoder returns a value or raises `Malformed`, for any
+input. Has no sockets and no clock: time and randomness are arguments.
 """

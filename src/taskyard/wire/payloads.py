@@ -1,13 +1,12 @@
-"""What a worker is asked to do: the payloads of `exec` and `call`, and what comes back of a call.
-Pickled calls have a file of their own, `pickled`; here they are told from the others.
+"""Payloads of `exec` and `call` tasks, values that calls return, and payloads of bundles.
 
 A payload is one JSON object: `{"argv": [...]}` or `{"call": "module:function", "args": [...],
-"kwargs": {...}}`, each with `env` and `cwd` if need be. A key that is not known is refused: to do
-half of what was asked is worse than to do nothing. Arguments and returned values are plain JSON:
-what JSON has no word for (bytes, sets, times, NaN) is refused, not quietly turned into something
-else; tuples become lists and keys become texts.
+A payload is one JSON object: `{"argv": [...]}` or `{"call": "module:function", "args": [...],
+"kwargs": {...}}`, each with optional `env` and `cwd`. An unknown key is refused, because half a
+command is worse than none. Arguments and returned values are plain JSON. Bytes, sets, times and NaN
+are refused, not converted. Tuples become lists and keys become strings.
 
-Knows nothing of processes, nor of what a worker allows.
+Knows nothing of processes, nor of permissions. `pickled.py` holds pickled calls.
 """
 
 import json
@@ -22,18 +21,18 @@ from taskyard.errors import PeerError, UserError
 from taskyard.wire import pickled
 from taskyard.wire.pickled import PICKLE, Pickled
 
-#: The service of tasks that run a program, and of those that call a function.
+#: The services of tasks that run a program, and of tasks that call a function.
 EXEC: Final = b"exec"
 CALL: Final = b"call"
 
 
 class Command(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Run a program: argv, never a shell."""
+    """Run a program by its argv, never through a shell."""
 
     argv: Annotated[list[str], Meta(min_length=1)]
     #: Added to the worker's own environment.
     env: dict[str, str] | None = None
-    #: Where to run; None for where the worker was started.
+    #: The working directory. None: the worker's own.
     cwd: str | None = None
 
 
@@ -48,7 +47,7 @@ class Call(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class _EncodedCall(Struct, omit_defaults=True):
-    """A `Call` whose values are JSON already."""
+    """A `Call` whose values are encoded as JSON already."""
 
     call: str
     args: Raw | None = None
@@ -58,7 +57,7 @@ class _EncodedCall(Struct, omit_defaults=True):
 
 
 class _Kind(Struct):
-    """Tells which of the two a payload is."""
+    """Detects whether a payload is a command or a call."""
 
     argv: Any = None
 
@@ -67,24 +66,24 @@ _payloads = msgspec.json.Encoder()
 _commands = msgspec.json.Decoder(Command)
 _calls = msgspec.json.Decoder(Call)
 _kinds = msgspec.json.Decoder(_Kind)
-# msgspec would turn bytes into base64 and NaN into null; the standard library's refuses them.
+# msgspec would encode bytes as base64 and NaN as null. The standard library refuses them.
 _values = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _plain_values = msgspec.json.Decoder()
 
-#: Of these types alone both encoders say the same, and msgspec's is ten times as fast.
+#: Both encoders agree on these types, and msgspec's is ten times as fast.
 _FAST_TYPES: Final = frozenset((str, int, bool, type(None)))
 
-#: What the JSON decoder raises, whatever it is fed: too deep, too long a number, not UTF-8.
+#: All errors of the JSON decoder: too deep, too long a number, not UTF-8.
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, ValueError)
 
 
 def encode_command(
     argv: Sequence[str], env: Mapping[str, str] | None = None, cwd: str | None = None
 ) -> bytes:
-    """The payload of `exec`."""
+    """Encode the payload of an `exec` task. Raise UserError."""
     if not argv or isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
         raise UserError(
-            f"{argv!r} is no command: give a list of texts, such as ['convert', 'a.png', 'a.jpg']"
+            f"command {argv!r}: must be a list of strings, such as ['convert', 'a.png', 'a.jpg']"
         )
     return _encode(Command(list(argv), None if env is None else dict(env), cwd))
 
@@ -96,7 +95,7 @@ def encode_call(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
 ) -> bytes:
-    """The payload of `call`."""
+    """Encode the payload of a `call` task. Raise UserError."""
     encoded = _EncodedCall(call, env=env, cwd=cwd)
     if args:
         encoded.args = Raw(encode_value(list(args), "list of arguments"))
@@ -109,28 +108,23 @@ def _encode(payload: Command | _EncodedCall) -> bytes:
     try:
         return _payloads.encode(payload)
     except (TypeError, ValueError) as error:
-        raise UserError(
-            f"a task's command can't be sent as JSON: {error}; give words that are Unicode text"
-        ) from error
+        raise UserError(f"command can't be sent as JSON: {error}") from error
 
 
 def decode_payload(payload: bytes, service: bytes) -> Command | Call | Pickled:
-    """What a task of that service is to do; a service of another name may be of any kind."""
+    """Decode the payload of a task of a service. Services of other names take any kind."""
     if service == PICKLE or (service not in (EXEC, CALL) and pickled.is_pickled(payload)):
         return pickled.decode_pickled_call(payload)
     try:
         work = _decoder(payload, service).decode(payload)
     except _DECODE_ERRORS as error:
-        raise PeerError(
-            f"the payload is nothing that a worker of {shown(service)} can do: {error}; submit it "
-            "to another service"
-        ) from error
+        raise PeerError(f"payload is not valid for service {shown(service)}: {error}") from error
     _check(work)
     return work
 
 
 def decode_call(payload: bytes) -> Call | Pickled:
-    """The same of a payload that is known to be a call of either kind."""
+    """Decode the payload of a call, plain or pickled, that was checked before."""
     if pickled.is_pickled(payload):
         return pickled.decode_pickled_call(payload)
     return _calls.decode(payload)
@@ -147,7 +141,7 @@ def _decoder(
 
 
 def _check(work: Command | Call) -> None:
-    """No operating system takes these; told here, where it can be said of what."""
+    """Raise PeerError for values that no operating system accepts, naming the value."""
     texts = work.argv if isinstance(work, Command) else [work.call]
     if work.cwd is not None:
         texts = [*texts, work.cwd]
@@ -155,26 +149,26 @@ def _check(work: Command | Call) -> None:
         texts = [*texts, *work.env, *work.env.values()]
         for name in work.env:
             if not name or "=" in name:
-                raise PeerError(f"{name!r} can't be the name of a variable; leave it out of env")
+                raise PeerError(f"env: invalid variable name {name!r}")
     for text in texts:
         if "\0" in text:
-            raise PeerError(f"{text!r} must not have a NUL character: no command can be given one")
+            raise PeerError(f"{text!r}: contains a NUL character")
     if isinstance(work, Command):
         if not work.argv[0]:
-            raise PeerError("the first word of argv is empty: it must name a program")
+            raise PeerError("argv: the first word, the program, is empty")
     elif not all(work.call.partition(":")):
-        raise PeerError(f"{work.call!r} names no function: write module:function")
+        raise PeerError(f"call {work.call!r}: must be module:function")
 
 
-def encode_value(value: Any, what: str = "value") -> bytes:  # noqa: ANN401 - whatever a user has
-    """A value as JSON; `what` says in an error what it is."""
+def encode_value(value: Any, what: str = "value") -> bytes:  # noqa: ANN401 - any value of a user
+    """Encode a value as JSON. `what` names it in errors. Raise UserError."""
     try:
         if _is_fast(value):
             return _payloads.encode(value)
         return _values.encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{what} of type {type(value).__name__} can't be sent as JSON: {error}; give plain data"
+            f"{what} of type {type(value).__name__} can't be sent as JSON: {error}"
         ) from error
 
 
@@ -184,39 +178,40 @@ def _is_fast(value: object) -> bool:
     return type(value) in _FAST_TYPES
 
 
-def decode_value(encoded: bytes) -> Any:  # noqa: ANN401 - whatever was sent
-    """The value that `encode_value` was given."""
+def decode_value(encoded: bytes) -> Any:  # noqa: ANN401 - any value of a user
+    """Decode a value that `encode_value` has encoded. Raise PeerError."""
     try:
         return _plain_values.decode(encoded)
     except _DECODE_ERRORS as error:
-        raise PeerError(
-            f"a value is not JSON: {error}; ask for the result's bytes instead"
-        ) from error
+        raise PeerError(f"value is not valid JSON: {error}") from error
 
 
+# Bundles: a fan-out of one payload to many recipients, with a task for each. The payload is
+# `{"body": …, "recipients": […]}`. Task `BUNDLE/N` is for recipient N, counted from 0, so a worker
+# needs only the name and the payload.
 class Bundle(Struct):
-    """The payload."""
+    """The payload of all tasks of a bundle."""
 
     body: Any
     recipients: list[Any]
 
 
 class _EncodedBundle(Struct):
-    """The same of values that are JSON already."""
+    """A `Bundle` whose values are encoded as JSON already."""
 
     body: Raw
     recipients: Raw
 
 
 class BundlePart(NamedTuple):
-    """What one task of a bundle is about."""
+    """The part of a bundle that one task delivers."""
 
-    #: Empty where the name is that in the bundle's own campaign.
+    #: Empty if the name is relative to the bundle's own campaign.
     bundle: str
-    #: The place of its recipient, from 0 on.
+    #: The index of the recipient, from 0.
     offset: int
     body: Any
-    #: A text, or an object of fields.
+    #: A string, or an object with fields.
     recipient: Any
 
 
@@ -224,18 +219,16 @@ _bundles = msgspec.json.Decoder(Bundle)
 
 
 def encode_bundle(body: bytes, recipients: bytes) -> bytes:
-    """The payload of a bundle, of its parts as JSON."""
+    """Encode the payload of a bundle from JSON parts."""
     return msgspec.json.encode(_EncodedBundle(Raw(body), Raw(recipients)))
 
 
 def decode_bundle(payload: bytes) -> Bundle:
-    """What `encode` was given. Raises `PeerError`."""
+    """Decode the payload of a bundle. Raise `PeerError`."""
     try:
         return _bundles.decode(payload)
     except _DECODE_ERRORS as error:
-        raise PeerError(
-            f"the payload is no bundle's: {error}; see how the task was submitted"
-        ) from error
+        raise PeerError(f"payload is not a bundle: {error}") from error
 
 
 def task_name(bundle: str, offset: int) -> str:
@@ -243,7 +236,7 @@ def task_name(bundle: str, offset: int) -> str:
 
 
 def bundle_part(name: str, payload: bytes) -> BundlePart:
-    """The part of a bundle that the task of this name is. Raises `PeerError` if it is none."""
+    """Return the part of a bundle that the task of this name delivers. Raise `PeerError`."""
     bundle, _, number = name.rpartition("/")
     whole = decode_bundle(payload)
     is_offset = (
@@ -254,7 +247,6 @@ def bundle_part(name: str, payload: bytes) -> BundlePart:
     )
     if not is_offset or int(number) >= len(whole.recipients):
         raise PeerError(
-            f"task {name} is no part of its bundle, which has {len(whole.recipients)} recipients; "
-            "give its name, BUNDLE/OFFSET"
+            f"task {name!r}: not BUNDLE/N of a bundle with {len(whole.recipients)} recipients"
         )
     return BundlePart(bundle, int(number), whole.body, whole.recipients[int(number)])

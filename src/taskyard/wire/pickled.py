@@ -1,11 +1,11 @@
-"""Calls that come pickled: a function and its arguments, its value, and the exception it raised.
+"""Pickled calls: a function with its arguments, its return value, and the exception it raised.
 
-A payload is one line of JSON, which says where the pickle comes from, and the pickle. An exception
-travels as the last line of its task's output, in base64 with the traceback as text, so that a log
-stays text.
+A payload is one line of JSON, which describes the origin of the pickle, and the pickle. An
+exception is the last line of its task's output, in base64 with the traceback as text, so that logs
+stay text.
 
-To unpickle is to run whatever the sender wrote: a worker does it only where its owner allows it,
-and a client only with what its own tasks return. Knows nothing of processes.
+Unpickling runs any code of the sender. A worker does it only if its owner allows it, and a client
+only with results of its own tasks. Knows nothing of processes.
 """
 
 import base64
@@ -20,27 +20,27 @@ from msgspec import Struct
 from taskyard.core.limits import OUTPUT_BYTES_MAX
 from taskyard.errors import PeerError, UserError
 
-#: The service of tasks that are pickled calls: who does not allow them does not offer it.
+#: The service of pickled calls. Workers that do not allow them do not offer it.
 PICKLE: Final = b"pickle"
 
-#: The one that Python 3.11 and later read and write alike.
+#: The pickle protocol that Python 3.11 and later share.
 PROTOCOL: Final = 5
 
-#: What a script is called where a worker runs it. Pickles name it, so both sides have to know it;
-#: it is multiprocessing's name, because scripts and libraries look for that.
+#: The module name of a script in a worker. Pickles contain it, so both sides must agree. It is
+#: multiprocessing's name, because scripts and libraries check for it.
 MAIN_NAME: Final = "__mp_main__"
 
-#: Set in the environment while a worker runs a script to find its functions: a script that would
-#: start an executor, whose workers run the script again, is told so instead.
+#: Set in the environment while a worker imports a script. A script that then starts an executor,
+#: whose workers would import the script again, gets an error instead.
 IMPORTING_VARIABLE: Final = "TASKYARD_IMPORTING_MAIN"
 
-#: The line that holds an exception leaves room for what the task printed before it.
+#: The line of an exception leaves room for the task's own output.
 EXCEPTION_BYTES_MAX: Final = OUTPUT_BYTES_MAX * 3 // 4
 
-#: The end of a traceback says what went wrong; of an endless one this much is kept.
+#: Characters kept of a traceback. Its end shows the error.
 TRACEBACK_CHARACTERS_MAX: Final = 8_000
 
-#: Stands for the lost beginning of a traceback.
+#: Replaces the cut beginning of a traceback.
 _CUT: Final = "[...]\n"
 
 _VERSION: Final = 1
@@ -56,20 +56,20 @@ class Origin(
     tag=_VERSION,
     tag_field="pickle",
 ):
-    """By what the modules that a pickle names are found."""
+    """Where to find the modules that a pickle refers to."""
 
-    #: The script, or the module, that is `__main__` where the pickle was made.
+    #: The script or the module that is `__main__` in the sending process.
     main: str | None = None
     main_module: str | None = None
-    #: Where else modules were looked for there, beside the places of Python's own.
+    #: Further directories of `sys.path` there, without Python's own.
     path: tuple[str, ...] = ()
-    #: What stands before an exception that comes back. Whatever else a task prints, such as a text
-    #: that somebody sent it, is not unpickled.
+    #: Precedes an exception in the output. Other output of a task, such as text that it received
+    #: from elsewhere, is never unpickled.
     token: str = ""
 
 
 class Pickled(Struct, frozen=True):
-    """Call a function that comes along, with its arguments."""
+    """A function call with its arguments, pickled."""
 
     call: bytes
     origin: Origin
@@ -83,28 +83,27 @@ def is_pickled(payload: bytes) -> bool:
 
 
 def encode_pickled_call(call: bytes, origin: Origin) -> bytes:
-    """The payload of a pickled call."""
+    """Encode the payload of a pickled call. Raise UserError."""
     try:
         return msgspec.json.encode(origin) + b"\n" + call
     except (TypeError, ValueError) as error:
-        raise UserError(
-            f"the path of a script can't be sent as JSON: {error}; give it a name in UTF-8"
-        ) from error
+        raise UserError(f"path of the script can't be sent as JSON: {error}") from error
 
 
 def decode_pickled_call(payload: bytes) -> Pickled:
-    """Raises PeerError for what `encode` did not make. Unpickles nothing."""
+    """Decode the payload of a pickled call without unpickling it. Raise PeerError."""
     if not is_pickled(payload):
         raise PeerError(
-            "the payload is no pickled call, which is all that this service takes; submit by an "
-            "Executor, or to another service"
+            "payload is not a pickled call, the only kind that this service takes (submit with an "
+            "Executor, or to another service)"
         )
     origin, _, call = payload.partition(b"\n")
     try:
         return Pickled(call, _origins.decode(origin))
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise PeerError(
-            f"the payload is no pickled call of this version: {error}; use one on both sides"
+            f"payload is not a pickled call of this version: {error} (use one version on both "
+            "sides)"
         ) from error
 
 
@@ -114,10 +113,10 @@ def decode_pickled_call(payload: bytes) -> Pickled:
 def pickle_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bytes:
-    """A call as bytes. Raises UserError that names what can't be pickled.
+    """Pickle a call. Raise UserError that names the part that can't be pickled.
 
-    What the standard library's pickle refuses, such as a lambda, is left to cloudpickle where that
-    is installed.
+    Objects that the standard library refuses, such as a lambda, are left to cloudpickle if that is
+    installed.
     """
     call = (function, tuple(args), dict(kwargs))
     try:
@@ -133,12 +132,12 @@ def pickle_call(
 
 
 def call_each(function: Callable[..., Any], rows: Sequence[Sequence[Any]]) -> list[Any]:
-    """What a task of many calls does."""
+    """Call a function once for each row, for tasks that hold many calls."""
     return [function(*row) for row in rows]
 
 
-def unpickle(pickled: bytes) -> Any:  # noqa: ANN401  # whatever was sent
-    return pickle.loads(pickled)  # noqa: S301  # whoever calls this trusts the sender
+def unpickle(pickled: bytes) -> Any:  # noqa: ANN401  # any value of a user
+    return pickle.loads(pickled)  # noqa: S301  # callers must trust the sender
 
 
 def _cloudpickle_dumps() -> Callable[[Any, int], bytes] | None:
@@ -156,18 +155,18 @@ def _unpicklable_part(
     kwargs: dict[str, Any],
     error: Exception,
 ) -> str:
-    """Which part of a call it is that can't be pickled."""
+    """Return an error text that names the part of a call that can't be pickled."""
     if not _can_be_pickled(function):
         return (
-            f"function {function!r} can't be pickled: {error}; give one that is defined at the top "
-            "of a module (no lambda, no function inside a function), or install cloudpickle"
+            f"function {function!r} can't be pickled: {error} (define it at the top of a module, "
+            "not as a lambda or inside a function, or install cloudpickle)"
         )
     named = [(f"argument {number}", value) for number, value in enumerate(args, start=1)]
     named += [(f"argument {name!r}", value) for name, value in kwargs.items()]
     for name, value in named:
         if not _can_be_pickled(value):
             return f"{name}, of type {type(value).__name__}, can't be pickled: {error}"
-    return f"the call of {function!r} can't be pickled: {error}"
+    return f"call of {function!r} can't be pickled: {error}"
 
 
 def _can_be_pickled(value: object) -> bool:
@@ -178,37 +177,35 @@ def _can_be_pickled(value: object) -> bool:
     return True
 
 
-# What comes back.
+# Results and exceptions.
 
 
 def pickle_result(value: object) -> bytes:
-    """Raises UserError."""
+    """Pickle a return value. Raise UserError."""
     try:
         return pickle.dumps(value, PROTOCOL)
     except Exception as error:
         kind = type(value).__name__
-        raise UserError(
-            f"the result, of type {kind}, can't be pickled: {error}; give back plain data"
-        ) from error
+        raise UserError(f"result of type {kind} can't be pickled: {error}") from error
 
 
 class RemoteTraceback(Exception):
-    """Where a call raised: the traceback of the other process, as text."""
+    """The traceback of an exception in another process, as text."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
 
 def encode_exception(error: BaseException, traceback: str, token: str = "") -> bytes:
-    """The line that carries an exception. Where that can't be pickled, or is too large, it carries
-    the traceback alone."""
+    """Encode an exception as a line of output. If it can't be pickled or is too large, encode the
+    traceback alone."""
     mark = _mark(token)
     if len(traceback) > TRACEBACK_CHARACTERS_MAX:
         traceback = _CUT + traceback[len(_CUT) - TRACEBACK_CHARACTERS_MAX :]
     try:
         pickled = pickle.dumps((error, traceback), PROTOCOL)
-        unpickle(pickled)  # an exception of its own making may be one-way
-    except BaseException:  # noqa: BLE001  # a class of a user's may raise anything, also an exit
+        unpickle(pickled)  # some exception classes can be pickled but not unpickled
+    except BaseException:  # noqa: BLE001  # a class of a user's may raise anything, even SystemExit
         pickled = b""
     line = mark + base64.b64encode(pickled) + b"\n"
     if not pickled or len(line) > EXCEPTION_BYTES_MAX:
@@ -225,8 +222,8 @@ def _without_error(traceback: str) -> bytes:
 
 
 def decode_exception(output: bytes, token: str = "") -> tuple[BaseException | None, str]:
-    """The exception, with where it was raised as its cause, and that traceback; None and "" where
-    there are none, or none of the call with this token."""
+    """Return the exception, with the remote traceback as its cause, and that traceback. Return None
+    and "" if the output has none of the call with this token."""
     line = output.rstrip().rpartition(b"\n")[2]
     if not line.startswith(_mark(token)):
         return None, ""
@@ -234,6 +231,6 @@ def decode_exception(output: bytes, token: str = "") -> tuple[BaseException | No
         error, traceback = unpickle(base64.b64decode(line.removeprefix(_mark(token))))
         if isinstance(error, BaseException):
             error.__cause__ = RemoteTraceback(traceback)
-    except BaseException:  # noqa: BLE001  # classes not here, or not the same, or that raise an exit
+    except BaseException:  # noqa: BLE001  # missing or changed classes, or ones that raise SystemExit
         return None, ""
     return (error if isinstance(error, BaseException) else None), str(traceback)

@@ -1,8 +1,8 @@
-"""What was decided, as JSON: a document a record, for whoever follows a broker.
+"""Records as JSON documents, one each, for clients that follow a broker.
 
-Owns the names of the fields, as `documents` does. A document says of tasks what happened to them,
-by full name and attempt; never what they are made of, what they returned or what they printed.
-Whoever applies these in order knows where each task is.
+Owns the names of the fields, as `views` does. A document gives the tasks by full name and attempt.
+It never contains payloads, results or output. A client that applies all in order has the state of
+each task.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class RecordDocument(Document, tag_field="kind"):
-    """Base of all: its number, by which one goes on, and when it was decided."""
+    """Base of all record documents: the record's number, and when it was decided."""
 
     record: int
     at: float | None
 
 
 class Terms(Document):
-    """What tasks that were submitted together have in common."""
+    """The terms that some tasks of a submission share."""
 
     campaign: str
     service: str
@@ -40,17 +40,17 @@ class Terms(Document):
 class Submitted(RecordDocument, tag="submitted"):
     names: list[str]
     terms: list[Terms]
-    #: Which of `terms` each task has; null: all have the first.
+    #: The index in `terms` of each task. null: all have the first.
     terms_at: list[int] | None
     #: null: all are in the open lanes of their services.
     lanes: list[str] | None
-    #: What each waits for, and what it would have waited for but for that being done.
+    #: The dependencies of each task, and those that were done already.
     after: list[list[str]] | None
     after_done: list[list[str]] | None
 
 
 class Extended(RecordDocument, tag="extended"):
-    """They wait for these, too."""
+    """Tasks got further dependencies."""
 
     names: list[str]
     after: list[list[str]]
@@ -69,18 +69,18 @@ class Finished(RecordDocument, tag="finished"):
 
 
 class Failed(RecordDocument, tag="failed"):
-    """For good."""
+    """Tasks failed for good."""
 
     worker: str
     names: list[str]
     attempts: list[int]
     reasons: list[str]
-    #: The task's own; else that of its lost workers.
+    #: True: the task itself failed. False: it lost too many workers.
     own_fault: bool
 
 
 class Postponed(RecordDocument, tag="postponed"):
-    """Until the times of `due`, mostly after a failure."""
+    """Tasks are delayed until the times in `due`, mostly after a failure."""
 
     worker: str
     names: list[str]
@@ -91,18 +91,18 @@ class Postponed(RecordDocument, tag="postponed"):
 
 
 class Returned(RecordDocument, tag="returned"):
-    """Without having failed."""
+    """Workers returned tasks without a failure."""
 
     worker: str
     names: list[str]
     attempts: list[int]
     reason: str
-    #: What each waits for from now on.
+    #: New dependencies of each task.
     after: list[list[str]] | None
 
 
 class LeaseExpired(RecordDocument, tag="expired"):
-    """The worker fell silent and lost them."""
+    """Leases of a worker expired because it sent no heartbeat."""
 
     worker: str
     names: list[str]
@@ -114,7 +114,7 @@ class CameDue(RecordDocument, tag="came_due"):
 
 
 class TaskExpired(RecordDocument, tag="aged"):
-    """They grew too old, or somebody said so, and have failed."""
+    """Tasks expired by age or by request, and have failed."""
 
     names: list[str]
     reason: str
@@ -136,7 +136,7 @@ class Progressed(RecordDocument, tag="progressed"):
 
 
 class StaleReport(RecordDocument, tag="stale"):
-    """Reports on attempts that were over; nothing came of them."""
+    """Reports on attempts that had ended. They have no effect."""
 
     worker: str
     names: list[str]
@@ -162,7 +162,7 @@ class SlotsFreed(RecordDocument, tag="slots_freed"):
 
 
 class Paused(RecordDocument, tag="paused"):
-    """A lane, a service (no lane), or everything (no service)."""
+    """A lane, a service (no lane) or everything (no service) was paused."""
 
     service: str
     lane: str | None
@@ -174,7 +174,7 @@ class Resumed(RecordDocument, tag="resumed"):
 
 
 class Moved(RecordDocument, tag="moved"):
-    """They wait in another lane."""
+    """Tasks moved to another lane."""
 
     names: list[str]
     #: null: each stays in its service, or keeps the name of its lane.
@@ -183,19 +183,19 @@ class Moved(RecordDocument, tag="moved"):
 
 
 class ReportedLate(RecordDocument, tag="reported"):
-    """They have not ended, and are late."""
+    """Tasks that are late were reported."""
 
     names: list[str]
 
 
 class Released(RecordDocument, tag="released"):
-    """They may be tried, though their lanes are held."""
+    """Tasks may be tried although their lanes are held."""
 
     names: list[str]
 
 
 class WorkerReplaced(RecordDocument, tag="worker_replaced"):
-    """A silent process lost its name and these tasks to another process."""
+    """A silent process lost its worker name and these tasks to another process."""
 
     worker: str
     incarnation: int
@@ -204,7 +204,7 @@ class WorkerReplaced(RecordDocument, tag="worker_replaced"):
 
 
 class Refunded(RecordDocument, tag="refunded"):
-    """The replaced process was heard again: these tasks are not charged with its loss."""
+    """The replaced process reconnected, so its loss is not charged to these tasks."""
 
     worker: str
     incarnation: int
@@ -241,7 +241,7 @@ AnyRecordDocument = (
 
 
 def record_document(number: int, record: records.AnyRecord) -> RecordDocument:
-    """One record, as it is told."""
+    """Return the document of a record."""
     kind, fields = _DOCUMENTS[type(record)]
     return kind(record=number, at=seconds(record.at_ns), **fields(record))
 
@@ -281,7 +281,7 @@ def _named(record: Any) -> dict[str, Any]:  # noqa: ANN401  # any record that ha
     return {"names": _texts(record.names)}
 
 
-def _held(record: Any) -> dict[str, Any]:  # noqa: ANN401  # any record of what a worker held
+def _held(record: Any) -> dict[str, Any]:  # noqa: ANN401  # any record of tasks of a worker
     return {
         "worker": shown(record.worker),
         "names": _texts(record.names),

@@ -1,9 +1,8 @@
-r"""What is looked at as JSON: tasks, workers, statistics, explanations.
+r"""Views as JSON: tasks, workers, statistics, explanations.
 
-Owns the names of the fields, which scripts rely on: one may be added, none renamed or removed.
-Names are text; a byte that is none is shown as \x and its number. Times are in seconds since the
-epoch, to the millisecond, and null where there is none. What was decided, record by record, is in
-`record_documents`.
+Owns the names of the fields, which scripts rely on: fields may be added, never renamed or removed.
+Names are text. A byte that is not UTF-8 is shown as \x and its number. Times are seconds since the
+epoch, to the millisecond, and null where there is none. `record_views` has the records.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ encode = msgspec.json.Encoder().encode
 
 
 class Document(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of all documents, and of what they are made of."""
+    """Base of all documents and their parts."""
 
 
 class Counts(Document):
-    """How many tasks are in each state."""
+    """Number of tasks in each state."""
 
     blocked: int
     delayed: int
@@ -52,7 +51,7 @@ class Task(Document):
     name: str
     #: One of the fields of `Counts`.
     state: str
-    #: Empty: none.
+    #: Empty: no campaign.
     campaign: str
     service: str
     #: Empty: the open lane of its service.
@@ -61,14 +60,14 @@ class Task(Document):
     slots: int
     attempt: int
     failures: int
-    #: Workers that were lost with it.
+    #: Workers that were lost while they ran it.
     losses: int
     waits_for: int
     dependents: int
-    #: Full names of some of those that hold it up, where it was asked for by name.
+    #: Full names of some blocking tasks, if the task was requested by name.
     after: list[str]
     worker: str | None
-    #: Of its latest failure.
+    #: The reason of its latest failure.
     reason: str
     submitted: float | None
     due: float | None
@@ -77,15 +76,15 @@ class Task(Document):
 
 
 class Attempt(Document):
-    """An attempt at a task. What was not measured is null."""
+    """An attempt at a task. Values that were not measured are null."""
 
     attempt: int
     worker: str
-    #: `finished`, `failed`, `postponed`, `returned`, `expired` or `cancelled`; null: it is leased.
+    #: `finished`, `failed`, `postponed`, `returned`, `expired` or `cancelled`. null: leased.
     outcome: str | None
     started: float | None
     ended: float | None
-    #: When the broker got the report, or ended the lease.
+    #: When the broker received the report, or ended the lease.
     settled: float | None
     exit_status: int | None
     #: The number of the signal that ended it.
@@ -97,11 +96,11 @@ class Attempt(Document):
 
 
 class ShownTask(Task):
-    """A task that was asked for by name."""
+    """A task that was requested by name."""
 
-    #: The command that it runs; null: it runs none, or has ended and left the journal.
+    #: The command that it runs. null: it runs none, or has ended and left the journal.
     argv: list[str] | None
-    #: The latest ones. Those of a task that has left the journal are in its history alone.
+    #: The latest attempts. Those of a task that has left the journal are in its history only.
     attempts: list[Attempt]
 
 
@@ -110,7 +109,7 @@ class Campaign(Document):
 
     name: str
     counts: Counts
-    #: Tasks that are done, but whose result is truncated.
+    #: Done tasks whose result is truncated.
     truncated: int
 
 
@@ -119,12 +118,12 @@ class Service(Document):
 
     name: str
     counts: Counts
-    #: That offer it.
+    #: Workers that offer it.
     workers: int
 
 
 class Pause(Document):
-    """A service that is paused, or a lane of it."""
+    """A paused service or lane."""
 
     service: str
     lane: str | None
@@ -133,7 +132,7 @@ class Pause(Document):
 class RefusedTasks(Document):
     """Tasks that were refused while others of their message were accepted."""
 
-    #: One of a closed list.
+    #: A stable code.
     code: str
     #: The first few.
     names: list[str]
@@ -142,28 +141,28 @@ class RefusedTasks(Document):
 
 
 class Stats(Document):
-    """How much of everything there is."""
+    """Statistics of a broker."""
 
     counts: Counts
     #: Blocked tasks that nothing can release any more.
     behind_failure: int
     workers: int
-    #: Decisions since the journal began.
+    #: Records since the journal began.
     records: int
     accepting: bool
-    #: Everything is paused.
+    #: Whether everything is paused.
     paused: bool
     campaigns: list[Campaign]
     services: list[Service]
-    #: Services and lanes that are paused; not the lanes of a service that has thousands of them.
+    #: Paused services and lanes. Lanes of a service with thousands of them are left out.
     pauses: list[Pause]
-    #: Tasks of plain dwork peers that were refused since the broker started, and the latest.
+    #: Tasks of plain dwork peers that were refused since the broker started, and the latest ones.
     refused: int
     refused_last: RefusedTasks | None
-    #: Work since the journal was last compacted, in units of the work that makes that due. Above
-    #: 1.5 submissions are slowed, above 2.5 they are refused for a while.
+    #: Work since the last compaction, relative to the work that makes one due. Above 1.5
+    #: submissions are slowed, above 2.5 they are refused for a while.
     compaction_lag: float
-    #: Connections that were cut since the broker started, by reason: "connections", "memory",
+    #: Connections cut since the broker started, by reason: "connections", "memory",
     #: "frames".
     connections_cut: dict[str, int]
 
@@ -172,11 +171,11 @@ class Worker(Document):
     """A worker."""
 
     name: str
-    #: "idle", "running": has tasks, and room for more; "full", "draining".
+    #: "idle", "running" (has tasks, and room for more), "full" or "draining".
     state: str
-    #: It asked for work and waits for it.
+    #: It has requested tasks and waits for them.
     parked: bool
-    #: The machine and process that it runs in, where its dialect says so.
+    #: The machine and process that it runs in, if its dialect reports them.
     host: str | None
     pid: int | None
     dialect: str
@@ -212,30 +211,30 @@ class Lane(Document):
     #: Due.
     ready: int
     leased: int
-    #: That serve it now.
+    #: Workers that serve it now.
     workers: int
-    #: Tasks that may be out at once; 0: no limit.
+    #: Tasks that may be leased at once. 0: no limit.
     limit: int
     #: When the oldest of its tasks was submitted.
     oldest: float | None
-    #: The most that one of its tasks has had.
+    #: The largest number of attempts of one of its tasks.
     attempts: int
     next_due: float | None
-    #: One of a closed list; the sentence is for people.
+    #: A stable code. `why` is a sentence for users.
     reason: str
     why: str
 
 
 class Explanation(Document):
-    """Why a task is where it is."""
+    """The reason why a task is in its state."""
 
     #: Its name in its campaign.
     name: str
-    #: Empty: none.
+    #: Empty: no campaign.
     campaign: str
     reason: str
     sentence: str
-    #: Full names of the tasks that it waits for, or of the cancelled one that it waited for.
+    #: Full names of the tasks that it waits for, or of a cancelled one that it waited for.
     after: list[str]
 
 
@@ -370,7 +369,7 @@ def worker(view: effects.WorkerView) -> Worker:
 
 
 def _worker_state(view: effects.WorkerView) -> str:
-    """Name the state of a worker, from what it holds."""
+    """Return the state of a worker, from the slots that it uses."""
     if view.state is WorkerState.DRAINING:
         return "draining"
     if not view.slots_used:

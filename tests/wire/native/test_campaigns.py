@@ -1,4 +1,4 @@
-"""Names of tasks on dwork's wire: short in a Create, full everywhere else."""
+"""Task names in native messages: short in a Create, full everywhere else."""
 
 from taskyard.core.apply import apply
 from taskyard.core.events import Scope
@@ -25,21 +25,21 @@ def test_task_of_a_campaign_has_its_full_name_on_the_wire() -> None:
         [b"", peer.create(1, Submission([b"a/b"], [b""], [Terms(campaign=b"c")]), stream=True)]
     )
     assert Reply(created[0]).kind == peer.OK
-    counter.say(peer.command(2, peer.CANCEL, Scope(names=(b"c/a/b",))), b"other")
-    (told,) = [Reply(body) for route, body in counter.sent if route == b"peer"]
-    assert told.names == [b"c/a/b"]
+    counter.request(peer.command(2, peer.CANCEL, Scope(names=(b"c/a/b",))), b"other")
+    (reply,) = [Reply(body) for route, body in counter.sent if route == b"peer"]
+    assert reply.names == [b"c/a/b"]
 
 
 def test_documents_have_name_and_campaign_as_two_fields() -> None:
     counter = Extended()
     counter.create(b"a/b", campaign=b"c")
     counter.create(b"c/d")
-    (first, second) = counter.say(peer.list_tasks(1, Scope())).document()
+    (first, second) = counter.request(peer.list_tasks(1, Scope())).document()
     assert (first["name"], first["campaign"]) == ("a/b", "c")
     assert (second["name"], second["campaign"]) == ("c/d", "")
-    shown = counter.say(peer.query(1, peer.SHOW, b"c/a/b")).document()
+    shown = counter.request(peer.query(1, peer.SHOW, b"c/a/b")).document()
     assert (shown["name"], shown["campaign"]) == ("a/b", "c")
-    why = counter.say(peer.query(1, peer.EXPLAIN, b"c/a/b")).document()
+    why = counter.request(peer.query(1, peer.EXPLAIN, b"c/a/b")).document()
     assert (why["name"], why["campaign"]) == ("a/b", "c")
 
 
@@ -48,14 +48,14 @@ def test_name_is_listed_in_every_campaign_on_request() -> None:
     counter.create(b"x", campaign=b"mon")
     counter.create(b"x", campaign=b"tue")
     scope = Scope(names=(b"x",), any_campaign=True)
-    found = counter.say(peer.list_tasks(1, scope)).document()
+    found = counter.request(peer.list_tasks(1, scope)).document()
     assert [(one["campaign"], one["name"]) for one in found] == [("tue", "x"), ("mon", "x")]
-    assert counter.say(peer.list_tasks(1, Scope(names=(b"x",)))).document() == []
+    assert counter.request(peer.list_tasks(1, Scope(names=(b"x",)))).document() == []
 
 
 def test_plain_peer_creates_outside_any_campaign_and_sees_full_names() -> None:
     counter = Extended()
-    counter.say(peer.create(1, Submission([b"b", b"w"], [b""], [Terms(campaign=b"a")])))
+    counter.request(peer.create(1, Submission([b"b", b"w"], [b""], [Terms(campaign=b"a")])))
     found = Q.FromString(counter.ask(Q(type=Q.Lookup, name=b"a/b").SerializeToString()))
     assert pb.TaskMsg.FromString(found.task[0]).name == b"a/b"
     assert Q.FromString(counter.ask(plain_create(b"a/b"))).type == Q.Error
@@ -68,15 +68,15 @@ def test_plain_peer_creates_outside_any_campaign_and_sees_full_names() -> None:
     assert names == [b"a/b", b"a/w"]
 
 
-def test_task_of_an_old_journal_is_told_under_the_name_that_it_was_asked_for() -> None:
+def test_task_of_an_old_journal_is_reported_under_the_requested_name() -> None:
     counter = Extended()
     old = Submission([b"x"], terms=[Terms(campaign=b"old")])
     apply(counter.scheduler.ledger, Submitted(0, old, bare=True))
     watch = peer.watch(6, [b"old/x"], wait_ns=SECOND_NS)
     counter.frames([b"", watch], b"client")
-    counter.say(peer.command(2, peer.CANCEL, Scope(names=(b"x",))))
-    (told,) = [Reply(body) for route, body in counter.sent if route == b"client"]
-    assert told.names == [b"old/x"]
-    assert counter.say(peer.results(3, [b"old/x"])).names == [b"old/x"]
-    (shown,) = counter.say(peer.list_tasks(1, Scope(names=(b"x",)))).document()
+    counter.request(peer.command(2, peer.CANCEL, Scope(names=(b"x",))))
+    (reply,) = [Reply(body) for route, body in counter.sent if route == b"client"]
+    assert reply.names == [b"old/x"]
+    assert counter.request(peer.results(3, [b"old/x"])).names == [b"old/x"]
+    (shown,) = counter.request(peer.list_tasks(1, Scope(names=(b"x",)))).document()
     assert (shown["name"], shown["campaign"]) == ("x", "old")

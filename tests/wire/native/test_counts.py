@@ -1,4 +1,4 @@
-"""Entries of dwork's messages are counted as the parser would, and too many are refused."""
+"""Entries of native messages are counted as the parser would, and too many are refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def delimited(number: int, body: bytes) -> bytes:
 
 
 def batch(columns: bytes, kind: pb.QueryMsg.Type = Q.Complete) -> bytes:
-    """A request of these columns of a Batch, as they are on the wire, and one name."""
+    """Return a request with these encoded columns of a Batch, and one name."""
     query = Q(type=kind, location=b"w", request=7)
     return query.SerializeToString() + delimited(19, b"\x0a\x01a" + columns)
 
@@ -94,7 +94,7 @@ def test_counts_in_a_task_are_those_of_the_parser(message: pb.TaskMsg) -> None:
 
 
 @given(st.lists(BATCHES, max_size=4))
-def test_a_part_that_comes_in_pieces_is_counted_as_a_whole(pieces: list[pb.Batch]) -> None:
+def test_part_in_several_pieces_is_counted_as_a_whole(pieces: list[pb.Batch]) -> None:
     body = Q(type=Q.Create).SerializeToString()
     body += b"".join(delimited(19, piece.SerializeToString()) for piece in pieces)
     assert counts.count_entries(Q, body) == entries(Q.FromString(body))
@@ -121,7 +121,7 @@ def test_any_bytes_are_counted_or_refused(body: bytes) -> None:
 
 
 @given(QUERIES, st.data())
-def test_spoilt_messages_are_counted_or_refused(message: pb.QueryMsg, data: Any) -> None:
+def test_corrupted_messages_are_counted_or_refused(message: pb.QueryMsg, data: Any) -> None:
     body = bytearray(message.SerializeToString())
     at = data.draw(st.integers(0, len(body) - 1))
     body[at] ^= data.draw(st.integers(1, 255))
@@ -132,7 +132,7 @@ def test_spoilt_messages_are_counted_or_refused(message: pb.QueryMsg, data: Any)
 
 MANY = 30 * MEGABYTE
 
-#: Below the size from which messages are counted these cost nothing worth a refusal.
+#: Below the size from which messages are counted, these are cheap enough to accept.
 IGNORE = ("one field again and again", "unknown fields", "pieces of a batch")
 
 ATTACKS: dict[str, Callable[[int], bytes]] = {
@@ -156,7 +156,7 @@ ATTACKS: dict[str, Callable[[int], bytes]] = {
     "unknown fields": lambda size: b"\x08\x06" + b"\xf8\x7f\x01" * (size // 3),
     "one field again and again": lambda size: b"\x08\x06" * (size // 2),
     "pieces of a batch": lambda size: b"\x08\x00" + b"\x9a\x01\x00" * (size // 3),
-    "what one task waits for": lambda size: (
+    "dependencies of one task": lambda size: (
         b"\x08\x00" + delimited(2, b"\x0a\x01a\x12\x01o" + b"\x22\x03\x0a\x01p" * (size // 5))
     ),
     "delays of retries": lambda size: batch(
@@ -189,7 +189,7 @@ def test_refusal_names_the_request_and_the_field(size: int) -> None:
         assert b"in one message" in answer.reason
 
 
-def test_limits_themselves_are_not_refused() -> None:
+def test_messages_at_the_limits_are_accepted() -> None:
     names = [b"task-%d" % number for number in range(TASKS_PER_MESSAGE_MAX)]
     payloads = [b"%0100d" % number for number in range(TASKS_PER_MESSAGE_MAX)]
     message = Q(type=Q.Create, batch=pb.Batch(name=names, payload=payloads))

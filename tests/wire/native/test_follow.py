@@ -1,4 +1,4 @@
-"""Following over the wire: what is asked, what is told, and that no record is left out."""
+"""Follow: its requests, its replies, and a document for every kind of record."""
 
 from __future__ import annotations
 
@@ -54,27 +54,27 @@ EVERY: list[AnyRecord] = [
 ]
 
 
-def told(record: AnyRecord) -> dict[str, Any]:
+def document_of(record: AnyRecord) -> dict[str, Any]:
     encoded = msgspec.json.encode(record_document(7, record))
     msgspec.json.decode(encoded, type=AnyRecordDocument)
     document: dict[str, Any] = msgspec.json.decode(encoded)
     return document
 
 
-def test_every_kind_of_record_is_told() -> None:
+def test_every_kind_of_record_has_a_document() -> None:
     assert [type(record) for record in EVERY] == [*get_args(AnyRecord)]
 
 
 @pytest.mark.parametrize("record", EVERY, ids=lambda one: type(one).__name__)
-def test_record_is_told_by_number_and_names_without_its_contents(record: AnyRecord) -> None:
-    document = told(record)
+def test_document_has_number_and_names_but_no_contents(record: AnyRecord) -> None:
+    document = document_of(record)
     assert document["record"] == 7
     assert document.get("names", ["a", r"\xff"]) == ["a", r"\xff"]
     assert "SECRET" not in msgspec.json.encode(document).decode()
 
 
-def test_submission_is_told_with_what_its_tasks_wait_for() -> None:
-    document = told(EVERY[0])
+def test_document_of_a_submission_has_its_dependencies() -> None:
+    document = document_of(EVERY[0])
     assert (document["kind"], document["at"]) == ("submitted", 1.0)
     assert [one["campaign"] for one in document["terms"]] == ["c", ""]
     assert [(one["due"], one["expires"]) for one in document["terms"]] == [(1.5, None), (None, 2.0)]
@@ -82,11 +82,12 @@ def test_submission_is_told_with_what_its_tasks_wait_for() -> None:
     assert (document["after"], document["after_done"]) == ([[], ["a"]], [["x"], []])
 
 
-def test_reasons_and_places_are_told() -> None:
+def test_documents_have_reasons_services_and_lanes() -> None:
     assert (
-        told(records.TaskExpired(1, NAMES, b"expired on request"))["reason"] == "expired on request"
+        document_of(records.TaskExpired(1, NAMES, b"expired on request"))["reason"]
+        == "expired on request"
     )
-    document = told(records.Moved(1, NAMES, b"s", None))
+    document = document_of(records.Moved(1, NAMES, b"s", None))
     assert (document["service"], document["lane"]) == ("s", None)
 
 
@@ -96,7 +97,7 @@ def asked(**given: Any) -> ReplyDue:
     return event
 
 
-def test_request_says_from_where_and_of_what() -> None:
+def test_request_has_a_cursor_and_a_scope() -> None:
     scope = Scope(campaign=b"c", service=b"s", lane=b"l", match=b"m")
     event = asked(cursor=9, journal=b"j", scope=scope, count=3, wait_ns=SECOND_NS)
     assert event.follow_options == FollowOptions(9, 3, scope, b"j")
@@ -104,11 +105,11 @@ def test_request_says_from_where_and_of_what() -> None:
 
 
 @pytest.mark.parametrize("scope", [Scope(names=(b"a",)), Scope(states=(TaskState.DONE,))])
-def test_names_and_states_are_not_followed(scope: Scope) -> None:
+def test_names_and_states_can_not_be_followed(scope: Scope) -> None:
     assert Reply(Counter().ask(peer.follow(5, scope=scope))).kind == peer.ERROR
 
 
-def test_answer_says_where_to_go_on() -> None:
+def test_reply_has_the_next_cursor() -> None:
     counter = Counter()
     scope = Scope()
     (event,) = counter.dialect.receive(b"peer", [b"", peer.follow(5)], counter.now_ns)
@@ -121,7 +122,7 @@ def test_answer_says_where_to_go_on() -> None:
     assert counter.dialect.reply(effect) == []
 
 
-def test_what_can_not_be_told_has_a_reason() -> None:
+def test_missing_records_have_a_reason() -> None:
     counter = Counter()
     (event,) = counter.dialect.receive(b"peer", [b"", peer.follow(5, 1)], counter.now_ns)
     assert isinstance(event, ReplyDue)
@@ -131,7 +132,7 @@ def test_what_can_not_be_told_has_a_reason() -> None:
     assert (reply.kind, reply.cursor, reply.reason) == (peer.NOT_FOUND, 8, "trimmed")
 
 
-def test_time_that_is_up_is_told_by_whoever_keeps_the_answer() -> None:
+def test_timeout_of_a_follow_is_left_to_the_record_stream() -> None:
     counter = Counter()
     events = counter.dialect.receive(b"peer", [b"", peer.follow(5, wait_ns=9)], counter.now_ns)
     assert len(events) == 1

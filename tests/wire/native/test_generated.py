@@ -1,4 +1,4 @@
-"""The generated code is what the .proto makes."""
+"""The generated code matches dwork.proto."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from grpc_tools import protoc
 import taskyard.wire
 
 
-def test_generated_code_is_made_from_the_proto_beside_it(tmp_path: Path) -> None:
+def test_generated_code_matches_the_proto_file(tmp_path: Path) -> None:
     source = Path(taskyard.wire.__file__).parents[2]
     arguments = ["protoc", f"-I{source}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     assert protoc.main([*arguments, "taskyard/wire/dwork.proto"]) == 0

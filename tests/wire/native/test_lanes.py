@@ -19,7 +19,7 @@ LATER_NS = WALL_NS + 3600 * 1_000_000_000
 
 
 class Yard(Counter):
-    """With tasks in lanes of two services."""
+    """A broker with tasks in lanes of two services."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Yard(Counter):
         return self.scheduler.ledger.tasks[name]
 
 
-def test_lanes_are_told_page_by_page() -> None:
+def test_lanes_are_listed_page_by_page() -> None:
     yard = Yard()
     assert yard.lanes() == (["s/x", "s/y", "t/x"], None)
     some, place = yard.lanes(count=2)
@@ -48,14 +48,14 @@ def test_lanes_are_told_page_by_page() -> None:
     assert yard.lanes(after=place, count=2) == (["t/x"], None)
 
 
-def test_lanes_are_told_by_service_and_pattern() -> None:
+def test_lanes_are_listed_by_service_and_pattern() -> None:
     yard = Yard()
     assert yard.lanes(b"s") == (["s/x", "s/y"], None)
     assert yard.lanes(None, b"?") == (["s/x", "s/y", "t/x"], None)
     assert yard.lanes(b"t", b"y*") == ([], None)
 
 
-def test_lane_is_told_with_what_waits_in_it_and_why() -> None:
+def test_lane_is_listed_with_its_counts_and_reason() -> None:
     (found,) = Yard().reply(peer.lanes(2, b"s", b"y")).document()
     assert {key: found[key] for key in ("rule", "rule_limit", "tasks", "delayed")} == {
         "rule": "",
@@ -67,7 +67,7 @@ def test_lane_is_told_with_what_waits_in_it_and_why() -> None:
     assert found["why"]
 
 
-def test_tasks_are_moved_where_it_says_and_stay_where_it_says_nothing() -> None:
+def test_move_changes_only_the_given_service_or_lane() -> None:
     yard = Yard()
     names = Scope(names=(b"a",))
     assert yard.reply(peer.move(3, names, None, b"z")).count == 1
@@ -85,10 +85,10 @@ def test_tasks_are_expired_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "told"),
+    ("kind", "fields", "reason"),
     [
-        (Q.Move, {"batch": pb.Batch(name=[b"a"])}, "a Move says where to"),
-        (Q.Move, {"place": pb.PlaceMsg(lane=b"x")}, "say which tasks"),
+        (Q.Move, {"batch": pb.Batch(name=[b"a"])}, "a Move needs a target"),
+        (Q.Move, {"place": pb.PlaceMsg(lane=b"x")}, "tasks are missing"),
         (
             Q.Move,
             {"batch": pb.Batch(name=[b"a"]), "place": pb.PlaceMsg(service=b"")},
@@ -99,13 +99,13 @@ def test_tasks_are_expired_at_once() -> None:
             {"batch": pb.Batch(name=[b"a"]), "place": pb.PlaceMsg(lane=b"\xff")},
             "a lane must be UTF-8",
         ),
-        (Q.Expire, {}, "say which tasks"),
+        (Q.Expire, {}, "tasks are missing"),
         (Q.Lanes, {"n": 0}, "n must be 1 or more"),
     ],
 )
-def test_what_does_not_say_enough_is_refused(kind: Any, fields: dict[str, Any], told: str) -> None:
+def test_incomplete_request_is_refused(kind: Any, fields: dict[str, Any], reason: str) -> None:
     yard = Yard()
     before = yard.scheduler.ledger.record
     reply = yard.reply(Q(type=kind, request=9, **fields).SerializeToString())
-    assert (reply.kind, reply.reason.startswith(told)) == (peer.ERROR, True)
+    assert (reply.kind, reply.reason.startswith(reason)) == (peer.ERROR, True)
     assert yard.scheduler.ledger.record == before

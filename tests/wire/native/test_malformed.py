@@ -1,4 +1,4 @@
-"""Noise: whatever bytes come, the dialect answers, nothing half taken, nothing raised."""
+"""Malformed requests: any bytes get a reply, change nothing if malformed, and never raise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Q = pb.QueryMsg
 WORKER = peer.worker_message(WorkerFacts(services=(b"s",)))
 
-#: Good requests, to be spoilt.
+#: Valid requests, to be corrupted.
 SEEDS = [
     bytes.fromhex("080012080a01411203636c69"),
     bytes.fromhex("0800120d0a01421203636c6922030a014112120a01431203636c6922030a014122030a0142"),
@@ -42,7 +42,7 @@ SEEDS = [
 
 
 def spoilt(count: int, seed: int) -> Iterator[bytes]:
-    """Requests with bytes flipped, cut off, doubled and put in; and plain noise."""
+    """Yield requests with bytes flipped, cut, doubled and inserted, and random bytes."""
     random_bits = random.Random(seed)
     for _ in range(count):
         body = bytearray(random_bits.choice(SEEDS))
@@ -63,7 +63,7 @@ def spoilt(count: int, seed: int) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> None:
+def test_malformed_requests_get_an_error_and_change_nothing(seed: int) -> None:
     counter = Counter()
     errors = 0
     for body in spoilt(1_000, seed):
@@ -72,7 +72,7 @@ def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> No
         refused = counter.scheduler.context.refused
         answers = [Q.FromString(one) for one in counter.frames([b"", body])]
         if counter.scheduler.context.refused > refused:
-            continue  # a plain Create, of which the sound tasks are accepted
+            continue  # a plain Create, whose valid tasks are accepted
         if any(one.type == Q.Error for one in answers):
             errors += 1
             assert counter.scheduler.ledger.record == records
@@ -83,7 +83,7 @@ def test_noise_is_answered_and_what_is_an_error_changes_nothing(seed: int) -> No
 
 
 def flipped(body: bytes) -> Iterator[bytes]:
-    """Every message that differs from this one by a single bit."""
+    """Yield every message that differs from this one by a single bit."""
     for at in range(len(body)):
         for bit in range(8):
             other = bytearray(body)
@@ -92,10 +92,10 @@ def flipped(body: bytes) -> Iterator[bytes]:
 
 
 def drains(body: bytes) -> list[bytes | None]:
-    """The workers that a message drains; None for all of them, with the broker."""
+    """Return the workers that a message drains, None for all of them with the broker."""
     dialect = NativeServer(1, lambda: 0)
-    told = dialect.receive(b"peer", [b"", body], 0)
-    found = [one.worker for one in told if isinstance(one, DrainRequested)]
+    received = dialect.receive(b"peer", [b"", body], 0)
+    found = [one.worker for one in received if isinstance(one, DrainRequested)]
     assert dialect.leaving == (None in found)
     return found
 
@@ -103,7 +103,7 @@ def drains(body: bytes) -> list[bytes | None]:
 REQUESTS = {**requests(), "Drain": peer.drain(2, b"w"), "Drain the broker": peer.drain(3, None)}
 
 
-def test_requests_to_be_flipped_are_of_every_type() -> None:
+def test_requests_to_be_flipped_have_every_type() -> None:
     kinds = {Q.FromString(body).type for body in (*SEEDS, *REQUESTS.values())}
     assert kinds == {*native_requests._DECODERS}  # noqa: SLF001 - the table of all requests
 
@@ -135,14 +135,14 @@ def test_no_flipped_bit_of_a_seed_drains_anything() -> None:
         {"everything": True, "batch": {}},
     ],
 )
-def test_drain_says_what_it_means_or_is_an_error(fields: dict[str, Any]) -> None:
+def test_drain_needs_exactly_one_target(fields: dict[str, Any]) -> None:
     counter = Counter()
     answer = Q.FromString(counter.ask(Q(type=Q.Drain, **fields).SerializeToString()))
     assert answer.type == Q.Error
     assert not counter.dialect.leaving
 
 
-def test_empty_messages_by_the_million_are_counted_not_decoded() -> None:
+def test_millions_of_empty_messages_are_counted_not_decoded() -> None:
     counter = Counter()
     assert Q.FromString(counter.ask(b"\x08\x00" + b"\x12\x00" * 1_000_000)).type == Q.Error
     terms = pb.Batch(name=[b"a"]).SerializeToString() + b"\x1a\x00" * 1_000_000

@@ -1,4 +1,4 @@
-"""A plain dwork peer: the published bytes, the table of requests, the rules below it."""
+"""A plain dwork peer: the published bytes, the table of requests, and the rules below it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def create(*tasks: bytes) -> bytes:
 
 
 def steal(counter: Counter, worker: str = "w1", n: int = 1) -> list[str] | int:
-    """The names of the stolen tasks, or the type of another answer."""
+    """Return the names of the stolen tasks, or the type of another reply."""
     answer = Q.FromString(
         counter.ask(Q(type=Q.Steal, location=worker.encode(), n=n).SerializeToString())
     )
@@ -78,7 +78,7 @@ def test_plain_worker_keeps_its_tasks_for_ten_minutes_after_a_restart() -> None:
     assert counter.hex(COMPLETE_A) == OK
 
 
-def test_published_bytes_come_out_exactly() -> None:
+def test_published_bytes_are_sent_exactly() -> None:
     counter = Counter()
     assert counter.hex(CREATE_A) == OK
     assert counter.hex(CREATE_B_AND_C) == OK
@@ -95,7 +95,7 @@ def test_published_bytes_come_out_exactly() -> None:
     assert counter.hex(EXIT) == NOT_FOUND
 
 
-def test_published_transfer_gives_the_task_back() -> None:
+def test_published_transfer_returns_the_task() -> None:
     counter = Counter()
     counter.hex(CREATE_A)
     counter.hex(STEAL)
@@ -103,15 +103,15 @@ def test_published_transfer_gives_the_task_back() -> None:
     assert steal(counter) == ["A"]
 
 
-def test_status_says_how_many_are_unfinished_and_ready() -> None:
+def test_status_has_the_unfinished_and_ready_tasks() -> None:
     counter = Counter()
     empty = Q.FromString(bytes.fromhex(counter.hex(STATUS)))
     assert (empty.type, empty.name, empty.n) == (Q.OK, b"0 tasks unfinished, 0 ready", 0)
     assert empty.HasField("n")
     counter.hex(CREATE_A)
     counter.hex(CREATE_B_AND_C)
-    told = Q.FromString(bytes.fromhex(counter.hex(STATUS)))
-    assert (told.name, told.n) == (b"3 tasks unfinished, 1 ready", 1)
+    status = Q.FromString(bytes.fromhex(counter.hex(STATUS)))
+    assert (status.name, status.n) == (b"3 tasks unfinished, 1 ready", 1)
 
 
 def test_worker_loop_ends_with_exit_when_all_is_done() -> None:
@@ -126,14 +126,14 @@ def test_worker_loop_ends_with_exit_when_all_is_done() -> None:
     assert names == Q.Exit
 
 
-def test_steal_finds_nothing_while_another_worker_holds_what_is_waited_for() -> None:
+def test_steal_is_not_found_while_another_worker_holds_the_dependency() -> None:
     counter = Counter()
     counter.ask(create(task("A"), task("B", "A")))
     assert steal(counter, "w1", 5) == ["A"]
     assert steal(counter, "w2") == Q.NotFound
 
 
-def test_complete_of_others_tasks_names_them_and_completes_the_rest() -> None:
+def test_complete_of_tasks_not_held_names_them_and_completes_the_rest() -> None:
     counter = Counter()
     counter.ask(create(task("A"), task("B"), task("C")))
     steal(counter, "w1", 2)
@@ -144,7 +144,7 @@ def test_complete_of_others_tasks_names_them_and_completes_the_rest() -> None:
     assert state(counter, "C") is TaskState.READY
 
 
-def test_transfer_of_what_is_not_held_changes_nothing() -> None:
+def test_transfer_of_tasks_not_held_changes_nothing() -> None:
     counter = Counter()
     counter.ask(create(task("A"), task("B")))
     steal(counter, "w1")
@@ -171,7 +171,7 @@ def test_transfer_by_an_unknown_worker_is_not_found() -> None:
     assert counter.hex(TRANSFER_A) == NOT_FOUND
 
 
-def test_exit_gives_back_what_the_worker_held_newest_first() -> None:
+def test_exit_returns_held_tasks_newest_first() -> None:
     counter = Counter()
     counter.ask(create(task("A"), task("B"), task("C")))
     steal(counter, "w1", 2)
@@ -187,7 +187,7 @@ def test_task_that_a_completion_made_ready_goes_first() -> None:
     assert steal(counter, n=9) == ["B", "X", "Y"]
 
 
-def test_created_again_an_unfinished_task_gets_more_to_wait_for() -> None:
+def test_repeated_create_adds_dependencies_to_an_unfinished_task() -> None:
     counter = Counter()
     counter.ask(create(task("A"), task("B")))
     assert counter.ask(create(task("B", "A"))).hex() == OK
@@ -195,14 +195,14 @@ def test_created_again_an_unfinished_task_gets_more_to_wait_for() -> None:
     assert steal(counter, n=9) == ["A"]
 
 
-def test_created_again_a_leased_task_can_not_wait_for_more() -> None:
+def test_repeated_create_can_not_add_dependencies_to_a_leased_task() -> None:
     counter = Counter()
     counter.ask(create(task("A"), task("B")))
     steal(counter)
     assert counter.ask(create(task("A", "B"))).hex() == ERROR
 
 
-def test_created_again_a_finished_task_is_a_new_generation() -> None:
+def test_repeated_create_of_a_finished_task_is_a_new_generation() -> None:
     counter = Counter()
     counter.hex(CREATE_A)
     steal(counter)
@@ -221,7 +221,7 @@ def names_of(counter: Counter) -> list[str]:
     return [name.decode() for name in counter.scheduler.ledger.tasks]
 
 
-def test_create_refuses_a_cycle_and_takes_the_sound_tasks_beside_it() -> None:
+def test_create_refuses_a_cycle_and_accepts_other_tasks() -> None:
     counter = Counter()
     assert counter.ask(create(task("A", "B"), task("X"), task("B", "A"), task("Y", "X"))).hex() == (
         ERROR
@@ -231,14 +231,14 @@ def test_create_refuses_a_cycle_and_takes_the_sound_tasks_beside_it() -> None:
     assert steal(counter, n=9) == ["X"]
 
 
-def test_create_refuses_what_waits_for_a_refused_task_of_its_message() -> None:
+def test_create_refuses_dependents_of_a_refused_task() -> None:
     counter = Counter()
     body = create(task("C", "B"), task("D", "C"), task("A", "B"), task("B", "A"), task("E"))
     assert counter.ask(body).hex() == ERROR
     assert names_of(counter) == ["E"]
 
 
-def test_create_refuses_a_cycle_that_leads_over_known_tasks() -> None:
+def test_create_refuses_a_cycle_through_existing_tasks() -> None:
     counter = Counter()
     counter.ask(create(task("A"), task("B", "A")))
     assert counter.ask(create(task("A", "C"), task("C", "B"), task("D", "B"))).hex() == ERROR
@@ -247,7 +247,7 @@ def test_create_refuses_a_cycle_that_leads_over_known_tasks() -> None:
     assert state(counter, "D") is TaskState.BLOCKED
 
 
-def test_create_merges_tasks_of_one_name_after_all_that_they_wait_for() -> None:
+def test_create_merges_tasks_of_one_name_with_all_dependencies() -> None:
     counter = Counter()
     body = create(task("C", "A"), task("A"), task("B"), task("C", "B"), task("C", "A"))
     assert counter.ask(body).hex() == OK
@@ -260,7 +260,7 @@ def test_create_merges_tasks_of_one_name_after_all_that_they_wait_for() -> None:
     assert steal(counter) == ["C"]
 
 
-def test_create_knows_the_names_of_its_message_in_any_order() -> None:
+def test_create_accepts_dependencies_in_any_order() -> None:
     counter = Counter()
     assert counter.ask(create(task("C", "B"), task("B", "A"), task("A"))).hex() == OK
     assert [steal(counter), complete(counter, "A").type] == [["A"], Q.OK]
@@ -268,7 +268,7 @@ def test_create_knows_the_names_of_its_message_in_any_order() -> None:
     assert steal(counter) == ["C"]
 
 
-def test_create_with_a_leased_task_takes_the_others() -> None:
+def test_create_with_a_leased_task_accepts_the_others() -> None:
     counter = Counter()
     counter.ask(create(task("A")))
     steal(counter)
@@ -276,7 +276,7 @@ def test_create_with_a_leased_task_takes_the_others() -> None:
     assert names_of(counter) == ["A", "B"]
 
 
-def test_create_with_a_cancelled_predecessor_takes_the_others() -> None:
+def test_create_with_a_cancelled_predecessor_accepts_the_others() -> None:
     counter = Counter()
     counter.ask(create(task("A")))
     cancel = Q(type=Q.Cancel, batch=pb.Batch(name=[b"A"])).SerializeToString()
@@ -319,7 +319,7 @@ def test_create_of_an_extended_peer_is_all_or_nothing() -> None:
     assert counter.scheduler.context.refused == 0
 
 
-def test_lookup_tells_the_story_and_the_holder() -> None:
+def test_lookup_returns_the_log_and_the_holder() -> None:
     counter = Counter()
     counter.hex(CREATE_A)
     steal(counter)
@@ -336,7 +336,7 @@ def test_lookup_tells_the_story_and_the_holder() -> None:
     assert counter.ask(Q(type=Q.Lookup, name=b"nobody").SerializeToString()).hex() == NOT_FOUND
 
 
-def test_replies_keep_the_order_of_requests_of_a_peer_that_does_not_wait() -> None:
+def test_replies_keep_the_order_of_pipelined_requests() -> None:
     counter = Counter()
     requests = [CREATE_A, "08", STEAL, STEAL, STATUS, EXIT]
     events = [
@@ -349,7 +349,7 @@ def test_replies_keep_the_order_of_requests_of_a_peer_that_does_not_wait() -> No
     assert answers == [Q.OK, Q.Error, Q.Transfer, Q.NotFound, Q.OK, Q.OK]
 
 
-def test_plain_leases_do_not_end_by_silence() -> None:
+def test_plain_leases_do_not_expire() -> None:
     counter = Counter()
     counter.hex(CREATE_A)
     steal(counter)
@@ -378,7 +378,7 @@ def made(kind: Q.Type, **fields: Any) -> str:
 
 
 def of_one(kind: Q.Type = Q.Create, **fields: Any) -> str:
-    """A request about one task, which has these fields."""
+    """Return a request about one task with these fields."""
     task = T(**{"name": b"A", "origin": b"x", **fields}).SerializeToString()
     return made(kind, task=[task], **({} if kind == Q.Create else {"location": b"w"}))
 
@@ -448,17 +448,17 @@ def test_malformed_request_is_an_error_and_changes_nothing(body: str) -> None:
         [b"", b"", b"\x08\x06"],
     ],
 )
-def test_frames_that_are_no_delimiter_and_message_are_an_error(frames: list[bytes]) -> None:
+def test_frames_other_than_delimiter_and_message_are_an_error(frames: list[bytes]) -> None:
     assert [body.hex() for body in Counter().frames(frames)] == [ERROR]
 
 
 def test_unknown_fields_are_ignored() -> None:
     counter = Counter()
-    assert counter.hex(CREATE_A + "2a0178") == OK  # field 5, which nobody uses
+    assert counter.hex(CREATE_A + "2a0178") == OK  # field 5 is unused
     assert steal(counter) == ["A"]
 
 
-def test_half_a_letter_is_not_completed_by_its_neighbour() -> None:
+def test_incomplete_character_is_not_completed_by_its_neighbour() -> None:
     halves = [T(name=b"\xc3", origin=b"x"), T(name=b"\xa9", origin=b"x")]
     body = Q(type=Q.Create, task=[one.SerializeToString() for one in halves]).SerializeToString()
     assert Counter().ask(body).hex() == ERROR

@@ -1,4 +1,4 @@
-"""What workers and clients are told of the broker's rules, and what hosts tell of their agents."""
+"""Rules that are sent to workers and clients, and agent errors that workers report."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WORKER = peer.worker_message(WorkerFacts(services=(b"exec",)))
 
 
 class Desk(Counter):
-    def say(self, body: bytes) -> Reply:
+    def request(self, body: bytes) -> Reply:
         return Reply(self.ask(body))
 
 
-def test_rules_are_told_in_the_order_in_which_they_count() -> None:
+def test_rules_are_sent_in_their_order() -> None:
     counter = Desk()
     rules = LaneOptions(
         command=b"agents/smtp -v",
@@ -34,24 +34,24 @@ def test_rules_are_told_in_the_order_in_which_they_count() -> None:
     )
     first, others = Rule(b"smtp", b"smtp/*", rules), LaneOptions(lane_workers_max=0)
     counter.handle([RulesSet(0, (first,), others)])
-    reply = counter.say(peer.rules(7, [b"smtp", b"exec"]))
+    reply = counter.request(peer.rules(7, [b"smtp", b"exec"]))
     assert (reply.kind, reply.request) == (peer.RULES, 7)
-    told = structs.replace(rules, workers_max=0)  # the broker's own business
-    assert reply.clauses() == [Rule(b"smtp", b"smtp/*", told), Rule(b"", b"*", others)]
+    sent = structs.replace(rules, workers_max=0)  # concerns only the broker
+    assert reply.clauses() == [Rule(b"smtp", b"smtp/*", sent), Rule(b"", b"*", others)]
 
 
 @pytest.mark.parametrize(
     "services", [[b""], [b"\xff"], [b"%d" % number for number in range(SERVICES_MAX + 1)]]
 )
-def test_rules_of_no_services_are_refused(services: list[bytes]) -> None:
-    assert Desk().say(peer.rules(7, services)).kind == peer.ERROR
+def test_rules_request_without_services_is_refused(services: list[bytes]) -> None:
+    assert Desk().request(peer.rules(7, services)).kind == peer.ERROR
 
 
-def test_heartbeat_tells_why_agents_can_not_be_started() -> None:
+def test_heartbeat_reports_why_agents_can_not_be_started() -> None:
     counter = Desk()
 
     def trouble_after(trouble: bytes | None) -> bytes:
-        counter.say(peer.heartbeat(7, b"w", WORKER, [], SECOND_NS, trouble=trouble))
+        counter.request(peer.heartbeat(7, b"w", WORKER, [], SECOND_NS, trouble=trouble))
         return counter.scheduler.ledger.workers[b"w"].trouble
 
     assert trouble_after(b"no key") == b"no key"

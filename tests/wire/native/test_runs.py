@@ -1,4 +1,4 @@
-"""How attempts ran, on the wire: columns and single tasks say the same, and none is half taken."""
+"""Measurements of attempts: columns and single tasks agree, and malformed ones are refused."""
 
 import pytest
 
@@ -25,7 +25,7 @@ MEASURED = RunColumns(
 
 @pytest.fixture
 def counter() -> Counter:
-    """Worker w has held a, b and c for ten seconds."""
+    """Return a broker where worker w has held a, b and c for ten seconds."""
     counter = Counter()
     counter.ask(peer.create(1, Submission(NAMES)))
     assert peer.Reply(counter.ask(peer.steal(2, b"w", WHO, 3))).names == NAMES
@@ -39,13 +39,13 @@ def finished(counter: Counter) -> list[RunColumns | None]:
     return [record.runs for record in records if isinstance(record, Finished)]
 
 
-def test_columns_arrive_as_they_were_sent(counter: Counter) -> None:
+def test_columns_are_decoded_as_sent(counter: Counter) -> None:
     reports = peer.ReportColumns(NAMES, [1, 1, 1], runs=MEASURED)
     assert peer.Reply(counter.ask(peer.complete(3, b"w", reports))).kind == peer.OK
     assert finished(counter) == [MEASURED]
 
 
-def test_single_tasks_tell_the_same(counter: Counter) -> None:
+def test_single_tasks_carry_the_same_measurements(counter: Counter) -> None:
     def task(index: int) -> bytes:
         assert MEASURED.cpu_ns
         assert MEASURED.memory_max_bytes
@@ -66,7 +66,7 @@ def test_single_tasks_tell_the_same(counter: Counter) -> None:
     assert finished(counter) == [MEASURED]
 
 
-def test_log_of_a_plain_worker_tells_when_it_started_a_task_and_was_done(counter: Counter) -> None:
+def test_log_of_a_plain_worker_has_start_and_end(counter: Counter) -> None:
     def task(name: bytes, *times: tuple[pb.TaskMsg.State, int]) -> bytes:
         message = pb.TaskMsg(name=name, origin=b"")
         for state, time in times:
@@ -114,7 +114,7 @@ def test_malformed_measurements_are_refused_whole(
 
 
 @pytest.mark.parametrize("host", [b"\xff", b"x" * 2000], ids=["not UTF-8", "too long"])
-def test_host_that_is_no_name_is_refused(counter: Counter, host: bytes) -> None:
+def test_invalid_host_is_refused(counter: Counter, host: bytes) -> None:
     measured = RunColumns(host, [WALL_NS] * 3, [1] * 3)
     body = peer.complete(3, b"w", peer.ReportColumns(NAMES, [1, 1, 1], runs=measured))
     assert peer.Reply(counter.ask(body)).kind == peer.ERROR

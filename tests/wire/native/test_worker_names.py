@@ -1,4 +1,4 @@
-"""The native dialect: what a process gets that has the name of another."""
+"""Replies to a process with the name of another live worker."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def introduced(incarnation: int, replaces: int = 0) -> peer.WorkerMessage:
 
 
 def steal(counter: Extended, worker: peer.WorkerMessage) -> Reply:
-    return counter.say(peer.steal(2, b"w", worker, 1), b"%d" % worker.incarnation)
+    return counter.request(peer.steal(2, b"w", worker, 1), b"%d" % worker.incarnation)
 
 
 def held() -> Extended:
-    """Process 1 holds the name `w` and the task a."""
+    """Return a broker where process 1 holds the name `w` and the task a."""
     counter = Extended()
     counter.create(b"a")
     assert steal(counter, introduced(1)).assigned().names == [b"a"]
@@ -45,7 +45,7 @@ def test_every_request_of_a_newcomer_is_refused_with_a_code() -> None:
         peer.leave(6, b"w", 2),
     ]
     for number, request in enumerate(requests, 1):
-        reply = counter.say(request, b"2")
+        reply = counter.request(request, b"2")
         assert (reply.kind, reply.code, reply.request) == (peer.ERROR, peer.NAME_HELD, number)
         assert "held by another process (incarnation 1)" in reply.reason
     assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.LEASED
@@ -54,7 +54,7 @@ def test_every_request_of_a_newcomer_is_refused_with_a_code() -> None:
 def test_plain_peer_does_not_get_the_name_of_a_live_worker() -> None:
     counter = held()
     plain = pb.QueryMsg(type=pb.QueryMsg.Steal, location=b"w").SerializeToString()
-    assert counter.ask(plain, b"plain") == b"\x08\x08"  # Error, in dwork's own words
+    assert counter.ask(plain, b"plain") == b"\x08\x08"  # a plain Error
     assert counter.scheduler.ledger.tasks[b"a"].state is TaskState.LEASED
 
 
@@ -64,19 +64,17 @@ def test_newcomer_takes_over_and_the_replaced_process_is_refused_for_good() -> N
     counter.now_ns += 3 * SECOND_NS
     counter.handle([TimePassed(counter.now_ns)])
     assert steal(counter, introduced(2)).assigned().names == [b"a"]
-    reply = counter.say(peer.complete(3, b"w", REPORTS, introduced(1)), b"1")
+    reply = counter.request(peer.complete(3, b"w", REPORTS, introduced(1)), b"1")
     assert (reply.kind, reply.code) == (peer.ERROR, peer.NAME_LOST)
     assert counter.scheduler.ledger.tasks[b"a"].losses == 0
 
 
-def test_supervisors_report_lets_the_next_process_take_over_at_once() -> None:
+def test_report_of_a_supervisor_lets_the_next_process_take_over_at_once() -> None:
     counter = held()
     assert steal(counter, introduced(2, replaces=1)).assigned().attempts == [2]
 
 
-def test_worker_that_does_not_say_how_often_it_is_heard_is_heard_three_times_in_its_silence() -> (
-    None
-):
+def test_worker_without_a_heartbeat_interval_has_three_heartbeats_per_timeout() -> None:
     counter = Extended()
     counter.steal()
     assert counter.scheduler.ledger.workers[b"w"].facts.heartbeat_ns == 5 * SECOND_NS
@@ -85,4 +83,4 @@ def test_worker_that_does_not_say_how_often_it_is_heard_is_heard_three_times_in_
 def test_every_refusal_has_a_code() -> None:
     counter = Extended()
     counter.create(b"a")
-    assert counter.say(peer.query(1, peer.NOT_FOUND)).code == "malformed"
+    assert counter.request(peer.query(1, peer.NOT_FOUND)).code == "malformed"

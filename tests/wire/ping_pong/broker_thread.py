@@ -32,7 +32,7 @@ QUICK = Settings(expire_ns=3 * SECOND_NS // 2, lease_ns=4 * SECOND_NS)
 
 
 class Host:
-    """What it listens to, and the state that it keeps."""
+    """The broker's endpoints and its state."""
 
     def __init__(self, wires: list[ZmqSocket], settings: Settings) -> None:
         self.native, self.backend, self.frontend = (wire.endpoint for wire in wires)
@@ -52,14 +52,14 @@ class Host:
         try:
             while not self.is_stopping:
                 self.broker.turn()
-        except BaseException as error:  # noqa: BLE001  # told where the test ends
+        except BaseException as error:  # noqa: BLE001  # raised at the end of the test
             self.error = error
 
     def workers(self) -> int:
         return len(self.broker.scheduler.ledger.workers)
 
     def is_out(self) -> bool:
-        """Some task is leased."""
+        """Return whether some task is leased."""
         tasks = [*self.broker.scheduler.ledger.tasks.values()]
         return any(task.lease is not None for task in tasks)
 
@@ -71,7 +71,7 @@ def a_host(
     frontend: str = "tcp://127.0.0.1:0",
     settings: Settings = QUICK,
 ) -> Iterator[Host]:
-    """It forgets everything when the `with` ends."""
+    """Run a broker that loses its state when the `with` block ends."""
     with ExitStack() as stack:
         places = (endpoints.native_endpoint(directory), backend, frontend)
         wires = [stack.enter_context(closing(sockets.listen(place))) for place in places]

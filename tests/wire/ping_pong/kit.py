@@ -1,4 +1,4 @@
-"""What the tests of ping-pong share: a broker of three dialects without sockets or disk."""
+"""Shared by the tests of ping-pong: a broker of three dialects without sockets or disk."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 #: The wall clock when the tests begin.
 WALL_NS = 1_700_000_000 * SECOND_NS
 
-#: Of each dialect: the number of its socket.
+#: The socket number of each dialect.
 NATIVE, BACKEND, FRONTEND = b"\0", b"\1", b"\2"
 
-#: Connections as ZeroMQ names them.
+#: Connection ids like those of ZeroMQ.
 W1, W2, W3 = b"\0\0\0\0\1", b"\0\0\0\0\2", b"\0\0\0\0\3"
 
 
 class Hall:
-    """Frames in, frames out, in order, on a native socket, a backend and a frontend."""
+    """A broker with a native socket, a backend and a frontend: frames in, frames out, in order."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.scheduler = Scheduler()
         self._settings = settings or Settings()
         self.open(random_bits=7)
         self.now_ns = SECOND_NS
-        #: What was sent because of the latest event, and when all were told to.
+        #: Messages sent because of the latest event, and all of them.
         self.sent: list[tuple[bytes, list[bytes]]] = []
-        #: Routes that nothing reaches.
+        #: Unreachable routes.
         self.dead: list[bytes] = []
         self.handle([ClockSet(self.now_ns, WALL_NS)])
 
     def open(self, random_bits: int) -> None:
-        """Dialects that remember nothing: a broker's start."""
+        """Create dialects without state, as at the start of a broker."""
         self.backend, self.frontend = make_server(1, lambda: random_bits, self._settings)
         dialects: list[Dialect] = [NativeServer(77, lambda: 0), self.backend, self.frontend]
         self.board = DialectRouter(dialects, [0, 1, 2])
 
     def restart(self) -> None:
-        """Start over with what is durable, as after a kill."""
+        """Restart with the durable state, as after a kill."""
         self.scheduler.take_records()
         self.scheduler = Scheduler(reopened(self.scheduler.ledger))
         self.scheduler.resume(self.now_ns)
@@ -65,7 +65,7 @@ class Hall:
         self.handle([ClockSet(self.now_ns, WALL_NS)])
 
     def handle(self, events: Iterable[Event]) -> None:
-        """Events of one turn; what they bring about follows in the next."""
+        """Handle events in one turn, and their consequences in the next."""
         events = [*events]
         while events:
             effects = []
@@ -75,7 +75,7 @@ class Hall:
                 invariants.check(self.scheduler)
             events = []
             for effect in effects:
-                if isinstance(effect, Settled):  # there is no journal that owes a result
+                if isinstance(effect, Settled):  # there is no journal to read the result from
                     effect.texts = [text or b"" for text in effect.texts]
                     effect.records = []
                 for route, frames in self.board.reply(effect):
@@ -92,14 +92,14 @@ class Hall:
         return [*self.board.time_passed(self.now_ns)]
 
     def said_to(self, route: bytes) -> list[list[bytes]]:
-        """What was sent there, without the delimiter; it is taken away."""
-        heard = [frames for to, frames in self.sent if to == route]
-        self.sent = [one for one in self.sent if one[0] != route]
-        assert all(frames[0] == b"" for frames in heard)
-        return [frames[1:] for frames in heard]
+        """Return the messages sent to a route, without the delimiter, and remove them."""
+        received = [frames for to, frames in self.sent if to == route]
+        self.sent = [(to, frames) for to, frames in self.sent if to != route]
+        assert all(frames[0] == b"" for frames in received)
+        return [frames[1:] for frames in received]
 
     def at(self, route: bytes, *frames: bytes) -> list[list[bytes]]:
-        """What a peer that sends these frames is told, now or before."""
+        """Send frames of a peer, and return the messages to it so far."""
         self.handle(self.board.receive(route, frames, self.now_ns))
         return self.said_to(route)
 
@@ -116,12 +116,12 @@ class Hall:
         return self.said_to(FRONTEND + identity)
 
     def create(self, submission: Submission) -> None:
-        """By the native dialect."""
+        """Submit by the native dialect."""
         answers = self.at(NATIVE + b"cli", b"", peer.create(1, submission))
         assert [peer.Reply(frames[-1]).kind for frames in answers] == [peer.OK]
 
     def later(self, seconds: float) -> None:
-        """Let time pass, in steps: who shows life does it meanwhile."""
+        """Let time pass in steps, with messages of live peers in between."""
         self.now_ns += int(seconds * SECOND_NS)
         self.handle([*self._due(), TimePassed(self.now_ns)])
 

@@ -1,4 +1,4 @@
-"""Ping-pong over real sockets, with peers that know nothing but pyzmq."""
+"""Ping-pong over real sockets, with peers in plain pyzmq."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def connected(kind: int, endpoint: str, identity: bytes = b"") -> Iterator[zmq.S
         yield socket
 
 
-def test_dialogue_of_the_page(host: Host) -> None:
+def test_dialogue_of_the_docs(host: Host) -> None:
     with (
         connected(zmq.DEALER, host.backend) as worker,
         connected(zmq.REQ, host.frontend) as client,
@@ -61,7 +61,7 @@ def test_dialogue_of_the_page(host: Host) -> None:
 
 
 @pytest.mark.slow
-def test_job_of_a_worker_that_is_gone_is_given_to_another(host: Host) -> None:
+def test_job_of_a_lost_worker_is_assigned_to_another(host: Host) -> None:
     with connected(zmq.REQ, host.frontend) as client:
         with connected(zmq.DEALER, host.backend) as first:
             first.send_multipart([b"", b"READY"])
@@ -78,7 +78,7 @@ def test_job_of_a_worker_that_is_gone_is_given_to_another(host: Host) -> None:
             assert client.recv() == b"result"
 
 
-def test_dealer_that_asks_much_at_once_is_answered_in_order(host: Host) -> None:
+def test_dealer_with_many_requests_gets_replies_in_order(host: Host) -> None:
     with (
         connected(zmq.DEALER, host.frontend) as client,
         connected(zmq.DEALER, host.backend) as one,
@@ -99,7 +99,7 @@ def test_dealer_that_asks_much_at_once_is_answered_in_order(host: Host) -> None:
                 answered += 1
 
 
-def test_junk_over_the_wire_leaves_the_others_alone(host: Host) -> None:
+def test_malformed_messages_do_not_disturb_others(host: Host) -> None:
     with (
         connected(zmq.DEALER, host.backend) as junk,
         connected(zmq.DEALER, host.frontend) as noise,
@@ -119,7 +119,7 @@ def test_junk_over_the_wire_leaves_the_others_alone(host: Host) -> None:
         until(lambda: host.dialects[0].malformed == 4)
 
 
-def test_worker_of_ten_lines_does_jobs_and_exits_when_it_is_drained(host: Host) -> None:
+def test_worker_of_ten_lines_runs_jobs_and_exits_when_drained(host: Host) -> None:
     code = [line for line in EXAMPLE.read_text().splitlines()[2:] if line.strip()]
     assert len([line for line in code if not line.startswith("import")]) <= 10
     command = [sys.executable, str(EXAMPLE), host.backend]
@@ -141,7 +141,7 @@ def test_worker_of_ten_lines_does_jobs_and_exits_when_it_is_drained(host: Host) 
 
 
 @pytest.mark.slow
-def test_worker_of_ten_lines_keeps_its_place_by_its_pings(host: Host) -> None:
+def test_worker_of_ten_lines_stays_registered_by_its_pings(host: Host) -> None:
     command = [sys.executable, str(EXAMPLE), host.backend]
     with subprocess.Popen(command) as process, connected(zmq.REQ, host.frontend) as client:
         try:

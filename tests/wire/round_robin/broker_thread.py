@@ -31,7 +31,7 @@ QUICK = Settings(heartbeat_ns=SECOND_NS // 5, expire_ns=SECOND_NS)
 
 
 class Host:
-    """Where it listens, and the state that it keeps."""
+    """The broker's endpoint and its state."""
 
     def __init__(self, wires: list[ZmqSocket], settings: Settings, ledger: Ledger) -> None:
         self.native_endpoint, self.endpoint = (wire.endpoint for wire in wires)
@@ -51,7 +51,7 @@ class Host:
         try:
             while not self.is_stopping:
                 self.broker.turn()
-        except BaseException as error:  # noqa: BLE001  # told where the test ends
+        except BaseException as error:  # noqa: BLE001  # raised at the end of the test
             self.error = error
 
     def workers(self) -> int:
@@ -65,7 +65,7 @@ def a_host(
     settings: Settings = QUICK,
     ledger: Ledger | None = None,
 ) -> Iterator[Host]:
-    """It forgets everything but its ledger when the `with` ends."""
+    """Run a broker that keeps only its ledger when the `with` block ends."""
     with ExitStack() as stack:
         native_endpoint = stack.enter_context(
             closing(sockets.listen(endpoints.native_endpoint(directory)))

@@ -1,4 +1,4 @@
-"""What the tests of round-robin share: a broker of two dialects without sockets or disk."""
+"""Shared by the tests of round-robin: a broker of two dialects without sockets or disk."""
 
 from __future__ import annotations
 
@@ -37,8 +37,12 @@ C1, C2 = SRV + b":c1", SRV + b":c2"
 LMQ = b"LMQv100"
 
 
+#: The key of a client's message.
+KEY = b"\x0a"
+
+
 def lmq(command: int, number: bytes, *arguments: bytes) -> list[bytes]:
-    """The frames of a message without addresses."""
+    """Return the frames of a message without addresses."""
     return [b"", LMQ, bytes([command]), number, *arguments, b""]
 
 
@@ -54,20 +58,20 @@ class Hall:
         self._settings = settings or Settings()
         self.now_ns = SECOND_NS
         self.sent: list[tuple[bytes, list[bytes]]] = []
-        #: By task.
+        #: Results by task.
         self.results: dict[bytes, bytes] = {}
-        #: Identities that nothing reaches.
+        #: Unreachable identities.
         self.dead: list[bytes] = []
         self.start(random_bits=7)
 
     def start(self, random_bits: int) -> None:
-        """Dialects that remember nothing: a broker's start."""
+        """Create dialects without state, as at the start of a broker."""
         self.dialect = make_server(1, lambda: random_bits, self._settings, socket_numbers=[1])
         self.board = DialectRouter([NativeServer(77, lambda: 0), self.dialect], [0, 1])
         self.handle([ClockSet(self.now_ns, WALL_NS), *self._due()])
 
     def restart(self) -> None:
-        """As after a kill: what is durable is there, encoded and decoded, and nothing else."""
+        """Restart with the durable state, encoded and decoded, as after a kill."""
         self.scheduler.take_records()
         ledger = reopened(self.scheduler.ledger)
         self.scheduler = Scheduler(ledger)
@@ -76,7 +80,7 @@ class Hall:
         self.start(random_bits=8)
 
     def handle(self, events: Iterable[Event]) -> None:
-        """Events of one turn; what they bring about follows in the next."""
+        """Handle events in one turn, and their consequences in the next."""
         events = [*events]
         while events:
             effects = []
@@ -89,7 +93,7 @@ class Hall:
                     self.results.update(zip(record.names, record.results or [], strict=False))
             events = []
             for effect in effects:
-                if isinstance(effect, Settled):  # there is no journal that owes a result
+                if isinstance(effect, Settled):  # there is no journal to read the result from
                     effect.texts = [text or b"" for text in effect.texts]
                     effect.records = []
                 for route, frames in self.board.reply(effect):
@@ -106,19 +110,19 @@ class Hall:
         return [*self.board.time_passed(self.now_ns)]
 
     def says(self, identity: bytes, *frames: bytes) -> list[list[bytes]]:
-        """What a peer that sends these frames hears, now or before."""
+        """Send frames of a peer, and return the messages to it so far."""
         self.handle(self.board.receive(SERVER + identity, frames, self.now_ns))
         return self.hears(identity)
 
     def hears(self, identity: bytes) -> list[list[bytes]]:
-        """What was sent there; it is taken away."""
+        """Return the messages sent to a peer, and remove them."""
         route = SERVER + identity
-        heard = [[*frames, SRV] for to, frames in self.sent if to == route]
+        received = [[*frames, SRV] for to, frames in self.sent if to == route]
         self.sent = [one for one in self.sent if one[0] != route]
-        return heard
+        return received
 
     def register(self, identity: bytes, slots: bytes = b"10") -> list[list[bytes]]:
-        """What follows the answer."""
+        """Return the messages after the RESPONSE."""
         first, *rest = self.says(identity, *lmq(4, b"reg", b"\x08", slots))
         assert first == [b"", LMQ, b"\x06", b"reg", b"", SRV]
         return rest
@@ -127,7 +131,7 @@ class Hall:
         return self.says(identity, *lmq(3, b"inc", b"\x07"))
 
     def create(self, submission: Submission) -> None:
-        """By the native dialect."""
+        """Submit by the native dialect."""
         self.handle(self.board.receive(NATIVE + b"cli", [b"", peer.create(1, submission)], 0))
         answers = [frames for route, frames in self.sent if route == NATIVE + b"cli"]
         assert [peer.Reply(frames[-1]).kind for frames in answers] == [peer.OK]
@@ -141,7 +145,7 @@ class Hall:
         return [task.state for task in self.scheduler.ledger.tasks.values()]
 
     def free(self, identity: bytes) -> int:
-        """Slots of a worker that are free."""
+        """Return the free slots of a worker."""
         return self.scheduler.ledger.workers[b"round-robin:" + identity].slots_free
 
     def workers(self) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Noise in round-robin: whatever frames come, nothing is raised and nothing is half taken."""
+"""Malformed messages of round-robin: none raises, and none changes anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.wire.round_robin.kit import C1, C2, LMQ, SRV, W1, W2, Hall, lmq
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Good messages, to be spoilt.
+#: Valid messages, to be corrupted.
 SEEDS = [
     lmq(1, b"hand"),
     lmq(4, b"reg", b"\x08", b"10"),
@@ -27,12 +27,12 @@ SEEDS = [
     [C2, *lmq(5, b"id")],
 ]
 
-#: What means something somewhere.
+#: Frames that have a meaning somewhere.
 WORDS = [b"", LMQ, b"LMQv200", C1, W1, b"\x04", b"\x06", b"\x08", b"\x07", b"x" * 256, b"\xff" * 9]
 
 
 def spoilt(count: int, seed: int) -> Iterator[list[bytes]]:
-    """Messages with frames left out, doubled, put in and changed; and plain noise."""
+    """Yield messages with frames removed, doubled, inserted and changed, and random ones."""
     random_bits = random.Random(seed)
     for _ in range(count):
         frames = [*random_bits.choice(SEEDS)]
@@ -56,7 +56,7 @@ def spoilt(count: int, seed: int) -> Iterator[list[bytes]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_is_survived_and_what_is_malformed_changes_nothing(seed: int) -> None:
+def test_malformed_messages_are_counted_and_change_nothing(seed: int) -> None:
     hall, random_bits, malformed = Hall(), random.Random(seed), 0
     for frames in spoilt(1_000, seed):
         before = old_snapshots.fingerprint(hall.scheduler.ledger)

@@ -1,4 +1,4 @@
-"""Round-robin over real sockets, with ROUTERs that know nothing but pyzmq and the page."""
+"""Round-robin over real sockets, with peers in plain pyzmq, written from the docs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 class Bare:
-    """A peer written from the page."""
+    """A peer written from the docs."""
 
     def __init__(self, socket: zmq.Socket[bytes], server: bytes, identity: bytes) -> None:
         self.socket = socket
@@ -44,13 +44,13 @@ class Bare:
         self.socket.send_multipart([self.server, *frames])
 
     def receive(self) -> list[bytes]:
-        """As the application has it: the sender's address at the bottom."""
+        """Receive a message, with the sender's address at the bottom."""
         sender, *frames = self.socket.recv_multipart()
         assert sender == self.server
         return [*frames, sender]
 
     def next(self, command: bytes) -> list[bytes]:
-        """The next message of a command; pings are answered meanwhile."""
+        """Return the next message with a command. Reply to pings in the meantime."""
         while (frames := self.receive())[2] != command:
             assert frames[2] == b"\x01", frames
             self.send(*lmq(2, frames[3]))
@@ -59,7 +59,7 @@ class Bare:
 
 @contextmanager
 def bare(endpoint: str) -> Iterator[Bare]:
-    """Connected, and it has shaken hands."""
+    """Yield a connected peer after its handshake."""
     server = endpoint.encode()
     name = server + b":%d" % next(_suffixes)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
@@ -80,7 +80,7 @@ def registered(peer: Bare, slots: bytes = b"1") -> None:
     assert peer.next(b"\x06") == [b"", LMQ, b"\x06", b"reg", b"", peer.server]
 
 
-def test_dialogue_of_the_page(host: Host) -> None:
+def test_dialogue_of_the_docs(host: Host) -> None:
     with bare(host.endpoint) as worker, bare(host.endpoint) as client:
         registered(worker)
         srv, cli, wrk = worker.server, client.identity, worker.identity
@@ -113,7 +113,7 @@ def test_increment_brings_the_next_message_within_fifty_milliseconds(host: Host)
         assert sorted(waits)[10] < 0.05
 
 
-def test_message_of_a_worker_that_was_killed_goes_to_the_next_one(host: Host) -> None:
+def test_message_of_a_killed_worker_goes_to_the_next_one(host: Host) -> None:
     with bare(host.endpoint) as client:
         with bare(host.endpoint) as first:
             registered(first)
@@ -127,7 +127,7 @@ def test_message_of_a_worker_that_was_killed_goes_to_the_next_one(host: Host) ->
 
 
 @pytest.mark.slow
-def test_worker_that_only_answers_pings_stays(host: Host) -> None:
+def test_worker_that_only_replies_to_pings_stays_registered(host: Host) -> None:
     with bare(host.endpoint) as worker:
         registered(worker)
         ends = time.monotonic() + 2.5
@@ -139,7 +139,7 @@ def test_worker_that_only_answers_pings_stays(host: Host) -> None:
         until(lambda: host.workers() == 0)
 
 
-def test_worker_and_client_outlive_a_restart(tmp_path: Path) -> None:
+def test_worker_and_client_survive_a_restart(tmp_path: Path) -> None:
     settings = Settings(heartbeat_ns=SECOND_NS // 5)
     with ExitStack() as stack:
         with a_host(tmp_path, settings=settings) as host:
@@ -149,7 +149,7 @@ def test_worker_and_client_outlive_a_restart(tmp_path: Path) -> None:
             client.send(*lmq(4, b"1", b"key"))
             worker.next(b"\x04")
         with a_host(tmp_path, endpoint, settings, ledger) as host:
-            assert worker.next(b"\x01")  # it is asked whether it is there
+            assert worker.next(b"\x01")  # it is pinged
             worker.send(client.identity, *lmq(6, b"1", b"x"))
             worker.send(*lmq(3, b"inc", b"\x07"))
             until(lambda: host.broker.scheduler.ledger.counts[DONE] == 1)
@@ -159,7 +159,7 @@ def test_worker_and_client_outlive_a_restart(tmp_path: Path) -> None:
             assert client.receive()[3:5] == [b"2", b"y"]
 
 
-def test_junk_over_the_wire_leaves_the_others_alone(host: Host) -> None:
+def test_malformed_messages_do_not_disturb_others(host: Host) -> None:
     with bare(host.endpoint) as junk, bare(host.endpoint) as worker, bare(host.endpoint) as client:
         for frames in ([b"REGISTER"], [b""] * 60, [b"", b"READY", b"x"], [b"\xff" * 100_000] * 3):
             junk.send(*frames)

@@ -1,6 +1,6 @@
 """Helpers for tests of WMP: a manager without sockets, spoken to in plain frames and plain JSON.
 
-The frames are written here by hand, from the page: the code under test has no say in them.
+The frames are written here by hand, from the docs, independently of the code under test.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ COMMANDS = (
     *("STATUS", "CANCEL", "PING", "PONG", "BYE"),
 )
 
-#: What the manager calls itself.
+#: The manager's name.
 ME = "m"
 
 WALL_NS = 1_700_000_000 * SECOND_NS
 
 
 class Said(NamedTuple):
-    """One message, read."""
+    """A decoded message."""
 
     command: str
     headers: dict[str, Any]
@@ -47,7 +47,7 @@ def frames(command: str, headers: dict[str, Any], payload: bytes | None = None) 
 
 
 def read(message: Sequence[bytes]) -> Said:
-    """A message without a path."""
+    """Return a message without a path."""
     assert message[:2] == [b"", b"WMP01"]
     command, headers, *payload = message[2:]
     assert len(payload) <= 1
@@ -56,13 +56,13 @@ def read(message: Sequence[bytes]) -> Said:
 
 
 class Manager:
-    """Frames in, frames out, as on one socket."""
+    """A manager with one socket: frames in, frames out."""
 
     def __init__(self, **how: Any) -> None:
         self.scheduler = Scheduler()
         self.dialect = Wmp(1, ME, lambda: 0, **how)
         self.now_ns = SECOND_NS
-        #: All that was sent by the last call: route, path, message.
+        #: Messages sent by the last call: route, path, message.
         self.sent: list[tuple[bytes, list[bytes], Said]] = []
         self.handle([ClockSet(self.now_ns, WALL_NS)])
 
@@ -90,7 +90,7 @@ class Manager:
         route: bytes = b"r",
         path: Sequence[bytes] = (),
     ) -> list[Said]:
-        """What is sent because a worker says this."""
+        """Send a message of a worker, and return the replies."""
         return self.take(frames(command, headers, payload), route, path)
 
     def submit(self, *names: bytes, payload: bytes = b"payload", **terms: Any) -> list[Said]:

@@ -1,5 +1,4 @@
-"""Noise: whatever frames come, managers, workers and relays take them, and what makes no sense
-changes nothing."""
+"""Malformed messages: managers, workers and relays count them, and they change nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from tests.wire.wmp.kit import Manager, frames
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Good messages of both sides, to be spoilt.
+#: Valid messages of both sides, to be corrupted.
 SEEDS = [
     frames("READY", {"worker": "w", "slots": 2, "services": ["default", "x"], "incarnation": 3}),
     frames("GIVE", {"worker": "w", "request": "1", "services": ["default"], "back": [0]}),
@@ -42,7 +41,7 @@ SEEDS = [
 
 
 def spoilt(count: int, seed: int) -> Iterator[list[bytes]]:
-    """Messages with frames and bytes flipped, cut off, doubled, swapped and put in."""
+    """Yield messages with frames and bytes flipped, cut, doubled, swapped and inserted."""
     random_bits = random.Random(seed)
     for _ in range(count):
         message = [bytearray(frame) for frame in random_bits.choice(SEEDS)]
@@ -79,7 +78,7 @@ def _spoil(frame: bytearray, random_bits: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_at_a_manager_is_counted_and_changes_nothing(seed: int) -> None:
+def test_malformed_messages_to_a_manager_are_counted_and_change_nothing(seed: int) -> None:
     manager = Manager()
     manager.submit(b"a", b"b", b"c")
     manager.ready()
@@ -87,9 +86,9 @@ def test_noise_at_a_manager_is_counted_and_changes_nothing(seed: int) -> None:
     for message in spoilt(1_000, seed):
         before = old_snapshots.fingerprint(manager.scheduler.ledger)
         records, malformed = manager.scheduler.ledger.record, manager.dialect.malformed
-        told = manager.take(message)
+        replies = manager.take(message)
         if manager.dialect.malformed > malformed:
-            assert told == []
+            assert replies == []
             assert manager.scheduler.ledger.record == records
             assert old_snapshots.fingerprint(manager.scheduler.ledger) == before
     invariants.check(manager.scheduler)
@@ -99,7 +98,7 @@ def test_noise_at_a_manager_is_counted_and_changes_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_at_a_worker_is_counted_and_a_relay_stands_it_too(seed: int) -> None:
+def test_malformed_messages_to_a_worker_are_counted_and_a_relay_survives(seed: int) -> None:
     worker = wmp_peer.Worker(wmp_peer.Settings(b"w", slots=2), 2, 1)
     relay = Forwarder(2)
     for number, message in enumerate(spoilt(1_000, seed)):
@@ -204,14 +203,14 @@ def test_nasty_message_is_counted_and_changes_nothing(message: list[bytes]) -> N
     ],
     ids=range(6),
 )
-def test_odd_message_that_is_good_is_taken(message: list[bytes]) -> None:
+def test_unusual_valid_message_is_accepted(message: list[bytes]) -> None:
     manager = Manager()
     manager.take(message)
     assert manager.dialect.malformed == 0
     assert len(manager.scheduler.ledger.workers) == 1
 
 
-def test_words_of_the_protocol_are_as_good_a_payload_as_any() -> None:
+def test_words_of_the_protocol_are_valid_payloads() -> None:
     for payload in (b"WMP01", b"", b"\x0b", b"\x00" * 3):
         manager = Manager()
         manager.ready()
@@ -231,7 +230,7 @@ def test_words_of_the_protocol_are_as_good_a_payload_as_any() -> None:
     ],
     ids=range(5),
 )
-def test_headers_are_looked_at_in_no_time_whatever_is_in_them(raw: bytes) -> None:
+def test_headers_are_checked_fast_whatever_they_contain(raw: bytes) -> None:
     manager = Manager()
     begun = time.process_time()
     for _ in range(3):
@@ -241,7 +240,7 @@ def test_headers_are_looked_at_in_no_time_whatever_is_in_them(raw: bytes) -> Non
 
 
 @pytest.mark.parametrize("depth", [15, 16])
-def test_headers_are_at_most_so_deep(depth: int) -> None:
+def test_depth_of_headers_is_limited(depth: int) -> None:
     manager = Manager()
     nested: Any = 1
     for _ in range(depth):

@@ -1,4 +1,4 @@
-"""WMP at the worker: READY and its back-off, locks, what is held, and many managers at once."""
+"""WMP at the worker: READY and its back-off, locks, held tasks, and many managers at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.wire.wmp import managers as wmp_managers
 from taskyard.wire.wmp import peer
 from taskyard.wire.wmp.peer import Send, Settings, Start, Stop
 from tests.wire.wmp.kit import Said, frames, read
@@ -17,7 +16,7 @@ HELLO = Said("PING", {"worker": "w"})
 
 
 class Bench:
-    """A worker whose managers are played by the test."""
+    """A worker whose managers are simulated by the test."""
 
     def __init__(self, wires: int = 1, slots: int = 1, **settings: Any) -> None:
         self.now_ns = 100 * SECOND_NS
@@ -36,7 +35,7 @@ class Bench:
     def hear(
         self, command: str, wire: int = 0, payload: bytes | None = None, **headers: Any
     ) -> list[tuple[int, Said]]:
-        """What it says to this."""
+        """Deliver a message, and return the worker's messages."""
         orders = self.worker.take(wire, frames(command, headers, payload), self.now_ns)
         return self._sort(orders)
 
@@ -61,7 +60,7 @@ class Bench:
         return self.hear("TAKE", wire, b"payload", **headers)
 
     def quiet(self) -> None:
-        """Let a first READY be said."""
+        """Return the first READY."""
         self.start()
 
 
@@ -81,11 +80,11 @@ def commands(said: list[tuple[int, Said]]) -> list[str]:
 # READY.
 
 
-def test_ready_goes_to_all_when_it_starts_with_a_question_who_is_there() -> None:
+def test_first_ready_goes_to_all_with_a_ping() -> None:
     assert Bench(wires=2).start() == [(0, READY), (0, HELLO), (1, READY), (1, HELLO)]
 
 
-def test_ready_says_what_the_worker_is() -> None:
+def test_ready_has_the_facts_of_the_worker() -> None:
     bench = Bench(slots=3, services=(b"x", b"\xff"), incarnation=7)
     (_, said), _ = bench.start()
     services = ["x", "\0ÿ"]
@@ -94,7 +93,7 @@ def test_ready_says_what_the_worker_is() -> None:
     assert said == Said("READY", headers)
 
 
-def test_ready_is_said_again_with_a_back_off() -> None:
+def test_ready_is_repeated_with_a_back_off() -> None:
     bench = Bench()
     bench.start()
     gaps: list[int] = []
@@ -109,7 +108,7 @@ def test_ready_is_said_again_with_a_back_off() -> None:
     assert gaps == [1, 2, 4, 8, 16, 32, 32, 32]
 
 
-def test_ready_is_said_after_a_take_while_slots_are_left_and_when_one_comes_free() -> None:
+def test_ready_is_sent_after_a_take_with_slots_left_and_when_a_slot_is_freed() -> None:
     bench = Bench(slots=2)
     bench.quiet()
     bench.wake()
@@ -122,7 +121,7 @@ def test_ready_is_said_after_a_take_while_slots_are_left_and_when_one_comes_free
     assert commands(bench.done(b"a")) == ["DONE", "READY"]
 
 
-def test_ready_is_said_at_once_to_a_manager_that_has_forgotten_it() -> None:
+def test_ready_is_sent_at_once_to_a_manager_that_has_lost_it() -> None:
     bench = Bench()
     bench.quiet()
     assert bench.hear("PONG", worker="w") == []
@@ -141,7 +140,7 @@ def test_wake_give_take() -> None:
     assert bench.started == [Start(b"a", 1, b"default", b"payload")]
 
 
-def test_time_limit_and_slots_are_handed_on() -> None:
+def test_time_limit_and_slots_are_passed_on() -> None:
     bench = Bench(slots=4)
     bench.quiet()
     bench.wake()
@@ -150,7 +149,7 @@ def test_time_limit_and_slots_are_handed_on() -> None:
     assert bench.worker.slots_free == 0
 
 
-def test_one_lock_for_each_free_slot_and_no_more() -> None:
+def test_each_free_slot_gets_one_lock() -> None:
     bench = Bench(wires=3, slots=2)
     bench.quiet()
     assert bench.wake(0) == [(0, give("1"))]
@@ -158,7 +157,7 @@ def test_one_lock_for_each_free_slot_and_no_more() -> None:
     assert bench.wake(2) == []
 
 
-def test_wake_that_found_no_slot_is_answered_in_order_when_one_is_unlocked() -> None:
+def test_wakes_without_a_slot_are_answered_in_order_when_one_is_unlocked() -> None:
     bench = Bench(wires=3)
     bench.quiet()
     bench.wake(0)
@@ -168,7 +167,7 @@ def test_wake_that_found_no_slot_is_answered_in_order_when_one_is_unlocked() -> 
     assert bench.hear("NO", 2, request="2") == [(1, give("3"))]
 
 
-def test_wake_that_has_waited_too_long_is_not_answered() -> None:
+def test_wake_that_is_too_old_is_ignored() -> None:
     bench = Bench(wires=2)
     bench.quiet()
     bench.wake(0)
@@ -177,7 +176,7 @@ def test_wake_that_has_waited_too_long_is_not_answered() -> None:
     assert bench.hear("NO", 0, request="1") == []
 
 
-def test_wake_of_a_full_worker_is_answered_when_its_slot_comes_free_in_time() -> None:
+def test_wake_of_a_full_worker_is_answered_when_a_slot_is_freed_in_time() -> None:
     bench = Bench(wires=2)
     bench.quiet()
     bench.wake(0)
@@ -186,8 +185,8 @@ def test_wake_of_a_full_worker_is_answered_when_its_slot_comes_free_in_time() ->
     assert commands(bench.done(b"a")) == ["DONE", "GIVE"]
 
 
-def test_ready_is_said_when_the_give_that_took_a_freed_slot_is_answered_by_no() -> None:
-    """TAKE has used the READY up, and the manager would not wake it again."""
+def test_ready_is_sent_when_the_give_that_took_a_freed_slot_gets_no() -> None:
+    """TAKE has used up the READY, and the manager would not wake the worker again."""
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -199,7 +198,7 @@ def test_ready_is_said_when_the_give_that_took_a_freed_slot_is_answered_by_no() 
     assert bench.later(0) == [(0, READY)]
 
 
-def test_lock_ends_by_take_by_no_and_by_time() -> None:
+def test_lock_ends_by_take_by_no_and_by_timeout() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -213,7 +212,7 @@ def test_lock_ends_by_take_by_no_and_by_time() -> None:
     assert bench.worker.slots_free == 1
 
 
-def test_late_take_is_taken_if_a_slot_is_free() -> None:
+def test_late_take_is_accepted_if_a_slot_is_free() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -222,7 +221,7 @@ def test_late_take_is_taken_if_a_slot_is_free() -> None:
     assert [one.name for one in bench.started] == [b"a"]
 
 
-def test_late_take_is_refused_if_none_is() -> None:
+def test_late_take_is_refused_without_a_free_slot() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -233,7 +232,7 @@ def test_late_take_is_refused_if_none_is() -> None:
     assert bench.started == []
 
 
-def test_take_that_is_said_twice_is_taken_once() -> None:
+def test_repeated_take_is_accepted_once() -> None:
     bench = Bench(slots=2)
     bench.quiet()
     bench.wake()
@@ -242,7 +241,7 @@ def test_take_that_is_said_twice_is_taken_once() -> None:
     assert bench.started == []
 
 
-def test_refused_work_lets_its_slot_rest() -> None:
+def test_slot_of_a_refused_task_is_not_offered_for_a_while() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -252,10 +251,10 @@ def test_refused_work_lets_its_slot_rest() -> None:
     assert "READY" in commands(bench.later(peer.REST_NS))
 
 
-# Reports, and what is held.
+# Reports and held tasks.
 
 
-def test_report_is_listed_until_its_manager_is_known_to_have_it() -> None:
+def test_report_is_listed_until_its_manager_has_it() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -271,20 +270,20 @@ def _ping(held: list[Any]) -> Said:
     return Said("PING", {"worker": "w", "held": held, "heartbeat_ms": 1000})
 
 
-def test_report_is_sent_again_when_its_manager_was_heard_and_said_nothing_of_it() -> None:
+def test_report_is_repeated_when_its_manager_is_alive_and_has_not_cancelled_it() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
     bench.give("a")
     bench.done(b"a", "ok", b"result")
-    assert "DONE" not in commands(bench.later(60 * SECOND_NS))  # nobody is there to have it
+    assert "DONE" not in commands(bench.later(60 * SECOND_NS))  # the manager is not there
     bench.hear("PONG", worker="w")
     assert (0, reported("a", "ok", b"result")) in bench.later(1)
     assert "DONE" not in commands(bench.later(peer.REPORT_NS))
     assert bench.worker.unconfirmed == 1
 
 
-def test_report_is_given_up_after_a_few_times() -> None:
+def test_report_is_dropped_after_a_few_times() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -316,7 +315,7 @@ def test_reports_are_kept_up_to_a_limit(
     assert bench.worker.slots_free == 1
 
 
-def test_cancelled_task_is_stopped_and_still_answered() -> None:
+def test_cancelled_task_is_stopped_and_reported() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -337,7 +336,7 @@ def test_cancel_of_an_unknown_task_is_ignored() -> None:
     assert (bench.stopped, bench.worker.working) == ([], 1)
 
 
-def test_progress_is_told_with_whose_task_it_is() -> None:
+def test_progress_has_the_owner_of_the_task() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -350,7 +349,7 @@ def test_progress_is_told_with_whose_task_it_is() -> None:
     assert bench.worker.progressed((b"b", 1), 50) == []
 
 
-def test_short_lease_is_shown_life_often_enough() -> None:
+def test_short_lease_gets_heartbeats_often_enough() -> None:
     bench = Bench(heartbeat_ns=10 * SECOND_NS)
     bench.quiet()
     bench.wake()
@@ -358,7 +357,7 @@ def test_short_lease_is_shown_life_often_enough() -> None:
     assert commands(bench.later(SECOND_NS)) == ["PING"]
 
 
-def test_manager_that_does_not_answer_is_shown_life_less_often() -> None:
+def test_silent_manager_gets_heartbeats_less_often() -> None:
     bench = Bench()
     bench.quiet()
     bench.wake()
@@ -373,255 +372,3 @@ def test_manager_that_does_not_answer_is_shown_life_less_often() -> None:
     bench.hear("PONG", worker="w")
     bench.later(8 * SECOND_NS)
     assert commands(bench.later(SECOND_NS)) == ["PING"]
-
-
-# Several managers.
-
-
-def test_managers_that_share_names_are_kept_apart() -> None:
-    bench = Bench(wires=2, slots=3)
-    bench.quiet()
-    bench.wake(0, manager="m0")
-    bench.wake(1, manager="m1")
-    bench.give("a", "1", 0, manager="m0")
-    refused = bench.give("a", "2", 1, manager="m1")
-    assert refused[0] == (1, reported("a", "refused", manager="m1"))
-    bench.hear("CANCEL", 1, task="a", attempt=1, manager="m1")
-    assert bench.stopped == []
-    held = {
-        wire: said.headers["held"]
-        for wire, said in bench.later(SECOND_NS)
-        if said.command == "PING"
-    }
-    assert held == {0: [["a", 1]], 1: []}
-
-
-def test_one_wire_leads_to_many_managers_and_each_is_answered_by_its_way() -> None:
-    bench = Bench(slots=2)
-    bench.quiet()
-    assert bench.wake(back=[0, 1], manager="m1") == [(0, give("1", back=[0, 1]))]
-    assert bench.wake(back=[2], manager="m2") == [(0, give("2", back=[2]))]
-    bench.give("a", "1", back=[0, 1], manager="m1")
-    bench.give("b", "2", back=[2], manager="m2")
-    assert bench.done(b"b")[0] == (0, reported("b", manager="m2", back=[2]))
-    pings = [said.headers for _, said in bench.later(SECOND_NS) if said.command == "PING"]
-    assert [(one["manager"], one["held"], one["back"]) for one in pings] == [
-        ("m1", [["a", 1]], [0, 1]),
-        ("m2", [["b", 1]], [2]),
-    ]
-
-
-def test_manager_that_is_known_by_two_ways_is_told_of_all_by_the_last() -> None:
-    bench = Bench(wires=2, slots=2)
-    bench.quiet()
-    bench.wake(0, manager="m")
-    bench.wake(1, manager="m")
-    bench.give("a", "1", 0)
-    bench.give("b", "2", 1)
-    bench.hear("PONG", 0, worker="w", manager="m")
-    pings = [(wire, said) for wire, said in bench.later(SECOND_NS) if said.command == "PING"]
-    assert [(wire, said.headers["held"]) for wire, said in pings] == [(0, [["a", 1], ["b", 1]])]
-
-
-def test_manager_that_says_its_name_late_or_another_one_is_the_same() -> None:
-    bench = Bench()
-    bench.quiet()
-    bench.wake()
-    bench.give("a")
-    bench.hear("PONG", worker="w", manager="m")
-    assert bench.hear("CANCEL", task="a", attempt=1, manager="renamed") != []
-    assert bench.stopped == [Stop(b"a", 1)]
-
-
-def test_two_ways_that_turn_out_to_lead_to_one_manager_are_one() -> None:
-    bench = Bench(wires=2, slots=2)
-    bench.quiet()
-    bench.wake(0, manager="m")
-    bench.wake(1)
-    bench.give("b", "2", 1)
-    bench.hear("PING", 1, worker="w", manager="m")
-    (pong,) = [said for _, said in bench.hear("PING", 0, worker="w", manager="m")][:1]
-    assert pong.headers["held"] == [["b", 1]]
-    assert bench.done(b"b")[0][1].command == "DONE"
-
-
-def test_whose_task_it_is_does_not_say_who_gave_it() -> None:
-    bench = Bench(slots=2)
-    bench.quiet()
-    bench.wake(manager="front")
-    bench.give("a", manager="somebody behind it")
-    (pong,) = bench.hear("PING", worker="w", manager="front")
-    assert pong[1].headers["held"] == [["a", 1]]
-    assert bench.done(b"a")[0][1].headers["manager"] == "somebody behind it"
-
-
-def test_unnamed_way_without_tasks_says_nothing_of_what_is_held() -> None:
-    bench = Bench(wires=2, slots=2)
-    bench.quiet()
-    bench.wake(0)
-    bench.give("a")
-    (pong,) = bench.hear("PING", 1, worker="w")
-    assert "held" not in pong[1].headers
-
-
-def test_managers_that_are_not_heard_any_more_are_forgotten_unless_something_is_theirs() -> None:
-    bench = Bench(wires=2)
-    bench.quiet()
-    bench.hear("PONG", 1, worker="w")
-    bench.wake(0)
-    bench.give("a")
-    bench.later(peer.FORGOTTEN_NS)
-    bench.now_ns += peer.PING_NS_MAX
-    assert [wire for wire, _ in bench.later(1)] == [0]
-
-
-def test_managers_and_ways_are_known_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wmp_managers, "MANAGERS_MAX", 5)
-    monkeypatch.setattr(wmp_managers, "ROUTES_MAX", 3)
-    bench = Bench()
-    bench.quiet()
-    for number in range(20):
-        bench.hear("PONG", worker="w", manager=f"m{number}", back=[number])
-    assert commands(bench.later(SECOND_NS)).count("PING") == 5
-    for number in range(20):
-        bench.hear("PONG", worker="w", manager="m", back=[100 + number])
-    manager = [*bench.worker._managers][-1]  # noqa: SLF001
-    assert len(manager.routes) == 3
-
-
-# Goodbye.
-
-
-def test_it_leaves_when_what_it_holds_is_reported_and_known() -> None:
-    bench = Bench(wires=2)
-    bench.quiet()
-    bench.wake(0)
-    bench.give("a")
-    assert bench.leave() == []
-    assert bench.wake(1) == []
-    assert commands(bench.done(b"a")) == ["DONE"]
-    assert commands(bench.later(1)) == ["PING"]
-    assert not bench.worker.gone
-    bench.hear("CANCEL", task="a", attempt=1)
-    bye = Said("BYE", {"worker": "w", "reason": "leaves"})
-    assert bench.later(1) == [(0, bye), (1, bye)]
-    assert bench.worker.gone
-
-
-def test_it_does_not_wait_for_ever_to_leave() -> None:
-    bench = Bench()
-    bench.quiet()
-    bench.wake()
-    bench.give("a")
-    bench.leave()
-    bench.done(b"a")
-    bench.later(1)
-    assert commands(bench.later(peer.BYE_NS_MAX)) == ["PING", "BYE"]
-
-
-def test_task_that_comes_while_it_leaves_is_refused() -> None:
-    bench = Bench(slots=2)
-    bench.quiet()
-    bench.wake()
-    bench.wake()
-    bench.give("a", "1")
-    bench.leave()
-    assert bench.give("b", "2") == [(0, reported("b", "refused"))]
-    assert "READY" not in commands(bench.later(60 * SECOND_NS))
-
-
-def test_sent_home_by_all_it_is_dismissed() -> None:
-    bench = Bench(wires=2)
-    bench.quiet()
-    bye = Said("BYE", {"worker": "w"})
-    assert bench.hear("BYE", 0, worker="w", manager="m0") == [(0, bye)]
-    assert not bench.worker.is_dismissed
-    assert bench.hear("BYE", 1, worker="w", manager="m1", back=[0]) == [(1, bye)]
-    assert bench.worker.is_dismissed
-
-
-def test_sent_home_by_one_of_two_behind_a_relay_it_says_goodbye_to_neither() -> None:
-    bench = Bench()
-    bench.quiet()
-    bench.hear("PONG", worker="w", manager="m0", back=[0])
-    bench.hear("PONG", worker="w", manager="m1", back=[1])
-    assert bench.hear("BYE", worker="w", manager="m0", back=[0]) == []
-    assert not bench.worker.is_dismissed
-
-
-def test_manager_that_sent_it_home_is_left_alone_for_a_while_and_may_come_back() -> None:
-    bench = Bench(wires=2)
-    bench.quiet()
-    bench.hear("PONG", 1, worker="w", manager="m1")
-    bench.hear("BYE", 0, worker="w", manager="m0")
-    ready = [wire for wire, said in bench.later(SECOND_NS) if said.command == "READY"]
-    assert ready == [1]
-    bench.later(peer.READY_NS_MAX)
-    ready = [wire for wire, said in bench.later(peer.READY_NS_MAX) if said.command == "READY"]
-    assert ready == [0, 1]
-    assert bench.wake(0, manager="m0") == [(0, give())]
-
-
-# Noise.
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        [],
-        [b""],
-        frames("READY", {"worker": "w"}),
-        frames("DONE", {"worker": "w", "task": "a", "attempt": 1, "status": "ok"}),
-        [b"hop", *frames("WAKE", {"service": "default"})],
-        frames("WAKE", {}),
-        frames("TAKE", {"request": 1, "task": "a", "attempt": 1, "service": "x"}),
-        frames("TAKE", {"request": [], "task": "a", "attempt": 1, "service": "x", "lease_ms": 1}),
-        frames("WAKE", {"service": "default", "back": [0] * 9}),
-        frames("WAKE", {"service": "default", "back": [-1]}),
-        frames("CANCEL", {"task": "\0€", "attempt": 1}),
-    ],
-)
-def test_what_makes_no_sense_is_counted_and_changes_nothing(message: list[bytes]) -> None:
-    bench = Bench()
-    bench.quiet()
-    assert bench.worker.take(0, message, bench.now_ns) == []
-    assert bench.worker.malformed == 1
-
-
-# Its id.
-
-
-def test_worker_whose_id_is_held_stops_what_it_holds_and_asks_every_second() -> None:
-    bench = Bench(slots=2, incarnation=7)
-    bench.quiet()
-    bench.wake(manager="m")
-    bench.give("a", manager="m")
-    bench.hear("BYE", worker="w", manager="m", reason="held", code="name-held")
-    assert bench.stopped == [Stop(b"a", 1)]
-    assert (bench.worker.name_held, bench.worker.is_dismissed) == ("held", False)
-    for _ in range(5):
-        assert "READY" in commands(bench.later(SECOND_NS))
-        bench.hear("BYE", worker="w", manager="m", reason="held", code="name-held")
-    bench.hear("PONG", worker="w", manager="m")
-    assert bench.worker.name_held == ""
-
-
-def test_worker_whose_id_is_lost_says_why() -> None:
-    bench = Bench(incarnation=7)
-    bench.quiet()
-    bench.hear("BYE", worker="w", manager="m", reason="lost", code="name-lost")
-    assert bench.worker.name_lost == "lost"
-
-
-def test_all_that_a_worker_sends_says_which_process_it_is() -> None:
-    bench = Bench(incarnation=7)
-    said = bench.start()
-    said += bench.wake(manager="m")
-    said += bench.give("a", manager="m")
-    said += bench.hear("PING", worker="w", manager="m")
-    said += bench.done(b"a")
-    said += bench.hear("CANCEL", task="a", attempt=1, manager="m")
-    said += bench.leave()
-    kinds = {"READY", "PING", "GIVE", "PONG", "DONE", "BYE"}
-    assert {one.command for _, one in said} == kinds
-    assert {one.headers["incarnation"] for _, one in said} == {7}

@@ -1,4 +1,4 @@
-"""WMP at the manager: what workers say and are told, frame by frame; and what its page settles."""
+"""WMP at the manager, frame by frame, and the decisions of its docs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core.events import CancelRequested, DrainRequested, Scope, WorkerRegistered
+from taskyard.core.events import CancelRequested, Scope, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.core.records import Finished
-from taskyard.core.states import TaskState, WorkerState
+from taskyard.core.states import TaskState
 from taskyard.wire.dialect import request_numbers
-from taskyard.wire.roles import AuthenticatedPeer, Role
 from taskyard.wire.wmp import server as wmp
 from taskyard.wire.wmp.server import Wmp, make_server
 from tests.wire.wmp.kit import ME, Manager, Said, frames
@@ -41,7 +40,7 @@ def done(
 
 
 def holding(*names: bytes, **more: Any) -> Manager:
-    """A manager whose worker `w` has taken these."""
+    """Return a manager whose worker `w` has taken these tasks."""
     manager = Manager()
     manager.ready(slots=len(names), **more)
     manager.submit(*names)
@@ -69,13 +68,13 @@ def test_ready_wake_give_take_done() -> None:
     assert manager.dialect.malformed == 0
 
 
-def test_frames_are_those_of_the_page() -> None:
+def test_frames_are_those_of_the_docs() -> None:
     manager = Manager()
     manager.handle(manager.dialect.receive(b"\1id", [*_ready_frames()], manager.now_ns))
     manager.submit(b"a")
     give = [b"", b"WMP01", b"\x03", b'{"worker":"w","request":7}']
-    told = manager.dialect.receive(b"\1id", [b"relay", *give], manager.now_ns)
-    (effect,) = manager.scheduler.handle(_now(told[0], manager.now_ns))
+    replies = manager.dialect.receive(b"\1id", [b"relay", *give], manager.now_ns)
+    (effect,) = manager.scheduler.handle(_now(replies[0], manager.now_ns))
     headers = (
         b'{"request":7,"task":"a","attempt":1,"service":"default","lease_ms":15000,"manager":"m"}'
     )
@@ -93,7 +92,7 @@ def _now(event: Any, now_ns: int) -> Any:
     return event
 
 
-def test_ready_says_what_a_worker_is() -> None:
+def test_ready_has_the_facts_of_a_worker() -> None:
     events = Wmp(1, ME, lambda: 0).receive(
         b"r", frames("READY", {"worker": "w", "slots": 3, "services": ["x", "y", "x"]}), 5
     )
@@ -104,12 +103,12 @@ def test_ready_says_what_a_worker_is() -> None:
     assert (plain[0].facts.services, plain[0].facts.slots_total) == ((b"default",), 1)
 
 
-def test_requests_are_numbered_as_its_place_among_the_dialects_says() -> None:
+def test_requests_have_the_numbers_of_the_dialect() -> None:
     (asked,) = Wmp(3, ME, lambda: 0).receive(b"r", frames("GIVE", {"worker": "w", "request": 1}), 5)
     assert getattr(asked, "request", 0) == next(request_numbers(3))
 
 
-def test_manager_is_named_after_its_journal_so_that_a_restart_changes_nothing() -> None:
+def test_manager_is_named_after_its_journal_and_keeps_the_name_after_a_restart() -> None:
     dialect = make_server(2, b"\x01\xfe", random_bits=lambda: 0)
     dialect.receive(b"r", frames("READY", {"worker": "w"}), 5)
     done_for = frames(
@@ -121,21 +120,21 @@ def test_manager_is_named_after_its_journal_so_that_a_restart_changes_nothing() 
 # READY is a level.
 
 
-def test_ready_said_again_changes_nothing() -> None:
+def test_repeated_ready_changes_nothing() -> None:
     manager = Manager()
     for _ in range(3):
         assert manager.ready() == []
     assert manager.submit(b"a", b"b", b"c") == [WAKE]
 
 
-def test_ready_stands_after_no() -> None:
+def test_ready_stays_after_no() -> None:
     manager = Manager()
     manager.ready()
     assert manager.given() == [no()]
     assert manager.submit(b"a") == [WAKE]
 
 
-def test_ready_is_forgotten_when_the_slots_are_full() -> None:
+def test_ready_ends_when_the_slots_are_full() -> None:
     manager = Manager()
     manager.ready(slots=2)
     assert manager.submit(b"a", b"b", b"c") == [WAKE]
@@ -153,7 +152,7 @@ def test_ready_changes_the_facts_in_it() -> None:
     assert manager.submit(b"b", service=b"y") == [Said("WAKE", {"service": "y", "manager": ME})]
 
 
-def test_ready_cancels_a_wake_that_is_not_answered() -> None:
+def test_ready_cancels_an_unanswered_wake() -> None:
     manager = Manager()
     manager.ready("w1")
     manager.ready("w2")
@@ -170,7 +169,7 @@ def test_give_with_other_services_changes_them() -> None:
     assert manager.say("GIVE", headers, route=b"w")[-1].command == "TAKE"
 
 
-# WAKE without herds.
+# WAKE without a thundering herd.
 
 
 def test_one_task_wakes_one_of_a_hundred_workers() -> None:
@@ -203,7 +202,7 @@ def test_new_worker_is_the_least_recently_used() -> None:
     assert [route for route, _, _ in manager.sent] == [b"new"]
 
 
-def test_worker_that_does_not_give_within_a_second_is_passed_over() -> None:
+def test_worker_that_does_not_give_within_a_second_is_skipped() -> None:
     manager = Manager()
     manager.ready("w1")
     manager.ready("w2")
@@ -231,7 +230,7 @@ def test_status_of_a_report(status: str, after: TaskState) -> None:
     assert manager.task(b"a").state is after
 
 
-def test_error_starts_the_retry_policy_with_the_payload_as_its_reason() -> None:
+def test_error_starts_the_retry_policy_with_the_payload_as_reason() -> None:
     manager = Manager()
     manager.ready()
     manager.submit(b"a", retry_delays_ns=(SECOND_NS,))
@@ -252,7 +251,7 @@ def test_refused_task_goes_to_the_next_and_costs_no_attempt() -> None:
     assert state(manager, b"a") == (TaskState.LEASED, 2, 0, 0)
 
 
-def test_second_report_and_that_of_another_attempt_are_dropped() -> None:
+def test_repeated_report_and_that_of_another_attempt_are_dropped() -> None:
     manager = holding(b"a")
     done(manager, "a", "error", attempt=2)
     assert manager.task(b"a").state is TaskState.LEASED
@@ -263,7 +262,7 @@ def test_second_report_and_that_of_another_attempt_are_dropped() -> None:
 
 def test_report_for_another_manager_is_dropped() -> None:
     manager = holding(b"a")
-    done(manager, "a", "ok", manager="somebody else")
+    done(manager, "a", "ok", manager="another")
     assert manager.task(b"a").state is TaskState.LEASED
     assert manager.dialect.malformed == 1
     done(manager, "a", "ok", manager=ME)
@@ -280,7 +279,7 @@ def test_status_is_progress() -> None:
     assert (record.names, record.percents, record.texts) == ([b"a"], [40], [b"half"])  # type: ignore[union-attr]
 
 
-def test_status_that_says_nothing_is_a_sign_of_life() -> None:
+def test_empty_status_is_a_heartbeat() -> None:
     manager = holding(b"a")
     manager.scheduler.take_records()
     manager.now_ns += 10 * SECOND_NS
@@ -307,10 +306,10 @@ def test_several_payload_frames_are_one_result() -> None:
     assert record.results == [b"\x92\xc4\x01x\xc4\x01y"]  # type: ignore[union-attr]
 
 
-# What goes over.
+# Payloads and names.
 
 
-def test_task_without_a_payload_is_handed_on_with_its_name() -> None:
+def test_task_without_a_payload_is_sent_with_its_name() -> None:
     manager = Manager()
     manager.ready()
     manager.submit("Ähre".encode(), payload=b"")
@@ -318,7 +317,7 @@ def test_task_without_a_payload_is_handed_on_with_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"\0zero", b"a\xffb", "ÿ".encode("latin-1")])
-def test_name_that_is_no_text_goes_over_and_comes_back(name: bytes) -> None:
+def test_name_that_is_not_text_is_restored(name: bytes) -> None:
     manager = Manager()
     manager.ready()
     manager.submit(name)
@@ -328,7 +327,7 @@ def test_name_that_is_no_text_goes_over_and_comes_back(name: bytes) -> None:
     assert manager.task(name).state is TaskState.DONE
 
 
-def test_time_limit_and_slots_are_told_where_there_are_any() -> None:
+def test_time_limit_and_slots_are_sent_if_set() -> None:
     manager = Manager()
     manager.ready(slots=4)
     manager.submit(b"a", time_limit_ns=1_500_000_001, slots=3)
@@ -336,7 +335,7 @@ def test_time_limit_and_slots_are_told_where_there_are_any() -> None:
     assert (take.headers["time_limit_ms"], take.headers["slots"]) == (1501, 3)
 
 
-def test_lock_is_told_as_it_was_given() -> None:
+def test_lock_is_repeated_as_received() -> None:
     manager = Manager()
     manager.ready()
     for request in ("lock", 17, "", -3):
@@ -345,272 +344,7 @@ def test_lock_is_told_as_it_was_given() -> None:
 
 def test_task_of_another_dialect_is_cancelled_at_its_worker() -> None:
     manager = holding(b"a")
-    told = manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
-    assert told == [Said("CANCEL", {"task": "a", "attempt": 1, "manager": ME})]
+    replies = manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
+    assert replies == [Said("CANCEL", {"task": "a", "attempt": 1, "manager": ME})]
     assert done(manager, "a", "cancelled") == []
     assert manager.task(b"a").state is TaskState.CANCELLED
-
-
-# Life and silence.
-
-
-def ping(
-    manager: Manager, held: list[Any] | None, command: str = "PING", **more: Any
-) -> list[Said]:
-    headers = {"worker": "w", **({} if held is None else {"held": held}), **more}
-    return manager.say(command, headers, route=b"w")
-
-
-def pong(*, ready: bool = True) -> Said:
-    return Said("PONG", {"worker": "w", **({} if ready else {"ready": False}), "manager": ME})
-
-
-def test_ping_is_answered_and_pong_is_not() -> None:
-    manager = Manager()
-    manager.ready()
-    assert ping(manager, []) == [pong()]
-    assert ping(manager, [], "PONG") == []
-
-
-def test_silent_worker_loses_its_lease() -> None:
-    manager = holding(b"a")
-    manager.pass_time(wmp.SILENCE_NS - 1)
-    assert manager.task(b"a").state is TaskState.LEASED
-    manager.pass_time(1)
-    assert state(manager, b"a") == (TaskState.READY, 1, 0, 1)
-
-
-@pytest.mark.parametrize("command", ["PING", "PONG", "STATUS", "READY"])
-def test_every_message_is_a_sign_of_life(command: str) -> None:
-    manager = holding(b"a")
-    manager.now_ns += wmp.SILENCE_NS - 1
-    manager.say(command, {"worker": "w", "task": "a", "attempt": 1}, route=b"w")
-    manager.pass_time(wmp.SILENCE_NS - 1)
-    assert manager.task(b"a").state is TaskState.LEASED
-
-
-def test_task_that_is_not_listed_in_two_heartbeats_was_lost_on_its_way() -> None:
-    manager = holding(b"a", b"b")
-    manager.now_ns += 2 * SECOND_NS - 1
-    ping(manager, [["b", 1]], heartbeat_ms=1000)
-    assert manager.task(b"a").state is TaskState.LEASED
-    manager.now_ns += 1
-    ping(manager, [["b", 1]], heartbeat_ms=1000)
-    assert state(manager, b"a") == (TaskState.READY, 1, 0, 0)
-    assert manager.task(b"b").state is TaskState.LEASED
-
-
-def test_list_that_was_overtaken_by_a_newer_one_takes_nothing_away() -> None:
-    manager = holding(b"a")
-    manager.now_ns += 3 * SECOND_NS
-    assert ping(manager, [["a", 1]], heartbeat_ms=1000, number=8) == [pong()]
-    assert ping(manager, [], heartbeat_ms=1000, number=7) == [pong()]
-    assert manager.task(b"a").state is TaskState.LEASED
-    ping(manager, [], heartbeat_ms=1000, number=9)
-    assert manager.task(b"a").state is TaskState.READY
-
-
-def test_worker_that_promises_no_heartbeat_is_given_that_of_the_manager() -> None:
-    manager = holding(b"a")
-    manager.now_ns += 2 * wmp.PING_NS - 1
-    ping(manager, [], "PONG")
-    assert manager.task(b"a").state is TaskState.LEASED
-    manager.now_ns += 1
-    ping(manager, [], "PONG")
-    assert manager.task(b"a").state is TaskState.READY
-
-
-def test_ping_without_a_list_takes_nothing_away() -> None:
-    manager = holding(b"a")
-    for _ in range(10):
-        manager.now_ns += 10 * SECOND_NS
-        ping(manager, None, heartbeat_ms=1000)
-    assert manager.task(b"a").state is TaskState.LEASED
-
-
-def test_what_is_listed_and_not_held_is_cancelled() -> None:
-    manager = holding(b"a")
-    done(manager, "a", "ok")
-    told = ping(manager, [["a", 1], ["never", 3]])
-    assert told == [
-        Said("CANCEL", {"task": "a", "attempt": 1, "manager": ME}),
-        Said("CANCEL", {"task": "never", "attempt": 3, "manager": ME}),
-        pong(),
-    ]
-
-
-def test_quiet_worker_is_asked_and_forgotten_when_it_does_not_answer() -> None:
-    manager = Manager()
-    manager.ready()
-    asked = Said("PING", {"worker": "w", "manager": ME})
-    assert manager.dialect.wake_at_ns() == manager.now_ns + wmp.PING_NS
-    assert manager.pass_time(wmp.PING_NS - 1) == []
-    assert manager.pass_time(1) == [asked]
-    assert manager.dialect.wake_at_ns() == manager.now_ns + wmp.PING_NS
-    ping(manager, [], "PONG")
-    assert manager.pass_time(wmp.PING_NS) == [asked]
-    assert manager.pass_time(wmp.PING_NS) == [asked]
-    manager.pass_time(wmp.FORGET_NS)
-    assert manager.sent == []
-    assert manager.dialect.wake_at_ns() is None
-
-
-def test_worker_whose_ready_is_not_known_is_told_so() -> None:
-    manager = Manager()
-    assert ping(manager, []) == [pong(ready=False)]
-    manager.ready()
-    assert ping(manager, []) == [pong()]
-    manager.pass_time(wmp.SILENCE_NS)
-    assert ping(manager, []) == [pong(ready=False)]
-
-
-def test_give_of_a_stranger_is_answered_with_no() -> None:
-    manager = Manager()
-    manager.submit(b"a")
-    assert manager.given() == [no()]
-
-
-def held_by(incarnation: int) -> Said:
-    reason = f"worker name 'wmp:w' is held by another process (incarnation {incarnation})"
-    reason += ": wait until it exits, or choose another --name"
-    headers = {"worker": "w", "reason": reason, "manager": ME}
-    return Said("BYE", {**headers, "code": "name-held"})
-
-
-def newcomer(manager: Manager, command: str = "READY", **more: Any) -> list[Said]:
-    """Return the replies to process 2 of the id `w`, by its own route."""
-    return manager.say(command, {"worker": "w", "incarnation": 2, **more}, route=b"2")
-
-
-def test_other_process_of_the_same_id_waits_while_the_holder_is_heard() -> None:
-    manager = holding(b"a", incarnation=1)
-    for _ in range(10):
-        manager.pass_time(5 * SECOND_NS)
-        manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
-        assert newcomer(manager) == [held_by(1)]
-        assert newcomer(manager, "PING") == [held_by(1)]
-        assert newcomer(manager, "GIVE", request=1) == [held_by(1)]
-        assert newcomer(manager, "BYE") == []
-    assert state(manager, b"a") == (TaskState.LEASED, 1, 0, 0)
-    manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
-    (route, _, said), *_ = manager.sent
-    assert (route, said.command) == (b"w", "CANCEL")
-
-
-def test_other_process_of_the_same_id_takes_over_when_the_holder_is_silent() -> None:
-    manager = holding(b"a", incarnation=1, heartbeat_ms=1000)
-    manager.pass_time(SECOND_NS)
-    assert newcomer(manager) == [held_by(1)]
-    manager.pass_time(2 * SECOND_NS)
-    assert state(manager, b"a") == (TaskState.READY, 1, 0, 1)
-    assert newcomer(manager) == [WAKE]
-    assert [route for route, _, _ in manager.sent] == [b"2"]
-    (bye,) = manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
-    assert (bye.command, bye.headers["code"]) == ("BYE", "name-lost")
-    assert state(manager, b"a") == (TaskState.READY, 1, 0, 0)
-    assert newcomer(manager, "GIVE", request="1") == [taken("a", 2)]
-
-
-def test_other_process_takes_over_at_once_when_its_supervisor_reports_the_death() -> None:
-    manager = holding(b"a", incarnation=1)
-    assert newcomer(manager, replaces=1) == [WAKE]
-    assert [route for route, _, _ in manager.sent] == [b"2"]
-    assert state(manager, b"a") == (TaskState.READY, 1, 0, 1)
-
-
-def test_holder_is_known_again_after_a_restart_though_a_newcomer_is_heard_first() -> None:
-    manager = holding(b"a", incarnation=1)
-    manager.dialect = Wmp(1, ME, lambda: 0)  # it remembers nobody
-    assert newcomer(manager) == []
-    assert newcomer(manager, "PING") == [held_by(1)]
-    manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
-    manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
-    assert [(route, said.command) for route, _, said in manager.sent] == [(b"w", "CANCEL")]
-
-
-def test_bye_gives_back_what_is_held_and_blames_nobody() -> None:
-    manager = holding(b"a")
-    assert manager.say("BYE", {"worker": "w", "reason": "going home"}, route=b"w") == []
-    assert state(manager, b"a") == (TaskState.READY, 1, 0, 0)
-    assert manager.scheduler.ledger.workers == {}
-    assert manager.dialect.wake_at_ns() is None
-
-
-def test_drained_worker_is_told_goodbye_when_it_holds_nothing() -> None:
-    bye = Said("BYE", {"worker": "w", "reason": "no more work for you", "manager": ME})
-    manager = holding(b"a")
-    assert manager.handle([DrainRequested(0, b"client")]) == []
-    assert manager.given() == [no()]
-    assert done(manager, "a", "ok") == [bye]
-    assert manager.given(request="2") == [no("2"), bye]
-    assert bye in manager.ready()
-
-
-def test_manager_that_leaves_takes_nobody_on() -> None:
-    manager = holding(b"a")
-    manager.dialect.leaving = True
-    bye = Said("BYE", {"worker": "new", "reason": "this manager is leaving", "manager": ME})
-    assert manager.ready("new") == [bye]
-    assert [*manager.scheduler.ledger.workers] == [b"wmp:w"]
-    assert manager.ready() == []
-
-
-# Ways and relays.
-
-
-def test_worker_is_reached_by_the_way_that_it_was_heard_from_last() -> None:
-    manager = Manager()
-    manager.say("READY", {"worker": "w"}, route=b"r1", path=[b"a", b"b"])
-    manager.say("PING", {"worker": "w"}, route=b"r2", path=[b"c"])
-    manager.submit(b"x")
-    assert manager.sent == [(b"r2", [b"c"], WAKE)]
-    manager.say("GIVE", {"worker": "w", "request": 1}, route=b"r1", path=[b"a", b"b"])
-    assert [(route, path) for route, path, _ in manager.sent] == [(b"r1", [b"a", b"b"])]
-
-
-def test_dead_route_cuts_off_all_that_are_behind_it() -> None:
-    manager = Manager()
-    for worker in ("w1", "w2"):
-        manager.say("READY", {"worker": worker}, route=b"relay", path=[worker.encode()])
-    manager.ready("w3")
-    manager.say("READY", {"worker": "w2"}, route=b"other")
-    manager.handle(manager.dialect.disconnected(b"relay"))
-    workers = manager.scheduler.ledger.workers
-    assert [workers[b"wmp:" + name].state for name in (b"w1", b"w2", b"w3")] == [
-        *(WorkerState.BUSY, WorkerState.PARKED, WorkerState.PARKED)
-    ]
-    assert manager.say("PING", {"worker": "w1"}, route=b"relay")[0].headers["ready"] is False
-    assert manager.dialect.disconnected(b"nobody") == []
-
-
-def test_ways_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wmp, "PEERS_MAX", 3)
-    manager = Manager()
-    for number in range(5):
-        manager.ready(f"w{number}")
-    assert manager.submit(b"a", b"b", b"c", b"d", b"e") == [WAKE] * 3
-    assert [route for route, _, _ in manager.sent] == [b"w2", b"w3", b"w4"]
-
-
-# Keys.
-
-
-@pytest.mark.parametrize(
-    ("guest", "path", "good"),
-    [
-        (AuthenticatedPeer("w", Role.WORKER), [], True),
-        (AuthenticatedPeer("other", Role.WORKER), [], False),
-        (AuthenticatedPeer("relay", Role.WORKER), [b"id"], True),
-        (AuthenticatedPeer("boss", Role.ADMIN), [], True),
-        (AuthenticatedPeer("looker", Role.VIEWER), [b"id"], False),
-        (AuthenticatedPeer("", None), [], False),
-    ],
-)
-def test_key_is_good_for_its_worker_and_a_relays_for_all_behind_it(
-    guest: AuthenticatedPeer, path: list[bytes], *, good: bool
-) -> None:
-    manager = Manager()
-    manager.submit(b"a")
-    (said,) = manager.take(frames("READY", {"worker": "w"}), b"r", path, guest)
-    assert said.command == ("WAKE" if good else "BYE")
-    assert bool(manager.scheduler.ledger.workers) is good

@@ -194,7 +194,7 @@ def test_malformed_lines_are_logged_counted_and_shown_in_the_output(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     one, shown = job(), []
-    reasons = [f"'{word}' is neither a report nor a comment" for word in ("hello", "you")]
+    reasons = [f"'{word}': neither a report nor a comment" for word in ("hello", "you")]
     with a_pool(shell("echo hello; echo you; report r ok")) as pool:
         pool.on_output = lambda _, printed: shown.append(printed.text)
         pool.start(one)
@@ -219,7 +219,7 @@ def test_agent_that_sends_only_garbage_is_ended() -> None:
     (found,) = results_of(("sh", "-c", "echo '#hungry'; read _; exec yes"), one)
     assert found.outcome is Outcome.CRASHED
     assert found.text == (
-        b"too many malformed lines from the agent: 'y' is neither a report nor a comment"
+        b"too many malformed lines from the agent: 'y': neither a report nor a comment"
     )
     at_the_limit = f"for n in $(seq {AGENT_MALFORMED_LINES_MAX}); do echo y; done; report r ok"
     assert results_of(shell(at_the_limit), one, job(b"two"))[1].text == b"r"

@@ -155,7 +155,7 @@ print(f'{{id}}\t{{"x" * {size}}}\tok')
         ("deferback", Outcome.DEFER_BACK, b"detail", 0),
         ("retryat +90 greylisted", Outcome.RETRY_AT, b"greylisted", WALL_NS + 90 * SECOND_NS),
         ("retryat 7 once", Outcome.RETRY_AT, b"once", 7 * SECOND_NS),
-        ("fine", Outcome.FAILED, b"the agent reported 'fine', which is no status", 0),
+        ("fine", Outcome.FAILED, b"agent's report: unknown status 'fine'", 0),
     ],
 )
 def test_status_of_a_report_becomes_an_outcome(

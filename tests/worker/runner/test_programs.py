@@ -164,10 +164,8 @@ def test_too_long_command_line_is_reported() -> None:
 
 def test_malformed_payload_fails_for_good() -> None:
     job = Job(b"t", 1, b"exec", b"{}")
-    text = b"the payload is nothing that a worker of exec can do: Object missing required field "
-    assert result_of(job) == JobResult(
-        job, Outcome.FAILED_FINAL, text + b"`argv`; submit it to another service"
-    )
+    text = b"payload is not valid for service exec: Object missing required field "
+    assert result_of(job) == JobResult(job, Outcome.FAILED_FINAL, text + b"`argv`")
 
 
 def test_program_runs_where_the_worker_is_or_where_it_says(tmp_path: Path) -> None:

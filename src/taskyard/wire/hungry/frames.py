@@ -1,9 +1,8 @@
-"""Hungry: any program is a worker. The lines between a worker host and its agents.
+"""Hungry: lines between a worker host and its agents, and the state machine of an agent.
 
 An agent is a child program that reads tasks from its stdin and writes reports to its stdout, a line
-each. Here is what the lines mean, and the machine of one agent: bytes in, what was said out. No
-pipes, no processes, no clock. Every decoder is total: whatever a program prints means something, if
-only that it is garbage.
+each. No pipes, no processes, no clock. Every decoder is total: any line is a message, if only a
+malformed one.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from taskyard.errors import IllegalTransition
 if TYPE_CHECKING:
     from re import Match
 
-#: A result of a mebibyte that is all backslashes, with its ID and text, and room to spare. What is
-#: longer is no line but a program that does not speak this language.
+#: Room for a result of 1 MiB that is all backslashes, with its ID and text. A program with a longer
+#: line does not use this protocol.
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 
-#: Of a line that makes no sense, so much is shown.
+#: Bytes of a malformed line that are shown.
 EXCERPT_BYTES: Final = 100
 
 HUNGRY: Final = b"#hungry"
 IDLE_LINE: Final = b"#idle\n"
-#: Ends a conversation, as the end of the file does.
+#: Ends a session, as the end of the file does.
 LAST_LINE: Final = b"\n"
 
-#: What an agent can say of a task, and what that is to the broker.
+#: Statuses that an agent reports, and the outcome of each.
 STATUSES: Final = {
     b"ok": Outcome.DONE,
     b"ok2": Outcome.DONE,
@@ -47,7 +46,7 @@ STATUSES: Final = {
     b"retryat": Outcome.RETRY_AT,
 }
 
-#: More digits than a number of nanoseconds or an attempt can have.
+#: The most digits of a number of nanoseconds or an attempt.
 _DIGITS_MAX: Final = len(str(NUMBER_MAX))
 
 #: A task and its attempt.
@@ -61,14 +60,14 @@ _ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def escape(field: bytes) -> bytes:
-    """Any bytes as part of one line."""
+    """Escape a field, so that any bytes fit on a line."""
     field = field.replace(b"\\", rb"\\").replace(b"\t", rb"\t")
     return field.replace(b"\n", rb"\n").replace(b"\r", rb"\r")
 
 
 def unescape(field: bytes) -> bytes:
-    """What `escape` was given. A backslash before anything else stands for itself: a program that
-    forgot to escape its own is understood where it can be."""
+    """Reverse `escape`. A backslash before any other character stands for itself, because programs
+    forget to escape it."""
     return _ESCAPED.sub(_unescaped, field) if b"\\" in field else field
 
 
@@ -77,13 +76,13 @@ def _unescaped(found: Match[bytes]) -> bytes:
 
 
 def task_id(name: bytes, attempt: int) -> bytes:
-    """What an agent calls a task. Never begins with `#`, so that no report looks like a comment."""
+    """Return the ID of a task. It never begins with `#`, so that no report looks like a comment."""
     encoded = escape(b"%s/%d" % (name, attempt))
     return b"\\" + encoded if encoded.startswith(b"#") else encoded
 
 
 def key_of(encoded: bytes) -> Key | None:
-    """The task and the attempt that an ID names; None if it names none."""
+    """Return the task and the attempt of an ID, or None if it is invalid."""
     name, _, attempt = unescape(encoded).rpartition(b"/")
     if not 0 < len(name) <= NAME_BYTES_MAX or not attempt.isdigit() or len(attempt) > _DIGITS_MAX:
         return None
@@ -91,43 +90,43 @@ def key_of(encoded: bytes) -> Key | None:
 
 
 def task_line(name: bytes, attempt: int, lane: bytes, payload: bytes) -> bytes:
-    """A task, for an agent. One without a payload is its name."""
+    """Encode a task as a line. Without a payload the name is sent."""
     fields = (task_id(name, attempt), escape(lane), escape(payload or name))
     return b"\t".join(fields) + b"\n"
 
 
-# What an agent says.
+# Messages of an agent.
 
 
 class Hungry(Struct, frozen=True):
-    """It wants the next task."""
+    """It requests a task."""
 
 
 class Comment(Struct, frozen=True):
-    """It says how it goes, to people."""
+    """A line for the log."""
 
     text: bytes
 
 
 class Report(Struct, frozen=True):
-    """It is done with a task, one way or the other."""
+    """The outcome of a task."""
 
     key: Key
     outcome: Outcome
     #: The result, if it is DONE.
     detail: bytes = b""
-    #: What it says to people: why, if it is not DONE.
+    #: A text for users: the reason, if it is not DONE.
     text: bytes = b""
-    #: Of RETRY_AT: when, by the wall clock; or, if `is_from_now`, how long from now.
+    #: RETRY_AT: when, by the wall clock or, if `is_from_now`, relative to now.
     retry_ns: int = 0
     is_from_now: bool = False
 
 
 class MalformedLine(Struct, frozen=True):
-    """It says something that makes no sense."""
+    """A line that is neither report nor comment."""
 
     reason: str
-    #: The task that it seems to be about.
+    #: The task that it seems to report.
     key: Key | None = None
 
 
@@ -135,7 +134,7 @@ AgentMessage: TypeAlias = Hungry | Comment | Report | MalformedLine
 
 
 def decode(line: bytes) -> AgentMessage:
-    """What a line means, without its newline. Never raises."""
+    """Decode a line without its newline. Never raises."""
     if line.rstrip() == HUNGRY:
         return Hungry()
     if line.startswith(b"#") or not line.strip():
@@ -143,31 +142,29 @@ def decode(line: bytes) -> AgentMessage:
     encoded, *fields = line.split(b"\t", 2)
     key = key_of(encoded)
     if key is None:
-        return MalformedLine(f"{_excerpt(line)} is neither a report nor a comment")
+        return MalformedLine(f"{_excerpt(line)}: neither a report nor a comment")
     if len(fields) < 2:  # noqa: PLR2004  # the detail and the status
-        return MalformedLine(
-            "the agent's report is not ID, DETAIL and STATUS, with a tab between", key
-        )
+        return MalformedLine("agent's report: not ID, DETAIL and STATUS separated by tabs", key)
     return _report(key, *fields)
 
 
-def _report(key: Key, detail: bytes, said: bytes) -> Report | MalformedLine:
-    status, text = _first_word(said)
+def _report(key: Key, detail: bytes, rest: bytes) -> Report | MalformedLine:
+    status, text = _first_word(rest)
     outcome = STATUSES.get(status)
     if outcome is None:
-        return MalformedLine(f"the agent reported {_excerpt(status)}, which is no status", key)
+        return MalformedLine(f"agent's report: unknown status {_excerpt(status)}", key)
     if outcome is not Outcome.RETRY_AT:
         return Report(key, outcome, unescape(detail), unescape(text))
     when, text = _first_word(text)
     retry_ns = _seconds_ns(when.removeprefix(b"+"))
     if retry_ns is None:
-        return MalformedLine(f"the agent reported retryat {_excerpt(when)}, which is no time", key)
-    what = (unescape(detail), unescape(text))
-    return Report(key, outcome, *what, retry_ns, is_from_now=when.startswith(b"+"))
+        return MalformedLine(f"agent's report: invalid time {_excerpt(when)} of retryat", key)
+    texts = (unescape(detail), unescape(text))
+    return Report(key, outcome, *texts, retry_ns, is_from_now=when.startswith(b"+"))
 
 
 def _first_word(text: bytes) -> tuple[bytes, bytes]:
-    """The word, and the rest."""
+    """Return the first word and the rest."""
     first, *rest = text.split(None, 1) or [b""]
     return first, rest[0].rstrip() if rest else b""
 
@@ -185,16 +182,16 @@ def _excerpt(text: bytes) -> str:
 
 
 class Lines:
-    """Bytes in, whole lines out, in bounded memory whatever comes."""
+    """Split chunks of bytes into lines, in bounded memory."""
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._line_bytes_max = line_bytes_max
         self._pending = bytearray()
-        #: There was too long a line. Nothing is kept of it, nor of what comes after it.
+        #: There was too long a line. It and all that follows are dropped.
         self.is_overfull = False
 
     def add(self, chunk: bytes) -> list[bytes]:
-        """The lines that are whole now, without their ends."""
+        """Add a chunk and return the lines that are complete now, without their ends."""
         if self.is_overfull:
             return []
         first, *others = chunk.split(b"\n")
@@ -215,33 +212,33 @@ class Lines:
         return not self.is_overfull
 
 
-# The machine of an agent.
+# The state machine of an agent.
 
 
 class AgentState(IntEnum):
-    """What an agent is about."""
+    """The state of an agent."""
 
-    LARVA = 0  #: started, and has not asked for anything yet
-    STUFFING = 1  #: being fed
-    FINISHING = 2  #: there is nothing more for it, and it has not reported on all that it holds
-    IDLE = 3  #: there is nothing for it, and it holds nothing
-    LEAVING = 4  #: told to finish
+    LARVA = 0  #: started, and has not requested a task yet
+    STUFFING = 1  #: gets tasks
+    FINISHING = 2  #: there are no more tasks for it, and it still holds some
+    IDLE = 3  #: there are no tasks for it, and it holds none
+    LEAVING = 4  #: was sent the last line
 
 
 class AgentCause(IntEnum):
-    """Why an agent's state changes."""
+    """The cause of a change of state."""
 
-    ASKED = 0  #: it said that it is hungry
-    FED = 1
-    RAN_OUT = 2  #: there is nothing more for it, and it holds tasks
-    RAN_DRY = 3  #: there is nothing more for it, and it holds none
-    DISMISSED = 4
+    ASKED = 0  #: it sent `#hungry`
+    FED = 1  #: it got a task
+    RAN_OUT = 2  #: there are no more tasks for it, and it holds some
+    RAN_DRY = 3  #: there are no more tasks for it, and it holds none
+    DISMISSED = 4  #: it must exit
 
 
 LARVA, STUFFING, FINISHING, IDLE, LEAVING = AgentState
 ASKED, FED, RAN_OUT, RAN_DRY, DISMISSED = AgentCause
 
-#: An agent may ask at any time: a program says what it likes.
+#: ASKED is legal in every state, because a program may print anything.
 AGENT_TRANSITIONS: Final[dict[AgentState, dict[AgentCause, AgentState]]] = {
     LARVA: {ASKED: STUFFING, DISMISSED: LEAVING},
     STUFFING: {
@@ -258,60 +255,60 @@ AGENT_TRANSITIONS: Final[dict[AgentState, dict[AgentCause, AgentState]]] = {
 
 
 class AgentSession:
-    """What was said between a host and one agent, and what can be said next.
+    """The session of a host with one agent.
 
-    Hunger is counted: each `#hungry` is good for one task, also one that comes much later. It can't
-    be saved up beyond what an agent may hold at once, which is `overfeed` more than one.
+    Hunger is counted: each `#hungry` is good for one task, even much later. The count is limited to
+    the tasks that an agent may hold at once, which is `overfeed` plus one.
     """
 
     def __init__(self, overfeed: int = 0) -> None:
-        #: Tasks that it may hold beyond the one in hand. May change while it lives.
+        #: Tasks that it may hold beyond the current one. May change.
         self.overfeed = overfeed
         self._hunger = 0
         self._lines = Lines()
         self.state = LARVA
-        #: The tasks that it was given and has not reported on, the oldest first.
+        #: Tasks without a report, oldest first.
         self.held: dict[Key, None] = {}
 
     @property
     def is_overfull(self) -> bool:
-        """It wrote more in one line than any line has. Nothing that it says is heard any more."""
+        """Return whether it wrote too long a line. Its output is ignored from then on."""
         return self._lines.is_overfull
 
     def can_eat(self) -> bool:
-        """It has asked for a task, and may hold one more."""
+        """Return whether it has requested a task and may hold one more."""
         return self._hunger > 0 and len(self.held) <= self.overfeed and self.state is not LEAVING
 
     def receive(self, chunk: bytes) -> list[AgentMessage]:
-        """What it said, line by line. A last line without an end is never heard."""
+        """Decode output into messages. A last line without an end is ignored."""
         return [self._take(decode(line)) for line in self._lines.add(chunk)]
 
-    def _take(self, heard: AgentMessage) -> AgentMessage:
-        if isinstance(heard, Hungry):
+    def _take(self, message: AgentMessage) -> AgentMessage:
+        if isinstance(message, Hungry):
             self._hunger = min(self._hunger + 1, 1 + self.overfeed)
             self._move(ASKED)
-        elif isinstance(heard, Report) and heard.key not in self.held:
-            name = shown(heard.key[0])
+        elif isinstance(message, Report) and message.key not in self.held:
+            name = shown(message.key[0])
             return MalformedLine(
-                f"it reported on {name!r}, attempt {heard.key[1]}, which it has not"
+                f"report on {name!r}, attempt {message.key[1]}, which the agent does not hold"
             )
-        elif isinstance(heard, Report):
-            del self.held[heard.key]
-        elif isinstance(heard, MalformedLine) and heard.key in self.held:
-            # Whatever it meant, it has done with the task; nobody else would ever report on it.
-            del self.held[heard.key]
-            return Report(heard.key, Outcome.FAILED, text=heard.reason.encode())
-        return heard
+        elif isinstance(message, Report):
+            del self.held[message.key]
+        elif isinstance(message, MalformedLine) and message.key in self.held:
+            # The agent has finished with the task, and will not report on it again.
+            del self.held[message.key]
+            return Report(message.key, Outcome.FAILED, text=message.reason.encode())
+        return message
 
     def feed(self, key: Key, lane: bytes, payload: bytes) -> bytes:
-        """Give it a task; only if it `can_eat`. The line to send."""
+        """Assign a task, only if `can_eat`. Return the line to send."""
         self._move(FED)
         self._hunger -= 1
         self.held[key] = None
         return task_line(*key, lane, payload)
 
     def run_out(self) -> bytes:
-        """There is nothing more for it now. What to send, if it is to be told."""
+        """Note that there are no more tasks for it now. Return the line to send, if any."""
         if self.held:
             if self.state is STUFFING:
                 self._move(RAN_OUT)
@@ -322,7 +319,7 @@ class AgentSession:
         return IDLE_LINE
 
     def dismiss(self) -> bytes:
-        """Tell it to finish and exit. What to send; its input ends after that."""
+        """Make it finish and exit. Return the line to send. Its input ends after that."""
         if self.state is LEAVING:
             return b""
         self._move(DISMISSED)
@@ -331,5 +328,7 @@ class AgentSession:
     def _move(self, cause: AgentCause) -> None:
         target = AGENT_TRANSITIONS[self.state].get(cause)
         if target is None:
-            raise IllegalTransition(f"an agent that is {self.state.name} can't be {cause.name}")
+            raise IllegalTransition(
+                f"agent in state {self.state.name}: {cause.name} is not allowed"
+            )
         self.state = target

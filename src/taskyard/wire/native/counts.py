@@ -1,11 +1,11 @@
-"""Count the entries of repeated fields in a dwork message before they cost memory and time.
+"""Count the entries of repeated fields in a native message before they cost memory and time.
 
-A message of 30 MB can hold 30 million numbers or 15 million empty names: half a gigabyte after the
-parser, and two as Python's objects. Owns the limit of every repeated field. A large message is
-counted before it is parsed, by its tags and lengths alone. Of any other one the parsed columns are
-measured, before anything is made of them. Bytes that are no message are left to the parser.
+A message of 30 MB can hold 30 million numbers or 15 million empty names: half a gigabyte in the
+parser, and two as Python objects. Owns the limit of every repeated field. A large message is
+counted before it is parsed, by tags and lengths only. For others the parsed columns are measured
+before they are used. Invalid bytes are left to the parser.
 
-Runs of entries of one length, which names of tasks mostly are, are counted at the speed of C.
+Runs of entries with equal lengths, which task names mostly are, are counted at the speed of C.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
     from google.protobuf.message import Message
 
-#: Shorter messages are parsed without being counted: whatever they hold, the parser takes at most
-#: 64 MB and 0.1 s for it. Our own producers send longer ones only where payloads are long.
+#: Shorter messages are not counted before parsing: the parser takes at most 64 MB and 0.1 s for
+#: them. Our own producers send longer ones only where payloads are long.
 COUNTED_BYTES_MIN: Final = 4 << 20
 
-#: The columns of shorter messages are not even measured.
+#: The columns of shorter messages are not measured.
 MEASURED_BYTES_MIN: Final = 64 << 10
 
-#: LogMsgs that a task may carry: its states are few.
+#: LogMsgs of a task, which has few states.
 LOGS_MAX: Final = 100
 
-#: States in a scope: each once is enough.
+#: States in a scope. Each is needed only once.
 STANDINGS_MAX: Final = 100
 
-#: Fields of a large message that are not repeated, not known, or numbers that are not packed: all
-#: encoders pack them. A message has each of them once, and there are few.
+#: Fields of a large message that are not repeated, unknown, or numbers that are not packed. All
+#: encoders pack numbers, so a message has few of these.
 OTHERS_MAX: Final = 10_000
 
-#: Entries of repeated fields, by the field's full name without the package. A field that is not
-#: listed here is a column of tasks.
+#: Limits of repeated fields, by full name without the package. A field that is not listed is a
+#: column of tasks.
 LIMITS: Final = {
     "Batch.after": AFTER_A_MESSAGE_MAX,
     "TaskMsg.pred": AFTER_MAX,
@@ -69,37 +69,37 @@ _FIXED_32: Final = 5
 
 _FIXED_BYTES: Final = {_FIXED_64: 8, _FIXED_32: 4}
 
-#: A byte with the high bit is followed by another one of the same number.
+#: A byte with the high bit is followed by another byte of that number.
 _HIGH: Final = 0x80
 _HIGH_BYTES: Final = bytes(range(_HIGH, 256))
 
 #: Bytes of the longest number.
 _VARINT_BYTES_MAX: Final = 10
 
-#: Values that an outline copies: names are no longer.
+#: The longest value that an outline copies. Names are not longer.
 _SHORT_BYTES_MAX: Final = 2048
 
-#: Numbers of fields from here on make tags of two bytes.
+#: Field numbers from here on have tags of two bytes.
 _LONG_TAG: Final = 16
 
-#: Entries with the same header, one after the other, before a run is looked for: to look for one
-#: that is none costs as much as some entries.
+#: Equal headers in a row before a run is searched. A search that finds none costs as much as some
+#: entries.
 _ALIKE_MIN: Final = 3
 
-#: Headers of a run that are compared at once: at first, and at most.
+#: Headers of a run that are compared at once: first, and at most.
 _RUN_MIN: Final = 16
 _RUN_MAX: Final = 8192
 
 
 class _Field(Struct, frozen=True):
-    """A field that holds more than one value, or a message that does."""
+    """A field with more than one value, or a message that contains one."""
 
     number: int = 0
     name: str = ""
     limit: int = 0
-    #: Numbers, which may come packed.
+    #: Numbers, which may be packed.
     is_number: bool = False
-    #: The fields of the message that it is; it may come in several pieces.
+    #: The fields of the message in it. It may be split into several pieces.
     inner: _Kind | None = None
 
 
@@ -110,7 +110,7 @@ def check_counts(kind: type[Message], raw: bytes) -> None:
 
 
 def check_lengths(message: Message, raw: bytes) -> None:
-    """Raise `Malformed` if a parsed message has more entries than its limits, or its parts have."""
+    """Raise `Malformed` if a parsed message or a part of it has too many entries in a field."""
     if len(raw) >= MEASURED_BYTES_MIN:
         _measure(message)
 
@@ -130,24 +130,24 @@ def _check(name: str, entries: int, limit: int) -> None:
 
 
 def count_entries(kind: type[Message], raw: bytes) -> dict[str, int]:
-    """Return how many entries each repeated field has, by name. Raises `Malformed`."""
+    """Return the number of entries of each repeated field, by name. Raise `Malformed`."""
     counter = _Counter(raw)
     counter.walk(0, len(raw), _KINDS[kind.DESCRIPTOR.full_name])
     return counter.counts
 
 
 def outline(kind: type[Message], raw: bytes) -> bytes:
-    """Return a large message without its repeated fields and parts, to see who asks for what."""
+    """Return a large message without repeated fields and parts, for its type and sender."""
     return _Counter(raw).outline(_KINDS[kind.DESCRIPTOR.full_name])
 
 
 class _Kind:
-    """The fields of a kind of message."""
+    """The fields of a message type."""
 
     def __init__(self, kind: Descriptor) -> None:
         #: Fields that may have many entries or be long, by number.
         self.fields = {field.number: field for field in map(_field, kind.fields) if field.number}
-        #: Those of bytes whose tag is one byte, by tag.
+        #: Fields of bytes with a tag of one byte, by tag.
         self.columns = {
             number << 3 | _DELIMITED: field
             for number, field in self.fields.items()
@@ -156,7 +156,7 @@ class _Kind:
 
 
 class _Counter:
-    """One message. Stops silently where it is cut off."""
+    """Count one message. Stops silently where it is truncated."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
@@ -164,7 +164,7 @@ class _Counter:
         self._others = 0
 
     def walk(self, at: int, end: int, kind: _Kind) -> None:
-        """Count what is between two places, which is a message of this kind."""
+        """Count the entries between two offsets, which hold a message of this kind."""
         raw, columns = self._raw, kind.columns
         counts = dict.fromkeys(columns, 0)
         former = alike = 0
@@ -193,8 +193,7 @@ class _Counter:
                 self._add(columns[tag], entries)
 
     def _run(self, at: int, end: int, limit: int) -> int:
-        """Count entries with one and the same header, one after the other: one or more. Stops
-        beyond the limit."""
+        """Count consecutive entries with the same header, at least one. Stop beyond the limit."""
         raw = self._raw
         tag, size = raw[at : at + 1], raw[at + 1 : at + 2]
         step = 2 + size[0]
@@ -211,7 +210,7 @@ class _Counter:
         return max(entries, 1)
 
     def _step(self, at: int, end: int, fields: dict[int, _Field]) -> int:
-        """Count one entry of any kind. Returns where the next one is; -1 if it is cut off."""
+        """Count one entry of any kind. Return the offset of the next one, or -1 if truncated."""
         tag, at, after = self._entry(at, end)
         if after < 0:
             return -1
@@ -225,8 +224,8 @@ class _Counter:
         return after
 
     def _entry(self, at: int, end: int) -> tuple[int, int, int]:
-        """Return an entry's tag, where its value is, and where the next one; -1 if it is cut off.
-        A group is the entries inside it."""
+        """Return an entry's tag, the offset of its value, and that of the next entry, or -1 if it
+        is truncated. A group consists of the entries inside it."""
         tag, at = self._number(at, end)
         wire_type, after = tag & 7, -1
         if at < 0:
@@ -243,7 +242,7 @@ class _Counter:
         return tag, at, after if after <= end else -1
 
     def outline(self, kind: _Kind) -> bytes:
-        """Return the entries that hold a single short value, as far as they are near the front."""
+        """Return the entries with a single short value, as far as they are near the front."""
         raw, at, parts = self._raw, 0, list[bytes]()
         for _ in range(OTHERS_MAX):
             if not 0 <= at < len(raw):
@@ -269,7 +268,7 @@ class _Counter:
             self._add(field, 1)
 
     def _number(self, at: int, end: int) -> tuple[int, int]:
-        """Return a number, and where it ends; -1 if it is cut off or too long."""
+        """Return a number and the offset after it, or -1 if it is truncated or too long."""
         number = shift = 0
         for byte in self._raw[at : min(end, at + _VARINT_BYTES_MAX)]:
             at += 1
@@ -290,7 +289,7 @@ class _Counter:
 
 
 def _field(field: FieldDescriptor) -> _Field:
-    """A field as it is counted; without a number if it need not be."""
+    """Return how to count a field. It has no number if it need not be counted."""
     name = field.full_name.removeprefix(_PACKAGE)
     if field.is_repeated:
         is_number = field.type != field.TYPE_BYTES

@@ -1,10 +1,10 @@
-"""The tasks in dwork's messages, to and from the core's columns.
+"""Tasks, reports, worker facts and rules in native messages, to and from the core's types.
 
-A message holds tasks as TaskMsgs, one after the other, or as columns (`Batch`): the same tasks, of
-which columns cost a tenth. Owns what either form means and which of it is malformed. It knows
-nothing of who asks for what: that is `dwork.py` at the broker and `dwork_peer.py` at a peer.
+A message holds tasks as TaskMsgs, one after the other, or as columns (`Batch`), which cost a tenth.
+Owns the meaning of both forms and their limits, not the requests: those are in `requests.py`
+at the broker and in `peer.py` at a peer.
 
-Decoders are total: they return a value or raise `Malformed`. Things are counted before they are
+Decoders are total: they return a value or raise `Malformed`. Entries are counted before they are
 decoded.
 """
 
@@ -19,8 +19,16 @@ from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 
 from taskyard.core.events import Outcome
-from taskyard.core.limits import AFTER_MAX, NAME_BYTES_MAX, NUMBER_MAX, TASKS_PER_MESSAGE_MAX
-from taskyard.core.model import Submission, Terms
+from taskyard.core.limits import (
+    AFTER_MAX,
+    HEARTBEATS_MISSED_MAX,
+    NAME_BYTES_MAX,
+    NUMBER_MAX,
+    SECOND_NS,
+    SERVICES_MAX,
+    TASKS_PER_MESSAGE_MAX,
+)
+from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
@@ -35,36 +43,47 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", bound=Message)
 
-#: The fields of a Batch to be. Given to the message that it is part of, they are copied once; a
-#: Batch of its own would be made and then copied, which costs twice as much.
+#: The fields of a Batch. Passed to the message that contains it, they are copied once. A separate
+#: Batch object would be built and then copied, which costs twice as much.
 Columns = dict[str, "Sequence[bytes] | Sequence[int]"]
 
-#: What history calls the wire language of these tasks and workers.
+#: The dialect of these tasks and workers in the history.
 DIALECT: Final = b"dwork"
 
 PERCENT_MAX: Final = 100
 
-#: Messages say the same terms again and again: so many different ones are remembered, if they are
-#: no longer than this.
+#: Terms repeat from message to message. This many different ones are cached, if they are no longer
+#: than this.
 TERMS_CACHE_SIZE: Final = 256
 TERMS_CACHE_BYTES_MAX: Final = 256
+
+#: The lease timeout of an extended worker that sends none.
+LEASE_TIMEOUT_NS: Final = 15 * SECOND_NS
+
+#: Heartbeats per lease timeout of an extended worker that sends no interval.
+HEARTBEATS_PER_TIMEOUT: Final = HEARTBEATS_MISSED_MAX + 1
+
+#: A worker repeats its facts in every request. This many decoded facts are cached, if they are no
+#: longer than this.
+FACTS_CACHE_SIZE: Final = 1024
+FACTS_CACHE_BYTES_MAX: Final = 256
 
 _OUTCOMES: Final = tuple(Outcome)
 _PLAIN_TERMS: Final = Terms(dialect=DIALECT)
 
 
 class Report(Struct):
-    """What a Complete or Progress says of tasks, as columns."""
+    """The reports of a Complete or Progress, as columns."""
 
     names: list[bytes]
     attempts: list[int] | None = None
     outcomes: list[Outcome] | None = None
     texts: list[bytes] | None = None
     retry_at_ns: list[int] | None = None
-    #: The end of what each task printed, or the log that a plain worker sent along.
+    #: The end of each task's output, or the log that a plain worker sent.
     outputs: list[bytes] | None = None
     percents: list[int] | None = None
-    #: Lengths of results and outputs before they were cut, 0 for whole ones.
+    #: Lengths of results and outputs before they were truncated, 0 for whole ones.
     result_bytes_total: list[int] | None = None
     output_bytes_total: list[int] | None = None
     #: How the attempts ran.
@@ -72,18 +91,18 @@ class Report(Struct):
 
 
 def parse(kind: type[_M], raw: bytes) -> _M:
-    """A message of that kind, with all that it must have."""
+    """Parse a message and check its required fields. Raise `Malformed`."""
     try:
         message = kind.FromString(raw)
     except DecodeError:
-        raise Malformed(f"no {kind.__name__}: the bytes are cut off or garbled") from None
+        raise Malformed(f"{kind.__name__}: truncated or garbled") from None
     if not message.IsInitialized():
-        raise Malformed(f"a {kind.__name__} without all that it must have")
+        raise Malformed(f"{kind.__name__}: a required field is missing")
     return message
 
 
 def parse_counted(kind: type[_M], raw: bytes) -> _M:
-    """Like `parse`, but refuse a message that has too many entries in a field."""
+    """Parse a message like `parse`, but refuse one with too many entries in a field."""
     check_counts(kind, raw)
     message = parse(kind, raw)
     check_lengths(message, raw)
@@ -91,7 +110,7 @@ def parse_counted(kind: type[_M], raw: bytes) -> _M:
 
 
 def check_text(values: Iterable[bytes], what: str) -> None:
-    """UTF-8, each by itself: a line end between two can't complete a letter."""
+    """Raise `Malformed` unless each value is UTF-8. The newlines keep the values apart."""
     try:
         b"\n".join(values).decode()
     except UnicodeDecodeError:
@@ -106,17 +125,17 @@ def check_name(name: bytes, what: str) -> None:
 
 def check_count(count: int) -> None:
     if count > TASKS_PER_MESSAGE_MAX:
-        raise Malformed(f"{count} tasks in one message; send at most {TASKS_PER_MESSAGE_MAX}")
+        raise Malformed(f"{count} tasks in one message: limit is {TASKS_PER_MESSAGE_MAX}")
 
 
-# What is submitted.
+# Submissions.
 
 
 def submission_of(query: pb.QueryMsg) -> tuple[Submission, bool]:
-    """The tasks of a Create, and whether any of them says more than dwork's own can."""
+    """Return the tasks of a Create, and whether one of them has extension fields."""
     if query.HasField("batch"):
         if query.task:
-            raise Malformed("tasks come as `task` or as `batch`, not both")
+            raise Malformed("tasks in `task` and `batch`: only one is allowed")
         return _from_columns(query.batch), True
     return _from_messages(_tasks(query))
 
@@ -150,7 +169,7 @@ def _from_columns(batch: pb.Batch) -> Submission:
 
 
 def after_of(batch: pb.Batch) -> list[list[bytes]] | None:
-    """What each task waits for, from one list after the other."""
+    """Return the dependencies of each task, from the concatenated column."""
     if not batch.after_count:
         if batch.after:
             raise Malformed("`after` needs `after_count`")
@@ -158,7 +177,7 @@ def after_of(batch: pb.Batch) -> list[list[bytes]] | None:
     flat, counts = batch.after[:], batch.after_count[:]
     ends = list(accumulate(counts))
     if ends[-1] != len(flat) or len(ends) != len(batch.name):
-        raise Malformed("`after_count` does not fit `after` and `name`")
+        raise Malformed("`after_count` does not match `after` and `name`")
     check_text(flat, "names")
     return [flat[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
@@ -197,11 +216,11 @@ def _terms_with_origin(task: pb.TaskMsg) -> Terms:
 
 
 def predecessors(task: pb.TaskMsg) -> list[bytes]:
-    """What a TaskMsg waits for. All of it must be well-formed, also what is not looked at."""
+    """Return the dependencies of a TaskMsg. Check fields that are not used as well."""
     if not (task.pred or task.succ or task.log):
         return []
     if max(len(task.pred), len(task.succ)) > AFTER_MAX:
-        raise Malformed(f"a task can wait for at most {AFTER_MAX} tasks")
+        raise Malformed(f"a task may wait for at most {AFTER_MAX} tasks")
     before = [_dep(raw) for raw in task.pred]
     for raw in task.succ:
         _dep(raw)
@@ -218,13 +237,13 @@ def _dep(raw: bytes) -> bytes:
 
 def check_logs(task: pb.TaskMsg) -> None:
     if len(task.log) > LOGS_MAX:
-        raise Malformed(f"a task can carry at most {LOGS_MAX} log entries")
+        raise Malformed(f"a task may have at most {LOGS_MAX} log entries")
     for raw in task.log:
         parse(pb.TaskMsg.LogMsg, raw)
 
 
 def terms_of(raw: bytes) -> Terms:
-    """Terms as they come; who changes them makes a copy first, because others may have them too."""
+    """Decode terms. The result may be shared, so copy it before changing it."""
     if len(raw) > TERMS_CACHE_BYTES_MAX:
         return decode_terms(parse_counted(pb.Terms, raw))
     return _cached_terms(raw)
@@ -257,7 +276,7 @@ def decode_terms(message: pb.Terms) -> Terms:
     )
 
 
-#: Fields that are the same in `Terms` here and there.
+#: Fields of the same name in `Terms` of the core and of the wire.
 _TERMS_FIELDS: Final = (
     *("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns"),
     *("lease_ns", "time_limit_ns", "slots", "crashes_max", "origin"),
@@ -266,7 +285,7 @@ _terms_values = attrgetter(*_TERMS_FIELDS)
 
 
 def encode_terms(terms: Terms) -> bytes:
-    """Only what differs from the default is on the wire."""
+    """Encode terms. Fields with their default are left out."""
     return _encoded_terms(_terms_values(terms), terms.retry_delays_ns)
 
 
@@ -285,7 +304,7 @@ def _encoded_terms(values: tuple[Any, ...], retry_delays_ns: tuple[int, ...] | N
 
 
 def submission_columns(submission: Submission) -> Columns:
-    """A submission as the columns of a Batch."""
+    """Encode a submission as the columns of a Batch."""
     columns: Columns = {
         "name": submission.names,
         "payload": submission.payloads,
@@ -301,14 +320,14 @@ def submission_columns(submission: Submission) -> Columns:
     return columns
 
 
-# What is reported.
+# Reports.
 
 
 def report_of(query: pb.QueryMsg) -> Report:
-    """The tasks of a Complete, a Transfer or a Progress."""
+    """Return the reports of a Complete, a Transfer or a Progress."""
     if query.HasField("batch"):
         if query.task:
-            raise Malformed("tasks come as `task` or as `batch`, not both")
+            raise Malformed("tasks in `task` and `batch`: only one is allowed")
         report = _report_in_columns(query.batch)
         report.runs = native_runs.decode_columns(query.batch, query.host)
     else:
@@ -320,13 +339,13 @@ def report_of(query: pb.QueryMsg) -> Report:
     lengths = (report.result_bytes_total, report.output_bytes_total)
     for column in (*columns, report.outputs, report.percents, *lengths):
         if column is not None and len(column) != len(report.names):
-            raise Malformed("the columns of a batch must be of one length, or absent")
+            raise Malformed("columns of a batch: must have one length, or be absent")
     if report.attempts is not None and max(report.attempts) > NUMBER_MAX:
         raise Malformed(f"an attempt must be at most {NUMBER_MAX}")
     if any(column is not None and max(column) > NUMBER_MAX for column in lengths):
         raise Malformed(f"a length must be at most {NUMBER_MAX}")
     if report.percents is not None and max(report.percents) > PERCENT_MAX:
-        raise Malformed(f"progress is from 0 to {PERCENT_MAX} percent")
+        raise Malformed(f"progress: must be 0 to {PERCENT_MAX} percent")
     return report
 
 
@@ -351,7 +370,7 @@ def _report_in_columns(batch: pb.Batch) -> Report:
 def _report_in_messages(tasks: list[pb.TaskMsg]) -> Report:
     attempts = [task.attempt for task in tasks if task.HasField("attempt")]
     if attempts and len(attempts) != len(tasks):
-        raise Malformed("either all tasks of a report say their attempt, or none")
+        raise Malformed("attempts: all tasks of a report must have one, or none")
     for task in tasks:
         predecessors(task)
     return Report(
@@ -372,21 +391,59 @@ def _present(column: list[Any]) -> list[Any] | None:
 
 
 def _log(task: pb.TaskMsg) -> bytes:
-    """The log entries that a plain worker sent along, in words."""
+    """Format the log entries that a plain worker sent as text."""
     logs = [parse(pb.TaskMsg.LogMsg, raw) for raw in task.log]
     names = pb.TaskMsg.State.Name
     return "\n".join(f"{names(log.state)} {log.time}" for log in logs).encode()
 
 
 def returned_after(query: pb.QueryMsg) -> list[list[bytes]] | None:
-    """What the tasks of a Transfer are to wait for from now on."""
+    """Return the new dependencies of the tasks of a Transfer."""
     if query.HasField("batch"):
         return after_of(query.batch)
     after = [predecessors(task) for task in _tasks(query)]
     return after if any(after) else None
 
 
-#: What is told of rules.
+# Workers and rules.
+
+UNREGISTERED_FACTS: Final = WorkerFacts(
+    slots_total=0, lease_timeout_ns=LEASE_TIMEOUT_NS, dialect=DIALECT
+)
+
+
+@lru_cache(FACTS_CACHE_SIZE)
+def cached_facts(raw: bytes) -> WorkerFacts:
+    return decode_facts(raw)
+
+
+def check_services(services: Sequence[bytes]) -> None:
+    if len(services) > SERVICES_MAX or not all(services):
+        raise Malformed(f"services: a worker offers 1 to {SERVICES_MAX}, by name")
+    check_text(services, "services")
+
+
+def decode_facts(raw: bytes) -> WorkerFacts:
+    """Decode the facts that a worker sends."""
+    worker = pb.WorkerMsg.FromString(raw)
+    check_services(worker.service)
+    if worker.host:
+        check_name(worker.host, "a host")
+    lease_timeout_ns = worker.silence_ns if worker.HasField("silence_ns") else LEASE_TIMEOUT_NS
+    heartbeat_ns = worker.heartbeat_ns or lease_timeout_ns // HEARTBEATS_PER_TIMEOUT
+    return WorkerFacts(
+        services=tuple(worker.service) or (b"default",),
+        slots_total=worker.slots,
+        lease_timeout_ns=min(lease_timeout_ns, NUMBER_MAX),
+        incarnation=min(worker.incarnation, NUMBER_MAX),
+        dialect=DIALECT,
+        host=worker.host,
+        pid=min(worker.pid, NUMBER_MAX),
+        heartbeat_ns=min(heartbeat_ns, NUMBER_MAX),
+    )
+
+
+#: The options of a rule that are sent to peers. The others concern only the broker.
 SENT_OPTIONS: Final = (
     "command",
     "lane_workers_max",
@@ -397,13 +454,13 @@ SENT_OPTIONS: Final = (
 )
 
 
-def encode_rule(clause: Rule) -> bytes:
-    told = {field: getattr(clause.options, field) for field in SENT_OPTIONS}
-    return pb.ClauseMsg(name=clause.name, match=clause.match, **told).SerializeToString()
+def encode_rule(rule: Rule) -> bytes:
+    sent = {field: getattr(rule.options, field) for field in SENT_OPTIONS}
+    return pb.ClauseMsg(name=rule.name, match=rule.match, **sent).SerializeToString()
 
 
 def decode_rule(raw: bytes) -> Rule:
-    """Raises Malformed."""
+    """Decode a rule. Raise Malformed."""
     message = parse(pb.ClauseMsg, raw)
     rules = LaneOptions(
         **{field: getattr(message, field) for field in SENT_OPTIONS if message.HasField(field)}

@@ -1,7 +1,6 @@
-"""The native dialect at a peer: what a client or a worker of ours asks, and what it is answered.
+"""The native dialect at a peer: encode requests of clients and workers, decode replies.
 
-Pure: bytes out of values, values out of bytes. Numbering requests, sending them and asking again
-is the business of whoever has the socket (`net/channel.py`).
+Pure functions of bytes and values. `net/channel.py` numbers, sends and repeats requests.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ OUTPUT, WORKERS, PAUSE, RESUME, RESULTS = (
 FOLLOW, LANES, MOVE, EXPIRE = _Q.Follow, _Q.Lanes, _Q.Move, _Q.Expire
 RULES = _Q.Rules
 
-#: Codes of refusals: another process has the worker's name; it was given to another for good.
+#: Codes of refusals: another process has the worker's name, or got it for good.
 NAME_HELD, NAME_LOST = "name-held", "name-lost"
 
 _UNKNOWN: Final = {
@@ -56,7 +55,7 @@ _UNKNOWN: Final = {
 }
 _STATES: Final = tuple(TaskState)
 
-#: What a worker says of itself; opaque to whoever carries it around.
+#: The facts of a worker, encoded.
 WorkerMessage = pb.WorkerMsg
 _MILLISECOND_NS: Final = 1_000_000
 
@@ -66,13 +65,13 @@ LaneCursor = tuple[bytes, bytes]
 
 
 class Assigned(Struct):
-    """Tasks that a worker was given, as columns."""
+    """Tasks assigned to a worker, as columns."""
 
     names: list[bytes]
     attempts: list[int]
     payloads: list[bytes]
     terms: list[Terms]
-    #: Which of `terms` each task has; None: all have the first.
+    #: The index in `terms` of each task. None: all have the first.
     terms_at: list[int] | None
     lanes: list[bytes] | None
 
@@ -80,17 +79,17 @@ class Assigned(Struct):
         return self.terms[0 if self.terms_at is None else self.terms_at[index]]
 
 
-#: Codes of an Error after which the same request is to be sent again in a moment.
+#: Codes of an Error after which the request should be sent again after a pause.
 POSTPONED: Final = ("retry-later", "overloaded")
 
 
 class Reply:
-    """An answer. Its parts are decoded when they are asked for."""
+    """A reply. Its parts are decoded on access."""
 
     __slots__ = ("_query",)
 
     def __init__(self, body: bytes) -> None:
-        """Raises Malformed where the bytes are no answer."""
+        """Parse a reply. Raise Malformed."""
         self._query = tasks.parse(_Q, body)
 
     @property
@@ -99,12 +98,12 @@ class Reply:
 
     @property
     def request(self) -> int:
-        """The number of the request that it answers; 0 where it says none."""
+        """The number of the request, 0 if there is none."""
         return self._query.request
 
     @property
     def broker(self) -> int:
-        """The broker's process: another number is another process."""
+        """The number of the broker's process."""
         return self._query.broker
 
     @property
@@ -113,7 +112,7 @@ class Reply:
 
     @property
     def code(self) -> str:
-        """Of an Error: which refusal it is."""
+        """Error: the code of the refusal."""
         return shown(self._query.code)
 
     @property
@@ -122,7 +121,7 @@ class Reply:
 
     @property
     def seen(self) -> int:
-        """Of a Heartbeat: what the worker was given by this record and before was sent before."""
+        """Heartbeat: assignments up to this record were sent before."""
         return self._query.seen
 
     @property
@@ -131,18 +130,18 @@ class Reply:
 
     @property
     def place(self) -> LaneCursor | None:
-        """Of Lanes: where to go on; None at the end."""
+        """Lanes: the cursor of the next page, None at the end."""
         place = self._query.place
         return (place.service, place.lane) if self._query.HasField("place") else None
 
     @property
     def journal(self) -> bytes:
-        """Of a Follow: which journal the cursor is of."""
+        """Follow: the journal of the cursor."""
         return self._query.journal
 
     @property
     def names(self) -> list[bytes]:
-        """Tasks that the answer lists: not found, to be stopped, settled."""
+        """The tasks in the reply: not found, to be stopped, or settled."""
         return self._query.batch.name[:]
 
     @property
@@ -163,19 +162,19 @@ class Reply:
 
     @property
     def results(self) -> list[Result]:
-        """The texts, each with its length before it was cut."""
+        """The results, each with its length before it was truncated."""
         batch = self._query.batch
         return [*map(Result, batch.text, batch.result_bytes_total or repeat(0))]
 
     @property
     def outputs_with_size(self) -> list[Result]:
-        """The outputs, each with its length before it was cut."""
+        """The outputs, each with its length before it was truncated."""
         batch = self._query.batch
         return [*map(Result, batch.output, batch.output_bytes_total or repeat(0))]
 
     def clauses(self) -> list[Rule]:
-        """Of Rules: what the broker says, the first that matches counts. Only what concerns
-        workers and clients is told, the rest has its defaults."""
+        """Decode the rules of a Rules reply, of which the first match applies. Options that concern
+        only the broker have their defaults."""
         return [decode_rule(raw) for raw in self._query.rules.clause]
 
     def document(self) -> Any:  # noqa: ANN401  # JSON
@@ -202,7 +201,7 @@ def create(
     stream: bool = False,
     after_campaigns: Sequence[bytes] = (),
 ) -> bytes:
-    """Submit tasks; with `stream` the answers go on as those of a watch."""
+    """Encode a Create. With `stream` its replies continue as those of a watch."""
     query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
     query.batch.after_campaign.extend(after_campaigns)
     if unknown is not UnknownPolicy.REFUSE:
@@ -213,8 +212,8 @@ def create(
 
 
 def worker_message(facts: WorkerFacts, ahead: int = 0, replaces: int = 0) -> WorkerMessage:
-    """What a worker says of itself, to be made once."""
-    said = pb.WorkerMsg(
+    """Encode the facts of a worker, once for all its requests."""
+    message = pb.WorkerMsg(
         service=facts.services,
         slots=facts.slots_total,
         silence_ns=facts.lease_timeout_ns,
@@ -224,16 +223,16 @@ def worker_message(facts: WorkerFacts, ahead: int = 0, replaces: int = 0) -> Wor
         pid=facts.pid or None,
     )
     if facts.heartbeat_ns:
-        said.heartbeat_ns = facts.heartbeat_ns
+        message.heartbeat_ns = facts.heartbeat_ns
     if replaces:
-        said.replaces = replaces
-    return said
+        message.replaces = replaces
+    return message
 
 
 def steal(
     request: int, location: bytes, worker: WorkerMessage, count: int, wait_ns: int = 0
 ) -> bytes:
-    """Ask for up to `count` tasks; the answer may take up to `wait_ns`."""
+    """Encode a Steal of up to `count` tasks. The reply may take up to `wait_ns`."""
     wait_ms = wait_ns // _MILLISECOND_NS
     query = _Q(type=STEAL, request=request, location=location, n=count, wait_ms=wait_ms)
     query.worker.CopyFrom(worker)
@@ -241,7 +240,7 @@ def steal(
 
 
 class ReportColumns(Struct):
-    """What a worker reports of tasks, as columns."""
+    """The reports of a worker, as columns."""
 
     names: list[bytes] = []  # msgspec copies it
     attempts: list[int] = []
@@ -250,10 +249,10 @@ class ReportColumns(Struct):
     outputs: list[bytes] = []
     #: Of RETRY_AT.
     retry_at_ns: list[int] = []
-    #: Lengths of results and outputs before they were cut, 0 for whole ones.
+    #: Lengths of results and outputs before they were truncated, 0 for whole ones.
     result_bytes_total: list[int] = []
     output_bytes_total: list[int] = []
-    #: How the attempts ran; None: not measured.
+    #: Measurements of the attempts. None: not measured.
     runs: RunColumns | None = None
 
 
@@ -264,8 +263,8 @@ def complete(
     worker: WorkerMessage | None = None,
     count: int = 0,
 ) -> bytes:
-    """Report on tasks, and with a `count` ask for as many more: answered at once, with work or
-    without."""
+    """Encode a Complete. With a `count` it also requests that many tasks, and the reply does not
+    wait for any."""
     given: tasks.Columns = {
         "outcome": reports.outcomes,
         "text": reports.texts,
@@ -300,7 +299,7 @@ def heartbeat(  # noqa: PLR0913  # one a field
     trouble: bytes | None = None,
     malformed: int = 0,
 ) -> bytes:
-    """Show life. `trouble` says why agents can't be started, None says nothing of it."""
+    """Encode a Heartbeat. `trouble` is why agents can't be started. None leaves it unchanged."""
     query = _Q(type=HEARTBEAT, request=request, location=location, heartbeat_ns=heartbeat_ns)
     query.worker.CopyFrom(worker)
     query.batch.SetInParent()
@@ -322,7 +321,7 @@ def progress(
     outputs: Sequence[Result],
     incarnation: int | None = None,
 ) -> bytes:
-    """Report what tasks have printed so far."""
+    """Encode a Progress with the output of tasks so far."""
     query = _Q(type=PROGRESS, request=request, location=location)
     if incarnation is not None:
         query.incarnation = incarnation
@@ -335,14 +334,14 @@ def progress(
 
 
 def transfer(request: int, location: bytes, names: Sequence[bytes]) -> bytes:
-    """Give tasks back."""
+    """Encode a Transfer, which returns tasks."""
     query = _Q(type=TRANSFER, request=request, location=location)
     query.batch.name.extend(names)
     return query.SerializeToString()
 
 
 def leave(request: int, location: bytes, incarnation: int | None = None) -> bytes:
-    """Say goodbye: what the worker holds goes to others."""
+    """Encode an Exit. The broker assigns the worker's tasks to others."""
     query = _Q(type=EXIT, request=request, location=location)
     if incarnation is not None:
         query.incarnation = incarnation
@@ -357,7 +356,7 @@ def watch(
     stream: bool = False,
     wait_ns: int = 0,
 ) -> bytes:
-    """Ask to be told when these tasks, or all of a campaign, are settled."""
+    """Encode a Watch of tasks, or of all tasks of a campaign, until they are settled."""
     query = _Q(type=WATCH, request=request, wait_ms=wait_ns // _MILLISECOND_NS)
     if stream:
         query.stream = True
@@ -370,12 +369,12 @@ def watch(
 
 
 def results(request: int, names: Sequence[bytes]) -> bytes:
-    """Ask what has become of tasks."""
+    """Encode a Results request for tasks."""
     return command(request, RESULTS, Scope(names=tuple(names)))
 
 
 def command(request: int, kind: int, scope: Scope) -> bytes:
-    """Cancel, Retry, Expire, Pause or Resume the tasks of a scope."""
+    """Encode a Cancel, Retry, Expire, Pause or Resume of a scope."""
     query = _Q(type=kind, request=request)  # type: ignore[arg-type]  # a number of Type
     _fill_scope(query, scope)
     return query.SerializeToString()
@@ -394,7 +393,7 @@ def list_tasks(
 
 
 def rules(request: int, services: Sequence[bytes]) -> bytes:
-    """Ask how the tasks of services are run."""
+    """Encode a Rules request for services."""
     query = _Q(type=RULES, request=request)
     query.worker.service.extend(services)
     return query.SerializeToString()
@@ -407,7 +406,7 @@ def lanes(
     after: LaneCursor | None = None,
     count: int = 0,
 ) -> bytes:
-    """Ask for the lanes of a service, or of all, whose names fit a pattern."""
+    """Encode a Lanes request for a service, or for all, with a pattern of lane names."""
     query = _Q(type=LANES, request=request)
     _fill_scope(query, Scope(service=service, lane=lane))
     if after is not None:
@@ -418,7 +417,7 @@ def lanes(
 
 
 def move(request: int, scope: Scope, service: bytes | None, lane: bytes | None) -> bytes:
-    """Put the tasks of a scope into another lane, or another service; None: as it is."""
+    """Encode a Move of a scope to another lane or service. None keeps the present one."""
     query = _Q(type=MOVE, request=request)
     _fill_scope(query, scope)
     query.place.SetInParent()
@@ -438,7 +437,7 @@ def follow(  # noqa: PLR0913  # one a field
     count: int = 0,
     wait_ns: int = 0,
 ) -> bytes:
-    """Ask what was decided after a record; None: what is decided from now on."""
+    """Encode a Follow of the records after `cursor`. None: of new records."""
     query = _Q(type=FOLLOW, request=request, wait_ms=wait_ns // _MILLISECOND_NS)
     if cursor is not None:
         query.cursor = cursor
@@ -467,7 +466,7 @@ def _fill_scope(query: pb.QueryMsg, scope: Scope) -> None:
 
 
 def drain(request: int, location: bytes | None) -> bytes:
-    """Drain one worker, or with None every worker and the broker."""
+    """Encode a Drain of one worker, or with None of every worker and the broker."""
     if location is not None:
         return query(request, DRAIN, location=location)
     return _Q(type=DRAIN, request=request, everything=True).SerializeToString()
@@ -476,7 +475,7 @@ def drain(request: int, location: bytes | None) -> bytes:
 def query(
     request: int, kind: int, name: bytes | None = None, location: bytes | None = None
 ) -> bytes:
-    """Any other question: about a task by name, about a worker, or about everything."""
+    """Encode any other request, with a task's or a worker's name if it needs one."""
     query = _Q(type=kind, request=request)  # type: ignore[arg-type]  # a number of Type
     if name is not None:
         query.name = name

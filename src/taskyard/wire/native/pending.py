@@ -1,8 +1,8 @@
-"""The desk of the native dialect: who asked what and is not answered yet, and who works.
+"""Open requests of the native dialect, and the facts that workers have sent.
 
-A request gets a ticket. The ticket's number goes into the event as `request` and comes back with
-the effect that answers it. Requests that wait (a Steal, a Watch) have a time at which they are
-answered whatever is there, so nothing is kept for ever on behalf of a peer that is gone.
+Each request gets a number. It goes into the event as `request` and returns with the effect that
+replies to it. Requests that wait (a Steal, a Watch) have a deadline for their reply, so nothing is
+kept for ever on behalf of a peer that is gone.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
     from taskyard.wire.dialect import Reply
 
-#: Workers whose words are remembered; most that are not there any more never say so.
+#: Workers whose facts are kept. Most workers leave without an Exit.
 FACTS_MAX: Final = 10_000
 
-#: A plain worker keeps a task for this long after a restart of the broker: it may have lost it, and
-#: can't tell.
+#: How long a plain worker keeps a task after a restart of the broker. It may have lost the task,
+#: and can't report that.
 PLAIN_LEASE_NS: Final = 600 * SECOND_NS
 
 #: Requests of one route that may wait at once.
 WAITING_MAX: Final = 1000
 
-#: Names that one route may watch at once: as many as there can be tasks. More are of tasks that
-#: nobody will ever submit, and each is kept in memory until then.
+#: Names that one route may watch at once: the most tasks that can exist. More are names of tasks
+#: that will never be submitted, and each is kept in memory until then.
 WATCHED_NAMES_MAX: Final = TASKS_MAX
 
 _Q: Final = pb.QueryMsg
 
-#: What a plain peer hears most, ready to send.
+#: The most frequent replies to plain peers, encoded.
 _ENCODED_PLAIN: Final = {
     kind: _Q(type=kind).SerializeToString() for kind in (_Q.NotFound, _Q.OK, _Q.Exit, _Q.Error)
 }
@@ -52,36 +52,36 @@ class Request(Struct):
 
     route: bytes
     query: pb.QueryMsg
-    #: The peer knows our fields and types.
+    #: The peer uses our fields and types.
     extended: bool
     now_ns: int
 
 
 class PendingRequest(Struct):
-    """A request that is not answered yet."""
+    """A request without a reply."""
 
     route: bytes
-    #: What it asked for.
+    #: The type of the request.
     kind: pb.QueryMsg.Type
-    #: The peer's own number for it; None: it gave none.
+    #: The peer's number of the request. None: it has none.
     request: int | None
-    #: The peer knows our fields and types.
+    #: The peer uses our fields and types.
     extended: bool
-    #: Steal: tasks are to come as columns.
+    #: Steal: send the tasks as columns.
     columns: bool = False
     worker: bytes = b""
-    #: When it is looked at again; 0: it is answered in this turn.
+    #: When it times out. 0: it gets its reply in this turn.
     deadline_ns: int = 0
-    #: Watch: how many tasks are not settled, and what was told of those that are.
+    #: Watch: the number of tasks that are not settled, and the collected results.
     left: int = 0
     stream: bool = False
     notice: effects.Settled | None = None
-    #: Complete with a Steal in it: what was not the worker's.
+    #: Complete with a Steal in it: tasks that the worker did not hold.
     missing: tuple[bytes, ...] = ()
 
 
 class PendingRequests:
-    """Tickets, and what is remembered of workers."""
+    """Open requests by number, and the facts of workers."""
 
     def __init__(
         self,
@@ -90,31 +90,31 @@ class PendingRequests:
         dialect: int = 0,
         plain_lease_ns: int = PLAIN_LEASE_NS,
     ) -> None:
-        #: What the scheduler is told of a plain worker: no slots, no heartbeat, one service.
+        #: The facts of a plain worker: no slots, no heartbeat, one service.
         self.plain_worker = WorkerFacts(
             slots_total=0, dialect=DIALECT, restart_lease_ns=plain_lease_ns
         )
-        #: Tells this process from the one before it.
+        #: Distinguishes this process from earlier ones.
         self._broker = broker
         #: Any number from 0 to 2**32.
         self.random_bits = random_bits
         self.entries: dict[int, PendingRequest] = {}
         self._numbers = request_numbers(dialect)
-        #: What workers said of themselves last, so that it is told to the scheduler once.
+        #: The last facts of each worker, so that the scheduler gets each of them once.
         self.facts: dict[bytes, tuple[WorkerFacts, int]] = {}
-        #: Tasks that a worker should stop; told when its heartbeat is answered.
+        #: Tasks that a worker should stop, for the reply to its heartbeat.
         self.stops: dict[bytes, effects.Stop] = {}
-        #: Requests that wait, by route.
+        #: Waiting requests by route.
         self._waiting: dict[bytes, dict[int, None]] = {}
-        #: (when, ticket): what waits is looked at then.
+        #: (deadline, number) of waiting requests, a heap.
         self._ends: list[tuple[int, int]] = []
-        #: No more tasks are taken: the broker is about to leave.
+        #: The broker is shutting down and accepts no more tasks.
         self.leaving = False
-        #: Connections that were cut, by reason. Whoever cuts them counts.
+        #: Connections cut by the guard, by reason. The guard updates it.
         self.connections_cut: Mapping[str, int] = {}
 
     def add(self, incoming: Request, **more: Any) -> int:  # noqa: ANN401
-        """A ticket for a request. Returns its number."""
+        """Add a request and return its number."""
         query = incoming.query
         request = query.request if query.HasField("request") else None
         entry = PendingRequest(incoming.route, query.type, request, incoming.extended, **more)
@@ -126,35 +126,35 @@ class PendingRequests:
         return number
 
     def check_waiting(self, route: bytes) -> None:
-        """Refuse one more request that waits, where there are too many."""
+        """Raise Malformed if too many requests of a route wait already."""
         if self.is_at_limit(route):
-            raise Malformed(f"{WAITING_MAX} requests of this peer wait already")
+            raise Malformed(f"{WAITING_MAX} requests of this peer are waiting already")
 
     def is_at_limit(self, route: bytes) -> bool:
         return len(self._waiting.get(route, ())) >= WAITING_MAX
 
     def check_watched(self, incoming: Request, count: int) -> None:
-        """Refuse to watch so many names more, where there are too many."""
+        """Raise Malformed if a peer would watch too many names."""
         if self.exceeds_watch_limit(incoming, count):
             raise Malformed(
-                f"{count} names more would make over {WATCHED_NAMES_MAX} that this peer watches at "
-                "once: watch them when others are settled, or watch their campaign"
+                f"this peer would watch more than {WATCHED_NAMES_MAX} names: wait until others are "
+                "settled, or watch their campaign"
             )
 
     def exceeds_watch_limit(self, incoming: Request, count: int) -> bool:
-        """What is asked for again does not count twice."""
+        """Return whether a peer would watch too many names. A repeated watch counts once."""
         waiting = self._waiting.get(incoming.route, {}).keys() - self._former(incoming)
         return count + sum(self.entries[number].left for number in waiting) > WATCHED_NAMES_MAX
 
     def replace_watch(self, incoming: Request) -> list[events.Event]:
-        """A watch that is asked for again, by its own number, takes the place of the former."""
+        """Drop earlier watches with the number of this request, which replaces them."""
         former = self._former(incoming)
         for number in former:
             self.drop(number)
         return [events.WatchEnded(0, incoming.route, number) for number in former]
 
     def _former(self, incoming: Request) -> list[int]:
-        """The watches that have the number of this request."""
+        """Return the numbers of watches that this request replaces."""
         if not incoming.query.HasField("request"):
             return []
         request = incoming.query.request
@@ -168,7 +168,7 @@ class PendingRequests:
         ]
 
     def drop(self, number: int) -> PendingRequest | None:
-        """A request is answered, or nobody waits for its answer any more."""
+        """Remove a request: it has its reply, or its peer is gone."""
         entry = self.entries.pop(number, None)
         if entry is None:
             return None
@@ -180,7 +180,7 @@ class PendingRequests:
         return entry
 
     def drop_route(self, route: bytes) -> list[tuple[int, PendingRequest]]:
-        """Nobody waits there any more. Returns what waited."""
+        """Remove the waiting requests of a route and return them."""
         dropped = [(number, self.entries[number]) for number in self._waiting.get(route, ())]
         for number, _ in dropped:
             self.drop(number)
@@ -189,7 +189,7 @@ class PendingRequests:
     def register_worker(
         self, worker: bytes, facts: WorkerFacts, message: pb.WorkerMsg
     ) -> list[events.Event]:
-        """Tell the scheduler who works, if it was not told so already."""
+        """Return the registration of a worker, or nothing if its facts are unchanged."""
         if self.facts.get(worker) == (facts, message.ahead):
             return []
         return [self.worker_registered(worker, facts, message)]
@@ -197,9 +197,9 @@ class PendingRequests:
     def worker_registered(
         self, worker: bytes, facts: WorkerFacts, message: pb.WorkerMsg
     ) -> events.Event:
-        """What a worker says of itself, to tell and to remember."""
+        """Keep the facts of a worker and return its registration."""
         if len(self.facts) >= FACTS_MAX and worker not in self.facts:
-            self.facts.clear()  # who is still there says it again
+            self.facts.clear()  # live workers send them again
         self.facts[worker] = (facts, message.ahead)
         replaces = min(message.replaces, NUMBER_MAX)
         return events.WorkerRegistered(0, worker, facts, message.ahead, replaces)
@@ -207,13 +207,13 @@ class PendingRequests:
     # Time.
 
     def wake_at_ns(self) -> int | None:
-        """When a request has waited long enough; None while none waits."""
+        """Return the next deadline. None while no request waits."""
         while self._ends and self._ends[0][1] not in self.entries:
             heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
     def timed_out(self, now_ns: int) -> list[tuple[int, PendingRequest]]:
-        """The requests that have waited long enough, each told once."""
+        """Return the requests whose deadline has passed, each once."""
         timed_out: list[tuple[int, PendingRequest]] = []
         while self._ends and self._ends[0][0] <= now_ns:
             number = heappop(self._ends)[1]
@@ -222,14 +222,14 @@ class PendingRequests:
         return timed_out
 
     def extend(self, number: int, deadline_ns: int) -> None:
-        """Let a request wait until then."""
+        """Set a new deadline of a request."""
         self.entries[number].deadline_ns = deadline_ns
         heappush(self._ends, (deadline_ns, number))
 
     # Replies.
 
     def answer(self, number: int, kind: pb.QueryMsg.Type, **fields: Any) -> list[Reply]:  # noqa: ANN401
-        """Answer a request and forget it."""
+        """Reply to a request and remove it."""
         entry = self.drop(number)
         return [] if entry is None else [self.reply(entry, kind, **fields)]
 
@@ -243,6 +243,6 @@ class PendingRequests:
         return entry.route, [b"", query.SerializeToString()]
 
     def fields_if_extended(self, number: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
-        """These fields where the asker knows them, else none."""
+        """Return these fields if the peer of the request uses them, else none."""
         entry = self.entries.get(number)
         return fields if entry is not None and entry.extended else {}

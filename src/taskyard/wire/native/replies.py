@@ -1,9 +1,9 @@
-"""How the native dialect tells effects: each answers the request that it carries the number of.
+"""Encode effects of the native dialect as replies to the requests whose numbers they carry.
 
-An effect without an open request makes no reply: its asker is gone, or never waited for one.
+An effect without an open request makes no reply: its peer is gone, or waits for none.
 
-Results that do not fit an answer are left out of it, and `n` says how many: a watch that streams
-tells them in its next answers, whoever asked otherwise asks again for the rest.
+Results that do not fit a reply are left out of it, and `n` is their number. A streaming watch gets
+them in its next replies. Other peers request the rest.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from taskyard.wire.dialect import Reply
     from taskyard.wire.native.pending import PendingRequest, PendingRequests
 
-#: Results in one answer, but for a single one that is larger; the rest is for the next.
+#: Bytes of results in one reply, unless a single one is larger. The rest is for the next reply.
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
 
-#: A payload of this length that all assigned tasks share is sent once.
+#: A payload of at least this length that all assigned tasks share is sent once.
 SHARED_PAYLOAD_BYTES_MIN: Final = 256
 
 _Q: Final = pb.QueryMsg
@@ -36,12 +36,12 @@ _OVER: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
 
 def replies_to(pending: PendingRequests, effect: effects.Effect) -> list[Reply]:
-    """An effect in the peers' words."""
-    words = _REPLIES.get(type(effect))
-    return [] if words is None else words(pending, effect)
+    """Encode the replies to an effect."""
+    encode = _REPLIES.get(type(effect))
+    return [] if encode is None else encode(pending, effect)
 
 
-# To whoever asked for something to be done.
+# Commands.
 
 
 def _accepted(pending: PendingRequests, effect: effects.Accepted) -> list[Reply]:
@@ -50,13 +50,13 @@ def _accepted(pending: PendingRequests, effect: effects.Accepted) -> list[Reply]
         entry.kind = _Q.Watch
         return [pending.reply(entry, _Q.OK, n=effect.new)]
     if effect.refused:
-        return pending.answer(effect.request, _Q.Error)  # a plain peer's: the others were taken
+        return pending.answer(effect.request, _Q.Error)  # to a plain peer, the others were accepted
     count = pending.fields_if_extended(effect.request, n=effect.new)
     return pending.answer(effect.request, _Q.OK, **count)
 
 
 def _refused(pending: PendingRequests, effect: effects.Refused) -> list[Reply]:
-    """A process that does not hold its name is introduced again when it asks again."""
+    """Refuse a request. A process without its name must register again with its next request."""
     if effect.refusal in (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST):
         pending.facts.pop(effect.client, None)
     code = effect.refusal.value.replace(" ", "-").encode()
@@ -69,12 +69,12 @@ def _command_ack(pending: PendingRequests, effect: effects.CommandAck) -> list[R
 
 
 def _reply_due(pending: PendingRequests, effect: effects.ReplyDue) -> list[Reply]:
-    """A watch whose time is up, or that shows life; else somebody asked a broker that leaves."""
+    """Reply to a watch at its deadline, or to any request while the broker is shutting down."""
     entry = pending.entries.get(effect.request)
     if entry is None:
         return []
     if entry.kind == _Q.Follow:
-        return []  # whoever keeps its answer back gives it
+        return []  # the record stream sends its reply
     if entry.kind != _Q.Watch:
         return pending.answer(effect.request, _Q.Exit)
     if entry.stream:
@@ -82,7 +82,7 @@ def _reply_due(pending: PendingRequests, effect: effects.ReplyDue) -> list[Reply
     return _collected_reply(pending, effect.request, entry)
 
 
-# To workers.
+# Workers.
 
 
 def _assign(pending: PendingRequests, effect: effects.Assign) -> list[Reply]:
@@ -104,7 +104,7 @@ def _no_work(pending: PendingRequests, effect: effects.NoWork) -> list[Reply]:
 
 
 def _unknown_worker(pending: PendingRequests, effect: effects.UnknownWorker) -> list[Reply]:
-    """It has left, or was silent for too long: when it asks again it is introduced again."""
+    """Reply to a worker that has left or timed out. It must register with its next request."""
     pending.facts.pop(effect.worker, None)
     entry = pending.entries.get(effect.request)
     return pending.answer(effect.request, _Q.NotFound, **_missing(entry))
@@ -116,8 +116,8 @@ def _shutdown(pending: PendingRequests, effect: effects.Shutdown) -> list[Reply]
 
 
 def _stop(pending: PendingRequests, effect: effects.Stop) -> list[Reply]:
-    """Told with the answer to its heartbeat, which the scheduler gives right after this; a worker
-    that is not asking now lists the task in its next one and hears of it then."""
+    """Keep a stop for the reply to the worker's heartbeat, which follows at once. A worker without
+    a heartbeat now lists the task in its next one, and gets the stop then."""
     if effect.worker in pending.facts:
         pending.stops[effect.worker] = effect
     return []
@@ -134,7 +134,7 @@ def _report_ack(pending: PendingRequests, effect: effects.ReportAck) -> list[Rep
     if entry is None:
         return []
     if entry.kind == _Q.Complete and entry.columns:
-        entry.missing = tuple(effect.missing)  # the answer is what it steals
+        entry.missing = tuple(effect.missing)  # sent with the reply to the Steal in it
         return []
     if not effect.missing:
         return pending.answer(effect.request, _Q.OK)
@@ -144,18 +144,18 @@ def _report_ack(pending: PendingRequests, effect: effects.ReportAck) -> list[Rep
     return pending.answer(effect.request, _Q.NotFound, **missing)
 
 
-# To whoever looks.
+# Queries.
 
 
 def _settled(pending: PendingRequests, effect: effects.Settled) -> list[Reply]:
     entry = pending.entries.get(effect.request)
     if entry is None:
-        effect.records = []  # nobody waits for the rest of it
+        effect.records = []  # no request waits for the rest of it
         return []
     if entry.stream:
         return _stream(pending, effect, entry)
     if entry.kind == _Q.Watch:
-        entry.left -= len(effect.names) or entry.left  # without names: all of it is settled
+        entry.left -= len(effect.names) or entry.left  # without names everything is settled
     _collect(entry, effect)
     return [] if entry.left else _collected_reply(pending, effect.request, entry)
 
@@ -165,9 +165,9 @@ def _stream(
 ) -> list[Reply]:
     notice = _take_ready(effect)
     if effect.names and not notice.names:
-        return []  # none of the results is there yet
+        return []  # no result is available yet
     left = entry.left
-    entry.left -= len(notice.names) or left  # without names: all of it is settled
+    entry.left -= len(notice.names) or left  # without names everything is settled
     replies: list[Reply] = []
     for part in _parts(notice):
         left -= len(part.names) or left
@@ -178,7 +178,7 @@ def _stream(
 
 
 def _collected_reply(pending: PendingRequests, request: int, entry: PendingRequest) -> list[Reply]:
-    """The one answer to a Watch or to Results, with what was gathered for it."""
+    """Reply to a Watch or a Results with the collected results."""
     notice = entry.notice
     if not isinstance(notice, _CollectedSettled):
         return pending.answer(request, entry.kind, batch={}, n=entry.left)
@@ -296,17 +296,17 @@ def _log(state: pb.TaskMsg.State, at_ns: int) -> bytes:
 
 
 def _task_log(view: effects.TaskView) -> list[bytes]:
-    """What happened to a task, as far as it is at hand."""
-    story = [_log(pb.TaskMsg.Pending, view.submitted_ns)]
+    """Return the log of a task, as far as it is available."""
+    log = [_log(pb.TaskMsg.Pending, view.submitted_ns)]
     if view.leased_ns:
-        story.append(_log(pb.TaskMsg.Stolen, view.leased_ns))
+        log.append(_log(pb.TaskMsg.Stolen, view.leased_ns))
     if view.state is TaskState.DONE:
-        story.append(_log(pb.TaskMsg.Done, view.ended_ns))
-    return story
+        log.append(_log(pb.TaskMsg.Done, view.ended_ns))
+    return log
 
 
 def _messages(effect: effects.Assign, *, extended: bool) -> list[bytes]:
-    """Assigned tasks as TaskMsgs; a plain worker sees names alone."""
+    """Encode assigned tasks as TaskMsgs. A plain worker gets names only."""
     log = [_log(pb.TaskMsg.Stolen, effect.at_ns)]
     messages: list[bytes] = []
     for index, name in enumerate(effect.names):
@@ -322,14 +322,14 @@ def _messages(effect: effects.Assign, *, extended: bool) -> list[bytes]:
 
 
 def _columns(effect: effects.Assign) -> tasks.Columns:
-    """Assigned tasks as columns; terms that several share are sent once."""
+    """Encode assigned tasks as columns. Shared terms are sent once."""
     columns: tasks.Columns = {
         "name": effect.names,
         "payload": _payloads(effect.payloads),
         "attempt": effect.attempts,
     }
     first = effect.terms[0]
-    if effect.terms.count(first) == len(effect.terms):  # of one submission, nearly always
+    if effect.terms.count(first) == len(effect.terms):  # nearly always of one submission
         columns["terms"] = [tasks.encode_terms(first)]
     else:
         encoded = [*map(tasks.encode_terms, effect.terms)]
@@ -342,7 +342,7 @@ def _columns(effect: effects.Assign) -> tasks.Columns:
 
 
 def _payloads(payloads: list[bytes]) -> list[bytes]:
-    """One for each task, or a large one that all of them share."""
+    """Return one payload for each task, or a large one that all tasks share."""
     first = payloads[0]
     if len(first) < SHARED_PAYLOAD_BYTES_MIN or any(payload is not first for payload in payloads):
         return payloads
@@ -350,21 +350,21 @@ def _payloads(payloads: list[bytes]) -> list[bytes]:
 
 
 def _missing(entry: PendingRequest | None) -> dict[str, bytes]:
-    """Of a Complete with a Steal in it: what was not the worker's."""
+    """Return the tasks that the worker did not hold, for a Complete with a Steal in it."""
     if entry is None or not entry.missing:
         return {}
     return {"reason": b"not held: " + b", ".join(entry.missing)}
 
 
 class _CollectedSettled(effects.Settled):
-    """What is told to a request that is answered once, as far as it fits an answer."""
+    """The results for a request with a single reply, as far as they fit."""
 
     text_bytes: int = 0
     left_out: int = 0
 
 
 def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
-    """Keep what is told until the answer is due; what does not fit is only counted."""
+    """Collect results until the reply is due. Those that do not fit are only counted."""
     notice = entry.notice
     if not isinstance(notice, _CollectedSettled):
         notice = entry.notice = _CollectedSettled(effect.client, effect.request, [], [], [])
@@ -380,11 +380,11 @@ def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
         notice.names.append(name)
         notice.states.append(state)
         notice.texts.append(text)
-    effect.records = []  # who asked asks again for the rest
+    effect.records = []  # the peer requests the rest
 
 
 def _take_ready(effect: effects.Settled) -> effects.Settled:
-    """Take what can be told now out of an effect; the rest of it is told later."""
+    """Take the results that are available out of an effect. The others remain in it."""
     if not effect.records:
         return effect
     ready = effects.Settled(effect.client, effect.request, [], [], [], truncated=effect.truncated)
@@ -411,7 +411,7 @@ def _settled_columns(notice: effects.Settled) -> tasks.Columns:
 
 
 def _parts(notice: effects.Settled) -> list[effects.Settled]:
-    """Parts of which each has room for its results in a message."""
+    """Split results into parts that fit a message each."""
     parts: list[effects.Settled] = []
     start = room = 0
     for index, text in enumerate(notice.texts):

@@ -1,57 +1,48 @@
-"""What the native dialect's requests mean: each becomes events, or is malformed.
+"""Decode requests of the native dialect: each becomes events, or is malformed.
 
-A request is looked at as a whole before anything is remembered of it: what raises `Malformed` has
+A request is checked completely before anything is kept of it. One that raises `Malformed` has
 changed nothing.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import events
-from taskyard.core.limits import (
-    HEARTBEATS_MISSED_MAX,
-    NUMBER_MAX,
-    SECOND_NS,
-    SERVICES_MAX,
-)
+from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.core.states import TaskState
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import PREFIXES
 from taskyard.wire.native import frames as tasks
+from taskyard.wire.native.frames import (
+    FACTS_CACHE_BYTES_MAX,
+    UNREGISTERED_FACTS,
+    cached_facts,
+    check_services,
+    decode_facts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taskyard.core.model import WorkerFacts
     from taskyard.wire.native.pending import PendingRequests, Request
 
-#: A request may wait for its answer this long; who still wants it then asks again. So nothing is
+#: The longest time that a request may wait for its reply. Then the peer repeats it. So nothing is
 #: kept for ever on behalf of a peer that is gone.
 WAIT_NS_MAX: Final = 60 * SECOND_NS
 
-#: A watch that streams is answered at least this often, with nothing if need be: that shows the
-#: peer that the broker is there, and the broker whether the peer still is.
+#: The longest interval between replies to a streaming watch, empty if need be. They show the peer
+#: that the broker is alive, and the broker whether the peer is.
 STREAM_HEARTBEAT_NS: Final = 10 * SECOND_NS
 
-#: Silence that an extended worker is allowed if it does not say.
-LEASE_TIMEOUT_NS: Final = 15 * SECOND_NS
-
-#: Heartbeats of an extended worker in the silence that it is allowed, if it does not say.
-HEARTBEATS_PER_TIMEOUT: Final = HEARTBEATS_MISSED_MAX + 1
-
-#: Tasks in one listing if it does not say.
+#: The default number of tasks in a listing.
 LIST_COUNT: Final = 100
 
-#: Records in one answer to who follows, if it does not say.
+#: The default number of records in a reply to a Follow.
 FOLLOW_COUNT: Final = 1000
-
-#: A worker says the same of itself with every request: so much of it is remembered, if it is no
-#: longer than this.
-FACTS_CACHE_SIZE: Final = 1024
-FACTS_CACHE_BYTES_MAX: Final = 256
 
 _Q: Final = pb.QueryMsg
 _STATES: Final = tuple(TaskState)
@@ -65,23 +56,23 @@ _UNKNOWN: Final = {
 
 
 def decode_request(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    """The events of a request. Raises Malformed."""
-    understood = _DECODERS.get(incoming.query.type)
-    if understood is None:
-        raise Malformed(f"{_Q.Type.Name(incoming.query.type)} is no request")
-    return understood(pending, incoming)
+    """Decode a request into events. Raise Malformed."""
+    decoder = _DECODERS.get(incoming.query.type)
+    if decoder is None:
+        raise Malformed(f"{_Q.Type.Name(incoming.query.type)} is not a request")
+    return decoder(pending, incoming)
 
 
-# dwork's own requests.
+# Requests of dwork.
 
 
 def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     _refuse_fields(incoming.query, "name", "n", "location")
-    submission, says_more = tasks.submission_of(incoming.query)
+    submission, is_extended = tasks.submission_of(incoming.query)
     if not submission.names:
         raise Malformed("a Create needs tasks")
-    incoming.extended = incoming.extended or says_more
-    told = pending.replace_watch(incoming)
+    incoming.extended = incoming.extended or is_extended
+    result = pending.replace_watch(incoming)
     number = _issue_create(pending, incoming, len(submission.names))
     if pending.leaving:
         return [events.ReplyDue(0, incoming.route, number)]
@@ -90,18 +81,18 @@ def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
     else:
         unknown, repeat = events.UnknownPolicy.DONE, events.DuplicatePolicy.EXTEND
     watch, campaigns = pending.entries[number].stream, tuple(incoming.query.batch.after_campaign)
-    asks = events.SubmitRequested(
+    submit = events.SubmitRequested(
         *(0, incoming.route, submission, number, unknown, repeat, watch, campaigns),
         partial=not incoming.extended,
         retries=incoming.extended,
     )
-    told.append(asks)
-    return told
+    result.append(submit)
+    return result
 
 
 def _issue_create(pending: PendingRequests, incoming: Request, count: int) -> int:
-    """A Create that streams is a Watch as soon as it is accepted. It is never refused for what
-    waits or is watched already: who is not told asks again."""
+    """Add a Create. One that streams is a Watch once it is accepted. Never refuse it because too
+    much waits or is watched: then the peer polls."""
     if (
         not incoming.query.stream
         or pending.is_at_limit(incoming.route)
@@ -121,19 +112,19 @@ def _steal(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
     wait_ns = _wait_ns(query)
     if wait_ns:
         pending.check_waiting(incoming.route)
-    told = pending.register_worker(worker, facts, query.worker)
+    result = pending.register_worker(worker, facts, query.worker)
     deadline_ns = incoming.now_ns + wait_ns if wait_ns else 0
     columns = query.HasField("worker")
     number = pending.add(incoming, worker=worker, columns=columns, deadline_ns=deadline_ns)
     asks = events.TasksRequested(0, worker, count, bool(wait_ns), number, facts.incarnation)
-    told.append(_unless_leaving(pending, incoming, asks))
-    return told
+    result.append(_unless_leaving(pending, incoming, asks))
+    return result
 
 
 def _unless_leaving(
     pending: PendingRequests, incoming: Request, asks: events.TasksRequested
 ) -> events.Event:
-    """A broker that leaves has no more work, also for who comes just then."""
+    """Return an event that ends the request if the broker is shutting down."""
     return events.ReplyDue(0, incoming.route, asks.request) if pending.leaving else asks
 
 
@@ -142,19 +133,19 @@ def _complete(pending: PendingRequests, incoming: Request) -> Sequence[events.Ev
     steals = incoming.extended and query.HasField("n")
     _refuse_fields(query, "name", *(() if steals else ("n",)))
     worker, report = _location(query), _report(query)
-    told: list[events.Event] = []
+    result: list[events.Event] = []
     if report.outputs is not None:
-        told.append(_printed(query, report))
+        result.append(_printed(query, report))
     if not steals:
-        return [*told, _reported(pending, query, report, pending.add(incoming))]
+        return [*result, _reported(pending, query, report, pending.add(incoming))]
     count, facts = _count(query), _facts(pending, incoming, worker)
-    told += pending.register_worker(worker, facts, query.worker)
+    result += pending.register_worker(worker, facts, query.worker)
     number = pending.add(incoming, worker=worker, columns=True)
-    told.append(_reported(pending, query, report, number))
+    result.append(_reported(pending, query, report, number))
     parks = False
     asks = events.TasksRequested(0, worker, count, parks, number, facts.incarnation)
-    told.append(_unless_leaving(pending, incoming, asks))
-    return told
+    result.append(_unless_leaving(pending, incoming, asks))
+    return result
 
 
 def _reported(
@@ -211,17 +202,17 @@ def _heartbeat(pending: PendingRequests, incoming: Request) -> Sequence[events.E
     worker, report = _location(query), tasks.report_of(query)
     attempts = report.attempts or []
     if len(attempts) != len(report.names):
-        raise Malformed("a Heartbeat lists tasks with their attempts")
+        raise Malformed("a Heartbeat must list tasks with their attempts")
     held = list(zip(report.names, attempts, strict=True))
     facts = _facts(pending, incoming, worker)
     heartbeat_ns = min(query.heartbeat_ns, WAIT_NS_MAX)
     seen = min(query.seen, NUMBER_MAX) if query.HasField("seen") else None
-    heard = events.WorkerHeartbeat(0, worker, held, heartbeat_ns, pending.add(incoming), seen)
-    heard.incarnation = facts.incarnation
+    event = events.WorkerHeartbeat(0, worker, held, heartbeat_ns, pending.add(incoming), seen)
+    event.incarnation = facts.incarnation
     if query.HasField("trouble"):
-        heard.trouble = query.trouble
-    heard.malformed = min(query.malformed, NUMBER_MAX)
-    return [pending.worker_registered(worker, facts, query.worker), heard]
+        event.trouble = query.trouble
+    event.malformed = min(query.malformed, NUMBER_MAX)
+    return [pending.worker_registered(worker, facts, query.worker), event]
 
 
 def _progress(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
@@ -240,13 +231,13 @@ def _watch(pending: PendingRequests, incoming: Request) -> Sequence[events.Event
     if (names is None) == (campaign is None):
         raise Malformed("a Watch needs either names or a campaign")
     pending.check_watched(incoming, len(names or ()))
-    told = pending.replace_watch(incoming)
+    result = pending.replace_watch(incoming)
     pending.check_waiting(incoming.route)
     deadline_ns = incoming.now_ns + (STREAM_HEARTBEAT_NS if query.stream else _wait_ns(query))
     left = 1 if names is None else len(names)
     number = pending.add(incoming, deadline_ns=deadline_ns, left=left, stream=query.stream)
-    told.append(events.WatchRequested(0, incoming.route, names, campaign, number))
-    return told
+    result.append(events.WatchRequested(0, incoming.route, names, campaign, number))
+    return result
 
 
 def _follow(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
@@ -254,27 +245,23 @@ def _follow(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
     cursor = min(query.cursor, NUMBER_MAX) if query.HasField("cursor") else None
     count, scope, wait_ns = _count(query, FOLLOW_COUNT), _scope(query), _wait_ns(query)
     if scope.names is not None or scope.states is not None:
-        raise Malformed("a Follow is of a campaign, a service, a lane or a part of the name")
+        raise Malformed("a Follow needs a campaign, a service, a lane or a part of the name")
     pending.check_waiting(incoming.route)
     number = pending.add(incoming, deadline_ns=incoming.now_ns + wait_ns)
     follows = events.FollowOptions(cursor, count, scope, query.journal)
     return [events.ReplyDue(0, incoming.route, number, follows)]
 
 
-def _cancel(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    return [
-        events.CancelRequested(
-            0, incoming.route, _nonempty_scope(incoming.query), pending.add(incoming)
-        )
-    ]
+def _command(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    kind, scope = _COMMANDS[incoming.query.type], _nonempty_scope(incoming.query)
+    return [kind(0, incoming.route, scope, pending.add(incoming))]
 
 
-def _retry(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    return [
-        events.RetryRequested(
-            0, incoming.route, _nonempty_scope(incoming.query), pending.add(incoming)
-        )
-    ]
+_COMMANDS: Final = {
+    _Q.Cancel: events.CancelRequested,
+    _Q.Retry: events.RetryRequested,
+    _Q.Expire: events.ExpireRequested,
+}
 
 
 def _list(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
@@ -307,8 +294,8 @@ def _results(pending: PendingRequests, incoming: Request) -> Sequence[events.Eve
 
 
 def _drain(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    """Drain one worker, of any dialect, or everything. Never everything for want of a name: one
-    flipped bit makes a Drain of other requests."""
+    """Drain one worker, of any dialect, or everything. A missing name never means everything: one
+    flipped bit turns other requests into a Drain."""
     query = incoming.query
     _refuse_fields(query, "name", "n", "task", "batch")
     if query.everything == query.HasField("location"):
@@ -344,7 +331,7 @@ def _move(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]
     service = query.place.service if query.place.HasField("service") else None
     lane = query.place.lane if query.place.HasField("lane") else None
     if service is None and lane is None:
-        raise Malformed("a Move says where to: a lane, a service, or both")
+        raise Malformed("a Move needs a target: a lane, a service, or both")
     if service is not None:
         tasks.check_name(service, "a service")
     if lane:
@@ -352,17 +339,9 @@ def _move(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]
     return [events.MoveRequested(0, incoming.route, scope, service, lane, pending.add(incoming))]
 
 
-def _expire(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    return [
-        events.ExpireRequested(
-            0, incoming.route, _nonempty_scope(incoming.query), pending.add(incoming)
-        )
-    ]
-
-
 def _rules(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     services = tuple(incoming.query.worker.service)
-    _check_services(services)
+    check_services(services)
     return [events.RulesRequested(0, incoming.route, pending.add(incoming), services)]
 
 
@@ -374,8 +353,8 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Lookup: _lookup,
     _Q.OK: _status,
     _Q.Exit: _exit,
-    _Q.Cancel: _cancel,
-    _Q.Retry: _retry,
+    _Q.Cancel: _command,
+    _Q.Retry: _command,
     _Q.Progress: _progress,
     _Q.Heartbeat: _heartbeat,
     _Q.Watch: _watch,
@@ -392,7 +371,7 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Follow: _follow,
     _Q.Lanes: _lanes,
     _Q.Move: _move,
-    _Q.Expire: _expire,
+    _Q.Expire: _command,
     _Q.Rules: _rules,
 }
 
@@ -401,7 +380,7 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
 
 
 def _refuse_fields(query: pb.QueryMsg, *fields: str) -> None:
-    """A request with a field that it must not have is ill-formed."""
+    """Raise Malformed if a request has a field that it must not have."""
     for field in fields:
         present = bool(query.task) if field == "task" else query.HasField(field)
         if present:
@@ -412,7 +391,7 @@ def _location(query: pb.QueryMsg) -> bytes:
     location = query.location
     tasks.check_name(location, "a location")
     if location.startswith(PREFIXES):
-        raise Malformed("a location must not begin with the name of another dialect and a colon")
+        raise Malformed("a location must not begin with the prefix of another dialect")
     return location
 
 
@@ -433,53 +412,15 @@ def _wait_ns(query: pb.QueryMsg) -> int:
 
 
 def _facts(pending: PendingRequests, incoming: Request, worker: bytes) -> WorkerFacts:
-    """What a worker says of itself, now or before. A plain one has no slots, no heartbeat and one
-    service."""
+    """Return the facts of a worker from this request or an earlier one. A plain worker has no
+    slots, no heartbeat and one service."""
     if not incoming.query.HasField("worker"):
         if not incoming.extended:
             return pending.plain_worker
         known = pending.facts.get(worker)
-        return (
-            _UNREGISTERED_FACTS if known is None or known[0] == pending.plain_worker else known[0]
-        )
+        return UNREGISTERED_FACTS if known is None or known[0] == pending.plain_worker else known[0]
     raw = incoming.query.worker.SerializeToString()
-    return _decode_facts(raw) if len(raw) > FACTS_CACHE_BYTES_MAX else _cached_facts(raw)
-
-
-_UNREGISTERED_FACTS: Final = WorkerFacts(
-    slots_total=0, lease_timeout_ns=LEASE_TIMEOUT_NS, dialect=tasks.DIALECT
-)
-
-
-@lru_cache(FACTS_CACHE_SIZE)
-def _cached_facts(raw: bytes) -> WorkerFacts:
-    return _decode_facts(raw)
-
-
-def _check_services(services: Sequence[bytes]) -> None:
-    if len(services) > SERVICES_MAX or not all(services):
-        raise Malformed(f"a worker offers 1 to {SERVICES_MAX} services, by name")
-    tasks.check_text(services, "services")
-
-
-def _decode_facts(raw: bytes) -> WorkerFacts:
-    """What a worker says of itself."""
-    worker = pb.WorkerMsg.FromString(raw)
-    _check_services(worker.service)
-    if worker.host:
-        tasks.check_name(worker.host, "a host")
-    lease_timeout_ns = worker.silence_ns if worker.HasField("silence_ns") else LEASE_TIMEOUT_NS
-    heartbeat_ns = worker.heartbeat_ns or lease_timeout_ns // HEARTBEATS_PER_TIMEOUT
-    return WorkerFacts(
-        services=tuple(worker.service) or (b"default",),
-        slots_total=worker.slots,
-        lease_timeout_ns=min(lease_timeout_ns, NUMBER_MAX),
-        incarnation=min(worker.incarnation, NUMBER_MAX),
-        dialect=tasks.DIALECT,
-        host=worker.host,
-        pid=min(worker.pid, NUMBER_MAX),
-        heartbeat_ns=min(heartbeat_ns, NUMBER_MAX),
-    )
+    return decode_facts(raw) if len(raw) > FACTS_CACHE_BYTES_MAX else cached_facts(raw)
 
 
 def _report(query: pb.QueryMsg) -> tasks.Report:
@@ -499,14 +440,14 @@ def _printed(query: pb.QueryMsg, report: tasks.Report) -> events.TasksProgressed
 
 
 def _incarnation(query: pb.QueryMsg) -> int | None:
-    """Return which process of its name asks; None where it does not say."""
+    """Return the incarnation of the sending process, or None if the request has none."""
     if query.worker.HasField("incarnation"):
         return min(query.worker.incarnation, NUMBER_MAX)
     return min(query.incarnation, NUMBER_MAX) if query.HasField("incarnation") else None
 
 
 def _scope(query: pb.QueryMsg) -> events.Scope:
-    """Which tasks are meant."""
+    """Decode the scope of a request."""
     names = None
     if query.HasField("batch"):
         tasks.check_count(len(query.batch.name))
@@ -525,7 +466,7 @@ def _scope(query: pb.QueryMsg) -> events.Scope:
 
 
 def _nonempty_scope(query: pb.QueryMsg) -> events.Scope:
-    """Which tasks something is done to: never all of them by leaving everything out."""
+    """Decode a scope that must not be empty: leaving everything out never means all tasks."""
     if not query.HasField("batch") and not query.scope.ByteSize():
-        raise Malformed("say which tasks: names, or a scope")
+        raise Malformed("tasks are missing: give names, or a scope")
     return _scope(query)

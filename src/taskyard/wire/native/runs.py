@@ -1,8 +1,7 @@
-"""How attempts ran, in dwork's messages: to and from the core's columns.
+"""Measurements of attempts in native messages, to and from the core's columns.
 
-Owns the five columns of a Complete that carry what a worker measured, and which of them are
-malformed. On the wire an exit is one more than the status, or minus the signal, so that 0 means
-that it is not known.
+Owns the five columns of a Complete that carry them, and their limits. On the wire an exit is the
+status plus one, or minus the signal, so that 0 means unknown.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from taskyard.wire import dwork_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Exit statuses and signals of any system are below this.
+#: The largest exit status and signal of any system.
 STATUS_MAX: Final = 255
 
 _MICROSECONDS_MAX: Final = NUMBER_MAX // 1000
 
 
 def encode_runs(runs: RunColumns) -> dict[str, Sequence[int]]:
-    """Return the fields of a Batch."""
+    """Encode measurements as fields of a Batch."""
     columns: dict[str, Sequence[int]] = {"started_ns": runs.started_ns, "run_ns": runs.run_ns}
     if runs.statuses is not None:
         columns["exit"] = [*map(_exit, runs.statuses)]
@@ -42,10 +41,10 @@ def _exit(status: int | None) -> int:
 
 
 def decode_columns(batch: pb.Batch, host: bytes) -> RunColumns | None:
-    """Return what a Batch tells of runs; None if it tells nothing. Raises Malformed."""
+    """Return the measurements of a Batch, or None if it has none. Raise Malformed."""
     if not batch.started_ns:
         if batch.run_ns or batch.exit or batch.cpu_ns or batch.memory_max_bytes:
-            raise Malformed("how tasks ran needs `started_ns`")
+            raise Malformed("measurements without `started_ns`")
         return None
     return _runs(
         host,
@@ -59,9 +58,9 @@ def decode_columns(batch: pb.Batch, host: bytes) -> RunColumns | None:
 
 
 def decode_messages(tasks: Sequence[pb.TaskMsg], host: bytes) -> RunColumns | None:
-    """Like `decode_columns`, for tasks as TaskMsgs, whose logs are known to be sound.
+    """Return the measurements of TaskMsgs, or None. Their logs were checked before.
 
-    A plain worker may tell in the log when it started a task and when that was done.
+    The log of a plain worker may contain when it started and finished a task.
     """
     times = [
         _logged_times(task) if task.log and not task.started_ns else (task.started_ns, task.run_ns)
@@ -81,7 +80,7 @@ def decode_messages(tasks: Sequence[pb.TaskMsg], host: bytes) -> RunColumns | No
 
 
 def _logged_times(task: pb.TaskMsg) -> tuple[int, int]:
-    """Return when a task started and how long it ran, by its log; zeros if that says neither."""
+    """Return when a task started and how long it ran by its log, or zeros."""
     logs = [pb.TaskMsg.LogMsg.FromString(raw) for raw in task.log]
     times = {log.state: min(max(log.time, 0), _MICROSECONDS_MAX) * 1000 for log in logs}
     started_ns, done_ns = (times.get(one, 0) for one in (pb.TaskMsg.Started, pb.TaskMsg.Done))
@@ -94,13 +93,13 @@ def _runs(
     exits, cpu_ns, memory_max_bytes = more
     present = [started_ns, run_ns, *(column for column in more if column)]
     if any(len(column) != count for column in present):
-        raise Malformed("the columns of a batch must be of one length, or absent")
+        raise Malformed("columns of a batch: must have one length, or be absent")
     if any(column and min(column) < 0 for column in (started_ns, run_ns, cpu_ns, memory_max_bytes)):
-        raise Malformed("times and sizes of runs must not be negative")
+        raise Malformed("times and sizes of attempts: must not be negative")
     if exits and not -STATUS_MAX <= min(exits) <= max(exits) <= STATUS_MAX + 1:
-        raise Malformed(f"an exit status or signal must be at most {STATUS_MAX}")
+        raise Malformed(f"exit status or signal: must be at most {STATUS_MAX}")
     if len(host) > NAME_BYTES_MAX:
-        raise Malformed(f"a host must have at most {NAME_BYTES_MAX} bytes")
+        raise Malformed(f"host: must have at most {NAME_BYTES_MAX} bytes")
     return RunColumns(
         host,
         started_ns,

@@ -1,16 +1,15 @@
 """The native dialect at the broker: requests to events, effects to replies. No sockets, no clock.
 
-A request is one QueryMsg and is answered by one. Everything passes through the scheduler, also what
-could not be understood, so replies to a plain peer keep the order of its requests and leave after
-the commits that they rest on.
+A request is one QueryMsg, and so is its reply. Every request passes through the scheduler, even a
+malformed one. So replies to a plain peer keep the order of its requests, and leave after the
+commits that they depend on.
 
-A peer is plain for as long as its requests have no field and no type of ours (numbers from 16 on),
-and is then answered in dwork's own words alone.
+A peer is plain while its requests have no field and no type of ours (numbers from 16 on). It gets
+replies in dwork's own fields only.
 
-A route is where a reply goes: opaque bytes of whoever carries the frames. Beside this file:
-`dwork_counts` how much may be in a message, `dwork_desk` who asked what, `dwork_requests` what
-requests mean, `dwork_replies` how effects are told, `dwork_tasks` the tasks inside, `dwork_peer`
-the other end.
+A route is the address of a reply, opaque bytes of the transport. Beside this file: `counts` limits
+the entries of a message, `pending` keeps open requests, `requests` decodes requests, `replies`
+encodes effects, `frames` converts the tasks inside, and `peer` is the other end.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _Q: Final = pb.QueryMsg
 #: A delimiter and a QueryMsg.
 _FRAMES: Final = 2
 
-#: Numbers from here on are ours.
+#: Field numbers and types from here on are ours.
 _EXTENSION_FIELD_MIN: Final = 16
 
 _EXTENSION_FIELDS: Final = tuple(
@@ -51,7 +50,7 @@ _EXTENSION_FIELDS: Final = tuple(
 
 
 class NativeServer:
-    """All peers of this dialect, on however many sockets."""
+    """All peers of this dialect, on any number of sockets."""
 
     #: Its workers choose their names.
     prefix = b""
@@ -64,18 +63,18 @@ class NativeServer:
         plain_lease_ns: int = PLAIN_LEASE_NS,
     ) -> None:
         self._pending = PendingRequests(broker, random_bits, dialect, plain_lease_ns)
-        #: Messages that made no sense, for the log and the statistics.
+        #: Malformed messages, for the log and the statistics.
         self.malformed = 0
-        #: Requests of guests that may not ask them, for the log.
+        #: Requests that a peer's role does not allow, for the log.
         self.refused = 0
 
     @property
     def leaving(self) -> bool:
-        """Everybody was told to go: the broker may end when nothing is out any more."""
+        """Return whether everything is draining. The broker may end when nothing is leased."""
         return self._pending.leaving
 
     def report_cut(self, counts: Mapping[str, int]) -> None:
-        """Let the status show connections that were cut. The counts may go on."""
+        """Show cut connections in the status. The counts may still grow."""
         self._pending.connections_cut = counts
 
     def receive(
@@ -85,8 +84,8 @@ class NativeServer:
         now_ns: int,
         peer: roles.AuthenticatedPeer | None = None,
     ) -> Sequence[events.Event]:
-        """What a message says. Whatever it is, this returns. Without a guest it came by a socket
-        that is for those who may do everything."""
+        """Decode a message into events. Never raises. Without a `peer` it came by a socket without
+        keys, where everything is allowed."""
         incoming = Request(route, _UNREADABLE, extended=False, now_ns=now_ns)
         try:
             query = self._parse(incoming, _body(frames))
@@ -99,7 +98,7 @@ class NativeServer:
             return self._refuse(incoming, str(malformed))
 
     def _parse(self, incoming: Request, body: bytes) -> pb.QueryMsg:
-        """Note what is asked, and by whom. Raises `Malformed`, with as much noted as can be."""
+        """Parse a request into `incoming`, as far as possible. Raise `Malformed`."""
         try:
             check_counts(_Q, body)
         except Malformed:
@@ -121,30 +120,30 @@ class NativeServer:
         return [events.RequestRejected(0, incoming.route, number, reason)]
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
-        """The replies that an effect makes: mostly one."""
+        """Encode the replies to an effect, mostly one."""
         return native_replies.replies_to(self._pending, effect)
 
     def disconnected(self, route: bytes) -> list[events.Event]:
-        """Nothing reaches that route any more."""
-        told: list[events.Event] = [events.ClientDisconnected(0, route)]
+        """Drop the requests of a route that can't be reached any more."""
+        result: list[events.Event] = [events.ClientDisconnected(0, route)]
         for number, entry in self._pending.drop_route(route):
             if entry.kind == _Q.Steal:
-                told.append(events.WaitEnded(0, entry.worker, number))
-        return told
+                result.append(events.WaitEnded(0, entry.worker, number))
+        return result
 
     def wake_at_ns(self) -> int | None:
-        """When to call `time_passed`."""
+        """Return when to call `time_passed`."""
         return self._pending.wake_at_ns()
 
     def time_passed(self, now_ns: int) -> list[events.Event]:
-        """Requests that have waited long enough are answered with what there is."""
-        told: list[events.Event] = []
+        """Return events for the requests whose deadline has passed."""
+        result: list[events.Event] = []
         for number, entry in self._pending.timed_out(now_ns):
             if entry.kind == _Q.Steal:
-                told.append(events.WaitEnded(0, entry.worker, number))
+                result.append(events.WaitEnded(0, entry.worker, number))
             else:
-                told += self._watch_ended(number, entry, now_ns)
-        return told
+                result += self._watch_ended(number, entry, now_ns)
+        return result
 
     def _watch_ended(self, number: int, entry: PendingRequest, now_ns: int) -> list[events.Event]:
         sign = events.ReplyDue(0, entry.route, number)
@@ -156,9 +155,9 @@ class NativeServer:
 
 def _body(frames: Sequence[bytes]) -> bytes:
     if len(frames) != _FRAMES or frames[0]:
-        raise Malformed("a message is an empty frame and a QueryMsg")
+        raise Malformed("a message must be an empty frame and a QueryMsg")
     return frames[1]
 
 
-#: Stands for a message that could not be read.
+#: Stands for a message that could not be parsed.
 _UNREADABLE: Final = _Q(type=_Q.Error)

@@ -1,14 +1,13 @@
-"""Ping-pong's workers at the broker: who is ready, who is at a job, who is gone. No sockets, no
-clock.
+"""Ping-pong's workers at the broker: which are ready, working or gone. No sockets, no clock.
 
-A result says nothing of its job, so a worker is given one job at a time, and none while its hands
-may still be at another: after it was taken for gone, after its job was cancelled, and when it was
-never heard to say READY. That is what most of this file is about; the rest is words.
+A result does not name its job. So a worker gets one job at a time, and none while it may still run
+another: after it timed out, after its job was cancelled, and before its first READY. Most of this
+file is about that.
 
-A worker is a connection. Its silence is watched here and not in the core, because how much of it is
-allowed depends on whether it pings while it works; the core is told who is lost. Nothing is
-journalled for a ping. Everything passes through the scheduler, so that an answer leaves after the
-commits that it rests on.
+A worker is a connection. Its timeout is checked here and not in the core, because it depends on
+whether the worker pings while it works. The core learns which workers are lost. Nothing is
+journalled for a ping. Everything passes through the scheduler, so that a reply leaves after the
+commits that it depends on.
 """
 
 from __future__ import annotations
@@ -46,32 +45,31 @@ if TYPE_CHECKING:
 
     from taskyard.wire.dialect import Reply
 
-#: Connections that are remembered; with so many, who comes new is not answered and tries again.
+#: Connections that are kept. Beyond that, new ones get no reply and retry.
 PEERS_MAX: Final = 20_000
 
-#: A connection that has no place among the workers is forgotten after this silence: nobody tells
-#: when it is closed.
+#: Silence after which a connection that is not a worker is forgotten: its end is not reported.
 FORGET_NS: Final = 600 * SECOND_NS
 
-#: A ping that comes so soon after a job was sent may have crossed it on the way: it does not show
-#: that the worker pings while it works.
+#: A ping this soon after a job may have crossed it on the way, so it does not show that the worker
+#: pings while it works.
 CROSSING_NS: Final = SECOND_NS // 5
 
 
 class PeerState(Enum):
-    """What a worker is to the broker."""
+    """The state of a worker at the broker."""
 
-    PROBATION = "heard, but never to say READY: it may be at a job of another connection"
-    WAITING = "wants a job"
+    PROBATION = "has not sent READY: it may run a job of another connection"
+    WAITING = "waits for a job"
     WORKING = "has a job"
-    OWING = "at a job that is no longer its own; it gets another when it has answered"
-    AWAY = "was silent for too long while it waited"
-    DISMISSED = "was told to exit"
+    OWING = "runs a job that it lost; it gets another after its result"
+    AWAY = "timed out while it waited"
+    DISMISSED = "was sent EXIT"
 
 
 PROBATION, WAITING, WORKING, OWING, AWAY, DISMISSED = PeerState
 
-#: The core knows these as workers.
+#: Workers in these states are registered in the core.
 REGISTERED: Final = (WAITING, WORKING)
 
 
@@ -82,7 +80,7 @@ class Peer(Struct, eq=False):
     #: Its name in the core.
     name: bytes
     last_seen_ns: int
-    #: PROBATION: since when. Unanswered after WORKER_EXPIRE_SECONDS, it connects anew.
+    #: PROBATION: since when. Without a reply for WORKER_EXPIRE_SECONDS, it reconnects.
     since_ns: int
     standing: PeerState = PROBATION
     #: How often it has pinged.
@@ -90,18 +88,18 @@ class Peer(Struct, eq=False):
     #: WORKING and OWING: the task and its attempt.
     task: bytes = b""
     attempt: int = 0
-    #: WORKING: when it was given; the silence it may keep without pings, and with.
+    #: WORKING: when the job was assigned, and the timeouts without pings and with.
     given_ns: int = 0
     lease_ns: int = 0
     pinging_lease_ns: int = 0
-    #: WORKING: it pings meanwhile, so silence means more.
+    #: WORKING: it pings, so the shorter timeout applies.
     is_pinging: bool = False
-    #: WORKING: it says READY, so it may be another process under the same id; what it says does not
-    #: prolong its lease.
+    #: WORKING: it sent READY, so it may be another process with the same id. Its messages do not
+    #: renew its lease.
     is_doubted: bool = False
-    #: The last that it was told is its job.
+    #: The last message sent to it is its job.
     is_last_sent: bool = False
-    #: When its silence is looked at next; 0: never.
+    #: When its timeout is checked next. 0: never.
     timeout_check_ns: int = 0
 
     @property
@@ -110,7 +108,7 @@ class Peer(Struct, eq=False):
 
 
 class Backend:
-    """All workers of this dialect, on however many sockets."""
+    """All workers of this dialect, on any number of sockets."""
 
     prefix = PING_PONG
 
@@ -119,53 +117,53 @@ class Backend:
         self._random_bits = random_bits
         self._settings = settings
         self._peers: dict[bytes, Peer] = {}
-        #: The same by their names.
+        #: Peers by name.
         self._named: dict[bytes, Peer] = {}
-        #: What each request is answered, if it is.
+        #: The reply to each request, if it gets one.
         self._answers: dict[int, Reply] = {}
-        #: Enlisted anew a worker is another one, also to what a former broker wrote down.
+        #: A worker gets a new incarnation with each registration, also across restarts.
         self._incarnation = (random_bits() % (1 << 32)) << 30
-        #: (when, route): silences to look at. An entry may be early, never late.
+        #: (when, route) of timeouts to check. An entry may be early, never late.
         self._timeouts: list[tuple[int, bytes]] = []
-        #: What effects have brought about; told to the scheduler before anything else is.
+        #: Events that effects have caused. They go to the scheduler before all others.
         self._overdue: list[events.Event] = []
-        #: Who was given a job since the clock was last seen.
+        #: Workers that got a job since the clock was last read.
         self._just_given: list[Peer] = []
         self._now_ns = 0
-        #: Messages that made no sense, for the log and the statistics.
+        #: Malformed messages, for the log and the statistics.
         self.malformed = 0
-        #: Results of nobody's job.
+        #: Results without a job.
         self.stale = 0
-        #: The broker ends for good: who comes for work is sent home.
+        #: The broker is shutting down: workers are sent EXIT.
         self.leaving = False
 
     @property
     def peer_count(self) -> int:
-        """How many connections it knows of."""
+        """Return the number of known connections."""
         return len(self._peers)
 
-    # What workers say.
+    # Messages of workers.
 
     def receive(
         self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
     ) -> list[events.Event]:
-        """What a message says. Whatever it is, this returns."""
+        """Decode a message into events. Never raises."""
         del peer
-        told = self._begin(now_ns)
+        result = self._begin(now_ns)
         if not is_message(frames):
             self.malformed += 1
-            return told
+            return result
         word, peer = frames[1], self._peers.get(route)
         if len(frames) == FRAMES and word == DISCONNECT:
-            return told + self._leave(peer)
+            return result + self._leave(peer)
         if peer is None:
             peer = self._register_peer(route, word)
         if peer is None:
-            return told + self._reply_unknown(route, word)
-        told += self._receive(peer, frames)
+            return result + self._reply_unknown(route, word)
+        result += self._receive(peer, frames)
         if peer.route in self._peers:
             self._watch(peer)
-        return told
+        return result
 
     def _receive(self, peer: Peer, frames: Sequence[bytes]) -> list[events.Event]:
         peer.is_last_sent = False
@@ -181,12 +179,12 @@ class Backend:
         if len(frames) == FRAMES_MAX:
             return self._reported(peer, Outcome.FAILED, frames[2])
         if len(word) > PAYLOAD_BYTES_MAX:
-            text = b"its result has %d bytes, and can have %d" % (len(word), PAYLOAD_BYTES_MAX)
+            text = b"result of %d bytes: limit is %d" % (len(word), PAYLOAD_BYTES_MAX)
             return self._reported(peer, Outcome.FAILED_FINAL, text)
         return self._reported(peer, Outcome.DONE, word)
 
     def _register_peer(self, route: bytes, word: bytes) -> Peer | None:
-        """Remember who is there, if it wants work and there is room."""
+        """Keep a connection that wants work, if there is room."""
         if not (word == READY or is_ping(word)) or not self._has_room():
             return None
         name = name_of(route, self._settings.secret)
@@ -195,7 +193,7 @@ class Backend:
         return peer
 
     def _has_room(self) -> bool:
-        """Return whether one more connection can be remembered; forget a silent one if need be."""
+        """Return whether one more connection can be kept. Forget a silent one if need be."""
         if len(self._peers) < PEERS_MAX:
             return True
         silent_ns = self._now_ns - self._settings.expire_ns
@@ -206,7 +204,7 @@ class Backend:
         return False
 
     def _reply_unknown(self, route: bytes, word: bytes) -> list[events.Event]:
-        """A result of whoever has no job; and there is no room for newcomers."""
+        """Reply to a result of a worker without a job. Ignore newcomers: there is no room."""
         if word == READY or is_ping(word):
             self.malformed += 1
             return []
@@ -226,7 +224,7 @@ class Backend:
         return [pong]
 
     def _is_ignored(self, peer: Peer) -> bool:
-        """Return whether a peer has been on probation for too long to be answered."""
+        """Return whether a peer has been on probation for too long to get a reply."""
         since_ns = self._now_ns - peer.since_ns
         return peer.standing is PROBATION and since_ns >= self._settings.expire_ns
 
@@ -238,14 +236,14 @@ class Backend:
         return [pong] if is_busy else [pong, *self._register_worker(peer)]
 
     def _is_crossing(self, peer: Peer) -> bool:
-        """Return whether a READY may have left before the job that its worker owes: the result
-        would be taken for that of the next job."""
+        """Return whether a READY may have been sent before the job that its worker owes. The result
+        would be read as that of the next job."""
         if peer.standing is not OWING or _chose_its_id(peer.route):
             return False
         return self._now_ns - peer.given_ns < peer.lease_ns
 
     def _reported(self, peer: Peer, outcome: Outcome, text: bytes) -> list[events.Event]:
-        """On the job that it has, or had. What it still owed is over: it may have another one."""
+        """Report the job that a worker has or owes. After that it may get another one."""
         if peer.standing not in (WORKING, OWING):
             self.stale += 1
             return [] if self._is_ignored(peer) else [self._pong(peer)]
@@ -271,7 +269,7 @@ class Backend:
         return [events.ReplyDue(0, peer.route, self._number((peer.route, [b"", EXIT])))]
 
     def _pong(self, peer: Peer, *count: bytes) -> events.Event:
-        """An answer, and a sign of life to the core if it is one."""
+        """Return a PONG, and a heartbeat to the core if it is from a registered worker."""
         number = self._number((peer.route, [b"", PONG, *count]))
         if peer.is_registered and not peer.is_doubted:
             return events.WorkerHeartbeat(0, peer.name, request=number)
@@ -283,8 +281,8 @@ class Backend:
         return number
 
     def _register_worker(self, peer: Peer) -> list[events.Event]:
-        """Let it have jobs. The core minds its silence, too, and a little later than we do: nobody
-        else does after a restart."""
+        """Register a worker, so that it gets jobs. The core's timeout is a little longer than ours.
+        It applies after a restart."""
         self._incarnation += 1
         peer.standing, peer.is_doubted = WAITING, False
         peer.last_seen_ns = self._now_ns
@@ -305,10 +303,10 @@ class Backend:
         self._peers.pop(peer.route, None)
         self._named.pop(peer.name, None)
 
-    # What workers are told.
+    # Effects.
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
-        """The replies that an effect makes: one at most."""
+        """Encode the reply to an effect, at most one."""
         if isinstance(effect, effects.Assign):
             return self._assign(effect)
         if isinstance(effect, effects.HeartbeatAck | effects.ReplyDue):
@@ -331,7 +329,7 @@ class Backend:
     def _assign(self, effect: effects.Assign) -> list[Reply]:
         peer = self._named.get(effect.worker)
         if peer is None or peer.standing is not WAITING:
-            # It left, or its hands are full: the scheduler will have heard, or hears it now.
+            # It left or is busy. The scheduler has an event of that, or gets it now.
             gone = events.WorkerLost(0, effect.worker, b"not waiting", charged=False)
             self._overdue.append(gone)
             return []
@@ -354,7 +352,7 @@ class Backend:
         return [answer]
 
     def _on_report_ack(self, effect: effects.ReportAck) -> list[Reply]:
-        """A result is answered only if it was too late."""
+        """Reply to a result only if it was too late."""
         if effect.missing:
             self.stale += 1
             return self._answer(effect.request)
@@ -362,14 +360,14 @@ class Backend:
         return []
 
     def _let_finish(self, peer: Peer) -> None:
-        """Nobody wants its job any more, and it can't be told: it is no worker until it is done."""
+        """Remove a worker until it has finished its cancelled job, which it can't be sent."""
         peer.standing = OWING
         lost = events.WorkerLost(0, peer.name, b"at a cancelled task", charged=False)
         self._overdue.append(lost)
 
     def disconnected(self, route: bytes) -> list[events.Event]:
-        """Nothing reaches that route any more: its worker comes back by another, if it does. A job
-        that was the last it was told never left."""
+        """Remove the worker of a route that can't be reached. If its job was the last message sent,
+        the job was never delivered."""
         peer = self._peers.get(route)
         if peer is None:
             return []
@@ -381,15 +379,15 @@ class Backend:
     # Time.
 
     def wake_at_ns(self) -> int | None:
-        """When to call `time_passed`; at once, if effects have brought something about, or to see
-        when they were told."""
+        """Return when to call `time_passed`. At once if effects have caused events or jobs were
+        assigned, whose time is then recorded."""
         if self._overdue or self._just_given:
             return 0
         return self._timeouts[0][0] if self._timeouts else None
 
     def time_passed(self, now_ns: int) -> list[events.Event]:
-        """Give up workers that were silent for too long."""
-        told = self._begin(now_ns)
+        """Return events for workers that timed out."""
+        result = self._begin(now_ns)
         while self._timeouts and self._timeouts[0][0] <= now_ns:
             at_ns, route = heappop(self._timeouts)
             peer = self._peers.get(route)
@@ -397,13 +395,13 @@ class Backend:
                 continue
             peer.timeout_check_ns = 0
             if self._due_ns(peer) <= now_ns:
-                told += self._end_wait(peer)
+                result += self._end_wait(peer)
             if route in self._peers:
                 self._watch(peer)
-        return told
+        return result
 
     def _begin(self, now_ns: int) -> list[events.Event]:
-        """It is now; and what has to be told before anything else."""
+        """Set the time. Return events that go to the scheduler before all others."""
         self._now_ns = now_ns
         for peer in self._just_given:
             peer.given_ns = now_ns
@@ -418,7 +416,7 @@ class Backend:
             heappush(self._timeouts, (due_ns, peer.route))
 
     def _due_ns(self, peer: Peer) -> int:
-        """When something becomes of its silence."""
+        """Return when a worker times out."""
         if peer.standing is WAITING:
             return peer.last_seen_ns + self._settings.expire_ns
         if peer.standing is WORKING:
@@ -432,18 +430,18 @@ class Backend:
             return [events.WorkerLost(0, peer.name)]
         if peer.standing is WAITING:
             peer.standing = AWAY
-            # A job that is given to it in this very turn is not to blame.
+            # A job that is assigned in this very turn is not charged.
             return [events.WorkerLost(0, peer.name, charged=False)]
         self._forget(peer)
         return []
 
 
-#: A ping whose number has a frame of its own.
+#: Words of a ping with its number in a separate frame.
 _COUNTED: Final = (PING, PING.lower())
 
 
 def is_message(frames: Sequence[bytes]) -> bool:
-    """An empty frame and a word; a ping may have its number, and a failure has its reason."""
+    """Return whether frames are an empty one and a word, with a ping's number or a reason."""
     if not FRAMES <= len(frames) <= FRAMES_MAX or frames[0]:
         return False
     if len(frames) == FRAMES:
@@ -452,20 +450,20 @@ def is_message(frames: Sequence[bytes]) -> bool:
 
 
 def _job_of(effect: effects.Assign) -> bytes:
-    """A task without a payload is its name; what came in by this dialect is what was sent."""
+    """Return the job of a task. Without a payload it is the name, unless a client sent it so."""
     payload = effect.payloads[0]
     is_own = effect.terms[0].dialect == DIALECT
     return payload if payload or is_own else effect.names[0]
 
 
 def _chose_its_id(route: bytes) -> bool:
-    """ZeroMQ's own ids begin with a zero byte, and no two connections ever share one."""
+    """Return whether the peer chose its id. ZeroMQ's own begin with a zero byte and are unique."""
     return route[1:2] != b"\0"
 
 
 def name_of(route: bytes, secret: bytes = b"") -> bytes:
-    """The socket's number and the connection's id: as it is if one can type it, else as digits, of
-    which none tells what the id is."""
+    """Return the name of a worker: the socket's number and the connection's id, as text if it is
+    printable, else as digits that do not reveal it."""
     socket, identity = route[:1].hex().encode(), route[1:]
     is_text = identity.isascii() and identity.decode("latin-1").isprintable()
     if identity and is_text:

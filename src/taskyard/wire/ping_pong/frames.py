@@ -1,4 +1,4 @@
-"""What both sides of ping-pong share: its words and its settings. No sockets, no clock."""
+"""Words and settings that both sides of ping-pong share. No sockets, no clock."""
 
 import re
 from typing import Final
@@ -10,63 +10,63 @@ from taskyard.core.limits import SECOND_NS
 #: The dialect's name, in facts and terms.
 DIALECT: Final = b"ping-pong"
 
-# A worker's words.
+# Words of a worker.
 READY: Final = b"READY"
 PING: Final = b"PING"
 DISCONNECT: Final = b"DISCONNECT"
 
-# The broker's words, to a worker. What is none of these is a job.
+# Words of the broker to a worker. Any other frame is a job.
 PONG: Final = b"PONG"
 EXIT: Final = b"EXIT"
 
-# The broker's words, to a client; ERROR, with a reason after it, is a worker's word too.
+# Words of the broker to a client. A worker sends ERROR, with a reason after it, as well.
 ERROR: Final = b"ERROR"
 FULL: Final = b"FULL"
 
-#: A job of these would be taken for the broker's own words.
+#: A worker would read these jobs as words of the broker.
 RESERVED_JOBS: Final = (PONG, EXIT)
 
-#: A result of these would be taken for the worker's own words.
+#: The broker would read these results as words of the worker.
 RESERVED_RESULTS: Final = (READY, PING, DISCONNECT)
 
-#: The published figure writes PING in small letters, and its number in the same frame.
+#: The published figure has PING in small letters, and its number in the same frame.
 _PING_SPELLED: Final = re.compile(rb"(?:PING|ping)(?:, ?[0-9]{1,20})?")
 
-#: Digits of a ping's number: more than anybody counts.
+#: Digits of a ping's number. Real counts are shorter.
 COUNT_DIGITS_MAX: Final = 20
 
-#: A delimiter and a word; with a number or a reason it is one more.
+#: A delimiter and a word. A number or a reason is one frame more.
 FRAMES: Final = 2
 FRAMES_MAX: Final = 3
 
 
 class Settings(Struct, frozen=True):
-    """What a broker can be told about ping-pong."""
+    """The broker's settings of ping-pong."""
 
-    #: WORKER_EXPIRE_SECONDS: the silence after which a worker is gone, while it waits for a job or
-    #: shows that it can work and ping at once.
+    #: WORKER_EXPIRE_SECONDS: the timeout of a worker that waits for a job, or has pinged
+    #: at work.
     expire_ns: int = 3 * SECOND_NS
-    #: The silence that is allowed to a worker that works and does not ping meanwhile.
+    #: The timeout of a worker that works and does not ping.
     lease_ns: int = 60 * SECOND_NS
-    #: What the workers do, and what the clients' jobs are.
+    #: The services of the workers. Jobs of clients go to the first.
     services: tuple[bytes, ...] = (b"default",)
-    #: Jobs of clients that may wait for their answers at once; further ones are refused.
+    #: Jobs of clients that may be open at once. More are refused.
     queue_max: int = 100_000
-    #: Hides the ids of connections in the names of workers: who knows one could guess the next.
-    #: Empty: they are shown.
+    #: Hides connection ids in the names of workers, because they allow guessing the next id. Empty:
+    #: ids are shown.
     secret: bytes = b""
 
 
 def is_ping(frame: bytes) -> bool:
-    """Return whether a frame is PING, in any of its spellings."""
+    """Return whether a frame is PING in any of its spellings."""
     return _PING_SPELLED.fullmatch(frame) is not None
 
 
 def is_word(result: bytes) -> bool:
-    """Return whether a result would be taken for one of the worker's own words."""
+    """Return whether a result would be read as a word of the worker."""
     return result in RESERVED_RESULTS or is_ping(result)
 
 
 def is_count(frame: bytes) -> bool:
-    """A number as it is sent: ASCII digits."""
+    """Return whether a frame is a number in ASCII digits."""
     return 0 < len(frame) <= COUNT_DIGITS_MAX and frame.isdigit()

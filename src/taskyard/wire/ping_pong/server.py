@@ -1,10 +1,11 @@
-"""Ping-pong's clients at the broker: a job in, its result out. No sockets, no clock.
+"""Ping-pong at the broker, and its clients: a job in, its result out. No sockets, no clock.
 
-Messages carry no ids, so a client is answered in the order in which it asked: an answer waits for
-those before it. Whoever wants its answers as they come opens a socket for each.
+Messages carry no ids, so a client gets its replies in the order of its requests: a reply waits for
+those before it. A client that wants replies as they arrive opens several sockets. `backend.py` has
+the workers.
 
-Everything passes through the scheduler, also what is refused, so that an answer leaves after the
-commits that it rests on.
+Everything passes through the scheduler, even refused jobs, so that a reply leaves after the commits
+that it depends on.
 """
 
 from __future__ import annotations
@@ -32,29 +33,27 @@ _DEFAULT_SETTINGS: Final = Settings()
 
 __all__ = ["Backend", "Frontend", "Settings", "make_server"]
 
-#: Jobs of one client that may wait at once: one client must not fill the queue of all.
+#: Open jobs of one client, so that one client can't fill the queue of all.
 WAITING_MAX: Final = 1000
-
-
-#: Refusals in a row that one client is told: they all leave in one turn.
+#: Refusals in a row that are sent to one client, all in one turn.
 REFUSALS_MAX: Final = 1_000
 
 
 class PendingJob(Struct, eq=False):
-    """A request that is not answered yet."""
+    """A request without a reply."""
 
     route: bytes
-    #: 0: nothing but the answers before it will tell it.
+    #: The request number. 0: it is sent with the reply before it.
     number: int = 0
-    #: The answer, while those before it are missing.
+    #: The reply, while those before it are missing.
     answer: list[bytes] | None = None
-    #: It is refused because too much waits; so were so many in a row.
+    #: Refused because the queue is full, and the number of such requests in a row.
     is_full: bool = False
     times: int = 1
 
 
 class Frontend:
-    """All clients of this dialect, on however many sockets."""
+    """All clients of this dialect, on any number of sockets."""
 
     #: It has no workers.
     prefix = b""
@@ -63,25 +62,25 @@ class Frontend:
         self._numbers = request_numbers(dialect)
         self._queue_max = settings.queue_max
         self._terms = Terms(service=settings.services[0], dialect=DIALECT)
-        #: Tells the tasks of this process from those of any other.
+        #: Distinguishes the tasks of this process from those of others.
         self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
-        #: What each client has asked, in order; no client is here without.
+        #: The open requests of each client, in order. Clients without are not listed.
         self._clients: dict[bytes, deque[PendingJob]] = {}
         self._requests: dict[int, PendingJob] = {}
-        #: Messages that made no sense, for the log and the statistics.
+        #: Malformed messages, for the log and the statistics.
         self.malformed = 0
-        #: No more jobs are taken: the broker is about to leave.
+        #: The broker is shutting down and accepts no more jobs.
         self.leaving = False
 
     @property
     def waiting(self) -> int:
-        """How many jobs of clients that are there are not answered."""
+        """Return the number of open jobs of connected clients."""
         return len(self._requests)
 
     def receive(
         self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
     ) -> list[events.Event]:
-        """What a message says. Whatever it is, this returns."""
+        """Decode a message into events. Never raises."""
         del now_ns, peer
         if self._is_full(route):
             return self._refuse_full(route)
@@ -94,17 +93,17 @@ class Frontend:
         return [events.SubmitRequested(0, route, submission, number, watch=True)]
 
     def _refusal(self, frames: Sequence[bytes]) -> str:
-        """Why this is no job; empty: it is one."""
+        """Return why a message is not a valid job. Empty: it is."""
         if len(frames) != FRAMES or frames[0]:
             self.malformed += 1
-            return "a message is an empty frame and a job"
+            return "a message must be an empty frame and a job"
         job = frames[1]
         if self.leaving:
-            return "the broker is leaving and takes no more jobs; ask again when it is back"
+            return "the broker is shutting down"
         if job in RESERVED_JOBS:
-            return f"{job.decode()} can't be a job: a worker would take it for the broker's word"
+            return f"job {job.decode()}: reserved, because a worker would read it as a command"
         if len(job) > PAYLOAD_BYTES_MAX:
-            return f"a job has {PAYLOAD_BYTES_MAX} bytes at most: send the name of a file"
+            return f"job of {len(job)} bytes: limit is {PAYLOAD_BYTES_MAX}"
         return ""
 
     def _is_full(self, route: bytes) -> bool:
@@ -112,29 +111,29 @@ class Frontend:
         return waiting >= WAITING_MAX or len(self._requests) >= self._queue_max
 
     def _refuse_full(self, route: bytes) -> list[events.Event]:
-        """In its turn, too. Those in a row are counted, or refusals would fill the memory."""
+        """Refuse a job in its turn. Refusals in a row are counted, so that they take no memory."""
         queue = self._clients.get(route)
         if queue and queue[-1].is_full:
             if queue[-1].times < REFUSALS_MAX:
                 queue[-1].times += 1
             else:
-                self.malformed += 1  # it does not listen: what it sends on is not answered
+                self.malformed += 1  # it does not read replies, so it gets no more
             return []
-        asked = PendingJob(route, is_full=True)
+        job_request = PendingJob(route, is_full=True)
         if queue:
-            asked.answer = [b"", FULL]  # it follows the one before
-            queue.append(asked)
+            job_request.answer = [b"", FULL]  # sent with the reply before it
+            queue.append(job_request)
             return []
-        return [events.ReplyDue(0, route, self._note(asked))]
+        return [events.ReplyDue(0, route, self._note(job_request))]
 
-    def _note(self, asked: PendingJob) -> int:
-        asked.number = number = next(self._numbers)
-        self._requests[number] = asked
-        self._clients.setdefault(asked.route, deque()).append(asked)
+    def _note(self, job_request: PendingJob) -> int:
+        job_request.number = number = next(self._numbers)
+        self._requests[number] = job_request
+        self._clients.setdefault(job_request.route, deque()).append(job_request)
         return number
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
-        """The replies that an effect makes: to the request, and to those that waited for it."""
+        """Encode the replies to an effect: that of its request, and those that waited for it."""
         if isinstance(effect, effects.Settled):
             return self._answer(effect.request, _outcome(effect))
         if isinstance(effect, effects.ReplyDue):
@@ -146,26 +145,26 @@ class Frontend:
         return []
 
     def _answer(self, number: int, frames: list[bytes]) -> list[Reply]:
-        asked = self._requests.pop(number, None)
-        if asked is None:
+        job_request = self._requests.pop(number, None)
+        if job_request is None:
             return []  # the client is gone
-        asked.answer = frames
-        queue, replies = self._clients[asked.route], []
+        job_request.answer = frames
+        queue, replies = self._clients[job_request.route], []
         while queue and queue[0].answer is not None:
             first = queue.popleft()
             replies += [(first.route, first.answer or [])] * first.times
         if not queue:
-            del self._clients[asked.route]
+            del self._clients[job_request.route]
         return replies
 
     def disconnected(self, route: bytes) -> list[events.Event]:
-        """Nothing reaches that route any more. Its jobs are done all the same."""
-        for asked in self._clients.pop(route, ()):
-            self._requests.pop(asked.number, None)
+        """Drop the requests of a client that can't be reached. Its jobs are done nevertheless."""
+        for job_request in self._clients.pop(route, ()):
+            self._requests.pop(job_request.number, None)
         return [events.ClientDisconnected(0, route)]
 
     def wake_at_ns(self) -> int | None:
-        """Nothing here waits for a time."""
+        """Return None: no request has a deadline."""
         return None
 
     def time_passed(self, now_ns: int) -> list[events.Event]:
@@ -173,11 +172,11 @@ class Frontend:
         return []
 
 
-def _outcome(told: effects.Settled) -> list[bytes]:
-    """How a job ended."""
-    state, text = told.states[0], told.texts[0] or b""
-    if told.truncated and told.names[0] in told.truncated:
-        return [b"", ERROR, truncated_result_reason(text, told.truncated[told.names[0]])]
+def _outcome(effect: effects.Settled) -> list[bytes]:
+    """Encode the outcome of a job."""
+    state, text = effect.states[0], effect.texts[0] or b""
+    if effect.truncated and effect.names[0] in effect.truncated:
+        return [b"", ERROR, truncated_result_reason(text, effect.truncated[effect.names[0]])]
     if state is DONE:
         return [b"", text]
     return [b"", ERROR, text or (b"it was cancelled" if state is CANCELLED else b"it failed")]
@@ -186,5 +185,5 @@ def _outcome(told: effects.Settled) -> list[bytes]:
 def make_server(
     dialect: int, random_bits: Callable[[], int], settings: Settings = _DEFAULT_SETTINGS
 ) -> tuple[Backend, Frontend]:
-    """Both, by this number and the next one."""
+    """Return both dialects, numbered `dialect` and the next number."""
     return Backend(dialect, random_bits, settings), Frontend(dialect + 1, random_bits, settings)

@@ -1,9 +1,9 @@
-"""Round-robin's messages, frame by frame, and what a task keeps of one. No sockets, no clock.
+"""Round-robin's messages, frame by frame, and the envelope that a task keeps. No sockets, no clock.
 
-A message is `[address…, "", "LMQv100", command, id, argument…, "", address…]`. Those on top are
-where it still has to go, nearest first; those at the bottom are where it came from, nearest last.
-An address is never empty, so the first empty frame ends the ones and the last empty frame begins
-the others, whatever the arguments are.
+A message is `[address…, "", "LMQv100", command, id, argument…, "", address…]`. The addresses on top
+are its remaining route, nearest first. Those at the bottom are where it came from, nearest last. An
+address is never empty, so the first empty frame ends the top and the last one begins the bottom,
+whatever the arguments are.
 """
 
 from __future__ import annotations
@@ -33,67 +33,68 @@ TRACKADDRESS: Final = b"\x05"
 RESPONSE: Final = b"\x06"
 COMMANDS: Final = (PING, PONG, EXEC, TRACKEXEC, TRACKADDRESS, RESPONSE)
 
-# Keys: the first argument of EXEC and TRACKEXEC. A worker's own, to the server:
+# Keys: the first argument of EXEC and TRACKEXEC. From a worker to the server:
 INCREMENT: Final = b"\x07"
 REGISTER: Final = b"\x08"
 DEREGISTER: Final = b"\x09"
 ONGOING: Final = b"ongoing"
 
-# And what our workers do.
+# And from clients to our workers.
 PING_KEY: Final = b"\x01"
 STREAM: Final = b"\x0a"
 
-#: Where a server usually is.
+#: The default endpoint of a server.
 ENDPOINT: Final = "tcp://127.0.0.1:6714"
 
-#: The id of a PING of the server to a worker that has not registered since the server started. Ours
-#: registers anew then. To others it is an id like any.
+#: The id of the server's PING to a worker that has not registered since the server started. Our
+#: workers register again then. Others treat it as any id.
 RESTARTED: Final = b"RESTARTED"
 
-#: An argument of a RESPONSE that begins so says what went wrong.
+#: An argument of a RESPONSE with this prefix is an error.
 ERROR: Final = b"ERROR "
 
-#: ZeroMQ takes no longer names of peers; an id has one byte for its length in some LMQ programs.
+#: The longest routing id of ZeroMQ. Some LMQ programs have one byte for the length of an id.
 ADDRESS_BYTES_MAX: Final = 255
 ID_BYTES_MAX: Final = 255
 
-#: The key of a message that has arguments besides: it is a word, and kept beside the payload.
+#: The key of a message with further arguments. It is kept beside the payload.
 KEY_BYTES_MAX: Final = 1024
 
-#: A wire takes 64 frames. Whoever passes a message on adds an address to it, and so does whoever
-#: receives it: the server takes messages that are not too long for a worker after that.
+#: A socket takes 64 frames. Each hop adds an address, and so does the receiver. Accepted messages
+#: must not become too long for a worker.
 FRAMES_MAX: Final = 60
 PEER_FRAMES_MAX: Final = 64
 
-#: Workers are handed all that they have slots for, and ZeroMQ keeps 1,000 messages for a peer that
+#: Workers are sent messages for all their slots, and ZeroMQ queues 1,000 messages for a peer that
 #: does not read.
 SLOTS_MAX: Final = 1000
 
 #: Empty, version, command, id, empty.
 _FRAMES_MIN: Final = 5
 
-#: Names of tasks up to this length are ids as they are.
+#: Longer names of tasks are hashed to make ids.
 _NAME_BYTES_MAX: Final = 200
 
 
 class Settings(Struct, frozen=True):
-    """What a broker can be told about round-robin."""
+    """The broker's settings of round-robin."""
 
-    #: How often a worker that says nothing is asked whether it is there.
+    #: How often a silent worker is pinged.
     heartbeat_ns: int = 5 * SECOND_NS
-    #: The silence after which it has left the table.
+    #: The silence after which a worker is lost.
     expire_ns: int = 60 * SECOND_NS
-    #: What the workers do, and what the clients' messages are.
+    #: The services of the workers. Messages of clients go to the first.
     services: tuple[bytes, ...] = (b"default",)
-    #: Messages of clients that may be unfinished at once; further ones are refused.
+    #: Messages of clients that may be open at once. More are refused.
     queue_max: int = 100_000
 
 
 class Message(Struct, frozen=True):
     command: bytes
+    """An LMQ message."""
     id: bytes
     arguments: Sequence[bytes] = ()
-    #: Where it still has to go, nearest first.
+    #: The remaining route, nearest first.
     top: Sequence[bytes] = ()
     #: Where it came from, nearest last.
     bottom: Sequence[bytes] = ()
@@ -103,65 +104,65 @@ class Message(Struct, frozen=True):
         return [*self.top, *body, *self.bottom]
 
     def way_back(self) -> tuple[bytes, ...]:
-        """The addresses on top of an answer."""
+        """Return the addresses on top of a reply."""
         return tuple(reversed(self.bottom))
 
 
 def parse(frames: Sequence[bytes], frames_max: int = FRAMES_MAX) -> Message:
-    """What the frames say. Raises `Malformed`, whatever they are."""
+    """Parse a message. Raise `Malformed`."""
     if not _FRAMES_MIN <= len(frames) <= frames_max:
-        raise Malformed(f"a message has {_FRAMES_MIN} to {frames_max} frames, not {len(frames)}")
+        raise Malformed(f"{len(frames)} frames: must be {_FRAMES_MIN} to {frames_max}")
     empty = [place for place, frame in enumerate(frames) if not frame]
     if not empty or empty[-1] < empty[0] + _FRAMES_MIN - 1:
-        raise Malformed("the command, its id and its arguments stand between two empty frames")
+        raise Malformed("command, id and arguments must be between two empty frames")
     first, last = empty[0], empty[-1]
     version, command, number = frames[first + 1 : first + 4]
     if version != VERSION:
-        raise Malformed("the version is not LMQv100")
+        raise Malformed("version is not LMQv100")
     if command not in COMMANDS:
-        raise Malformed("there is no such command")
+        raise Malformed("unknown command")
     if not 0 < len(number) <= ID_BYTES_MAX:
-        raise Malformed(f"an id has 1 to {ID_BYTES_MAX} bytes")
+        raise Malformed(f"id must have 1 to {ID_BYTES_MAX} bytes")
     top, bottom = frames[:first], frames[last + 1 :]
     if max(map(len, [*top, *bottom]), default=0) > ADDRESS_BYTES_MAX:
-        raise Malformed(f"an address has at most {ADDRESS_BYTES_MAX} bytes")
+        raise Malformed(f"address must have at most {ADDRESS_BYTES_MAX} bytes")
     return Message(command, number, tuple(frames[first + 4 : last]), tuple(top), tuple(bottom))
 
 
 def parse_at_peer(frames: Sequence[bytes]) -> Message:
-    """The same, at a peer: what came with the sender's name in front has it at the bottom."""
+    """Parse a message at a peer. Move the sender's name from the front to the bottom."""
     return parse([*frames[1:], frames[0]], PEER_FRAMES_MAX)
 
 
 def error(text: str) -> bytes:
-    """The argument of a RESPONSE that says what went wrong."""
+    """Return the argument of a RESPONSE that reports an error."""
     return ERROR + text.encode()
 
 
 def failure(arguments: Sequence[bytes]) -> str:
-    """What went wrong, by the arguments of a RESPONSE; empty: nothing did."""
+    """Return the error in the arguments of a RESPONSE. Empty: there is none."""
     if not arguments or not arguments[0].startswith(ERROR):
         return ""
     return arguments[0][len(ERROR) :].decode(errors="backslashreplace")
 
 
 def pack(arguments: Sequence[bytes]) -> bytes:
-    """Arguments as other dialects see them: one as it is, several as a MessagePack array."""
+    """Return arguments as one payload: a single one as it is, several as a MessagePack array."""
     if len(arguments) > 1:
         return msgspec.msgpack.encode([*arguments])
     return arguments[0] if arguments else b""
 
 
 class Envelope(Struct, array_like=True, frozen=True):
-    """What a task keeps of its message, besides the payload. It is journalled: a new field is a new
-    version."""
+    """The parts of a message that its task keeps besides the payload. It is journalled: a new field
+    needs a new version."""
 
     command: bytes
     id: bytes
     key: bytes
-    #: How many arguments followed the key, and are the payload. 0: the key is.
+    #: The number of arguments after the key, which are the payload. 0: the key is the payload.
     arguments: int
-    #: Where the answer goes, nearest first.
+    #: The route of the reply, nearest first.
     way_back: tuple[bytes, ...]
     version: int = 1
 
@@ -171,7 +172,7 @@ _arguments: Final = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
 def envelop(message: Message, sender: bytes) -> tuple[bytes, bytes]:
-    """The payload of a client's message, and what is kept beside it."""
+    """Return the payload of a client's message, and its encoded envelope."""
     key, *arguments = message.arguments
     payload = pack(arguments) if arguments else key
     way_back = (sender, *message.way_back())
@@ -181,7 +182,7 @@ def envelop(message: Message, sender: bytes) -> tuple[bytes, bytes]:
 
 
 def open_envelope(envelope: bytes) -> Envelope | None:
-    """None: another dialect's, or of another version."""
+    """Decode an envelope. None: it is of another dialect or version."""
     try:
         kept = _envelopes.decode(envelope)
     except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -190,10 +191,10 @@ def open_envelope(envelope: bytes) -> Envelope | None:
 
 
 def unfold(payload: bytes, kept: Envelope) -> Message:
-    """The very message that became a task."""
+    """Restore the message of a task."""
     arguments: tuple[bytes, ...] = (payload,)
     if kept.arguments > 1:
-        # What is no array was not packed here, whatever its envelope says.
+        # A payload that is not an array was not packed here, whatever its envelope contains.
         with suppress(msgspec.MsgspecError, RecursionError, ValueError):
             arguments = _arguments.decode(payload)
     if kept.arguments:
@@ -202,6 +203,6 @@ def unfold(payload: bytes, kept: Envelope) -> Message:
 
 
 def foreign_id(name: bytes, attempt: int) -> bytes:
-    """The id of a task that came in by another dialect: the same after a restart."""
+    """Return the id of a task of another dialect. It is the same after a restart."""
     short = name if len(name) <= _NAME_BYTES_MAX else hashlib.sha256(name).hexdigest().encode()
     return b"%d/%s" % (attempt, short)

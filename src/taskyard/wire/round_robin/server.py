@@ -1,11 +1,11 @@
 """Round-robin at the broker: LMQ messages in, LMQ messages out. No sockets, no clock.
 
-Clients' messages become tasks, which keep what is needed to hand a round-robin worker the very
-message again; control keys are the workers'. Who works is `round_robin_table`'s business, the
-frames are `round_robin_frames`'. `docs/dialects/round-robin.md` says what goes over the wire.
+Messages of clients become tasks with an envelope, from which a round-robin worker gets the original
+message. Control keys are for workers. `workers.py` has the workers, `frames.py` the frames, and
+`docs/dialects/round-robin.md` describes the protocol.
 
-Everything passes through the scheduler, also what is passed on from peer to peer, so that a message
-leaves after the commits that it rests on.
+Everything passes through the scheduler, even messages between peers, so that a message leaves after
+the commits that it depends on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from taskyard.errors import Malformed
 from taskyard.wire.dialect import ROUND_ROBIN, request_numbers
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
-from taskyard.wire.round_robin.workers import Lease, Peer, WorkerTable
+from taskyard.wire.round_robin.peers import Lease, Peer
+from taskyard.wire.round_robin.workers import WorkerTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,14 +34,14 @@ __all__ = ["RoundRobin", "Settings", "make_server"]
 
 _DEFAULT_SETTINGS: Final = Settings()
 
-#: Messages that are kept while the scheduler is asked what workers of a former process hold. That
-#: takes a turn.
+#: Messages that are kept until the scheduler has sent the leases of the former process, which
+#: takes one turn.
 EARLY_MAX: Final = 10_000
 
-#: Messages between two peers whose RESPONSE is passed on: the latest so many.
+#: The latest messages between peers whose RESPONSE is forwarded.
 PASSED_MAX: Final = 10_000
 
-#: Digits of a number of slots: more than anybody has.
+#: Digits of a number of slots. Real numbers are shorter.
 _SLOTS_DIGITS_MAX: Final = 9
 
 
@@ -52,22 +53,21 @@ class PendingMessage(Struct):
 
 
 class Responded(Struct):
-    """A worker's answer, while the scheduler decides on it."""
+    """A worker's RESPONSE, while the scheduler decides on it."""
 
     lease: Lease
-    #: What the client is told.
+    #: Sent to the client.
     arguments: Sequence[bytes]
     worker: bytes
 
     @property
     def key(self) -> tuple[bytes, bytes]:
-        """Return its task and its result."""
+        """Return the task and the result."""
         return self.lease.name, lmq.pack(self.arguments)
 
 
 class RoundRobin:
-    """All peers of this dialect, on however many sockets; the numbers of these are
-    `socket_numbers`."""
+    """All peers of this dialect, on the sockets with these numbers."""
 
     prefix = ROUND_ROBIN
 
@@ -81,107 +81,105 @@ class RoundRobin:
         self._numbers = request_numbers(dialect)
         self._queue_max = settings.queue_max
         self._terms = Terms(service=settings.services[0], dialect=lmq.DIALECT)
-        #: Tells the tasks of this process from those of any other.
+        #: Distinguishes the tasks of this process from those of others.
         self._token = b"%08x%08x" % (random_bits() % (1 << 32), random_bits() % (1 << 32))
         self._table = WorkerTable(settings, socket_numbers)
         #: Messages to send when their turn has come.
         self._replies: dict[int, Reply] = {}
         #: Clients' messages by request.
         self._pending: dict[int, PendingMessage] = {}
-        #: Answers of workers by request, and by task and result: a late one may come in the same
-        #: turn as the one that counts.
+        #: RESPONSEs of workers by request, and by task and result. A late one may arrive in the
+        #: same turn as the valid one.
         self._responded: dict[int, Responded] = {}
         self._answers: dict[tuple[bytes, bytes], Responded] = {}
-        #: Messages that were passed on from peer to peer, oldest first: the receiver, the addresses
-        #: on top of its RESPONSE, and the id. Any other RESPONSE is to a task, and comes too late.
+        #: Messages forwarded from peer to peer, oldest first: the receiver, the addresses
+        #: on top of its RESPONSE, and the id. Any other RESPONSE is for a task, and too late.
         self._blocked: dict[tuple[bytes, tuple[bytes, ...], bytes], None] = {}
-        #: What came before it was known what workers hold; None: it is.
+        #: Messages received before the leases of the former process. None: those are here.
         self._early: list[tuple[bytes, Sequence[bytes]]] | None = []
         self._has_asked = False
-        #: Messages that made no sense, for the log and the statistics.
+        #: Malformed messages, for the log and the statistics.
         self.malformed = 0
-        #: EXECs that were not taken: nobody could be told.
+        #: Refused EXECs, which get no reply.
         self.refused = 0
-        #: Messages to peers that are gone.
+        #: Messages to disconnected peers.
         self.dropped = 0
-        #: The broker ends for good: nobody may register.
+        #: The broker is shutting down: workers may not register.
         self.leaving = False
 
-    def add_socket(self, door: int) -> None:
-        """It is spoken on one socket more."""
-        self._table.socket_numbers.append(bytes([door]))
+    def add_socket(self, number: int) -> None:
+        """Add a socket of this dialect."""
+        self._table.socket_numbers.append(bytes([number]))
 
     @property
     def stale(self) -> int:
-        """Answers to what was no longer the worker's."""
+        """Return the number of RESPONSEs to leases that had ended."""
         return self._table.stale
 
     @property
     def waiting(self) -> int:
-        """Messages of clients that are not settled."""
+        """Return the number of open messages of clients."""
         return len(self._pending)
 
-    # What peers say.
+    # Messages of peers.
 
     def receive(
         self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
     ) -> list[events.Event]:
-        """What a message says. Whatever it is, this returns."""
+        """Decode a message into events. Never raises."""
         del peer
-        told = self._begin(now_ns)
+        result = self._begin(now_ns)
         if self._early is None:
-            return told + self._receive(route, frames)
+            return result + self._receive(route, frames)
         if len(self._early) < EARLY_MAX:
             self._early.append((route, frames))
         else:
             self.dropped += 1
-        return told
+        return result
 
     def _begin(self, now_ns: int) -> list[events.Event]:
-        """It is now; and what has to be told before anything else."""
+        """Set the time. Return events that go to the scheduler before all others."""
         self._table.now_ns = now_ns
-        told = self._table.take_overdue()
+        result = self._table.take_overdue()
         if not self._has_asked:
             self._has_asked = True
-            told.append(events.HeldTasksRequested(0, b"", self.prefix, next(self._numbers)))
-        return told
+            result.append(events.HeldTasksRequested(0, b"", self.prefix, next(self._numbers)))
+        return result
 
     def _receive(self, route: bytes, frames: Sequence[bytes]) -> list[events.Event]:
         peer = self._table.get(route[1:])
         is_recalled = peer is not None and peer.is_recalled and not peer.route
-        told = [] if peer is None else self._table.touch(peer, route)
+        result = [] if peer is None else self._table.touch(peer, route)
         if is_recalled:
-            told.append(self._ping(route))
+            result.append(self._ping(route))
         try:
             message = lmq.parse(frames)
         except Malformed:
             self.malformed += 1
-            return told
+            return result
         if message.command == lmq.RESPONSE and peer is not None:
             lease = peer.find((tuple(message.top), message.id))
             if lease is not None:
-                return told + self._respond(peer, lease, message)
+                return result + self._respond(peer, lease, message)
         if message.top:
-            return told + self._pass_on(route, message)
-        return told + self._control(route, peer, message)
+            return result + self._forward(route, message)
+        return result + self._control(route, peer, message)
 
     def _control(self, route: bytes, peer: Peer | None, message: Message) -> list[events.Event]:
-        """What is for the server itself, or for a worker that it chooses."""
+        """Handle a message to the server, or to a worker that it chooses."""
         if message.command == lmq.PING:
             return [self._send(route, Message(lmq.PONG, message.id, (), message.way_back()))]
         if message.command in (lmq.EXEC, lmq.TRACKEXEC):
             return self._execute(route, peer, message)
         if message.command == lmq.RESPONSE:
             self._table.stale += 1
-        elif message.command == lmq.TRACKADDRESS:  # of whom, it does not say
+        elif message.command == lmq.TRACKADDRESS:  # without an address
             self.malformed += 1
         return []
 
     def _execute(self, route: bytes, peer: Peer | None, message: Message) -> list[events.Event]:
         if not message.arguments:
-            return self._reject_malformed(
-                route, message, "a message has a key, and this one has none"
-            )
+            return self._reject_malformed(route, message, "the key is missing")
         key = message.arguments[0]
         if key == lmq.REGISTER:
             return self._register(route, message)
@@ -196,27 +194,27 @@ class RoundRobin:
         return self._submit(route, message)
 
     def _register(self, route: bytes, message: Message) -> list[events.Event]:
-        """The answer goes out before any message does."""
+        """Register a worker. The reply is sent before any task."""
         _, *arguments = message.arguments
         slots = _number(arguments[0]) if len(arguments) == 1 else 0
         if not 0 < slots <= lmq.SLOTS_MAX:
-            text = f"REGISTER says how many slots there are: 1 to {lmq.SLOTS_MAX}, in digits"
+            text = f"REGISTER needs the number of slots: 1 to {lmq.SLOTS_MAX}, in digits"
             return self._reject_malformed(route, message, text)
         if self.leaving:
-            return self._acknowledge(route, message, "the server is about to end")
+            return self._acknowledge(route, message, "the server is shutting down")
         if not self._table.has_room_for(route[1:]):
             return self._acknowledge(route, message, "too many workers are registered")
         return self._acknowledge(route, message) + self._table.register(route, slots)
 
     def _submit(self, route: bytes, message: Message) -> list[events.Event]:
-        """A client's message: whoever has a free slot gets it."""
+        """Submit a client's message as a task, for a worker with a free slot."""
         key, *arguments = message.arguments
         if arguments and len(key) > lmq.KEY_BYTES_MAX:
-            text = f"a key with arguments has at most {lmq.KEY_BYTES_MAX} bytes"
+            text = f"a key with arguments must have at most {lmq.KEY_BYTES_MAX} bytes"
             return self._reject_malformed(route, message, text)
         payload, envelope = lmq.envelop(message, route[1:])
         if len(payload) > PAYLOAD_BYTES_MAX:
-            text = f"arguments have at most {PAYLOAD_BYTES_MAX} bytes: send the name of a file"
+            text = f"arguments must have at most {PAYLOAD_BYTES_MAX} bytes"
             return self._reject_malformed(route, message, text)
         if len(self._pending) >= self._queue_max:
             return self._refuse(route, message, "the queue is full; try again later")
@@ -233,12 +231,12 @@ class RoundRobin:
         self._responded[number] = self._answers[responded.key] = responded
         return self._table.respond(peer, lease, message, number)
 
-    def _pass_on(self, route: bytes, message: Message) -> list[events.Event]:
+    def _forward(self, route: bytes, message: Message) -> list[events.Event]:
         """Send a message to the next address on top, by the socket that it came in by.
 
-        A RESPONSE is passed on only if it answers a message that was passed on. A worker that was
-        lost before a restart may answer its task after it, when nothing else tells that this is a
-        task's RESPONSE, and the client would get two.
+        A RESPONSE is forwarded only if its message was. A worker that was lost before a restart may
+        send the RESPONSE of its task after it, when nothing else shows that it belongs to a task.
+        The client would get two.
         """
         bottom = (*message.bottom, route[1:])
         passed = Message(message.command, message.id, message.arguments, message.top[1:], bottom)
@@ -265,7 +263,7 @@ class RoundRobin:
         return self._acknowledge(route, message, text)
 
     def _acknowledge(self, route: bytes, message: Message, text: str = "") -> list[events.Event]:
-        """A RESPONSE, to who wants one; with a text it is an error."""
+        """Send a RESPONSE if the command wants one. With a text it is an error."""
         if message.command != lmq.TRACKEXEC:
             return []
         return [self._send(route, _response(message, [lmq.error(text)] if text else []))]
@@ -275,10 +273,10 @@ class RoundRobin:
         self._replies[number] = (route, message.frames())
         return events.ReplyDue(0, route, number)
 
-    # What peers are told.
+    # Effects.
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
-        """The messages that an effect makes."""
+        """Encode the messages of an effect."""
         if isinstance(effect, effects.Assign):
             return self._table.give(effect)
         if isinstance(effect, effects.ReplyDue):
@@ -292,7 +290,7 @@ class RoundRobin:
         return []
 
     def _note(self, effect: effects.Effect) -> None:
-        """What nobody is told."""
+        """Handle an effect that sends no message."""
         if isinstance(effect, effects.ReportAck):
             self._note_report(effect)
         elif isinstance(effect, effects.Stop):
@@ -321,32 +319,32 @@ class RoundRobin:
             self._table.answer_rejected(responded.lease, effect.worker)
 
     def _settle(self, effect: effects.Settled) -> list[Reply]:
-        asked = self._pending.pop(effect.request, None)
-        if asked is None or asked.message.command != lmq.TRACKEXEC:
+        pending = self._pending.pop(effect.request, None)
+        if pending is None or pending.message.command != lmq.TRACKEXEC:
             return []
         state, text = effect.states[0], effect.texts[0] or b""
         responded = self._answers.get((effect.names[0], text))
         if state is not DONE:
             text = text or (b"it was cancelled" if state is CANCELLED else b"it failed")
-            return self._sent([_reply(asked, [lmq.ERROR + text])])
+            return self._sent([_reply(pending, [lmq.ERROR + text])])
         if effect.truncated and effect.names[0] in effect.truncated:
             reason = truncated_result_reason(text, effect.truncated[effect.names[0]])
-            return self._sent([_reply(asked, [lmq.ERROR + reason])])
+            return self._sent([_reply(pending, [lmq.ERROR + reason])])
         if responded is None:
-            return self._sent([_reply(asked, [text] if text else [])])
-        return self._sent([_reply(asked, responded.arguments, responded.worker)])
+            return self._sent([_reply(pending, [text] if text else [])])
+        return self._sent([_reply(pending, responded.arguments, responded.worker)])
 
     def _reply_refused(self, effect: effects.Refused) -> list[Reply]:
-        asked = self._pending.pop(effect.request, None)
-        if asked is None:
+        pending = self._pending.pop(effect.request, None)
+        if pending is None:
             return []
-        if asked.message.command != lmq.TRACKEXEC:
+        if pending.message.command != lmq.TRACKEXEC:
             self.refused += 1
             return []
-        return self._sent([_reply(asked, [lmq.error(effect.text)])])
+        return self._sent([_reply(pending, [lmq.error(effect.text)])])
 
     def _sent(self, replies: list[Reply]) -> list[Reply]:
-        """What is sent now is the last that its peer was told, should it turn out to be gone."""
+        """Note that these messages, not assigned tasks, were the last to their peers."""
         for route, _ in replies:
             peer = self._table.get(route[1:])
             if peer is not None:
@@ -354,23 +352,23 @@ class RoundRobin:
         return replies
 
     def disconnected(self, route: bytes) -> list[events.Event]:
-        """Nothing reaches that route now. Who is there may come back under its name, so requests of
-        a client are kept: what it can't be told is dropped when it is sent."""
+        """Cut a worker that can't be reached. A peer may reconnect under its name, so the requests
+        of a client are kept, and replies are dropped when they are sent."""
         peer = self._table.get(route[1:])
         if peer is None or not peer.is_registered:
             self.dropped += 1
             return []
-        # What is overdue was so before: the scheduler would take it for the newer of the two.
+        # Older events must come first: the scheduler takes the last one for the newest.
         return self._table.take_overdue() + self._table.cut(peer)
 
     # Time.
 
     def wake_at_ns(self) -> int | None:
-        """When to call `time_passed`; at once, if effects have brought something about."""
+        """Return when to call `time_passed`. At once if effects have caused events."""
         return self._table.wake_at_ns() if self._has_asked else 0
 
     def time_passed(self, now_ns: int) -> list[events.Event]:
-        """Silent workers are asked whether they are there, and are gone in the end."""
+        """Ping silent workers, and return events for those that timed out."""
         return self._begin(now_ns) + self._table.time_passed(self._ping)
 
     def _ping(self, route: bytes) -> events.Event:
@@ -385,19 +383,19 @@ def make_server(
     settings: Settings = _DEFAULT_SETTINGS,
     socket_numbers: Iterable[int] = (),
 ) -> RoundRobin:
-    """The dialect by this number, spoken on the sockets of these numbers."""
+    """Create the dialect with this number, for the sockets with these numbers."""
     return RoundRobin(dialect, random_bits, settings, socket_numbers)
 
 
 def _number(digits: bytes) -> int:
-    """A number as it is sent, in ASCII digits; 0: it is none."""
+    """Decode a number in ASCII digits. Return 0 if it is none."""
     return int(digits) if digits.isdigit() and len(digits) <= _SLOTS_DIGITS_MAX else 0
 
 
 def _response(message: Message, arguments: Sequence[bytes], *worker: bytes) -> Message:
-    """The answer to a message, without its way through us."""
+    """Return the RESPONSE to a message, without our own address."""
     return Message(lmq.RESPONSE, message.id, arguments, message.way_back(), worker)
 
 
-def _reply(asked: PendingMessage, arguments: Sequence[bytes], *worker: bytes) -> Reply:
-    return asked.route, _response(asked.message, arguments, *worker).frames()
+def _reply(pending: PendingMessage, arguments: Sequence[bytes], *worker: bytes) -> Reply:
+    return pending.route, _response(pending.message, arguments, *worker).frames()

@@ -1,167 +1,75 @@
-"""Round-robin's workers at the broker: who is registered, what each holds, who is silent. No
-sockets, no clock.
+"""The table of round-robin's workers: their registration, messages and timeouts.
 
-A RESPONSE tells its task by the id and the way back of its message. An INCREMENT tells none: it
-frees the slot of the oldest answered message, or settles the oldest EXEC. So the table remembers
-what each worker holds, oldest first, also what the scheduler has taken from it meanwhile: such a
-message keeps its slot until the worker is done with it, for nobody can tell it to stop.
+A RESPONSE identifies its task by the id and the route of its message. An INCREMENT has neither: it
+frees the slot of the oldest message with a RESPONSE, or settles the oldest EXEC. So the table keeps
+the messages of each worker, oldest first, even those that the scheduler has taken from it. Such a
+message keeps its slot until the worker has finished it, because the worker can't be stopped.
 
-What is durable of all that is asked back after a restart: see `recall`.
+After a restart `recall` restores the durable part. No sockets, no clock.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
-
-from msgspec import Struct, field
 
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, WorkerFacts
-from taskyard.wire.dialect import ROUND_ROBIN
 from taskyard.wire.round_robin import frames as lmq
+from taskyard.wire.round_robin.peers import (
+    Lease,
+    Peer,
+    envelope_of,
+    identity_of,
+    lease_of,
+    name_of,
+    tracked_message,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.core.model import Terms
     from taskyard.wire.dialect import Reply
     from taskyard.wire.round_robin.frames import Message, Settings
 
-#: Workers that are remembered, registered or not; with so many, REGISTER is refused.
+#: Workers that are kept, registered or not. Beyond that, REGISTER is refused.
 PEERS_MAX: Final = 10_000
 
-#: A worker that left is remembered for so long: what it answers late is recognised.
+#: How long a worker that left is kept, to recognise its late RESPONSEs.
 FORGET_NS: Final = 600 * SECOND_NS
 
-#: What was sent to a worker and came back undelivered is remembered, up to so many: it may have
-#: been delivered after all.
+#: Undelivered messages of a worker that are kept, because they may have been delivered after all.
 RETURNED_MAX: Final = 1000
 
-#: The scheduler is told of a worker's life at most so often.
+#: The shortest interval of a worker's heartbeats to the scheduler.
 LIFE_NS: Final = SECOND_NS
 
-#: After a restart a worker is looked for this soon, then after twice as long each time: it connects
-#: again by itself, and gets nothing before it is heard.
+#: After a restart a worker is pinged this soon, then after twice as long each time. It reconnects
+#: by itself, and gets nothing before it sends a message.
 RECALL_NS: Final = SECOND_NS // 4
-
-#: Taken off the slots of a worker that nothing reaches: it gets nothing until it is heard.
-_UNREACHABLE: Final = 1 << 40
-
-#: How worker names begin whose identity is no text.
-_HEX: Final = b"0x"
-
-
-class Lease(Struct, eq=False):
-    """A message that a worker has."""
-
-    name: bytes
-    attempt: int
-    #: What its RESPONSE begins with: where it goes, and its id. None: EXEC, which has none.
-    key: tuple[tuple[bytes, ...], bytes] | None
-    slots: int
-    #: Silence that its worker is allowed while it has it, if longer than usual.
-    lease_ns: int
-    #: The scheduler has taken it away, or never got its result: it is the worker's alone.
-    is_void: bool = False
-    #: A former process of the server gave it.
-    is_recalled: bool = False
-    #: A recalled EXEC: what its RESPONSE begins with if that process sent it as TRACKEXEC.
-    tracked_key: tuple[tuple[bytes, ...], bytes] | None = None
-
-
-class Peer(Struct, eq=False):
-    """A worker, registered or gone."""
-
-    identity: bytes
-    #: Its name in the core.
-    name: bytes
-    last_seen_ns: int
-    #: By which socket it was heard last; empty: not since this process began.
-    route: bytes = b""
-    slots: int = 0
-    is_registered: bool = False
-    #: It was told to go, which this dialect has no word for: it gets no more.
-    is_dismissed: bool = False
-    #: It has said that it goes, and has nothing left when it registers again.
-    has_left: bool = False
-    #: The request of a WorkerExited that the scheduler has not handled yet; 0: none.
-    exit_request: int = 0
-    #: Nothing reaches it.
-    is_cut: bool = False
-    #: It has not registered since this process began.
-    is_recalled: bool = False
-    #: It had something when the server restarted: an INCREMENT may be for any of that. So it is
-    #: sent nothing that an INCREMENT settles, until it registers with none of that left.
-    is_unsure: bool = False
-    #: What it has, oldest first.
-    leases: dict[bytes, Lease] = field(default_factory=dict)
-    #: What it has answered, and not said INCREMENT for, oldest first.
-    answered: deque[Lease] = field(default_factory=deque)
-    #: INCREMENTs that came before their RESPONSE.
-    freed_early: int = 0
-    #: The last that was sent to it.
-    just_given: list[Lease] = field(default_factory=list)
-    #: What was taken from it because it could not be sent, or was lost with its silence. It may
-    #: have that all the same.
-    returned: dict[bytes, Lease] = field(default_factory=dict)
-    pinged_ns: int = 0
-    #: When the scheduler was told of its life; None: not since this process began.
-    told_ns: int | None = None
-    #: When its silence is looked at next; 0: never.
-    timeout_check_ns: int = 0
-
-    def ahead(self) -> int:
-        """What the scheduler has to add to its slots."""
-        if self.is_cut:
-            return -_UNREACHABLE
-        return -sum(lease.slots for lease in self.all() if lease.is_void)
-
-    def all(self) -> list[Lease]:
-        """Return everything that takes a slot."""
-        return [*self.leases.values(), *self.answered]
-
-    def oldest_untracked(self) -> Lease | None:
-        """Return the EXEC that an INCREMENT settles; None: there is none, or it may be of another.
-
-        A restart may have lost the assignment of any recalled lease, or its RESPONSE.
-        """
-        oldest = next((lease for lease in self.leases.values() if lease.key is None), None)
-        if oldest is not None and oldest.is_recalled and len(self.leases) > 1:
-            return None
-        return oldest
-
-    def find(self, key: tuple[tuple[bytes, ...], bytes]) -> Lease | None:
-        """The oldest message that a RESPONSE may be about."""
-        for leases in (self.leases, self.returned):
-            for lease in leases.values():
-                if key in (lease.key, lease.tracked_key):
-                    return lease
-        return None
 
 
 class WorkerTable:
-    """All workers of this dialect, on however many sockets."""
+    """All workers of this dialect, on any number of sockets."""
 
     def __init__(self, settings: Settings, socket_numbers: Iterable[int]) -> None:
         self._settings = settings
-        #: The numbers of the sockets that this dialect is spoken on: where to look for who was not
-        #: heard since this process began.
-        self.socket_numbers = [bytes([door]) for door in socket_numbers]
-        #: By identity, and by name.
+        #: The numbers of the sockets of this dialect, on which workers of a former process are
+        #: pinged.
+        self.socket_numbers = [bytes([number]) for number in socket_numbers]
+        #: Peers by identity and by name.
         self._peers: dict[bytes, Peer] = {}
         self._named: dict[bytes, Peer] = {}
-        #: (when, identity): silences to look at. An entry may be early, never late.
+        #: (when, identity) of timeouts to check. An entry may be early, never late.
         self._timeouts: list[tuple[int, bytes]] = []
-        #: When slots of recalled messages are free, whatever became of them; 0: there are none.
+        #: When the slots of recalled messages become free in any case. 0: there are none.
         self._recall_ends_ns = 0
-        #: What effects have brought about; told to the scheduler before anything else is.
+        #: Events that effects have caused. They go to the scheduler before all others.
         self.overdue: list[events.Event] = []
         self.now_ns = 0
-        #: Answers to what is no longer the worker's, and INCREMENTs for nothing.
+        #: RESPONSEs to leases that had ended, and INCREMENTs without a message.
         self.stale = 0
 
     def __len__(self) -> int:
@@ -173,24 +81,24 @@ class WorkerTable:
     def named(self, name: bytes) -> Peer | None:
         return self._named.get(name)
 
-    # What workers say.
+    # Messages of workers.
 
     def touch(self, peer: Peer, route: bytes) -> list[events.Event]:
-        """It is alive."""
+        """Record a message of a worker. Return its heartbeat or registration, if due."""
         peer.route, peer.last_seen_ns = route, self.now_ns
         peer.just_given = []
         was_cut, peer.is_cut = peer.is_cut, False
         if not peer.is_registered:
             return []
-        if was_cut or peer.told_ns is None:
+        if was_cut or peer.reported_ns is None:
             return [self._registration(peer)]
-        if self.now_ns - peer.told_ns < LIFE_NS:
+        if self.now_ns - peer.reported_ns < LIFE_NS:
             return []
-        peer.told_ns = self.now_ns
+        peer.reported_ns = self.now_ns
         return [events.WorkerHeartbeat(0, peer.name)]
 
     def register(self, route: bytes, slots: int) -> list[events.Event]:
-        """Add a worker, or set its slots anew. Who comes back begins with empty hands."""
+        """Add a worker, or set its slots. A worker that reconnects holds nothing."""
         identity = route[1:]
         peer = self._peers.get(identity)
         if peer is None:
@@ -208,7 +116,7 @@ class WorkerTable:
         return [self._registration(peer)]
 
     def has_room_for(self, identity: bytes) -> bool:
-        """Where it is full, those who left make room."""
+        """Return whether a worker can be added. If the table is full, drop one that left."""
         if identity in self._peers or len(self._peers) < PEERS_MAX:
             return True
         left = next((peer for peer in self._peers.values() if not peer.is_registered), None)
@@ -223,13 +131,13 @@ class WorkerTable:
         return [events.WorkerExited(0, peer.name, request)]
 
     def deregistered(self, worker: bytes, request: int) -> None:
-        """Note that the scheduler has handled a goodbye."""
+        """Record that the scheduler has handled a WorkerExited."""
         peer = self._named.get(worker)
         if peer is not None and peer.exit_request == request:
             peer.exit_request = 0
 
     def increment(self, peer: Peer | None) -> list[events.Event]:
-        """A slot is free: of what was answered first, or of the oldest that wants no answer."""
+        """Free the slot of the oldest message with a RESPONSE, or settle the oldest EXEC."""
         if peer is None or not peer.is_registered:
             self.stale += 1
             return []
@@ -251,8 +159,8 @@ class WorkerTable:
     def respond(
         self, peer: Peer, lease: Lease, message: Message, request: int
     ) -> list[events.Event]:
-        """A message is answered; its slot stays taken until INCREMENT. An answer to an earlier
-        attempt takes nothing from a later one."""
+        """Report the RESPONSE to a message. Its slot stays taken until INCREMENT. A RESPONSE to an
+        earlier attempt does not affect a later one."""
         result = lmq.pack(message.arguments)
         report = events.TasksReported(
             *(0, peer.name, [lease.name], [lease.attempt], None, [result]), request=request
@@ -268,15 +176,15 @@ class WorkerTable:
                 report.keeps_slots = True
         if len(result) <= PAYLOAD_BYTES_MAX:
             return [report]
-        # A failure keeps no slot: that it is taken is told before, or another would have it.
-        text = b"its result has %d bytes, and can have %d" % (len(result), PAYLOAD_BYTES_MAX)
+        # A failure keeps no slot, so register first that the slot is taken.
+        text = b"result of %d bytes: limit is %d" % (len(result), PAYLOAD_BYTES_MAX)
         report.outcomes, report.texts = [Outcome.FAILED_FINAL], [text]
         lease.is_void = True
         return [self._registration(peer), report] if peer.is_registered else [report]
 
     def answer_rejected(self, lease: Lease, worker: bytes) -> None:
-        """The scheduler had no use for an answer, and kept no slot for it: the worker has that
-        until it says INCREMENT."""
+        """Keep the slot of a message whose RESPONSE the scheduler has rejected. The worker frees it
+        by INCREMENT."""
         peer = self._named.get(worker)
         if peer is None or lease.is_void or lease not in peer.answered:
             return
@@ -284,15 +192,15 @@ class WorkerTable:
         if peer.is_registered:
             self.overdue.append(self._registration(peer))
 
-    # What workers are told.
+    # Effects.
 
     def give(self, effect: effects.Assign) -> list[Reply]:
-        """The messages of an assignment."""
+        """Encode the messages of an assignment."""
         peer = self._named.get(effect.worker)
         if peer is not None and peer.exit_request:
-            return []  # decided before the goodbye, which has returned it
+            return []  # decided before the WorkerExited, which has returned the tasks
         if peer is None or not (peer.is_registered and peer.route):
-            # It left: the scheduler will have heard, or hears it now.
+            # It left. The scheduler has an event of that, or gets it now.
             gone = events.WorkerLost(0, effect.worker, b"not registered", charged=False)
             self.overdue.append(gone)
             return []
@@ -301,14 +209,14 @@ class WorkerTable:
         columns = (effect.names, effect.attempts, effect.terms, envelopes)
         tasks = zip(*columns, effect.payloads, strict=True)
         for name, attempt, terms, envelope, payload in tasks:
-            kept = _kept(terms, envelope)
+            kept = envelope_of(terms, envelope)
             if kept is None:
-                message = _tracked(name, attempt, (payload or name,))
+                message = tracked_message(name, attempt, (payload or name,))
             else:
                 message = lmq.unfold(payload, kept)
-            lease = _lease(name, attempt, terms, kept)
+            lease = lease_of(name, attempt, terms, kept)
             if name in peer.returned or (lease.key is None and peer.is_unsure):
-                message = _tracked(name, attempt, message.arguments)
+                message = tracked_message(name, attempt, message.arguments)
                 lease.key = ((), message.id)
             peer.leases[name] = lease
             peer.just_given.append(lease)
@@ -331,7 +239,7 @@ class WorkerTable:
 
     def _forget_void(self) -> list[events.Event]:
         """Free the slots of recalled messages that were cancelled since the restart."""
-        told = []
+        result = []
         for peer in self._peers.values():
             void = [lease for lease in peer.all() if lease.is_void and lease.is_recalled]
             for lease in void:
@@ -340,11 +248,11 @@ class WorkerTable:
             if void:
                 peer.is_unsure = True
                 peer.freed_early = min(peer.freed_early, len(peer.leases))
-                told += [self._registration(peer)] if peer.is_registered else []
-        return told
+                result += [self._registration(peer)] if peer.is_registered else []
+        return result
 
     def stop(self, effect: effects.Stop) -> None:
-        """Nobody wants these any more, and the worker can't be told: they keep their slots."""
+        """Void cancelled messages. The worker can't be stopped, so they keep their slots."""
         peer = self._named.get(effect.worker)
         if peer is None:
             return
@@ -362,7 +270,7 @@ class WorkerTable:
             self.overdue.append(events.WorkerExited(0, peer.name))
 
     def unknown(self, effect: effects.UnknownWorker) -> None:
-        """The scheduler does not know it any more."""
+        """Drop the registration of a worker that the scheduler has forgotten."""
         peer = self._named.get(effect.worker)
         if effect.request:
             self.deregistered(effect.worker, effect.request)
@@ -370,20 +278,20 @@ class WorkerTable:
             peer.is_registered = False
 
     def cut(self, peer: Peer) -> list[events.Event]:
-        """Nothing reaches it. It keeps what it has until it is silent for too long, for it may come
-        back under its name; what was to be sent goes to others."""
+        """Mark a worker as unreachable. It keeps its tasks until it times out, because it may
+        reconnect under its name. Tasks that could not be sent return to the queue."""
         if not (peer.is_registered and peer.route):
             return []
         lost = [lease for lease in peer.just_given if lease.name in peer.leases]
         peer.just_given = []
-        told: list[events.Event] = []
+        result: list[events.Event] = []
         if lost or not peer.is_cut:
             peer.is_cut = True
-            told.append(self._registration(peer))
+            result.append(self._registration(peer))
         for lease in lost:
             self._take_back(peer, lease)
         kept = [lease.name for lease in lost if not lease.is_void]
-        return [*told, events.TasksReturned(0, peer.name, kept)] if kept else told
+        return [*result, events.TasksReturned(0, peer.name, kept)] if kept else result
 
     def _take_back(self, peer: Peer, lease: Lease) -> None:
         del peer.leases[lease.name]
@@ -392,9 +300,9 @@ class WorkerTable:
             del peer.returned[name]
 
     def _registration(self, peer: Peer) -> events.Event:
-        """What the scheduler is to know of it. It minds its silence, too, a little later than we
-        do: nobody else does if it never comes back after a restart."""
-        peer.told_ns = self.now_ns
+        """Return the registration of a worker. The core's timeout is a little longer than ours. It
+        applies to workers that never reconnect after a restart."""
+        peer.reported_ns = self.now_ns
         facts = WorkerFacts(
             services=self._settings.services,
             slots_total=peer.slots,
@@ -407,7 +315,7 @@ class WorkerTable:
         return events.WorkerRegistered(0, peer.name, facts, peer.ahead())
 
     def recall(self, holdings: Sequence[effects.WorkerTasks]) -> None:
-        """What the scheduler knows of workers of a former process."""
+        """Restore the workers of a former process from the scheduler's state."""
         self._recall_ends_ns = self.now_ns + self._settings.expire_ns if holdings else 0
         for holding in holdings:
             identity = identity_of(holding.worker)
@@ -417,7 +325,7 @@ class WorkerTable:
             peer.is_registered = peer.is_recalled = True
             columns = (holding.names, holding.attempts, holding.terms, holding.envelopes)
             for name, attempt, terms, envelope in zip(*columns, strict=True):
-                lease = _lease(name, attempt, terms, _kept(terms, envelope))
+                lease = lease_of(name, attempt, terms, envelope_of(terms, envelope))
                 peer.leases[name] = lease
             peer.answered.extend(Lease(b"", 0, None, slots, 0) for slots in holding.slots_kept)
             for lease in peer.all():
@@ -435,9 +343,9 @@ class WorkerTable:
     # Time.
 
     def take_overdue(self) -> list[events.Event]:
-        """Return what effects have brought about, which is told before anything else."""
-        told, self.overdue = self.overdue, []
-        return told
+        """Return events that effects have caused, which go to the scheduler before all others."""
+        result, self.overdue = self.overdue, []
+        return result
 
     def wake_at_ns(self) -> int | None:
         if self.overdue:
@@ -448,11 +356,11 @@ class WorkerTable:
         return min(times, default=None)
 
     def time_passed(self, ping: Callable[[bytes], events.Event]) -> list[events.Event]:
-        """Who says nothing is asked whether it is there, by `ping`, and is gone after a while."""
-        told: list[events.Event] = []
+        """Ping silent workers with `ping`, and return events for those that timed out."""
+        result: list[events.Event] = []
         if 0 < self._recall_ends_ns <= self.now_ns:
             self._recall_ends_ns = 0
-            told += self._forget_void()
+            result += self._forget_void()
         while self._timeouts and self._timeouts[0][0] <= self.now_ns:
             at_ns, identity = heappop(self._timeouts)
             peer = self._peers.get(identity)
@@ -460,10 +368,10 @@ class WorkerTable:
                 continue
             peer.timeout_check_ns = 0
             if self._due_ns(peer) <= self.now_ns:
-                told += self._check_timeout(peer, ping)
+                result += self._check_timeout(peer, ping)
             if identity in self._peers:
                 self._watch(peer)
-        return told
+        return result
 
     def _check_timeout(
         self, peer: Peer, ping: Callable[[bytes], events.Event]
@@ -476,7 +384,7 @@ class WorkerTable:
             return [events.WorkerLost(0, peer.name)]
         peer.pinged_ns = self.now_ns
         routes = (
-            [peer.route] if peer.route else [door + peer.identity for door in self.socket_numbers]
+            [peer.route] if peer.route else [one + peer.identity for one in self.socket_numbers]
         )
         return [ping(route) for route in routes]
 
@@ -500,39 +408,3 @@ class WorkerTable:
         leases = [lease for lease in peer.leases.values() if not lease.is_void]
         asked_ns = max((lease.lease_ns for lease in leases), default=0)
         return max(self._settings.expire_ns, asked_ns)
-
-
-def _kept(terms: Terms, envelope: bytes) -> lmq.Envelope | None:
-    """What a task keeps of its message; None: it came in by another dialect."""
-    return lmq.open_envelope(envelope) if terms.dialect == lmq.DIALECT else None
-
-
-def _lease(name: bytes, attempt: int, terms: Terms, kept: lmq.Envelope | None) -> Lease:
-    key: tuple[tuple[bytes, ...], bytes] | None = ((), lmq.foreign_id(name, attempt))
-    if kept is not None:
-        key = (kept.way_back, kept.id) if kept.command == lmq.TRACKEXEC else None
-    return Lease(name, attempt, key, terms.slots, terms.lease_ns)
-
-
-def _tracked(name: bytes, attempt: int, arguments: Sequence[bytes]) -> Message:
-    """Return a message whose RESPONSE comes to us, and tells its task."""
-    return lmq.Message(lmq.TRACKEXEC, lmq.foreign_id(name, attempt), arguments)
-
-
-def name_of(identity: bytes) -> bytes:
-    """A worker's name in the core: its identity if one can type it, else as digits."""
-    is_text = identity.isascii() and identity.decode("latin-1").isprintable()
-    if is_text and not identity.startswith(_HEX):
-        return ROUND_ROBIN + identity
-    return ROUND_ROBIN + _HEX + identity.hex().encode()
-
-
-def identity_of(name: bytes) -> bytes | None:
-    """The identity behind a name; None: there is none."""
-    identity = name.removeprefix(ROUND_ROBIN)
-    if not identity.startswith(_HEX):
-        return identity
-    try:
-        return bytes.fromhex(identity[len(_HEX) :].decode("latin-1"))
-    except ValueError:
-        return None

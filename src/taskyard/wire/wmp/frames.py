@@ -1,12 +1,11 @@
-"""WMP's messages: frames to values and values to frames, for managers, workers and relays.
+"""WMP's messages: frames to values and back, for managers, workers and relays.
 
     [path…, "", "WMP01", command, headers, payload…]
 
-`path` is the way back to a worker, one identity for each relay in between, the nearest first. The
-command is one byte; the headers are one JSON object, with a type for each command here, so that a
-header that is missing or of a wrong kind is met in one place. Keys that are not known are passed
-over. Decoding returns a value or raises Malformed, whatever the bytes are. Knows nothing of who is
-ready, what is leased, or where a message goes.
+`path` is the route back to a worker: the identity of each relay in between, nearest first. The
+command is one byte. The headers are one JSON object, with a type for each command, so that they are
+checked in one place. Unknown keys are ignored. Decoding returns a value or raises Malformed. Knows
+nothing of ready workers, leases or routing.
 """
 
 from __future__ import annotations
@@ -25,40 +24,40 @@ from taskyard.errors import Malformed
 
 VERSION: Final = b"WMP01"
 
-#: Relays between a worker and its manager. More are a loop.
+#: Relays between a worker and its manager. More mean a loop.
 PATH_MAX: Final = 8
 
-#: A heartbeat lists what a worker holds: room for some thousand tasks. Whatever is in it, it is
-#: looked at in a few milliseconds.
+#: A heartbeat lists the tasks of a worker: room for some thousands. Any content of this size is
+#: checked in a few milliseconds.
 HEADER_BYTES_MAX: Final = 256 << 10
 
-#: The headers of this page are three deep (an object, a list, a pair). Room for what others add,
-#: and none for what would exhaust the stack of whoever reads it next.
+#: The headers here are three deep (an object, a list, a pair). This leaves room for extensions, and
+#: protects the stack of later readers.
 HEADER_DEPTH_MAX: Final = 16
 
-#: As long as a ZeroMQ identity, which a worker's id stands in for.
+#: As long as a ZeroMQ identity, which a worker's id replaces.
 WORKER_BYTES_MAX: Final = 255
 
-#: A worker that takes more at once is many workers, or a mistake.
+#: More slots than one worker can have.
 SLOTS_MAX: Final = 100_000
 
-#: A lock's id is the worker's own affair, but the manager says it again.
+#: The worker chooses the id of a lock, but the manager repeats it.
 REQUEST_CHARACTERS_MAX: Final = 255
 
 #: A delimiter, a version, a command and headers.
 _FIXED_FRAMES: Final = 4
 
-#: How far behind the delimiter the headers are.
+#: The distance from the delimiter to the headers.
 HEADERS_AFTER: Final = 3
 
 
-#: Codes in a manager's BYE: another process has the worker's id; it was given to another for good.
+#: Codes in a manager's BYE: another process has the worker's id, or got it for good.
 NAME_HELD: Final = "name-held"
 NAME_LOST: Final = "name-lost"
 
 
 class Side(Enum):
-    """Who sends a message."""
+    """The sender of a message."""
 
     WORKER = "worker"
     MANAGER = "manager"
@@ -72,7 +71,7 @@ LockId: TypeAlias = (
 )
 Services: TypeAlias = Annotated[list[Text], Meta(min_length=1, max_length=SERVICES_MAX)]
 
-#: The numbers of upstreams, as relays have noted them on a message's way down.
+#: The numbers of upstreams that relays have added on a message's way down.
 Back: TypeAlias = Annotated[list[Number], Meta(max_length=PATH_MAX)]
 
 
@@ -82,25 +81,25 @@ class Ready(Struct, omit_defaults=True):
     worker: Text
     slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] = 1
     services: Services | None = None
-    #: Tells this process from others of the same id.
+    #: Distinguishes this process from others of the same id.
     incarnation: Number = 0
-    #: Its supervisor saw the processes of its id end, from this incarnation on; 0: it does not say.
+    #: Its supervisor saw all processes of its id end, from this incarnation on. 0: unknown.
     replaces: Number = 0
-    #: How often it sends PING; 0: it does not promise anything.
+    #: The interval of its PINGs. 0: it does not promise any.
     heartbeat_ms: Number = 0
 
 
 class Wake(Struct, omit_defaults=True):
-    """Manager: there is work, ask for it."""
+    """Manager: there are tasks, request one."""
 
     service: Text
-    #: The end node that this comes from, as in all that a manager sends but `Take`.
+    #: The manager that sends this, as in all its messages but `Take`.
     manager: str | None = None
     back: Back | None = None
 
 
 class Give(Struct, omit_defaults=True):
-    """Worker: it has locked a slot, and asks for a task."""
+    """Worker: it has locked a slot, and requests a task."""
 
     worker: Text
     request: LockId
@@ -111,24 +110,24 @@ class Give(Struct, omit_defaults=True):
 
 
 class Take(Struct, omit_defaults=True):
-    """Manager: take this task."""
+    """Manager: run this task."""
 
     request: LockId
     task: Text
     attempt: Number
     service: Text
     lease_ms: Number
-    #: Whose task it is. Said again in all reports on it.
+    #: The owner of the task. Repeated in all reports on it.
     manager: str | None = None
-    #: How long it may run; the worker ends it. 0: as long as it takes.
+    #: How long it may run. The worker enforces it. 0: no limit.
     time_limit_ms: Number = 0
-    #: Room that it takes in the worker.
+    #: Slots that it takes in the worker.
     slots: Annotated[int, Meta(ge=1, le=SLOTS_MAX)] = 1
     back: Back | None = None
 
 
 class No(Struct, omit_defaults=True):
-    """Manager: there is nothing, unlock the slot."""
+    """Manager: there is no task, unlock the slot."""
 
     request: LockId
     manager: str | None = None
@@ -136,7 +135,7 @@ class No(Struct, omit_defaults=True):
 
 
 class Done(Struct, omit_defaults=True):
-    """Worker: what came of a task."""
+    """Worker: the outcome of a task."""
 
     worker: Text
     task: Text
@@ -144,14 +143,14 @@ class Done(Struct, omit_defaults=True):
     status: Literal["ok", "error", "refused", "cancelled"]
     manager: str | None = None
     back: Back | None = None
-    #: Length of the result before the worker cut it; 0: the payload is all of it.
+    #: Length of the result before the worker truncated it. 0: the payload is complete.
     bytes_total: Number = 0
     #: The process that sends it, as in its READY.
     incarnation: Number | None = None
 
 
 class Status(Struct, omit_defaults=True):
-    """Worker: how far it is with a task."""
+    """Worker: the progress of a task."""
 
     worker: Text
     task: Text
@@ -165,7 +164,7 @@ class Status(Struct, omit_defaults=True):
 
 
 class Cancel(Struct, omit_defaults=True):
-    """Manager: that task of yours is not wanted any more."""
+    """Manager: stop this task."""
 
     task: Text
     attempt: Number
@@ -175,44 +174,44 @@ class Cancel(Struct, omit_defaults=True):
 
 class _WorkerHeartbeat(Struct, omit_defaults=True):
     worker: Text
-    #: Tasks and attempts that it holds for this manager; None: it does not say.
+    #: Tasks and attempts that it holds for this manager. None: unknown.
     held: list[tuple[Text, Number]] | None = None
-    #: How often it says so; 0: it does not promise anything.
+    #: The interval of its heartbeats. 0: it does not promise any.
     heartbeat_ms: Number = 0
     manager: str | None = None
     back: Back | None = None
     #: The process that sends it, as in its READY.
     incarnation: Number | None = None
-    #: Rises with each PING and PONG of this process; 0: it does not say.
+    #: Rises with each PING and PONG of this process. 0: none.
     number: Number = 0
 
 
 class WorkerPing(_WorkerHeartbeat):
-    """Worker: it is alive; is the manager?"""
+    """Worker: a heartbeat that wants a reply."""
 
 
 class WorkerPong(_WorkerHeartbeat):
-    """Worker: it is alive, now that it is asked."""
+    """Worker: a heartbeat as a reply."""
 
 
 class _ManagerHeartbeat(Struct, omit_defaults=True):
     worker: Text
-    #: False: no READY of this worker is remembered here.
+    #: False: the manager has no READY of this worker.
     ready: bool = True
     manager: str | None = None
     back: Back | None = None
 
 
 class ManagerPing(_ManagerHeartbeat):
-    """Manager: is the worker alive?"""
+    """Manager: a request for a heartbeat."""
 
 
 class ManagerPong(_ManagerHeartbeat):
-    """Manager: it is alive, now that it is asked."""
+    """Manager: the reply to a PING."""
 
 
 class WorkerBye(Struct, omit_defaults=True):
-    """Worker: it leaves; what it holds is given back."""
+    """Worker: it exits and returns its tasks."""
 
     worker: Text
     reason: str = ""
@@ -221,13 +220,13 @@ class WorkerBye(Struct, omit_defaults=True):
 
 
 class ManagerBye(Struct, omit_defaults=True):
-    """Manager: it has no more work for this worker, ever."""
+    """Manager: it has no more tasks for this worker."""
 
     worker: Text
     reason: str = ""
     manager: str | None = None
     back: Back | None = None
-    #: Which refusal it is, where it is one. NAME_HELD is not for ever: send READY again.
+    #: The code of a refusal. NAME_HELD is temporary: send READY again.
     code: str = ""
 
 
@@ -268,72 +267,72 @@ _BYTES_OF: Final = {
 _encode = msgspec.json.Encoder().encode
 _raw_decoder = msgspec.json.Decoder(dict[str, Raw])
 
-#: What the JSON decoder raises, whatever it is fed: too deep, too long a number, not UTF-8.
+#: All errors of the JSON decoder: too deep, too long a number, not UTF-8.
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, ValueError)
 
-#: A string, also one that does not end: no byte is looked at twice, whatever comes.
+#: A string, even an unterminated one. Possessive: no byte is visited twice.
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
 class RawMessage(NamedTuple):
-    """A message whose headers are not read yet."""
+    """A message with encoded headers."""
 
-    #: How many frames its path has; the delimiter is next.
+    #: The number of frames in its path. The delimiter is next.
     path_length: int
     command: bytes
     headers: bytes
 
 
 def split_frames(frames: Sequence[bytes], sender: Side) -> RawMessage:
-    """The parts of a message that a worker or a manager sent. Raises Malformed."""
+    """Split a message of a worker or a manager into its parts. Raise Malformed."""
     try:
         at = frames.index(b"", 0, PATH_MAX + 1)
     except ValueError:
-        raise Malformed(f"there is no delimiter after at most {PATH_MAX} hops") from None
+        raise Malformed(f"no delimiter after at most {PATH_MAX} hops") from None
     if len(frames) < at + _FIXED_FRAMES:
-        raise Malformed("a message is a delimiter, a version, a command, headers and a payload")
+        raise Malformed("a message needs a delimiter, a version, a command and headers")
     version, command, headers = frames[at + 1 : at + _FIXED_FRAMES]
     if version != VERSION:
-        raise Malformed("it is of another version or another protocol")
+        raise Malformed("another version or another protocol")
     if command not in _DECODERS[sender]:
-        raise Malformed(f"a {sender.value} sends no such command")
+        raise Malformed(f"unknown command of a {sender.value}")
     _check_headers(headers)
     return RawMessage(at, command, headers)
 
 
 def _check_headers(headers: bytes) -> None:
-    """Whoever reads them need not be afraid of them."""
+    """Raise Malformed for headers that would be dangerous to decode."""
     if len(headers) > HEADER_BYTES_MAX:
-        raise Malformed(f"headers have at most {HEADER_BYTES_MAX} bytes")
+        raise Malformed(f"headers must have at most {HEADER_BYTES_MAX} bytes")
     try:
         headers.decode()
     except UnicodeDecodeError:
-        raise Malformed("headers are UTF-8") from None
+        raise Malformed("headers must be UTF-8") from None
     if _is_deep(headers):
-        raise Malformed(f"headers are at most {HEADER_DEPTH_MAX} deep")
+        raise Malformed(f"headers must be at most {HEADER_DEPTH_MAX} deep")
 
 
 def _is_deep(headers: bytes) -> bool:
     if headers.count(b"[") + headers.count(b"{") <= HEADER_DEPTH_MAX:
-        return False  # nearly always
+        return False  # the usual case
     steps = _STRINGS.sub(b"", headers).translate(_STEPS, _NO_BRACKETS)
     return max(accumulate(memoryview(steps).cast("b")), default=0) > HEADER_DEPTH_MAX
 
 
 def decode(frames: Sequence[bytes], sender: Side) -> tuple[tuple[bytes, ...], Any, bytes]:
-    """The path, the headers by their type, and the payload. Raises Malformed."""
+    """Return the path, the decoded headers and the payload. Raise Malformed."""
     at, command, headers = split_frames(frames, sender)
     try:
         message = _DECODERS[sender][command].decode(headers)
     except _DECODE_ERRORS as error:
-        raise Malformed(f"headers that can't be used: {error}") from error
+        raise Malformed(f"invalid headers: {error}") from error
     return tuple(frames[:at]), message, _payload(frames[at + _FIXED_FRAMES :])
 
 
 def _payload(frames: Sequence[bytes]) -> bytes:
-    """One frame is the payload; several are one as a MessagePack array."""
+    """Return one frame as it is, and several as a MessagePack array."""
     if len(frames) > 1:
         return msgspec.msgpack.encode(list(frames))
     return frames[0] if frames else b""
@@ -342,25 +341,25 @@ def _payload(frames: Sequence[bytes]) -> bytes:
 def encode(
     path: Sequence[bytes], message: FromWorker | FromManager, payload: bytes | None = None
 ) -> list[bytes]:
-    """A message's frames; without a payload it has no frame for one."""
+    """Encode a message. Without a payload it has no frame for one."""
     frames = [*path, b"", VERSION, _BYTES_OF[type(message)], _encode(message)]
     return frames if payload is None else [*frames, payload]
 
 
 def encoded_size(message: FromWorker | FromManager) -> int:
-    """How many bytes the headers would have."""
+    """Return the size of the encoded headers."""
     return len(_encode(message))
 
 
-# Headers that are handed on.
+# Headers that relays forward.
 
 
 def decode_raw_headers(headers: bytes) -> dict[str, Raw]:
-    """All keys, each with its value as it stands. Raises Malformed."""
+    """Return all keys, each with its encoded value. Raise Malformed."""
     try:
         return _raw_decoder.decode(headers)
     except _DECODE_ERRORS as error:
-        raise Malformed(f"headers that can't be read: {error}") from error
+        raise Malformed(f"invalid headers: {error}") from error
 
 
 def encode_raw_headers(headers: dict[str, Raw]) -> bytes:
@@ -371,11 +370,11 @@ _backs = msgspec.json.Decoder(Back)
 
 
 def back_of(headers: dict[str, Raw]) -> list[int]:
-    """The numbers of upstreams that a message has noted. Raises Malformed."""
+    """Return the numbers of upstreams in the headers. Raise Malformed."""
     try:
         return _backs.decode(headers["back"]) if "back" in headers else []
     except _DECODE_ERRORS as error:
-        raise Malformed(f"a way back that can't be followed: {error}") from error
+        raise Malformed(f"invalid `back`: {error}") from error
 
 
 def set_back(headers: dict[str, Raw], back: list[int]) -> None:
@@ -385,14 +384,14 @@ def set_back(headers: dict[str, Raw], back: list[int]) -> None:
         headers.pop("back", None)
 
 
-# Names: bytes here, text there.
+# Names: bytes in the core, text in headers.
 
-#: Stands before a name that is not UTF-8, or begins with it; what follows is a character a byte.
+#: Precedes a name that is not UTF-8 or begins with it. Then each character is one byte.
 _BYTEWISE: Final = "\0"
 
 
 def text_of(name: bytes) -> str:
-    """A name as a header says it; `name_of` gives it back, whatever bytes it has."""
+    """Return a name as text. `name_of` reverses it for any bytes."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -401,11 +400,11 @@ def text_of(name: bytes) -> str:
 
 
 def name_of(text: str, what: str = "name", bytes_max: int = NAME_BYTES_MAX) -> bytes:
-    """The name that a header says. Raises Malformed."""
+    """Return the name in a header as bytes. Raise Malformed."""
     try:
         name = text[1:].encode("latin-1") if text.startswith(_BYTEWISE) else text.encode()
     except UnicodeEncodeError:
-        raise Malformed(f"a {what} has characters that no bytes stand for") from None
+        raise Malformed(f"a {what} has characters that are not bytes") from None
     if not 0 < len(name) <= bytes_max:
-        raise Malformed(f"a {what} has 1 to {bytes_max} bytes")
+        raise Malformed(f"a {what} must have 1 to {bytes_max} bytes")
     return name

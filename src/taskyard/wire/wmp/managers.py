@@ -1,9 +1,8 @@
-"""The managers that a WMP worker has heard, and the ways to them.
+"""The managers of a WMP worker, and the routes to them.
 
-A way is a wire of the worker and the numbers that relays have noted on it, `back`. One manager may
-be heard by several ways, through relays side by side: it says its name, and what is for it goes by
-the way that it was heard from last. A manager that says no name is its way. Pure, and knows nothing
-of tasks.
+A route is a connection of the worker and the numbers that relays have added, `back`. Parallel
+relays make several routes to one manager. A manager sends its name, and messages to it take the
+route of its last message. Without a name it is identified by its route. Pure, without tasks.
 """
 
 from __future__ import annotations
@@ -13,40 +12,44 @@ from typing import Final
 
 from msgspec import Struct, field
 
-#: Managers that are known at once, and ways to one of them. Whoever is met beyond that takes the
-#: place of the one that was not heard for longest.
+#: Managers that are kept, and routes to one of them. Beyond that a new one replaces the one that
+#: was silent for longest.
 MANAGERS_MAX: Final = 1_000
 ROUTES_MAX: Final = 16
 
 
 class Route(Struct, frozen=True):
+    """A connection, by number, and the upstreams behind it."""
+
     wire: int
     back: tuple[int, ...] = ()
 
 
 class Manager(Struct, eq=False):
-    #: As it calls itself; None: it does not.
+    """A manager and the state that a worker keeps of it."""
+
+    #: Its name. None: it sends none.
     name: str | None
-    #: The one that it was heard from last is the last.
+    #: The route of its last message is the last.
     routes: dict[Route, None] = field(default_factory=dict)
     last_seen_ns: int = 0
-    #: When to show it life, and how long after that again.
+    #: When to send the next heartbeat, and the interval after that.
     ping_due_ns: int = 0
     ping_after_ns: int = 0
     pinged_ns: int = 0
-    #: Held for it: it is told of these only.
+    #: Tasks that are held for it. Heartbeats to it list these only.
     held: dict[tuple[bytes, int], None] = field(default_factory=dict)
-    #: It said goodbye.
+    #: It has sent BYE.
     is_over: bool = False
-    #: Why it refuses the worker's id for now; empty: it does not.
+    #: Why it refuses the worker's id for now. Empty: it does not.
     name_held: str = ""
 
-    #: It was found to be this one, known by another way.
+    #: It is the same as this one, found by another route.
     became: Manager | None = None
 
     @property
     def route(self) -> Route | None:
-        """The one that it was heard from last; None: there is none any more."""
+        """Return the route of its last message, or None if there is none any more."""
         return next(reversed(self.routes), None)
 
     def current(self) -> Manager:
@@ -54,7 +57,7 @@ class Manager(Struct, eq=False):
 
 
 class Managers:
-    """All of them, those that were heard last at the end."""
+    """All managers, the one with the latest message last."""
 
     def __init__(self) -> None:
         self._by_way: dict[Route, Manager] = {}
@@ -64,7 +67,7 @@ class Managers:
         return iter([*self._known.values()])
 
     def touch(self, route: Route, name: str | None, now_ns: int) -> Manager:
-        """Whoever speaks there, under that name; None: under the name that it has."""
+        """Return the manager that sent a message by this route, with this name if it sent one."""
         manager = self._find(route, name)
         manager.last_seen_ns = now_ns
         manager.routes.pop(route, None)
@@ -85,7 +88,7 @@ class Managers:
         if here is None:
             return named or Manager(name)
         if named is None and len(here.routes) == 1:
-            here.name = name  # it says its name at last, or has another since it was restarted
+            here.name = name  # it sends its name now, or has a new one since a restart
             return here
         named = named or Manager(name)
         self._move(route, here, named)
@@ -95,8 +98,8 @@ class Managers:
         return next((one for one in self._known.values() if one.name == name), None)
 
     def _move(self, route: Route, former: Manager, manager: Manager) -> None:
-        """Another manager is met on this way. If there is no other way to the former, it is the
-        same, under another name."""
+        """Assign a route to another manager. If the former has no other route, both are the same,
+        under another name."""
         self._drop_way(former, route)
         if not former.routes:
             manager.held.update(former.held)
@@ -113,5 +116,5 @@ class Managers:
         self._known.pop(id(manager), None)
 
     def on(self, wire: int) -> list[Manager]:
-        """Those that were heard on a wire."""
+        """Return the managers with a route by this connection."""
         return [one for one in self if any(route.wire == wire for route in one.routes)]

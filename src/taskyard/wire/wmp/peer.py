@@ -1,16 +1,15 @@
-"""WMP at a worker: slots, locks, what it holds, and what it says to its managers. No sockets, no
-clock, no processes.
+"""WMP at a worker: slots, locks, held tasks, and messages to managers. No I/O, no clock.
 
-What arrives and what the hands have done go in, orders come out: messages to send, tasks to start
-and to stop. A worker has a wire to each manager or relay that it knows, and meets behind them as
-many managers as there are (`wmp_ways`).
+Messages and outcomes of tasks go in, actions come out: messages to send, tasks to start and stop. A
+worker has a connection to each manager or relay in its settings, and finds any number of managers
+behind them (`managers.py`).
 
-    slots_free = slots - tasks at work - locks
+    slots_free = slots - running tasks - locks
 
-A report is kept, listed as held and sent again until its manager is known to have it: a relay may
-have died with it. A manager that has it down as settled answers a heartbeat that lists it with
-CANCEL, like anything else that is listed and not ours. So nothing is acknowledged by a word of its
-own, and to a manager that does not answer so it is sent a few times more than needed.
+A report is kept, listed as held and sent again until its manager has it, because a relay may have
+failed with it. A manager that has settled the task replies to a heartbeat that lists it with
+CANCEL, as for any task that is not the worker's. So reports need no acknowledgement of their own.
+To a manager that sends no such CANCEL, a report is sent a few times more than needed.
 """
 
 from __future__ import annotations
@@ -29,87 +28,86 @@ from taskyard.wire.wmp.managers import Manager, Managers, Route
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: A READY that is repeated while there are free slots: it may have been forgotten.
+#: The interval of READY while there are free slots, because a manager may have lost it.
 READY_NS_MIN: Final = SECOND_NS
 READY_NS_MAX: Final = 32 * SECOND_NS
 
-#: A lock that is answered neither with TAKE nor with NO ends after this.
+#: A lock without TAKE or NO ends after this.
 LOCK_NS: Final = 5 * SECOND_NS
 
-#: A slot whose task had to be refused, because the machine gives it no process, is not offered for
-#: so long.
+#: How long a slot is not offered after its task was refused because no process could be started.
 REST_NS: Final = SECOND_NS
 
-#: A manager waits so long for the answer to its WAKE; after that another one has it.
+#: How long a manager waits for the reply to its WAKE. After that another worker gets it.
 WAKE_NS: Final = SECOND_NS
 
-#: WAKEs that wait for a slot, one of each way.
+#: WAKEs that wait for a slot, one for each route.
 WAKES_MAX: Final = 1_000
 
-#: A manager that is not heard is shown life less and less often, down to this.
+#: The longest interval of heartbeats to a silent manager. It doubles up to this.
 PING_NS_MAX: Final = 8 * SECOND_NS
 
-#: Signs of life in the time of a lease: one or two may be lost.
+#: Heartbeats in the time of a lease: one or two may be lost.
 PINGS_PER_LEASE: Final = 3
 
-#: A manager that was not heard for so long, and for whom nothing is held, is forgotten.
+#: Silence after which a manager for whom no task is held is forgotten.
 FORGOTTEN_NS: Final = 120 * SECOND_NS
 
-#: A report of which nothing is known is sent again after this, if its manager was heard since; and
-#: so often, in case that its manager does not say what it has.
+#: When to repeat a report if its manager has sent a message since, and how often, in case that the
+#: manager sends no CANCEL.
 REPORT_NS: Final = 3 * SECOND_NS
 REPORTS_MAX: Final = 5
 
-#: Reports that are kept to be sent again, and their bytes: of managers that are away for longer,
-#: the oldest are let go, and the tasks are done again.
+#: Reports that are kept for repetition, and their bytes. If managers are away for longer, the
+#: oldest are dropped, and the tasks run again.
 REPORTS_KEPT_MAX: Final = 1_000
 REPORTS_KEPT_BYTES_MAX: Final = 64 << 20
 
-#: How long to wait, when leaving, until the managers are known to have the last reports.
+#: How long to wait at exit until the managers have the last reports.
 BYE_NS_MAX: Final = 2 * SECOND_NS
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
 Key: TypeAlias = tuple[bytes, int]
 
-#: What goes to one manager.
+#: Messages to one manager.
 ToManager: TypeAlias = wmp.Give | wmp.Done | wmp.Status | wmp.WorkerPing | wmp.WorkerPong
 
 
 class Settings(Struct, frozen=True):
-    """Who works, and how much at once."""
+    """The worker's id, services and slots."""
 
     worker: bytes
     services: tuple[bytes, ...] = (b"default",)
     slots: int = 1
-    #: Tells this process from an earlier one of the same id.
+    #: Distinguishes this process from earlier ones of the same id.
     incarnation: int = 0
     heartbeat_ns: int = SECOND_NS
-    #: Its supervisor saw the processes of its id end, from this incarnation on; 0: no supervisor.
+    #: Its supervisor saw all processes of its id end, from this incarnation on. 0: no supervisor.
     replaces: int = 0
 
 
 class Send(Struct):
-    """Send this by that wire."""
+    """Send frames by a connection."""
 
     wire: int
     frames: list[bytes]
 
 
 class Start(Struct):
-    """Begin with this task."""
+    """Start a task."""
 
     name: bytes
     attempt: int
     service: bytes
     payload: bytes
-    #: 0: as long as it takes.
+    #: 0: no limit.
     time_limit_ns: int = 0
     slots: int = 1
 
 
 class Stop(Struct):
-    """End that task; nothing more is to be said of it."""
+    """Stop a task. Its outcome is ignored."""
 
     name: bytes
     attempt: int
@@ -119,18 +117,18 @@ Action: TypeAlias = Send | Start | Stop
 
 
 class Held(Struct):
-    """A task, from TAKE until its manager is known to have the report."""
+    """A task, from TAKE until its manager has the report."""
 
     name: bytes
     attempt: int
     manager: Manager
-    #: Whose task it is, as TAKE says; said again in every report.
+    #: The manager in TAKE, repeated in every report.
     owner: str | None
     slots: int = 1
-    #: What came of it; None: it is at work.
+    #: The outcome. None: it is running.
     status: str | None = None
     payload: bytes = b""
-    #: Length of the result before it was cut; 0: it is whole.
+    #: Length of the result before it was truncated. 0: it is complete.
     bytes_total: int = 0
     sent_ns: int = 0
     sent_count: int = 0
@@ -141,70 +139,70 @@ class Held(Struct):
 
 
 class Worker:
-    """One worker, and all its managers. `wires` are numbered from 0."""
+    """One worker and all its managers. `wires` is the number of its connections."""
 
     def __init__(self, settings: Settings, wires: int, now_ns: int) -> None:
         self._settings = settings
         self._id = text_of(settings.worker)
         self._managers = Managers()
-        #: Slots that wait for a manager's word, and until when.
+        #: Locks by request, and when they end.
         self._locks: dict[str, int] = {}
         self._lock_numbers = count(1)
-        #: Numbers of PINGs and PONGs: of two that overtake each other, the higher one is newer.
-        self._sign_numbers = count(1)
+        #: Numbers of PINGs and PONGs. If one overtakes another, the higher number is newer.
+        self._heartbeat_numbers = count(1)
         #: WAKEs that wait for a slot, and until when, in order of arrival.
         self._wakes: dict[Route, int] = {}
         self._held: dict[Key, Held] = {}
-        #: Slots of those that are at work.
+        #: Slots of running tasks.
         self._slots_used = 0
-        #: Those of them that are reported, oldest first.
+        #: Tasks with a report, oldest first.
         self._reported: dict[Key, Held] = {}
         self._reported_bytes = 0
         self._ready_due_ns = now_ns
         self._ready_after_ns = READY_NS_MIN
-        #: When READY goes by a wire again where everybody has said goodbye.
+        #: When to send READY again by a connection whose managers have all sent BYE.
         self._quiet_until_ns = [now_ns] * wires
         self._actions: list[Action] = []
-        self._farewell_ends_ns = 0
-        #: No more tasks: it is gone when it holds none.
+        self._exit_ends_ns = 0
+        #: It takes no more tasks, and exits when it holds none.
         self.leaving = False
-        #: It has said goodbye to all.
+        #: It has sent BYE to all managers.
         self.gone = False
-        #: Messages that made no sense.
+        #: Malformed messages.
         self.malformed = 0
-        #: Why a manager gave its id to another process for good; empty: none did.
+        #: Why a manager gave its id to another process for good. Empty: none did.
         self.name_lost = ""
 
     @property
     def slots_free(self) -> int:
-        """Below 0 where a task is wider than the lock that it came by."""
+        """Return the free slots. Below 0 if a task needs more slots than its lock."""
         return self._settings.slots - self._slots_used - len(self._locks)
 
     @property
     def working(self) -> int:
-        """Tasks at work."""
+        """Return the number of running tasks."""
         return len(self._held) - len(self._reported)
 
     @property
     def unconfirmed(self) -> int:
-        """Reports that their managers are not known to have."""
+        """Return the number of reports that managers may not have."""
         return len(self._reported)
 
     @property
     def name_held(self) -> str:
-        """Why a manager refuses its id for now; empty: none does."""
+        """Return why a manager refuses its id for now. Empty: none does."""
         return next((one.name_held for one in self._managers if one.name_held), "")
 
     @property
     def is_dismissed(self) -> bool:
-        """On every wire somebody has said goodbye, and nobody is left who has not."""
+        """Return whether all managers on all connections have sent BYE."""
         managers = [self._managers.on(wire) for wire in range(len(self._quiet_until_ns))]
         return all(on and all(one.is_over for one in on) for on in managers)
 
-    # What goes in.
+    # Input.
 
     def take(self, wire: int, frames: Sequence[bytes], now_ns: int) -> list[Action]:
-        """A message. Whatever it is, this returns."""
+        """Handle a message. Never raises."""
         try:
             self._decode(wire, frames, now_ns)
         except Malformed:
@@ -214,25 +212,25 @@ class Worker:
     def _decode(self, wire: int, frames: Sequence[bytes], now_ns: int) -> None:
         path, message, payload = wmp.decode(frames, Side.MANAGER)
         if path:
-            raise Malformed("a worker is the end of the way")
+            raise Malformed("a message to a worker must not have a path")
         route = Route(wire, tuple(message.back or ()))
-        # The manager in TAKE is whose task it is, who may be somebody behind this one.
+        # The manager in TAKE is the owner of the task, which may be behind this one.
         name = None if isinstance(message, wmp.Take) else message.manager
         self._HANDLERS[type(message)](
-            self, self._hear(route, name, now_ns), message, payload, now_ns
+            self, self._touch(route, name, now_ns), message, payload, now_ns
         )
 
     def done(
         self, key: Key, status: str, payload: bytes, now_ns: int, bytes_total: int = 0
     ) -> list[Action]:
-        """What came of a task: `ok` and its result, or `error` or `refused` and why."""
+        """Report a task: `ok` and its result, or `error` or `refused` and the reason."""
         held = self._held.get(key)
         if held is not None and held.status is None:
             held.status, held.payload, held.bytes_total = status, payload, bytes_total
             self._slots_used -= held.slots
             self._report(held, now_ns)
             if status == "refused":
-                self._drop(held)  # should it be lost, the task is not listed and goes back, too
+                self._drop(held)  # if the report is lost, the task returns as not listed
                 self._rest(now_ns)
             else:
                 self._keep(held)
@@ -240,7 +238,7 @@ class Worker:
         return self._taken()
 
     def _rest(self, now_ns: int) -> None:
-        """It would be given the same task at once: let the slot wait a little."""
+        """Lock the slot for a while. Otherwise it would get the same task at once."""
         if not self.leaving:
             self._locks[f"rest-{next(self._lock_numbers)}"] = now_ns + REST_NS
 
@@ -255,14 +253,14 @@ class Worker:
         return self._taken()
 
     def leave(self, now_ns: int) -> list[Action]:
-        """Take no more. It is gone when what it holds is reported."""
+        """Take no more tasks. The worker exits when its tasks are reported."""
         self.leaving = True
         self._locks.clear()
         self._wakes.clear()
         return self.time_passed(now_ns)
 
     def time_passed(self, now_ns: int) -> list[Action]:
-        """Whatever is due."""
+        """Do everything that is due."""
         self._end_locks(now_ns)
         if self._is_ready_due(now_ns):
             self._send_ready(now_ns)
@@ -277,20 +275,20 @@ class Worker:
         return self._taken()
 
     def wake_at_ns(self) -> int | None:
-        """When `time_passed` should be called; None: when something arrives."""
+        """Return when to call `time_passed`. None: when a message arrives."""
         times = [*self._locks.values()]
         times += [manager.ping_due_ns for manager in self._managers]
         if self.slots_free > 0 and not self.leaving:
             times.append(self._ready_due_ns)
-        if self._farewell_ends_ns:
-            times.append(self._farewell_ends_ns)
+        if self._exit_ends_ns:
+            times.append(self._exit_ends_ns)
         return min(times, default=None)
 
-    # What managers say.
+    # Messages of managers.
 
-    def _wake(self, manager: Manager, _told: wmp.Wake, _payload: bytes, now_ns: int) -> None:
+    def _wake(self, manager: Manager, _message: wmp.Wake, _payload: bytes, now_ns: int) -> None:
         manager.is_over = False
-        route = manager.route  # the one that this came by
+        route = manager.route  # the route of this message
         if route is None or self.leaving or len(self._wakes) >= WAKES_MAX:
             return
         self._quiet_until_ns[route.wire] = now_ns
@@ -298,7 +296,7 @@ class Worker:
         self._answer_wakes(now_ns)
 
     def _answer_wakes(self, now_ns: int) -> None:
-        """In order of arrival, one lock for each free slot."""
+        """Reply to WAKEs in order of arrival, with one lock for each free slot."""
         while self._wakes and self.slots_free > 0:
             route = next(iter(self._wakes))
             if self._wakes.pop(route) > now_ns:
@@ -315,7 +313,7 @@ class Worker:
         name, service = name_of(message.task), name_of(message.service, "service")
         known = self._held.get((name, message.attempt))
         if known is not None and known.manager.current() is manager:
-            return  # it was said twice
+            return  # a repeated TAKE
         held = Held(name, message.attempt, manager, message.manager, message.slots)
         if known is not None or self.leaving or self.slots_free <= 0:
             held.status = "refused"
@@ -332,7 +330,7 @@ class Worker:
         self._on_slot_free(now_ns)
 
     def _raise_ping_rate(self, manager: Manager, lease_ns: int, now_ns: int) -> None:
-        """Show life often enough for a lease that is short."""
+        """Send heartbeats often enough for a short lease."""
         if 0 < lease_ns < PINGS_PER_LEASE * self._settings.heartbeat_ns:
             manager.ping_due_ns = min(manager.ping_due_ns, now_ns + lease_ns // PINGS_PER_LEASE)
 
@@ -366,13 +364,13 @@ class Worker:
         _payload: bytes,
         now_ns: int,
     ) -> None:
-        """It is there. If it has forgotten our READY, it hears it again."""
+        """Send READY again to a manager that has lost it."""
         manager.name_held = ""
         if not message.ready and self.slots_free > 0 and not self.leaving:
             self._send_ready(now_ns)
 
     def _bye(self, manager: Manager, message: wmp.ManagerBye, _payload: bytes, now_ns: int) -> None:
-        """It has nothing for us, for now at least: a restarted one may have."""
+        """Mark a manager that has no tasks for this worker. After a restart it may have some."""
         if message.code in (wmp.NAME_HELD, wmp.NAME_LOST):
             self._on_name_refused(manager, message, now_ns)
             return
@@ -382,10 +380,10 @@ class Worker:
         for wire in dict.fromkeys(route.wire for route in manager.routes):
             if all(one.is_over and not one.held for one in self._managers.on(wire)):
                 self._quiet_until_ns[wire] = now_ns + READY_NS_MAX
-                self._actions.append(Send(wire, wmp.encode((), self._goodbye())))
+                self._actions.append(Send(wire, wmp.encode((), self._exit_message())))
 
     def _on_name_refused(self, manager: Manager, message: wmp.ManagerBye, now_ns: int) -> None:
-        """Another process has the id: stop what is held for this manager, and ask again soon."""
+        """Stop the tasks of a manager that refuses the id, and send READY soon."""
         manager.name_held = message.reason
         if message.code == wmp.NAME_LOST:
             self.name_lost = message.reason
@@ -398,7 +396,7 @@ class Worker:
         self._ready_after_ns = READY_NS_MIN
         self._ready_due_ns = min(self._ready_due_ns, now_ns + READY_NS_MIN)
 
-    def _goodbye(self, reason: str = "") -> wmp.WorkerBye:
+    def _exit_message(self, reason: str = "") -> wmp.WorkerBye:
         return wmp.WorkerBye(self._id, reason, self._settings.incarnation or None)
 
     _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
@@ -411,21 +409,21 @@ class Worker:
         wmp.ManagerBye: _bye,
     }
 
-    def _hear(self, route: Route, name: str | None, now_ns: int) -> Manager:
+    def _touch(self, route: Route, name: str | None, now_ns: int) -> Manager:
         manager = self._managers.touch(route, name, now_ns)
         if not manager.ping_after_ns:
             manager.ping_after_ns = self._settings.heartbeat_ns
             manager.ping_due_ns = now_ns + manager.ping_after_ns
         return manager
 
-    # What managers are told.
+    # Messages to managers.
 
     def _on_slot_free(self, now_ns: int) -> None:
-        """A slot came free, or some are left: who has called is answered, and all are told."""
+        """Reply to waiting WAKEs, and send READY if slots are left."""
         self._answer_wakes(now_ns)
         self._ready_after_ns = READY_NS_MIN
         if self.slots_free <= 0:
-            self._ready_due_ns = now_ns  # when a GIVE that took the slot is answered by NO
+            self._ready_due_ns = now_ns  # sent when a GIVE that took the slot gets NO
         elif not self.leaving:
             self._send_ready(now_ns)
 
@@ -443,17 +441,17 @@ class Worker:
             if quiet_until_ns <= now_ns:
                 self._actions.append(Send(wire, wmp.encode((), message)))
                 if not self._managers.on(wire):
-                    # Whoever is there answers, and says by which way.
+                    # A manager replies, and its reply has the route.
                     ping = wmp.WorkerPing(self._id, incarnation=settings.incarnation or None)
                     self._actions.append(Send(wire, wmp.encode((), ping)))
         self._ready_due_ns = now_ns + self._ready_after_ns
         self._ready_after_ns = min(2 * self._ready_after_ns, READY_NS_MAX)
 
     def _ping(self, manager: Manager, now_ns: int) -> None:
-        heard = manager.last_seen_ns >= manager.pinged_ns
+        was_answered = manager.last_seen_ns >= manager.pinged_ns
         heartbeat_ns = self._settings.heartbeat_ns
         longer_ns = min(2 * manager.ping_after_ns, max(heartbeat_ns, PING_NS_MAX))
-        manager.ping_after_ns = heartbeat_ns if heard else longer_ns
+        manager.ping_after_ns = heartbeat_ns if was_answered else longer_ns
         manager.ping_due_ns = now_ns + manager.ping_after_ns
         manager.pinged_ns = now_ns
         self._send_to(manager, self._heartbeat(wmp.WorkerPing, manager))
@@ -461,17 +459,17 @@ class Worker:
     def _heartbeat(
         self, kind: type[wmp.WorkerPing | wmp.WorkerPong], manager: Manager
     ) -> wmp.WorkerPing | wmp.WorkerPong:
-        """A manager without a name may be known by other ways, too, for which other tasks are
-        held: if there are none for this one, nothing is said about it."""
-        sign = kind(self._id, manager=manager.name)
+        """Return a heartbeat. A manager without a name may have other routes, for which other tasks
+        are held. If none is held for this one, the list is left out."""
+        message = kind(self._id, manager=manager.name)
         if self._settings.incarnation:
-            sign.number = next(self._sign_numbers)
-        sign.heartbeat_ms = self._settings.heartbeat_ns // _MILLISECOND_NS
+            message.number = next(self._heartbeat_numbers)
+        message.heartbeat_ms = self._settings.heartbeat_ns // _MILLISECOND_NS
         if manager.held or manager.name is not None:
-            sign.held = [(text_of(name), attempt) for name, attempt in manager.held]
-            if wmp.encoded_size(sign) > wmp.HEADER_BYTES_MAX // 2:
-                sign.held = None
-        return sign
+            message.held = [(text_of(name), attempt) for name, attempt in manager.held]
+            if wmp.encoded_size(message) > wmp.HEADER_BYTES_MAX // 2:
+                message.held = None
+        return message
 
     def _report(self, held: Held, now_ns: int) -> None:
         held.sent_ns = now_ns
@@ -489,17 +487,17 @@ class Worker:
             self._drop(next(iter(self._reported.values())))
 
     def _drop(self, held: Held) -> None:
-        """It is over, for us."""
+        """Forget a task."""
         self._held.pop(held.key, None)
         held.manager.current().held.pop(held.key, None)
         if self._reported.pop(held.key, None) is not None:
             self._reported_bytes -= len(held.payload)
 
     def _report_again(self, now_ns: int) -> None:
-        """What its manager should have told us to forget, if it had got it."""
+        """Repeat reports that their managers have not cancelled, so may not have."""
         for held in [*self._reported.values()]:
-            heard = held.manager.current().last_seen_ns > held.sent_ns
-            if heard and held.sent_ns + REPORT_NS <= now_ns:
+            is_alive = held.manager.current().last_seen_ns > held.sent_ns
+            if is_alive and held.sent_ns + REPORT_NS <= now_ns:
                 if held.sent_count > REPORTS_MAX:
                     self._drop(held)
                 else:
@@ -513,16 +511,16 @@ class Worker:
             self._on_slot_free(now_ns)
 
     def _send_bye(self, now_ns: int) -> None:
-        """When the managers have the last reports, or have had the time to say so."""
-        if not self._farewell_ends_ns:
-            self._farewell_ends_ns = now_ns + BYE_NS_MAX
+        """Send BYE when the managers have the last reports, or after a timeout."""
+        if not self._exit_ends_ns:
+            self._exit_ends_ns = now_ns + BYE_NS_MAX
             for manager in self._managers:
                 if manager.held:
                     self._ping(manager, now_ns)
-        if not self._reported or now_ns >= self._farewell_ends_ns:
+        if not self._reported or now_ns >= self._exit_ends_ns:
             self.gone = True
             for wire in range(len(self._quiet_until_ns)):
-                self._actions.append(Send(wire, wmp.encode((), self._goodbye("leaves"))))
+                self._actions.append(Send(wire, wmp.encode((), self._exit_message("exits"))))
 
     def _send_to(self, manager: Manager, message: ToManager, payload: bytes | None = None) -> None:
         route = manager.current().route
@@ -535,5 +533,5 @@ class Worker:
         self._actions.append(Send(route.wire, wmp.encode((), message, payload)))
 
     def _taken(self) -> list[Action]:
-        orders, self._actions = self._actions, []
-        return orders
+        actions, self._actions = self._actions, []
+        return actions

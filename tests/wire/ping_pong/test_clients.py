@@ -1,0 +1,267 @@
+"""Ping-pong's clients, and malformed messages at both sides."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.core import old_snapshots
+from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
+from taskyard.core.records import Finished, Leased, Returned, WorkerLeft
+from taskyard.wire.ping_pong import backend as ping_pong_backend
+from taskyard.wire.ping_pong import server as ping_pong_server
+from taskyard.wire.ping_pong.backend import FORGET_NS
+from taskyard.wire.ping_pong.frames import COUNT_DIGITS_MAX, Settings
+from taskyard.wire.ping_pong.server import make_server
+from tests.wire.ping_pong.kit import BACKEND, FRONTEND, W1, W2, W3, Hall
+from tests.wire.ping_pong.test_server import (
+    DISCONNECT,
+    DONE,
+    ERROR,
+    EXIT,
+    FULL,
+    PING,
+    PONG,
+    READY,
+    at_work,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+# Clients.
+
+
+def test_client_gets_its_replies_in_the_order_of_its_requests() -> None:
+    hall = Hall()
+    for job in (b"1", b"2", PONG, b"3"):
+        assert hall.client(b"c", job) == []
+    for identity in (W1, W2, W3):
+        hall.worker(identity, READY)
+    hall.worker(W3, b"three")
+    hall.worker(W2, b"two")
+    assert hall.to_client(b"c") == []
+    hall.worker(W1, b"one")
+    first, second, (error, _), last = hall.to_client(b"c")
+    assert [first, second, error, last] == [[b"one"], [b"two"], ERROR, [b"three"]]
+
+
+def test_clients_do_not_wait_for_each_other() -> None:
+    hall = Hall()
+    hall.client(b"c", b"1")
+    hall.client(b"d", b"2")
+    hall.worker(W1, READY)
+    hall.worker(W2, READY)
+    hall.worker(W2, b"two")
+    assert hall.to_client(b"d") == [[b"two"]]
+
+
+def test_client_with_too_many_open_jobs_is_refused_in_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ping_pong_server, "WAITING_MAX", 2)
+    hall = Hall()
+    for number in range(5):
+        assert hall.client(b"c", b"%d" % number) == []
+    assert len(hall.states()) == 2
+    assert hall.client(b"d", b"other") == []
+    hall.worker(W1, READY)
+    hall.worker(W1, b"zero")
+    assert hall.to_client(b"c") == [[b"zero"]]
+    hall.worker(W1, b"one")
+    assert hall.to_client(b"c") == [[b"one"], [FULL], [FULL], [FULL]]
+    assert hall.client(b"c", b"again") == []
+
+
+def test_queue_of_all_clients_has_a_limit() -> None:
+    hall = Hall(Settings(queue_max=2))
+    assert hall.client(b"c", b"1") == []
+    assert hall.client(b"d", b"2") == []
+    assert hall.client(b"e", b"3") == [[FULL]]
+    assert hall.client(b"e", b"3") == [[FULL]]
+    hall.worker(W1, READY)
+    hall.worker(W1, b"one")
+    assert hall.client(b"e", b"3") == []
+
+
+def test_client_gets_full_when_the_broker_accepts_no_more() -> None:
+    hall = Hall()
+    hall.scheduler.context.accepting = False
+    assert hall.client(b"c", b"job") == [[FULL]]
+
+
+def test_too_long_a_job_is_refused() -> None:
+    hall = Hall()
+    ((error, _),) = hall.client(b"c", b"x" * (PAYLOAD_BYTES_MAX + 1))
+    assert error == ERROR
+
+
+def test_disconnected_client_is_forgotten_and_its_job_done_nevertheless() -> None:
+    hall = at_work()
+    hall.client(b"c", b"second")
+    hall.dead = [FRONTEND + b"c"]
+    assert hall.worker(W1, b"result") == [[b"second"]]
+    hall.worker(W1, b"result")
+    assert [*hall.states().values()] == [DONE, DONE]
+    assert hall.sent == []
+    assert hall.frontend.waiting == 0
+    assert not hall.scheduler.context.watchers
+
+
+def test_names_of_jobs_are_unique_to_the_process() -> None:
+    names = []
+    for random_bits in (1, 2):
+        frontend = make_server(1, lambda random_bits=random_bits: random_bits)[1]  # type: ignore[misc]
+        for _ in range(2):
+            (asked,) = frontend.receive(FRONTEND, [b"", b"job"], 0)
+            names += asked.submission.names  # type: ignore[attr-defined]
+    assert len({*names}) == 4
+
+
+# Malformed messages.
+
+#: Messages that are invalid at either side.
+NASTY: list[list[bytes]] = [
+    [],
+    [b""],
+    [READY],
+    [PING, b"1"],
+    [b"x", READY],
+    [b"", b"", READY],
+    [b"", READY, b""],
+    [b"", READY, b"1"],
+    [b"", PING, b""],
+    [b"", PING, b"-1"],
+    [b"", PING, "\u0663".encode()],
+    [b"", PING, b"1" * 21],
+    [b"", PING, b"1", b"2"],
+    [b"", DISCONNECT, b"now"],
+    [b"", b"result", b"more"],
+    [b"", ERROR, b"a", b"b"],
+    [b""] * 10_000,
+    [b"", b"[" * 100_000, b"[" * 100_000],
+]
+
+
+@pytest.mark.parametrize("frames", NASTY, ids=range(len(NASTY)))
+def test_nasty_messages_are_counted_and_change_nothing(frames: list[bytes]) -> None:
+    hall = at_work()
+    before = old_snapshots.fingerprint(hall.scheduler.ledger)
+    assert hall.at(BACKEND + W1, *frames) == []
+    assert hall.backend.malformed == 1
+    ((error, _),) = hall.at(FRONTEND + b"x", *frames)
+    assert (error, hall.frontend.malformed) == (ERROR, 1)
+    assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
+    hall.worker(W1, b"result")
+    assert hall.to_client(b"c") == [[b"result"]]
+
+
+def noise(count: int, seed: int) -> Iterator[list[bytes]]:
+    """Yield frames of words, parts of words and bytes, in invalid numbers."""
+    random_bits = random.Random(seed)
+    words = [READY, PING, PONG, EXIT, DISCONNECT, ERROR, FULL, b"", b"1", b"\0", b"ready"]
+    made = 0
+    while made < count:
+        frames = [
+            random_bits.choice(
+                [random_bits.choice(words), random_bits.randbytes(random_bits.randrange(8))]
+            )
+            for _ in range(random_bits.randrange(6))
+        ]
+        if not ping_pong_backend.is_message(frames) and len(frames) != 2:
+            made += 1
+            yield frames
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_malformed_messages_change_nothing_at_either_side(seed: int) -> None:
+    hall = at_work()
+    hall.records()
+    before = old_snapshots.fingerprint(hall.scheduler.ledger)
+    random_bits = random.Random(seed)
+    for frames in noise(1_000, seed):
+        identity = random_bits.choice([W1, W2, b"x" * 256, b""])
+        assert hall.at(BACKEND + identity, *frames) == []
+        assert [one[0] for one in hall.at(FRONTEND + identity, *frames)] == [ERROR]
+    assert (hall.backend.malformed, hall.frontend.malformed) == (1_000, 1_000)
+    assert hall.records() == []
+    assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
+    assert hall.worker(W1, b"result") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_any_dialogue_leaves_every_task_done_once_or_waiting(seed: int) -> None:
+    random_bits = random.Random(seed)
+    hall = Hall()
+    words = [READY, PING, DISCONNECT, b"result", b"result", ERROR]
+    for number in range(400):
+        identity = random_bits.choice([W1, W2, W3, b"named"])
+        word = random_bits.choice(words)
+        hall.worker(identity, *([word, b"why"] if word is ERROR else [word]))
+        if random_bits.random() < 0.2:
+            hall.client(b"c", b"%d" % number)
+        if random_bits.random() < 0.3:
+            hall.later(random_bits.choice([0.01, 1, 3, 61]))
+        if random_bits.random() < 0.05:
+            hall.handle(hall.board.disconnected(BACKEND + identity))
+    finished = [name for one in hall.records() if isinstance(one, Finished) for name in one.names]
+    assert len(finished) > 20
+    assert len({*finished}) == len(finished)
+
+
+def test_kept_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ping_pong_backend, "PEERS_MAX", 2)
+    hall = Hall()
+    assert hall.worker(W1, READY) == [[PONG]]
+    assert hall.worker(W2, PING) == [[PONG]]
+    assert hall.worker(W3, READY) == []
+    hall.later(3)  # a silent one on probation makes room
+    assert hall.worker(W3, READY) == [[PONG]]
+
+
+def test_connection_that_is_silent_for_long_is_forgotten() -> None:
+    hall = at_work()
+    hall.worker(W2, READY)
+    hall.worker(W3, PING)
+    hall.later(60)
+    hall.later(FORGET_NS / SECOND_NS)
+    assert hall.backend.peer_count == 0
+    assert hall.backend.wake_at_ns() is None
+
+
+def test_record_of_a_lost_route_is_a_return_without_a_charge() -> None:
+    hall = Hall()
+    hall.worker(W1, READY)
+    hall.dead = [BACKEND + W1]
+    hall.records()
+    hall.client(b"c", b"job")
+    kinds = [type(one) for one in hall.records()]
+    assert kinds[1:] == [Leased, Returned, WorkerLeft]
+
+
+def test_docs_have_the_figures_of_the_code() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "dialects" / "ping-pong.md").read_text()
+    settings = Settings()
+    for figure in (
+        f"| WORKER_EXPIRE_SECONDS | {settings.expire_ns // SECOND_NS} s |",
+        f"| lease time | {settings.lease_ns // SECOND_NS} s |",
+        f"At most {ping_pong_server.WAITING_MAX:,} jobs of one client and {settings.queue_max:,}",
+        f"within {ping_pong_backend.CROSSING_NS / SECOND_NS} s of the job",
+        f"any bytes, at most {PAYLOAD_BYTES_MAX >> 20} MiB",
+        f"decimal number of at most {COUNT_DIGITS_MAX} digits",
+    ):
+        assert figure in " ".join(page.split())
+    assert CRASHES_MAX == 5  # "five workers"
+
+
+def test_name_of_a_worker_does_not_reveal_its_id_with_a_secret() -> None:
+    route = BACKEND + b"\0\1\2\3\4"
+    assert ping_pong_backend.name_of(route).endswith(b"-0001020304")
+    hidden = ping_pong_backend.name_of(route, b"secret")
+    assert b"01020304" not in hidden
+    assert hidden != ping_pong_backend.name_of(route, b"other")
