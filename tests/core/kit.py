@@ -127,7 +127,9 @@ class Yard:
     def watch(self, *names: bytes, request: int = 0) -> list[Effect]:
         return self.handle(WatchRequested(0, b"watcher", list(names), request=request))
 
-    def hear(self, worker: bytes, *held: tuple[bytes, int], heartbeat_ns: int = 0) -> list[Effect]:
+    def heartbeat(
+        self, worker: bytes, *held: tuple[bytes, int], heartbeat_ns: int = 0
+    ) -> list[Effect]:
         """Send a heartbeat with the tasks that the worker lists."""
         return self.handle(WorkerHeartbeat(0, worker, list(held), heartbeat_ns))
 

@@ -48,11 +48,11 @@ class ModelTask:
 
 
 class ModelWorker:
-    def __init__(self, slots: int, silence_ns: int, incarnation: int, now_ns: int) -> None:
+    def __init__(self, slots: int, timeout_ns: int, incarnation: int, now_ns: int) -> None:
         self.slots = slots
-        self.silence_ns = silence_ns
+        self.timeout_ns = timeout_ns
         self.incarnation = incarnation
-        self.heard_ns = now_ns
+        self.last_seen_ns = now_ns
         self.parked = False
 
 
@@ -229,7 +229,7 @@ class Model:
             if task.state in (BLOCKED, DELAYED, READY) and 0 < task.expires_ns <= now_ns:
                 task.failed = True
         for name, worker in [*self.workers.items()]:
-            if worker.silence_ns and worker.heard_ns + worker.silence_ns <= now_ns:
+            if worker.timeout_ns and worker.last_seen_ns + worker.timeout_ns <= now_ns:
                 self.lose(name, blamed=True)
 
     # The end.

@@ -121,7 +121,7 @@ rules = st.fixed_dictionaries(
         "debounce_ns": st.sampled_from([0, 0, SECOND_NS]),
     }
 )
-clauses = st.lists(
+lane_rules = st.lists(
     st.tuples(st.sampled_from([b"default/1", b"*/2", b"x/*", b"*", b"default/[12]"]), rules),
     max_size=2,
 )
@@ -177,7 +177,7 @@ STEPS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     ),
     "expire": scopes,
     "rules": st.fixed_dictionaries(
-        {"rules": rules, "clauses": clauses, "workers_max": st.sampled_from([0, 0, 1])}
+        {"rules": rules, "lane_rules": lane_rules, "workers_max": st.sampled_from([0, 0, 1])}
     ),
     "clock": st.fixed_dictionaries({"seconds": st.integers(0, 20)}),
     "time": st.fixed_dictionaries({"seconds": seconds}),
@@ -258,25 +258,28 @@ def _ask_everything(yard: Yard, names: list[bytes]) -> list[Any]:
         ResultsRequested(0, b"client", names),
         OutputRequested(0, b"client", names[0]),
     ]
-    told: list[Any] = []
+    replies: list[Any] = []
     for question in questions:
-        told += yard.handle(question)
+        replies += yard.handle(question)
         assert yard.records == []
-    assert len(told) == len(questions)
-    return told
+    assert len(replies) == len(questions)
+    return replies
 
 
-def _hear(yard: Yard, worker: bytes, lists: int | None) -> list[Any]:
+def _heartbeat(yard: Yard, worker: bytes, lists: int | None) -> list[Any]:
     held = None if lists is None else held_by(yard, worker)[:lists]
     return yard.handle(WorkerHeartbeat(0, worker, held, SECOND_NS))
 
 
 def _rules(
-    yard: Yard, rules: dict[str, Any], clauses: list[tuple[bytes, dict[str, Any]]], workers_max: int
+    yard: Yard,
+    rules: dict[str, Any],
+    lane_rules: list[tuple[bytes, dict[str, Any]]],
+    workers_max: int,
 ) -> list[Any]:
     made = tuple(
         Rule(b"clause %d" % number, match, LaneOptions(**own))
-        for number, (match, own) in enumerate(clauses)
+        for number, (match, own) in enumerate(lane_rules)
     )
     return yard.handle(RulesSet(0, made, LaneOptions(**rules), workers_max))
 
@@ -297,7 +300,7 @@ _TAKE: dict[str, Callable[..., list[Any]]] = {
     "return": _return,
     "progress": _progress,
     "free": lambda yard, worker: yard.handle(SlotFreed(0, worker)),
-    "hear": _hear,
+    "hear": _heartbeat,
     "leave": lambda yard, worker: yard.handle(WorkerExited(0, worker)),
     "cut": lambda yard, worker: yard.handle(WorkerUnreachable(0, worker)),
     "drain": lambda yard, worker: yard.handle(DrainRequested(0, b"client", worker)),

@@ -49,7 +49,7 @@ def test_cancel_writes_down_which_tasks_were_asked_for_and_why_the_others_went()
     assert yard.records == [Cancelled(0, [b"other"], [])]
 
 
-def test_cancel_of_leased_tasks_tells_their_workers_to_stop() -> None:
+def test_cancel_of_leased_tasks_sends_stop_to_their_workers() -> None:
     yard = Yard()
     yard.submit(b"a", b"b", b"c", b"d")
     for worker in (b"v", b"w"):
@@ -65,7 +65,7 @@ def test_cancel_of_leased_tasks_tells_their_workers_to_stop() -> None:
     assert yard.states(b"a", b"b", b"c", b"d") == [CANCELLED] * 3 + [LEASED]
 
 
-def test_cancel_of_what_has_ended_or_is_unknown_is_nothing() -> None:
+def test_cancel_of_ended_or_unknown_tasks_changes_nothing() -> None:
     yard = Yard()
     yard.submit(b"a")
     yard.cancel(b"a")
@@ -137,7 +137,7 @@ def test_whole_campaign_can_be_cancelled() -> None:
 # Retry.
 
 
-def test_retried_task_has_all_its_attempts_again_and_its_number_goes_on_rising() -> None:
+def test_retried_task_has_all_its_attempts_again_and_its_number_keeps_rising() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", retry_delays_ns=(0,))

@@ -156,7 +156,7 @@ def test_task_behind_a_failure(yard: Yard) -> None:
     )
 
 
-def test_task_far_behind_a_failure_is_told_of_that_one_alone(yard: Yard) -> None:
+def test_task_far_behind_a_failure_is_explained_by_that_failure_alone(yard: Yard) -> None:
     yard.submit(b"other", b"bad")
     yard.take(b"w", 2)
     yard.report(b"w", b"bad", Outcome.FAILED, texts=[b"exit status 1"])
@@ -264,7 +264,7 @@ def test_last_attempt_waits_until_the_only_worker_is_idle(yard: Yard) -> None:
     assert sentence(yard, b"a", Reason.EXCLUSIVE) == expected
 
 
-def test_last_attempt_says_which_worker_is_emptied_for_it() -> None:
+def test_last_attempt_names_the_worker_that_is_emptied_for_it() -> None:
     yard = Yard()
     yard.submit(b"a")
     yard.lose(b"v", b"a", times=3)
@@ -281,7 +281,7 @@ def test_last_attempt_says_which_worker_is_emptied_for_it() -> None:
     assert sentence(yard, b"a", Reason.EXCLUSIVE) == expected
 
 
-def test_task_that_lost_workers_says_that_others_like_it_are_in_its_place() -> None:
+def test_task_that_lost_workers_is_explained_by_others_like_it() -> None:
     yard = Yard()
     yard.submit(b"a", b"b", b"c")
     yard.lose(b"v", b"a", b"b", b"c", times=3)
@@ -294,7 +294,7 @@ def test_task_that_lost_workers_says_that_others_like_it_are_in_its_place() -> N
     assert sentence(yard, b"c", Reason.ISOLATED) == expected
 
 
-def test_wide_task_says_which_worker_is_reserved_for_it(yard: Yard) -> None:
+def test_wide_task_names_the_worker_that_is_reserved_for_it(yard: Yard) -> None:
     yard.submit(b"a")
     yard.take(b"w")
     yard.submit(b"wide", slots=2)

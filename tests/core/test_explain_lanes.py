@@ -22,9 +22,9 @@ from tests.core.kit import Yard
 
 
 def view(yard: Yard, lane: bytes = b"x") -> LaneView:
-    told = yard.handle(LanesRequested(0, b"client", lane=lane))
-    assert isinstance(told[0], LaneList)
-    (found,) = told[0].lanes
+    replies = yard.handle(LanesRequested(0, b"client", lane=lane))
+    assert isinstance(replies[0], LaneList)
+    (found,) = replies[0].lanes
     return found
 
 
@@ -33,7 +33,7 @@ def submit(yard: Yard) -> None:
 
 
 def rule(yard: Yard, **fields: object) -> None:
-    yard.set_rules(Rule(b"clause", b"default/x", LaneOptions(**fields)))  # type: ignore[arg-type]
+    yard.set_rules(Rule(b"rule", b"default/x", LaneOptions(**fields)))  # type: ignore[arg-type]
 
 
 def pause_everything(yard: Yard) -> None:
@@ -57,7 +57,7 @@ def hold(yard: Yard) -> None:
     submit(yard)
 
 
-def gather(yard: Yard) -> None:
+def debounce(yard: Yard) -> None:
     yard.join(b"w")
     rule(yard, debounce_ns=3 * SECOND_NS)
     submit(yard)
@@ -97,7 +97,7 @@ def broker_limit(yard: Yard) -> None:
 
 def service_limit(yard: Yard) -> None:
     yard.join(b"w")
-    yard.set_rules(Rule(b"clause", b"*/*", LaneOptions(workers_max=1)))
+    yard.set_rules(Rule(b"rule", b"*/*", LaneOptions(workers_max=1)))
     yard.submit(b"other", service=b"another", lanes=[b"y"])
     yard.join(b"v", services=(b"another",))
     yard.take(b"v")
@@ -145,7 +145,7 @@ def failed(yard: Yard) -> None:
     yard.report(b"w", b"a", Outcome.FAILED_FINAL)
 
 
-STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
+SCENARIOS: list[tuple[Reason, Callable[[Yard], None], str]] = [
     (Reason.PAUSED, pause_everything, "everything is paused"),
     (Reason.PAUSED, pause_service, "its service is paused"),
     (Reason.PAUSED, pause_lane, "it is paused"),
@@ -154,7 +154,7 @@ STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
         hold,
         "it is held until it is released: taskyard retry --service default --lane x",
     ),
-    (Reason.DEBOUNCED, gather, "it waits for more tasks before it starts, in 3.0 s"),
+    (Reason.DEBOUNCED, debounce, "it waits for more tasks before it starts, in 3.0 s"),
     (Reason.NO_WORKER, no_worker, "no worker of its service is connected"),
     (
         Reason.TROUBLE,
@@ -195,23 +195,21 @@ STORIES: list[tuple[Reason, Callable[[Yard], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "story", "sentence"), STORIES)
-def test_lane_says_why_it_waits(
-    reason: Reason, story: Callable[[Yard], None], sentence: str
-) -> None:
+@pytest.mark.parametrize(("reason", "scenario", "sentence"), SCENARIOS)
+def test_lane_is_explained(reason: Reason, scenario: Callable[[Yard], None], sentence: str) -> None:
     yard = Yard()
-    story(yard)
+    scenario(yard)
     found = view(yard)
     assert (found.reason, found.sentence) == (reason, sentence)
     assert reason in LANE_REASONS
 
 
 def test_a_story_leads_to_every_reason_of_a_lane_but_having_no_tasks() -> None:
-    told = dict.fromkeys(reason for reason, _, _ in STORIES)
-    assert [reason for reason in LANE_REASONS if reason not in told] == [Reason.IDLE]
+    covered = dict.fromkeys(reason for reason, _, _ in SCENARIOS)
+    assert [reason for reason in LANE_REASONS if reason not in covered] == [Reason.IDLE]
 
 
-def test_lane_that_is_paused_without_tasks_says_so_and_one_without_a_pause_is_not_there() -> None:
+def test_paused_lane_without_tasks_is_listed_and_an_unpaused_one_is_not() -> None:
     yard = Yard()
     pause_lane(yard)
     yard.cancel(b"a", b"b")
@@ -224,7 +222,7 @@ def test_every_hold_has_a_sentence_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "story", "sentence"),
+    ("reason", "scenario", "sentence"),
     [
         (
             Reason.HELD,
@@ -236,7 +234,7 @@ def test_every_hold_has_a_sentence_of_its_own() -> None:
         ),
         (
             Reason.DEBOUNCED,
-            gather,
+            debounce,
             "but its lane waits for more tasks before it starts, in 3.0 s (service default)",
         ),
         (
@@ -254,16 +252,16 @@ def test_every_hold_has_a_sentence_of_its_own() -> None:
         ),
     ],
 )
-def test_task_says_why_its_lane_waits(
-    reason: Reason, story: Callable[[Yard], None], sentence: str
+def test_task_is_explained_by_its_lane(
+    reason: Reason, scenario: Callable[[Yard], None], sentence: str
 ) -> None:
     yard = Yard()
-    story(yard)
+    scenario(yard)
     found = explain(yard.scheduler.context, b"a")
     assert (found.reason, found.sentence.split(", ", 1)[1]) == (reason, sentence)
 
 
-def test_malformed_lines_of_its_workers_agents_are_told_of_a_lane_and_its_task() -> None:
+def test_malformed_lines_of_agents_are_shown_for_a_lane_and_its_task() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", lanes=[b"x"])
@@ -271,9 +269,9 @@ def test_malformed_lines_of_its_workers_agents_are_told_of_a_lane_and_its_task()
     before = view(yard).sentence
     held = [(b"a", 1)]
     yard.handle(WorkerHeartbeat(0, b"w", held, malformed=1))
-    told = "; its agents wrote 1 malformed line (see its log)"
-    assert view(yard).sentence == before + told
-    assert explain(yard.scheduler.context, b"a").sentence.endswith(told)
+    suffix = "; its agents wrote 1 malformed line (see its log)"
+    assert view(yard).sentence == before + suffix
+    assert explain(yard.scheduler.context, b"a").sentence.endswith(suffix)
     yard.handle(WorkerHeartbeat(0, b"w", held))  # another process of that name
     assert view(yard).sentence == before
 
@@ -287,7 +285,7 @@ def test_worker_that_is_well_again_is_no_reason() -> None:
     assert view(yard).reason is Reason.WORKERS_BUSY
 
 
-def test_trouble_of_one_worker_is_no_reason_while_another_is_well() -> None:
+def test_trouble_of_one_worker_is_no_reason_while_another_is_healthy() -> None:
     yard = Yard()
     trouble(yard)
     yard.join(b"v")

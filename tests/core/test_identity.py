@@ -61,8 +61,8 @@ def after_of(yard: Yard) -> list[list[bytes]] | None:
 def test_same_names_in_two_campaigns_are_different_tasks() -> None:
     yard = Yard()
     for campaign in (b"mon", b"tue"):
-        told = yard.submit(b"a", b"b", after=[[], [b"a"]], campaign=campaign)
-        assert told == [Accepted(b"client", 0, new=2)]
+        replies = yard.submit(b"a", b"b", after=[[], [b"a"]], campaign=campaign)
+        assert replies == [Accepted(b"client", 0, new=2)]
         assert after_of(yard) == [[], [campaign + b"/a"]]
     assert sorted(yard.scheduler.ledger.tasks) == [b"mon/a", b"mon/b", b"tue/a", b"tue/b"]
     again = yard.submit(b"a", b"b", after=[[], [b"a"]], campaign=b"tue")
@@ -213,9 +213,9 @@ def old() -> Yard:
     return yard
 
 
-def test_bare_campaign_goes_on_under_its_old_names(old: Yard) -> None:
-    told = old.submit(b"x", b"y", b"old/z", b"new", after=[[], [], [], [b"x"]], campaign=b"old")
-    assert told == [Accepted(b"client", 0, new=1, existing=3)]
+def test_bare_campaign_keeps_its_old_names(old: Yard) -> None:
+    replies = old.submit(b"x", b"y", b"old/z", b"new", after=[[], [], [], [b"x"]], campaign=b"old")
+    assert replies == [Accepted(b"client", 0, new=1, existing=3)]
     assert b"new" in old.scheduler.ledger.tasks
     assert after_of(old) == [[b"x"]]
     assert old.submit(b"0", b"1", payloads=[b"b/0", b"b/1"], campaign=b"b") == [
@@ -234,20 +234,20 @@ def test_bare_task_is_found_by_its_name_and_by_its_full_name(old: Yard) -> None:
         (printed,) = old.handle(OutputRequested(0, b"client", name))
         assert isinstance(printed, TaskOutput)
         assert printed.found
-    (told,) = old.handle(ResultsRequested(0, b"client", [b"old/y"]))
-    assert isinstance(told, Settled)
-    assert (told.names, told.aliases) == ([b"y"], {b"y": b"old/y"})
+    (reply,) = old.handle(ResultsRequested(0, b"client", [b"old/y"]))
+    assert isinstance(reply, Settled)
+    assert (reply.names, reply.aliases) == ([b"y"], {b"y": b"old/y"})
     old.handle(CancelRequested(0, b"client", Scope(names=(b"old/x",))))
     assert old.state(b"x") is CANCELLED
 
 
 def test_bare_task_is_watched_by_its_full_name(old: Yard) -> None:
-    (told,) = old.handle(WatchRequested(0, b"watcher", [b"old/y", b"old/x"], request=1))
-    assert isinstance(told, Settled)
-    assert (told.names, told.aliases) == ([b"y"], {b"y": b"old/y", b"x": b"old/x"})
-    (told, _) = old.cancel(b"x")
-    assert isinstance(told, Settled)
-    assert (told.names, told.aliases) == ([b"x"], {b"y": b"old/y", b"x": b"old/x"})
+    (reply,) = old.handle(WatchRequested(0, b"watcher", [b"old/y", b"old/x"], request=1))
+    assert isinstance(reply, Settled)
+    assert (reply.names, reply.aliases) == ([b"y"], {b"y": b"old/y", b"x": b"old/x"})
+    (reply, _) = old.cancel(b"x")
+    assert isinstance(reply, Settled)
+    assert (reply.names, reply.aliases) == ([b"x"], {b"y": b"old/y", b"x": b"old/x"})
     assert old.scheduler.context.aliases == {}
 
 
@@ -308,9 +308,9 @@ def test_core_finds_what_a_naive_model_of_pairs_finds(
             continue  # a known task's `after` is not looked at, and its own name is a cycle
         expected = model.before(campaign, before) if before else None
         after = [[before]] if before else None
-        (told, *_) = yard.submit(name, after=after, campaign=campaign, payloads=[b""])
+        (reply, *_) = yard.submit(name, after=after, campaign=campaign, payloads=[b""])
         sound = model.may_create(campaign, name) and (not before or expected is not None)
-        assert isinstance(told, Accepted if sound else Refused)
+        assert isinstance(reply, Accepted if sound else Refused)
         if sound:
             model.pairs.add((campaign, name))
             assert after_of(yard) == (expected and [[identity.spelling(*expected)]])
@@ -323,7 +323,7 @@ def test_core_finds_what_a_naive_model_of_pairs_finds(
             assert pair == meant
 
 
-def test_part_of_a_name_is_looked_for_in_the_campaign_that_is_given() -> None:
+def test_part_of_a_name_is_searched_in_the_given_campaign() -> None:
     assert identity.matches(b"thumbs/a", b"b", None)
     assert not identity.matches(b"thumbs/a", b"b", b"thumbs")
     assert identity.matches(b"thumbs/ab", b"b", b"thumbs")

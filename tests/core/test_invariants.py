@@ -391,7 +391,7 @@ def test_contradiction_is_seen(yard: Yard, plant: Plant) -> None:
         invariants.check(yard.scheduler)
 
 
-def test_violation_says_what_is_kept_and_what_follows(yard: Yard) -> None:
+def test_violation_shows_stored_and_derived_values(yard: Yard) -> None:
     bump(active_rule_of(yard), "lane_worker_pairs", 5)
     with pytest.raises(InvariantViolated) as raised:
         invariants.check(yard.scheduler)

@@ -423,7 +423,7 @@ def test_task_that_no_worker_can_hold_reserves_none_and_hides_none_that_can() ->
     assert yard.take(b"w") == [b"wide"]
 
 
-def test_put_off_task_goes_before_wide_ones_that_wait_for_another_worker() -> None:
+def test_deferred_task_goes_before_wide_ones_that_wait_for_another_worker() -> None:
     yard = Yard()
     yard.rules(lane_workers_max=3)
     yard.join(b"w", slots_total=1)
@@ -438,7 +438,7 @@ def test_put_off_task_goes_before_wide_ones_that_wait_for_another_worker() -> No
     assert yard.take(b"big") == [b"wide"]
 
 
-def test_put_off_task_does_not_take_the_place_that_a_serial_lane_keeps_for_a_wide_one() -> None:
+def test_deferred_task_does_not_take_the_place_that_a_serial_lane_keeps_for_a_wide_one() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=1)
     yard.join(b"big", slots_total=2, lease_timeout_ns=60 * SECOND_NS)
@@ -453,7 +453,7 @@ def test_put_off_task_does_not_take_the_place_that_a_serial_lane_keeps_for_a_wid
     assert yard.take(b"big") == [b"wide"]
 
 
-def test_put_off_task_does_not_wait_for_one_that_no_worker_can_hold() -> None:
+def test_deferred_task_does_not_wait_for_one_that_no_worker_can_hold() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=1)
     yard.submit(b"a", lanes=[b"x"])
@@ -470,7 +470,7 @@ def test_put_off_task_does_not_wait_for_one_that_no_worker_can_hold() -> None:
     assert yard.take(b"w") == [b"a"]
 
 
-def test_wide_task_is_not_given_to_a_worker_that_only_takes_tasks_ahead() -> None:
+def test_prefetch_makes_no_room_for_a_wide_task() -> None:
     yard = Yard()
     facts = WorkerFacts(slots_total=1, lease_timeout_ns=10**10)
     yard.handle(WorkerRegistered(0, b"small", facts, prefetch=3))

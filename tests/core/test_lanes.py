@@ -68,7 +68,7 @@ def release(yard: Yard, **scope: object) -> list[Effect]:
     return yard.handle(RetryRequested(0, b"client", Scope(**scope)))  # type: ignore[arg-type]
 
 
-def test_held_lane_gives_nothing_until_somebody_asks_and_then_what_is_in_it_once() -> None:
+def test_held_lane_gives_nothing_until_released_and_then_each_task_once() -> None:
     yard = a_yard(is_held=True)
     fill(yard, b"a", b"b")
     assert yard.take(b"w", 9) == []
@@ -97,7 +97,7 @@ def test_release_wakes_a_parked_worker() -> None:
     assert assigned(release(yard, service=b"default")) == [b"a"]
 
 
-def test_failed_and_delayed_tasks_of_a_held_lane_are_tried_when_somebody_asks() -> None:
+def test_failed_and_delayed_tasks_of_a_held_lane_are_tried_when_released() -> None:
     yard = a_yard(is_held=True)
     fill(yard, b"delayed", due_ns=SECOND_NS)
     yard.later(2)
@@ -120,7 +120,7 @@ def test_released_task_that_fails_and_comes_back_is_held_again() -> None:
     assert yard.take(b"w") == []
 
 
-def test_released_task_that_nobody_tried_after_all_is_still_released() -> None:
+def test_released_task_that_was_returned_untried_is_still_released() -> None:
     yard = a_yard(is_held=True)
     fill(yard, b"a", b"b")
     release(yard, names=(b"a",))
@@ -169,7 +169,7 @@ def test_lane_that_gets_work_begins_a_while_after_the_first_of_it() -> None:
     assert assigned(yard.later(1)) == [b"a", b"b"]
 
 
-def test_lane_that_is_being_served_gathers_nothing() -> None:
+def test_lane_that_is_being_served_does_not_debounce() -> None:
     yard = a_yard(debounce_ns=3 * SECOND_NS)
     fill(yard, b"a", b"b")
     yard.later(3)
@@ -179,7 +179,7 @@ def test_lane_that_is_being_served_gathers_nothing() -> None:
     assert yard.take(b"w") == [b"b"]
 
 
-def test_lane_that_ran_dry_gathers_anew() -> None:
+def test_lane_that_ran_empty_debounces_again() -> None:
     yard = a_yard(debounce_ns=3 * SECOND_NS)
     fill(yard, b"a")
     yard.later(2)
@@ -267,7 +267,7 @@ def test_random_lane_keeps_all_its_tasks_whatever_happens_in_its_middle(steps: l
     assert not yard.scheduler.ledger.counts[LEASED]
 
 
-def test_queue_of_a_random_lane_does_not_grow_by_what_was_taken_out_of_it() -> None:
+def test_queue_of_a_random_lane_does_not_grow_by_stale_entries() -> None:
     yard = a_yard(is_random=True)
     fill(yard, *names(50))
     main_queue = yard.scheduler.ledger.services[b"default"].lanes[b"x"].main_queue
@@ -310,7 +310,7 @@ def test_task_whose_time_comes_in_the_middle_of_a_run_waits_for_the_next() -> No
     assert yard.take(b"w") == [b"urgent"]
 
 
-def test_what_is_put_off_is_tried_again_in_a_lane_that_never_runs_dry() -> None:
+def test_deferred_task_is_retried_in_a_lane_that_is_never_empty() -> None:
     yard = a_yard(retry_delays_ns=(0,) * 9)
     fill(yard, b"first", b"second", b"third")
     assert yard.take(b"w") == [b"first"]
@@ -324,7 +324,7 @@ def test_what_is_put_off_is_tried_again_in_a_lane_that_never_runs_dry() -> None:
     assert b"first" in order[:6]
 
 
-def test_what_is_put_off_survives_a_restart_and_a_cancel() -> None:
+def test_deferred_tasks_survive_a_restart_and_a_cancel() -> None:
     yard = a_yard()
     fill(yard, b"a", b"b", b"c")
     yard.take(b"w")
@@ -350,7 +350,7 @@ def test_task_that_is_put_back_alone_waits_for_an_interval() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_tasks_that_are_put_back_again_and_again_keep_nobody_busy(count: int) -> None:
+def test_tasks_that_are_always_deferred_do_not_keep_the_worker_busy(count: int) -> None:
     yard = a_yard(interval_ns=0)
     fill(yard, *names(count))
     attempts = 0
@@ -363,7 +363,7 @@ def test_tasks_that_are_put_back_again_and_again_keep_nobody_busy(count: int) ->
     assert yard.take(b"w")
 
 
-def test_rest_of_a_lane_that_is_put_off_after_its_task_failed_waits_for_an_interval() -> None:
+def test_rest_of_a_lane_deferred_after_a_failure_waits_for_an_interval() -> None:
     yard = a_yard(interval_ns=7 * SECOND_NS)
     fill(yard, b"a", b"b")
     yard.take(b"w")
@@ -419,7 +419,7 @@ def test_late_task_is_reported_once() -> None:
             assert yard.records == []
 
 
-def test_lateness_that_recovery_meets_in_the_journal_is_not_said_again() -> None:
+def test_late_report_is_not_repeated_after_a_recovery() -> None:
     yard = a_yard(report_after_ns=5 * SECOND_NS)
     fill(yard, b"a")
     yard.later(5)
@@ -441,10 +441,10 @@ def test_lateness_is_not_forgotten_by_a_restart() -> None:
 
 
 def lanes(yard: Yard, **asked: object) -> LaneList:
-    (told,) = yard.handle(LanesRequested(0, b"client", 7, **asked))  # type: ignore[arg-type]
-    assert isinstance(told, LaneList)
-    assert (told.client, told.request) == (b"client", 7)
-    return told
+    (reply,) = yard.handle(LanesRequested(0, b"client", 7, **asked))  # type: ignore[arg-type]
+    assert isinstance(reply, LaneList)
+    assert (reply.client, reply.request) == (b"client", 7)
+    return reply
 
 
 def test_lane_is_shown_with_all_there_is_to_see() -> None:
@@ -461,7 +461,7 @@ def test_lane_is_shown_with_all_there_is_to_see() -> None:
     assert view == LaneView(
         service=b"default",
         lane=b"x",
-        rule=b"clause",
+        rule=b"rule",
         tasks=5,
         ready=1,
         blocked=1,
@@ -506,7 +506,7 @@ def test_pages_of_lanes_go_by_service_and_name_and_miss_nothing() -> None:
     assert len(seen) == 15
 
 
-def test_page_that_ends_with_the_last_lane_says_so() -> None:
+def test_page_that_ends_with_the_last_lane_has_no_more() -> None:
     yard = Yard()
     three_services(yard)
     assert not lanes(yard, count=15).more
@@ -531,9 +531,9 @@ def test_page_of_lanes_is_bounded_whatever_is_asked_for() -> None:
     some = names(LIST_LANES_MAX + 5)
     scheduler.handle(SubmitRequested(0, b"c", Submission(some, lanes=some)))
     for count, expected in ((10**9, LIST_LANES_MAX), (0, 1), (-5, 1)):
-        (told,) = scheduler.handle(LanesRequested(0, b"c", count=count))
-        assert isinstance(told, LaneList)
-        assert (len(told.lanes), told.more) == (expected, True)
+        (reply,) = scheduler.handle(LanesRequested(0, b"c", count=count))
+        assert isinstance(reply, LaneList)
+        assert (len(reply.lanes), reply.more) == (expected, True)
 
 
 def test_looking_at_a_long_lane_looks_at_few_of_its_tasks() -> None:
@@ -541,9 +541,9 @@ def test_looking_at_a_long_lane_looks_at_few_of_its_tasks() -> None:
     fill(yard, *names(300))
     for name, seen in ((b"99", 5), (b"250", 0)):  # the second is too far behind
         yard[name].attempt = yard[name].losses_excused = 5
-        (told,) = yard.scheduler.handle(LanesRequested(0, b"client"))
-        assert isinstance(told, LaneList)
-        assert (told.lanes[0].ready, told.lanes[0].attempts) == (300, seen)
+        (reply,) = yard.scheduler.handle(LanesRequested(0, b"client"))
+        assert isinstance(reply, LaneList)
+        assert (reply.lanes[0].ready, reply.lanes[0].attempts) == (300, seen)
         yard[name].attempt = yard[name].losses_excused = 0
 
 
@@ -625,7 +625,7 @@ def test_move_to_nowhere_is_refused(service: bytes | None, lane: bytes | None, t
     assert yard.records == []
 
 
-def test_waiting_tasks_expire_on_request_and_what_is_out_stays() -> None:
+def test_waiting_tasks_expire_on_request_and_leased_ones_stay() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"out", b"ready", lanes=[b"x", b"x"])
@@ -634,10 +634,10 @@ def test_waiting_tasks_expire_on_request_and_what_is_out_stays() -> None:
     yard.take(b"w")
     yard.watch(b"ready")
     scope = Scope(service=b"default", lane=b"x")
-    told = yard.handle(ExpireRequested(0, b"client", scope))
-    assert told[-1] == CommandAck(b"client", 0, 2)
+    replies = yard.handle(ExpireRequested(0, b"client", scope))
+    assert replies[-1] == CommandAck(b"client", 0, 2)
     assert yard.records == [TaskExpired(0, [b"ready", b"delayed"], b"expired on request")]
-    assert len(told) == 2  # the subscriber is notified
+    assert len(replies) == 2  # the subscriber is notified
     assert yard.states(b"out", b"ready", b"delayed", b"other") == [LEASED, FAILED, FAILED, READY]
     yard.retry(b"ready")
     assert yard.state(b"ready") is READY

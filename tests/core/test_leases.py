@@ -59,7 +59,7 @@ def one_lease(**facts: int) -> Yard:
 # Giving.
 
 
-def test_lease_is_recorded_and_then_told() -> None:
+def test_lease_is_recorded_and_then_assigned() -> None:
     yard = Yard()
     yard.clock(5)
     yard.submit(b"a", b"b", lanes=[b"", b"x"])
@@ -83,7 +83,7 @@ def test_lease_time_is_the_longest_that_a_task_asks_for_or_the_workers_own() -> 
     assert yard.records == [Leased(0, b"w", [b"c"], [1], TEN_NS)]
 
 
-def test_stranger_is_told_so_and_gets_nothing() -> None:
+def test_unknown_worker_gets_unknown_worker_and_no_task() -> None:
     yard = Yard()
     yard.submit(b"a")
     assert yard.ask(b"nobody") == [UnknownWorker(b"nobody")]
@@ -126,7 +126,7 @@ def test_expired_task_goes_to_a_worker_that_waits() -> None:
 
 
 @pytest.mark.parametrize("sign", ["ask", "report", "heartbeat", "progress", "appearance"])
-def test_any_sign_of_life_renews_the_leases(sign: str) -> None:
+def test_any_message_renews_the_leases(sign: str) -> None:
     yard = one_lease()
     for _ in range(3):
         yard.later(9)
@@ -145,7 +145,7 @@ def test_any_sign_of_life_renews_the_leases(sign: str) -> None:
     assert yard.state(b"a") is READY
 
 
-def test_worker_that_holds_nothing_is_forgotten_by_silence_too() -> None:
+def test_worker_without_tasks_times_out_too() -> None:
     yard = Yard()
     yard.join(b"w", lease_timeout_ns=TEN_NS)
     yard.later(10)
@@ -163,7 +163,7 @@ def test_plain_worker_never_expires() -> None:
     assert yard.states(b"a", b"b") == [LEASED, LEASED]
 
 
-def test_long_lease_lets_its_worker_be_silent_for_longer() -> None:
+def test_long_lease_extends_the_timeout_of_its_worker() -> None:
     yard = Yard()
     yard.submit(b"a", lease_ns=10 * TEN_NS)
     yard.join(b"w", lease_timeout_ns=TEN_NS)
@@ -174,7 +174,7 @@ def test_long_lease_lets_its_worker_be_silent_for_longer() -> None:
     assert yard.state(b"a") is READY
 
 
-def test_worker_may_be_silent_for_long_only_while_it_holds_the_long_lease() -> None:
+def test_timeout_is_extended_only_while_the_long_lease_is_held() -> None:
     yard = Yard()
     yard.join(b"w", lease_timeout_ns=TEN_NS)
     yard.later(9)
@@ -203,7 +203,7 @@ def test_worker_that_is_never_empty_keeps_only_the_patience_of_what_it_holds() -
     assert yard.state(b"short") is READY
 
 
-def test_watch_over_silence_does_not_grow_with_the_work_done() -> None:
+def test_timeout_heap_does_not_grow_with_the_work_done() -> None:
     yard = Yard()
     yard.join(b"w", lease_timeout_ns=1000 * SECOND_NS)
     for number in range(100):
@@ -224,12 +224,12 @@ def test_clock_jumps_end_no_lease() -> None:
     assert yard.state(b"a") is READY
 
 
-def test_clock_that_is_set_gives_up_no_worker_before_it_is_heard() -> None:
+def test_clock_jump_expires_no_worker() -> None:
     yard = one_lease()
     yard.now_ns += 2 * TEN_NS  # the machine was stopped, and its clock is set
     yard.clock(10**18)
     assert yard.state(b"a") is LEASED
-    yard.hear(b"w", (b"a", 1))
+    yard.heartbeat(b"w", (b"a", 1))
     yard.later(0)
     assert yard.state(b"a") is LEASED
 
@@ -237,7 +237,7 @@ def test_clock_that_is_set_gives_up_no_worker_before_it_is_heard() -> None:
 # After a restart of the broker.
 
 
-def test_recovered_lease_goes_on_with_its_full_time() -> None:
+def test_recovered_lease_has_its_full_time() -> None:
     yard = one_lease()
     yard.later(9)
     again = Scheduler(yard.mirror)
@@ -276,7 +276,7 @@ def unlisting_lease(**facts: Any) -> Yard:
 
 
 @pytest.mark.parametrize("lease_timeout_ns", [0, TEN_NS // 2])
-def test_recovered_lease_of_a_worker_that_lists_nothing_ends_though_it_is_heard(
+def test_recovered_lease_of_a_worker_that_lists_nothing_ends_despite_heartbeats(
     lease_timeout_ns: int,
 ) -> None:
     yard = unlisting_lease(lease_timeout_ns=lease_timeout_ns)
@@ -313,13 +313,13 @@ def test_recovered_lease_goes_back_once_and_the_worker_gets_it_again_when_it_wan
     assert yard.state(b"a") is LEASED
 
 
-def test_worker_that_was_not_heard_since_the_restart_gets_nothing_at_its_deadline() -> None:
+def test_worker_without_messages_since_the_restart_gets_nothing_at_its_deadline() -> None:
     yard = unlisting_lease(always_ready=True)
     assert assigned(yard.later(10)) == []
     assert yard.state(b"a") is READY
 
 
-def test_deadline_after_a_restart_is_by_what_the_worker_says_of_itself_since() -> None:
+def test_restart_deadline_follows_the_latest_facts() -> None:
     for lease_ns, seconds in ((TEN_NS // 2, 5), (2 * TEN_NS, 20)):
         yard = unlisting_lease()
         yard.join(b"w", slots_total=1, restart_lease_ns=lease_ns)
@@ -348,7 +348,7 @@ def test_slots_that_were_kept_before_a_restart_are_free_at_the_deadline() -> Non
     assert yard.scheduler.ledger.workers[b"w"].slots_free == 2
 
 
-def test_recovered_long_lease_lets_its_worker_be_silent_for_longer() -> None:
+def test_recovered_long_lease_extends_the_timeout_of_its_worker() -> None:
     yard = Yard()
     yard.submit(b"a", lease_ns=10 * TEN_NS)
     yard.join(b"w", lease_timeout_ns=TEN_NS)
@@ -367,10 +367,10 @@ def test_recovered_lease_that_the_worker_does_not_list_is_given_two_heartbeats()
     again.resume(now_ns=10**15)
     yard.scheduler, yard.now_ns = again, 10**15
     yard.later(1.9)
-    yard.hear(b"w", heartbeat_ns=SECOND_NS)
+    yard.heartbeat(b"w", heartbeat_ns=SECOND_NS)
     assert yard.state(b"a") is LEASED
     yard.later(0.1)
-    yard.hear(b"w", heartbeat_ns=SECOND_NS)
+    yard.heartbeat(b"w", heartbeat_ns=SECOND_NS)
     assert yard.state(b"a") is READY
 
 
@@ -459,10 +459,10 @@ def test_progress_of_what_a_worker_holds_is_recorded_and_all_else_is_dropped() -
 # Heartbeats.
 
 
-def test_lease_that_a_heartbeat_does_not_list_is_given_back() -> None:
+def test_lease_that_a_heartbeat_does_not_list_is_returned() -> None:
     yard = one_lease()
     yard.later(2)
-    assert yard.hear(b"w", heartbeat_ns=SECOND_NS) == []
+    assert yard.heartbeat(b"w", heartbeat_ns=SECOND_NS) == []
     assert yard.records == [Returned(2 * SECOND_NS, b"w", [b"a"], [1], ReturnReason.UNLISTED)]
     assert (yard.state(b"a"), yard[b"a"].losses) == (READY, 0)
 
@@ -470,7 +470,7 @@ def test_lease_that_a_heartbeat_does_not_list_is_given_back() -> None:
 def test_young_lease_that_a_heartbeat_does_not_list_may_be_on_its_way() -> None:
     yard = one_lease()
     yard.later(1.9)
-    yard.hear(b"w", heartbeat_ns=SECOND_NS)
+    yard.heartbeat(b"w", heartbeat_ns=SECOND_NS)
     assert yard.state(b"a") is LEASED
 
 
@@ -479,7 +479,7 @@ def test_heartbeat_that_lists_an_old_attempt_does_not_list_the_lease() -> None:
     yard.report(b"w", b"a", Outcome.REFUSED)
     yard.take(b"w")
     yard.later(5)
-    effects = yard.hear(b"w", (b"a", 1), heartbeat_ns=SECOND_NS)
+    effects = yard.heartbeat(b"w", (b"a", 1), heartbeat_ns=SECOND_NS)
     assert effects == [Stop(b"w", [b"a"], [1])]
     assert yard.state(b"a") is READY
 
@@ -487,26 +487,26 @@ def test_heartbeat_that_lists_an_old_attempt_does_not_list_the_lease() -> None:
 def test_heartbeat_that_lists_the_lease_keeps_it() -> None:
     yard = one_lease()
     yard.later(5)
-    assert yard.hear(b"w", (b"a", 1), heartbeat_ns=SECOND_NS) == []
+    assert yard.heartbeat(b"w", (b"a", 1), heartbeat_ns=SECOND_NS) == []
     assert yard.state(b"a") is LEASED
 
 
-def test_heartbeat_without_a_list_only_proves_life() -> None:
+def test_heartbeat_without_a_list_only_renews_the_leases() -> None:
     yard = one_lease()
     yard.later(5)
     assert yard.handle(WorkerHeartbeat(0, b"w", None, SECOND_NS)) == []
     assert yard.state(b"a") is LEASED
 
 
-def test_zombie_is_told_to_stop_what_is_no_longer_its_own() -> None:
+def test_zombie_is_sent_stop_for_tasks_it_no_longer_holds() -> None:
     yard = one_lease()
     yard.later(10)
-    assert yard.hear(b"w", (b"a", 1), (b"x", 4)) == [
+    assert yard.heartbeat(b"w", (b"a", 1), (b"x", 4)) == [
         UnknownWorker(b"w"),
         Stop(b"w", [b"a", b"x"], [1, 4]),
     ]
     yard.join(b"w", lease_timeout_ns=TEN_NS)
-    assert yard.hear(b"w", (b"a", 1)) == [Stop(b"w", [b"a"], [1])]
+    assert yard.heartbeat(b"w", (b"a", 1)) == [Stop(b"w", [b"a"], [1])]
     assert yard.handle(WorkerHeartbeat(0, b"nobody")) == [UnknownWorker(b"nobody")]
 
 
@@ -514,7 +514,7 @@ def test_drained_worker_whose_last_lease_is_not_listed_may_go() -> None:
     yard = one_lease()
     yard.handle(DrainRequested(0, b"c", b"w"))
     yard.later(5)
-    assert yard.hear(b"w", heartbeat_ns=SECOND_NS) == [Shutdown(b"w")]
+    assert yard.heartbeat(b"w", heartbeat_ns=SECOND_NS) == [Shutdown(b"w")]
 
 
 # Charges.
@@ -538,7 +538,7 @@ def test_task_that_kills_its_workers_fails_after_its_crash_attempts() -> None:
     assert yard[b"a"].losses == 3
 
 
-def test_task_has_so_many_crash_attempts_unless_it_says_otherwise() -> None:
+def test_task_has_the_default_crash_attempts_unless_its_terms_set_them() -> None:
     yard = Yard()
     yard.submit(b"a")
     for number in range(CRASHES_MAX):
@@ -577,7 +577,7 @@ def test_some_of_a_lost_workers_tasks_fail_and_the_others_come_back() -> None:
 
 
 @pytest.mark.parametrize("way", ["leave", "refuse", "back", "retry at"])
-def test_nobody_is_charged_for_a_task_that_comes_back_by(way: str) -> None:
+def test_no_loss_is_charged_for_a_task_returned_by(way: str) -> None:
     yard = Yard()
     yard.submit(b"a", crashes_max=2)
     for attempt in range(1, 6):
@@ -671,11 +671,11 @@ def test_assignment_that_was_not_sent_yet_is_not_taken_for_lost_however_old() ->
     yard = Yard()
     yard.join(b"w", lease_timeout_ns=100 * TEN_NS, slots_total=5)
     yard.submit(b"a")
-    (heard,) = yard.handle(WorkerHeartbeat(0, b"w", [], TEN_NS, request=1, seen=0))
-    assert isinstance(heard, HeartbeatAck)
+    (ack,) = yard.handle(WorkerHeartbeat(0, b"w", [], TEN_NS, request=1, seen=0))
+    assert isinstance(ack, HeartbeatAck)
     yard.take(b"w")  # its answer is still on its way when the worker speaks again
     yard.later(500)
-    yard.handle(WorkerHeartbeat(0, b"w", [], TEN_NS, request=2, seen=heard.record))
+    yard.handle(WorkerHeartbeat(0, b"w", [], TEN_NS, request=2, seen=ack.record))
     assert yard.state(b"a") is LEASED
 
 
@@ -684,7 +684,7 @@ def test_unlisted_assignment_that_was_sent_before_what_the_worker_has_seen_is_lo
     yard.join(b"w", lease_timeout_ns=100 * TEN_NS, slots_total=5)
     yard.submit(b"a", b"b")
     yard.take(b"w", 2)
-    (heard,) = yard.handle(WorkerHeartbeat(0, b"w", [], TEN_NS, request=1, seen=0))
-    assert isinstance(heard, HeartbeatAck)
-    yard.handle(WorkerHeartbeat(0, b"w", [(b"b", 1)], TEN_NS, request=2, seen=heard.record))
+    (ack,) = yard.handle(WorkerHeartbeat(0, b"w", [], TEN_NS, request=1, seen=0))
+    assert isinstance(ack, HeartbeatAck)
+    yard.handle(WorkerHeartbeat(0, b"w", [(b"b", 1)], TEN_NS, request=2, seen=ack.record))
     assert yard.states(b"a", b"b") == [READY, LEASED]

@@ -48,7 +48,7 @@ workers = st.sampled_from(WORKERS)
 seconds = st.sampled_from([0, 0, 1, 2])
 
 
-class Story(RuleBasedStateMachine):
+class Machine(RuleBasedStateMachine):
     """Everything happens to the yard and to the model."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Story(RuleBasedStateMachine):
 
     def shows_life(self, worker: bytes) -> None:
         if worker in self.model.workers:
-            self.model.workers[worker].heard_ns = self.model.now_ns
+            self.model.workers[worker].last_seen_ns = self.model.now_ns
 
     @invariant()
     def states_are_the_same(self) -> None:
@@ -78,7 +78,7 @@ class Story(RuleBasedStateMachine):
         assert held == {name: sorted(self.model.held_by(name)) for name in self.model.workers}
 
     @invariant()
-    def nobody_waits_for_a_timer(self) -> None:
+    def no_task_waits_for_a_timer(self) -> None:
         assert self.model.neglected() == []
 
     @rule(
@@ -127,7 +127,7 @@ class Story(RuleBasedStateMachine):
         }
         if former is not None and former.incarnation == incarnation:
             facts["slots_total"] = former.slots
-            facts["lease_timeout_ns"] = former.silence_ns
+            facts["lease_timeout_ns"] = former.timeout_ns
             self.shows_life(name)
         else:
             if former is not None:
@@ -225,7 +225,7 @@ class Story(RuleBasedStateMachine):
         self.yard.scheduler = again
         self.yard.mirror = reopened(self.yard.mirror)
         for worker in self.model.workers.values():
-            worker.heard_ns = self.model.now_ns
+            worker.last_seen_ns = self.model.now_ns
             worker.parked = False
 
     def teardown(self) -> None:
@@ -245,5 +245,5 @@ class Story(RuleBasedStateMachine):
         assert sorted(left) == sorted(self.model.left_behind())
 
 
-TestStory = pytest.mark.slow(Story.TestCase)
+TestStory = pytest.mark.slow(Machine.TestCase)
 TestStory.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

@@ -117,7 +117,7 @@ def test_round_robin_response_goes_back_to_the_client_that_asked() -> None:
 # 001: a ping-pong heartbeat dialogue.
 
 
-def test_ping_pong_silent_worker_expires_without_a_word_and_its_job_goes_to_another() -> None:
+def test_ping_pong_silent_worker_expires_and_its_job_goes_to_another() -> None:
     yard = Yard()
     for worker in (b"deaf", b"alive"):
         yard.join(worker, slots_total=1, lease_timeout_ns=3 * SECOND_NS)
@@ -162,7 +162,7 @@ def test_ping_pong_late_result_of_an_expired_worker_changes_nothing() -> None:
     assert yard.state(b"job") is TaskState.READY
 
 
-def test_ping_pong_worker_is_told_to_exit() -> None:
+def test_ping_pong_worker_is_sent_exit() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=1)
     assert yard.handle(DrainRequested(0, b"c", b"w")) == [Shutdown(b"w"), CommandAck(b"c", 0, 1)]
@@ -198,8 +198,8 @@ def test_zmailer_only_one_agent_is_on_a_thread() -> None:
 def test_zmailer_limits_of_agents_in_a_ring_and_in_all() -> None:
     yard = Yard()
     rules = LaneOptions(workers_max=2)
-    clauses = Rule(b"smtp", b"smtp/*", rules), Rule(b"uucp", b"uucp/*", rules)
-    yard.handle(RulesSet(0, clauses, workers_max=3))
+    rule_pair = Rule(b"smtp", b"smtp/*", rules), Rule(b"uucp", b"uucp/*", rules)
+    yard.handle(RulesSet(0, rule_pair, workers_max=3))
     for service in (b"smtp", b"uucp"):
         names = [service + b"-%d" % number for number in range(3)]
         yard.submit(*names, lanes=names, service=service)
@@ -210,7 +210,7 @@ def test_zmailer_limits_of_agents_in_a_ring_and_in_all() -> None:
     assert [len(yard.take(b"u%d" % number)) for number in range(3)] == [1, 0, 0]
 
 
-def test_zmailer_future_lane_does_not_hold_up_the_rest_of_the_agenda() -> None:
+def test_zmailer_future_lane_does_not_delay_other_lanes() -> None:
     yard = Yard()
     yard.submit(b"later", lanes=[b"a"], due_ns=60 * SECOND_NS)
     yard.submit(b"now", lanes=[b"b"])
@@ -425,7 +425,7 @@ def test_wmp_ready_stands_until_the_slots_are_full() -> None:
     assert yard.ask(b"w", parks=True) == [Wake(b"w", b"default")]
 
 
-def test_wmp_worker_that_asks_without_ready_is_not_called_after_its_task() -> None:
+def test_wmp_worker_that_asks_without_ready_is_not_woken_after_its_task() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=3, wants_wake=True)
     yard.ask(b"w", parks=True)

@@ -157,7 +157,7 @@ def test_ready_task_is_looked_up(yard: Yard) -> None:
     ]
 
 
-def test_leased_task_is_looked_up_with_who_holds_it_and_since_when(yard: Yard) -> None:
+def test_leased_task_is_looked_up_with_its_worker_and_lease_time(yard: Yard) -> None:
     yard.submit(b"a")
     yard.later(3)
     yard.take(b"w")
@@ -200,7 +200,7 @@ def test_ended_tasks_are_looked_up_with_when_they_ended(yard: Yard) -> None:
     assert look_up(yard, b"a", b"b", b"c") == [done, cancelled, also]
 
 
-def test_unknown_names_are_left_out_and_repeated_ones_are_told_once(yard: Yard) -> None:
+def test_lookup_skips_unknown_names_and_repeats(yard: Yard) -> None:
     yard.submit(b"a", b"b")
     found = look_up(yard, b"b", b"nobody", b"a", b"b")
     assert found == [view(b"b", READY), view(b"a", READY)]
@@ -266,7 +266,7 @@ def test_tasks_are_listed_in_the_order_of_their_submission(yard: Yard) -> None:
     assert page(yard) == ([b"b", b"a", b"c"], 0)
 
 
-def test_list_tells_as_much_of_a_task_as_a_lookup_but_what_holds_it_up(yard: Yard) -> None:
+def test_list_shows_the_same_as_a_lookup_except_predecessors(yard: Yard) -> None:
     some_of_everything(yard)
     (listed,) = yard.handle(ListRequested(0, b"client", Scope()))
     assert isinstance(listed, TaskPage)
@@ -353,7 +353,7 @@ def test_failed_tasks_are_listed_without_those_that_failed_and_are_tried_again(y
     assert page(yard, failed, count=1, cursor=1) == ([b"a"], 0)
 
 
-def test_page_looks_only_so_far_and_says_where_to_go_on(
+def test_page_scans_a_limited_number_of_tasks_and_returns_a_cursor(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "LIST_SCAN_MAX", 5)
@@ -387,7 +387,7 @@ def test_everything_is_counted(yard: Yard) -> None:
     assert yard.handle(StatsRequested(0, b"client", 5)) == [StatsReply(b"client", 5, stats)]
 
 
-def test_counts_that_were_told_do_not_change_afterwards(yard: Yard) -> None:
+def test_counts_in_a_reply_do_not_change_afterwards(yard: Yard) -> None:
     yard.submit(b"a")
     (counted,) = yard.handle(StatsRequested(0, b"client"))
     yard.submit(b"b")
@@ -429,7 +429,7 @@ def test_task_is_explained(yard: Yard) -> None:
 # Workers.
 
 
-def test_workers_are_listed_with_what_they_hold_and_when_they_were_heard(yard: Yard) -> None:
+def test_workers_are_listed_with_their_tasks_and_last_message(yard: Yard) -> None:
     facts = {
         "slots_total": 8,
         "lease_timeout_ns": 9 * SECOND_NS,
@@ -472,7 +472,7 @@ def test_empty_yard_has_no_workers() -> None:
     assert Yard().handle(WorkersRequested(0, b"client")) == [WorkerList(b"client", 0, [])]
 
 
-def test_what_workers_of_a_dialect_hold_is_told_with_their_envelopes(yard: Yard) -> None:
+def test_held_tasks_of_a_dialect_are_listed_with_their_envelopes(yard: Yard) -> None:
     yard.join(b"v:1", slots_total=3, dialect=b"v")
     yard.submit(b"a", b"b", b"c", envelopes=[b"A", b"B", b"C"])
     yard.take(b"v:1", 3)
@@ -490,7 +490,7 @@ def test_what_workers_of_a_dialect_hold_is_told_with_their_envelopes(yard: Yard)
 # Results.
 
 
-def test_results_of_known_tasks_are_told_at_once_and_nobody_is_watched(yard: Yard) -> None:
+def test_results_of_known_tasks_are_sent_at_once_without_a_subscription(yard: Yard) -> None:
     some_of_everything(yard)
     done = yard[b"c/a done"].ending
     assert done is not None
@@ -503,29 +503,29 @@ def test_results_of_known_tasks_are_told_at_once_and_nobody_is_watched(yard: Yar
     assert yard.scheduler.context.watchers == {}
 
 
-def test_results_of_nobody_are_told_as_none(yard: Yard) -> None:
+def test_results_of_no_names_are_empty(yard: Yard) -> None:
     assert yard.handle(ResultsRequested(0, b"client", [b"x"], 2)) == [
         Settled(b"client", 2, [], [], [])
     ]
 
 
-def test_result_that_is_at_hand_is_told_even_if_it_is_empty(yard: Yard) -> None:
+def test_result_in_memory_is_sent_even_if_it_is_empty(yard: Yard) -> None:
     yard.submit(b"a", b"b")
     yard.watch(b"a", b"b")
     yard.take(b"w", 2)
-    told = yard.finish(b"w", b"a")[0]
-    assert told == Settled(b"watcher", 0, [b"a"], [DONE], [b""])
-    told = yard.finish(b"w", b"b", texts=[b""])[0]
-    assert told == Settled(b"watcher", 0, [b"b"], [DONE], [b""])
+    notice = yard.finish(b"w", b"a")[0]
+    assert notice == Settled(b"watcher", 0, [b"a"], [DONE], [b""])
+    notice = yard.finish(b"w", b"b", texts=[b""])[0]
+    assert notice == Settled(b"watcher", 0, [b"b"], [DONE], [b""])
 
 
-def test_watcher_of_a_done_task_is_told_where_its_result_lies(yard: Yard) -> None:
+def test_watcher_of_a_done_task_gets_the_record_of_its_result(yard: Yard) -> None:
     yard.submit(b"a", b"b")
     yard.take(b"w", 2)
     yard.finish(b"w", b"b", b"a", texts=[b"1", b"2"])
     record = yard.scheduler.ledger.record
-    told = Settled(b"watcher", 0, [b"a", b"b"], [DONE, DONE], [None, None], [record, record])
-    assert yard.watch(b"a", b"b") == [told]
+    notice = Settled(b"watcher", 0, [b"a", b"b"], [DONE, DONE], [None, None], [record, record])
+    assert yard.watch(b"a", b"b") == [notice]
 
 
 # Output.
@@ -538,7 +538,7 @@ def printed(yard: Yard, name: bytes) -> tuple[bool, int]:
     return effect.found, effect.record
 
 
-def tell_output(yard: Yard, *texts: bytes, name: bytes = b"a") -> int:
+def report_output(yard: Yard, *texts: bytes, name: bytes = b"a") -> int:
     yard.handle(TasksProgressed(0, b"w", [name] * len(texts), texts=list(texts)))
     return yard.scheduler.ledger.record
 
@@ -548,10 +548,10 @@ def test_output_is_in_the_latest_record_that_has_some(yard: Yard) -> None:
     assert printed(yard, b"a") == (True, 0)
     assert printed(yard, b"nobody") == (False, 0)
     yard.take(b"w", 2)
-    first = tell_output(yard, b"one")
+    first = report_output(yard, b"one")
     assert printed(yard, b"a") == (True, first)
-    second = tell_output(yard, b"two")
-    assert tell_output(yard, b"") > second
+    second = report_output(yard, b"two")
+    assert report_output(yard, b"") > second
     assert printed(yard, b"a") == (True, second)
     assert printed(yard, b"b") == (True, 0)
 
@@ -559,7 +559,7 @@ def test_output_is_in_the_latest_record_that_has_some(yard: Yard) -> None:
 def test_output_is_kept_when_its_task_has_ended_until_it_is_archived(yard: Yard) -> None:
     yard.submit(b"a")
     yard.take(b"w")
-    record = tell_output(yard, b"one")
+    record = report_output(yard, b"one")
     yard.finish(b"w", b"a")
     assert printed(yard, b"a") == (True, record)
     yard.scheduler.ledger.archive([b"a"])
@@ -569,7 +569,7 @@ def test_output_is_kept_when_its_task_has_ended_until_it_is_archived(yard: Yard)
 def test_new_generation_has_printed_nothing(yard: Yard) -> None:
     yard.submit(b"a")
     yard.take(b"w")
-    tell_output(yard, b"one")
+    report_output(yard, b"one")
     yard.finish(b"w", b"a")
     yard.submit(b"a", repeat=DuplicatePolicy.EXTEND)
     assert printed(yard, b"a") == (True, 0)
@@ -578,23 +578,23 @@ def test_new_generation_has_printed_nothing(yard: Yard) -> None:
 def test_output_of_an_attempt_before_is_kept_until_the_next_prints(yard: Yard) -> None:
     yard.submit(b"a", retry_delays_ns=(0,))
     yard.take(b"w")
-    record = tell_output(yard, b"one")
+    record = report_output(yard, b"one")
     yard.report(b"w", b"a", Outcome.FAILED)
     assert printed(yard, b"a") == (True, record)
 
 
 def test_output_of_a_task_that_the_worker_does_not_hold_is_not_kept(yard: Yard) -> None:
     yard.submit(b"a")
-    tell_output(yard, b"one")
+    report_output(yard, b"one")
     assert yard.records == []
     assert printed(yard, b"a") == (True, 0)
 
 
-def test_portrait_of_unfinished_tasks_leaves_out_what_ended_ones_printed(yard: Yard) -> None:
+def test_fingerprint_of_unfinished_tasks_leaves_out_the_output_of_ended_ones(yard: Yard) -> None:
     yard.submit(b"a", b"b")
     yard.take(b"w", 2)
-    kept = tell_output(yard, b"one", name=b"b")
-    tell_output(yard, b"one")
+    kept = report_output(yard, b"one", name=b"b")
+    report_output(yard, b"one")
     yard.finish(b"w", b"a")
     assert old_snapshots.fingerprint(yard.scheduler.ledger, ended=False)["outputs"] == {b"b": kept}
 
@@ -645,12 +645,12 @@ def test_progress_that_the_worker_cut_keeps_its_length(yard: Yard) -> None:
     assert (record.texts, record.text_bytes_total) == (texts, lengths)
 
 
-def test_progress_of_a_stranger_is_answered(yard: Yard) -> None:
+def test_progress_of_an_unknown_worker_gets_a_reply(yard: Yard) -> None:
     event = TasksProgressed(0, b"nobody", [b"a"], request=4)
     assert yard.handle(event) == [UnknownWorker(b"nobody"), ReportAck(b"nobody", 4, [b"a"])]
 
 
-def test_progress_that_makes_no_sense_is_refused_if_somebody_waits_for_the_answer(
+def test_malformed_progress_is_refused_if_a_reply_is_expected(
     yard: Yard,
 ) -> None:
     (refused,) = yard.handle(TasksProgressed(0, b"w", [b"a"], [1, 2], request=4))
@@ -663,11 +663,11 @@ def test_progress_that_makes_no_sense_is_refused_if_somebody_waits_for_the_answe
 # Heartbeats.
 
 
-def test_heartbeat_is_answered_after_everything_else_if_it_asks_for_it(yard: Yard) -> None:
+def test_heartbeat_is_acknowledged_last_if_requested(yard: Yard) -> None:
     record = yard.scheduler.ledger.record
-    told = yard.handle(WorkerHeartbeat(0, b"w", [(b"a", 1)], request=5))
-    assert [type(effect).__name__ for effect in told] == ["Stop", "HeartbeatAck"]
-    assert told[-1] == HeartbeatAck(b"w", 5, record)
+    replies = yard.handle(WorkerHeartbeat(0, b"w", [(b"a", 1)], request=5))
+    assert [type(effect).__name__ for effect in replies] == ["Stop", "HeartbeatAck"]
+    assert replies[-1] == HeartbeatAck(b"w", 5, record)
     assert yard.handle(WorkerHeartbeat(0, b"w", request=6)) == [HeartbeatAck(b"w", 6, record)]
     assert yard.handle(WorkerHeartbeat(0, b"nobody", request=7)) == [
         UnknownWorker(b"nobody"),
@@ -679,7 +679,7 @@ def test_heartbeat_is_answered_after_everything_else_if_it_asks_for_it(yard: Yar
 # Ended subscriptions.
 
 
-def test_watch_that_is_over_is_told_nothing_and_others_are(yard: Yard) -> None:
+def test_ended_subscription_gets_no_notice_and_others_do(yard: Yard) -> None:
     yard.submit(b"a", b"b", campaign=b"c")
     yard.watch(b"a", b"b", request=1)
     yard.watch(b"a", request=2)
@@ -690,7 +690,7 @@ def test_watch_that_is_over_is_told_nothing_and_others_are(yard: Yard) -> None:
     assert yard.scheduler.context.campaign_watchers == {}
 
 
-def test_parked_worker_that_waits_no_longer_is_told_and_gets_nothing(yard: Yard) -> None:
+def test_parked_worker_whose_wait_ends_gets_no_work(yard: Yard) -> None:
     yard.ask(b"w", parks=True)
     assert yard.handle(WaitEnded(0, b"w")) == [NoWork(b"w", settled=True)]
     assert yard.handle(WaitEnded(0, b"w")) == []
@@ -698,7 +698,7 @@ def test_parked_worker_that_waits_no_longer_is_told_and_gets_nothing(yard: Yard)
     assert assigned(yard.ask(b"w", parks=True)) == [b"a"]
 
 
-def test_worker_that_waits_no_longer_hears_that_there_is_work_to_come(yard: Yard) -> None:
+def test_worker_whose_wait_ends_gets_no_work_unsettled(yard: Yard) -> None:
     yard.submit(b"a", due_ns=2000 * SECOND_NS)
     yard.ask(b"w", parks=True)
     assert yard.handle(WaitEnded(0, b"w")) == [NoWork(b"w", settled=False)]
@@ -729,12 +729,14 @@ def parked_for(yard: Yard, worker: bytes) -> tuple[WorkerState, int]:
     return found.state, found.tasks_wanted
 
 
-def test_parked_worker_that_asks_again_replaces_its_wish(yard: Yard) -> None:
+def test_parked_worker_that_asks_again_replaces_its_request(yard: Yard) -> None:
     yard.ask(b"w", 1, parks=True)
     yard.ask(b"w", 3, parks=True)
     assert parked_for(yard, b"w") == (WorkerState.PARKED, 3)
-    told = yard.submit(b"a", b"b", b"c", b"d")
-    assert [effect.names for effect in told if isinstance(effect, Assign)] == [[b"a", b"b", b"c"]]
+    replies = yard.submit(b"a", b"b", b"c", b"d")
+    assert [effect.names for effect in replies if isinstance(effect, Assign)] == [
+        [b"a", b"b", b"c"]
+    ]
 
 
 def test_parked_worker_that_asks_without_waiting_waits_no_longer(yard: Yard) -> None:
@@ -744,7 +746,7 @@ def test_parked_worker_that_asks_without_waiting_waits_no_longer(yard: Yard) -> 
 
 
 @pytest.mark.parametrize("facts", [{"wants_wake": True}, {"always_ready": True}])
-def test_worker_that_is_called_or_always_willing_waits_on(
+def test_worker_that_is_woken_or_always_ready_keeps_waiting(
     yard: Yard, facts: dict[str, bool]
 ) -> None:
     yard.join(b"v", **facts)

@@ -264,7 +264,7 @@ def test_cancelled_tasks_in_a_queue_are_never_leased() -> None:
 # The due heap.
 
 
-def test_agenda_gives_what_is_due_in_order_of_time_then_arrival() -> None:
+def test_due_heap_pops_by_time_then_arrival() -> None:
     heap, some = DueHeap[Task](), tasks(4)
     for one, due_ns in zip(some, [30, 10, 20, 10], strict=True):
         one.state, one.due_ns = TaskState.DELAYED, due_ns
@@ -275,7 +275,7 @@ def test_agenda_gives_what_is_due_in_order_of_time_then_arrival() -> None:
     assert heap.next_ns() == 30
 
 
-def test_agenda_gives_no_more_than_was_asked_for() -> None:
+def test_due_heap_pops_no_more_than_requested() -> None:
     heap, some = DueHeap[Task](), tasks(3)
     for one in some:
         one.state = TaskState.DELAYED
@@ -288,7 +288,7 @@ def test_agenda_gives_no_more_than_was_asked_for() -> None:
     assert heap.next_ns() is None
 
 
-def test_stale_entries_of_the_agenda_are_passed_over() -> None:
+def test_due_heap_skips_stale_entries() -> None:
     heap, some = DueHeap[Task](), tasks(3)
     for one in some:
         one.state, one.due_ns = TaskState.DELAYED, 10
@@ -299,7 +299,7 @@ def test_stale_entries_of_the_agenda_are_passed_over() -> None:
     assert numbers(heap.pop_due(10, 99)) == [0]
 
 
-def test_agenda_looks_at_whatever_comes_first() -> None:
+def test_due_heap_knows_the_earliest_time() -> None:
     heap = DueHeap[Task]()
     assert heap.next_ns() is None
     heap.push_expiry(7, [b"a"])

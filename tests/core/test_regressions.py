@@ -52,7 +52,7 @@ def wants_wake(yard: Yard, worker: bytes, *services: bytes) -> None:
 
 
 @pytest.mark.parametrize("goes", ["leaves", "is cut off", "is drained"])
-def test_next_worker_is_called_when_the_one_that_was_called_goes(goes: str) -> None:
+def test_next_worker_is_woken_when_the_woken_one_leaves(goes: str) -> None:
     yard = Yard()
     wants_wake(yard, b"w1")
     wants_wake(yard, b"w2")
@@ -66,7 +66,7 @@ def test_next_worker_is_called_when_the_one_that_was_called_goes(goes: str) -> N
     assert Wake(b"w2", b"default") in effects
 
 
-def test_worker_that_is_called_for_one_service_does_not_count_for_another() -> None:
+def test_worker_woken_for_one_service_does_not_count_for_another() -> None:
     yard = Yard()
     wants_wake(yard, b"w1", b"A", b"B")
     wants_wake(yard, b"w2", b"B")
@@ -74,7 +74,7 @@ def test_worker_that_is_called_for_one_service_does_not_count_for_another() -> N
     assert Wake(b"w2", b"B") in yard.submit(b"b", service=b"B")
 
 
-def test_called_worker_that_comes_for_nothing_waits_on_and_is_called_again() -> None:
+def test_woken_worker_that_gets_nothing_keeps_waiting_and_is_woken_again() -> None:
     yard = Yard()
     wants_wake(yard, b"w")
     yard.submit(b"a")
@@ -178,7 +178,7 @@ def test_cancelled_heads_are_passed_over_one_lease_at_a_time() -> None:
     assert [yard.take(b"w") for _ in range(10)] == [[name] for name in names[1::2]]
 
 
-def test_heartbeat_that_does_not_say_how_often_it_comes_takes_nothing_back() -> None:
+def test_heartbeat_without_an_interval_returns_no_task() -> None:
     yard = Yard()
     yard.submit(b"a")
     yard.join(b"w", lease_timeout_ns=SECOND_NS)

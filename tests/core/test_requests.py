@@ -29,20 +29,20 @@ def requests(effects: list[Effect], kind: type) -> list[int]:
     return [effect.request for effect in effects if isinstance(effect, kind)]  # type: ignore[attr-defined]
 
 
-def test_assignment_answers_the_wish_that_waited() -> None:
+def test_assignment_replies_to_the_waiting_request() -> None:
     yard = parked(7)
     assert requests(yard.submit(b"a"), Assign) == [7]
     assert requests(yard.submit(b"b"), Assign) == []
 
 
-def test_assignment_at_once_answers_its_own_wish() -> None:
+def test_immediate_assignment_replies_to_its_request() -> None:
     yard = Yard()
     yard.submit(b"a")
     yard.join(b"w")
     assert requests(yard.handle(TasksRequested(0, b"w", 1, parks=False, request=3)), Assign) == [3]
 
 
-def test_new_wish_answers_the_former_with_nothing() -> None:
+def test_new_request_ends_the_former_with_no_work() -> None:
     yard = parked(7)
     assert yard.handle(TasksRequested(0, b"w", 1, request=8)) == [
         NoWork(b"w", settled=False, request=7)
@@ -50,20 +50,23 @@ def test_new_wish_answers_the_former_with_nothing() -> None:
     assert requests(yard.submit(b"a"), Assign) == [8]
 
 
-def test_wish_that_does_not_wait_replaces_one_that_does() -> None:
+def test_request_that_does_not_wait_replaces_one_that_does() -> None:
     yard = parked(7)
-    told = yard.handle(TasksRequested(0, b"w", 1, parks=False, request=8))
-    assert told == [NoWork(b"w", settled=False, request=7), NoWork(b"w", settled=True, request=8)]
+    replies = yard.handle(TasksRequested(0, b"w", 1, parks=False, request=8))
+    assert replies == [
+        NoWork(b"w", settled=False, request=7),
+        NoWork(b"w", settled=True, request=8),
+    ]
     assert requests(yard.submit(b"a"), Assign) == []
 
 
-def test_wait_that_ends_is_told_by_its_request_and_the_worker_gets_nothing_more() -> None:
+def test_wait_that_ends_gets_no_work_and_nothing_more() -> None:
     yard = parked(7)
     assert yard.handle(WaitEnded(0, b"w", 7)) == [NoWork(b"w", settled=True, request=7)]
     assert requests(yard.submit(b"a"), Assign) == []
 
 
-def test_wait_of_a_former_wish_that_ends_leaves_the_present_one_alone() -> None:
+def test_end_of_a_former_wait_leaves_the_present_request_open() -> None:
     yard = parked(7)
     yard.handle(TasksRequested(0, b"w", 1, request=8))
     assert yard.handle(WaitEnded(0, b"w", 7)) == [NoWork(b"w", settled=False, request=7)]
@@ -72,36 +75,36 @@ def test_wait_of_a_former_wish_that_ends_leaves_the_present_one_alone() -> None:
 
 def test_wait_of_a_worker_that_is_gone_ends_all_the_same() -> None:
     yard = parked(7)
-    told = yard.handle(WorkerExited(0, b"w", 9))
-    assert told == [NoWork(b"w", settled=False, request=7), ReportAck(b"w", 9, [])]
+    replies = yard.handle(WorkerExited(0, b"w", 9))
+    assert replies == [NoWork(b"w", settled=False, request=7), ReportAck(b"w", 9, [])]
     assert yard.handle(WaitEnded(0, b"w", 7)) == [NoWork(b"w", settled=False, request=7)]
 
 
-def test_silent_worker_is_answered_when_it_is_given_up() -> None:
+def test_open_request_of_a_lost_worker_gets_a_reply() -> None:
     yard = parked(7)
     assert yard.later(10) == [NoWork(b"w", settled=False, request=7)]
 
 
-def test_wish_of_the_former_process_is_answered_when_the_worker_is_another() -> None:
+def test_request_of_a_former_process_gets_a_reply() -> None:
     yard = parked(7)
-    told = yard.handle(WorkerRegistered(0, b"w", WorkerFacts(incarnation=1)))
-    assert told == [NoWork(b"w", settled=False, request=7)]
+    replies = yard.handle(WorkerRegistered(0, b"w", WorkerFacts(incarnation=1)))
+    assert replies == [NoWork(b"w", settled=False, request=7)]
 
 
-def test_worker_whose_route_is_cut_has_no_wish_any_more() -> None:
+def test_unreachable_worker_has_no_open_request() -> None:
     yard = parked(7)
     yard.handle(WorkerUnreachable(0, b"w"))
     assert yard.handle(TasksRequested(0, b"w", 1, request=8)) == []
 
 
-def test_stranger_is_told_by_its_request() -> None:
+def test_unknown_worker_gets_a_reply_to_its_request() -> None:
     yard = Yard()
     assert yard.handle(TasksRequested(0, b"x", 1, request=5)) == [UnknownWorker(b"x", 5)]
     assert yard.handle(WorkerExited(0, b"x", 6)) == [UnknownWorker(b"x", 6)]
     assert yard.handle(TasksReturned(0, b"x", [b"a"], request=7)) == [UnknownWorker(b"x", 7)]
 
 
-def test_drained_worker_is_dismissed_by_its_wish() -> None:
+def test_drained_worker_is_shut_down_by_its_request() -> None:
     yard = parked(7)
     assert requests(yard.handle(DrainRequested(0, b"client")), Shutdown) == [7]
     assert yard.handle(TasksRequested(0, b"w", 1, request=8)) == [Shutdown(b"w", 8)]
@@ -124,7 +127,7 @@ def woken(effects: list[Effect]) -> list[bytes]:
     return [effect.worker for effect in effects if isinstance(effect, Wake)]
 
 
-def test_worker_is_called_again_for_the_task_that_it_failed() -> None:
+def test_worker_is_woken_again_for_the_task_that_it_failed() -> None:
     yard = Yard()
     yard.join(b"w", wants_wake=True)
     yard.ask(b"w", parks=True)
@@ -135,7 +138,7 @@ def test_worker_is_called_again_for_the_task_that_it_failed() -> None:
     assert woken(yard.later(1)) == [b"w"]
 
 
-def test_second_worker_is_called_when_a_failed_task_comes_due_beside_another() -> None:
+def test_second_worker_is_woken_when_a_failed_task_comes_due_beside_another() -> None:
     yard = Yard()
     for worker in (b"one", b"two"):
         yard.join(worker, wants_wake=True)
@@ -149,7 +152,7 @@ def test_second_worker_is_called_when_a_failed_task_comes_due_beside_another() -
     assert sorted(first + woken(yard.later(0.5))) == [b"one", b"two"]
 
 
-def test_worker_that_was_called_twice_at_once_does_not_keep_another_from_being_called() -> None:
+def test_worker_that_was_woken_twice_does_not_keep_another_from_being_woken() -> None:
     yard = Yard()
     for worker in (b"u", b"w"):
         yard.join(worker, wants_wake=True)
@@ -160,7 +163,7 @@ def test_worker_that_was_called_twice_at_once_does_not_keep_another_from_being_c
     assert woken(yard.submit(b"b")) == [b"w"]
 
 
-def test_another_worker_is_called_when_the_called_one_takes_a_task_of_another_service() -> None:
+def test_another_worker_is_woken_when_the_woken_one_takes_a_task_of_another_service() -> None:
     yard = Yard()
     yard.join(b"u", wants_wake=True, services=(b"x", b"y"))
     yard.ask(b"u", parks=True)

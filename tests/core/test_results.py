@@ -61,10 +61,10 @@ def test_truncated_results_are_recorded_with_their_lengths_and_counted() -> None
     effects = yard.finish(b"w", b"c/a", b"c/b", texts=[b"1", b"2"], result_bytes_total=[0, 9])
     record = Finished(0, b"w", [b"c/a", b"c/b"], [1, 1], [b"1", b"2"], result_bytes_total=[0, 9])
     assert yard.records == [record]
-    told = Settled(
+    notice = Settled(
         b"client", 3, [b"c/a", b"c/b"], [DONE, DONE], [b"1", b"2"], truncated={b"c/b": 9}
     )
-    assert told in effects
+    assert notice in effects
     assert yard.scheduler.ledger.campaigns[b"c"].truncated == 1
     assert reopened(yard.scheduler.ledger).campaigns[b"c"].truncated == 1
 
@@ -128,7 +128,7 @@ def test_task_that_its_program_died_with_is_tried_as_often_as_one_that_loses_wor
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3, CRASHES_MAX, CRASHES_MAX + 1])
-def test_task_whose_agent_dies_has_the_attempts_of_its_schedule_or_else_the_usual(
+def test_task_whose_agent_dies_has_the_attempts_of_its_schedule_or_the_default(
     retries: int,
 ) -> None:
     yard = holding(b"a", retry_delays_ns=(SECOND_NS,) * retries)
@@ -141,7 +141,7 @@ def test_task_whose_agent_dies_has_the_attempts_of_its_schedule_or_else_the_usua
     assert (yard.state(b"a"), yard[b"a"].attempt) == (FAILED, attempts)
 
 
-def test_crash_follows_a_schedule_that_is_given() -> None:
+def test_crash_follows_a_given_schedule() -> None:
     yard = holding(b"a", retry_delays_ns=(7 * SECOND_NS,))
     yard.report(b"w", b"a", Outcome.CRASHED)
     assert yard[b"a"].due_ns == 7 * SECOND_NS
@@ -183,7 +183,7 @@ def test_jitter_only_adds_and_no_more_than_its_percentage(
     assert delay_ns <= given_ns <= delay_ns + delay_ns * percent // 100
 
 
-def test_tasks_of_one_report_have_different_luck() -> None:
+def test_tasks_of_one_report_get_different_jitter() -> None:
     yard = Yard()
     yard.rules(retry_delays_ns=(SECOND_NS,), jitter_percent=100)
     yard.join(b"w")
@@ -194,7 +194,7 @@ def test_tasks_of_one_report_have_different_luck() -> None:
     assert len({yard[name].due_ns for name in names}) == 10
 
 
-def test_worker_may_say_when_to_try_again_and_nobody_is_charged() -> None:
+def test_worker_may_set_the_retry_time_without_a_charge() -> None:
     yard = holding(b"a", b"b")
     outcomes = [Outcome.RETRY_AT, Outcome.RETRY_AT]
     yard.handle(TasksReported(0, b"w", [b"a", b"b"], outcomes=outcomes, retry_at_ns=[70, 80]))
@@ -323,7 +323,9 @@ def test_report_that_is_partly_stale_keeps_each_result_with_its_task() -> None:
         {"retry_at_ns": []},
     ],
 )
-def test_report_whose_columns_differ_in_length_is_refused_whole(columns: dict[str, Any]) -> None:
+def test_report_with_columns_of_different_length_is_refused_as_a_whole(
+    columns: dict[str, Any],
+) -> None:
     yard = holding(b"a", b"b")
     text = "report: columns must have one length, at most 100000"
     refused = Refused(b"w", 3, Refusal.MALFORMED, text)
@@ -331,7 +333,7 @@ def test_report_whose_columns_differ_in_length_is_refused_whole(columns: dict[st
     assert yard.records == []
 
 
-def test_report_on_more_tasks_than_a_message_may_name_is_refused_whole(
+def test_report_on_too_many_tasks_is_refused_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(results, "TASKS_PER_MESSAGE_MAX", 1)
@@ -344,7 +346,7 @@ def test_report_on_more_tasks_than_a_message_may_name_is_refused_whole(
 # The same name twice.
 
 
-def test_name_that_stands_twice_in_a_report_counts_once() -> None:
+def test_duplicate_name_in_a_report_counts_once() -> None:
     yard = holding(b"a")
     effects = yard.finish(b"w", b"a", b"a", texts=[b"first", b"second"])
     assert missing(effects) == [b"a"]
@@ -370,7 +372,7 @@ def give_back(yard: Yard, *names: bytes, **fields: Any) -> list[Effect]:
     return yard.handle(TasksReturned(0, b"w", list(names), **fields))
 
 
-def test_task_that_is_given_back_goes_to_the_end_as_if_just_created() -> None:
+def test_returned_task_goes_to_the_end_as_if_just_created() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", b"b")
@@ -380,7 +382,7 @@ def test_task_that_is_given_back_goes_to_the_end_as_if_just_created() -> None:
     assert yard.take(b"w", 9) == [b"b", b"a"]
 
 
-def test_task_may_be_given_back_to_wait_for_others() -> None:
+def test_task_may_be_returned_with_new_predecessors() -> None:
     yard = holding(b"a", b"b")
     yard.submit(b"z")
     give_back(yard, b"a", b"b", after=[[b"z", b"unknown"], []])
@@ -390,14 +392,14 @@ def test_task_may_be_given_back_to_wait_for_others() -> None:
     assert yard.state(b"a") is READY
 
 
-def test_task_given_back_to_wait_for_what_is_done_is_ready() -> None:
+def test_task_returned_with_done_predecessors_is_ready() -> None:
     yard = holding(b"done", b"a")
     yard.finish(b"w", b"done")
     give_back(yard, b"a", after=[[b"done"]])
     assert yard.state(b"a") is READY
 
 
-def test_nothing_is_given_back_if_the_worker_does_not_hold_all_of_it() -> None:
+def test_no_task_is_returned_unless_the_worker_holds_all_of_them() -> None:
     yard = holding(b"a")
     before = old_snapshots.fingerprint(yard.scheduler.ledger)
     assert give_back(yard, b"a", b"x") == [ReportAck(b"w", 0, [b"x"])]
@@ -416,7 +418,7 @@ def test_nothing_is_given_back_if_the_worker_does_not_hold_all_of_it() -> None:
         (Refusal.CANCELLED, [b"a"], {"after": [[b"gone"]]}),
     ],
 )
-def test_nothing_is_given_back_that_can_not_wait_so(
+def test_no_task_is_returned_with_invalid_predecessors(
     refusal: Refusal, names: list[bytes], fields: dict[str, object]
 ) -> None:
     yard = holding(b"a", b"b")
@@ -429,7 +431,7 @@ def test_nothing_is_given_back_that_can_not_wait_so(
     assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
 
 
-def test_stranger_gives_nothing_back() -> None:
+def test_unknown_worker_returns_nothing() -> None:
     assert Yard().handle(TasksReturned(0, b"v", [b"a"])) == [UnknownWorker(b"v")]
 
 

@@ -18,7 +18,7 @@ def rule_of(rules: list[tuple[bytes, bytes]], service: bytes, lane: bytes) -> by
 
 
 @pytest.mark.parametrize(
-    ("clauses", "service", "lane", "expected"),
+    ("rules", "service", "lane", "expected"),
     [
         ([(b"a", b"smtp/*")], b"smtp", b"example.org", b"a"),
         ([(b"a", b"smtp/*")], b"smtp", b"", b"a"),
@@ -38,10 +38,10 @@ def rule_of(rules: list[tuple[bytes, bytes]], service: bytes, lane: bytes) -> by
         ([(b"a", b"")], b"smtp", b"x", b""),
     ],
 )
-def test_first_clause_that_fits_service_and_lane_holds(
-    clauses: list[tuple[bytes, bytes]], service: bytes, lane: bytes, expected: bytes
+def test_first_rule_that_matches_service_and_lane_applies(
+    rules: list[tuple[bytes, bytes]], service: bytes, lane: bytes, expected: bytes
 ) -> None:
-    assert rule_of(clauses, service, lane) == expected
+    assert rule_of(rules, service, lane) == expected
 
 
 def mail(yard: Yard) -> None:
@@ -52,7 +52,7 @@ def mail(yard: Yard) -> None:
         yard.join(worker, services=(b"smtp", b"uucp"), slots_total=1)
 
 
-def test_limit_of_a_clause_is_counted_over_all_its_lanes_of_whichever_services() -> None:
+def test_limit_of_a_rule_is_counted_over_lanes_of_all_services() -> None:
     yard = Yard()
     yard.set_rules(Rule(b"a", b"*/a", LaneOptions(workers_max=1)))
     mail(yard)
@@ -62,7 +62,7 @@ def test_limit_of_a_clause_is_counted_over_all_its_lanes_of_whichever_services()
     assert yard.take(b"u") in ([b"a2"], [b"c1"])
 
 
-def test_worker_may_get_more_of_a_lane_that_it_serves_when_its_clause_is_full() -> None:
+def test_worker_may_get_more_of_a_lane_that_it_serves_when_its_rule_is_full() -> None:
     yard = Yard()
     yard.set_rules(Rule(b"all", b"*", LaneOptions(workers_max=1)))
     yard.submit(b"a", b"b", b"c")
@@ -85,7 +85,7 @@ def test_freed_limit_wakes_a_worker_of_another_service() -> None:
     assert assigned(yard.finish(b"u", b"a")) == [b"b"]
 
 
-def test_rate_is_one_for_all_lanes_of_a_clause() -> None:
+def test_rate_is_shared_by_all_lanes_of_a_rule() -> None:
     yard = Yard()
     yard.set_rules(Rule(b"a", b"*/a", LaneOptions(rate_interval_ns=SECOND_NS)))
     mail(yard)
@@ -99,7 +99,7 @@ def test_rate_is_one_for_all_lanes_of_a_clause() -> None:
 
 
 @pytest.mark.slow
-def test_lanes_of_several_clauses_take_turns_by_their_number() -> None:
+def test_lanes_of_several_rules_take_turns_by_their_number() -> None:
     yard = Yard()
     yard.set_rules(Rule(b"one", b"*/big", LaneOptions(lane_workers_max=0)))
     yard.submit(*[b"big%d" % number for number in range(100)], lanes=[b"big"] * 100)
@@ -148,7 +148,7 @@ def test_higher_limit_is_used_at_once() -> None:
     assert len(assigned(yard.set_rules(Rule(b"all", b"*", LaneOptions(workers_max=3))))) == 2
 
 
-def test_used_up_rate_stays_used_up_by_a_reload_but_no_longer_than_the_new_one_says() -> None:
+def test_used_up_rate_survives_a_reload_but_no_longer_than_its_new_interval() -> None:
     yard = Yard()
     slow = Rule(b"all", b"*", LaneOptions(rate_interval_ns=100 * SECOND_NS))
     yard.set_rules(slow)
@@ -165,7 +165,7 @@ def test_used_up_rate_stays_used_up_by_a_reload_but_no_longer_than_the_new_one_s
     assert out(yard) == [b"a", b"b"]
 
 
-def test_lane_comes_under_another_clause_with_what_it_has_out() -> None:
+def test_lane_with_leased_tasks_gets_another_rule() -> None:
     yard = Yard()
     mail(yard)
     yard.take(b"u")
@@ -190,13 +190,13 @@ def test_order_of_lanes_survives_a_reload() -> None:
 # Replies to RulesRequested.
 
 
-def rules_told(effects: list[Effect]) -> RuleList:
-    (told,) = effects
-    assert isinstance(told, RuleList)
-    return told
+def rule_list(effects: list[Effect]) -> RuleList:
+    (reply,) = effects
+    assert isinstance(reply, RuleList)
+    return reply
 
 
-def test_rules_are_told_of_the_clauses_that_may_fit_a_service_and_of_the_rest() -> None:
+def test_rule_list_has_rules_that_may_match_a_service_and_the_defaults() -> None:
     yard = Yard()
     smtp = Rule(b"smtp", b"smtp/*", LaneOptions(command=b"agents/smtp -v", overfeed=3))
     uucp = Rule(b"uucp", b"uucp/*", LaneOptions())
@@ -204,12 +204,12 @@ def test_rules_are_told_of_the_clauses_that_may_fit_a_service_and_of_the_rest() 
         b"slow", b"*/slow", LaneOptions(idle_ns_max=7, hunger_ns_max=8, lane_template=b"{h}")
     )
     yard.set_rules(slow, smtp, uucp)
-    told = rules_told(yard.handle(RulesRequested(0, b"host", 5, (b"smtp",))))
-    assert told.client == b"host"
-    assert told.request == 5
-    assert told.rules == (slow, smtp, Rule(b"", b"*", LaneOptions()))
-    told = rules_told(yard.handle(RulesRequested(0, b"host", 5, (b"other",))))
-    assert [rule.name for rule in told.rules] == [b"slow", b""]
+    reply = rule_list(yard.handle(RulesRequested(0, b"host", 5, (b"smtp",))))
+    assert reply.client == b"host"
+    assert reply.request == 5
+    assert reply.rules == (slow, smtp, Rule(b"", b"*", LaneOptions()))
+    reply = rule_list(yard.handle(RulesRequested(0, b"host", 5, (b"other",))))
+    assert [rule.name for rule in reply.rules] == [b"slow", b""]
 
 
 def test_version_of_rules_changes_with_them_and_not_by_a_restart() -> None:
@@ -217,14 +217,14 @@ def test_version_of_rules_changes_with_them_and_not_by_a_restart() -> None:
     for interval_ns in (1, 1, 2):
         yard = Yard()
         yard.set_rules(Rule(b"a", b"*", LaneOptions(interval_ns=interval_ns)))
-        versions.append(rules_told(yard.handle(RulesRequested(0, b"host"))).version)
+        versions.append(rule_list(yard.handle(RulesRequested(0, b"host"))).version)
     assert versions[0] == versions[1] != versions[2]
 
 
 # Ages.
 
 
-def test_ages_are_set_by_the_clause_of_each_lane_when_a_task_is_submitted() -> None:
+def test_expiry_is_set_by_the_rule_of_each_lane_at_submission() -> None:
     yard = Yard()
     yard.clock(100 * SECOND_NS)
     yard.set_rules(

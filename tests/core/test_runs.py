@@ -78,7 +78,7 @@ def test_columns_leave_out_what_no_worker_measured() -> None:
         (Outcome.CRASHED, Postponed),
     ],
 )
-def test_record_that_ends_an_attempt_tells_how_it_ran(outcome: Outcome, record: type) -> None:
+def test_record_that_ends_an_attempt_has_its_measurements(outcome: Outcome, record: type) -> None:
     yard = holding(b"a", retry_delays_ns=(SECOND_NS,))
     yard.later(10)
     measured = RunColumns(b"h", [BEGIN_NS + 4 * SECOND_NS], seconds(5), [1], [2], [3])
@@ -103,7 +103,7 @@ def test_each_task_of_a_mixed_report_keeps_its_own_run() -> None:
     assert failed.runs == RunColumns(b"h", [starts[1]], seconds(5), [1])
 
 
-def test_stale_part_of_a_report_tells_nothing() -> None:
+def test_stale_part_of_a_report_has_no_measurements() -> None:
     yard = holding(b"a")
     yard.later(1)
     measured = RunColumns(b"h", [1, BEGIN_NS], seconds(1, 1))
@@ -140,8 +140,8 @@ def test_task_is_shown_with_its_attempts() -> None:
     yard.later(2)
     yard.take(b"w")
     settled_ns = BEGIN_NS + 10 * SECOND_NS
-    told = (b"h", BEGIN_NS + SECOND_NS, 5 * SECOND_NS, 7, 8, 9)
-    first = Attempt(1, b"w", b"postponed", settled_ns, *told)
+    run = (b"h", BEGIN_NS + SECOND_NS, 5 * SECOND_NS, 7, 8, 9)
+    first = Attempt(1, b"w", b"postponed", settled_ns, *run)
     assert looked_up(yard, b"a") == [first, Attempt(2, b"w")]
 
 

@@ -76,7 +76,7 @@ def test_task_waits_for_all_of_a_campaign_that_has_not_ended() -> None:
     assert yard.state(b"late/z") is READY
 
 
-def test_campaign_that_is_over_holds_nobody_up_and_one_of_no_task_is_refused() -> None:
+def test_ended_campaign_blocks_no_task_and_an_unknown_one_is_refused() -> None:
     yard = Yard()
     yard.submit(b"a", campaign=b"c")
     yard.cancel(b"c/a")
@@ -105,7 +105,7 @@ def test_task_does_not_wait_for_itself_among_its_campaign() -> None:
     assert record.submission.after == [[b"late/a", b"late/z"]]
 
 
-def test_more_than_can_be_waited_for_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_predecessors_are_refused_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "AFTER_MAX", 5)
     yard = Yard()
     yard.submit(b"a", b"b", b"c", campaign=b"c")
@@ -123,7 +123,7 @@ def test_more_than_can_be_waited_for_is_refused_whole(monkeypatch: pytest.Monkey
 # Stats and cursors.
 
 
-def test_services_and_lanes_that_are_paused_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stats_list_paused_services_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     yard = Yard()
     yard.submit(b"a", b"b", b"c", lanes=[b"", b"l", b"m"])
     yard.submit(b"d", service=b"other")
@@ -142,7 +142,7 @@ def test_services_and_lanes_that_are_paused_are_told(monkeypatch: pytest.MonkeyP
     assert pauses() == []
 
 
-def test_who_follows_is_told_from_where_the_journal_is_to_tell() -> None:
+def test_record_page_starts_at_the_cursor() -> None:
     yard = Yard()
     yard.submit(b"a")
     record, scope = yard.scheduler.ledger.record, Scope(campaign=b"c")

@@ -66,7 +66,7 @@ def test_lanes_take_turns_so_that_none_starves_another() -> None:
     assert [yard.take(worker) for worker in (b"1", b"2", b"3")] == [[b"x0"], [b"y0"], [b"z0"]]
 
 
-def test_worker_goes_on_with_its_lane_and_takes_the_next_when_it_is_empty() -> None:
+def test_worker_stays_with_its_lane_and_takes_the_next_when_it_is_empty() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"x0", b"y0", b"x1", b"y1", lanes=[b"x", b"y", b"x", b"y"])
@@ -99,7 +99,7 @@ def test_worker_does_not_go_on_with_a_lane_that_is_not_for_it_any_more() -> None
     assert yard.take(b"w") == [b"other"]
 
 
-def test_serial_lane_has_one_task_out_also_to_a_worker_with_many_slots() -> None:
+def test_serial_lane_leases_one_task_even_to_a_worker_with_many_slots() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=9)
     yard.submit(b"x0", b"x1", b"y0", b"open", lanes=[b"x", b"x", b"y", b""])
@@ -130,7 +130,7 @@ def test_worker_with_a_slot_less_fills_the_others_from_overfed_lanes() -> None:
     assert assigned(yard.submit(b"a", b"b", b"c", lanes=[b"1", b"2", b"3"])) == [b"a", b"b"]
 
 
-def test_lane_may_be_served_by_more_workers_if_its_rules_say_so() -> None:
+def test_lane_may_be_served_by_more_workers_if_its_rule_allows() -> None:
     yard = Yard()
     yard.rules(lane_workers_max=2)
     yard.submit(b"0", b"1", b"2", lanes=[b"x"] * 3)
@@ -229,7 +229,7 @@ def test_limit_of_workers_at_once_holds_and_lets_go(limit: str) -> None:
 
 
 @pytest.mark.parametrize("workers_max", [1, 2])
-def test_limit_that_is_set_later_counts_who_serves_already(workers_max: int) -> None:
+def test_limit_that_is_set_later_counts_workers_that_serve_already(workers_max: int) -> None:
     yard = Yard()
     yard.submit(b"x", b"y", lanes=[b"x", b"y"])
     for worker in (b"v", b"w"):
@@ -288,7 +288,7 @@ def test_rate_that_opens_is_noticed_with_whatever_event_comes_first() -> None:
     assert yard.take(b"w") == [b"a"]
     yard.ask(b"w", parks=True)
     yard.now_ns += 2 * SECOND_NS
-    assert assigned(yard.hear(b"w", (b"a", 1))) == [b"b"]
+    assert assigned(yard.heartbeat(b"w", (b"a", 1))) == [b"b"]
 
 
 @pytest.mark.parametrize("limit", ["broker", "section"])
@@ -331,7 +331,7 @@ def test_faster_rate_takes_effect_at_once() -> None:
     assert yard.take(b"w", 9) == [b"b"]
 
 
-def test_paused_work_is_not_leased_and_resumed_work_goes_to_who_waits() -> None:
+def test_paused_work_is_not_leased_and_resumed_work_goes_to_parked_workers() -> None:
     scopes: list[dict[str, Any]] = [
         {},
         {"service": b"default"},
@@ -421,7 +421,7 @@ def test_room_is_counted_over_all_services(services: tuple[bytes, bytes]) -> Non
     assert worker.slots_used <= 4
 
 
-def test_worker_that_says_it_has_fewer_slots_gets_nothing_until_it_has_room() -> None:
+def test_worker_that_lowers_its_slots_gets_nothing_until_it_has_room() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=2)
     yard.submit(b"a", b"b", b"c")
@@ -492,7 +492,7 @@ def test_worker_that_was_cut_off_is_no_longer_parked() -> None:
     assert assigned(yard.ask(b"w", parks=True)) == [b"a"]
 
 
-def test_cut_of_a_stranger_is_nothing() -> None:
+def test_unreachable_unknown_worker_changes_nothing() -> None:
     assert Yard().handle(WorkerUnreachable(0, b"nobody")) == []
 
 
@@ -541,7 +541,7 @@ def test_every_way_to_free_a_slot_brings_the_next_task(*, always_ready: bool) ->
     assert freed(full().cancel(b"a")) == [b"b"]
     yard = full()
     yard.later(10)
-    assert freed(yard.hear(b"w", heartbeat_ns=SECOND_NS)) == [b"a"]
+    assert freed(yard.heartbeat(b"w", heartbeat_ns=SECOND_NS)) == [b"a"]
     yard = full()
     assert freed(yard.join(b"w", slots_total=2, always_ready=always_ready)) == [b"b"]
 
@@ -549,7 +549,7 @@ def test_every_way_to_free_a_slot_brings_the_next_task(*, always_ready: bool) ->
 # Workers that are called.
 
 
-def test_called_worker_is_told_of_work_and_asks_for_it() -> None:
+def test_woken_worker_requests_its_tasks() -> None:
     yard = Yard()
     yard.join(b"w", wants_wake=True)
     assert yard.ask(b"w", parks=True) == []
@@ -559,7 +559,7 @@ def test_called_worker_is_told_of_work_and_asks_for_it() -> None:
     assert yard.take(b"w") == [b"a"]
 
 
-def test_waiting_worker_that_wants_more_is_called_at_once() -> None:
+def test_waiting_worker_that_wants_more_is_woken_at_once() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=2, wants_wake=True)
     yard.ask(b"w", 0, parks=True)
@@ -567,7 +567,7 @@ def test_waiting_worker_that_wants_more_is_called_at_once() -> None:
     assert yard.ask(b"w", 2, parks=True) == [Wake(b"w", b"default")]
 
 
-def test_no_more_workers_are_called_than_there_are_ready_tasks() -> None:
+def test_no_more_workers_are_woken_than_there_are_ready_tasks() -> None:
     yard = Yard()
     for worker in (b"1", b"2", b"3"):
         yard.join(worker, wants_wake=True)
@@ -576,7 +576,7 @@ def test_no_more_workers_are_called_than_there_are_ready_tasks() -> None:
     assert yard.submit(b"c")[1:] == [Wake(b"3", b"default")]
 
 
-def test_called_worker_that_does_not_come_is_passed_over_for_the_next() -> None:
+def test_woken_worker_that_does_not_ask_is_passed_over() -> None:
     yard = Yard()
     for worker in (b"1", b"2"):
         yard.join(worker, wants_wake=True)
@@ -587,7 +587,7 @@ def test_called_worker_that_does_not_come_is_passed_over_for_the_next() -> None:
     assert yard.take(b"2") == [b"a"]
 
 
-def test_called_worker_that_asks_in_time_is_not_passed_over() -> None:
+def test_woken_worker_that_asks_in_time_is_not_passed_over() -> None:
     yard = Yard()
     yard.join(b"w", wants_wake=True)
     yard.ask(b"w", parks=True)
@@ -601,7 +601,7 @@ def test_called_worker_that_asks_in_time_is_not_passed_over() -> None:
     assert yard.later(5) == []
 
 
-def test_later_call_has_its_full_time_though_an_earlier_one_runs_out() -> None:
+def test_later_wake_has_its_full_time_after_an_earlier_one_ends() -> None:
     yard = Yard()
     yard.join(b"w", slots_total=0, wants_wake=True)
     yard.ask(b"w", parks=True)
@@ -615,7 +615,7 @@ def test_later_call_has_its_full_time_though_an_earlier_one_runs_out() -> None:
     assert yard.later(0.5) == [Wake(b"w", b"default")]
 
 
-def test_worker_that_is_called_twice_within_a_second_counts_once() -> None:
+def test_worker_that_is_woken_twice_within_a_second_counts_once() -> None:
     yard = Yard()
     for worker in (b"1", b"2"):
         yard.join(worker, slots_total=0, wants_wake=True)
@@ -630,7 +630,7 @@ def test_worker_that_is_called_twice_within_a_second_counts_once() -> None:
     assert yard.submit(b"d")[1:] == [Wake(b"2", b"default")]
 
 
-def test_worker_is_not_called_for_work_that_a_limit_keeps_from_it() -> None:
+def test_worker_is_not_woken_for_work_that_a_limit_refuses() -> None:
     yard = Yard()
     yard.handle(RulesSet(0, defaults=LaneOptions(workers_max=1)))
     yard.submit(b"a", b"b")
@@ -641,7 +641,7 @@ def test_worker_is_not_called_for_work_that_a_limit_keeps_from_it() -> None:
     assert yard.finish(b"w", b"a")[1:] == [Wake(b"c", b"default")]
 
 
-def test_called_worker_that_can_not_take_the_task_does_not_keep_it_from_others() -> None:
+def test_woken_worker_that_can_not_take_the_task_does_not_keep_it_from_others() -> None:
     yard = Yard()
     yard.join(b"1", slots_total=1, wants_wake=True)
     yard.join(b"2", slots_total=2)
@@ -650,7 +650,7 @@ def test_called_worker_that_can_not_take_the_task_does_not_keep_it_from_others()
     assert assigned(yard.submit(b"wide", slots=2)) == [b"wide"]
 
 
-def test_worker_that_is_told_that_there_is_nothing_keeps_waiting() -> None:
+def test_worker_that_gets_no_work_keeps_waiting() -> None:
     yard = Yard()
     yard.join(b"w", wants_wake=True)
     yard.ask(b"w", parks=True)
@@ -658,7 +658,7 @@ def test_worker_that_is_told_that_there_is_nothing_keeps_waiting() -> None:
     assert yard.submit(b"a")[1:] == [Wake(b"w", b"default")]
 
 
-def test_drained_worker_is_not_called_and_gets_nothing() -> None:
+def test_drained_worker_is_not_woken_and_gets_nothing() -> None:
     yard = Yard()
     yard.join(b"w", wants_wake=True)
     yard.ask(b"w", parks=True)
@@ -666,7 +666,7 @@ def test_drained_worker_is_not_called_and_gets_nothing() -> None:
     assert yard.submit(b"a") == [Accepted(b"client", 0, new=1)]
 
 
-def test_lane_counts_who_holds_what_of_it_while_several_workers_serve_it() -> None:
+def test_lane_counts_tasks_by_worker_while_several_serve_it() -> None:
     yard = Yard()
     yard.rules(lane_workers_max=3)
     yard.submit(*(b"t%d" % number for number in range(4)), lanes=[b"x"] * 4)

@@ -54,14 +54,14 @@ def rich() -> Yard:
     return yard
 
 
-def test_restored_ledger_has_the_same_portrait_and_keeps_its_invariants() -> None:
+def test_restored_ledger_has_the_same_fingerprint_and_keeps_its_invariants() -> None:
     ledger = rich().scheduler.ledger
     restored = reopened(ledger)
     assert old_snapshots.fingerprint(restored) == old_snapshots.fingerprint(ledger)
     invariants.check_ledger(restored)
 
 
-def test_restored_ledger_knows_what_was_printed() -> None:
+def test_restored_ledger_keeps_outputs() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a")
@@ -76,14 +76,14 @@ def test_empty_ledger_can_be_restored() -> None:
     assert old_snapshots.fingerprint(restored) == old_snapshots.fingerprint(Ledger())
 
 
-def test_portrait_sees_what_differs() -> None:
+def test_fingerprint_shows_differences() -> None:
     yard, other = Yard(), Yard()
     yard.submit(b"a", b"b")
     other.submit(b"b", b"a")
     assert old_snapshots.fingerprint(yard.mirror) != old_snapshots.fingerprint(other.mirror)
 
 
-def test_restored_ledger_goes_on_alike() -> None:
+def test_restored_ledger_behaves_alike() -> None:
     yard = rich()
     restored = Scheduler(reopened(yard.scheduler.ledger))
     restored.resume(yard.now_ns)
@@ -117,9 +117,9 @@ def resume(service: bytes, lane: bytes | None) -> ResumeRequested:
 @pytest.mark.slow
 @given(steps(50, at_least=10))
 @settings(max_examples=60)
-def test_any_ledger_can_be_restored(story: list[Step]) -> None:
+def test_any_ledger_can_be_restored(scenario: list[Step]) -> None:
     yard = Yard()
-    for step in story:
+    for step in scenario:
         take_step(yard, step)
     restored = reopened(yard.mirror)
     assert old_snapshots.fingerprint(restored) == old_snapshots.fingerprint(yard.scheduler.ledger)

@@ -50,7 +50,7 @@ def counts_of(ledger: Ledger) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("state", "cause"), TASK_LEGAL, ids=lambda one: one.name)
-def test_task_moves_as_the_table_says_and_is_counted(state: TaskState, cause: Cause) -> None:
+def test_task_moves_by_the_table_and_is_counted(state: TaskState, cause: Cause) -> None:
     ledger, task = ledger_with_task_in(state)
     ledger.move([task], cause)
     target = TASK_TRANSITIONS[state][cause]
@@ -70,7 +70,7 @@ def test_task_is_not_moved_where_the_table_forbids(state: TaskState, cause: Caus
     assert counts_of(ledger) == [expected, expected, expected]
 
 
-def test_illegal_transition_tells_the_story_of_the_task() -> None:
+def test_illegal_transition_describes_the_task() -> None:
     yard = Yard()
     yard.rules(retry_delays_ns=(0,))
     yard.submit(b"a")
@@ -85,7 +85,7 @@ def test_illegal_transition_tells_the_story_of_the_task() -> None:
     )
 
 
-def test_release_of_a_task_that_nobody_holds_is_illegal() -> None:
+def test_release_of_an_unleased_task_is_illegal() -> None:
     ledger, task = ledger_with_task_in(TaskState.READY)
     with pytest.raises(IllegalTransition, match="task b'a': no transition from READY"):
         ledger.release([task])
@@ -109,7 +109,7 @@ def test_nothing_moves_when_nothing_is_named() -> None:
     assert ledger.counts[TaskState.DONE] == 1
 
 
-def test_table_by_cause_says_the_same_as_the_table_by_state() -> None:
+def test_table_by_cause_equals_the_table_by_state() -> None:
     for state, cause in TASK_PAIRS:
         assert TASK_TARGETS[cause][state] is TASK_TRANSITIONS[state].get(cause)
 
@@ -121,7 +121,7 @@ def test_every_state_of_a_task_can_be_reached_from_the_initial_ones() -> None:
     assert sorted(reached) == sorted(TaskState)
 
 
-def test_no_way_leads_out_of_the_end() -> None:
+def test_no_transition_leaves_an_ended_state() -> None:
     assert [TASK_TRANSITIONS[state] for state in TASK_STATES_ENDED] == [{}, {}]
 
 
@@ -141,7 +141,7 @@ def test_every_worker_can_be_cut_off_and_drained_at_any_time() -> None:
 
 
 @pytest.mark.parametrize(("state", "turn"), WORKER_LEGAL, ids=lambda one: one.name)
-def test_worker_turns_as_the_table_says(state: WorkerState, turn: WorkerCause) -> None:
+def test_worker_turns_by_the_table(state: WorkerState, turn: WorkerCause) -> None:
     worker = Worker(b"w", WorkerFacts(), state=state)
     worker.turn(turn)
     assert worker.state is WORKER_TRANSITIONS[state][turn]

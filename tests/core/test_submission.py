@@ -145,11 +145,11 @@ def test_shared_payload_is_looked_at_once_to_know_its_tasks_again(
     send(yard, Submission(names, payloads=[payload]))
     looks: list[bytes] = []
 
-    def told_crc32(one: bytes) -> int:
+    def counting_crc32(one: bytes) -> int:
         looks.append(one)
         return crc32(one)
 
-    monkeypatch.setattr(model, "crc32", told_crc32)
+    monkeypatch.setattr(model, "crc32", counting_crc32)
     for name in yard.take(b"w", 5):
         yard.finish(b"w", name)
     assert len(looks) == 2  # by the scheduler, and by the ledger that is recovered beside it
@@ -293,7 +293,7 @@ def test_full_disk_refuses_submissions_and_workers_keep_completing() -> None:
     assert yard.submit(b"b") == [Accepted(b"client", 0, new=1)]
 
 
-def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
+def test_refusal_names_the_task_and_the_problem(yard: Yard) -> None:
     def text(*names: bytes, **fields: Any) -> str:
         (refused,) = yard.submit(*names, **fields)
         assert isinstance(refused, Refused)
@@ -302,8 +302,8 @@ def test_refusal_says_what_is_wrong_with_what(yard: Yard) -> None:
     assert text(b"new", after=[[b"nobody"]]) == (
         "unknown predecessor nobody (submit it first, or in the same batch)"
     )
-    said = text(b"new", after=[[b"cancelled"]])
-    assert said == "predecessor cancelled: cancelled (submit it again, or leave it out)"
+    refusal = text(b"new", after=[[b"cancelled"]])
+    assert refusal == "predecessor cancelled: cancelled (submit it again, or leave it out)"
     assert text(b"ready", payloads=[b"other"]) == (
         "task ready is known with another payload (choose another name)"
     )
@@ -333,7 +333,7 @@ def test_repeated_submission_is_harmless_in_every_state(yard: Yard, name: bytes)
     assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
 
 
-def test_known_tasks_are_passed_over_and_new_ones_taken(yard: Yard) -> None:
+def test_known_tasks_are_skipped_and_new_ones_accepted(yard: Yard) -> None:
     effects = yard.submit(b"ready", b"new", b"done", b"more", after=[[], [b"done"], [], [b"new"]])
     assert effects == [Accepted(b"client", 0, new=2, existing=2)]
     assert yard.states(b"new", b"more", b"done") == [READY, BLOCKED, DONE]
@@ -343,7 +343,7 @@ def test_known_tasks_are_passed_over_and_new_ones_taken(yard: Yard) -> None:
     assert record.after_done == [[b"done"], []]
 
 
-def test_long_payload_of_an_ended_task_is_known_again() -> None:
+def test_long_payload_of_an_ended_task_is_recognized() -> None:
     yard = Yard()
     yard.join(b"w")
     long, other = b"x" * 1000, b"x" * 999 + b"y"
@@ -358,7 +358,7 @@ def test_long_payload_of_an_ended_task_is_known_again() -> None:
 # Unknown predecessors.
 
 
-def test_unknown_predecessor_is_left_out_if_the_client_says_so() -> None:
+def test_unknown_predecessor_is_skipped_on_request() -> None:
     yard = Yard()
     yard.submit(b"a", after=[[b"x"]], unknown=UnknownPolicy.DONE)
     assert yard.state(b"a") is READY
@@ -368,7 +368,7 @@ def test_unknown_predecessor_is_left_out_if_the_client_says_so() -> None:
     assert record.submission.after is None
 
 
-def test_unknown_predecessor_is_waited_for_if_the_client_says_so() -> None:
+def test_unknown_predecessor_is_waited_for_on_request() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", b"b", after=[[b"x"], [b"x", b"y"]], unknown=UnknownPolicy.WAIT)
@@ -391,7 +391,7 @@ def test_awaited_task_may_come_in_a_batch_with_others_that_wait_for_it() -> None
     assert yard.states(b"b", b"c") == [READY, READY]
 
 
-def test_awaited_name_that_only_cancelled_tasks_waited_for_releases_nobody() -> None:
+def test_awaited_name_of_cancelled_tasks_releases_none() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", after=[[b"x"]], unknown=UnknownPolicy.WAIT)
@@ -402,7 +402,7 @@ def test_awaited_name_that_only_cancelled_tasks_waited_for_releases_nobody() -> 
     assert yard.states(b"a", b"x") == [CANCELLED, DONE]
 
 
-def test_predecessors_that_are_done_hold_nobody_up(yard: Yard) -> None:
+def test_done_predecessors_block_no_task(yard: Yard) -> None:
     yard.submit(b"new", b"more", after=[[b"done"], [b"done", b"failed"]])
     assert yard.states(b"new", b"more") == [READY, BLOCKED]
     (record,) = yard.records
@@ -491,7 +491,7 @@ def test_extension_blocks_what_waits(yard: Yard, name: bytes) -> None:
     assert yard[name].waits == waits + 1
 
 
-def test_extension_of_a_leased_task_is_refused_whole(yard: Yard) -> None:
+def test_extension_of_a_leased_task_is_refused_as_a_whole(yard: Yard) -> None:
     before = old_snapshots.fingerprint(yard.scheduler.ledger)
     effects = extend(yard, b"new", b"ready", b"leased", after=[[], [b"failed"], [b"ready"]])
     assert refusal(effects) is Refusal.BUSY
@@ -541,7 +541,7 @@ def test_delayed_task_that_was_extended_keeps_its_time() -> None:
 
 
 @pytest.mark.parametrize("name", [b"done", b"cancelled"])
-def test_ended_name_may_be_created_anew(yard: Yard, name: bytes) -> None:
+def test_ended_name_may_be_submitted_again(yard: Yard, name: bytes) -> None:
     attempt = yard[name].attempt
     effects = extend(yard, name, payloads=[b"another"])
     assert effects == [Accepted(b"client", 0, new=1, existing=0)]
@@ -576,7 +576,7 @@ def test_new_generation_waits_for_the_new_generation_of_its_predecessor() -> Non
         assert yard.states(b"a", b"b") == [DONE, DONE]
 
 
-def test_extension_takes_new_tasks_and_known_ones_together(yard: Yard) -> None:
+def test_extension_accepts_new_and_known_tasks_together(yard: Yard) -> None:
     effects = extend(yard, b"new", b"ready", b"done", after=[[b"done"], [b"new"], []])
     assert effects == [Accepted(b"client", 0, new=2, existing=1)]
     assert yard.states(b"new", b"ready", b"done") == [BLOCKED, BLOCKED, READY]

@@ -30,60 +30,60 @@ def watch_campaign(yard: Yard, name: bytes) -> list[Effect]:
     return yard.handle(WatchRequested(0, b"watcher", campaign=name, request=1))
 
 
-def told(name: bytes, state: TaskState, text: bytes = b"", request: int = 0) -> Settled:
+def notice(name: bytes, state: TaskState, text: bytes = b"", request: int = 0) -> Settled:
     return Settled(b"watcher", request, [name], [state], [text])
 
 
-def told_in(effects: list[Effect]) -> list[Effect]:
+def notices(effects: list[Effect]) -> list[Effect]:
     return [effect for effect in effects if isinstance(effect, Settled)]
 
 
-CAMPAIGN_TOLD = [Settled(b"watcher", 1, [], [], [])]
+CAMPAIGN_SETTLED = [Settled(b"watcher", 1, [], [], [])]
 
 
 # Names.
 
 
-def test_watcher_is_told_the_result(yard: Yard) -> None:
+def test_watcher_gets_the_result(yard: Yard) -> None:
     yard.submit(b"a")
     assert yard.watch(b"a", request=5) == []
     yard.take(b"w")
     effects = yard.finish(b"w", b"a", texts=[b"42"])
-    assert told_in(effects) == [told(b"a", DONE, b"42", request=5)]
+    assert notices(effects) == [notice(b"a", DONE, b"42", request=5)]
     assert yard.scheduler.context.watchers == {}
 
 
-def test_watcher_is_told_the_reason_of_a_failure(yard: Yard) -> None:
+def test_watcher_gets_the_reason_of_a_failure(yard: Yard) -> None:
     yard.submit(b"a")
     yard.watch(b"a")
     yard.take(b"w")
     effects = yard.report(b"w", b"a", Outcome.FAILED, texts=[b"oh"])
-    assert told_in(effects) == [told(b"a", FAILED, b"oh")]
+    assert notices(effects) == [notice(b"a", FAILED, b"oh")]
 
 
-def test_watcher_is_told_of_cancelled_tasks_and_their_dependents_at_once(yard: Yard) -> None:
+def test_watcher_is_notified_of_cancelled_tasks_and_their_dependents_at_once(yard: Yard) -> None:
     yard.submit(b"a", b"b", after=[[], [b"a"]])
     yard.watch(b"a", b"b")
     states = [CANCELLED, CANCELLED]
     expected = Settled(b"watcher", 0, [b"a", b"b"], states, [b"", b""])
-    assert told_in(yard.cancel(b"a")) == [expected]
+    assert notices(yard.cancel(b"a")) == [expected]
 
 
-def test_watcher_is_told_of_a_task_that_grew_too_old(yard: Yard) -> None:
+def test_watcher_is_notified_of_an_expired_task(yard: Yard) -> None:
     yard.submit(b"a", expires_hard_ns=SECOND_NS)
     yard.watch(b"a")
-    assert told_in(yard.later(1)) == [told(b"a", FAILED, b"too old")]
+    assert notices(yard.later(1)) == [notice(b"a", FAILED, b"too old")]
 
 
-def test_watcher_is_told_of_a_task_that_lost_too_many_workers(yard: Yard) -> None:
+def test_watcher_is_notified_of_a_task_that_lost_too_many_workers(yard: Yard) -> None:
     yard.submit(b"a", crashes_max=1)
     yard.watch(b"a")
     yard.take(b"w")
     effects = yard.join(b"w", incarnation=9)
-    assert told_in(effects) == [told(b"a", FAILED, b"lost its worker")]
+    assert notices(effects) == [notice(b"a", FAILED, b"lost its worker")]
 
 
-def test_who_watches_what_is_settled_is_told_at_once(yard: Yard) -> None:
+def test_watcher_of_a_settled_task_is_notified_at_once(yard: Yard) -> None:
     yard.submit(b"done", b"failed", b"cancelled", b"ready")
     yard.take(b"w", 2)
     yard.finish(b"w", b"done", texts=[b"result"])
@@ -102,30 +102,30 @@ def test_unknown_task_can_be_watched_until_it_is_submitted_and_settled(yard: Yar
     yard.watch(b"a")
     yard.submit(b"a")
     yard.take(b"w")
-    assert told_in(yard.finish(b"w", b"a")) == [told(b"a", DONE)]
+    assert notices(yard.finish(b"w", b"a")) == [notice(b"a", DONE)]
 
 
 def test_failure_that_is_tried_again_settles_nothing(yard: Yard) -> None:
     yard.submit(b"a", retry_delays_ns=(0,))
     yard.watch(b"a")
     yard.take(b"w")
-    assert told_in(yard.report(b"w", b"a", Outcome.FAILED)) == []
+    assert notices(yard.report(b"w", b"a", Outcome.FAILED)) == []
 
 
-def test_every_watcher_is_told_once_each(yard: Yard) -> None:
+def test_every_watcher_is_notified_once(yard: Yard) -> None:
     yard.submit(b"a", b"b")
     yard.watch(b"a", b"b", request=1)
     yard.watch(b"a", request=2)
     yard.handle(WatchRequested(0, b"other", [b"b"], request=1))
     yard.take(b"w", 2)
-    assert told_in(yard.finish(b"w", b"a", b"b", texts=[b"1", b"2"])) == [
+    assert notices(yard.finish(b"w", b"a", b"b", texts=[b"1", b"2"])) == [
         Settled(b"watcher", 1, [b"a", b"b"], [DONE, DONE], [b"1", b"2"]),
         Settled(b"watcher", 2, [b"a"], [DONE], [b"1"]),
         Settled(b"other", 1, [b"b"], [DONE], [b"2"]),
     ]
 
 
-def test_client_that_is_gone_is_told_nothing(yard: Yard) -> None:
+def test_disconnected_client_is_not_notified(yard: Yard) -> None:
     yard.submit(b"a", b"b", campaign=b"c")
     yard.watch(b"c/a", b"c/b")
     watch_campaign(yard, b"c")
@@ -134,7 +134,7 @@ def test_client_that_is_gone_is_told_nothing(yard: Yard) -> None:
     assert yard.scheduler.context.watchers == {b"c/b": [(b"other", 0)]}
     assert yard.scheduler.context.campaign_watchers == {}
     yard.take(b"w", 2)
-    assert told_in(yard.finish(b"w", b"c/a", b"c/b")) == [
+    assert notices(yard.finish(b"w", b"c/a", b"c/b")) == [
         Settled(b"other", 0, [b"c/b"], [DONE], [b""])
     ]
 
@@ -143,13 +143,13 @@ def test_client_that_is_gone_is_told_nothing(yard: Yard) -> None:
 
 
 def soon(yard: Yard) -> list[Effect]:
-    return told_in(yard.later(STUCK_CHECK_NS / SECOND_NS))
+    return notices(yard.later(STUCK_CHECK_NS / SECOND_NS))
 
 
 def fail(yard: Yard, name: bytes) -> list[Effect]:
     while name not in [task.name for task in yard.scheduler.ledger.workers[b"w"].held()]:
         assert yard.take(b"w", 9) != []
-    return told_in(yard.report(b"w", name, Outcome.FAILED_FINAL))
+    return notices(yard.report(b"w", name, Outcome.FAILED_FINAL))
 
 
 def test_task_behind_a_failure_is_settled_soon(yard: Yard) -> None:
@@ -157,13 +157,13 @@ def test_task_behind_a_failure_is_settled_soon(yard: Yard) -> None:
     yard.watch(b"d")
     fail(yard, b"f")
     assert yard.scheduler.wake_at_ns() == STUCK_CHECK_NS
-    assert soon(yard) == [told(b"d", BLOCKED)]
+    assert soon(yard) == [notice(b"d", BLOCKED)]
 
 
-def test_who_watches_a_task_behind_a_failure_is_told_at_once(yard: Yard) -> None:
+def test_watcher_of_a_task_behind_a_failure_is_notified_at_once(yard: Yard) -> None:
     yard.submit(b"f", b"c", after=[[], [b"f"]])
     fail(yard, b"f")
-    assert yard.watch(b"c") == [told(b"c", BLOCKED)]
+    assert yard.watch(b"c") == [notice(b"c", BLOCKED)]
 
 
 def test_task_that_waits_for_more_than_a_failure_is_settled_when_that_is_done(yard: Yard) -> None:
@@ -172,7 +172,7 @@ def test_task_that_waits_for_more_than_a_failure_is_settled_when_that_is_done(ya
     fail(yard, b"f")
     assert soon(yard) == []
     yard.finish(b"w", b"r")
-    assert soon(yard) == [told(b"c", BLOCKED)]
+    assert soon(yard) == [notice(b"c", BLOCKED)]
 
 
 @pytest.mark.parametrize("way", ["extend", "return", "submit"])
@@ -192,10 +192,10 @@ def test_task_that_gets_behind_a_failure_later_is_settled_by(yard: Yard, way: st
         yard.submit(b"c", after=[[b"x"]], unknown=UnknownPolicy.WAIT)
         yard.watch(b"c")
         yard.submit(b"x", after=[[b"f"]])
-    assert soon(yard) == [told(b"c", BLOCKED)]
+    assert soon(yard) == [notice(b"c", BLOCKED)]
 
 
-def test_nobody_is_told_if_the_failure_is_retried_at_once(yard: Yard) -> None:
+def test_no_watcher_is_notified_if_the_failure_is_retried_at_once(yard: Yard) -> None:
     yard.submit(b"f", b"c", after=[[], [b"f"]])
     yard.watch(b"c")
     fail(yard, b"f")
@@ -221,30 +221,30 @@ def test_campaign_is_settled_when_nothing_of_it_can_run_any_more(yard: Yard) -> 
     yard.submit(b"other")
     assert watch_campaign(yard, b"x") == []
     yard.take(b"w", 3)
-    assert told_in(yard.finish(b"w", b"x/a")) == []
-    assert told_in(yard.report(b"w", b"x/b", Outcome.FAILED)) == []
-    assert told_in(yard.cancel(b"x/c")) == CAMPAIGN_TOLD
+    assert notices(yard.finish(b"w", b"x/a")) == []
+    assert notices(yard.report(b"w", b"x/b", Outcome.FAILED)) == []
+    assert notices(yard.cancel(b"x/c")) == CAMPAIGN_SETTLED
 
 
-def test_settled_campaign_is_told_at_once_and_an_unknown_one_is_waited_for(yard: Yard) -> None:
+def test_settled_campaign_is_notified_at_once_and_an_unknown_one_is_waited_for(yard: Yard) -> None:
     assert watch_campaign(yard, b"x") == []
     yard.submit(b"a", campaign=b"x")
     yard.take(b"w")
-    assert told_in(yard.finish(b"w", b"x/a")) == CAMPAIGN_TOLD
-    assert watch_campaign(yard, b"x") == CAMPAIGN_TOLD
+    assert notices(yard.finish(b"w", b"x/a")) == CAMPAIGN_SETTLED
+    assert watch_campaign(yard, b"x") == CAMPAIGN_SETTLED
 
 
 def test_campaign_behind_its_own_failure_is_settled_soon(yard: Yard) -> None:
     yard.submit(b"f", b"c", after=[[], [b"f"]], campaign=b"x")
     watch_campaign(yard, b"x")
-    assert fail(yard, b"x/f") + soon(yard) == CAMPAIGN_TOLD
+    assert fail(yard, b"x/f") + soon(yard) == CAMPAIGN_SETTLED
 
 
 def test_campaign_behind_the_failure_of_another_is_settled_soon(yard: Yard) -> None:
     yard.submit(b"f", campaign=b"y")
     yard.submit(b"c", after=[[b"y/f"]], campaign=b"x")
     watch_campaign(yard, b"x")
-    assert fail(yard, b"y/f") + soon(yard) == CAMPAIGN_TOLD
+    assert fail(yard, b"y/f") + soon(yard) == CAMPAIGN_SETTLED
 
 
 def test_campaign_that_waits_for_another_is_not_settled(yard: Yard) -> None:
@@ -264,7 +264,7 @@ def idle(yard: Yard) -> bool:
     return nothing.settled
 
 
-def test_worker_hears_that_all_is_settled(yard: Yard) -> None:
+def test_no_work_is_settled_when_all_tasks_are(yard: Yard) -> None:
     assert idle(yard)
     yard.submit(b"a", b"b")
     yard.cancel(b"b")
@@ -274,7 +274,7 @@ def test_worker_hears_that_all_is_settled(yard: Yard) -> None:
     assert idle(yard)
 
 
-def test_worker_hears_that_delayed_work_is_to_come(yard: Yard) -> None:
+def test_no_work_is_unsettled_while_tasks_are_delayed(yard: Yard) -> None:
     yard.submit(b"a", due_ns=SECOND_NS)
     assert not idle(yard)
 
@@ -284,13 +284,13 @@ def test_work_of_other_services_does_not_concern_a_worker(yard: Yard) -> None:
     assert idle(yard)
 
 
-def test_worker_hears_that_blocked_work_is_to_come(yard: Yard) -> None:
+def test_no_work_is_unsettled_while_tasks_are_blocked(yard: Yard) -> None:
     yard.submit(b"a", service=b"other")
     yard.submit(b"b", after=[[b"a"]])
     assert not idle(yard)
 
 
-def test_worker_hears_that_what_is_behind_a_failure_does_not_come(yard: Yard) -> None:
+def test_no_work_is_settled_if_the_rest_is_behind_a_failure(yard: Yard) -> None:
     yard.submit(b"f", b"c", after=[[], [b"f"]])
     fail(yard, b"f")
     assert idle(yard)

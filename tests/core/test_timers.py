@@ -22,7 +22,7 @@ BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 # Due times.
 
 
-def test_delayed_tasks_come_due_together_and_go_to_who_waits() -> None:
+def test_delayed_tasks_come_due_together_and_go_to_parked_workers() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.ask(b"w", 9, parks=True)
@@ -108,7 +108,7 @@ def test_task_that_was_not_tried_does_not_grow_too_old_by_the_soft_limit() -> No
     assert (yard.state(b"a"), yard.scheduler.ledger.reasons[b"a"]) == (FAILED, b"too old")
 
 
-def test_leased_task_is_let_finish_however_old_it_is() -> None:
+def test_leased_task_may_finish_after_its_expiry() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", b"b", expires_hard_ns=SECOND_NS)
@@ -121,9 +121,7 @@ def test_leased_task_is_let_finish_however_old_it_is() -> None:
     assert yard.states(b"a", b"b") == [DONE, FAILED]
 
 
-def test_task_grows_too_old_though_the_clock_jumped_past_its_age_and_back_while_it_was_out() -> (
-    None
-):
+def test_task_expires_although_the_clock_jumped_past_its_expiry_and_back_while_leased() -> None:
     yard = Yard()
     yard.submit(b"a", expires_hard_ns=10 * SECOND_NS)
     yard.join(b"w")
@@ -190,7 +188,7 @@ def test_retry_of_a_task_that_is_too_old_forgives_its_age_live_and_recovered() -
 # Rates and calls.
 
 
-def test_alarm_is_set_for_the_rate_while_somebody_waits_for_it() -> None:
+def test_wake_time_is_set_for_the_rate_while_a_worker_waits_for_it() -> None:
     yard = Yard()
     yard.rules(rate_interval_ns=SECOND_NS)
     yard.submit(b"a", b"b")
@@ -228,9 +226,9 @@ def test_alarm_is_set_for_a_call() -> None:
 
 @given(steps(30), st.integers(1, 40))
 @settings(max_examples=60)
-def test_nothing_happens_by_time_before_the_alarm(story: list[Step], seconds: int) -> None:
+def test_nothing_happens_by_time_before_the_alarm(scenario: list[Step], seconds: int) -> None:
     yard = Yard()
-    for step in story:
+    for step in scenario:
         take_step(yard, step)
     wake_at_ns = yard.scheduler.wake_at_ns()
     target_ns = yard.now_ns + seconds * SECOND_NS
@@ -243,9 +241,9 @@ def test_nothing_happens_by_time_before_the_alarm(story: list[Step], seconds: in
 
 @given(steps(30))
 @settings(max_examples=60)
-def test_alarm_is_in_the_future_once_time_was_told(story: list[Step]) -> None:
+def test_wake_time_is_in_the_future_after_time_passed(scenario: list[Step]) -> None:
     yard = Yard()
-    for step in story:
+    for step in scenario:
         take_step(yard, step)
     for _ in range(3):
         yard.later(0)

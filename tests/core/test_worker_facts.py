@@ -21,7 +21,7 @@ PING_PONG = {
 }
 
 
-def test_task_whose_payload_means_something_else_is_passed_over() -> None:
+def test_task_with_a_reserved_payload_is_skipped() -> None:
     yard = Yard()
     yard.submit(b"a", b"b", b"c", payloads=[b"EXIT", b"PONG", b"good"])
     assert assigned(yard.join(b"w", **PING_PONG)) == [b"c"]
@@ -30,19 +30,19 @@ def test_task_whose_payload_means_something_else_is_passed_over() -> None:
     assert yard.take(b"other", 2) == [b"a", b"b"]
 
 
-def test_task_without_a_payload_is_told_by_its_name() -> None:
+def test_task_without_a_payload_is_sent_by_its_name() -> None:
     yard = Yard()
     yard.submit(b"EXIT", b"good", payloads=[b""])
     assert assigned(yard.join(b"w", **PING_PONG)) == [b"good"]
 
 
-def test_name_that_means_something_else_does_no_harm_beside_a_payload() -> None:
+def test_reserved_name_with_another_payload_is_assigned() -> None:
     yard = Yard()
     yard.submit(b"EXIT", payloads=[b"good"])
     assert assigned(yard.join(b"w", **PING_PONG)) == [b"EXIT"]
 
 
-def test_task_behind_any_number_of_such_is_found() -> None:
+def test_task_behind_any_number_of_reserved_payloads_is_found() -> None:
     yard = Yard()
     words = [b"w%d" % number for number in range(1000)]
     yard.submit(*words, payloads=[b"PONG"])
@@ -50,14 +50,14 @@ def test_task_behind_any_number_of_such_is_found() -> None:
     assert assigned(yard.submit(b"good")) == [b"good"]
 
 
-def test_such_tasks_are_passed_over_in_lanes() -> None:
+def test_reserved_payloads_are_skipped_in_lanes() -> None:
     yard = Yard()
     payloads, lanes = [b"EXIT", b"EXIT", b"good"], [b"x", b"y", b"y"]
     yard.submit(b"a", b"b", b"c", payloads=payloads, lanes=lanes)
     assert assigned(yard.join(b"w", **PING_PONG)) == [b"c"]
 
 
-def test_such_tasks_are_passed_over_in_wide_services_lanes_and_priorities() -> None:
+def test_reserved_payloads_are_skipped_in_wide_services_lanes_and_priorities() -> None:
     yard = Yard()
     yard.submit(b"wide", slots=2)
     yard.submit(b"a", b"b", payloads=[b"EXIT", b"good"], lanes=[b"lane", b"lane"])
@@ -69,7 +69,7 @@ def test_such_tasks_are_passed_over_in_wide_services_lanes_and_priorities() -> N
     assert sorted(given) == [b"b", b"d"]
 
 
-def test_suspect_that_can_t_be_told_is_left_to_others_and_the_next_one_goes() -> None:
+def test_suspect_with_a_reserved_payload_is_left_to_others() -> None:
     yard = Yard()
     yard.submit(b"a", b"b", payloads=[b"EXIT", b"good"])
     yard.lose(b"lost", b"a", b"b")
@@ -80,13 +80,13 @@ def test_suspect_that_can_t_be_told_is_left_to_others_and_the_next_one_goes() ->
     assert yard.take(b"other") == [b"a"]
 
 
-def test_other_dialects_are_told_everything() -> None:
+def test_worker_without_reserved_payloads_gets_every_task() -> None:
     yard = Yard()
     yard.submit(b"a", payloads=[b"EXIT"])
     assert assigned(yard.join(b"w", always_ready=True, queue_order=QueueOrder.LIFO)) == [b"a"]
 
 
-def test_workers_in_line_are_served_by_how_long_they_have_waited() -> None:
+def test_fifo_workers_are_served_by_how_long_they_have_waited() -> None:
     yard = Yard()
     yard.join(b"b", **PING_PONG)
     yard.join(b"a", **PING_PONG)
@@ -126,7 +126,7 @@ def test_worker_that_never_got_its_task_is_lost_without_a_charge() -> None:
     assert (yard[b"a"].losses, yard.state(b"a")) == (0, READY)
 
 
-def test_stranger_that_is_lost_is_nothing() -> None:
+def test_lost_unknown_worker_changes_nothing() -> None:
     yard = Yard()
     assert yard.handle(WorkerLost(0, b"w")) == []
     assert yard.records == []

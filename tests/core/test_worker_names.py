@@ -81,7 +81,7 @@ def refusals(effects: list[Effect]) -> list[Refusal]:
 # A newcomer waits.
 
 
-def test_newcomer_is_refused_while_the_holder_is_heard() -> None:
+def test_newcomer_is_refused_while_the_holder_is_alive() -> None:
     yard = holding(b"a")
     for _ in range(60):
         yard.later(1)
@@ -189,7 +189,7 @@ def test_heartbeat_that_waits_in_the_same_turn_saves_the_name() -> None:
     assert yard.state(b"a") is LEASED
 
 
-def test_newcomer_that_has_left_shortens_no_silence() -> None:
+def test_newcomer_that_has_left_shortens_no_timeout() -> None:
     yard = holding(b"a")
     beat(yard, 2)
     yard.later(1)
@@ -203,7 +203,7 @@ def test_newcomer_that_has_left_shortens_no_silence() -> None:
     ]
 
 
-def test_holder_counts_as_just_heard_after_a_restart() -> None:
+def test_holder_counts_as_just_seen_after_a_restart() -> None:
     yard = holding(b"a")
     scheduler = Scheduler(reopened(yard.scheduler.ledger))
     scheduler.resume(100 * SECOND_NS)
@@ -278,7 +278,7 @@ def test_replaced_process_is_refunded_once_and_refused_every_time() -> None:
     assert yard[b"a"].losses == 0
 
 
-def test_replaced_process_is_refused_also_when_nobody_holds_the_name() -> None:
+def test_replaced_process_is_refused_even_if_the_name_is_free() -> None:
     yard = replaced(b"a")
     yard.handle(WorkerExited(0, b"w", incarnation=2))
     assert refusals(beat(yard, 1)) == [Refusal.NAME_LOST]
@@ -302,7 +302,7 @@ def test_settled_task_is_not_refunded() -> None:
     assert yard.state(b"a") is DONE
 
 
-def test_task_that_was_tried_anew_meanwhile_is_not_refunded() -> None:
+def test_task_that_was_retried_meanwhile_is_not_refunded() -> None:
     yard = holding(b"a")
     yard.submit(b"a2", crashes_max=1)
     assert assigned(yard.handle(TasksRequested(0, b"w", incarnation=1))) == [b"a2"]

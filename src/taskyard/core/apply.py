@@ -69,11 +69,11 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
             task.attempt = task.losses_excused = attempt
             ledger.outputs.pop(task.name, None)  # the output of the former generation
             ledger.failed_attempts.pop(task.name, None)
-    agenda = ledger.due_heap
+    due_heap = ledger.due_heap
     _schedule_times(
-        submission, [terms.expires_hard_ns for terms in submission.terms], agenda.push_expiry
+        submission, [terms.expires_hard_ns for terms in submission.terms], due_heap.push_expiry
     )
-    _schedule_times(submission, [terms.report_ns for terms in submission.terms], agenda.push_late)
+    _schedule_times(submission, [terms.report_ns for terms in submission.terms], due_heap.push_late)
 
 
 def _enter_uniform(ledger: Ledger, submission: Submission, at_ns: int) -> Tasks:
@@ -174,7 +174,7 @@ def _link(ledger: Ledger, tasks: Tasks, after: list[list[bytes]]) -> None:
 
 
 def _schedule_times(
-    submission: Submission, times: list[int], mind: Callable[[int, list[bytes]], None]
+    submission: Submission, times: list[int], push: Callable[[int, list[bytes]], None]
 ) -> None:
     """Schedule tasks at the times of their terms, where these are set."""
     if not any(times):
@@ -185,7 +185,7 @@ def _schedule_times(
         if times[place]:
             together.setdefault(times[place], []).append(name)
     for when_ns, names in together.items():
-        mind(when_ns, names)
+        push(when_ns, names)
 
 
 def _extended(ledger: Ledger, record: records.Extended, tasks: Tasks) -> None:

@@ -90,9 +90,9 @@ def _leased(context: Context, task: Task) -> Explanation:
     seconds = max(0, context.at_ns - lease.at_ns) // SECOND_NS
     worker = shown(lease.worker.name)
     sentence = f"worker {worker} has had it for {seconds} s (attempt {task.attempt})"
-    silent = _late_heartbeat_text(context, lease.worker)
-    if silent:
-        return Explanation(Reason.NO_HEARTBEAT, f"{sentence}, and {silent}")
+    late = _late_heartbeat_text(context, lease.worker)
+    if late:
+        return Explanation(Reason.NO_HEARTBEAT, f"{sentence}, and {late}")
     return Explanation(Reason.LEASED, sentence + _malformed(lease.worker.malformed))
 
 
@@ -104,11 +104,11 @@ def _malformed(lines: int) -> str:
 def _late_heartbeat_text(context: Context, worker: Worker) -> str:
     """Return a clause about a worker whose heartbeat is late, or "" if it is not."""
     lease_timeout_ns = worker.lease_timeout_ns
-    quiet_ns = context.now_ns - worker.last_seen_ns
-    if not lease_timeout_ns or quiet_ns * HEARTBEAT_LATE_SHARE <= lease_timeout_ns:
+    since_ns = context.now_ns - worker.last_seen_ns
+    if not lease_timeout_ns or since_ns * HEARTBEAT_LATE_SHARE <= lease_timeout_ns:
         return ""
-    left = max(0, lease_timeout_ns - quiet_ns) // SECOND_NS
-    return f"has sent nothing for {quiet_ns // SECOND_NS} s; in {left} s its tasks go to others"
+    left = max(0, lease_timeout_ns - since_ns) // SECOND_NS
+    return f"has sent nothing for {since_ns // SECOND_NS} s; in {left} s its tasks go to others"
 
 
 def _delayed(context: Context, task: Task) -> Explanation:
@@ -307,13 +307,13 @@ def explain_lane(
     hold = holds.pause_reason(context.ledger, lane)
     if hold is not None:
         return Explanation(_BY_HOLD[hold], LANE_SENTENCES[hold])
-    silent = _late_holder_text(context, lane)
+    late = _late_holder_text(context, lane)
     if lane.ready:
         hold = lane_hold_reason(context, lane)
-        if hold not in (None, HoldReason.LIMIT_LANE) or not silent:
+        if hold not in (None, HoldReason.LIMIT_LANE) or not late:
             return _lane_ready(context, lane, hold)
-    if silent:
-        return Explanation(Reason.NO_HEARTBEAT, silent)
+    if late:
+        return Explanation(Reason.NO_HEARTBEAT, late)
     if lane.leased:
         workers = "1 worker has" if lane.workers == 1 else f"{lane.workers} workers have"
         lines = sum(worker.malformed for worker in _holders(lane))
@@ -351,9 +351,9 @@ def _lane_sentence(context: Context, lane: Lane, hold: HoldReason) -> str:
 def _late_holder_text(context: Context, lane: Lane) -> str:
     """Return a clause about a late heartbeat of a worker that serves a lane, or ""."""
     for worker in _holders(lane):
-        silent = _late_heartbeat_text(context, worker)
-        if silent:
-            return f"worker {shown(worker.name)}, which serves it, {silent}"
+        late = _late_heartbeat_text(context, worker)
+        if late:
+            return f"worker {shown(worker.name)}, which serves it, {late}"
     return ""
 
 

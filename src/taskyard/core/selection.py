@@ -114,7 +114,7 @@ class Selection:
         """Give each lane in rotation one turn."""
         lane_groups = service.lane_groups
         if len(lane_groups) == 1:
-            self._rotate_branch(lane_groups[0], len(lane_groups[0].rotation))
+            self._rotate_group(lane_groups[0], len(lane_groups[0].rotation))
             return
         turns = {
             lane_group: len(lane_group.rotation)
@@ -123,13 +123,13 @@ class Selection:
         }
         while turns and self.count > 0 and not self.closed:
             lane_group = min(turns, key=_turn_of_group)
-            goes_on = self._rotate_branch(lane_group, 1)
+            goes_on = self._rotate_group(lane_group, 1)
             lane_group.count_turn()
             turns[lane_group] -= 1
             if not goes_on or not turns[lane_group]:
                 del turns[lane_group]
 
-    def _rotate_branch(self, lane_group: LaneGroup, turns: int) -> bool:
+    def _rotate_group(self, lane_group: LaneGroup, turns: int) -> bool:
         """Give the next lanes of a group their turns. Return False if its limits allow no more."""
         if lane_group.active_rule.is_simple and not self.broker_limited:
             self._rotate_simple(lane_group, turns)

@@ -293,7 +293,7 @@ def _accept_mixed(
     submission = event.submission
     new: list[int] = []
     existing: list[int] = []
-    sameness = _PayloadComparer()
+    comparer = _PayloadComparer()
     for index, name in enumerate(submission.names):
         task = ledger.tasks.get(name)
         _check_owner(task, submission.terms_of(index).campaign)
@@ -302,7 +302,7 @@ def _accept_mixed(
         else:
             existing.append(index)
             if event.repeat is DuplicatePolicy.IGNORE:
-                _check_same(task, submission, index, sameness)
+                _check_same(task, submission, index, comparer)
             else:
                 _check_extendable(task)
     if event.repeat is DuplicatePolicy.EXTEND:
@@ -349,9 +349,9 @@ class _PayloadComparer:
         return same
 
 
-def _check_same(task: Task, submission: Submission, index: int, sameness: _PayloadComparer) -> None:
+def _check_same(task: Task, submission: Submission, index: int, comparer: _PayloadComparer) -> None:
     """Refuse a repeated submission with another payload."""
-    if not sameness.of(task, submission.payload_of(index)):
+    if not comparer.of(task, submission.payload_of(index)):
         text = f"task {shown(task.name)} is known with another payload (choose another name)"
         raise SubmissionRefused(Refusal.CONFLICT, text)
 
