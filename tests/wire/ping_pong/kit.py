@@ -91,7 +91,7 @@ class Hall:
             return []
         return [*self.board.time_passed(self.now_ns)]
 
-    def said_to(self, route: bytes) -> list[list[bytes]]:
+    def sent_to(self, route: bytes) -> list[list[bytes]]:
         """Return the messages sent to a route, without the delimiter, and remove them."""
         received = [frames for to, frames in self.sent if to == route]
         self.sent = [(to, frames) for to, frames in self.sent if to != route]
@@ -101,19 +101,19 @@ class Hall:
     def at(self, route: bytes, *frames: bytes) -> list[list[bytes]]:
         """Send frames of a peer, and return the messages to it so far."""
         self.handle(self.board.receive(route, frames, self.now_ns))
-        return self.said_to(route)
+        return self.sent_to(route)
 
     def worker(self, identity: bytes, *words: bytes) -> list[list[bytes]]:
         return self.at(BACKEND + identity, b"", *words)
 
     def to_worker(self, identity: bytes) -> list[list[bytes]]:
-        return self.said_to(BACKEND + identity)
+        return self.sent_to(BACKEND + identity)
 
     def client(self, identity: bytes, *words: bytes) -> list[list[bytes]]:
         return self.at(FRONTEND + identity, b"", *words)
 
     def to_client(self, identity: bytes) -> list[list[bytes]]:
-        return self.said_to(FRONTEND + identity)
+        return self.sent_to(FRONTEND + identity)
 
     def create(self, submission: Submission) -> None:
         """Submit by the native dialect."""

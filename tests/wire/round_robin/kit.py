@@ -109,12 +109,12 @@ class Hall:
             return []
         return [*self.board.time_passed(self.now_ns)]
 
-    def says(self, identity: bytes, *frames: bytes) -> list[list[bytes]]:
+    def send(self, identity: bytes, *frames: bytes) -> list[list[bytes]]:
         """Send frames of a peer, and return the messages to it so far."""
         self.handle(self.board.receive(SERVER + identity, frames, self.now_ns))
-        return self.hears(identity)
+        return self.received(identity)
 
-    def hears(self, identity: bytes) -> list[list[bytes]]:
+    def received(self, identity: bytes) -> list[list[bytes]]:
         """Return the messages sent to a peer, and remove them."""
         route = SERVER + identity
         received = [[*frames, SRV] for to, frames in self.sent if to == route]
@@ -123,12 +123,12 @@ class Hall:
 
     def register(self, identity: bytes, slots: bytes = b"10") -> list[list[bytes]]:
         """Return the messages after the RESPONSE."""
-        first, *rest = self.says(identity, *lmq(4, b"reg", b"\x08", slots))
+        first, *rest = self.send(identity, *lmq(4, b"reg", b"\x08", slots))
         assert first == [b"", LMQ, b"\x06", b"reg", b"", SRV]
         return rest
 
     def increment(self, identity: bytes) -> list[list[bytes]]:
-        return self.says(identity, *lmq(3, b"inc", b"\x07"))
+        return self.send(identity, *lmq(3, b"inc", b"\x07"))
 
     def create(self, submission: Submission) -> None:
         """Submit by the native dialect."""

@@ -61,15 +61,15 @@ def test_malformed_messages_are_counted_and_change_nothing(seed: int) -> None:
     for frames in spoilt(1_000, seed):
         before = old_snapshots.fingerprint(hall.scheduler.ledger)
         record, count = hall.scheduler.ledger.record, hall.dialect.malformed
-        hall.says(random_bits.choice((W1, W2, C1)), *frames)
+        hall.send(random_bits.choice((W1, W2, C1)), *frames)
         if hall.dialect.malformed > count:
             malformed += 1
             assert hall.scheduler.ledger.record == record
             assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
     invariants.check(hall.scheduler)
     assert malformed > 300
-    hall.says(W2, *lmq(3, b"WORKER", b"\x09"))
-    assert hall.says(C1, *lmq(1, b"p")) == [[b"", LMQ, b"\x02", b"p", b"", SRV]]
+    hall.send(W2, *lmq(3, b"WORKER", b"\x09"))
+    assert hall.send(C1, *lmq(1, b"p")) == [[b"", LMQ, b"\x02", b"p", b"", SRV]]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_nasty_messages_are_counted_and_change_nothing(frames: list[bytes]) -> N
     hall = Hall()
     hall.register(W1)
     before = old_snapshots.fingerprint(hall.scheduler.ledger)
-    assert hall.says(W1, *frames) == []
+    assert hall.send(W1, *frames) == []
     assert hall.dialect.malformed == 1
     assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
 
@@ -111,7 +111,7 @@ def test_commands_from_the_wrong_side_change_nothing() -> None:
     hall = Hall()
     before = old_snapshots.fingerprint(hall.scheduler.ledger)
     for frames in (lmq(6, b"id", b"x"), lmq(2, b"id"), [C2, *lmq(6, b"id")], lmq(3, b"i", b"\x07")):
-        assert hall.says(C1, *frames) == []
+        assert hall.send(C1, *frames) == []
     assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
 
 

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 def test_handshake_is_ping_and_pong(hall: Hall) -> None:
-    assert hall.says(C1, *lmq(1, b"hand")) == [[b"", LMQ, b"\x02", b"hand", b"", SRV]]
+    assert hall.send(C1, *lmq(1, b"hand")) == [[b"", LMQ, b"\x02", b"hand", b"", SRV]]
 
 
 def test_message_reaches_a_worker_and_its_response_the_client(hall: Hall) -> None:
     assert hall.register(W1) == []
-    assert hall.says(C1, *lmq(4, b"id-1", KEY, b"stream", b"1024")) == []
-    assert hall.hears(W1) == [
+    assert hall.send(C1, *lmq(4, b"id-1", KEY, b"stream", b"1024")) == []
+    assert hall.received(W1) == [
         [b"", LMQ, b"\x04", b"id-1", KEY, b"stream", b"1024", b"", C1, SRV],
     ]
-    assert hall.says(W1, C1, *lmq(6, b"id-1", b"data", b"more")) == []
-    assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"id-1", b"data", b"more", b"", W1, SRV]]
+    assert hall.send(W1, C1, *lmq(6, b"id-1", b"data", b"more")) == []
+    assert hall.received(C1) == [[b"", LMQ, b"\x06", b"id-1", b"data", b"more", b"", W1, SRV]]
     assert hall.states() == [DONE]
     assert hall.dialect.waiting == 0
 
@@ -87,12 +87,12 @@ def started() -> RoundRobin:
 
 def test_exec_gets_no_response_and_is_settled_by_increment(hall: Hall) -> None:
     hall.register(W1, b"1")
-    hall.says(C1, *lmq(3, b"fire", b"\x01"))
-    assert hall.hears(W1) == [[b"", LMQ, b"\x03", b"fire", b"\x01", b"", C1, SRV]]
+    hall.send(C1, *lmq(3, b"fire", b"\x01"))
+    assert hall.received(W1) == [[b"", LMQ, b"\x03", b"fire", b"\x01", b"", C1, SRV]]
     assert hall.states() == [LEASED]
     assert hall.increment(W1) == []
     assert hall.states() == [DONE]
-    assert hall.hears(C1) == []
+    assert hall.received(C1) == []
     assert hall.free(W1) == 1
 
 
@@ -101,17 +101,17 @@ def test_slot_stays_taken_after_the_response_until_increment(
 ) -> None:
     hall.register(W1, b"1")
     for number in (b"1", b"2", b"3"):
-        hall.says(C1, *lmq(4, number, KEY))
-    assert [frames[3] for frames in hall.hears(W1)] == [b"1"]
-    assert hall.says(W1, C1, *lmq(6, b"1")) == []
+        hall.send(C1, *lmq(4, number, KEY))
+    assert [frames[3] for frames in hall.received(W1)] == [b"1"]
+    assert hall.send(W1, C1, *lmq(6, b"1")) == []
     assert hall.states() == [DONE, READY, READY]
     assert [frames[3] for frames in hall.increment(W1)] == [b"2"]  # the backlog, in its order
     assert hall.free(W1) == 0
 
 
 def test_response_to_register_goes_out_before_any_message(hall: Hall) -> None:
-    hall.says(C1, *lmq(4, b"early", KEY))
-    first, second = hall.says(W1, *lmq(4, b"reg", b"\x08", b"1"))
+    hall.send(C1, *lmq(4, b"early", KEY))
+    first, second = hall.send(W1, *lmq(4, b"reg", b"\x08", b"1"))
     assert first[2:4] == [b"\x06", b"reg"]
     assert second[2:4] == [b"\x04", b"early"]
 
@@ -121,30 +121,30 @@ def test_workers_take_turns_and_a_full_one_is_skipped(hall: Hall) -> None:
     hall.register(W2, b"3")
     got = []
     for number in range(5):
-        hall.says(C1, *lmq(4, b"%d" % number, KEY))
-        got.append([len(hall.hears(W1)), len(hall.hears(W2))])
+        hall.send(C1, *lmq(4, b"%d" % number, KEY))
+        got.append([len(hall.received(W1)), len(hall.received(W2))])
     assert got == [[0, 1], [1, 0], [0, 1], [0, 1], [0, 0]]  # the last to register is first
 
 
 def test_deregistered_worker_gets_nothing_and_its_messages_go_to_others(hall: Hall) -> None:
     hall.register(W1, b"1")
-    hall.says(C1, *lmq(4, b"m", KEY))
-    hall.hears(W1)
+    hall.send(C1, *lmq(4, b"m", KEY))
+    hall.received(W1)
     hall.register(W2, b"1")
-    hall.says(W1, *lmq(3, b"WORKER", b"\x09"))
-    assert [frames[3] for frames in hall.hears(W2)] == [b"m"]
-    hall.says(W1, C1, *lmq(6, b"m", b"late"))
-    assert hall.hears(C1) == []
+    hall.send(W1, *lmq(3, b"WORKER", b"\x09"))
+    assert [frames[3] for frames in hall.received(W2)] == [b"m"]
+    hall.send(W1, C1, *lmq(6, b"m", b"late"))
+    assert hall.received(C1) == []
     assert hall.dialect.stale == 1
-    hall.says(W2, C1, *lmq(6, b"m", b"good"))
-    assert [frames[4:] for frames in hall.hears(C1)] == [[b"good", b"", W2, SRV]]
+    hall.send(W2, C1, *lmq(6, b"m", b"good"))
+    assert [frames[4:] for frames in hall.received(C1)] == [[b"good", b"", W2, SRV]]
 
 
 def test_ongoing_gets_a_response_and_renews_the_worker(hall: Hall) -> None:
     hall.register(W1)
     hall.later(59)
-    hall.hears(W1)
-    assert hall.says(W1, *lmq(4, b"alive", b"ongoing")) == [
+    hall.received(W1)
+    assert hall.send(W1, *lmq(4, b"alive", b"ongoing")) == [
         [b"", LMQ, b"\x06", b"alive", b"", SRV],
     ]
     hall.later(59)
@@ -152,61 +152,61 @@ def test_ongoing_gets_a_response_and_renews_the_worker(hall: Hall) -> None:
 
 
 def test_ongoing_of_an_unregistered_peer_is_an_error(hall: Hall) -> None:
-    ((*_, argument, _, _),) = hall.says(C1, *lmq(4, b"alive", b"ongoing"))
+    ((*_, argument, _, _),) = hall.send(C1, *lmq(4, b"alive", b"ongoing"))
     assert argument == b"ERROR register first"
 
 
 @pytest.mark.parametrize("command", [3, 4, 5, 1, 2])
 def test_message_with_an_address_on_top_is_forwarded_unchanged(hall: Hall, command: int) -> None:
-    hall.says(W1, C1, *lmq(command, b"id", b"\x08", b"", b"x"))
+    hall.send(W1, C1, *lmq(command, b"id", b"\x08", b"", b"x"))
     frames = [b"", LMQ, bytes([command]), b"id", b"\x08", b"", b"x", b"", W1, SRV]
-    assert hall.hears(C1) == [frames]
+    assert hall.received(C1) == [frames]
     assert hall.states() == []
 
 
 def test_response_between_two_peers_is_forwarded(hall: Hall) -> None:
-    hall.says(C1, C2, *lmq(4, b"q", b"hello"))
-    assert hall.hears(C2) == [[b"", LMQ, b"\x04", b"q", b"hello", b"", C1, SRV]]
-    hall.says(C2, C1, *lmq(6, b"q", b"world"))
-    assert hall.hears(C1) == [[b"", LMQ, b"\x06", b"q", b"world", b"", C2, SRV]]
+    hall.send(C1, C2, *lmq(4, b"q", b"hello"))
+    assert hall.received(C2) == [[b"", LMQ, b"\x04", b"q", b"hello", b"", C1, SRV]]
+    hall.send(C2, C1, *lmq(6, b"q", b"world"))
+    assert hall.received(C1) == [[b"", LMQ, b"\x06", b"q", b"world", b"", C2, SRV]]
 
 
 def test_response_without_a_forwarded_message_is_stale(hall: Hall) -> None:
     """A worker that was lost before a restart sends its RESPONSE after it."""
-    hall.says(W1, C1, *lmq(6, b"q", b"world"))
-    assert (hall.hears(C1), hall.dialect.stale) == ([], 1)
-    hall.says(C1, W1, *lmq(4, b"q", b"hello"))
-    hall.says(W1, C1, *lmq(6, b"r", b"world"))
-    hall.says(W2, C1, *lmq(6, b"q", b"world"))
-    assert (hall.hears(C1), hall.dialect.stale) == ([], 3)
+    hall.send(W1, C1, *lmq(6, b"q", b"world"))
+    assert (hall.received(C1), hall.dialect.stale) == ([], 1)
+    hall.send(C1, W1, *lmq(4, b"q", b"hello"))
+    hall.send(W1, C1, *lmq(6, b"r", b"world"))
+    hall.send(W2, C1, *lmq(6, b"q", b"world"))
+    assert (hall.received(C1), hall.dialect.stale) == ([], 3)
 
 
 def test_oldest_forwarded_messages_are_forgotten(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(round_robin, "PASSED_MAX", 1)
-    hall.says(C1, C2, *lmq(4, b"q", b"hello"))
-    hall.says(C1, C2, *lmq(4, b"r", b"hello"))
-    hall.says(C2, C1, *lmq(6, b"q", b"world"))
-    assert hall.hears(C1) == []
-    hall.says(C2, C1, *lmq(6, b"r", b"world"))
-    assert len(hall.hears(C1)) == 1
+    hall.send(C1, C2, *lmq(4, b"q", b"hello"))
+    hall.send(C1, C2, *lmq(4, b"r", b"hello"))
+    hall.send(C2, C1, *lmq(6, b"q", b"world"))
+    assert hall.received(C1) == []
+    hall.send(C2, C1, *lmq(6, b"r", b"world"))
+    assert len(hall.received(C1)) == 1
 
 
 def test_addresses_are_removed_one_by_one(hall: Hall) -> None:
-    hall.says(W1, C1, b"beyond", *lmq(5, b"id"), b"behind")
+    hall.send(W1, C1, b"beyond", *lmq(5, b"id"), b"behind")
     frames = [b"beyond", b"", LMQ, b"\x05", b"id", b"", b"behind", W1, SRV]
-    assert hall.hears(C1) == [frames]
+    assert hall.received(C1) == [frames]
 
 
 def test_client_behind_other_servers_gets_its_response_by_its_route(hall: Hall) -> None:
     hall.register(W1)
-    hall.says(C1, *lmq(4, b"far", KEY), b"client", b"server")
-    assert hall.hears(W1) == [
+    hall.send(C1, *lmq(4, b"far", KEY), b"client", b"server")
+    assert hall.received(W1) == [
         [b"", LMQ, b"\x04", b"far", KEY, b"", b"client", b"server", C1, SRV],
     ]
-    hall.says(W1, C1, b"server", b"client", *lmq(6, b"far", b"x"))
-    assert hall.hears(C1) == [
+    hall.send(W1, C1, b"server", b"client", *lmq(6, b"far", b"x"))
+    assert hall.received(C1) == [
         [b"server", b"client", b"", LMQ, b"\x06", b"far", b"x", b"", W1, SRV],
     ]
     assert hall.states() == [DONE]
@@ -224,7 +224,7 @@ def test_register_with_bad_slots_is_refused_and_changes_nothing(
 ) -> None:
     hall.register(W1, b"2")
     for worker in (W1, W2):
-        (answer,) = hall.says(worker, *lmq(4, b"reg", b"\x08", *slots))
+        (answer,) = hall.send(worker, *lmq(4, b"reg", b"\x08", *slots))
         assert answer[4].startswith(b"ERROR REGISTER needs the number of slots")
     assert hall.workers() == [b"round-robin:" + W1]
     assert hall.free(W1) == 2
@@ -233,14 +233,14 @@ def test_register_with_bad_slots_is_refused_and_changes_nothing(
 def test_second_register_sets_the_slots_and_a_full_worker_gets_nothing(hall: Hall) -> None:
     hall.register(W1, b"1")
     for number in (b"1", b"2", b"3"):
-        hall.says(C1, *lmq(4, number, KEY))
-    hall.hears(W1)
+        hall.send(C1, *lmq(4, number, KEY))
+    hall.received(W1)
     assert hall.register(W1, b"1") == []
     assert [frames[3] for frames in hall.register(W1, b"2")] == [b"2"]
 
 
 def test_deregister_and_increment_of_an_unknown_worker_are_ignored(hall: Hall) -> None:
-    assert hall.says(W1, *lmq(3, b"WORKER", b"\x09")) == []
+    assert hall.send(W1, *lmq(3, b"WORKER", b"\x09")) == []
     assert hall.increment(W1) == []
     assert hall.workers() == []
 
@@ -248,76 +248,76 @@ def test_deregister_and_increment_of_an_unknown_worker_are_ignored(hall: Hall) -
 def test_control_keys_as_arguments_are_data(hall: Hall) -> None:
     hall.register(W1)
     for word in (b"\x07", b"\x08", b"\x09", b"ongoing"):
-        hall.says(C1, *lmq(4, b"m", b"key", word))
-    assert [frames[5] for frames in hall.hears(W1)] == [b"\x07", b"\x08", b"\x09", b"ongoing"]
+        hall.send(C1, *lmq(4, b"m", b"key", word))
+    assert [frames[5] for frames in hall.received(W1)] == [b"\x07", b"\x08", b"\x09", b"ongoing"]
 
 
 def test_past_the_limit_a_trackexec_is_refused_at_once_and_an_exec_is_counted() -> None:
     hall = Hall(Settings(queue_max=2))
-    hall.says(C1, *lmq(4, b"1", KEY))
-    hall.says(C1, *lmq(3, b"2", KEY))
-    ((*_, argument, _, _),) = hall.says(C2, *lmq(4, b"3", KEY))
+    hall.send(C1, *lmq(4, b"1", KEY))
+    hall.send(C1, *lmq(3, b"2", KEY))
+    ((*_, argument, _, _),) = hall.send(C2, *lmq(4, b"3", KEY))
     assert argument == b"ERROR the queue is full; try again later"
-    assert hall.says(C2, *lmq(3, b"4", KEY)) == []
+    assert hall.send(C2, *lmq(3, b"4", KEY)) == []
     assert hall.dialect.refused == 1
     assert hall.states() == [READY, READY]
     hall.register(W1)
-    hall.hears(W1)
-    hall.says(W1, C1, *lmq(6, b"1"))
-    assert hall.says(C2, *lmq(4, b"5", KEY)) == []
+    hall.received(W1)
+    hall.send(W1, C1, *lmq(6, b"1"))
+    assert hall.send(C2, *lmq(4, b"5", KEY)) == []
     assert len(hall.states()) == 3
 
 
 def test_exec_counts_for_the_limit_until_it_is_settled() -> None:
     hall = Hall(Settings(queue_max=1))
     hall.register(W1)
-    hall.says(C1, *lmq(3, b"1", KEY))
-    hall.says(C1, *lmq(3, b"2", KEY))
+    hall.send(C1, *lmq(3, b"1", KEY))
+    hall.send(C1, *lmq(3, b"2", KEY))
     assert hall.dialect.refused == 1
     hall.increment(W1)
-    hall.says(C1, *lmq(3, b"3", KEY))
+    hall.send(C1, *lmq(3, b"3", KEY))
     assert hall.dialect.refused == 1
 
 
 def test_full_disk_refuses_with_an_error(hall: Hall) -> None:
     hall.handle([events.DiskSpaceChanged(0, accepting=False)])
-    ((*_, argument, _, _),) = hall.says(C1, *lmq(4, b"1", KEY))
+    ((*_, argument, _, _),) = hall.send(C1, *lmq(4, b"1", KEY))
     assert argument.startswith(b"ERROR the disk is nearly full")
-    hall.says(C1, *lmq(3, b"2", KEY))
+    hall.send(C1, *lmq(3, b"2", KEY))
     assert hall.dialect.refused == 1
 
 
 def test_message_without_a_key_or_too_large_is_an_error(hall: Hall) -> None:
     large = bytes(PAYLOAD_BYTES_MAX + 1)
     for arguments in ([], [large], [KEY, large], [b"k" * 1025, b"x"]):
-        (answer,) = hall.says(C1, *lmq(4, b"1", *arguments))
+        (answer,) = hall.send(C1, *lmq(4, b"1", *arguments))
         assert answer[4].startswith(b"ERROR ")
-        assert hall.says(C1, *lmq(3, b"1", *arguments)) == []
+        assert hall.send(C1, *lmq(3, b"1", *arguments)) == []
     assert hall.states() == []
     assert hall.dialect.malformed == 8
     assert hall.dialect.waiting == 0
 
 
 def test_failed_and_cancelled_tasks_are_errors(hall: Hall) -> None:
-    hall.says(C1, *lmq(4, b"1", b"payload"))
+    hall.send(C1, *lmq(4, b"1", b"payload"))
     (name,) = hall.scheduler.ledger.tasks
     hall.handle([events.CancelRequested(0, NATIVE, events.Scope(names=(name,)), 16)])
-    assert [frames[4] for frames in hall.hears(C1)] == [b"ERROR it was cancelled"]
-    hall.says(C1, *lmq(4, b"2", b"payload"))
+    assert [frames[4] for frames in hall.received(C1)] == [b"ERROR it was cancelled"]
+    hall.send(C1, *lmq(4, b"2", b"payload"))
     *_, name = hall.scheduler.ledger.tasks
     hall.handle([events.WorkerRegistered(0, b"w", WorkerFacts()), events.TasksRequested(0, b"w")])
     failed = [events.Outcome.FAILED_FINAL]
     hall.handle([events.TasksReported(0, b"w", [name], None, failed, [b"broken"])])
-    assert [frames[4] for frames in hall.hears(C1)] == [b"ERROR broken"]
+    assert [frames[4] for frames in hall.received(C1)] == [b"ERROR broken"]
 
 
 def test_too_large_a_result_is_a_failure_and_its_slot_stays_taken(hall: Hall) -> None:
     hall.register(W1, b"1")
-    hall.says(C1, *lmq(4, b"1", KEY))
-    hall.says(C1, *lmq(4, b"2", KEY))
-    hall.hears(W1)
-    assert hall.says(W1, C1, *lmq(6, b"1", bytes(PAYLOAD_BYTES_MAX), b"")) == []
-    assert [frames[4][:21] for frames in hall.hears(C1)] == [b"ERROR result of 16777"]
+    hall.send(C1, *lmq(4, b"1", KEY))
+    hall.send(C1, *lmq(4, b"2", KEY))
+    hall.received(W1)
+    assert hall.send(W1, C1, *lmq(6, b"1", bytes(PAYLOAD_BYTES_MAX), b"")) == []
+    assert [frames[4][:21] for frames in hall.received(C1)] == [b"ERROR result of 16777"]
     assert hall.states() == [FAILED, READY]
     assert [frames[3] for frames in hall.increment(W1)] == [b"2"]
 
@@ -327,10 +327,10 @@ def test_too_large_a_result_is_a_failure_and_its_slot_stays_taken(hall: Hall) ->
 
 def test_increment_frees_answered_slots_before_it_settles_an_exec(hall: Hall) -> None:
     hall.register(W1, b"2")
-    hall.says(C1, *lmq(3, b"exec", KEY))
-    hall.says(C1, *lmq(4, b"track", KEY))
-    hall.hears(W1)
-    hall.says(W1, C1, *lmq(6, b"track"))
+    hall.send(C1, *lmq(3, b"exec", KEY))
+    hall.send(C1, *lmq(4, b"track", KEY))
+    hall.received(W1)
+    hall.send(W1, C1, *lmq(6, b"track"))
     hall.increment(W1)
     assert hall.states() == [LEASED, DONE]
     assert hall.free(W1) == 1
@@ -341,11 +341,11 @@ def test_increment_frees_answered_slots_before_it_settles_an_exec(hall: Hall) ->
 
 def test_increment_before_its_response_frees_the_slot_with_the_response(hall: Hall) -> None:
     hall.register(W1, b"1")
-    hall.says(C1, *lmq(4, b"1", KEY))
-    hall.says(C1, *lmq(4, b"2", KEY))
-    hall.hears(W1)
+    hall.send(C1, *lmq(4, b"1", KEY))
+    hall.send(C1, *lmq(4, b"2", KEY))
+    hall.received(W1)
     assert hall.increment(W1) == []
-    assert [frames[3] for frames in hall.says(W1, C1, *lmq(6, b"1"))] == [b"2"]
+    assert [frames[3] for frames in hall.send(W1, C1, *lmq(6, b"1"))] == [b"2"]
     assert hall.states() == [DONE, LEASED]
 
 
@@ -354,10 +354,10 @@ def test_increments_without_a_message_free_nothing(hall: Hall) -> None:
     for _ in range(5):
         hall.increment(W1)
     assert hall.dialect.stale == 5
-    hall.says(C1, *lmq(4, b"1", KEY))
-    hall.says(C1, *lmq(4, b"2", KEY))
-    assert len(hall.hears(W1)) == 1
-    hall.says(W1, C1, *lmq(6, b"1"))
+    hall.send(C1, *lmq(4, b"1", KEY))
+    hall.send(C1, *lmq(4, b"2", KEY))
+    assert len(hall.received(W1)) == 1
+    hall.send(W1, C1, *lmq(6, b"1"))
     assert hall.free(W1) == 0
 
 
@@ -366,14 +366,14 @@ def test_cancelled_message_keeps_its_slot_until_the_worker_has_finished_it(
     hall: Hall, command: int
 ) -> None:
     hall.register(W1, b"2")
-    hall.says(C1, *lmq(command, b"cancelled", KEY))
-    hall.says(C1, *lmq(command, b"good", KEY))
-    hall.hears(W1)
+    hall.send(C1, *lmq(command, b"cancelled", KEY))
+    hall.send(C1, *lmq(command, b"good", KEY))
+    hall.received(W1)
     first, _ = hall.scheduler.ledger.tasks
     hall.handle([events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 16)])
-    hall.says(C1, *lmq(4, b"next", KEY))
-    assert hall.hears(W1) == []
-    hall.says(W1, C1, *lmq(6, b"cancelled", b"late"))
+    hall.send(C1, *lmq(4, b"next", KEY))
+    assert hall.received(W1) == []
+    hall.send(W1, C1, *lmq(6, b"cancelled", b"late"))
     assert hall.states() == [CANCELLED, LEASED, READY]
     assert [frames[3] for frames in hall.increment(W1)] == [b"next"]
     assert hall.states() == [CANCELLED, LEASED, LEASED]
@@ -381,9 +381,9 @@ def test_cancelled_message_keeps_its_slot_until_the_worker_has_finished_it(
 
 def test_response_that_crosses_a_cancellation_keeps_its_slot(hall: Hall) -> None:
     hall.register(W1, b"1")
-    hall.says(C1, *lmq(4, b"1", KEY))
-    hall.says(C1, *lmq(4, b"2", KEY))
-    hall.hears(W1)
+    hall.send(C1, *lmq(4, b"1", KEY))
+    hall.send(C1, *lmq(4, b"2", KEY))
+    hall.received(W1)
     first, _ = hall.scheduler.ledger.tasks
     cancel = events.CancelRequested(0, NATIVE, events.Scope(names=(first,)), 16)
     late = hall.board.receive(SERVER + W1, [C1, *lmq(6, b"1", b"late")], hall.now_ns)
@@ -396,20 +396,20 @@ def test_response_that_crosses_a_cancellation_keeps_its_slot(hall: Hall) -> None
 
 def test_responses_with_one_id_are_matched_oldest_first(hall: Hall) -> None:
     hall.register(W1)
-    hall.says(C1, *lmq(4, b"same", b"a"))
-    hall.says(C1, *lmq(4, b"same", b"b"))
-    hall.hears(W1)
-    hall.says(W1, C1, *lmq(6, b"same", b"x"))
+    hall.send(C1, *lmq(4, b"same", b"a"))
+    hall.send(C1, *lmq(4, b"same", b"b"))
+    hall.received(W1)
+    hall.send(W1, C1, *lmq(6, b"same", b"x"))
     assert hall.states() == [DONE, LEASED]
-    hall.says(W1, C1, *lmq(6, b"same", b"y"))
-    assert [frames[4] for frames in hall.hears(C1)] == [b"x", b"y"]
+    hall.send(W1, C1, *lmq(6, b"same", b"y"))
+    assert [frames[4] for frames in hall.received(C1)] == [b"x", b"y"]
 
 
 def test_ids_of_two_clients_are_not_confused(hall: Hall) -> None:
     hall.register(W1)
-    hall.says(C1, *lmq(4, b"same", b"a"))
-    hall.says(C2, *lmq(4, b"same", b"b"))
-    hall.says(W1, C2, *lmq(6, b"same", b"for two"))
-    hall.says(W1, C1, *lmq(6, b"same", b"for one"))
-    assert [frames[4] for frames in hall.hears(C1)] == [b"for one"]
-    assert [frames[4] for frames in hall.hears(C2)] == [b"for two"]
+    hall.send(C1, *lmq(4, b"same", b"a"))
+    hall.send(C2, *lmq(4, b"same", b"b"))
+    hall.send(W1, C2, *lmq(6, b"same", b"for two"))
+    hall.send(W1, C1, *lmq(6, b"same", b"for one"))
+    assert [frames[4] for frames in hall.received(C1)] == [b"for one"]
+    assert [frames[4] for frames in hall.received(C2)] == [b"for two"]

@@ -82,7 +82,7 @@ class Manager:
     ) -> list[Said]:
         return self.handle(self.dialect.receive(route, [*path, *message], self.now_ns, who))
 
-    def say(
+    def send(
         self,
         command: str,
         headers: dict[str, Any],
@@ -105,7 +105,7 @@ class Manager:
         return self.scheduler.ledger.tasks[name]
 
     def ready(self, worker: str = "w", **more: Any) -> list[Said]:
-        return self.say("READY", {"worker": worker, **more}, route=worker.encode())
+        return self.send("READY", {"worker": worker, **more}, route=worker.encode())
 
     def given(self, worker: str = "w", request: Any = "1") -> list[Said]:
-        return self.say("GIVE", {"worker": worker, "request": request}, route=worker.encode())
+        return self.send("GIVE", {"worker": worker, "request": request}, route=worker.encode())

@@ -22,7 +22,7 @@ def ping(
     manager: Manager, held: list[Any] | None, command: str = "PING", **more: Any
 ) -> list[Said]:
     headers = {"worker": "w", **({} if held is None else {"held": held}), **more}
-    return manager.say(command, headers, route=b"w")
+    return manager.send(command, headers, route=b"w")
 
 
 def pong(*, ready: bool = True) -> Said:
@@ -48,7 +48,7 @@ def test_silent_worker_loses_its_lease() -> None:
 def test_every_message_is_a_heartbeat(command: str) -> None:
     manager = holding(b"a")
     manager.now_ns += wmp.SILENCE_NS - 1
-    manager.say(command, {"worker": "w", "task": "a", "attempt": 1}, route=b"w")
+    manager.send(command, {"worker": "w", "task": "a", "attempt": 1}, route=b"w")
     manager.pass_time(wmp.SILENCE_NS - 1)
     assert manager.task(b"a").state is TaskState.LEASED
 
@@ -143,14 +143,14 @@ def held_by(incarnation: int) -> Said:
 
 def newcomer(manager: Manager, command: str = "READY", **more: Any) -> list[Said]:
     """Return the replies to process 2 of the id `w`, by its own route."""
-    return manager.say(command, {"worker": "w", "incarnation": 2, **more}, route=b"2")
+    return manager.send(command, {"worker": "w", "incarnation": 2, **more}, route=b"2")
 
 
 def test_other_process_of_the_same_id_waits_while_the_holder_is_alive() -> None:
     manager = holding(b"a", incarnation=1)
     for _ in range(10):
         manager.pass_time(5 * SECOND_NS)
-        manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
+        manager.send("PING", {"worker": "w", "incarnation": 1}, route=b"w")
         assert newcomer(manager) == [held_by(1)]
         assert newcomer(manager, "PING") == [held_by(1)]
         assert newcomer(manager, "GIVE", request=1) == [held_by(1)]
@@ -169,7 +169,7 @@ def test_other_process_of_the_same_id_takes_over_when_the_holder_is_silent() -> 
     assert state(manager, b"a") == (TaskState.READY, 1, 0, 1)
     assert newcomer(manager) == [WAKE]
     assert [route for route, _, _ in manager.sent] == [b"2"]
-    (bye,) = manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
+    (bye,) = manager.send("PING", {"worker": "w", "incarnation": 1}, route=b"w")
     assert (bye.command, bye.headers["code"]) == ("BYE", "name-lost")
     assert state(manager, b"a") == (TaskState.READY, 1, 0, 0)
     assert newcomer(manager, "GIVE", request="1") == [taken("a", 2)]
@@ -187,14 +187,14 @@ def test_holder_is_recognised_after_a_restart_even_if_a_newcomer_is_first() -> N
     manager.dialect = Wmp(1, ME, lambda: 0)  # a manager without state
     assert newcomer(manager) == []
     assert newcomer(manager, "PING") == [held_by(1)]
-    manager.say("PING", {"worker": "w", "incarnation": 1}, route=b"w")
+    manager.send("PING", {"worker": "w", "incarnation": 1}, route=b"w")
     manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
     assert [(route, said.command) for route, _, said in manager.sent] == [(b"w", "CANCEL")]
 
 
 def test_bye_returns_held_tasks_without_a_charge() -> None:
     manager = holding(b"a")
-    assert manager.say("BYE", {"worker": "w", "reason": "going home"}, route=b"w") == []
+    assert manager.send("BYE", {"worker": "w", "reason": "going home"}, route=b"w") == []
     assert state(manager, b"a") == (TaskState.READY, 1, 0, 0)
     assert manager.scheduler.ledger.workers == {}
     assert manager.dialect.wake_at_ns() is None
@@ -224,26 +224,26 @@ def test_manager_that_shuts_down_accepts_no_worker() -> None:
 
 def test_worker_is_reached_by_the_route_of_its_last_message() -> None:
     manager = Manager()
-    manager.say("READY", {"worker": "w"}, route=b"r1", path=[b"a", b"b"])
-    manager.say("PING", {"worker": "w"}, route=b"r2", path=[b"c"])
+    manager.send("READY", {"worker": "w"}, route=b"r1", path=[b"a", b"b"])
+    manager.send("PING", {"worker": "w"}, route=b"r2", path=[b"c"])
     manager.submit(b"x")
     assert manager.sent == [(b"r2", [b"c"], WAKE)]
-    manager.say("GIVE", {"worker": "w", "request": 1}, route=b"r1", path=[b"a", b"b"])
+    manager.send("GIVE", {"worker": "w", "request": 1}, route=b"r1", path=[b"a", b"b"])
     assert [(route, path) for route, path, _ in manager.sent] == [(b"r1", [b"a", b"b"])]
 
 
 def test_unreachable_route_cuts_off_all_workers_behind_it() -> None:
     manager = Manager()
     for worker in ("w1", "w2"):
-        manager.say("READY", {"worker": worker}, route=b"relay", path=[worker.encode()])
+        manager.send("READY", {"worker": worker}, route=b"relay", path=[worker.encode()])
     manager.ready("w3")
-    manager.say("READY", {"worker": "w2"}, route=b"other")
+    manager.send("READY", {"worker": "w2"}, route=b"other")
     manager.handle(manager.dialect.disconnected(b"relay"))
     workers = manager.scheduler.ledger.workers
     assert [workers[b"wmp:" + name].state for name in (b"w1", b"w2", b"w3")] == [
         *(WorkerState.BUSY, WorkerState.PARKED, WorkerState.PARKED)
     ]
-    assert manager.say("PING", {"worker": "w1"}, route=b"relay")[0].headers["ready"] is False
+    assert manager.send("PING", {"worker": "w1"}, route=b"relay")[0].headers["ready"] is False
     assert manager.dialect.disconnected(b"nobody") == []
 
 

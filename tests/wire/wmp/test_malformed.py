@@ -94,7 +94,7 @@ def test_malformed_messages_to_a_manager_are_counted_and_change_nothing(seed: in
     invariants.check(manager.scheduler)
     assert manager.dialect.malformed > 500
     manager.ready("sane")
-    assert [said.command for said in manager.say("PING", {"worker": "sane"})] == ["PONG"]
+    assert [said.command for said in manager.send("PING", {"worker": "sane"})] == ["PONG"]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -22,7 +22,7 @@ def test_managers_that_share_names_are_kept_apart() -> None:
     bench.give("a", "1", 0, manager="m0")
     refused = bench.give("a", "2", 1, manager="m1")
     assert refused[0] == (1, reported("a", "refused", manager="m1"))
-    bench.hear("CANCEL", 1, task="a", attempt=1, manager="m1")
+    bench.receive("CANCEL", 1, task="a", attempt=1, manager="m1")
     assert bench.stopped == []
     held = {
         wire: said.headers["held"]
@@ -54,7 +54,7 @@ def test_manager_with_two_routes_gets_all_by_the_last() -> None:
     bench.wake(1, manager="m")
     bench.give("a", "1", 0)
     bench.give("b", "2", 1)
-    bench.hear("PONG", 0, worker="w", manager="m")
+    bench.receive("PONG", 0, worker="w", manager="m")
     pings = [(wire, said) for wire, said in bench.later(SECOND_NS) if said.command == "PING"]
     assert [(wire, said.headers["held"]) for wire, said in pings] == [(0, [["a", 1], ["b", 1]])]
 
@@ -64,8 +64,8 @@ def test_manager_that_sends_its_name_late_or_a_new_one_is_the_same() -> None:
     bench.quiet()
     bench.wake()
     bench.give("a")
-    bench.hear("PONG", worker="w", manager="m")
-    assert bench.hear("CANCEL", task="a", attempt=1, manager="renamed") != []
+    bench.receive("PONG", worker="w", manager="m")
+    assert bench.receive("CANCEL", task="a", attempt=1, manager="renamed") != []
     assert bench.stopped == [Stop(b"a", 1)]
 
 
@@ -75,8 +75,8 @@ def test_two_routes_to_one_manager_are_merged() -> None:
     bench.wake(0, manager="m")
     bench.wake(1)
     bench.give("b", "2", 1)
-    bench.hear("PING", 1, worker="w", manager="m")
-    (pong,) = [said for _, said in bench.hear("PING", 0, worker="w", manager="m")][:1]
+    bench.receive("PING", 1, worker="w", manager="m")
+    (pong,) = [said for _, said in bench.receive("PING", 0, worker="w", manager="m")][:1]
     assert pong.headers["held"] == [["b", 1]]
     assert bench.done(b"b")[0][1].command == "DONE"
 
@@ -86,7 +86,7 @@ def test_owner_of_a_task_is_not_its_sender() -> None:
     bench.quiet()
     bench.wake(manager="front")
     bench.give("a", manager="another manager")
-    (pong,) = bench.hear("PING", worker="w", manager="front")
+    (pong,) = bench.receive("PING", worker="w", manager="front")
     assert pong[1].headers["held"] == [["a", 1]]
     assert bench.done(b"a")[0][1].headers["manager"] == "another manager"
 
@@ -96,14 +96,14 @@ def test_unnamed_route_without_tasks_sends_no_list() -> None:
     bench.quiet()
     bench.wake(0)
     bench.give("a")
-    (pong,) = bench.hear("PING", 1, worker="w")
+    (pong,) = bench.receive("PING", 1, worker="w")
     assert "held" not in pong[1].headers
 
 
 def test_silent_managers_are_forgotten_unless_a_task_is_theirs() -> None:
     bench = Bench(wires=2)
     bench.quiet()
-    bench.hear("PONG", 1, worker="w")
+    bench.receive("PONG", 1, worker="w")
     bench.wake(0)
     bench.give("a")
     bench.later(peer.FORGOTTEN_NS)
@@ -117,10 +117,10 @@ def test_managers_and_routes_are_limited(monkeypatch: pytest.MonkeyPatch) -> Non
     bench = Bench()
     bench.quiet()
     for number in range(20):
-        bench.hear("PONG", worker="w", manager=f"m{number}", back=[number])
+        bench.receive("PONG", worker="w", manager=f"m{number}", back=[number])
     assert commands(bench.later(SECOND_NS)).count("PING") == 5
     for number in range(20):
-        bench.hear("PONG", worker="w", manager="m", back=[100 + number])
+        bench.receive("PONG", worker="w", manager="m", back=[100 + number])
     manager = [*bench.worker._managers][-1]  # noqa: SLF001
     assert len(manager.routes) == 3
 
@@ -138,7 +138,7 @@ def test_worker_exits_when_its_tasks_are_reported() -> None:
     assert commands(bench.done(b"a")) == ["DONE"]
     assert commands(bench.later(1)) == ["PING"]
     assert not bench.worker.gone
-    bench.hear("CANCEL", task="a", attempt=1)
+    bench.receive("CANCEL", task="a", attempt=1)
     bye = Said("BYE", {"worker": "w", "reason": "exits"})
     assert bench.later(1) == [(0, bye), (1, bye)]
     assert bench.worker.gone
@@ -170,26 +170,26 @@ def test_worker_with_byes_of_all_managers_is_dismissed() -> None:
     bench = Bench(wires=2)
     bench.quiet()
     bye = Said("BYE", {"worker": "w"})
-    assert bench.hear("BYE", 0, worker="w", manager="m0") == [(0, bye)]
+    assert bench.receive("BYE", 0, worker="w", manager="m0") == [(0, bye)]
     assert not bench.worker.is_dismissed
-    assert bench.hear("BYE", 1, worker="w", manager="m1", back=[0]) == [(1, bye)]
+    assert bench.receive("BYE", 1, worker="w", manager="m1", back=[0]) == [(1, bye)]
     assert bench.worker.is_dismissed
 
 
 def test_bye_of_one_of_two_managers_behind_a_relay_gets_no_bye() -> None:
     bench = Bench()
     bench.quiet()
-    bench.hear("PONG", worker="w", manager="m0", back=[0])
-    bench.hear("PONG", worker="w", manager="m1", back=[1])
-    assert bench.hear("BYE", worker="w", manager="m0", back=[0]) == []
+    bench.receive("PONG", worker="w", manager="m0", back=[0])
+    bench.receive("PONG", worker="w", manager="m1", back=[1])
+    assert bench.receive("BYE", worker="w", manager="m0", back=[0]) == []
     assert not bench.worker.is_dismissed
 
 
 def test_manager_that_sent_bye_gets_no_ready_for_a_while_and_may_come_back() -> None:
     bench = Bench(wires=2)
     bench.quiet()
-    bench.hear("PONG", 1, worker="w", manager="m1")
-    bench.hear("BYE", 0, worker="w", manager="m0")
+    bench.receive("PONG", 1, worker="w", manager="m1")
+    bench.receive("BYE", 0, worker="w", manager="m0")
     ready = [wire for wire, said in bench.later(SECOND_NS) if said.command == "READY"]
     assert ready == [1]
     bench.later(peer.READY_NS_MAX)
@@ -232,20 +232,20 @@ def test_worker_whose_id_is_held_stops_its_tasks_and_retries_every_second() -> N
     bench.quiet()
     bench.wake(manager="m")
     bench.give("a", manager="m")
-    bench.hear("BYE", worker="w", manager="m", reason="held", code="name-held")
+    bench.receive("BYE", worker="w", manager="m", reason="held", code="name-held")
     assert bench.stopped == [Stop(b"a", 1)]
     assert (bench.worker.name_held, bench.worker.is_dismissed) == ("held", False)
     for _ in range(5):
         assert "READY" in commands(bench.later(SECOND_NS))
-        bench.hear("BYE", worker="w", manager="m", reason="held", code="name-held")
-    bench.hear("PONG", worker="w", manager="m")
+        bench.receive("BYE", worker="w", manager="m", reason="held", code="name-held")
+    bench.receive("PONG", worker="w", manager="m")
     assert bench.worker.name_held == ""
 
 
 def test_worker_whose_id_is_lost_has_a_reason() -> None:
     bench = Bench(incarnation=7)
     bench.quiet()
-    bench.hear("BYE", worker="w", manager="m", reason="lost", code="name-lost")
+    bench.receive("BYE", worker="w", manager="m", reason="lost", code="name-lost")
     assert bench.worker.name_lost == "lost"
 
 
@@ -254,9 +254,9 @@ def test_all_messages_of_a_worker_have_its_incarnation() -> None:
     said = bench.start()
     said += bench.wake(manager="m")
     said += bench.give("a", manager="m")
-    said += bench.hear("PING", worker="w", manager="m")
+    said += bench.receive("PING", worker="w", manager="m")
     said += bench.done(b"a")
-    said += bench.hear("CANCEL", task="a", attempt=1, manager="m")
+    said += bench.receive("CANCEL", task="a", attempt=1, manager="m")
     said += bench.leave()
     kinds = {"READY", "PING", "GIVE", "PONG", "DONE", "BYE"}
     assert {one.command for _, one in said} == kinds

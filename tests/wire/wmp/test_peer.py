@@ -32,7 +32,7 @@ class Bench:
     def start(self) -> list[tuple[int, Said]]:
         return self._sort(self.worker.time_passed(self.now_ns))
 
-    def hear(
+    def receive(
         self, command: str, wire: int = 0, payload: bytes | None = None, **headers: Any
     ) -> list[tuple[int, Said]]:
         """Deliver a message, and return the worker's messages."""
@@ -52,12 +52,12 @@ class Bench:
         return self._sort(self.worker.leave(self.now_ns))
 
     def wake(self, wire: int = 0, **more: Any) -> list[tuple[int, Said]]:
-        return self.hear("WAKE", wire, service="default", **more)
+        return self.receive("WAKE", wire, service="default", **more)
 
     def give(self, task: str, request: str = "1", wire: int = 0, **more: Any) -> list[Any]:
         headers = {"request": request, "task": task, "attempt": 1, "service": "default"}
         headers |= {"lease_ms": 15_000, **more}
-        return self.hear("TAKE", wire, b"payload", **headers)
+        return self.receive("TAKE", wire, b"payload", **headers)
 
     def quiet(self) -> None:
         """Return the first READY."""
@@ -124,9 +124,9 @@ def test_ready_is_sent_after_a_take_with_slots_left_and_when_a_slot_is_freed() -
 def test_ready_is_sent_at_once_to_a_manager_that_has_lost_it() -> None:
     bench = Bench()
     bench.quiet()
-    assert bench.hear("PONG", worker="w") == []
-    assert bench.hear("PONG", worker="w", ready=False) == [(0, READY)]
-    assert commands(bench.hear("PING", worker="w", ready=False)) == ["PONG", "READY"]
+    assert bench.receive("PONG", worker="w") == []
+    assert bench.receive("PONG", worker="w", ready=False) == [(0, READY)]
+    assert commands(bench.receive("PING", worker="w", ready=False)) == ["PONG", "READY"]
 
 
 # Locks.
@@ -163,8 +163,8 @@ def test_wakes_without_a_slot_are_answered_in_order_when_one_is_unlocked() -> No
     bench.wake(0)
     bench.wake(2)
     bench.wake(1)
-    assert bench.hear("NO", 0, request="1") == [(2, give("2"))]
-    assert bench.hear("NO", 2, request="2") == [(1, give("3"))]
+    assert bench.receive("NO", 0, request="1") == [(2, give("2"))]
+    assert bench.receive("NO", 2, request="2") == [(1, give("3"))]
 
 
 def test_wake_that_is_too_old_is_ignored() -> None:
@@ -173,7 +173,7 @@ def test_wake_that_is_too_old_is_ignored() -> None:
     bench.wake(0)
     bench.wake(1)
     bench.now_ns += peer.WAKE_NS
-    assert bench.hear("NO", 0, request="1") == []
+    assert bench.receive("NO", 0, request="1") == []
 
 
 def test_wake_of_a_full_worker_is_answered_when_a_slot_is_freed_in_time() -> None:
@@ -193,7 +193,7 @@ def test_ready_is_sent_when_the_give_that_took_a_freed_slot_gets_no() -> None:
     bench.give("a")
     bench.wake()
     assert commands(bench.done(b"a")) == ["DONE", "GIVE"]
-    bench.hear("NO", request="2")
+    bench.receive("NO", request="2")
     assert bench.worker.wake_at_ns() == bench.now_ns
     assert bench.later(0) == [(0, READY)]
 
@@ -203,7 +203,7 @@ def test_lock_ends_by_take_by_no_and_by_timeout() -> None:
     bench.quiet()
     bench.wake()
     assert bench.worker.slots_free == 0
-    bench.hear("NO", request="1")
+    bench.receive("NO", request="1")
     assert bench.worker.slots_free == 1
     bench.wake()
     assert "READY" not in commands(bench.later(peer.LOCK_NS - 1))
@@ -261,7 +261,7 @@ def test_report_is_listed_until_its_manager_has_it() -> None:
     bench.give("a", manager="m")
     assert bench.done(b"a", "ok", b"result")[0] == (0, reported("a", "ok", b"result", manager="m"))
     assert (0, _ping([["a", 1]])) in bench.later(SECOND_NS)
-    assert bench.hear("CANCEL", task="a", attempt=1) == []
+    assert bench.receive("CANCEL", task="a", attempt=1) == []
     assert bench.worker.unconfirmed == 0
     assert not any(said.headers.get("held") for _, said in bench.later(SECOND_NS))
 
@@ -277,7 +277,7 @@ def test_report_is_repeated_when_its_manager_is_alive_and_has_not_cancelled_it()
     bench.give("a")
     bench.done(b"a", "ok", b"result")
     assert "DONE" not in commands(bench.later(60 * SECOND_NS))  # the manager is not there
-    bench.hear("PONG", worker="w")
+    bench.receive("PONG", worker="w")
     assert (0, reported("a", "ok", b"result")) in bench.later(1)
     assert "DONE" not in commands(bench.later(peer.REPORT_NS))
     assert bench.worker.unconfirmed == 1
@@ -292,7 +292,7 @@ def test_report_is_dropped_after_a_few_times() -> None:
     sent = 1
     for _ in range(20):
         bench.now_ns += SECOND_NS
-        bench.hear("PONG", worker="w")
+        bench.receive("PONG", worker="w")
         sent += commands(bench.later(peer.REPORT_NS)).count("DONE")
     assert sent == peer.REPORTS_MAX + 1
     assert bench.worker.unconfirmed == 0
@@ -320,7 +320,7 @@ def test_cancelled_task_is_stopped_and_reported() -> None:
     bench.quiet()
     bench.wake()
     bench.give("a", manager="m")
-    said = bench.hear("CANCEL", task="a", attempt=1)
+    said = bench.receive("CANCEL", task="a", attempt=1)
     assert said == [(0, reported("a", "cancelled", manager="m")), (0, READY)]
     assert bench.stopped == [Stop(b"a", 1)]
     assert bench.done(b"a") == []
@@ -331,8 +331,8 @@ def test_cancel_of_an_unknown_task_is_ignored() -> None:
     bench.quiet()
     bench.wake()
     bench.give("a")
-    assert bench.hear("CANCEL", task="b", attempt=1) == []
-    assert bench.hear("CANCEL", task="a", attempt=2) == []
+    assert bench.receive("CANCEL", task="b", attempt=1) == []
+    assert bench.receive("CANCEL", task="a", attempt=2) == []
     assert (bench.stopped, bench.worker.working) == ([], 1)
 
 
@@ -369,6 +369,6 @@ def test_silent_manager_gets_heartbeats_less_often() -> None:
         times.append((at_ns - bench.now_ns) // SECOND_NS)
         assert commands(bench.later(at_ns - bench.now_ns)) == ["PING"]
     assert times == [1, 1, 2, 4, 8, 8]
-    bench.hear("PONG", worker="w")
+    bench.receive("PONG", worker="w")
     bench.later(8 * SECOND_NS)
     assert commands(bench.later(SECOND_NS)) == ["PING"]

@@ -36,7 +36,7 @@ def done(
     yard: Manager, task: str, status: str, payload: bytes = b"", attempt: int = 1, **more: Any
 ) -> list[Said]:
     headers = {"worker": "w", "task": task, "attempt": attempt, "status": status, **more}
-    return yard.say("DONE", headers, payload, route=b"w")
+    return yard.send("DONE", headers, payload, route=b"w")
 
 
 def holding(*names: bytes, **more: Any) -> Manager:
@@ -166,7 +166,7 @@ def test_give_with_other_services_changes_them() -> None:
     manager.ready(services=["x"])
     manager.submit(b"a", service=b"y")
     headers = {"worker": "w", "request": 1, "services": ["y"]}
-    assert manager.say("GIVE", headers, route=b"w")[-1].command == "TAKE"
+    assert manager.send("GIVE", headers, route=b"w")[-1].command == "TAKE"
 
 
 # WAKE without a thundering herd.
@@ -187,7 +187,7 @@ def test_as_many_are_woken_as_there_are_tasks_least_recently_used_first() -> Non
         manager.ready(worker)
     manager.submit(b"a")
     manager.given("w1")
-    manager.say("DONE", {"worker": "w1", "task": "a", "attempt": 1, "status": "ok"}, route=b"w1")
+    manager.send("DONE", {"worker": "w1", "task": "a", "attempt": 1, "status": "ok"}, route=b"w1")
     manager.ready("w1")
     assert manager.submit(b"b", b"c") == [WAKE, WAKE]
     assert [route for route, _, _ in manager.sent] == [b"w2", b"w3"]
@@ -272,7 +272,7 @@ def test_report_for_another_manager_is_dropped() -> None:
 def test_status_is_progress() -> None:
     manager = holding(b"a")
     headers = {"worker": "w", "task": "a", "attempt": 1, "percent": 40.5, "text": "half"}
-    manager.say("STATUS", headers, route=b"w")
+    manager.send("STATUS", headers, route=b"w")
     (record,) = [
         one for one in manager.scheduler.take_records() if type(one).__name__ == "Progressed"
     ]
@@ -283,7 +283,7 @@ def test_empty_status_is_a_heartbeat() -> None:
     manager = holding(b"a")
     manager.scheduler.take_records()
     manager.now_ns += 10 * SECOND_NS
-    manager.say("STATUS", {"worker": "w", "task": "a", "attempt": 1}, route=b"w")
+    manager.send("STATUS", {"worker": "w", "task": "a", "attempt": 1}, route=b"w")
     assert manager.scheduler.take_records() == []
     assert manager.scheduler.ledger.workers[b"wmp:w"].last_seen_ns == manager.now_ns
 
