@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taskyard.broker.turn import Clock
     from taskyard.journal.compaction_process import CompactionReport
     from taskyard.journal.sqlite import SqliteStore
     from taskyard.journal.store import Head
+    from taskyard.net.protocols import Clock
 
 logger = logging.getLogger("taskyard.broker")
 

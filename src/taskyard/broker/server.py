@@ -41,7 +41,7 @@ from taskyard.net.guard import Guard
 from taskyard.net.leash import ParentPipe
 from taskyard.net.memory import return_memory
 from taskyard.net.poller import Poller
-from taskyard.net.protocols import SystemClock
+from taskyard.net.protocols import Clock, SystemClock
 from taskyard.net.signals import STOP_SIGNALS, Signals
 from taskyard.net.terminal import Terminal
 from taskyard.settings import changes
@@ -51,7 +51,6 @@ from taskyard.wire.native.pending import PLAIN_LEASE_NS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskyard.broker.turn import Clock
     from taskyard.net.keyring import Keyring
     from taskyard.settings.sections import Settings
 

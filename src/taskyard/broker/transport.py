@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskyard.broker.auth import Authenticator
-    from taskyard.broker.turn import Clock
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.net.poller import Poller
+    from taskyard.net.protocols import Clock
     from taskyard.net.sockets import ZmqSocket
     from taskyard.wire.native.pending import Reply
 

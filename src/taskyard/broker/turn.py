@@ -20,6 +20,7 @@ from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.recovery import EndedTaskIndex, encode, recall_for_event
 from taskyard.journal.store import DISK_RESERVE_BYTES, Store
+from taskyard.net.protocols import Clock
 
 #: The wall clock may drift this far from the monotonic one before it counts as a jump.
 CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
@@ -27,14 +28,6 @@ CLOCK_DRIFT_NS_MAX: Final = SECOND_NS // 100
 #: How often the disk's free space is checked: after a time, and after this many bytes.
 DISK_CHECK_NS: Final = SECOND_NS
 DISK_CHECK_BYTES: Final = 4 * 1024 * 1024
-
-
-class Clock(Protocol):
-    """The two clocks."""
-
-    def monotonic_ns(self) -> int: ...
-
-    def wall_ns(self) -> int: ...
 
 
 class EventTransport(Protocol):
