@@ -94,7 +94,7 @@ class TestHolding:
 
 
 @pytest.fixture
-def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fake_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make child processes run until the test ends them."""
     for name, value in (("running", 0), ("started", 0), ("ended", 0), ("looks", 10**6)):
         monkeypatch.setattr(FakeChild, name, value)
@@ -102,7 +102,7 @@ def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def harness(tmp_path: Path, _beside: None) -> Iterator[Harness]:
+def harness(tmp_path: Path, _fake_child: None) -> Iterator[Harness]:
     """Return a broker that compacts after ten ended tasks."""
     limits = CompactionLimits(NEVER.rows, NEVER.rows_bytes, ended=10, lag_min=1)
     with closing(Harness(tmp_path, limits)) as harness:
@@ -154,7 +154,7 @@ class TestLag:
         assert FakeChild.started == 2
         assert harness.ledger.tasks == {}
 
-    @pytest.mark.usefixtures("_beside")
+    @pytest.mark.usefixtures("_fake_child")
     def test_little_work_is_no_lag(self, tmp_path: Path) -> None:
         with closing(Harness(tmp_path, CompactionLimits(ended=10))) as harness:
             harness.fill_filter()

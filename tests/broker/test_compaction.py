@@ -62,7 +62,7 @@ class FakeChild:
 
 
 @pytest.fixture(autouse=True)
-def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fake_child(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("running", 0), ("started", 0), ("ended", 0), ("looks", 0)):
         monkeypatch.setattr(FakeChild, name, value)
     monkeypatch.setattr(compaction, "CompactionChild", FakeChild)

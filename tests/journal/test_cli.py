@@ -479,7 +479,7 @@ class TestCheck:
 
 
 def rename_part(directory: Path, old: HistoryPart, new: HistoryPart) -> None:
-    """Trust a part by its name."""
+    """Rename the files of a part, whose name is trusted."""
     for table, path in old.paths(directory).items():
         path.rename(new.paths(directory)[table])
 

@@ -40,7 +40,7 @@ from taskyard.net import endpoints
 from taskyard.net.guard import Guard
 from taskyard.net.memory import return_memory
 from taskyard.net.poller import Poller
-from taskyard.net.protocols import SystemClock
+from taskyard.net.protocols import Clock, SystemClock
 from taskyard.net.signals import STOP_SIGNALS, ParentPipe, Signals, Terminal
 from taskyard.settings import changes
 from taskyard.settings import rules as settings_rules

@@ -99,15 +99,15 @@ class Backlog:
     """Replies that a peer has not accepted, in order."""
 
     def __init__(self) -> None:
-        self.answers: deque[list[bytes]] = deque()
+        self.replies: deque[list[bytes]] = deque()
         self.bytes_kept = 0
 
     def add(self, frames: list[bytes]) -> None:
-        self.answers.append(frames)
+        self.replies.append(frames)
         self.bytes_kept += sum(map(len, frames))
 
     def remove_first(self) -> None:
-        self.bytes_kept -= sum(map(len, self.answers.popleft()))
+        self.bytes_kept -= sum(map(len, self.replies.popleft()))
 
 
 class SocketTransport:
@@ -257,7 +257,7 @@ class SocketTransport:
 
     def _keep(self, route: bytes, frames: list[bytes]) -> None:
         backlog = self._backlogs[route]
-        if len(backlog.answers) < BACKLOG_MAX and backlog.bytes_kept < BACKLOG_BYTES_MAX:
+        if len(backlog.replies) < BACKLOG_MAX and backlog.bytes_kept < BACKLOG_BYTES_MAX:
             backlog.add(frames)
 
     def _retry(self) -> None:
@@ -265,9 +265,9 @@ class SocketTransport:
         for route, backlog in [*self._backlogs.items()]:
             wire = self._wires[route[0]]
             if self._may_send(wire, route):
-                while backlog.answers and self._send_counted(wire, route, backlog.answers[0]):
+                while backlog.replies and self._send_counted(wire, route, backlog.replies[0]):
                     backlog.remove_first()
-                if backlog.answers and wire.is_full:
+                if backlog.replies and wire.is_full:
                     continue
             del self._backlogs[route]
 
