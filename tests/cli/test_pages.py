@@ -1,4 +1,4 @@
-"""The pages that are made from the code are as the code would make them now."""
+"""The generated pages are up to date."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_pages_are_made_from_the_code() -> None:
     assert [name for name in made if (DOCS / name).read_text() != made[name]] == [], "./yard docs"
 
 
-def test_pages_are_written_where_they_differ_and_what_is_gone_is_taken_away(tmp_path: Path) -> None:
+def test_changed_pages_are_written_and_stale_schemas_removed(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     shutil.copytree(DOCS, docs)
     assert pages.write(docs) == []
@@ -46,7 +46,7 @@ def test_reference_has_every_verb_name_and_exit_code() -> None:
     assert [*reference.EXIT_MEANINGS] == [*ExitCode]
 
 
-def test_exit_codes_mean_the_same_to_who_operates_it() -> None:
+def test_exit_codes_match_operating_md() -> None:
     operating = (DOCS / "operating.md").read_text()
     rows = [f"| {int(code)} | {text} |\n" for code, text in reference.EXIT_MEANINGS.items()]
     assert "".join(rows) in operating
