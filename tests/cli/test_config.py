@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from taskyard.cli.commands import COMMANDS
 from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
+from taskyard.cli.options import SettingOption
 from taskyard.client.client import Client
+from taskyard.settings.keys import CONFIG_VARIABLE, KEYS
 from tests.kit.processes import (
     PATIENCE_SECONDS,
     TASKYARD,
@@ -423,3 +426,13 @@ def test_settings_are_not_loaded_for_a_list_of_verbs(tmp_path: Path) -> None:
         [TASKYARD[0], "-c", code], cwd=tmp_path, stdout=subprocess.DEVNULL, check=False
     )
     assert done.returncode == 0
+
+
+def test_help_names_the_variables_of_settings() -> None:
+    known = {key.environment for key in KEYS} | {CONFIG_VARIABLE}
+    found: set[object] = set()
+    for name in ("worker", "up", "run", "submit", "broker"):
+        command = COMMANDS[name].load()
+        found |= {one.envvar for one in command.params if isinstance(one, SettingOption)}
+    assert found <= known
+    assert found >= {"TASKYARD_STATE", "TASKYARD_BROKER", "TASKYARD_KEY", "TASKYARD_WORKER_SLOTS"}

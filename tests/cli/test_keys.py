@@ -71,7 +71,7 @@ def test_keys_are_listed_with_revocations_and_without_secrets(keys: Keys) -> Non
     for name, role in (("boss", "admin"), ("eye", "viewer")):
         keys("new", name, "--role", role)
     revoked = keys("revoke", "eye")
-    assert re.fullmatch(r"revoked eye, a viewer's key [0-9a-f]{16}\n", revoked.out)
+    assert re.fullmatch(r"revoked the key of eye \(role viewer, [0-9a-f]{16}\)\n", revoked.out)
     lines = keys("list").out.splitlines()
     time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
     assert lines[0].split() == ["NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"]

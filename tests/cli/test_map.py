@@ -150,7 +150,7 @@ def test_repeated_map_is_harmless_and_another_one_is_refused(call: Caller, tmp_p
     other = call("map", *words[:-1], "{}{}")
     assert other.code == 2
     assert "taskyard: campaign again has task again/again-1 with another command" in other.err
-    assert other.err.endswith("; give another --campaign\n")
+    assert other.err.endswith(": give another --campaign\n")
     other = call("map", "--no-wait", *words[:-1], "{}{}")
     assert "taskyard: campaign again has task again/again-1 with another command" in other.err
 
@@ -211,7 +211,7 @@ def test_json_lines_that_make_no_sense_are_refused(call: Caller, tmp_path: Path)
     lines = written(tmp_path / "lines", "1\nword\n")
     outcome = call("map", "--lines", lines, "--json-lines", "--call", "m:f", "--no-wait")
     assert outcome.code == 2
-    assert "lines:2: is no JSON" in outcome.err
+    assert "lines:2: not valid JSON" in outcome.err
     outcome = call("map", "--lines", lines, "--json-lines", "--", "echo", "{}")
     assert "--json-lines goes with --call" in outcome.err
     outcome = call("map", "--csv", lines, "--json-lines", "--call", "m:f")
@@ -277,7 +277,7 @@ def test_truncated_result_is_reported_and_exits_1(call: Caller, tmp_path: Path) 
         ("lines", "a\n\xff", "echo {}", "lines:2: the line is not UTF-8"),
         ("csv", "a,b\n1\n", "echo {a}", "csv:2: 1 cells, but the header has 2"),
         ("csv", "a,b\n1,2\n", "echo {c}", "csv:2: unknown column 'c' (columns: 'a', 'b')"),
-        ("csv", "a,a\n1,2\n", "echo {a}", "csv:1: the header has 'a' twice"),
+        ("csv", "a,a\n1,2\n", "echo {a}", "csv:1: duplicate column 'a'"),
         ("csv", 'a\n"1', "echo {a}", "csv:2: not valid CSV"),
         ("jsonl", "{}\n[1]\n", "echo {}", "jsonl:2: not a JSON object"),
         ("lines", "a\n", "--call m:f x{}", "neither valid JSON nor a single template"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
-from taskyard.cli import connection, entry, wait
+from taskyard.cli import entry, wait
 from taskyard.cli.commands import COMMANDS
 from taskyard.cli.entry import taskyard
 from taskyard.client.client import Client
@@ -95,7 +95,7 @@ def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
         """Return limits with a first timeout that suits a busy machine."""
         return ReplyTimeouts(PATIENCE_SECONDS * SECOND_NS, int(timeout * SECOND_NS))
 
-    monkeypatch.setattr(connection, "Client", AnsweredClient)
+    monkeypatch.setattr("taskyard.client.client.Client", AnsweredClient)
     monkeypatch.setattr(ReplyTimeouts, "of", limits_of)
     limit = ("--broker-timeout", LIMIT)
     codes = [verbs.start(words[0], *limit, *words[1:]) for words in WAITING]
