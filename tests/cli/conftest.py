@@ -1,4 +1,4 @@
-"""A yard a file, and a caller of its verbs a test."""
+"""Fixtures: a broker with a worker per file, and a caller of commands per test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli.yard import Caller, Yard, running
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The whole source is read for it, which takes seconds.
+#: Parsing the whole source takes seconds.
 _COLLECT: Final = cache(error_texts.collect)
 
 
@@ -30,5 +30,5 @@ def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
 
 @pytest.fixture
 def collected_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The texts of all errors are collected by whoever needs them first."""
+    """Collect the texts of all errors once."""
     monkeypatch.setattr(error_texts, "collect", _COLLECT)

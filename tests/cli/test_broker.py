@@ -1,4 +1,4 @@
-"""`taskyard broker`, as a process: what it prints, what it refuses, how it ends."""
+"""`taskyard broker` as a process: output, refusals and exit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_it_says_where_it_listens_and_can_be_reached_there(tmp_path: Path) -> None:
+def test_broker_prints_its_endpoints_and_is_reachable_there(tmp_path: Path) -> None:
     with Running(tmp_path, "broker", "--listen", "dwork=tcp://127.0.0.1:0") as running:
         native, dwork = running.line(), running.line()
         assert native == f"listening native ipc://{tmp_path}/.taskyard/broker.sock"
@@ -61,7 +61,7 @@ def test_damaged_state_is_refused_with_its_exit_code(tmp_path: Path) -> None:
     assert "journal.sqlite" in err
 
 
-def test_what_it_acknowledged_is_there_after_a_kill(tmp_path: Path) -> None:
+def test_acknowledged_tasks_survive_a_kill(tmp_path: Path) -> None:
     with Broker(tmp_path) as running, Client(state=tmp_path / ".taskyard") as client:
         client.submit(["true"], name="kept", campaign="c")
         client.show("c/kept")
@@ -105,7 +105,7 @@ def test_wrong_listen_is_refused_before_anything_is_made(
     assert not (tmp_path / ".taskyard").exists()
 
 
-def test_drained_it_ends_when_what_runs_is_done(tmp_path: Path) -> None:
+def test_drained_broker_exits_when_running_tasks_are_done(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     state = tmp_path / ".taskyard"
     with (

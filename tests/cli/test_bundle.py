@@ -1,4 +1,4 @@
-"""`taskyard bundle`: one payload for many recipients; and lanes by template in other verbs."""
+"""`taskyard bundle`: one payload for many recipients, and lane templates in other commands."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def lanes_of(call: Caller, campaign: str) -> list[tuple[str, str]]:
 
 def test_name_is_printed_and_every_line_has_its_lane(call: Caller, addresses: str) -> None:
     options = ("--service", "mail", "--payload", "hi")
-    said = call("bundle", "--name", "news", "--to", addresses, *options)
-    assert said == (0, "news\n", "2 tasks, 2 new\n")
+    outcome = call("bundle", "--name", "news", "--to", addresses, *options)
+    assert outcome == (0, "news\n", "2 tasks, 2 new\n")
     assert lanes_of(call, "news") == [("0", "ann"), ("1", "bob")]
     again = call("bundle", "--name", "news", "--to", addresses, *options)
     assert again.out == "news\n"
@@ -45,13 +45,13 @@ def test_name_is_printed_and_every_line_has_its_lane(call: Caller, addresses: st
     other = call(
         "bundle", "--name", "news", "--to", addresses, "--service", "mail", "--payload", "x"
     )
-    told = "taskyard: bundle news is known with another payload; give another --name\n"
-    assert (other.code, other.err) == (2, told)
+    message = "taskyard: bundle news exists with another payload: give another --name\n"
+    assert (other.code, other.err) == (2, message)
 
 
 def test_columns_are_fields_of_the_lane(call: Caller, people: str) -> None:
-    said = call("bundle", "--to", people, "--lane", "{host}", "--payload", "hi", "--json")
-    document = said.document()
+    outcome = call("bundle", "--to", people, "--lane", "{host}", "--payload", "hi", "--json")
+    document = outcome.document()
     assert (document["tasks"], document["new"]) == (2, 2)
     assert document["campaign"] == document["name"]
     name = document["name"]
@@ -66,15 +66,17 @@ def test_objects_are_recipients_too(call: Caller, tmp_path: Path) -> None:
     assert lanes_of(call, "week") == [("objects/0", "a"), ("objects/1", "b")]
 
 
-def test_missing_field_is_told_with_its_line_and_nothing_is_submitted(
+def test_missing_field_is_reported_with_its_line_and_nothing_is_submitted(
     call: Caller, tmp_path: Path
 ) -> None:
     file = tmp_path / "people.jsonl"
     file.write_text('{"host": "a"}\n\n{"hots": "b"}\n')
     options = ("--name", "lost", "--lane", "{host}", "--payload", "hi")
-    said = call("bundle", "--to", str(file), *options)
-    assert said.code == 2
-    assert f"{file}:3: \"lane\" of recipient 1 is '{{host}}', but the task has no field" in said.err
+    outcome = call("bundle", "--to", str(file), *options)
+    assert outcome.code == 2
+    assert (
+        f"{file}:3: \"lane\" of recipient 1 is '{{host}}', but the task has no field" in outcome.err
+    )
     assert call("show", "lost/0").code == 2
     default = call("bundle", "--to", str(file), "--payload", "hi")
     assert f"{file}:1: " in default.err
@@ -86,19 +88,19 @@ def test_bundle_without_a_payload_or_recipients_is_refused(
 ) -> None:
     assert "missing payload: give --payload" in call("bundle", "--to", addresses).err
     (tmp_path / "none").touch()
-    said = call("bundle", "--to", str(tmp_path / "none"), "--payload", "hi")
-    assert ": no recipients" in said.err
+    outcome = call("bundle", "--to", str(tmp_path / "none"), "--payload", "hi")
+    assert ": no recipients" in outcome.err
     assert call("bundle", "--to", str(tmp_path / "nowhere"), "--payload", "hi").code == 2
     name = call("bundle", "--to", addresses, "--payload", "hi", "--name", "x" * 1024)
     assert 'the bundle: "name" must leave room for /1' in name.err
 
 
-def test_wait_tells_what_has_become_of_all(call: Caller, addresses: str) -> None:
-    # A payload that is no command: this worker can't do it.
+def test_wait_reports_the_outcome_of_all_tasks(call: Caller, addresses: str) -> None:
+    # A plain payload, which this worker can't run.
     options = ("--service", "exec", "--payload", "hi", "--wait")
-    said = call("bundle", "--name", "sad", "--to", addresses, *options)
-    assert said.code == 1
-    assert "sad/0 failed: " in said.err
+    outcome = call("bundle", "--name", "sad", "--to", addresses, *options)
+    assert outcome.code == 1
+    assert "sad/0 failed: " in outcome.err
     more = call(
         "bundle", "--name", "sad2", "--campaign", "c", "--to", addresses, *options, "--json"
     )
@@ -110,9 +112,9 @@ def test_lane_of_a_submitted_task_is_expanded(call: Caller) -> None:
     options = ("--campaign", "templates", "--lane", "{campaign}-{1}")
     assert call("submit", "--name", "t", *options, "--", "echo", "disk-1").code == 0
     assert lanes_of(call, "templates") == [("t", "templates-disk-1")]
-    said = call("submit", "--lane", "{host}", "--", "echo")
-    assert said.code == 2
-    assert "has no field 'host' (it has '0', 'name', 'campaign', 'service')" in said.err
+    outcome = call("submit", "--lane", "{host}", "--", "echo")
+    assert outcome.code == 2
+    assert "has no field 'host' (it has '0', 'name', 'campaign', 'service')" in outcome.err
 
 
 def test_lane_of_a_mapped_task_is_made_of_its_line(call: Caller, people: str) -> None:
@@ -122,11 +124,13 @@ def test_lane_of_a_mapped_task_is_made_of_its_line(call: Caller, people: str) ->
         ("mapped-1", "a.org-1-ann@a"),
         ("mapped-2", "b.org-2-bob@b"),
     ]
-    said = call("map", "--lines", people, "--campaign", "m2", "--lane", "{}", "--", "echo", "{}")
+    outcome = call("map", "--lines", people, "--campaign", "m2", "--lane", "{}", "--", "echo", "{}")
     assert lanes_of(call, "m2")[1] == ("m2-2", "ann@a,a.org")
-    said = call("map", "--csv", people, "--campaign", "m3", "--lane", "{x}", "--", "echo", "{to}")
-    assert said.code == 2
-    assert f"{people}:2: the lane is '{{x}}', but the task has no field 'x' (it has" in said.err
+    outcome = call(
+        "map", "--csv", people, "--campaign", "m3", "--lane", "{x}", "--", "echo", "{to}"
+    )
+    assert outcome.code == 2
+    assert f"{people}:2: the lane is '{{x}}', but the task has no field 'x' (it has" in outcome.err
 
 
 def test_file_has_bundles_and_templates(call: Caller, tmp_path: Path) -> None:
@@ -136,8 +140,8 @@ def test_file_has_bundles_and_templates(call: Caller, tmp_path: Path) -> None:
         '{"name": "many", "payload": "hi", "recipients": ["ann", "bob"]}\n'
     )
     assert "tasks       3" in call("load", str(file), "--dry-run").out
-    said = call("load", str(file))
-    assert said.out == "campaign mixed: 3 tasks: 3 new, 0 existing\n"
+    outcome = call("load", str(file))
+    assert outcome.out == "campaign mixed: 3 tasks: 3 new, 0 existing\n"
     assert lanes_of(call, "mixed") == [("one", "mixed"), ("many/0", "ann"), ("many/1", "bob")]
     assert call("load", str(file)).out == "campaign mixed: 3 tasks: 0 new, 3 existing\n"
 
@@ -150,7 +154,7 @@ lane = "{host}"
 
 @pytest.fixture(scope="module")
 def settled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    """A broker whose settings say the lanes of a service."""
+    """Run a broker whose settings have a lane template for a service."""
     directory = tmp_path_factory.mktemp("settled")
     (directory / "taskyard.toml").write_text(SETTINGS)
     with running(directory, worker=False) as yard:
@@ -190,18 +194,21 @@ def test_settings_of_a_service_say_the_lanes_of_tasks_that_give_none(
 def test_task_that_its_services_template_does_not_fit_is_refused(
     call_settled: Caller, settled: Yard, addresses: str, tmp_path: Path
 ) -> None:
-    call, told = call_settled, "is '{host}', but the task has no field 'host' (it has"
+    call, message = call_settled, "is '{host}', but the task has no field 'host' (it has"
     file = tmp_path / "bad.jsonl"
     file.write_text(
         '{"name": "x", "argv": ["true"]}\n{"name": "y", "service": "smtp", "payload": "y"}\n'
     )
-    said = call("load", str(file))
-    assert (said.code, f'{file}:2: "lane" {told}' in said.err) == (2, True)
-    said = call("submit", "--service", "smtp", "--payload", "y")
-    assert (said.code, told in said.err) == (2, True)
-    said = call("bundle", "--service", "smtp", "--to", addresses, "--payload", "y")
-    assert (said.code, f'{addresses}:1: "lane" of recipient 0 {told}' in said.err) == (2, True)
+    outcome = call("load", str(file))
+    assert (outcome.code, f'{file}:2: "lane" {message}' in outcome.err) == (2, True)
+    outcome = call("submit", "--service", "smtp", "--payload", "y")
+    assert (outcome.code, message in outcome.err) == (2, True)
+    outcome = call("bundle", "--service", "smtp", "--to", addresses, "--payload", "y")
+    assert (outcome.code, f'{addresses}:1: "lane" of recipient 0 {message}' in outcome.err) == (
+        2,
+        True,
+    )
     assert call("show", "x").code == 2
     with Client(state=settled.state) as client:
         future = client.submit(b"y", service="smtp")
-        assert told in str(future.exception(PATIENCE_SECONDS))
+        assert message in str(future.exception(PATIENCE_SECONDS))

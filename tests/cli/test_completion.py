@@ -1,4 +1,4 @@
-"""What a shell is told to complete with, and that it is never told what went wrong."""
+"""Shell completion: suggestions, and silence on any failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def completed(directory: Path, *words: str) -> list[str]:
-    """What bash would be offered for the last of these words."""
+    """Return bash's suggestions for the last of these words."""
     typed = " ".join(["taskyard", *words])
     done = subprocess.run(
         TASKYARD,
@@ -68,7 +68,7 @@ def test_verbs_are_completed_without_importing_them(tmp_path: Path) -> None:
     assert [name for name in names if name in heavy] == []
 
 
-def test_name_is_completed_without_what_only_listeners_need(yard: Yard, call: Caller) -> None:
+def test_name_completion_does_not_import_listeners(yard: Yard, call: Caller) -> None:
     call.submit("lean-1")
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *TASKYARD[1:]],

@@ -1,4 +1,4 @@
-"""`taskyard config`, and that every verb does what the settings say."""
+"""`taskyard config`, and the effect of settings on every command."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from taskyard.cli.commands import COMMANDS
 from taskyard.cli.entry import run as run_here
 from taskyard.cli.entry import taskyard
+from taskyard.cli.options import SettingOption
 from taskyard.client.client import Client
+from taskyard.settings.keys import CONFIG_VARIABLE, KEYS
 from tests.kit.processes import (
     PATIENCE_SECONDS,
     TASKYARD,
@@ -35,7 +38,7 @@ def settings_file(directory: Path, text: str, name: str = "taskyard.toml") -> No
 
 
 def called(directory: Path, *words: str, **variables: str) -> tuple[int, str, str]:
-    """A command in an environment."""
+    """Run a command in an environment."""
     done = subprocess.run(
         [*TASKYARD, *words],
         cwd=directory,
@@ -51,20 +54,20 @@ def called(directory: Path, *words: str, **variables: str) -> tuple[int, str, st
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory to run commands of this process in."""
+    """Return the working directory of commands in this process."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    """What `config --json` says: value, source and place."""
+    """Return value, source and place of each setting in `config --json`."""
     assert run_here(taskyard, ["config", "--json", *words]) == 0
     document = msgspec.json.decode(capsys.readouterr().out)
     assert (document["version"], document["document"]) == (2, "config")
     return {one["key"]: (one["value"], one["source"], one["place"]) for one in document["settings"]}
 
 
-# What it shows.
+# Show.
 
 
 def test_origins_of_all_four_kinds_are_shown(
@@ -93,9 +96,7 @@ def test_services_are_shown_as_far_as_they_are_set(
     }
 
 
-def test_table_says_what_is_meant_where_nothing_is_set(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_explains_unset_values(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here(taskyard, ["config"]) == 0
     out, err = capsys.readouterr()
     assert err == "settings file: none\n"
@@ -126,7 +127,7 @@ def test_file_may_be_named_before_the_verb_and_after_it(
     assert '"file":"own.toml"' in capsys.readouterr().out
 
 
-def test_unknown_variable_is_told_and_nothing_else_changes(tmp_path: Path) -> None:
+def test_unknown_variable_is_reported_and_ignored(tmp_path: Path) -> None:
     code, out, err = called(tmp_path, "config", "check", TASKYARD_SATE="x")
     assert (code, out) == (0, "")
     assert err.splitlines() == [
@@ -138,7 +139,7 @@ def test_unknown_variable_is_told_and_nothing_else_changes(tmp_path: Path) -> No
 # Check.
 
 
-def test_check_tells_all_that_is_wrong(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_all_errors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings_file(here, "[broker]\nsate = 1\n[worker]\nslots = 0\n")
     assert run_here(taskyard, ["config", "check"]) == 2
     out, err = capsys.readouterr()
@@ -149,7 +150,7 @@ def test_check_tells_all_that_is_wrong(here: Path, capsys: pytest.CaptureFixture
     assert err == "taskyard: 2 errors in the settings\n"
 
 
-def test_check_tells_six_things_of_six_kinds(
+def test_check_reports_six_errors_of_six_kinds(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [
@@ -194,7 +195,7 @@ def test_check_of_good_services_lists_them_in_the_order_in_which_they_are_tried(
     assert document["services"][1] == {"name": "smtp", "match": "smtp/*", "sets": ["hold"]}
 
 
-def test_check_of_another_file_tells_what_sockets_would_refuse(
+def test_check_of_another_file_reports_bad_endpoints(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listen = '[listen]\nwmp = "ipc://@w"\ndwork = "tcp://127.0.0.1:99999"\n'
@@ -231,7 +232,7 @@ def test_check_of_a_file_that_is_not_there_is_wrong(
     assert here.is_dir()
 
 
-# Every verb.
+# Commands.
 
 
 @pytest.mark.parametrize(
@@ -276,13 +277,13 @@ def broker_by_file(directory: Path, *words: str) -> Iterator[Broker]:
         yield broker
 
 
-def test_broker_keeps_its_state_and_listens_where_the_file_says(tmp_path: Path) -> None:
+def test_broker_takes_state_and_endpoints_from_the_file(tmp_path: Path) -> None:
     with broker_by_file(tmp_path) as broker:
         assert broker.endpoint == f"ipc://{tmp_path}/yard/broker.sock"
         assert broker.line().startswith("listening dwork tcp://127.0.0.1:")
 
 
-def test_flag_to_listen_replaces_what_the_file_says(tmp_path: Path) -> None:
+def test_listen_option_replaces_the_file(tmp_path: Path) -> None:
     with broker_by_file(tmp_path, "--listen", f"dwork=ipc://{tmp_path}/own") as broker:
         assert broker.endpoints[1:] == [f"ipc://{tmp_path}/own"]
         assert broker.terminate() == (0, "", "")
@@ -290,7 +291,7 @@ def test_flag_to_listen_replaces_what_the_file_says(tmp_path: Path) -> None:
         assert broker.terminate() == (0, "", "")
 
 
-def test_endpoint_that_can_not_be_used_is_told_with_its_place(tmp_path: Path) -> None:
+def test_bad_endpoint_is_reported_with_its_location(tmp_path: Path) -> None:
     settings_file(tmp_path, '[listen]\nwmp = ["tcp://127.0.0.1:0", "tcp://nowhere"]\n')
     code, out, err = run(tmp_path, "broker")
     assert (code, out) == (2, "")
@@ -323,16 +324,14 @@ def test_url_of_the_file_is_where_commands_go_and_a_state_goes_before_it(tmp_pat
 
 
 def worked(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, ...]:
-    """What a worker would be started with: endpoint, settings, allowed modules."""
+    """Return the endpoint, settings and allowed modules that a worker would start with."""
     seen: list[tuple[Any, ...]] = []
     monkeypatch.setattr("taskyard.cli.worker.serve", lambda *given, **_more: seen.append(given))
     assert run_here(taskyard, ["worker", *words]) == 0
     return seen[0][:3]
 
 
-def test_worker_is_as_the_file_says_unless_a_flag_says_otherwise(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_options_override_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
         *('[broker]\nstate = "yard"', '[lease]\nheartbeat = "200ms"\nexpire = "700ms"'),
         '[worker]\nslots = 3\nservices = ["gpu"]\nallow = ["math"]\n',
@@ -356,7 +355,7 @@ def test_lease_of_a_flag_is_compared_with_the_heartbeat_of_the_file(tmp_path: Pa
     assert "--lease must be at least three times --heartbeat" in err
 
 
-def test_up_starts_what_the_file_says_and_hands_the_file_on(tmp_path: Path) -> None:
+def test_up_follows_the_file_and_passes_it_on(tmp_path: Path) -> None:
     text = (
         '[broker]\nstate = "yard"\n[listen]\ndwork = "tcp://127.0.0.1:0"\n'
         '[worker]\nprocesses = 2\nslots = 3\nservices = ["exec"]\nallow = ["math"]\n'
@@ -379,7 +378,7 @@ def test_up_starts_what_the_file_says_and_hands_the_file_on(tmp_path: Path) -> N
         assert called(tmp_path, "down", *words)[0] == 0
 
 
-def test_up_in_the_background_is_told_all_that_was_read_and_given(
+def test_detached_up_gets_all_settings_and_options(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings_file(here, '[listen]\ndwork = "ipc:///d"\n[worker]\nslots = 2\n', "own.toml")
@@ -415,7 +414,7 @@ def test_run_uses_the_file_and_listens_nowhere_else(tmp_path: Path) -> None:
     assert "worker.processes is 0 (TASKYARD_WORKER_PROCESSES), but `run` needs a worker" in err
 
 
-def test_children_do_not_say_again_what_was_said_of_variables(tmp_path: Path) -> None:
+def test_child_processes_do_not_repeat_warnings_about_variables(tmp_path: Path) -> None:
     file = campaign(tmp_path, [{"name": "a", "argv": ["true"]}])
     code, _, err = called(tmp_path, "run", file, TASKYARD_SATE="x")
     assert (code, err.count("TASKYARD_SATE")) == (0, 1)
@@ -430,3 +429,13 @@ def test_settings_are_not_loaded_for_a_list_of_verbs(tmp_path: Path) -> None:
         [TASKYARD[0], "-c", code], cwd=tmp_path, stdout=subprocess.DEVNULL, check=False
     )
     assert done.returncode == 0
+
+
+def test_help_names_the_variables_of_settings() -> None:
+    known = {key.environment for key in KEYS} | {CONFIG_VARIABLE}
+    found: set[object] = set()
+    for name in ("worker", "up", "run", "submit", "broker"):
+        command = COMMANDS[name].load()
+        found |= {one.envvar for one in command.params if isinstance(one, SettingOption)}
+    assert found <= known
+    assert found >= {"TASKYARD_STATE", "TASKYARD_BROKER", "TASKYARD_KEY", "TASKYARD_WORKER_SLOTS"}

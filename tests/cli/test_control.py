@@ -1,4 +1,4 @@
-"""The verbs that act: retry, cancel, drain."""
+"""The commands retry, cancel and drain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def state(call: Caller, name: str) -> str:
     return str(call("show", name, "--json").document()["task"]["state"])
 
 
-def test_retry_lets_what_waits_behind_go_on(call: Caller, tmp_path: Path) -> None:
+def test_retry_releases_dependents(call: Caller, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     call.submit("flaky", "test", "-e", str(flag))
     call.submit("next", after="flaky")
@@ -44,7 +44,7 @@ def test_retry_makes_a_delayed_task_due(call: Caller) -> None:
     assert call("wait", "sleepy").code == 0
 
 
-def test_cancel_takes_along_what_waits_and_ends_what_runs(call: Caller) -> None:
+def test_cancel_includes_dependents_and_kills_running_tasks(call: Caller) -> None:
     call.submit("long", "sleep", "600")
     call.submit("after-long", after="long")
     call.submit("beside", due="1h", lane="beside")
@@ -69,7 +69,7 @@ def test_cancelling_everything_wants_a_yes(call: Caller) -> None:
 
 
 @pytest.mark.parametrize("verb", ["retry", "cancel"])
-def test_acts_want_to_know_on_what(call: Caller, verb: str) -> None:
+def test_commands_need_names_or_options(call: Caller, verb: str) -> None:
     assert "no tasks chosen" in call(verb).err
     assert "give names, or" in call(verb, "a", "--failed").err
     there = f"there-{verb}"
@@ -81,7 +81,7 @@ def test_acts_want_to_know_on_what(call: Caller, verb: str) -> None:
     call("cancel", there)
 
 
-def test_drained_worker_goes_home_and_the_broker_with_the_last(
+def test_drained_worker_exits_and_the_broker_after_the_last(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     with running(tmp_path, worker=False) as yard:
@@ -95,7 +95,7 @@ def test_drained_worker_goes_home_and_the_broker_with_the_last(
         while [worker["name"] for worker in call("workers", "--json").document()["workers"]] != [
             "two"
         ]:
-            pass  # it says goodbye
-        said = call("drain", "--all")
-        assert said.out.startswith("drained 1 worker, the broker exits")
+            pass  # it sends its exit message
+        outcome = call("drain", "--all")
+        assert outcome.out.startswith("drained 1 worker, the broker exits")
         assert yard.broker.end()[0] == 0

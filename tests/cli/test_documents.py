@@ -1,6 +1,4 @@
-"""The documents of --json are frozen: what verbs print is what the schemas say, and the schemas
-change on purpose or not at all.
-"""
+"""The documents of --json match their schemas, and the schemas match docs/schemas."""
 
 from __future__ import annotations
 
@@ -48,13 +46,13 @@ def campaign(yard: Yard) -> None:
     assert run(taskyard, ["wait", *state, "done", "bytes", "bad"]) == 1
 
 
-#: A verb with its options, and the exit code of it.
+#: A command with its options, and its exit code.
 VERBS = [
     ("status", 0),
     ("status --campaign frozen", 0),
     ("list", 0),
     ("list --limit 1", 0),
-    ("list --campaign nobody", 0),
+    ("list --campaign none", 0),
     ("show behind", 0),
     ("result done", 0),
     ("result bytes", 0),
@@ -65,9 +63,9 @@ VERBS = [
     ("why --lane l --service exec", 0),
     ("services", 0),
     ("lanes", 0),
-    ("lanes --service nobody --waiting", 0),
+    ("lanes --service none --waiting", 0),
     ("move late --to-lane l", 0),
-    ("expire --match nobody-of-that-kind", 0),
+    ("expire --match no-such-name", 0),
     ("submit -- true", 0),
     ("submit --wait -- echo hi", 0),
     ("submit --wait -- false", 1),
@@ -82,7 +80,7 @@ VERBS = [
     ("wait done", 0),
     ("wait --lane l --timeout 0.01", 4),
     ("retry bad", 0),
-    ("cancel --match nobody-of-that-kind", 0),
+    ("cancel --match no-such-name", 0),
     ("pause --service exec", 0),
     ("resume --service exec", 0),
     ("watch --since 0 --campaign quick --until-settled", 0),
@@ -90,17 +88,15 @@ VERBS = [
 
 
 @pytest.mark.parametrize(("words", "code"), VERBS, ids=[words for words, _ in VERBS])
-def test_what_is_printed_is_what_the_schema_says(
-    call: Caller, yard: Yard, words: str, code: int
-) -> None:
+def test_output_matches_the_schema(call: Caller, yard: Yard, words: str, code: int) -> None:
     files = {"FILE": "frozen.jsonl", "BAD": "bad.jsonl", "QUICK": "quick.jsonl"}
     verb, *given = [
         str(yard.directory / files[one]) if one in files else one for one in words.split()
     ]
-    said = call(verb, "--json", *given)
-    assert said.code == code, said.err
-    assert said.out
-    for line in said.out.splitlines() if verb == "watch" else [said.out]:
+    outcome = call(verb, "--json", *given)
+    assert outcome.code == code, outcome.err
+    assert outcome.out
+    for line in outcome.out.splitlines() if verb == "watch" else [outcome.out]:
         schemas.check(line)
 
 
@@ -118,7 +114,7 @@ def test_what_is_printed_is_what_the_schema_says(
         "run --json --state STATE FILE",
     ],
 )
-def test_what_needs_no_broker_prints_what_the_schema_says(
+def test_output_without_a_broker_matches_the_schema(
     words: str, stopped: Path, yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     if "revoke" in words or "list" in words:
@@ -133,7 +129,7 @@ def test_what_needs_no_broker_prints_what_the_schema_says(
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state that a broker has left."""
+    """Return the state directory of a stopped broker."""
     directory = tmp_path_factory.mktemp("left")
     with Broker(directory) as broker:
         assert broker.terminate()[0] == 0
@@ -142,7 +138,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stopped(left: Path, tmp_path: Path) -> Path:
-    """A copy of it, for one test."""
+    """Return a copy of the state directory for one test."""
     return Path(shutil.copytree(left, tmp_path / "state"))
 
 
@@ -158,6 +154,6 @@ def stopped(left: Path, tmp_path: Path) -> Path:
         {"version": 3, "document": "watch", "kind": "cancelled", "record": 1, "at": 1, "names": []},
     ],
 )
-def test_document_that_is_another_one_is_seen(spoilt: dict[str, object]) -> None:
+def test_wrong_document_is_rejected(spoilt: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         schemas.check(json.dumps(spoilt))

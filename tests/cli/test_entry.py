@@ -1,4 +1,4 @@
-"""The frame of the command line: verbs found late, errors as one line and an exit code."""
+"""The root command: lazy imports, errors in one line, exit codes."""
 
 import re
 import sys
@@ -24,7 +24,7 @@ from taskyard.errors import (
 
 
 def group_of(command: click.Command) -> click.Group:
-    """A group with the one verb `act`, and the options of the real one."""
+    """Return a group with the command `act` and the options of the real group."""
     group = click.Group("taskyard", callback=lambda: None)
     group.add_command(command, "act")
     return verbose_option(group)
@@ -87,11 +87,11 @@ def test_verbose_shows_where_an_error_came_from(
 
 def test_damage_is_one_line_that_names_the_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(failing_verb(JournalDamaged("row 3 is missing", "it is lost")), ["act"]) == 6
-    told = "taskyard: row 3 is missing: it is lost (details: `taskyard journal check`)\n"
-    assert capsys.readouterr() == ("", told)
+    message = "taskyard: row 3 is missing: it is lost (details: `taskyard journal check`)\n"
+    assert capsys.readouterr() == ("", message)
 
 
-def test_error_that_is_not_of_the_tree_is_a_bug_and_says_where(
+def test_unexpected_exception_is_an_internal_error_with_its_location(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(failing_verb(ZeroDivisionError()), ["act"]) == 6
@@ -113,7 +113,7 @@ def test_file_that_the_system_refuses_is_one_line_and_exit_2(
     )
 
 
-def test_error_of_the_system_shows_where_it_came_from_to_those_who_ask(
+def test_os_error_has_a_traceback_with_verbose(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(failing_verb(OSError(5, "Input/output error")), ["act", "-v"]) == 2
@@ -136,7 +136,7 @@ def test_interruption_exits_130_with_one_line(
     assert (out, errors.strip()) == ("", "taskyard: interrupted")
 
 
-def test_pipe_that_nobody_reads_from_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_pipe_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     group = LazyGroup("taskyard", lazy_commands={"act": LazyCommand(f"{__name__}:closed_pipe", "")})
     assert run(group, ["act"]) == 0
     assert capsys.readouterr() == ("", "")
@@ -152,7 +152,7 @@ def test_control_characters_of_an_error_are_escaped(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "taskyard: task \\x1b[2J is not there\n"
 
 
-def test_argument_that_is_no_text_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_argument_that_is_not_utf8_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     @click.command
     @click.argument("name")
     def act(name: str) -> None:
@@ -177,18 +177,18 @@ def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "message"),
     [
         ("sumbit", "No such command 'sumbit'. Did you mean submit?"),
         ("work", "No such command 'work'. Did you mean worker or workers?"),
         ("frobnicate", "No such command 'frobnicate'."),
     ],
 )
-def test_misspelt_verb_is_told_with_what_may_be_meant(
-    typed: str, told: str, capsys: pytest.CaptureFixture[str]
+def test_misspelt_command_gets_suggestions(
+    typed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(taskyard, [typed]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"Error: {told}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"Error: {message}"
 
 
 def test_file_that_click_cannot_open_is_a_usage_error_not_a_failed_task() -> None:
@@ -223,19 +223,19 @@ def test_listing_verbs_imports_none_of_them(capsys: pytest.CaptureFixture[str]) 
     assert "greet  Say hello, from the table." in capsys.readouterr().out
 
 
-def test_verb_is_imported_when_it_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_is_imported_when_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(lazy_group(f"{__name__}:greet"), ["greet"]) == 0
     assert capsys.readouterr().out == "hello\n"
 
 
-def test_table_that_names_no_command_is_told_apart_from_a_missing_verb(
+def test_table_entry_that_is_no_command_is_an_internal_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(lazy_group("taskyard:__version__"), ["greet"]) == 6
     assert "taskyard:__version__ is a str, not a click command" in capsys.readouterr().err
 
 
-def test_verbs_of_the_table_exist_and_say_of_themselves_what_the_table_says() -> None:
+def test_commands_exist_and_their_help_matches_the_table() -> None:
     context = click.Context(taskyard)
     commands = {name: taskyard.get_command(context, name) for name in COMMANDS}
     summaries = {

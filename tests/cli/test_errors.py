@@ -38,8 +38,8 @@ def test_errors_of_every_layer_are_collected() -> None:
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ('f"no task is called {name}; give another"', "no task is called {}; give another"),
-        ('reason or "nobody knows"', "nobody knows"),
+        ('f"unknown task {name} (see there)"', "unknown task {} (see there)"),
+        ('reason or "unknown reason"', "unknown reason"),
         ('f"{wrong}; {hint}"', "{}; see there"),
         ('first + "; and so on"', "{}; and so on"),
         ("hint", "see there"),
@@ -81,8 +81,8 @@ def failing(error: Exception) -> Callable[[str], int]:
 @pytest.mark.parametrize(
     "error",
     [
-        UserError("x is no y; give another"),
-        NoBroker("nobody answers; start one"),
+        UserError("unknown x 'y'"),
+        NoBroker("no reply (start one)"),
         TaskyardError("bad; see there"),
         OSError(28, "No space left on device", "there"),
         OSError("no file at all"),
@@ -90,7 +90,7 @@ def failing(error: Exception) -> Callable[[str], int]:
         RecursionError("too deep"),
     ],
 )
-def test_traceback_is_for_those_who_ask(
+def test_traceback_is_printed_with_verbose_only(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert failing(error)("verb") > 0
@@ -102,8 +102,6 @@ def test_traceback_is_for_those_who_ask(
 
 
 @pytest.mark.parametrize("lost", ["", "rows 1..2 are lost"])
-def test_damage_is_told_with_how_to_learn_more(
-    lost: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_is_reported_with_a_hint(lost: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert failing(JournalDamaged("row 3 is missing", lost))("verb") == ExitCode.STATE_DAMAGED
     assert "(details: `taskyard journal check`)" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The verbs that look: what they print for people and for programs."""
+"""The commands that only read: text and JSON output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module", autouse=True)
 def campaign(yard: Yard) -> None:
-    """A few tasks in every state."""
+    """Load a few tasks in every state."""
     lines = [
         '{"name": "done", "argv": ["sh", "-c", "echo out; echo err >&2"]}',
         '{"name": "quiet", "argv": ["true"]}',
@@ -32,7 +32,7 @@ def campaign(yard: Yard) -> None:
         '{"name": "behind", "argv": ["true"], "after": ["bad"]}',
         '{"name": "far", "argv": ["true"], "after": ["behind"]}',
         '{"name": "late", "argv": ["true"], "due": "1h", "lane": "l"}',
-        '{"name": "idle", "payload": "x", "service": "nobody"}',
+        '{"name": "idle", "payload": "x", "service": "none"}',
     ]
     (yard.directory / "looks.jsonl").write_text("\n".join(lines))
     assert run(yard.directory, "load", "looks.jsonl")[0] == 0
@@ -78,13 +78,13 @@ def test_list_chooses_by_everything_that_is_given(call: Caller) -> None:
     assert names(call, "--campaign", "other") == []
     assert names(call, "--failed") == ["bad"]
     assert names(call, "--only", "blocked", "--only", "DELAYED") == ["behind", "far", "late"]
-    assert names(call, "--service", "nobody") == ["idle"]
+    assert names(call, "--service", "none") == ["idle"]
     assert names(call, "--lane", "l") == ["late"]
     assert names(call, "--match", "ui") == ["quiet"]
     assert call("list", "--only", "lost").code == 2
 
 
-def test_list_says_when_there_is_more(call: Caller) -> None:
+def test_list_reports_that_there_are_more(call: Caller) -> None:
     said = call("list", "--limit", "2")
     assert [line.split()[0] for line in said.out.splitlines()] == [
         "NAME",
@@ -97,7 +97,7 @@ def test_list_says_when_there_is_more(call: Caller) -> None:
     assert len(call("list", "--all", "--limit", "2").out.splitlines()) == 9
 
 
-def test_show_says_all_and_why(call: Caller) -> None:
+def test_show_has_all_fields_and_the_reason(call: Caller) -> None:
     lines = dict(line.split(maxsplit=1) for line in call("show", "behind").out.splitlines())
     assert (lines["state"], lines["campaign"], lines["after"]) == ("blocked", "looks", "looks/bad")
     assert lines["why"].startswith("it is behind a failure: looks/bad failed (exit status 4")
@@ -143,7 +143,7 @@ def test_result_ends_its_line_on_a_terminal(call: Caller, monkeypatch: pytest.Mo
     assert call("result", "quiet").out == ""
 
 
-def test_task_without_a_result_exits_1_and_says_why(call: Caller) -> None:
+def test_task_without_a_result_exits_1_with_the_reason(call: Caller) -> None:
     said = call("result", "bad")
     assert said.code == 1
     assert said.err == (
@@ -153,7 +153,7 @@ def test_task_without_a_result_exits_1_and_says_why(call: Caller) -> None:
     assert call("result", "late").code == 1
 
 
-def test_log_is_what_was_printed_to_both(call: Caller) -> None:
+def test_log_has_stdout_and_stderr(call: Caller) -> None:
     assert sorted(call("log", "done").out.splitlines()) == ["err", "out"]
     assert call("log", "bad").out == "trouble\n"
     assert call("log", "bytes").out == "\udcff\0"
@@ -165,21 +165,21 @@ def test_log_is_what_was_printed_to_both(call: Caller) -> None:
     assert call("log", "idle").err == "task looks/idle (ready): no output\n"
 
 
-def test_why_names_what_failed_and_what_waits(call: Caller) -> None:
+def test_why_names_failures_and_dependents(call: Caller) -> None:
     said = call("why", "bad", "far", "idle")
     behind = "it is behind a failure: looks/bad failed (exit status 4: trouble)"
     assert said.code == 0
     assert said.out.splitlines() == [
         "looks/bad: it failed after 1 attempt: exit status 4: trouble; 2 tasks wait behind it",
         f"looks/far: {behind}; it waits for looks/behind (BLOCKED)",
-        "looks/idle: it is ready, but no worker of its service is connected (service nobody)",
+        "looks/idle: it is ready, but no worker of its service is connected (service none)",
     ]
     tasks = call("why", "far", "--json").document()["tasks"]
     assert [(task["name"], task["after"]) for task in tasks] == [("far", ["looks/behind"])]
 
 
 @pytest.mark.parametrize("verb", ["show", "result", "log", "why"])
-def test_name_that_nobody_knows_exits_2(call: Caller, verb: str) -> None:
+def test_unknown_name_exits_2(call: Caller, verb: str) -> None:
     said = call(verb, "no\nsuch")
     assert said.code == 2
     assert "unknown task 'no such' (see `taskyard list`)" in said.err.replace("\\n", " ")
@@ -202,7 +202,7 @@ def test_workers_are_listed_with_their_slots(call: Caller) -> None:
 def test_name_can_not_play_tricks_with_the_terminal(call: Caller, yard: Yard) -> None:
     trick = "\x1b]0;owned\x07\u202e"
     with Client(state=yard.state) as client:
-        client.create(Submission([trick.encode()], [b""], [Terms(service=b"nobody")]))
+        client.create(Submission([trick.encode()], [b""], [Terms(service=b"none")]))
     for verb in (["list", "--all"], ["show", trick], ["why", trick], ["result", trick]):
         said = call(*verb)
         assert "\x1b" not in said.out + said.err
@@ -223,28 +223,28 @@ def test_table_that_is_cut_short_is_no_error(yard: Yard) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_nobody_there_exits_3_within_5_seconds_and_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_broker_exits_3_within_5_seconds_with_a_hint(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "status")
     assert (code, out) == (3, "")
-    waiting, told = err.splitlines()
+    waiting, message = err.splitlines()
     start = f"taskyard: broker at ipc://{tmp_path}/.taskyard/broker.sock: no answer since "
     assert waiting.startswith(start)
     assert waiting.endswith("; waiting")
-    assert "no broker answers at ipc://" in told
-    assert "(waited 4.5 s)" in told
-    assert "`taskyard up`" in told
+    assert "no broker answers at ipc://" in message
+    assert "(waited 4.5 s)" in message
+    assert "`taskyard up`" in message
 
 
 def test_map_names_its_campaign_to_a_broker_that_is_there_alone(tmp_path: Path) -> None:
-    # Both at once: each looks for a broker for some seconds.
+    # Both at once, because each waits some seconds for a broker.
     with (
         Running(tmp_path, "map", "-q", "--", "echo", "{}") as quiet,
         Running(tmp_path, "map", "--", "echo", "{}") as usual,
     ):
-        (code, out, err), told = quiet.end(), usual.end()
+        (code, out, err), message = quiet.end(), usual.end()
     assert (code, out) == (3, "")
     assert err.count("\n") == 2  # the outage and the error, no campaign
-    err = told[2]
+    err = message[2]
     assert [line.split()[0] for line in err.splitlines()] == ["taskyard:", "taskyard:"]
 
 

@@ -1,4 +1,4 @@
-"""`taskyard keys`: what it makes, prints and refuses; and `--key` where a broker is looked for."""
+"""`taskyard keys`: files, output and refusals, and the lookup of `--key`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskyard.net.keyring import Keyring
 from taskyard.net.keys import PeerKey, make_secret, read_peer_key
 from taskyard.wire.roles import Role
 from taskyard.worker.settings import default_name, name_for_key
-from tests.cli.yard import Said
+from tests.cli.yard import Outcome
 from tests.kit import processes
 from tests.kit.processes import Broker
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """Calls `taskyard keys` in this process, in a directory of its own."""
+    """Calls `taskyard keys` in this process, in a new directory."""
 
     def __init__(self, directory: Path, captured: pytest.CaptureFixture[str]) -> None:
         self.directory = directory
         self._captured = captured
 
-    def __call__(self, *words: str) -> Said:
+    def __call__(self, *words: str) -> Outcome:
         self._captured.readouterr()
         code = run(taskyard, ["keys", *words])
-        return Said(code, *self._captured.readouterr())
+        return Outcome(code, *self._captured.readouterr())
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def keys(
     return Keys(tmp_path, capsys)
 
 
-def test_key_is_written_to_a_file_of_its_name_and_what_to_do_with_it_is_said(keys: Keys) -> None:
-    said = keys("new", "ci-bot", "--role", "producer")
-    assert (said.code, said.err) == (0, "")
-    assert said.out.splitlines() == [
+def test_key_is_written_to_a_file_of_its_name_with_usage_hints(keys: Keys) -> None:
+    outcome = keys("new", "ci-bot", "--role", "producer")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines() == [
         "ci-bot.key: key of ci-bot (role producer), the only copy",
         "use it:    taskyard status --broker tcp://HOST:PORT --key ci-bot.key",
         "revoke it: taskyard keys revoke ci-bot --state .taskyard",
@@ -59,19 +59,19 @@ def test_key_is_written_to_a_file_of_its_name_and_what_to_do_with_it_is_said(key
 
 
 def test_workers_key_is_for_a_worker(keys: Keys) -> None:
-    said = keys("new", "gpu", "--role", "worker", "--out", "my key", "--state", "a b")
-    assert said.out.splitlines()[1:] == [
+    outcome = keys("new", "gpu", "--role", "worker", "--out", "my key", "--state", "a b")
+    assert outcome.out.splitlines()[1:] == [
         "use it:    taskyard worker --broker tcp://HOST:PORT --key 'my key'",
         "revoke it: taskyard keys revoke gpu --state 'a b'",
     ]
     assert read_peer_key(keys.directory / "my key").name == "gpu"
 
 
-def test_keys_are_listed_with_what_became_of_them_and_without_secrets(keys: Keys) -> None:
+def test_keys_are_listed_with_revocations_and_without_secrets(keys: Keys) -> None:
     for name, role in (("boss", "admin"), ("eye", "viewer")):
         keys("new", name, "--role", role)
     revoked = keys("revoke", "eye")
-    assert re.fullmatch(r"revoked eye, a viewer's key [0-9a-f]{16}\n", revoked.out)
+    assert re.fullmatch(r"revoked the key of eye \(role viewer, [0-9a-f]{16}\)\n", revoked.out)
     lines = keys("list").out.splitlines()
     time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
     assert lines[0].split() == ["NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"]
@@ -91,7 +91,7 @@ def test_documents_are_for_programs_and_have_no_secrets(keys: Keys) -> None:
         *("created", "fingerprint", "name", "public", "revoked", "role")
     ]
     secret = read_peer_key(keys.directory / "eye.key").secret.reveal().decode()
-    assert not any(secret in said.out + said.err for said in (made, listed, revoked))
+    assert not any(secret in outcome.out + outcome.err for outcome in (made, listed, revoked))
 
 
 def test_nothing_is_listed_where_there_is_nothing(keys: Keys) -> None:
@@ -101,7 +101,7 @@ def test_nothing_is_listed_where_there_is_nothing(keys: Keys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["new", "../x", "--role", "viewer"], "key name '../x': must have 1 to 64"),
         (["new", "x"], "Missing option '--role'. Choose from:"),
@@ -109,24 +109,24 @@ def test_nothing_is_listed_where_there_is_nothing(keys: Keys) -> None:
         (["revoke", "x"], "unknown key 'x' (see `taskyard keys list`)"),
     ],
 )
-def test_what_can_not_be_is_refused(keys: Keys, words: list[str], told: str) -> None:
-    said = keys(*words)
-    assert (said.code, said.out) == (2, "")
-    assert told in said.err
+def test_invalid_arguments_are_refused(keys: Keys, words: list[str], message: str) -> None:
+    outcome = keys(*words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err
 
 
-def test_directory_of_keys_that_is_open_to_others_is_refused_with_what_mends_it(
+def test_directory_of_keys_that_is_open_to_others_is_refused_with_a_remedy(
     keys: Keys,
 ) -> None:
     keys("new", "eye", "--role", "viewer")
     directory = keys.directory / ".taskyard" / "keys"
     directory.chmod(0o755)
-    said = keys("list")
-    assert said.code == 2
-    assert "chmod 700 .taskyard/keys, and create new keys if you don't trust" in said.err
+    outcome = keys("list")
+    assert outcome.code == 2
+    assert "chmod 700 .taskyard/keys, and create new keys if you don't trust" in outcome.err
 
 
-def test_broker_without_keys_says_the_very_command_that_makes_one(keys: Keys) -> None:
+def test_broker_without_keys_names_the_command_that_creates_one(keys: Keys) -> None:
     code, out, err = processes.run(keys.directory, "broker", "--listen", "dwork=tcp://0.0.0.0:0")
     assert (code, out) == (2, "")
     (command,) = re.findall(r"`taskyard (.*)`", err)
@@ -141,7 +141,7 @@ def test_broker_without_keys_says_the_very_command_that_makes_one(keys: Keys) ->
         assert processes.run(keys.directory, *words)[0] == 0
 
 
-# Which key to come with.
+# The choice of a key.
 
 TCP = "tcp://127.0.0.1:6125"
 

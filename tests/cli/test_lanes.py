@@ -1,4 +1,4 @@
-"""`lanes`, `services`, `move`, `expire`, and what other verbs make of a lane."""
+"""`lanes`, `services`, `move`, `expire`, and lanes in other commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ hold = true
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A broker without workers: everything waits. Tasks in several lanes of several services."""
+    """Run a broker without workers, with tasks in several lanes of several services."""
     directory = tmp_path_factory.mktemp("lanes")
     (directory / "taskyard.toml").write_text(SETTINGS)
     with running(directory, worker=False) as yard:
@@ -35,7 +35,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def call(state: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[Caller]:
-    """Each test has its own tasks, by names that no other has used."""
+    """Return a caller. Each test uses its own task names."""
     call = Caller(state, capsysbinary)
     yield call
     call("cancel", "--all", "--yes")
@@ -52,7 +52,7 @@ def task(call: Caller, name: str) -> dict[str, Any]:
     return found
 
 
-def test_lanes_are_listed_with_what_waits_on_top(call: Caller) -> None:
+def test_waiting_lanes_are_listed_first(call: Caller) -> None:
     call.submit("later", lane="a", due="1h")
     call.submit("behind", lane="b", after="later")
     call.submit("now", lane="c")
@@ -73,11 +73,11 @@ def test_lanes_of_a_service_or_a_pattern_are_listed_alone(call: Caller) -> None:
         ("exec", "a.org"),
         ("exec", "b.org"),
     ]
-    assert lanes(call, "--lane", "nobody") == []
-    assert call("lanes", "--lane", "nobody").err == "no matching lane has tasks\n"
+    assert lanes(call, "--lane", "none") == []
+    assert call("lanes", "--lane", "none").err == "no matching lane has tasks\n"
 
 
-def test_lane_tells_its_section_its_limits_and_its_times(call: Caller) -> None:
+def test_lane_has_its_rule_its_limits_and_its_times(call: Caller) -> None:
     call.submit("one", lane="a.org", service="gpu")
     call.submit("two", lane="a.org", service="gpu", due="1h")
     (found,) = call("lanes", "--json", "--service", "gpu").document()["lanes"]
@@ -90,8 +90,8 @@ def test_lane_tells_its_section_its_limits_and_its_times(call: Caller) -> None:
 def test_table_is_as_long_as_was_asked(call: Caller) -> None:
     for number in range(5):
         call.submit(f"t{number}", lane=f"l{number}")
-    said = call("lanes", "--limit", "2")
-    assert (len(said.out.splitlines()), said.err) == (3, "… and 3 more (use --all)\n")
+    outcome = call("lanes", "--limit", "2")
+    assert (len(outcome.out.splitlines()), outcome.err) == (3, "… and 3 more (use --all)\n")
     assert call("lanes", "--limit", "2", "--json").document()["more"] == 3
     assert len(call("lanes").out.splitlines()) == 6
 
@@ -107,13 +107,13 @@ def test_many_lanes_are_listed_page_by_page(call: Caller, tmp_path: Path) -> Non
     assert (service["lanes"], service["reasons"]) == (1203, {"no worker": 1203})
 
 
-def test_services_tell_what_their_lanes_wait_for(call: Caller) -> None:
+def test_services_summarize_the_reasons_of_their_lanes(call: Caller) -> None:
     call.submit("held", service="kept", lane="l")
     call.submit("org", service="gpu", lane="a.org")
     call.submit("com", service="gpu", lane="a.com", due="1h")
-    said = call("services", "--json")
-    schemas.check(said.out)
-    found = {one["name"]: one for one in said.document()["services"]}
+    outcome = call("services", "--json")
+    schemas.check(outcome.out)
+    found = {one["name"]: one for one in outcome.document()["services"]}
     assert found["gpu"]["rules"] == [{"name": "", "limit": 0}, {"name": "slow", "limit": 2}]
     assert found["gpu"]["why"] == "1 lane: waits for its time, 1 lane: no worker"
     assert found["gpu"]["oldest"] < found["gpu"]["next_due"]
@@ -122,16 +122,16 @@ def test_services_tell_what_their_lanes_wait_for(call: Caller) -> None:
     assert "none, 2" in line
 
 
-def test_why_tells_of_a_lane(call: Caller) -> None:
+def test_why_explains_a_lane(call: Caller) -> None:
     call.submit("kept-one", service="kept", lane="l")
-    said = call("why", "--lane", "l")
-    assert said.out.startswith("kept/l: ")
-    assert "retry --service kept --lane l" in said.out
-    told = call("why", "--service", "kept", "--json")
-    schemas.check(told.out)
-    assert [one["reason"] for one in told.document()["lanes"]] == ["held"]
-    assert "say of what" in call("why").err
-    assert "say of what" in call("why", "kept-one", "--lane", "l").err
+    outcome = call("why", "--lane", "l")
+    assert outcome.out.startswith("kept/l: ")
+    assert "retry --service kept --lane l" in outcome.out
+    message = call("why", "--service", "kept", "--json")
+    schemas.check(message.out)
+    assert [one["reason"] for one in message.document()["lanes"]] == ["held"]
+    assert "give either names of tasks or --lane" in call("why").err
+    assert "give either names of tasks or --lane" in call("why", "kept-one", "--lane", "l").err
     assert "no waiting or running tasks in lane m" in call("why", "--lane", "m").err
 
 
@@ -140,9 +140,9 @@ def test_move_puts_tasks_into_another_lane_or_service(call: Caller) -> None:
     call.submit("m2", lane="a")
     assert call("move", "m1", "--to-lane", "b") == (0, "moved 1 task\n", "")
     assert task(call, "m1")["lane"] == "b"
-    said = call("move", "--lane", "a", "--to-lane", "", "--to-service", "gpu", "--json")
-    schemas.check(said.out)
-    assert said.document()["moved"] == 1
+    outcome = call("move", "--lane", "a", "--to-lane", "", "--to-service", "gpu", "--json")
+    schemas.check(outcome.out)
+    assert outcome.document()["moved"] == 1
     assert (task(call, "m2")["lane"], task(call, "m2")["service"]) == ("", "gpu")
     assert call("move", "m2", "--to-lane", "").out.startswith("nothing to move")
     assert "missing target" in call("move", "m1").err
@@ -152,16 +152,16 @@ def test_move_puts_tasks_into_another_lane_or_service(call: Caller) -> None:
 def test_expired_lane_has_failed_and_can_be_retried(call: Caller) -> None:
     call.submit("e1", lane="a")
     call.submit("e2", lane="a", due="1h")
-    said = call("expire", "--lane", "a", "--json")
-    schemas.check(said.out)
-    assert said.document()["expired"] == 2
+    outcome = call("expire", "--lane", "a", "--json")
+    schemas.check(outcome.out)
+    assert outcome.document()["expired"] == 2
     assert task(call, "e1")["state"] == "failed"
     assert call("expire", "e1").out.startswith("nothing to expire")
     assert call("retry", "--lane", "a").out == "retried 2 tasks\n"
     assert task(call, "e2")["state"] == "ready"
 
 
-def test_flush_makes_what_is_delayed_due_and_lets_go_what_is_held(call: Caller) -> None:
+def test_flush_makes_delayed_tasks_due_and_releases_held_ones(call: Caller) -> None:
     call.submit("flushed", service="kept", lane="l", due="1h")
     assert call("retry", "--service", "kept", "--lane", "l").out == "retried 1 task\n"
     assert call("lanes", "--service", "kept", "--json").document()["lanes"][0]["reason"] == (
@@ -186,9 +186,11 @@ def test_lane_that_several_services_have_is_not_guessed(
 ) -> None:
     call.submit(f"one-{words[0]}", service="gpu", lane="l")
     call.submit(f"two-{words[0]}", service="kept", lane="l")
-    said = call(*words)
-    assert said.code == 2
-    assert said.err == ("taskyard: lane l exists in several services (gpu, kept): give --service\n")
+    outcome = call(*words)
+    assert outcome.code == 2
+    assert outcome.err == (
+        "taskyard: lane l exists in several services (gpu, kept): give --service\n"
+    )
 
 
 def test_lane_of_one_service_alone_can_be_paused_by_its_name(call: Caller) -> None:
@@ -221,7 +223,7 @@ def of_lane(**counts: Any) -> dict[str, Any]:
     return nothing | rest | counts
 
 
-def test_lanes_are_ranked_by_what_they_wait_for() -> None:
+def test_lanes_are_ranked_by_reason() -> None:
     ranked = [
         of_lane(ready=1, delayed=1),
         of_lane(delayed=1, blocked=1),
@@ -232,7 +234,7 @@ def test_lanes_are_ranked_by_what_they_wait_for() -> None:
     assert [sort_key(one) for one in ranked] == [0, 1, 2, 3, 4]
 
 
-def test_row_tells_ages_and_times_to_come() -> None:
+def test_row_has_ages_and_due_times() -> None:
     lane = of_lane(oldest=100.0, next_due=165.0, tasks=3, ready=2, leased=1, limit=4)
     assert row(lane, 160.0) == ("s", "", 3, 2, 1, 4, "1 min 0 s", 0, "in 5.0 s", "")
     assert row(lane, 170.0)[8] == "now"
@@ -247,7 +249,7 @@ def test_terminal_gets_a_screen_of_lanes_and_the_number_of_the_rest(
     file.write_text("".join(f'{{"name":"{one}","argv":["a"],"lane":"{one}"}}\n' for one in names))
     assert call("load", str(file)).code == 0
     monkeypatch.setattr("taskyard.cli.lanes.is_on_terminal", lambda: True)
-    said = call("lanes")
-    assert said.err == "… and 2 more (use --all)\n"
-    assert len(said.out.splitlines()) == 1 + ROWS_SHOWN
+    outcome = call("lanes")
+    assert outcome.err == "… and 2 more (use --all)\n"
+    assert len(outcome.out.splitlines()) == 1 + ROWS_SHOWN
     assert len(call("lanes", "--all").out.splitlines()) == 1 + len(names)

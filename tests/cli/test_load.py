@@ -1,4 +1,4 @@
-"""`taskyard load`: dry runs, bad lines, loading again, waiting."""
+"""`taskyard load`: dry runs, rejected lines, repeated loading, waiting."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def bad(tmp_path: Path) -> str:
 def test_dry_run_needs_no_broker_and_counts(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    nobody = Caller(tmp_path / "nobody", capsysbinary)
-    said = nobody("load", good(tmp_path, "dry"), "--dry-run")
-    assert (said.code, said.err) == (0, "")
-    counts = dict(line.split(maxsplit=1) for line in said.out.splitlines()[1:])
+    none = Caller(tmp_path / "none", capsysbinary)
+    outcome = none("load", good(tmp_path, "dry"), "--dry-run")
+    assert (outcome.code, outcome.err) == (0, "")
+    counts = dict(line.split(maxsplit=1) for line in outcome.out.splitlines()[1:])
     assert counts == {
         "tasks": "3",
         "edges": "3",
@@ -62,46 +62,46 @@ def test_dry_run_needs_no_broker_and_counts(
         "duplicates": "0",
         "cycles": "0",
     }
-    document = nobody("load", good(tmp_path, "dry"), "--dry-run", "--json").document()
+    document = none("load", good(tmp_path, "dry"), "--dry-run", "--json").document()
     assert (document["tasks"], document["depth"], document["rejected_lines"]) == (3, 3, 0)
 
 
-def test_dry_run_of_a_bad_file_exits_2_and_tells_every_line(
+def test_dry_run_of_a_bad_file_exits_2_and_reports_every_line(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    nobody = Caller(tmp_path / "nobody", capsysbinary)
+    none = Caller(tmp_path / "none", capsysbinary)
     file = bad(tmp_path)
-    said = nobody("load", file, "--dry-run")
-    assert said.code == 2
-    told = [line.partition(": ")[0] for line in said.err.splitlines()]
-    assert told == [f"{file}:{line}" for line in (1, 2, 4, 5, 6)] + ["taskyard"]
-    assert said.err.endswith(": 5 bad lines, nothing submitted\n")
-    document = nobody("load", file, "--dry-run", "--json").document()
+    outcome = none("load", file, "--dry-run")
+    assert outcome.code == 2
+    message = [line.partition(": ")[0] for line in outcome.err.splitlines()]
+    assert message == [f"{file}:{line}" for line in (1, 2, 4, 5, 6)] + ["taskyard"]
+    assert outcome.err.endswith(": 5 bad lines, nothing submitted\n")
+    document = none("load", file, "--dry-run", "--json").document()
     assert [one["line"] for one in document["rejected"]] == [1, 2, 4, 5, 6]
     assert document["cycles"] == [["a", "b"]]
-    taken = nobody("load", file, "--dry-run", "--json", "--wait-for-unknown").document()
+    taken = none("load", file, "--dry-run", "--json", "--wait-for-unknown").document()
     assert [one["line"] for one in taken["rejected"]] == [1, 2, 4, 6]
 
 
-def test_dry_run_that_skips_bad_lines_says_what_it_would_leave_out_and_exits_0(
+def test_dry_run_that_skips_bad_lines_counts_them_and_exits_0(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    nobody = Caller(tmp_path / "nobody", capsysbinary)
+    none = Caller(tmp_path / "none", capsysbinary)
     file = bad(tmp_path)
-    said = nobody("load", file, "--dry-run", "--skip-bad")
-    assert said.code == 0
-    *lines, last = said.err.splitlines()
+    outcome = none("load", file, "--dry-run", "--skip-bad")
+    assert outcome.code == 0
+    *lines, last = outcome.err.splitlines()
     assert [line.partition(": ")[0] for line in lines] == [f"{file}:{n}" for n in (1, 2, 4, 5, 6)]
     assert last == "5 bad lines would be skipped and 1 task submitted"
-    said = nobody("load", file, "--dry-run", "--skip-bad", "--json")
-    assert (said.code, said.document()["rejected_lines"]) == (0, 5)
+    outcome = none("load", file, "--dry-run", "--skip-bad", "--json")
+    assert (outcome.code, outcome.document()["rejected_lines"]) == (0, 5)
     assert [one.name for one in tmp_path.iterdir()] == ["bad.jsonl"]
 
 
 def test_dry_run_that_skips_bad_rows_exits_0_in_the_pipeline_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Give what Spark would find: the verb alone is under test."""
+    """Replace the Spark job, so that only the command is under test."""
     validation = SimpleNamespace(places=[0, 1])
     checked = SimpleNamespace(
         revalidate=lambda existing: None,  # noqa: ARG005
@@ -122,8 +122,8 @@ def test_many_bad_lines_are_counted(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     (tmp_path / "many.jsonl").write_text("{}\n" * 100)
-    nobody = Caller(tmp_path / "nobody", capsysbinary)
-    lines = nobody("load", str(tmp_path / "many.jsonl"), "--dry-run").err.splitlines()
+    none = Caller(tmp_path / "none", capsysbinary)
+    lines = none("load", str(tmp_path / "many.jsonl"), "--dry-run").err.splitlines()
     assert len(lines) == 22
     assert lines[20] == "… and 80 more"
 
@@ -137,9 +137,9 @@ def test_file_is_loaded_and_loading_it_again_is_harmless(call: Caller, tmp_path:
     assert (document["new"], document["existing"], document["campaign"]) == (0, 3, "twice")
 
 
-def test_wait_goes_on_until_all_is_settled(call: Caller, tmp_path: Path) -> None:
-    said = call("load", good(tmp_path, "waits"), "--campaign", "w", "--wait")
-    assert said == (
+def test_wait_lasts_until_all_tasks_have_settled(call: Caller, tmp_path: Path) -> None:
+    outcome = call("load", good(tmp_path, "waits"), "--campaign", "w", "--wait")
+    assert outcome == (
         0,
         "",
         "campaign w: 3 tasks: 3 new, 0 existing\ncampaign w: 3 tasks: 3 done\n",
@@ -159,12 +159,12 @@ def test_nothing_of_a_bad_file_is_submitted_unless_bad_lines_are_skipped(
     file = bad(tmp_path)
     assert call("load", file).code == 2
     assert call("list", "--campaign", "bad", "--json").document()["tasks"] == []
-    said = call("load", file, "--skip-bad")
-    assert (said.code, said.out) == (0, "campaign bad: 1 task: 1 new, 0 existing\n")
-    assert f"see {file}.rejected.jsonl" in said.err
+    outcome = call("load", file, "--skip-bad")
+    assert (outcome.code, outcome.out) == (0, "campaign bad: 1 task: 1 new, 0 existing\n")
+    assert f"see {file}.rejected.jsonl" in outcome.err
 
 
-def test_names_that_nobody_has_may_be_waited_for(call: Caller, tmp_path: Path) -> None:
+def test_unknown_dependencies_can_be_accepted(call: Caller, tmp_path: Path) -> None:
     file = tmp_path / "hopes.jsonl"
     file.write_text('{"name": "hopes", "argv": ["true"], "after": ["later"]}\n')
     refused = call("load", str(file))
@@ -181,7 +181,7 @@ def test_replay_sleeps_instead(call: Caller) -> None:
     assert call("load", "examples/first.jsonl", "--replay").code == 2
 
 
-def test_file_that_is_not_there_is_told(call: Caller, tmp_path: Path) -> None:
-    said = call("load", str(tmp_path / "none.jsonl"))
-    assert (said.code, said.out) == (2, "")
-    assert "none.jsonl: No such file" in said.err
+def test_missing_file_is_reported(call: Caller, tmp_path: Path) -> None:
+    outcome = call("load", str(tmp_path / "none.jsonl"))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "none.jsonl: No such file" in outcome.err

@@ -1,4 +1,4 @@
-"""`taskyard map`: a task a line, results in order, across a broker that is killed."""
+"""`taskyard map`: a task per line, ordered results, a killed broker."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_results_come_as_they_are_completed_if_wanted(call: Caller, tmp_path: Pa
 
 def test_names_are_the_campaign_and_the_number(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "a\nb\n")
-    said = call("map", "--lines", lines, "--", "echo", "{}")
-    campaign = said.err.splitlines()[0].removeprefix("campaign ")
+    outcome = call("map", "--lines", lines, "--", "echo", "{}")
+    campaign = outcome.err.splitlines()[0].removeprefix("campaign ")
     assert campaign.startswith("map-")
     listed = call("list", "--campaign", campaign, "--json").document()["tasks"]
     assert [task["name"] for task in listed] == [f"{campaign}-1", f"{campaign}-2"]
@@ -63,8 +63,8 @@ def test_fields_of_objects_go_to_their_places(call: Caller, tmp_path: Path) -> N
     objects = written(
         tmp_path / "o.jsonl", '{"a": "x y", "n": [1, null]}\n\n{"a": "é", "n": 2.5}\n'
     )
-    said = call("map", "--jsonl", objects, "-q", "--", "echo", "{a}={n}")
-    assert said == (0, "x y=[1,null]\né=2.5\n", "")
+    outcome = call("map", "--jsonl", objects, "-q", "--", "echo", "{a}={n}")
+    assert outcome == (0, "x y=[1,null]\né=2.5\n", "")
 
 
 def test_braces_of_other_languages_pass(call: Caller, tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ def test_line_gives_the_parts_of_a_path_and_leaves_other_braces(
     call: Caller, tmp_path: Path, word: str, made: str
 ) -> None:
     lines = written(tmp_path / "lines", "a.d/b.tar.gz\n")
-    said = call("map", "--lines", lines, "-q", "--", "echo", word, "{}")
-    assert said == (0, f"{made} a.d/b.tar.gz\n", "")
+    outcome = call("map", "--lines", lines, "-q", "--", "echo", word, "{}")
+    assert outcome == (0, f"{made} a.d/b.tar.gz\n", "")
 
 
 def test_path_without_directory_or_extension_has_both_parts(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "b\n.b\n")
-    said = call("map", "--lines", lines, "-q", "--", "echo", "{.} {/} {//} {/.}")
-    assert said == (0, "b b . b\n.b .b . .b\n", "")
+    outcome = call("map", "--lines", lines, "-q", "--", "echo", "{.} {/} {//} {/.}")
+    assert outcome == (0, "b b . b\n.b .b . .b\n", "")
 
 
 @pytest.mark.parametrize("word", ["{nope}", "{..x}{a.b}", "{/x}", "{1}", "x{-}y"])
@@ -105,25 +105,25 @@ def test_unknown_template_is_refused_before_anything_is_submitted(
     call: Caller, tmp_path: Path, word: str
 ) -> None:
     lines = written(tmp_path / "lines", "a\n")
-    said = call("map", "--lines", lines, "--campaign", "nothing", "--", "echo", "{}", word)
-    assert (said.code, said.out) == (2, "")
-    assert "unknown template {" in said.err
+    outcome = call("map", "--lines", lines, "--campaign", "nothing", "--", "echo", "{}", word)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "unknown template {" in outcome.err
     assert call("wait", "--campaign", "nothing").code == 2
 
 
 def test_column_with_a_space_is_a_template_where_there_is_one(call: Caller, tmp_path: Path) -> None:
     table = written(tmp_path / "t.csv", "first name,b\nann,1\n")
-    said = call("map", "--csv", table, "-q", "--", "echo", "{first name} {print x} {b}")
-    assert said == (0, "ann {print x} 1\n", "")
+    outcome = call("map", "--csv", table, "-q", "--", "echo", "{first name} {print x} {b}")
+    assert outcome == (0, "ann {print x} 1\n", "")
 
 
-def test_failures_are_told_and_exit_1(call: Caller, tmp_path: Path) -> None:
+def test_failures_are_reported_and_exit_1(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "0\n3\n0\n")
-    said = call(
+    outcome = call(
         "map", "--lines", lines, "--campaign", "f", "--", "sh", "-c", "echo $1; exit $1", "x", "{}"
     )
-    assert (said.code, said.out) == (1, "0\n0\n")
-    assert said.err.splitlines() == [
+    assert (outcome.code, outcome.out) == (1, "0\n0\n")
+    assert outcome.err.splitlines() == [
         "taskyard: task f/f-2 failed: exit status 3: 3",
         "campaign f: 3 tasks: 2 done, 1 failed",
         "retry them with `taskyard retry --campaign f --failed`",
@@ -150,7 +150,7 @@ def test_repeated_map_is_harmless_and_another_one_is_refused(call: Caller, tmp_p
     other = call("map", *words[:-1], "{}{}")
     assert other.code == 2
     assert "taskyard: campaign again has task again/again-1 with another command" in other.err
-    assert other.err.endswith("; give another --campaign\n")
+    assert other.err.endswith(": give another --campaign\n")
     other = call("map", "--no-wait", *words[:-1], "{}{}")
     assert "taskyard: campaign again has task again/again-1 with another command" in other.err
 
@@ -209,13 +209,13 @@ def test_call_gets_the_values_of_json_lines(call: Caller, tmp_path: Path) -> Non
 
 def test_json_lines_that_make_no_sense_are_refused(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "1\nword\n")
-    said = call("map", "--lines", lines, "--json-lines", "--call", "m:f", "--no-wait")
-    assert said.code == 2
-    assert "lines:2: is no JSON" in said.err
-    said = call("map", "--lines", lines, "--json-lines", "--", "echo", "{}")
-    assert "--json-lines goes with --call" in said.err
-    said = call("map", "--csv", lines, "--json-lines", "--call", "m:f")
-    assert "--json-lines works with --lines or stdin, not with --csv" in said.err
+    outcome = call("map", "--lines", lines, "--json-lines", "--call", "m:f", "--no-wait")
+    assert outcome.code == 2
+    assert "lines:2: not valid JSON" in outcome.err
+    outcome = call("map", "--lines", lines, "--json-lines", "--", "echo", "{}")
+    assert "--json-lines goes with --call" in outcome.err
+    outcome = call("map", "--csv", lines, "--json-lines", "--call", "m:f")
+    assert "--json-lines works with --lines or stdin, not with --csv" in outcome.err
 
 
 def test_tasks_may_wait_for_one_that_is_there_or_will_be(call: Caller, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_payload_has_places_too(call: Caller, tmp_path: Path) -> None:
     words = ["--lines", lines, "--campaign", "pay", "--no-wait", "-q", "--payload", "<{}>"]
     assert call("map", *words).code == 0
     known = call("submit", "--campaign", "pay", "--name", "pay-1", "--payload", "<x>")
-    assert known.err.startswith("task pay/pay-1 is known already")
+    assert known.err.startswith("task pay/pay-1 exists already")
 
 
 def test_document_has_every_task(call: Caller, tmp_path: Path) -> None:
@@ -257,9 +257,9 @@ def test_document_has_every_task(call: Caller, tmp_path: Path) -> None:
 def test_truncated_result_is_reported_and_exits_1(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "5\n1100000\n")
     words = ["--lines", lines, "--campaign", "t", "--", "head", "-c", "{}", "/dev/zero"]
-    said = call("map", *words)
-    assert (said.code, said.out) == (1, "\0" * 5 + "\n" + "\0" * RESULT_BYTES_MAX + "\n")
-    assert said.err == (
+    outcome = call("map", *words)
+    assert (outcome.code, outcome.out) == (1, "\0" * 5 + "\n" + "\0" * RESULT_BYTES_MAX + "\n")
+    assert outcome.err == (
         "taskyard: task t/t-2: output truncated: only the last 1,048,576 of 1,100,000 bytes are "
         "kept; write large output to a file\n"
         "campaign t: 2 tasks: 2 done, 1 truncated\n"
@@ -271,26 +271,26 @@ def test_truncated_result_is_reported_and_exits_1(call: Caller, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "content", "words", "told"),
+    ("kind", "content", "words", "message"),
     [
         ("lines", "a\n", "echo", "add {} for the line"),
         ("lines", "a\n\xff", "echo {}", "lines:2: not valid UTF-8"),
         ("csv", "a,b\n1\n", "echo {a}", "csv:2: 1 cells, but the header has 2"),
         ("csv", "a,b\n1,2\n", "echo {c}", "csv:2: unknown column 'c' (columns: 'a', 'b')"),
-        ("csv", "a,a\n1,2\n", "echo {a}", "csv:1: the header has 'a' twice"),
+        ("csv", "a,a\n1,2\n", "echo {a}", "csv:1: duplicate column 'a'"),
         ("csv", 'a\n"1', "echo {a}", "csv:2: not valid CSV"),
         ("jsonl", "{}\n[1]\n", "echo {}", "jsonl:2: not a JSON object"),
         ("lines", "a\n", "--call m:f x{}", "neither valid JSON nor a single template"),
     ],
 )
-def test_bad_input_is_told_with_its_place(  # noqa: PLR0913  # a table
-    call: Caller, tmp_path: Path, *, kind: str, content: str, words: str, told: str
+def test_bad_input_is_reported_with_its_location(  # noqa: PLR0913  # a table
+    call: Caller, tmp_path: Path, *, kind: str, content: str, words: str, message: str
 ) -> None:
     path = tmp_path / kind
     path.write_bytes(content.encode("latin-1"))
-    said = call("map", f"--{kind}", str(path), *words.split())
-    assert said.code == 2
-    assert told in said.err
+    outcome = call("map", f"--{kind}", str(path), *words.split())
+    assert outcome.code == 2
+    assert message in outcome.err
 
 
 def test_file_that_is_not_there_and_two_files_are_refused(call: Caller, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_line_is_run_before_the_next_one_is_written(yard: Yard) -> None:
         assert mapping.end()[0] == 0
 
 
-def test_interrupted_map_says_how_to_go_on(yard: Yard) -> None:
+def test_interrupted_map_prints_how_to_resume(yard: Yard) -> None:
     with Running(yard.directory, "map", "--campaign", "cut", "--", "echo", "{}") as mapping:
         mapping.write("one\n")
         mapping.line()

@@ -1,4 +1,4 @@
-"""Looking at a state that no broker runs on: the same answers, and nothing is changed."""
+"""Reading a state directory without a broker: same replies, nothing changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the state that a `run` has left."""
+    """Return a directory with the state of a finished `run`."""
     directory = tmp_path_factory.mktemp("left")
     tasks = [
         {"name": "good", "argv": ["echo", "well done"]},
@@ -35,7 +35,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def state(left: Path, tmp_path: Path) -> Path:
-    """A copy of it, for one test."""
+    """Return a copy of the state for one test."""
     shutil.copytree(left / ".taskyard", tmp_path / ".taskyard")
     return tmp_path / ".taskyard"
 
@@ -82,7 +82,7 @@ def test_it_changes_nothing(state: Path) -> None:
 
 
 @pytest.mark.parametrize("act", ["cancel", "retry"])
-def test_what_would_change_something_needs_a_broker(state: Path, act: str) -> None:
+def test_changes_need_a_broker(state: Path, act: str) -> None:
     with OfflineClient(state) as stopped:
         with pytest.raises(NoBroker, match="start one with `taskyard up"):
             getattr(stopped, act)(["bad"])
@@ -92,9 +92,9 @@ def test_what_would_change_something_needs_a_broker(state: Path, act: str) -> No
             stopped.drain()
 
 
-def test_task_that_there_is_none_of_is_told_as_ever(state: Path) -> None:
-    with OfflineClient(state) as stopped, pytest.raises(UserError, match="unknown task 'nobody'"):
-        stopped.show("nobody")
+def test_unknown_task_is_reported_as_usual(state: Path) -> None:
+    with OfflineClient(state) as stopped, pytest.raises(UserError, match="unknown task 'none'"):
+        stopped.show("none")
 
 
 def test_state_in_use_is_left_alone(state: Path) -> None:
@@ -125,7 +125,7 @@ def test_broker_that_is_started_meanwhile_waits_for_the_look_to_end(state: Path)
         (["show", "good"], "name "),
     ],
 )
-def test_verbs_that_look_do_so_on_a_stopped_state(
+def test_read_only_commands_work_on_a_stopped_state(
     words: list[str],
     answer: str,
     left: Path,

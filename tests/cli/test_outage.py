@@ -1,4 +1,4 @@
-"""Verbs whose broker is gone say so, go on when it is back, and end when their time is over."""
+"""Commands that lose their broker: they warn, resume when it is back, and respect timeouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
-from taskyard.cli import connection, entry, wait
+from taskyard.cli import entry, wait
 from taskyard.cli.commands import COMMANDS
 from taskyard.cli.entry import taskyard
 from taskyard.client.client import Client
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-#: Verbs that wait, each for something that no worker does here.
+#: Commands that wait for tasks that no worker runs here.
 WAITING: tuple[Sequence[str], ...] = (
     ("wait", "x"),
     ("wait", "--campaign", "c"),
@@ -34,7 +34,7 @@ WAITING: tuple[Sequence[str], ...] = (
     ("watch", "--until-settled", "--campaign", "c"),
 )
 
-#: Verbs that ask, and end with the answer.
+#: Commands that send a request and exit with its reply.
 ASKING: tuple[Sequence[str], ...] = (
     *(("status",), ("list",), ("workers",), ("lanes",), ("services",)),
     *(("show", "x"), ("result", "x"), ("why", "x"), ("log", "x")),
@@ -42,14 +42,13 @@ ASKING: tuple[Sequence[str], ...] = (
 )
 
 
-#: Long enough that a thread of a busy machine looks at its clock between the report, after 1 s, and
-#: the end of its patience.
+#: Long enough for a busy machine to warn, after 1 s, before the timeout.
 LIMIT = "4s"
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    """A broker with a task that nobody does."""
+    """Run a broker with a task that no worker runs."""
     (tmp_path / "lines").write_text("1\n")
     with Broker(tmp_path) as running:
         words = ("--campaign", "c", "--name", "x", "--", "true")
@@ -58,14 +57,14 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 class Verbs:
-    """Verbs that run in threads of this process."""
+    """Runs commands in threads of this process."""
 
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self._directory = directory
         self._pool = pool
 
     def start(self, *words: str) -> Any:
-        """Returns the future of its exit code."""
+        """Start a command. Return the future of its exit code."""
         given = [str(self._directory / "lines") if word == "LINES" else word for word in words]
         state = ("--state", str(self._directory / ".taskyard"))
         return self._pool.submit(entry.run, taskyard, [given[0], *state, *given[1:]])
@@ -86,17 +85,17 @@ def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
     answered = threading.Semaphore(0)
 
     class AnsweredClient(Client):
-        """Counts the first answers."""
+        """Counts first replies."""
 
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **named)
             answered.release()
 
     def limits_of(timeout: float, _first_answer: float) -> ReplyTimeouts:
-        """Wait for the first answer for as long as a busy machine takes."""
+        """Return limits with a first timeout that suits a busy machine."""
         return ReplyTimeouts(PATIENCE_SECONDS * SECOND_NS, int(timeout * SECOND_NS))
 
-    monkeypatch.setattr(connection, "Client", AnsweredClient)
+    monkeypatch.setattr("taskyard.client.client.Client", AnsweredClient)
     monkeypatch.setattr(ReplyTimeouts, "of", limits_of)
     limit = ("--broker-timeout", LIMIT)
     codes = [verbs.start(words[0], *limit, *words[1:]) for words in WAITING]
@@ -105,10 +104,10 @@ def test_every_verb_that_waits_reports_a_killed_broker_and_exits_3(
     broker.kill()
     assert [code.result(PATIENCE_SECONDS) for code in codes] == [ExitCode.NO_BROKER] * len(WAITING)
     out, err = capsys.readouterr()
-    # `watch` may print what `submit` and `map` handed in before the broker was killed.
+    # `watch` may print tasks that `submit` and `map` submitted before the kill.
     assert all("  submitted  " in line for line in out.splitlines()), out
     assert err.count(": no answer for 4 s (since ") == len(WAITING)
-    # On a busy machine the living broker may have been silent for a moment, too.
+    # On a busy machine the running broker may have been silent for a moment too.
     earlier = err.count(" answers again")
     assert err.count(": no answer since ") == len(WAITING) + earlier
     assert err.count("; waiting, giving up after 4 s\n") == len(WAITING) + earlier
@@ -131,7 +130,7 @@ def test_wait_with_a_timeout_ends_though_the_broker_is_gone(
     assert code.result(PATIENCE_SECONDS) == ExitCode.TIMED_OUT
 
 
-def test_verb_that_was_answered_reports_a_killed_broker_and_goes_on_when_it_is_back(
+def test_connected_command_reports_a_killed_broker_and_resumes_when_it_is_back(
     tmp_path: Path, broker: Broker
 ) -> None:
     with Running(tmp_path, "watch", "--since", "0") as watch:

@@ -1,4 +1,4 @@
-"""Tables as a terminal shows them."""
+"""Tables on a terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from taskyard.cli.output import print_table
 
 NAME = "a-name-" * 12
 STATES = ("BLOCKED", "DELAYED", "READY", "LEASED", "DONE", "FAILED", "CANCELLED")
-REASON = "the disk of the machine in the cellar is full, and nobody is there to empty it"
+REASON = "the disk of the machine in the cellar is full, and none is there to empty it"
 
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal of 80 columns without colours."""
+    """Emulate a terminal of 80 columns without colours."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
@@ -39,7 +39,7 @@ def test_name_that_is_too_long_ends_in_an_ellipsis_and_numbers_stay(
 
 
 @pytest.mark.usefixtures("narrow")
-def test_name_that_was_made_up_stays_whole_beside_seven_numbers(
+def test_generated_name_is_not_cut_beside_seven_numbers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -48,7 +48,7 @@ def test_name_that_was_made_up_stays_whole_beside_seven_numbers(
 
 
 @pytest.mark.usefixtures("narrow")
-def test_prose_goes_on_in_the_next_line(
+def test_long_text_wraps_to_the_next_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -1,4 +1,4 @@
-"""`pause`, `resume` and `services`: what is held back, and how everybody says so."""
+"""`pause`, `resume` and `services`, and pauses in the output of other commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def call(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[Caller]:
-    """A yard of its own: pauses are everybody's."""
+    """Return a caller of a separate broker, because pauses are global."""
     with running(tmp_path) as yard:
         call = Caller(yard.state, capsysbinary)
         while not call("workers", "--json").document()["workers"]:
@@ -41,8 +41,8 @@ def test_paused_service_gets_no_work_until_it_is_resumed(call: Caller) -> None:
 def test_paused_lane_holds_its_own_tasks_alone(call: Caller) -> None:
     call.submit("first", lane="slow")
     call("wait", "first")
-    said = call("pause", "--service", "exec", "--lane", "slow", "--json").document()
-    assert (said["paused"], said["pauses"]) == (False, [{"service": "exec", "lane": "slow"}])
+    outcome = call("pause", "--service", "exec", "--lane", "slow", "--json").document()
+    assert (outcome["paused"], outcome["pauses"]) == (False, [{"service": "exec", "lane": "slow"}])
     call.submit("held", lane="slow")
     call.submit("free")
     assert call("wait", "free").code == 0
@@ -79,7 +79,7 @@ def test_services_are_listed_with_slots_and_counts(call: Caller) -> None:
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ((), "nothing chosen to "),
         (("--lane", "l"), "unknown lane 'l' (give its --service)"),
@@ -87,16 +87,16 @@ def test_services_are_listed_with_slots_and_counts(call: Caller) -> None:
         (("--service", "exce"), "unknown service 'exce' (see `taskyard services`)"),
     ],
 )
-def test_what_is_meant_must_be_said(
+def test_target_of_a_pause_is_required(
     yard: Yard,
     capsysbinary: pytest.CaptureFixture[bytes],
     verb: str,
     words: tuple[str, ...],
-    told: str,
+    message: str,
 ) -> None:
-    said = Caller(yard.state, capsysbinary)(verb, *words)  # nothing is paused by it: one for all
-    assert said.code == 2
-    assert told in said.err
+    outcome = Caller(yard.state, capsysbinary)(verb, *words)  # nothing is paused by it: one for all
+    assert outcome.code == 2
+    assert message in outcome.err
 
 
 def test_pause_outlives_a_killed_broker(

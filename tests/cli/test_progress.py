@@ -1,4 +1,4 @@
-"""The lines and bars of what goes on."""
+"""Progress lines and bars."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Watch:
 
 
 class Terminal(io.StringIO):
-    """Takes what is drawn."""
+    """A stream that records drawing."""
 
     def isatty(self) -> bool:
         return True
@@ -41,7 +41,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def terminal_for(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Stderr from here on. No fixture: between those and the test stderr is exchanged."""
+    """Replace stderr with a terminal. Not a fixture: pytest replaces stderr later."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     for name in ("NO_COLOR", "FORCE_COLOR"):
@@ -62,7 +62,9 @@ def quiet() -> CliContext:
     return cli_context
 
 
-def test_line_comes_now_and_then_with_rate_and_rest(watch: Watch, capsys: Captured) -> None:
+def test_lines_are_printed_at_intervals_with_rate_and_remaining_time(
+    watch: Watch, capsys: Captured
+) -> None:
     with ProgressBar(CliContext(), "c") as meter:
         meter.count(counts(ready=100), 100)
         assert capsys.readouterr().err == ""
@@ -83,7 +85,7 @@ def test_slow_campaign_has_a_rate_a_minute(watch: Watch, capsys: Captured) -> No
     assert "5 delayed, 15.0/min, about 20 s left" in capsys.readouterr().err
 
 
-def test_what_is_behind_a_failure_is_over(watch: Watch, capsys: Captured) -> None:
+def test_tasks_behind_a_failure_count_as_ended(watch: Watch, capsys: Captured) -> None:
     with ProgressBar(CliContext(), "c") as meter:
         meter.count(counts(ready=3), 3)
         watch.seconds += 10
@@ -99,7 +101,7 @@ def test_total_that_is_not_known_is_left_out(watch: Watch, capsys: Captured) -> 
     assert capsys.readouterr().err == "c\\x07: 30,000 submitted, 3,000/s\n"
 
 
-def test_end_of_a_step_is_told_at_once_where_that_is_wanted(watch: Watch, capsys: Captured) -> None:
+def test_end_of_a_step_is_printed_at_once_if_requested(watch: Watch, capsys: Captured) -> None:
     with ProgressBar(CliContext(), participle="", prints_end=True) as meter:
         for step in ("reading", "writing"):
             meter.set_label(step)

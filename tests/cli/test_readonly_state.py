@@ -1,4 +1,4 @@
-"""Verbs that only read, on disks that take nothing: full, and mounted read-only."""
+"""Read-only commands on full disks and read-only mounts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
 
-#: Verbs that need no broker where one has left its state, with their exit codes.
+#: Commands that need no broker, with their exit codes.
 READING: tuple[tuple[Sequence[str], int], ...] = (
     (("status",), 0),
     (("status", "--json"), 0),
@@ -58,7 +58,7 @@ def mounted(place: Path, *options: str) -> Iterator[Path]:
 
 @contextmanager
 def full_disk(place: Path, content: Path) -> Iterator[Path]:
-    """A disk with a copy of a directory, and not a byte of room."""
+    """Mount a full disk with a copy of a directory."""
     size = f"size={DISK_BYTES},mode=700"
     with mounted(place, "-t", "tmpfs", "-o", size, "tmpfs") as disk:
         shutil.copytree(content, disk, dirs_exist_ok=True, ignore=NO_SOCKETS)
@@ -82,7 +82,7 @@ DISKS = {"full": full_disk, "read-only": read_only_disk}
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the state of a broker that was stopped."""
+    """Return a directory with the state of a stopped broker."""
     directory = tmp_path_factory.mktemp("stopped")
     with Broker(directory) as broker:
         _use(directory)
@@ -92,7 +92,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the state of a broker that was killed: its log has rows."""
+    """Return a directory with the state of a killed broker, whose log has rows."""
     directory = tmp_path_factory.mktemp("killed")
     with Broker(directory) as broker:
         _use(directory)
@@ -103,7 +103,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _use(directory: Path) -> None:
-    """One task done, one failed, one that waits."""
+    """Run one task, fail one, and leave one waiting."""
     with Running(directory, "worker", "--until-eof", "--slots", "1") as worker:
         for name, *words in (
             ("good", "echo", "well done"),
@@ -123,7 +123,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 
 class Reader:
-    """Runs verbs in this process: quicker than a process each."""
+    """Runs commands in this process, which is faster than new processes."""
 
     def __init__(self, captured: pytest.CaptureFixture[str]) -> None:
         self._captured = captured
@@ -175,7 +175,7 @@ def test_verbs_find_the_running_broker_through_a_read_only_mount(
     tmp_path: Path,
     is_used: bool,  # noqa: FBT001
 ) -> None:
-    """Its lock and its socket are the same, whichever way they are reached."""
+    """The lock and the socket are the same through both mounts."""
     (tmp_path / "live").mkdir()
     with Broker(tmp_path / "live") as broker:
         if is_used:

@@ -1,4 +1,4 @@
-"""`taskyard run`: a file from beginning to end, again, interrupted, killed and gone on with."""
+"""`taskyard run`: from start to finish, repeated, interrupted, killed and resumed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 def counts(directory: Path, state: str = ".taskyard") -> dict[str, int]:
-    """What a stopped state has, states that nobody is in left out."""
+    """Return the counts of a stopped state without empty states."""
     with OfflineClient(directory / state) as stopped:
         return {name: number for name, number in stopped.status()["counts"].items() if number}
 
@@ -64,7 +64,7 @@ def test_truncated_output_is_reported_and_exits_1_also_after_compaction(tmp_path
     assert (raised.value.bytes_total, len(raised.value.output)) == (1_100_000, RESULT_BYTES_MAX)
 
 
-def test_failure_is_told_with_what_waits_behind_it_and_tried_again(tmp_path: Path) -> None:
+def test_failure_is_reported_with_its_dependents_and_retried(tmp_path: Path) -> None:
     file = str(EXAMPLES / "failing.jsonl")
     code, out, _ = run(tmp_path, "run", file, "--state", "s")
     assert code == 1
@@ -103,7 +103,7 @@ def test_failure_that_is_mended_is_done_the_second_time(tmp_path: Path) -> None:
     assert counts(tmp_path) == {"done": 2}
 
 
-def test_killed_in_the_middle_it_leaves_nothing_behind_and_goes_on(tmp_path: Path) -> None:
+def test_killed_run_leaves_no_processes_and_resumes(tmp_path: Path) -> None:
     tasks = [marking(f"quick-{number}") for number in range(5)]
     tasks += [marking("slow", AT_THE_GATE, after=["quick-0"])]
     tasks += [marking("last", after=["slow"])]
@@ -127,7 +127,7 @@ def test_killed_in_the_middle_it_leaves_nothing_behind_and_goes_on(tmp_path: Pat
     }
 
 
-def test_interrupted_it_lets_tasks_finish_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_interrupted_run_finishes_tasks_and_prints_how_to_resume(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     file = campaign(tmp_path, [marking("a", "cat gate > /dev/null"), marking("b", after=["a"])])
     with Running(tmp_path, "run", file) as running:
@@ -144,7 +144,7 @@ def test_interrupted_it_lets_tasks_finish_and_says_how_to_go_on(tmp_path: Path) 
     assert marks(tmp_path) == ["a", "b"]
 
 
-def test_interrupted_twice_it_ends_what_runs(tmp_path: Path) -> None:
+def test_run_interrupted_twice_kills_running_tasks(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a", "exec sleep 600")])
     with Running(tmp_path, "run", file) as running:
         until(lambda: marks(tmp_path))
@@ -163,8 +163,8 @@ def test_broker_and_worker_that_are_killed_are_started_again(tmp_path: Path) -> 
         until(lambda: marks(tmp_path))
         for child in all_children_of(running):
             os.kill(child, signal.SIGKILL)
-        said = {running.error_line() for _ in range(2)}
-        assert said == {
+        outcome = {running.error_line() for _ in range(2)}
+        assert outcome == {
             "the broker died (killed by SIGKILL), restarting it",
             "worker local-1 died (killed by SIGKILL), restarting it",
         }
@@ -173,7 +173,7 @@ def test_broker_and_worker_that_are_killed_are_started_again(tmp_path: Path) -> 
         assert running.end()[0] == 0
 
 
-def test_run_ends_when_somebody_else_stops_its_broker(tmp_path: Path) -> None:
+def test_run_exits_when_its_broker_is_stopped_from_outside(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a", "exec sleep 600")])
     with Running(tmp_path, "run", file) as running:
         until(lambda: marks(tmp_path))
@@ -221,7 +221,7 @@ def test_file_whose_full_names_are_those_of_other_tasks_is_refused(tmp_path: Pat
     assert counts(tmp_path) == {"ready": 1}
 
 
-def test_state_that_is_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_state_that_is_in_use_is_refused_with_a_hint(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a")])
     with Broker(tmp_path) as running:
         code, _, err = run(tmp_path, "run", file)
@@ -240,7 +240,7 @@ def test_state_that_is_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None
         ({"argv": ["true"], "after": ["x"]}, [], "waits for 'x', which neither the file nor"),
     ],
 )
-def test_what_could_never_be_done_is_refused_first(  # noqa: PLR0913, PLR0917 - a case
+def test_tasks_that_could_never_run_are_refused_first(  # noqa: PLR0913, PLR0917 - a case
     task: dict[str, Any],
     options: list[str],
     reason: str,
@@ -259,7 +259,7 @@ def test_what_could_never_be_done_is_refused_first(  # noqa: PLR0913, PLR0917 - 
 
 def test_bad_lines_are_left_out_if_that_is_asked_for(tmp_path: Path) -> None:
     tasks: list[dict[str, Any]] = [marking("good"), {"name": "bad"}]
-    tasks += [{"name": "lost", "argv": ["true"], "after": ["nobody"]}]
+    tasks += [{"name": "lost", "argv": ["true"], "after": ["none"]}]
     file = campaign(tmp_path, tasks)
     assert run(tmp_path, "run", file, "--skip-bad")[0] == 0
     rejected = (tmp_path / "campaign.jsonl.rejected.jsonl").read_text().splitlines()

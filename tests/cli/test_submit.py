@@ -23,18 +23,18 @@ def test_name_is_printed_when_the_broker_has_the_task(call: Caller) -> None:
     assert call("show", "plain").code == 0
 
 
-def test_name_is_made_up_and_says_the_campaign(call: Caller) -> None:
+def test_generated_name_starts_with_the_campaign(call: Caller) -> None:
     assert call("submit", "--", "true").out.startswith("task-")
     assert call("submit", "--campaign", "week-7", "--", "true").out.startswith("week-7/week-7-")
 
 
-def test_options_of_the_command_are_its_own_also_without_dashes(call: Caller) -> None:
+def test_options_of_the_command_are_passed_on_without_dashes(call: Caller) -> None:
     assert call("submit", "--wait", "sh", "-c", "echo $0", "--wait") == (0, "--wait\n", "")
 
 
 def test_wait_prints_the_result_as_it_is(call: Caller) -> None:
-    said = call("submit", "--wait", "--", "printf", r"a\0\377b")
-    assert said == (0, "a\0\udcffb", "")
+    outcome = call("submit", "--wait", "--", "printf", r"a\0\377b")
+    assert outcome == (0, "a\0\udcffb", "")
 
 
 def test_wait_ends_the_line_of_the_result_on_a_terminal(
@@ -45,43 +45,43 @@ def test_wait_ends_the_line_of_the_result_on_a_terminal(
     assert call("submit", "--wait", "--", "echo", "ended").out == "ended\n"
 
 
-def test_wait_for_a_failure_tells_why_and_exits_1(call: Caller) -> None:
-    said = call("submit", "--wait", "--name", "sad", "--", "sh", "-c", "echo oh >&2; exit 3")
-    assert said == (1, "", "taskyard: task sad: it failed after 1 attempt: exit status 3: oh\n")
+def test_wait_for_a_failure_prints_the_reason_and_exits_1(call: Caller) -> None:
+    outcome = call("submit", "--wait", "--name", "sad", "--", "sh", "-c", "echo oh >&2; exit 3")
+    assert outcome == (1, "", "taskyard: task sad: it failed after 1 attempt: exit status 3: oh\n")
 
 
 def test_wait_for_a_cancelled_task_exits_5(call: Caller) -> None:
     call("submit", "--name", "late", "--due", "1h", "--", "true")
     call("cancel", "late")
-    said = call("submit", "--name", "late", "--wait", "--due", "1h", "--", "true")
-    assert said.code == 5
-    assert "cancelled" in said.err
+    outcome = call("submit", "--name", "late", "--wait", "--due", "1h", "--", "true")
+    assert outcome.code == 5
+    assert "cancelled" in outcome.err
 
 
 def test_wait_behind_a_failure_exits_1(call: Caller) -> None:
     call("submit", "--name", "broken", "--", "false")
-    said = call("submit", "--after", "broken", "--wait", "--", "true")
-    assert said.code == 1
-    assert "behind a failure" in said.err
-    assert "broken failed (exit status 1)" in said.err
+    outcome = call("submit", "--after", "broken", "--wait", "--", "true")
+    assert outcome.code == 1
+    assert "behind a failure" in outcome.err
+    assert "broken failed (exit status 1)" in outcome.err
 
 
 def test_function_gets_its_arguments_as_json(call: Caller) -> None:
-    said = call("submit", "--call", "operator:add", "--name", "sum", "20", "22")
-    assert said == (0, "sum\n", "")
-    # This worker allows no module: the call has come to it as it was written.
+    outcome = call("submit", "--call", "operator:add", "--name", "sum", "20", "22")
+    assert outcome == (0, "sum\n", "")
+    # This worker allows no module, so the error shows the call as it arrived.
     assert (
         "operator"
         in call("submit", "--name", "sum", "--call", "operator:add", "--wait", "20", "22").err
     )
 
 
-def test_argument_that_is_no_json_is_told_with_how_to_write_it(call: Caller) -> None:
-    said = call("submit", "--call", "imaging:thumbnail", "a.png")
-    assert said.code == 2
+def test_argument_that_is_not_json_is_reported_with_the_right_form(call: Caller) -> None:
+    outcome = call("submit", "--call", "imaging:thumbnail", "a.png")
+    assert outcome.code == 2
     assert (
         "argument 1 of the call: 'a.png' is not valid JSON (a string is written '\"a.png\"')"
-        in said.err
+        in outcome.err
     )
 
 
@@ -89,7 +89,7 @@ def test_payload_comes_from_a_file(call: Caller, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"\0\1")
     for payload, name in (("text", "p1"), (f"@{tmp_path / 'data'}", "p2")):
         assert call("submit", "--name", name, "--payload", payload).out == f"{name}\n"
-    assert call("submit", "--name", "p1", "--payload", "text").err.startswith("task p1 is known")
+    assert call("submit", "--name", "p1", "--payload", "text").err.startswith("task p1 exists")
     assert call("submit", "--payload", f"@{tmp_path / 'none'}").code == 2
     assert call("show", "p2", "--json").document()["task"]["service"] == "default"
 
@@ -115,10 +115,10 @@ def test_terms_reach_the_broker(call: Caller) -> None:
 
 
 def test_environment_reaches_the_command(call: Caller) -> None:
-    said = call(
+    outcome = call(
         "submit", "--wait", "--env", "GREETING=hi there", "--", "sh", "-c", "echo $GREETING"
     )
-    assert said.out == "hi there\n"
+    assert outcome.out == "hi there\n"
 
 
 def test_known_task_is_harmless_with_the_same_command_alone(call: Caller) -> None:
@@ -135,7 +135,7 @@ def test_known_task_is_harmless_with_the_same_command_alone(call: Caller) -> Non
     assert other.err == told.format("payload")
 
 
-def test_unknown_predecessor_is_refused_unless_it_is_waited_for(call: Caller) -> None:
+def test_unknown_dependency_is_refused_by_default(call: Caller) -> None:
     refused = call("submit", "--after", "ghost", "--", "true")
     assert refused.code == 2
     assert refused.err == (
@@ -162,14 +162,14 @@ def test_unknown_predecessor_is_refused_unless_it_is_waited_for(call: Caller) ->
         (["--backoff", "1s", "--", "true"], '"backoff" without "retries"'),
     ],
 )
-def test_wrong_usage_is_told_and_exits_2(call: Caller, words: list[str], told: str) -> None:
-    said = call("submit", *words)
-    assert said.code == 2
-    assert said.out == ""
-    assert told in said.err
+def test_wrong_usage_is_reported_and_exits_2(call: Caller, words: list[str], told: str) -> None:
+    outcome = call("submit", *words)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert told in outcome.err
 
 
-def test_documents_have_what_a_program_needs(call: Caller) -> None:
+def test_documents_have_name_and_state(call: Caller) -> None:
     document = call("submit", "--name", "doc", "--json", "--", "true").document()
     assert document == {
         "version": 2,
@@ -203,8 +203,8 @@ def test_truncated_result_is_reported_where_it_is_read(call: Caller) -> None:
 
 def test_result_of_the_very_limit_is_not_truncated(call: Caller) -> None:
     made = ["head", "-c", str(RESULT_BYTES_MAX), "/dev/zero"]
-    said = call("submit", "--wait", "--name", "limit", "--", *made)
-    assert said == (0, "\0" * RESULT_BYTES_MAX, "")
+    outcome = call("submit", "--wait", "--name", "limit", "--", *made)
+    assert outcome == (0, "\0" * RESULT_BYTES_MAX, "")
     assert call("result", "limit", "--json").document()["truncated"] is False
     assert call("log", "limit", "--json").document()["truncated"] is False
 
@@ -216,10 +216,10 @@ WARNING = (
 
 
 def submit_cat(yard: Yard, *options: str, **stdin: Any) -> tuple[int, str, str]:
-    """Submit `cat`, and wait for what it prints."""
+    """Submit `cat` and wait for its output."""
     words = [*TASKYARD, "submit", "--state", str(yard.state), "--wait", *options, "--", "cat"]
-    said = subprocess.run(words, text=True, capture_output=True, check=False, **stdin)
-    return said.returncode, said.stdout, said.stderr
+    outcome = subprocess.run(words, text=True, capture_output=True, check=False, **stdin)
+    return outcome.returncode, outcome.stdout, outcome.stderr
 
 
 def test_input_that_does_not_reach_the_task_is_warned_of(yard: Yard, tmp_path: Path) -> None:
@@ -241,13 +241,13 @@ def test_loop_over_a_file_submits_each_line_without_a_warning(yard: Yard, tmp_pa
     (tmp_path / "list").write_text("a\nb\nc\n")
     program = shlex.join([*TASKYARD, "submit", "--state", str(yard.state)])
     loop = f'while read -r name; do {program} --name "of-$name" -- true; done < list'
-    said = subprocess.run(
+    outcome = subprocess.run(
         ["/bin/sh", "-c", loop], cwd=tmp_path, text=True, capture_output=True, check=True
     )
-    assert (said.stdout, said.stderr) == ("of-a\nof-b\nof-c\n", "")
+    assert (outcome.stdout, outcome.stderr) == ("of-a\nof-b\nof-c\n", "")
 
 
 def test_name_that_was_forgotten_is_not_taken_from_the_dashes(call: Caller) -> None:
-    said = call("submit", "--name", "--", "echo", "hi")
-    assert (said.code, said.out) == (2, "")
-    assert "--name has no value" in said.err
+    outcome = call("submit", "--name", "--", "echo", "hi")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "--name has no value" in outcome.err

@@ -1,4 +1,4 @@
-"""Names, outputs and reasons on a real terminal: none of them acts on it, by any verb."""
+"""Names, outputs and reasons on a real terminal are escaped by every command."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
     from tests.cli.yard import Yard
 
-#: Parts that act on a terminal: each must never arrive there as it is. The title of the window, the
-#: bell, a cleared screen, a colour, a C1 sequence, and text that runs backwards.
+#: Control sequences that must never reach a terminal: window title, bell, clear screen, colour, a
+#: C1 sequence, and right-to-left text.
 ACTING = ("\x1b]0;pwned", "\x07", "\x1b[2J", "\x1b[5;35m", "\x9b7m", "\u202e", "\x7f")
 HOSTILE = "x" + "y".join(ACTING) + "z"
 
-#: Full names of tasks in a campaign of that name.
+#: Full task names in a campaign of that name.
 DONE, FAILED = f"{HOSTILE}/{HOSTILE}", f"{HOSTILE}/failed{HOSTILE}"
 
-#: What a task prints: the same, and bytes that are no UTF-8.
+#: The output of a task: control sequences, and bytes that are not UTF-8.
 PRINTED = HOSTILE.encode() + b"\x9b8m\ttab\n"
 
-#: Run verbs one after the other, each after a line with its number.
+#: Run commands one after the other, each after a line with its number.
 SCRIPT = """
 import json, sys
 from taskyard.cli.entry import run, taskyard
@@ -67,7 +67,7 @@ READING: tuple[Sequence[str], ...] = (
     ("wait", "--campaign", HOSTILE),
 )
 
-#: What is refused says what it was, and what is done says to what.
+#: Commands whose messages contain the name.
 ACTING_VERBS: tuple[Sequence[str], ...] = (
     ("status", "--campaign", HOSTILE),
     ("show", f"unknown{HOSTILE}"),
@@ -88,7 +88,7 @@ ACTING_VERBS: tuple[Sequence[str], ...] = (
 
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    """A broker with tasks, a campaign, a lane, a service and a worker of bad names."""
+    """Run a broker with hostile names of tasks, campaign, lane, service and worker."""
     with running(tmp_path_factory.mktemp("yard"), worker=False) as yard:
         (yard.directory / "printed").write_bytes(PRINTED)
         with Client(yard.broker.endpoint) as client:
@@ -102,13 +102,13 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 
 
 def _submit(client: Client, first: str, argv: list[str], **more: str) -> None:
-    """Submit a task as a foreign client could: names are bytes, and ours alone are checked."""
+    """Submit a task as a foreign client could, without checks of names."""
     spec = TaskSpec(name=f"{first}{HOSTILE}", argv=argv, lane=HOSTILE, **more)  # type: ignore[arg-type]
     assert client.create(encode_batch([spec], b"" if more else HOSTILE.encode(), 0)) == 1
 
 
 def on_terminal(yard: Yard, verbs: Sequence[Sequence[str]], *options: str) -> list[str]:
-    """Run verbs with stdin, stdout and stderr on a real terminal. Return what each wrote."""
+    """Run commands on a real terminal. Return the output of each."""
     given = [[*words[:1], *options, *words[1:]] for words in verbs]
     reader, writer = openpty()
     with subprocess.Popen(
@@ -187,7 +187,7 @@ def test_json_has_no_control_characters_and_the_same_values(yard: Yard) -> None:
     assert msgspec.json.decode(out)["task"]["name"] == HOSTILE
 
 
-#: Characters that are no letters and do nothing: spaces of some width, joiners, unused ones.
+#: Invisible characters without effect: spaces, joiners, unassigned ones.
 SPACES = (
     *range(0x2000, 0x200E),
     *range(0x2028, 0x202A),
@@ -198,7 +198,7 @@ SPACES = (
 
 
 @pytest.mark.parametrize("code", [*range(0xA0), 0x61C, *range(0x2000, 0x2070), 0xFF, 0x10FFFF])
-def test_both_escapes_agree_with_what_they_escape(code: int) -> None:
+def test_both_escapes_cover_the_same_characters(code: int) -> None:
     character = chr(code)
     is_acting = not character.isprintable() and character not in "\t\n" and code not in SPACES
     assert (terminal.escape_control(character) != character) is is_acting

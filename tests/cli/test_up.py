@@ -1,4 +1,4 @@
-"""`taskyard up` and `taskyard down`: started, kept running, stopped in order."""
+"""`taskyard up` and `taskyard down`: start, restart of processes, ordered stop."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def up(directory: Path, *options: str) -> Iterator[tuple[Running, Client]]:
-    """Everything runs, in the foreground of another process."""
+    """Run `up` in the foreground of another process."""
     with Running(directory, "up", "--slots", "1", *options) as running:
         assert running.line() == f"listening native ipc://{directory}/.taskyard/broker.sock"
         with Client(state=directory / ".taskyard") as client:
             yield running, client
 
 
-def test_it_works_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_up_runs_until_it_is_interrupted(tmp_path: Path) -> None:
     with up(tmp_path, "--workers", "2", "--allow", "operator") as (running, client):
         assert client.submit("operator:mul", args=[6, 7]).result(PATIENCE_SECONDS) == 42
         assert running.error_line() == "2 workers started (Ctrl-C stops)"
@@ -44,7 +44,7 @@ def test_it_works_until_it_is_interrupted(tmp_path: Path) -> None:
         children = all_children_of(running)
         code, out, err = running.send(signal.SIGINT).end()
     assert (code, out) == (0, "")
-    # A stop that takes longer than a second, as on a busy machine, is explained.
+    # A stop that takes longer than a second, as on a busy machine, prints a message.
     assert not err or err.endswith(" waiting for running tasks (Ctrl-C ends them)\n")
     assert not any(map(is_alive, children))
     assert not (tmp_path / ".taskyard" / "up.pid").exists()
@@ -62,7 +62,7 @@ def test_sigterm_lets_tasks_finish(tmp_path: Path) -> None:
         assert client.show("a")["state"] == "done"
 
 
-def test_what_dies_is_started_again(tmp_path: Path) -> None:
+def test_dead_processes_are_restarted(tmp_path: Path) -> None:
     with up(tmp_path) as (running, client):
         until(lambda: client.status()["workers"] == 1)
         for child in all_children_of(running):
@@ -99,7 +99,7 @@ def test_killed_it_takes_everything_with_it(tmp_path: Path) -> None:
         until(lambda: not any(map(is_alive, children)))
 
 
-def test_detached_it_returns_when_it_is_ready_and_down_stops_it(tmp_path: Path) -> None:
+def test_detached_up_returns_when_ready_and_down_stops_it(tmp_path: Path) -> None:
     code, out, err = run(tmp_path, "up", "--detach", "--workers", "2", "--slots", "1")
     try:
         assert (code, out) == (0, "")
@@ -118,14 +118,14 @@ def test_detached_it_returns_when_it_is_ready_and_down_stops_it(tmp_path: Path) 
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-def test_detached_it_says_why_it_could_not_start(tmp_path: Path) -> None:
+def test_detached_up_reports_why_it_could_not_start(tmp_path: Path) -> None:
     with Broker(tmp_path) as running:
         code, _, err = run(tmp_path, "up", "--detach")
     assert code == 2
     assert f"taskyard: state directory .taskyard: in use by process {running.pid}" in err
 
 
-def test_down_waits_for_what_runs(tmp_path: Path) -> None:
+def test_down_waits_for_running_tasks(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     with up(tmp_path) as (running, client):
         client.submit(marking("a", "cat gate > /dev/null")["argv"], name="a")
@@ -139,7 +139,7 @@ def test_down_waits_for_what_runs(tmp_path: Path) -> None:
     assert marks(tmp_path) == ["a"]
 
 
-def test_down_cuts_short_what_takes_too_long_and_says_so(tmp_path: Path) -> None:
+def test_down_interrupts_tasks_after_the_timeout_and_reports_them(tmp_path: Path) -> None:
     with up(tmp_path) as (running, client):
         client.submit(marking("a", "exec sleep 600")["argv"], name="a")
         until(lambda: marks(tmp_path))

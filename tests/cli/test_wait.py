@@ -1,4 +1,4 @@
-"""`taskyard wait`: by name, campaign or all; what it exits with."""
+"""`taskyard wait` by name, campaign or all, and its exit codes."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_cancelled_tasks_exit_5_where_none_failed(call: Caller) -> None:
     assert call("wait", "--campaign", "gone").code == 5
 
 
-def test_time_that_is_up_exits_4_and_says_how_many_are_left(call: Caller) -> None:
+def test_timeout_exits_4_and_counts_unsettled_tasks(call: Caller) -> None:
     call.submit("late", due="1h", campaign="late")
     for what in (["late"], ["--campaign", "late"], []):
-        said = call("wait", *what, "--timeout", "0.1s")
-        assert said.code == 4
-        assert "taskyard: 1 task not settled after 0.1 s; `taskyard why NAME`" in said.err
+        outcome = call("wait", *what, "--timeout", "0.1s")
+        assert outcome.code == 4
+        assert "taskyard: 1 task not settled after 0.1 s; `taskyard why NAME`" in outcome.err
     document = call("wait", "late", "--timeout", "0.1s", "--json").document()
     assert document["settled"] is False
     assert (document["counts"]["delayed"], document["counts"]["ready"]) == (1, 0)
@@ -60,10 +60,10 @@ def test_everything_is_waited_for_without_names(call: Caller) -> None:
     assert call("show", "slow", "--json").document()["task"]["state"] == "done"
 
 
-def test_what_nobody_knows_is_not_waited_for(call: Caller) -> None:
-    said = call("wait", "no-such", "nor-this")
-    assert said.code == 2
-    assert "unknown task 'no-such' and 1 more (see `taskyard list`)" in said.err
+def test_unknown_names_are_not_waited_for(call: Caller) -> None:
+    outcome = call("wait", "no-such", "nor-this")
+    assert outcome.code == 2
+    assert "unknown task 'no-such' and 1 more (see `taskyard list`)" in outcome.err
     assert call("wait", "--campaign", "no-such").code == 2
     assert call("wait", "a", "--campaign", "b").code == 2
 
@@ -72,6 +72,6 @@ def test_many_names_are_waited_for_at_once(call: Caller, tmp_path: Path) -> None
     names = [f"many-{number}" for number in range(1, 1501)]
     (tmp_path / "lines").write_text("\n".join(names))
     options = ["--lines", str(tmp_path / "lines"), "--campaign", "many", "--no-wait", "-q"]
-    assert call("map", *options, "--service", "nobody", "--payload", "{}").code == 0
+    assert call("map", *options, "--service", "none", "--payload", "{}").code == 0
     assert call("cancel", "--campaign", "many").out == "cancelled 1,500 tasks\n"
     assert call("wait", *names).err == "1,500 tasks: 1,500 cancelled\n"

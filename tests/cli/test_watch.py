@@ -1,4 +1,4 @@
-"""`watch`: a line a task, a document a record, nothing missed and nothing twice."""
+"""`taskyard watch`: a line per task, a document per record, without gaps or repetitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def watched(text: str) -> list[tuple[str, ...]]:
-    """What happened to which task."""
+    """Return the events and their tasks."""
     return [tuple(line.split()[1:3]) for line in text.splitlines()]
 
 
@@ -26,67 +26,71 @@ def documents(text: str) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in text.splitlines()]
 
 
-def test_what_happened_is_told_a_line_a_task(call: Caller) -> None:
+def test_events_are_printed_a_line_per_task(call: Caller) -> None:
     call.submit("good", campaign="one")
     call.submit("bad", "sh", "-c", "echo trouble >&2; exit 4", campaign="one")
     call("wait", "--campaign", "one")
-    said = call("watch", "--campaign", "one", "--since", "0", "--until-settled")
-    assert said.code == 1
-    told = watched(said.out)
-    assert [what for what, name in told if name == "one/good"] == ["submitted", "leased", "done"]
-    assert [what for what, name in told if name == "one/bad"] == ["submitted", "leased", "failed"]
-    (failed,) = [line for line in said.out.splitlines() if " failed " in line]
+    outcome = call("watch", "--campaign", "one", "--since", "0", "--until-settled")
+    assert outcome.code == 1
+    message = watched(outcome.out)
+    assert [what for what, name in message if name == "one/good"] == ["submitted", "leased", "done"]
+    assert [what for what, name in message if name == "one/bad"] == [
+        "submitted",
+        "leased",
+        "failed",
+    ]
+    (failed,) = [line for line in outcome.out.splitlines() if " failed " in line]
     assert "  one/bad  attempt 1  worker " in failed
     assert failed.endswith(": exit status 4: trouble")
 
 
-def test_document_a_line_is_told_to_programs(call: Caller) -> None:
+def test_json_has_a_document_per_line(call: Caller) -> None:
     call.submit("a", campaign="two")
     call("wait", "a")
-    said = call("watch", "--campaign", "two", "--since", "0", "--until-settled", "--json")
-    told = documents(said.out)
-    assert said.code == 0
-    assert {(one["version"], one["document"]) for one in told} == {(2, "watch")}
-    assert [one["kind"] for one in told if one["kind"] != "progressed"] == [
+    outcome = call("watch", "--campaign", "two", "--since", "0", "--until-settled", "--json")
+    message = documents(outcome.out)
+    assert outcome.code == 0
+    assert {(one["version"], one["document"]) for one in message} == {(2, "watch")}
+    assert [one["kind"] for one in message if one["kind"] != "progressed"] == [
         *("submitted", "leased", "finished")
     ]
-    numbers = [one["record"] for one in told]
+    numbers = [one["record"] for one in message]
     assert numbers == sorted(set(numbers))
-    last = str(told[-2]["record"])
+    last = str(message[-2]["record"])
     rest = call("watch", "--campaign", "two", "--since", last, "--until-settled", "--json")
-    assert documents(rest.out) == told[-1:]
+    assert documents(rest.out) == message[-1:]
 
 
-def test_only_what_fits_is_told(call: Caller) -> None:
+def test_only_matching_tasks_are_printed(call: Caller) -> None:
     call.submit("fit-1", campaign="three", lane="l")
     call.submit("fit-2", campaign="three")
     call.submit("other", campaign="four")
     call("wait", "fit-1", "fit-2", "other")
-    told = watched(call("watch", "--since", "0", "--campaign", "three", "--until-settled").out)
-    assert {name for _, name in told} == {"three/fit-1", "three/fit-2"}
+    message = watched(call("watch", "--since", "0", "--campaign", "three", "--until-settled").out)
+    assert {name for _, name in message} == {"three/fit-1", "three/fit-2"}
 
 
-def test_payloads_results_and_output_are_never_told(call: Caller) -> None:
+def test_payloads_results_and_output_are_never_printed(call: Caller) -> None:
     call.submit("secret", "sh", "-c", "echo hidden-result; echo hidden-output >&2", campaign="s")
     call("wait", "secret")
-    said = call("watch", "--campaign", "s", "--since", "0", "--until-settled", "--json")
-    assert "secret" in said.out
-    assert "hidden" not in said.out
+    outcome = call("watch", "--campaign", "s", "--since", "0", "--until-settled", "--json")
+    assert "secret" in outcome.out
+    assert "hidden" not in outcome.out
 
 
 @pytest.mark.parametrize("words", [("--service", "s"), ("--match", "m"), ("--lane", "l")])
 def test_end_of_a_part_of_a_campaign_is_not_waited_for(
     call: Caller, words: tuple[str, ...]
 ) -> None:
-    said = call("watch", "--until-settled", *words)
-    assert said.code == 2
-    assert "--until-settled excludes --service" in said.err
+    outcome = call("watch", "--until-settled", *words)
+    assert outcome.code == 2
+    assert "--until-settled excludes --service" in outcome.err
 
 
 def test_record_that_is_not_there_yet_is_refused(call: Caller) -> None:
-    said = call("watch", "--since", "999999", "--until-settled")
-    assert said.code == 2
-    assert "begin anew" in said.err
+    outcome = call("watch", "--since", "999999", "--until-settled")
+    assert outcome.code == 2
+    assert "begin anew" in outcome.err
 
 
 def test_interrupted_watch_exits_130(yard: Yard, call: Caller) -> None:
@@ -97,37 +101,37 @@ def test_interrupted_watch_exits_130(yard: Yard, call: Caller) -> None:
     assert (code, err.strip()) == (130, "taskyard: interrupted; the tasks continue")
 
 
-def test_watch_goes_on_over_a_killed_broker_without_a_gap_or_a_double(
+def test_watch_survives_a_killed_broker_without_gaps_or_repetitions(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     with running(tmp_path, worker=False) as yard:
         call = Caller(yard.state, capsysbinary)
         call.submit("begin")
         with Running(yard.directory, "watch", "--since", "0", "--json") as watch:
-            told = documents(watch.line())
+            message = documents(watch.line())
             for life in range(3):
                 for number in range(5):
                     call.submit(f"t-{life}-{number}")
-                    told += documents(watch.line()) if number % 2 else []
+                    message += documents(watch.line()) if number % 2 else []
                 yard.kill_broker()
                 yard.start_broker()
             call.submit("end")
-            while told[-1]["names"] != ["end"]:
-                told += documents(watch.line())
+            while message[-1]["names"] != ["end"]:
+                message += documents(watch.line())
             watch.send(signal.SIGINT).end()
-    names = [name for one in told for name in one["names"]]
+    names = [name for one in message for name in one["names"]]
     assert names == [
         "begin",
         *(f"t-{life}-{number}" for life in range(3) for number in range(5)),
         "end",
     ]
-    assert [one["record"] for one in told] == [*range(1, len(told) + 1)]
+    assert [one["record"] for one in message] == [*range(1, len(message) + 1)]
 
 
 @pytest.mark.parametrize(
     ("record", "line"),
     [
-        ({"kind": "paused", "service": "", "lane": None}, "paused everything"),
+        ({"kind": "paused", "service": "", "lane": None}, "paused all services"),
         ({"kind": "resumed", "service": "s", "lane": "l"}, "resumed service s lane l"),
         (
             {"kind": "worker_joined", "worker": "w", "services": ["a", "b"]},
@@ -152,20 +156,20 @@ def test_watch_goes_on_over_a_killed_broker_without_a_gap_or_a_double(
             "progress a attempt 1 worker w 7 %",
         ),
         ({"kind": "came_due", "names": ["a"]}, "due a"),
-        ({"kind": "aged", "names": ["a"], "reason": "too old"}, "too old a"),
-        ({"kind": "aged", "names": ["a"], "reason": "on request"}, "too old a: on request"),
+        ({"kind": "aged", "names": ["a"], "reason": "too old"}, "expired a"),
+        ({"kind": "aged", "names": ["a"], "reason": "on request"}, "expired a: on request"),
         (
             {"kind": "moved", "names": ["a"], "service": "s", "lane": ""},
             "moved a to service s to lane -",
         ),
         ({"kind": "moved", "names": ["a"], "service": None, "lane": "l"}, "moved a to lane l"),
         ({"kind": "reported", "names": ["a"]}, "late a"),
-        ({"kind": "released", "names": ["a"]}, "let go a"),
+        ({"kind": "released", "names": ["a"]}, "released a"),
     ],
 )
 def test_record_reads_as_a_line(record: dict[str, Any], line: str) -> None:
-    (told,) = lines_of({"at": 1.5, **record})
-    time, *words = told.split()
+    (message,) = lines_of({"at": 1.5, **record})
+    time, *words = message.split()
     assert time.endswith(".500")
     assert " ".join(words) == line
 

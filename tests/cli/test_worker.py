@@ -1,4 +1,4 @@
-"""`taskyard worker`, as a process: what it does when it is stopped, killed, or left alone."""
+"""`taskyard worker` as a process: stopped, killed, or without a broker."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
-    """Of a broker that runs for the length of the test."""
+    """Return a client of a broker that runs during the test."""
     with Broker(tmp_path), Client(state=tmp_path / ".taskyard") as connected:
         yield connected
 
 
 @contextmanager
 def attended(directory: Path) -> Iterator[tuple[Running, Client]]:
-    """A broker that may be killed, and a client of it."""
+    """Run a broker that may be killed. Return it with a client."""
     with Broker(directory) as running, Client(state=directory / ".taskyard") as connected:
         yield running, connected
 
 
 def submit_gated(client: Client, directory: Path, *names: str) -> None:
-    """Tasks that have begun, and wait until somebody opens the gate."""
+    """Submit tasks that start and wait for a gate."""
     for name in names:
         client.submit(marking(name, AT_THE_GATE)["argv"], name=name)
     until(lambda: len(marks(directory)) >= len(names))
@@ -52,7 +52,7 @@ def open_gate(directory: Path) -> None:
     (directory / "gate").write_text("")
 
 
-def test_sigterm_lets_it_finish_what_runs_and_give_back_the_rest(
+def test_worker_finishes_running_tasks_on_sigterm_and_returns_the_rest(
     tmp_path: Path, client: Client
 ) -> None:
     with Worker(tmp_path, "--slots", "1") as working:
@@ -67,7 +67,9 @@ def test_sigterm_lets_it_finish_what_runs_and_give_back_the_rest(
     assert client.status()["workers"] == 0
 
 
-def test_second_sigterm_ends_what_runs_and_gives_it_back(tmp_path: Path, client: Client) -> None:
+def test_second_sigterm_kills_running_tasks_and_returns_them(
+    tmp_path: Path, client: Client
+) -> None:
     with Worker(tmp_path, "--slots", "1") as working:
         submit_gated(client, tmp_path, "slow")
         working.send(signal.SIGTERM)
@@ -116,7 +118,7 @@ def test_task_that_runs_while_the_broker_is_killed_is_run_once(tmp_path: Path) -
     assert sorted(marks(tmp_path)) == ["a", "b"]
 
 
-def test_it_waits_for_a_broker_and_says_so_once(tmp_path: Path) -> None:
+def test_worker_waits_for_a_broker_and_reports_it_once(tmp_path: Path) -> None:
     with Running(tmp_path, "worker", "--until-eof", "--slots", "1", "--name", "early") as waiting:
         assert waiting.error_line() == (
             f"no broker answers at ipc://{tmp_path}/.taskyard/broker.sock, worker early waits"
@@ -127,7 +129,9 @@ def test_it_waits_for_a_broker_and_says_so_once(tmp_path: Path) -> None:
             assert waiting.terminate() == (0, "", "")
 
 
-def test_it_ends_at_once_with_what_runs_when_its_stdin_ends(tmp_path: Path, client: Client) -> None:
+def test_worker_exits_at_once_with_its_tasks_when_stdin_is_closed(
+    tmp_path: Path, client: Client
+) -> None:
     with Worker(tmp_path, "--slots", "1") as working:
         client.submit(["sh", "-c", "echo $$ > pid; exec sleep 600"], name="long")
         until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
@@ -178,7 +182,7 @@ def test_wrong_option_is_one_line_and_exit_2(
     assert reason in err
 
 
-def test_function_of_a_module_that_is_not_allowed_is_refused_with_what_to_do(
+def test_function_of_a_module_that_is_not_allowed_is_refused_with_a_hint(
     tmp_path: Path, client: Client
 ) -> None:
     with Worker(tmp_path, "--slots", "1", "--allow", "operator"):

@@ -1,4 +1,4 @@
-"""A broker with a worker, and commands against them: what the tests of verbs share."""
+"""A broker with a worker, and a caller of commands, for the tests of commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Yard:
         self.start_broker()
 
     def start_broker(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the broker and wait until it listens."""
         self.broker = Broker(self.directory)
         self._end_with_us(self.broker)
 
@@ -37,7 +37,7 @@ class Yard:
         return self
 
     def _end_with_us(self, running: Running) -> None:
-        """Without a kill, unless it has to be."""
+        """Stop the processes in order, and kill them only if they hang."""
         self._stack.enter_context(running)
         self._stack.callback(running.end)
         self._stack.callback(running.hang_up)
@@ -48,15 +48,15 @@ class Yard:
 
 @contextmanager
 def running(directory: Path, *, worker: bool = True) -> Iterator[Yard]:
-    """A broker, and a worker unless asked otherwise."""
+    """Run a broker, and a worker by default."""
     directory.mkdir(exist_ok=True)
     with ExitStack() as stack:
         yard = Yard(directory, stack)
         yield yard.start_worker() if worker else yard
 
 
-class Said(NamedTuple):
-    """What came of a command in this process."""
+class Outcome(NamedTuple):
+    """The outcome of a command in this process."""
 
     code: int
     out: str
@@ -69,19 +69,19 @@ class Said(NamedTuple):
 
 
 class Caller:
-    """Runs commands in this process: quicker than a process each."""
+    """Runs commands in this process, which is faster than new processes."""
 
     def __init__(self, state: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
         self._state = state
         self._captured = capsysbinary
 
-    def __call__(self, verb: str, *words: str) -> Said:
+    def __call__(self, verb: str, *words: str) -> Outcome:
         self._captured.readouterr()
         code = run(taskyard, [verb, "--state", str(self._state), *words])
         out, err = self._captured.readouterr()
-        return Said(code, out.decode(errors="surrogateescape"), err.decode())
+        return Outcome(code, out.decode(errors="surrogateescape"), err.decode())
 
     def submit(self, name: str, *words: str, **options: str) -> None:
-        """Submit a task that does nothing, or this."""
+        """Submit a task, by default one that does nothing."""
         given = [part for key, value in options.items() for part in (f"--{key}", value)]
         assert self("submit", "--name", name, *given, "--", *(words or ("true",))).code == 0

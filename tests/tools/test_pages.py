@@ -21,7 +21,7 @@ def test_pages_are_made_from_the_code() -> None:
     assert [name for name in made if (DOCS / name).read_text() != made[name]] == [], "./yard docs"
 
 
-def test_outdated_pages_are_written_and_old_schemas_removed(tmp_path: Path) -> None:
+def test_changed_pages_are_written_and_stale_schemas_removed(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     shutil.copytree(DOCS, docs)
     assert pages.write(docs) == []
@@ -43,7 +43,7 @@ def test_reference_has_every_verb_name_and_exit_code() -> None:
     assert [*reference.EXIT_MEANINGS] == [*ExitCode]
 
 
-def test_exit_codes_have_the_same_meanings_in_operating_md() -> None:
+def test_exit_codes_match_operating_md() -> None:
     operating = (DOCS / "operating.md").read_text()
     rows = [f"| {int(code)} | {text} |\n" for code, text in reference.EXIT_MEANINGS.items()]
     assert "".join(rows) in operating

@@ -34,7 +34,7 @@ _LOOK_NS: Final = 500_000_000
 #: The labels of record kinds.
 RECORD_LABELS: Final = {
     "submitted": "submitted",
-    "extended": "dependency added",
+    "extended": "extended",
     "leased": "leased",
     "finished": "done",
     "failed": "failed",
