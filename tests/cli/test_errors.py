@@ -43,7 +43,7 @@ WITHOUT: Final = {
     "{}: listen.{}: {}": "the same with a setting",
     "{}: broker.url: {}": "the same with a setting",
     "{}{}": "the first of what is wrong with the settings, and how to see the others",
-    "{} comes from {}: {}": "where a function comes from, and how to allow that",
+    "{} is defined in {}: {}": "where a function is defined, and how to allow that",
     "task {} was refused: {}": "what the broker says",
     "{}: {} ({})": "what the broker says, and what was submitted before it",
     "{}:{}: more than {} lines are bad; is this the right format? The first: {}": "one of many",
