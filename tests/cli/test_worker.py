@@ -160,7 +160,7 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
         (["--broker", "ipc://a", "--broker", "ipc://b"], "worker has one broker"),
         (["--command", "'"], "No closing quotation"),
         (["--agent", "cat"], "--agent needs --service"),
-        (["--agent", "nothing-such", "--service", "s"], "there is no program 'nothing-such'"),
+        (["--agent", "nothing-such", "--service", "s"], "program 'nothing-such' not found"),
         (["--agent", "cat", "--service", "s", "--dialect", "wmp"], "--agent needs --dialect"),
         (["--agent", "cat", "--service", "s", "--command", "cat"], "--agent or --command"),
         (["--lease", "2s"], "--lease must be at least three times --heartbeat"),

@@ -118,7 +118,7 @@ def test_function_of_an_interactive_session_is_an_error(tmp_path: Path) -> None:
     )
     status, out, err = ran(tmp_path, "-c", code)
     assert (status, err) == (0, "")
-    assert "has to be put in a file" in out
+    assert "into a file" in out
 
 
 def test_lambda_is_called_where_cloudpickle_is_there(tmp_path: Path) -> None:
