@@ -295,7 +295,7 @@ def test_bad_input_is_reported_with_its_location(  # noqa: PLR0913  # a table
 
 def test_file_that_is_not_there_and_two_files_are_refused(call: Caller, tmp_path: Path) -> None:
     none = str(tmp_path / "none")
-    assert f"{none}: can't be read" in call("map", "--lines", none, "--", "echo", "{}").err
+    assert f"{none}: No such file" in call("map", "--lines", none, "--", "echo", "{}").err
     assert call("map", "--lines", none, "--csv", none, "--", "echo", "{}").code == 2
 
 

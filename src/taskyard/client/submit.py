@@ -71,7 +71,7 @@ class Submitter(Generic[_F]):
         terms = submission.terms_of(0)
         future = self._make_future(submission.names[0], terms.service, terms.campaign)
         lane = submission.lanes[0] if submission.lanes else None
-        self._send(submission, 0, (lane, unknown), future)
+        self._queue_row(submission, 0, lane=lane, unknown=unknown, future=future)
         return future
 
     def _submit_plain(
@@ -118,21 +118,19 @@ class Submitter(Generic[_F]):
             terms = submission.terms_of(index)
             future = self._make_future(name, terms.service, terms.campaign) if watch else None
             lane = submission.lanes[index] if submission.lanes else b""
-            self._send(submission, index, (lane, unknown), future)
+            self._queue_row(submission, index, lane=lane, unknown=unknown, future=future)
             yield future
 
-    def _send(
+    def _queue_row(
         self,
         submission: Submission,
         index: int,
-        lane_and_policy: tuple[bytes | None, UnknownPolicy],
+        *,
+        lane: bytes | None,
+        unknown: UnknownPolicy,
         future: _F | None,
     ) -> None:
-        (lane, unknown), name, payload = (
-            lane_and_policy,
-            submission.names[index],
-            submission.payload_of(index),
-        )
+        name, payload = submission.names[index], submission.payload_of(index)
         after = tuple(submission.after[index]) if submission.after else ()
         terms = submission.terms_of(index)
         self._session.submit(PendingTask(name, payload, terms, lane, after, unknown, future))
