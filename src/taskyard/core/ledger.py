@@ -42,8 +42,7 @@ class Ledger:
         self.tasks: dict[bytes, Task] = {}
         #: The tasks that wait for each unknown name.
         self.dependents_of_unknown: dict[bytes, list[Task]] = {}
-        #: For each name, awaited keys that a task of this name satisfies, too: a name in `after`
-        #: may be one of the same campaign or a full name.
+        #: Awaited keys by the other name that satisfies them: `after` may hold full names or not.
         self.awaited_else: dict[bytes, dict[bytes, None]] = {}
         self.campaigns: dict[bytes, Campaign] = {}
         #: Campaigns of old journals, whose tasks have only their names as keys (`identity`).
@@ -77,8 +76,7 @@ class Ledger:
         self.due_heap: DueHeap[Task] = DueHeap()
         #: Services with a change that may allow a lease. Volatile.
         self.dirty: dict[bytes, Service] = {}
-        #: Workers kept free for one task each. A service has at most one for a task of many slots
-        #: and one for a last attempt. Volatile.
+        #: Workers kept free for one task each (`reservations`). Volatile.
         self.reservations: list[Reservation] = []
         #: Lanes that got work and may have to debounce. Volatile.
         self.debouncing: list[Lane] = []
@@ -88,8 +86,7 @@ class Ledger:
         #: The lane groups of each rule, over all services. Volatile.
         self.lane_groups: dict[ActiveRule, list[LaneGroup]] = {rule: [] for rule in self.rule_table}
         #: Copies from `rule_table`, for speed.
-        self.has_worker_limits = False
-        self.has_debounce = False
+        self.has_worker_limits = self.has_debounce = False
 
     def service(self, name: bytes) -> Service:
         """Return a service by name, created on first use."""

@@ -221,10 +221,8 @@ def _restore_workers(ledger: Ledger, snapshot: LedgerSnapshot, tasks: list[Task]
 
 
 def fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
-    """Return all durable state that a ledger's behaviour depends on, as plain values.
-
-    Ended tasks may be left out, because the archive may hold them instead.
-    """
+    """Return all durable state that a ledger's behaviour depends on, as plain values. Ended tasks
+    may be left out, because the archive may hold them instead."""
     tasks = sorted(task.name for task in ledger.tasks.values() if ended or task.ending is None)
     awaited, attempts = ledger.dependents_of_unknown, ledger.failed_attempts
     return {
