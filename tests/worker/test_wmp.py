@@ -146,7 +146,7 @@ def test_without_a_program_a_payload_that_says_nothing_is_an_error(
     said = managers[0].hear("DONE")
     assert said.headers["status"] == "error"
     assert said.payload is not None
-    assert b"nothing that a worker of default can do" in said.payload
+    assert b"payload is not valid for service default" in said.payload
 
 
 def test_it_answers_while_it_works_and_lists_what_it_holds(
@@ -202,7 +202,7 @@ def test_sigterm_lets_it_finish_and_say_goodbye(
     (tmp_path / "go").touch()
     assert manager.hear("DONE") == done("a", "ok", b"")
     manager.say("CANCEL", {"task": "a", "attempt": 1})
-    assert manager.hear("BYE").headers == {"worker": "w", "reason": "leaves"}
+    assert manager.hear("BYE").headers == {"worker": "w", "reason": "exits"}
     assert running.end()[0] == 0
 
 
