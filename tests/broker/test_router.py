@@ -72,5 +72,5 @@ def test_numbers_of_dialects_never_meet() -> None:
     seen = [next(given) for given in map(request_numbers, range(DIALECTS_MAX)) for _ in range(3)]
     assert len(set(seen)) == len(seen)
     assert 0 not in seen
-    with pytest.raises(ValueError, match="at most"):
+    with pytest.raises(ValueError, match="must be below"):
         request_numbers(DIALECTS_MAX)

@@ -202,7 +202,7 @@ def test_worker_key_can_not_submit_or_query(yard: Yard) -> None:
     words = ("submit", "--broker", yard.endpoint, "--key", "worker.key", "--", "true")
     code, out, err = run(yard.directory, *words)
     assert (code, out) == (2, "")
-    assert "the key worker is a worker's and may not " in err
+    assert "key 'worker': a worker may not " in err
     assert tasks_of(yard.owner()) == 0
 
 
@@ -217,7 +217,7 @@ def test_worker_can_not_work_under_another_name(yard: Yard) -> None:
         liar.line.request(lambda number: peer.steal(number, b"another", facts, 1))
         reply = liar.answer()
     assert reply.kind == peer.ERROR
-    assert "not for 'another'" in reply.reason
+    assert "not 'another'" in reply.reason
     assert owner.workers() == []
     assert owner.show("a")["state"] == "ready"
 
@@ -270,7 +270,7 @@ def test_new_key_of_the_same_name_does_not_open_the_old_connection(yard: Yard) -
     yard.ring.create("admin", Role.ADMIN, yard.directory / "new.key")
     with Client(yard.endpoint, key=yard.directory / "new.key") as create:
         assert tasks_of(create) == 0
-    with pytest.raises(Refused, match=r"the key admin was revoked"):
+    with pytest.raises(Refused, match=r"key 'admin' was revoked"):
         old.status()
 
 
@@ -330,7 +330,7 @@ def test_client_whose_key_is_revoked_during_an_outage_fails(
     yard.ring.revoke("viewer")
     port = yard.endpoint.rpartition(":")[2]
     options = ("--secure", "--listen", f"dwork=tcp://127.0.0.1:{port}")
-    with Broker(yard.directory, *options), pytest.raises(TaskyardError, match=r"the key viewer"):
+    with Broker(yard.directory, *options), pytest.raises(TaskyardError, match=r"key 'viewer'"):
         viewer.status()
 
 

@@ -150,7 +150,7 @@ def test_payload_without_a_command_is_an_error_without_a_program(
     said = managers[0].receive("DONE")
     assert said.headers["status"] == "error"
     assert said.payload is not None
-    assert b"nothing that a worker of default can do" in said.payload
+    assert b"payload is not valid for service default" in said.payload
 
 
 def test_worker_answers_while_it_works_and_lists_held_tasks(
@@ -206,7 +206,7 @@ def test_sigterm_lets_the_worker_finish_before_exit(
     (tmp_path / "go").touch()
     assert manager.receive("DONE") == done("a", "ok", b"")
     manager.send_message("CANCEL", {"task": "a", "attempt": 1})
-    assert manager.receive("BYE").headers == {"worker": "w", "reason": "leaves"}
+    assert manager.receive("BYE").headers == {"worker": "w", "reason": "exits"}
     assert running.end()[0] == 0
 
 

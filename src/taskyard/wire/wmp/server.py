@@ -122,7 +122,6 @@ class Wmp:
         self._manager = manager
         self._random_bits = random_bits
         self._lease_timeout_ns = lease_timeout_ns
-        #: Workers by name.
         self._peers: dict[bytes, Peer] = {}
         #: When each of them sent a message or was pinged, the earliest first.
         self._attended_ns: dict[bytes, int] = {}
