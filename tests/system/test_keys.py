@@ -297,7 +297,7 @@ def test_worker_with_a_revoked_key_reports_it(yard: Yard) -> None:
 def test_peer_refuses_a_broker_with_another_key(yard: Yard, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    with yard_in(other) as another, pytest.raises(NoBroker, match=r"good for one broker alone"):
+    with yard_in(other) as another, pytest.raises(NoBroker, match=r"for this broker"):
         Client(another.endpoint, key=yard.file(Role.ADMIN), timeout=NOBODY_SECONDS)
 
 
