@@ -213,7 +213,7 @@ def test_json_lines_that_make_no_sense_are_refused(call: Caller, tmp_path: Path)
     assert outcome.code == 2
     assert "lines:2: not valid JSON" in outcome.err
     outcome = call("map", "--lines", lines, "--json-lines", "--", "echo", "{}")
-    assert "--json-lines goes with --call" in outcome.err
+    assert "--json-lines needs --call" in outcome.err
     outcome = call("map", "--csv", lines, "--json-lines", "--call", "m:f")
     assert "--json-lines works with --lines or stdin, not with --csv" in outcome.err
 

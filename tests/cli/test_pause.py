@@ -47,7 +47,7 @@ def test_paused_lane_holds_its_own_tasks_alone(call: Caller) -> None:
     call.submit("free")
     assert call("wait", "free").code == 0
     assert "its lane is paused" in call("why", "held").out
-    assert call("status").out.splitlines()[2].startswith("paused: lane slow of service exec;")
+    assert call("status").out.splitlines()[2].startswith("paused: lane slow of service exec (")
     (service,) = [
         one for one in call("services", "--json").document()["services"] if one["name"] == "exec"
     ]

@@ -250,4 +250,4 @@ def test_loop_over_a_file_submits_each_line_without_a_warning(yard: Yard, tmp_pa
 def test_name_that_was_forgotten_is_not_taken_from_the_dashes(call: Caller) -> None:
     outcome = call("submit", "--name", "--", "echo", "hi")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "--name has no value" in outcome.err
+    assert "--name: missing value" in outcome.err

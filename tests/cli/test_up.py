@@ -104,7 +104,7 @@ def test_detached_up_returns_when_ready_and_down_stops_it(tmp_path: Path) -> Non
     try:
         assert (code, out) == (0, "")
         pid = int((tmp_path / ".taskyard" / "up.pid").read_text())
-        assert err.startswith(f"up: 2 workers, process {pid}, log in .taskyard/log/up.log; ")
+        assert err.startswith(f"up: 2 workers, process {pid}, log in .taskyard/log/up.log (")
         with Client(state=tmp_path / ".taskyard") as client:
             assert client.status()["workers"] == 2
             assert client.submit(["echo", "hello"]).result(30) == "hello\n"

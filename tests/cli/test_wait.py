@@ -46,7 +46,7 @@ def test_timeout_exits_4_and_counts_unsettled_tasks(call: Caller) -> None:
     for what in (["late"], ["--campaign", "late"], []):
         outcome = call("wait", *what, "--timeout", "0.1s")
         assert outcome.code == 4
-        assert "taskyard: 1 task not settled after 0.1 s; `taskyard why NAME`" in outcome.err
+        assert "taskyard: 1 task not settled after 0.1 s (see `taskyard why NAME`)" in outcome.err
     document = call("wait", "late", "--timeout", "0.1s", "--json").document()
     assert document["settled"] is False
     assert (document["counts"]["delayed"], document["counts"]["ready"]) == (1, 0)

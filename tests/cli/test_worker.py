@@ -162,7 +162,7 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
         (["--agent", "cat"], "--agent needs --service"),
         (["--agent", "nothing-such", "--service", "s"], "program 'nothing-such' not found"),
         (["--agent", "cat", "--service", "s", "--dialect", "wmp"], "--agent needs --dialect"),
-        (["--agent", "cat", "--service", "s", "--command", "cat"], "--agent or --command"),
+        (["--agent", "cat", "--service", "s", "--command", "cat"], "--agent and --command"),
         (["--lease", "2s"], "--lease must be at least three times --heartbeat"),
         (["--heartbeat", "soon"], "must be a duration"),
         (["--slots", "0"], "0 is not in the range"),

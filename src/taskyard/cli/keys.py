@@ -27,8 +27,8 @@ _ROLES: Final = [role.value for role in Role]
 def keys() -> None:
     """Create, list and revoke access keys.
 
-    Peers that connect to the broker over TCP need a key. The broker may be running: changes apply
-    at its next turn.
+    Peers on other machines need a key. On loopback TCP they need one if the broker runs with
+    --secure. The broker may be running: changes apply at its next turn.
     """
 
 
