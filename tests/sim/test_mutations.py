@@ -4,15 +4,23 @@ from collections.abc import Callable
 
 import pytest
 
-from simulator.__main__ import HUNT_SCHEDULES_MAX, main
+from simulator.__main__ import HUNT_SCHEDULES_MAX, killing_seeds, main
 from simulator.mutations import MUTATIONS
 from simulator.schedule import find_killing_seed, run
+
+SEEDS = killing_seeds()
+
+#: Errors of a planted bug that no longer fits the code: it proves nothing about the checkers.
+MISTAKES = ("AttributeError", "ImportError", "NameError", "TypeError")
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bug_is_caught(name: str, record_property: Callable[[str, object], None]) -> None:
-    verdict = find_killing_seed(MUTATIONS[name], range(HUNT_SCHEDULES_MAX))
+    # The last killing seed first: a change of the simulator may move it, and then all are tried.
+    seeds = [*(seed for bug, seed in SEEDS.items() if bug == name), *range(HUNT_SCHEDULES_MAX)]
+    verdict = find_killing_seed(MUTATIONS[name], seeds)
     assert verdict is not None
+    assert verdict.checker not in MISTAKES, verdict.text
     record_property("simulated planted bugs caught", 1)
 
 

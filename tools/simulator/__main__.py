@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Final
 
 from simulator.mutations import MUTATIONS
@@ -11,6 +12,9 @@ from simulator.schedule import ScheduleResult, find_killing_seed, run
 
 #: Schedules within which a planted bug must be caught.
 HUNT_SCHEDULES_MAX: Final = 1_000
+
+#: The seed that caught each planted bug the last time, a line each: tests try it first.
+KILLING_SEEDS: Final = Path(__file__).with_name("killing_seeds.txt")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--start needs --schedules, --bug or --bugs")
     if options.bugs or options.bug:
         names = [*MUTATIONS] if options.bugs else [options.bug]
-        return _hunt_all(names, options.start or 0, options.schedules or HUNT_SCHEDULES_MAX)
+        count = options.schedules or HUNT_SCHEDULES_MAX
+        return _hunt_all(names, options.start or 0, count, update=options.update)
     if options.schedules is None:
         return _run_one(options.seed, quiet=options.quiet)
     start = options.seed if options.start is None else options.start
@@ -50,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
         help="plant one of these: " + ", ".join(MUTATIONS),
     )
     parser.add_argument("--bugs", action="store_true", help="plant every bug in turn")
+    parser.add_argument(
+        "--update", action="store_true", help="with --bugs, write the seeds that caught them"
+    )
     parser.add_argument("--no-invariants", action="store_true", help="run the checkers only")
     parser.add_argument("-q", "--quiet", action="store_true", help="print only the digest")
     return parser
@@ -107,9 +115,16 @@ def _run_many(start: int, most: int, *, hours: float, invariants: bool) -> int:
     return 1 if bad else 0
 
 
-def _hunt_all(names: list[str], start: int, count: int) -> int:
+def killing_seeds() -> dict[str, int]:
+    """Return the seed that caught each planted bug the last time."""
+    pairs = [line.split() for line in KILLING_SEEDS.read_text().splitlines()]
+    return {name: int(seed) for name, seed in pairs}
+
+
+def _hunt_all(names: list[str], start: int, count: int, *, update: bool) -> int:
     """Plant bugs one by one. Return 1 if one was not caught."""
     missed = 0
+    caught: dict[str, int] = {}
     for name in names:
         result = find_killing_seed(MUTATIONS[name], range(start, start + count))
         if result is None:
@@ -118,9 +133,12 @@ def _hunt_all(names: list[str], start: int, count: int) -> int:
         else:
             first_line = result.text.strip().splitlines()[-1 if "Traceback" in result.text else 0]
             tried = result.seed - start + 1
+            caught[name] = result.seed
             _print_line(
                 f"{name}: caught by {result.checker} after {tried} schedules: {first_line[:100]}"
             )
+    if update:
+        KILLING_SEEDS.write_text("".join(f"{name} {seed}\n" for name, seed in caught.items()))
     _print_line(f"planted bugs: {len(names)}, caught: {len(names) - missed}")
     return 1 if missed else 0
 

@@ -585,11 +585,11 @@ def slot_freed_twice() -> Iterator[None]:
     """Free the slots of a lease twice."""
     sound = Ledger.release
 
-    def release(self: Ledger, tasks: list[Task]) -> None:
+    def release(self: Ledger, tasks: list[Task], *more: Any) -> None:
         for task in tasks:
             if task.lease is not None:
                 task.lease.worker.slots_used -= task.terms.slots
-        sound(self, tasks)
+        sound(self, tasks, *more)
 
     with patched(Ledger, "release", release):
         yield

@@ -79,7 +79,7 @@ def exit_ignored() -> Iterator[None]:
     """Keep the tasks of a plain worker after its Exit."""
 
     def leave(pending: Any, asked: Any) -> Any:
-        return [events.StatsRequested(0, asked.route, pending.issue(asked))]
+        return [events.StatsRequested(0, asked.route, pending.add(asked))]
 
     with patched_item(native_requests._DECODERS, native_requests._Q.Exit, leave):
         yield
@@ -171,7 +171,7 @@ def lost_worker_keeps_its_job() -> Iterator[None]:
         return [appeared]
 
     def end_wait(self: Backend, peer: Any) -> Any:
-        peer.heard_ns = self._now_ns
+        peer.last_seen_ns = self._now_ns
         return []
 
     with patched(Backend, "_register_worker", enlist), patched(Backend, "_end_wait", end_wait):
