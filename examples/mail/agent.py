@@ -54,7 +54,7 @@ def deliver(identity: str, host: str, payload: str) -> str:
 
 
 def mail_of(name: str, payload: str) -> dict[str, str]:
-    """A message by itself, or one recipient's of a bundle: the end of its name tells whose."""
+    """Return the message of a task. In a bundle, the end of the name selects the recipient."""
     mail = json.loads(payload)
     if "recipients" not in mail:
         return mail
@@ -81,7 +81,7 @@ def down(name: str, host: str, mail: dict[str, str]) -> str:
 
 
 def grey(name: str, host: str, mail: dict[str, str]) -> str:
-    """Takes a message when it comes for the second time."""
+    """Accept a message at the second attempt."""
     return "deferred 451 greylisted" if is_first_time(name) else quick(name, host, mail)
 
 

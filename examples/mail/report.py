@@ -73,7 +73,7 @@ class Run:
         self.settings = tomllib.loads((directory / "taskyard.toml").read_text())
 
     def setting(self, host: str, key: str, default: Any) -> Any:  # noqa: ANN401  # any setting
-        """What holds for a destination: the first section that fits counts."""
+        """Return a setting of a destination, from the first section that matches."""
         for name, section in self.settings["service"].items():
             if fnmatchcase(f"smtp/{host}", section.get("match", f"{name}/*")):
                 return section.get(key, self.settings["defaults"].get(key, default))
@@ -209,7 +209,7 @@ def agents_limit(run: Run) -> Check:
 
 
 def small_ones_first(run: Run) -> Check:
-    """The large destination does not hold up the small ones, though it was there first."""
+    """Check that the large destination does not delay the small ones, though it came first."""
     size = median(run.hosts.values())
     small = {host for host, count in run.hosts.items() if count <= size and kind_of(host) == "host"}
     last = max(one.end for one in run.taken if one.host in small)
@@ -253,7 +253,7 @@ def schedule_followed(run: Run) -> Check:
 
 
 def never_early(run: Run) -> Check:
-    """What is put off is not tried before its time, whoever has set it."""
+    """Check that no postponed message is tried before its time."""
     early, late = 0, [0.0]
     for one in run.put_off:
         begins = [found.begin for found in run.tries_of.get(one.name, ()) if found.begin > one.at]
@@ -298,7 +298,7 @@ CHECKS = (
 
 
 def by_kind(run: Run) -> Iterator[Sequence[object]]:
-    """A line for each way to behave."""
+    """Yield a row for each kind of destination."""
     for kind in KINDS:
         names = [name for name, host in run.sent.items() if kind_of(host) == kind]
         tries = {name: run.tries_of[name] for name in names if name in run.tries_of}

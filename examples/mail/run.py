@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def prepare(directory: Path, *options: str) -> None:
-    """A fresh directory with what a run needs. Only one of an earlier run is replaced."""
+    """Create a directory with the files of a run. Replaces only that of an earlier run."""
     if directory.exists() and not (directory / "mails.jsonl").exists():
         sys.exit(f"{directory} is there and is not from this example; give another --directory")
     shutil.rmtree(directory, ignore_errors=True)

@@ -20,7 +20,7 @@ from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Failed, Finished, Submitted, WorkerJoined
 from taskyard.demo import agent, audit, campaign, directory
 from taskyard.demo.audit import BrokerKill, DemoCounts, RecordFold
-from taskyard.demo.yard import DemoCluster, ProcessEnded
+from taskyard.demo.cluster import DemoCluster, ProcessEnded
 from taskyard.errors import ExitCode, UserError
 from taskyard.journal.audit import AuditCounts
 from taskyard.pipeline.transforms.guarantees import Guarantees

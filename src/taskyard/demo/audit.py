@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from taskyard.core import records
 from taskyard.core.states import TaskState
-from taskyard.demo.yard import AGENTS
+from taskyard.demo.cluster import AGENTS
 from taskyard.errors import ExitCode
 from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.lock import StateLock

@@ -22,7 +22,7 @@ from taskyard.demo import audit, campaign
 from taskyard.demo import directory as demo_directory
 from taskyard.demo.audit import BrokerKill, DemoCounts, ProofLine
 from taskyard.demo.campaign import Campaign
-from taskyard.demo.yard import DemoCluster
+from taskyard.demo.cluster import DemoCluster
 from taskyard.errors import TimedOut, UserError
 from taskyard.pipeline.jobs import history, load, report
 from taskyard.pipeline.session import session_scope, tune_session

@@ -1,4 +1,4 @@
-"""The demo's processes: a broker, a relay and four workers, each a `taskyard` of its own.
+"""The demo's processes: a broker, a relay and four workers, each a `taskyard` command.
 
 Owns which processes run with which arguments, and the order in which they end. Each has a log file.
 They end with this process: see `process.child`.
@@ -23,27 +23,27 @@ from taskyard.process.child import (
 if TYPE_CHECKING:
     from taskyard.demo.directory import DemoDirectory
 
-#: The worker that feeds agents, by which the closing table knows it.
+#: The name of the worker that feeds agents. The closing table counts its tasks.
 AGENTS: Final = "agents"
 
-#: What was told to end has ended by then, or is killed.
+#: Time to exit after SIGTERM, and after stdin is closed. Then a process is killed.
 _END_SECONDS: Final = 10.0
 _CUT_SECONDS: Final = 3.0
 
 #: Free ports of this machine.
 _ANY: Final = "tcp://127.0.0.1:0"
 
-#: What workers of other dialects do with a task: it reads the payload, and prints the result.
+#: The command of the workers of other dialects: reads the payload and prints the result.
 _FOREIGN_COMMAND: Final = "wc -c"
 
-#: What each worker does at once. It is mostly waiting, so there may be more than cores.
+#: Slots of the workers. Tasks mostly wait, so there are more slots than cores.
 _NATIVE_SLOTS: Final = 4
 _AGENTS_MAX: Final = 4
 _FOREIGN_SLOTS: Final = 2
 
 
 class ProcessEnded(TaskyardError):
-    """A process of the demo ended that should not have."""
+    """A process of the demo ended unexpectedly."""
 
 
 class DemoProcess(ChildProcess):
@@ -52,7 +52,7 @@ class DemoProcess(ChildProcess):
     def __init__(
         self, name: str, arguments: list[str], paths: DemoDirectory, *, reads_endpoints: bool
     ) -> None:
-        """`reads_endpoints`: its stdout is a pipe, and lists where it listens."""
+        """Start it. With `reads_endpoints`, its stdout is a pipe that lists its endpoints."""
         self.name = name
         self.log = paths.logs / f"{name}.log"
         with self.log.open("ab") as log:
@@ -83,11 +83,11 @@ class DemoProcess(ChildProcess):
 
 
 class DemoCluster:
-    """All of them. Use it as a context manager, which ends them."""
+    """All processes of the demo. As a context manager it ends them."""
 
     def __init__(self, paths: DemoDirectory) -> None:
         self._place = paths
-        #: Where the broker listens, by dialect.
+        #: The broker's endpoints by dialect.
         self.listening: dict[str, str] = {}
         self.broker = self._start_broker()
         #: The relay and the workers, in the order of their start.
@@ -100,7 +100,7 @@ class DemoCluster:
             raise
 
     def _start_broker(self) -> DemoProcess:
-        """At free ports, or where it was before."""
+        """Start the broker at free ports, or at those of its predecessor."""
         arguments = ["broker", "--state", str(self._place.state)]
         for dialect, anywhere in (("ping-pong", f"{_ANY},{_ANY}"), ("wmp", _ANY)):
             arguments += ["--listen", f"{dialect}={self.listening.get(dialect, anywhere)}"]
@@ -128,21 +128,21 @@ class DemoCluster:
         )
 
     def kill_broker(self) -> int:
-        """SIGKILL. Returns its exit status."""
+        """Kill the broker by SIGKILL, and return its exit status."""
         return self.broker.kill()
 
     def restart_broker(self) -> None:
-        """On the same state, at the same ports."""
+        """Restart the broker on the same state and ports."""
         self.broker = self._start_broker()
         self.listening = self.broker.listening(3)
 
     def check(self) -> None:
-        """Raises `ProcessEnded` if somebody is missing."""
+        """Raise `ProcessEnded` if a process has ended."""
         for process in (self.broker, *self.others):
             process.check()
 
     def stop(self) -> None:
-        """End all in order: the workers, the relay, and then the broker."""
+        """Stop the workers, then the relay, then the broker."""
         relay, *workers = self.others
         for some in (workers, [relay], [self.broker]):
             for process in some:
