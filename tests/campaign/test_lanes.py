@@ -69,7 +69,7 @@ def test_at_most_five_fields_are_reported() -> None:
         ({"payload": {"x": None}}, "no field 'x'"),
         ({"payload": {"x": [1]}}, "field 'x' is [1], not a text or a number"),
         ({"payload": {"x": ""}}, "is '{x}', which expands to nothing"),
-        ({"payload": {"x": "a\nb"}}, "is '{x}', which must not have control characters"),
+        ({"payload": {"x": "a\nb"}}, "is '{x}', which must not contain control characters"),
         ({"payload": {"x": "y" * 1025}}, "is '{x}', which must have at most 1024 bytes"),
         ({"payload": "no object"}, "no field 'x' (it has 'name', 'campaign', 'service')"),
         ({"payload": "{cut"}, "no field 'x'"),

@@ -189,8 +189,8 @@ def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None
     [
         ("name", "", "must not be empty"),
         ("name", 7, "must be text, not 7"),
-        ("name", "a\nb", "must not have control characters, such as those in 'a\\nb'"),
-        ("name", "\0", "must not have control characters, such as those in '\\x00'"),
+        ("name", "a\nb", "must not contain control characters, such as those in 'a\\nb'"),
+        ("name", "\0", "must not contain control characters, such as those in '\\x00'"),
         ("name", "é" * 513, "must have at most 1024 bytes, not 1026"),
         ("name", "\ud800", "must be Unicode text, not '\\ud800'"),
         ("argv", "echo hi", 'must be a list of words, such as ["sleep", "1"], not \'echo hi\''),

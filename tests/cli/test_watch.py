@@ -90,7 +90,7 @@ def test_end_of_a_part_of_a_campaign_is_not_waited_for(
 def test_record_that_is_not_there_yet_is_refused(call: Caller) -> None:
     outcome = call("watch", "--since", "999999", "--until-settled")
     assert outcome.code == 2
-    assert "begin anew" in outcome.err
+    assert "start again" in outcome.err
 
 
 def test_interrupted_watch_exits_130(yard: Yard, call: Caller) -> None:

@@ -242,7 +242,7 @@ def test_future_names_the_argument_that_can_not_be_pickled(executor: Executor) -
         "function <function": executor.submit(lambda: None),
         "argument 2, of type lock, can't": executor.submit(pow, 1, lock),  # type: ignore[arg-type]
         "argument 'key', of type lock, can't": executor.submit(calls.sorted_pairs, key=lock),
-        "the result, of type function, can't": executor.submit(calls.give_function),
+        "result of type function can't": executor.submit(calls.give_function),
     }
     for text, future in failed.items():
         assert text in str(error_of(future))
@@ -253,7 +253,7 @@ def test_future_names_the_argument_that_can_not_be_pickled(executor: Executor) -
 def test_error_of_a_lambda_suggests_cloudpickle(executor: Executor) -> None:
     error = error_of(executor.submit(lambda: None))
     assert isinstance(error, UserError)
-    assert "defined at the top of a module" in str(error)
+    assert "define it at the top of a module" in str(error)
 
 
 # Map.
@@ -655,7 +655,7 @@ def test_executor_whose_broker_is_killed_is_broken(gate: Gate) -> None:
         for future in futures:
             assert isinstance(error_of(future), ExecutorBroken)
             assert isinstance(error_of(future), concurrent.futures.BrokenExecutor)
-        with pytest.raises(ExecutorBroken, match="the executor is broken: its broker ended"):
+        with pytest.raises(ExecutorBroken, match="the executor is broken: its broker died"):
             own.submit(pow, 2, 3)
 
 

@@ -48,7 +48,7 @@ def test_tasks_are_moved_by_name_or_by_scope(client: Client) -> None:
     assert client.move(["a"], to_lane="z") == 1
     assert client.move(service="s", to_service="t") == 2
     assert places(client) == [("t", "x"), ("t", "y"), ("t", "z")]
-    with pytest.raises(Refused, match="where to"):
+    with pytest.raises(Refused, match="a Move needs a target"):
         client.move(["a"])
 
 

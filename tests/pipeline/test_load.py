@@ -430,7 +430,7 @@ def test_command_submits_all_or_nothing(
     code, _, err = _call(file, *to, "--rejects", str(rejects), capsys=capsys)
     assert code == 2
     assert f"{file}:6: has no work" in err
-    assert "nothing was submitted" in err
+    assert "nothing submitted" in err
     assert len(rejects.read_text().splitlines()) == 2
     code, _, err = _call(file, "--dry-run", "--skip-bad", capsys=capsys)
     assert (code, err.splitlines()[-1]) == (0, "2 bad rows would be skipped and 5 tasks submitted")
@@ -488,4 +488,4 @@ def test_several_files_require_a_campaign(
     files = [_write(tmp_path / f"{name}.jsonl", DIAMOND) for name in "ab"]
     code, _, err = _call(*files, "--dry-run", capsys=capsys)
     assert code == 2
-    assert "--campaign NAME" in err
+    assert "--campaign" in err

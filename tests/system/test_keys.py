@@ -258,7 +258,7 @@ def test_key_that_is_revoked_while_connected_is_refused_with_the_next_message(ya
     viewer, producer = yard.client(Role.VIEWER), yard.client(Role.PRODUCER)
     assert tasks_of(viewer) == 0
     code, out, _ = run(yard.directory, "keys", "revoke", "viewer")
-    assert (code, out.split()[:2]) == (0, ["revoked", "viewer,"])
+    assert (code, out.startswith("revoked the key of viewer ")) == (0, True)
     with pytest.raises(Refused, match=r"key 'viewer' was revoked"):
         viewer.status()
     assert tasks_of(producer) == 0

@@ -196,8 +196,8 @@ def test_unknown_commands_are_answered(session: Session) -> None:
     assert "unknown command 'dance'" in session.worker.answer_to("dance")
     assert "not registered" in session.worker.answer_to("deregister")
     assert "no child workers" in session.worker.answer_to("endbulk")
-    assert "bulkping takes a number" in session.client.answer_to("bulkping")
-    assert "bulkping takes a number" in session.client.answer_to("bulkping -1")
+    assert "bulkping: expected a number" in session.client.answer_to("bulkping")
+    assert "bulkping: expected a number" in session.client.answer_to("bulkping -1")
     assert session.server.answer_to("") == "\nserver> "
 
 
@@ -297,4 +297,4 @@ def test_server_beyond_this_machine_is_refused(tmp_path: Path) -> None:
     for who in ("server", "worker", "client"):
         code, _, error = run(tmp_path, "rr", who, "--endpoint", "tcp://192.0.2.1:6714")
         assert code == 2
-        assert "beyond this machine" in error
+        assert ("requires keys" if who == "server" else "this dialect has no keys") in error

@@ -230,10 +230,10 @@ def test_malformed_request_of_an_authenticated_peer_is_malformed() -> None:
 
 #: The first words of the rows in the docs, and the requests behind them.
 PAGE_ROWS: Final = {
-    "look": "Stats List Show Explain Workers Watch Follow Results Output",
-    "act on tasks": "Create Cancel Retry",
-    "work": "Steal Complete Transfer Progress Heartbeat Exit",
-    "rule": "Drain Pause Resume",
+    "read": "Stats List Show Explain Workers Watch Follow Results Output",
+    "change tasks": "Create Cancel Retry",
+    "run tasks": "Steal Complete Transfer Progress Heartbeat Exit",
+    "control": "Drain Pause Resume",
 }
 
 

@@ -23,10 +23,10 @@ from taskyard.errors import ExitCode
 
 #: The meaning of each exit code, as in operating.md.
 EXIT_MEANINGS: Final = {
-    ExitCode.OK: "good",
+    ExitCode.OK: "success",
     ExitCode.TASK_FAILED: "some task failed, or waits behind a failure",
     ExitCode.USAGE: "usage or settings: an option, a file, a name, a state that is in use",
-    ExitCode.NO_BROKER: "no broker there",
+    ExitCode.NO_BROKER: "no broker",
     ExitCode.TIMED_OUT: "timed out",
     ExitCode.CANCELLED: "some task was cancelled, and none failed",
     ExitCode.STATE_DAMAGED: "the state is damaged, or can't be written",

@@ -136,7 +136,7 @@ def test_give_of_an_unknown_worker_gets_no() -> None:
 
 def held_by(incarnation: int) -> Said:
     reason = f"worker name 'wmp:w' is held by another process (incarnation {incarnation})"
-    reason += "; wait for it, or give another --name"
+    reason += ": wait until it exits, or choose another --name"
     headers = {"worker": "w", "reason": reason, "manager": ME}
     return Said("BYE", {**headers, "code": "name-held"})
 

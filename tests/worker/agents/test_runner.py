@@ -228,12 +228,12 @@ PAGE = (EXAMPLES.parents[1] / "docs" / "dialects" / "hungry.md").read_text()
     "text",
     [
         f"within {CHILD_START_NS_MAX // SECOND_NS} s of its start",
-        f"More than {AGENT_MALFORMED_LINES_MAX} such lines",
-        f"the last {OUTPUT_TAIL_BYTES >> 10} KiB of it",
+        f"than {AGENT_MALFORMED_LINES_MAX} such lines",
+        f"the last {OUTPUT_TAIL_BYTES >> 10} KiB of",
         f"the result, at most {RESULT_BYTES_MAX >> 20} MiB",
-        f"told to finish has {AGENT_FINISH_NS_MAX // SECOND_NS} s",
+        f"was sent the empty line has {AGENT_FINISH_NS_MAX // SECOND_NS} s",
         f"itself ends it has {KILL_GRACE_NS // SECOND_NS} s",
-        f"nothing to do for {AGENT_IDLE_NS_MAX // SECOND_NS // 60} minutes",
+        f"without a task for {AGENT_IDLE_NS_MAX // SECOND_NS // 60} minutes",
         f"each time, up to {AGENT_RESTART_NS_MAX // SECOND_NS} s",
     ],
 )
