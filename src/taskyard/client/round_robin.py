@@ -29,9 +29,6 @@ WINDOW: Final = 10
 #: Progress lines per batch.
 MARKS: Final = 10
 
-#: The largest batch.
-BATCH_MAX: Final = 1_000_000
-
 #: Bytes that a STREAM requests.
 STREAM_BYTES: Final = 1024
 

@@ -31,9 +31,6 @@ PlaceLookup = Callable[[int], tuple[str, int]]
 #: The columns that validation needs.
 COLUMNS: Final = ("place", "name", "after", "terms", "seconds", "reason", "row")
 
-#: The most unknown names that are listed. More are one and the same mistake.
-UNKNOWN_LISTED_MAX: Final = 1000
-
 
 class CriticalPath(Struct):
     """The chain of tasks that takes longest."""
