@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.cli import connection, schemas
+from docs import schemas
+from taskyard.cli import connection
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.lanes import ROWS_SHOWN, row, sort_key
 from tests.cli.yard import Caller, running

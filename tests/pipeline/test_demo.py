@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from docs.schemas import check
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.schemas import check
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Failed, Finished, Submitted, WorkerJoined
 from taskyard.demo import agent, audit, campaign, directory

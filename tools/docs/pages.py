@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from docs import error_texts, reference
-from taskyard.cli import schemas
+from docs import error_texts, reference, schemas
 from taskyard.settings import keys as settings_keys
 
 #: The tables of settings are part of a hand-written page.

@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 
 import taskyard
-from taskyard.cli import schemas
+from docs import schemas
 from taskyard.cli.entry import taskyard as root
 from taskyard.errors import ExitCode
 
