@@ -40,7 +40,7 @@ Generated from the code by `./yard docs`.
 - [Commands](#commands): every command, its options, examples
 - [Exit codes](#exit-codes)
 - [Settings](settings.md#every-setting), on their own page
-- [Errors](errors.md), on their own page
+- [Errors](errors.md), their codes, causes and remedies, on their own page
 - [JSON documents](#json-documents): the output of `--json`
 - [Python](#python): the names that programs import
 
@@ -49,9 +49,9 @@ Generated from the code by `./yard docs`.
 _DOCUMENTS: Final = """## JSON documents
 
 With `--json` a command prints one document on stdout (`watch`: one per line). It starts with
-`version` and `document`, the name of the command. The schemas are
-[JSON Schema](https://json-schema.org). A version may gain fields. None is removed, and none changes
-its meaning.
+`version` and `document`, the name of the command. If the command fails, the last line on stderr is
+the document `error`. The schemas are [JSON Schema](https://json-schema.org). A version may gain
+fields. None is removed, and none changes its meaning.
 
 | document | schema |
 |---|---|
@@ -154,7 +154,8 @@ def _documents() -> Iterator[str]:
     yield _DOCUMENTS
     for name in schemas.DOCUMENTS:
         file = schemas.file_name(name)
-        yield f"| `taskyard {name} --json` | [{file}](schemas/{file}) |\n"
+        shown = "any error" if name == "error" else f"`taskyard {name} --json`"
+        yield f"| {shown} | [{file}](schemas/{file}) |\n"
     yield "\n"
 
 

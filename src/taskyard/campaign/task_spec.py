@@ -50,6 +50,8 @@ BACKOFF_NS: Final = SECOND_NS
 class InvalidTask(UserError):
     """A task is invalid. The text has the reason, not the place."""
 
+    code = "invalid-task"
+
     def __init__(self, text: str, offset: int | None = None) -> None:
         """`offset` is the invalid recipient of a bundle, if it is one."""
         super().__init__(text)

@@ -22,7 +22,7 @@ from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.scopes import STATE_FLAGS, scope_options, to_scope, with_service_of_lane
 from taskyard.core.states import TaskState
-from taskyard.errors import UserError
+from taskyard.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
     from taskyard.cli.options import CommandFunction
@@ -223,7 +223,7 @@ def _drain(client: Client, names: tuple[str, ...]) -> int:
     known = [worker["name"] for worker in client.workers()]
     for name in names:
         if name not in known:
-            raise UserError(f"unknown worker {name!r} (see `taskyard workers`)")
+            raise UnknownName(f"unknown worker {name!r} (see `taskyard workers`)", name)
     return sum(client.drain(name) for name in dict.fromkeys(names))
 
 
@@ -289,7 +289,7 @@ def _pause_or_resume(
     with connect_client(cli_context) as client:
         service = service or _service_of_lane(client, lane)
         if service and service not in _pause_names(client.status()):
-            raise UserError(f"unknown service {service!r} (see `taskyard services`)")
+            raise UnknownName(f"unknown service {service!r} (see `taskyard services`)", service)
         act = client.pause if verb == "pause" else client.resume
         act(service, lane)
         stats = client.status()
@@ -306,7 +306,7 @@ def _service_of_lane(client: Client, lane: str | None) -> str | None:
         return None
     found: str | None = with_service_of_lane(client, {"service": None, "lane": lane})["service"]
     if found is None:
-        raise UserError(f"unknown lane {lane!r} (give its --service)")
+        raise UnknownName(f"unknown lane {lane!r} (give its --service)", lane)
     return found
 
 

@@ -51,7 +51,7 @@ from taskyard.cli.progress import format_counts
 from taskyard.cli.scopes import campaign_option, scope_options, to_scope, with_service_of_lane
 from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, UserError
+from taskyard.errors import ExitCode, UnknownName, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -368,7 +368,7 @@ def _campaign_stats(stats: dict[str, Any], campaign: str) -> dict[str, Any]:
     for one in stats["campaigns"]:
         if one["name"] == campaign:
             return {"counts": one["counts"]}
-    raise UserError(f"unknown campaign {campaign!r} (see `taskyard status`)")
+    raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
 
 
 def _lag_line(lag: float) -> str:

@@ -35,7 +35,7 @@ from taskyard.cli.progress import ProgressBar
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
-from taskyard.errors import ClientClosed, ExitCode, StateLocked, TimedOut, UserError
+from taskyard.errors import ClientClosed, ExitCode, Interrupted, StateLocked, TimedOut, UserError
 from taskyard.net import endpoints
 from taskyard.process.locks import LOCK_FILE, lock_holder
 from taskyard.process.supervisor import Supervisor, WorkerSpec, sigterm_as_interrupt
@@ -255,20 +255,14 @@ def _check_state_unused(state: Path, file: str) -> None:
 # While tasks run.
 
 
-class RunStopped(UserError):
-    """The broker or the workers of a run were stopped from outside."""
-
-    exit_code = ExitCode.INTERRUPTED
-
-
 @contextmanager
 def _close_with_broker(supervisor: Supervisor, client: Client) -> Iterator[None]:
-    """Close the client when the broker has ended for good, and raise `RunStopped`."""
+    """Close the client when the broker has ended for good, and raise `Interrupted`."""
     supervisor.broker.on_end = client.close
     try:
         yield
     except ClientClosed as closed:
-        raise RunStopped(
+        raise Interrupted(
             f"{supervisor.exit_reason() or closed} (run it again to resume)"
         ) from closed
 
@@ -286,7 +280,7 @@ def _counts_and_truncated(client: Client, campaign: str) -> tuple[dict[str, int]
 
 
 def _wait(client: Client, campaign: str, supervisor: Supervisor, bar: ProgressBar) -> None:
-    """Wait until the campaign has settled. Raise `RunStopped` if its processes have ended."""
+    """Wait until the campaign has settled. Raise `Interrupted` if its processes have ended."""
     while (over := supervisor.exit_reason()) is None:
         counts = _counts(client, campaign)
         bar.count(counts, sum(counts.values()))
@@ -295,7 +289,7 @@ def _wait(client: Client, campaign: str, supervisor: Supervisor, bar: ProgressBa
         except TimedOut:
             continue
         return
-    raise RunStopped(f"{over} (run it again to resume)")
+    raise Interrupted(f"{over} (run it again to resume)")
 
 
 def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, retried: int) -> str:

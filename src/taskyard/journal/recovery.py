@@ -26,7 +26,7 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask, Result
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.states import TaskState
-from taskyard.errors import JournalDamaged, StateError
+from taskyard.errors import JournalDamaged, UnknownFormat
 from taskyard.journal import snapshot
 from taskyard.journal.archive import Archive
 from taskyard.journal.files import RESTORE_HINT
@@ -78,7 +78,7 @@ def decode(body: bytes) -> list[AnyRecord]:
         raise JournalDamaged("a row of the journal is empty", RESTORE_HINT)
     reader = _READERS.get(body[0])
     if reader is None:
-        raise StateError(
+        raise UnknownFormat(
             f"the journal has format {body[0]}, but this version reads up to {JOURNAL_FORMAT} "
             "(use a newer Taskyard)"
         )
