@@ -14,7 +14,7 @@ from docs import error_codes, schemas
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.options import json_option, verbose_option
 from taskyard.client.client import Client
-from taskyard.core.effects import Refusal
+from taskyard.core.model import Refusal
 from taskyard.errors import (
     ExitCode,
     JournalDamaged,
@@ -64,7 +64,7 @@ def test_only_bugs_and_bases_have_the_code_of_a_bug() -> None:
 
 def test_refusals_of_the_broker_are_the_first_group() -> None:
     refusals, *_ = error_codes.GROUPS.values()
-    assert sorted(refusals) == sorted(one.value.replace(" ", "-") for one in Refusal)
+    assert sorted(refusals) == sorted(one.value for one in Refusal)
 
 
 def test_example_on_the_page_follows_the_schema() -> None:

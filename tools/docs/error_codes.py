@@ -17,7 +17,7 @@ import msgspec
 import taskyard
 from taskyard import errors
 from taskyard.cli.documents import ErrorDetails, ErrorDocument
-from taskyard.core.effects import Refusal
+from taskyard.core.model import Refusal
 from taskyard.errors import ExitCode, TaskyardError
 
 _SOURCE: Final = Path(taskyard.__file__).parent
@@ -95,6 +95,10 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "A submission has no tasks.",
             "Submit at least one task.",
         ),
+        "forbidden": Explanation(
+            "The role of the key does not allow the request, or the key is unknown or revoked.",
+            "Get a key of another role from the broker's operator: `taskyard keys new`.",
+        ),
         "full": Explanation(
             "The broker has too many unfinished tasks, its disk is nearly full, or compaction lags "
             "behind.",
@@ -119,6 +123,10 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
         "retry-later": Explanation(
             "Compaction of the journal lags behind.",
             "Send the same request again after a pause. Taskyard's client does so by itself.",
+        ),
+        "shutting-down": Explanation(
+            "The broker is shutting down.",
+            "Retry when it runs again: `taskyard up`.",
         ),
         "too-many": Explanation(
             "A payload, the dependencies of a task or a request exceed a limit.",
@@ -260,7 +268,7 @@ def explanations() -> dict[str, Explanation]:
 
 def exit_codes() -> dict[str, list[ExitCode]]:
     """Return the exit codes of every code in the source. Each should have one."""
-    found = {refusal.value.replace(" ", "-"): {errors.Refused.exit_code} for refusal in Refusal}
+    found = {refusal.value: {errors.Refused.exit_code} for refusal in Refusal}
     for kind in error_classes():
         if kind is not errors.Refused:
             found.setdefault(kind.code, set()).add(kind.exit_code)
