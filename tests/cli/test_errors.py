@@ -109,6 +109,7 @@ def files(yard: Yard) -> None:
 PROVOKED: Final = [
     ("unknown", 2, "drain --state STATE w9"),
     ("unknown", 2, "wait --state STATE --campaign none"),
+    ("unknown", 2, "show --state STATE no-such-task"),
     ("unknown", 2, "keys revoke --state STATE nobody"),
     ("usage", 2, "wait --state STATE bad --campaign none"),
     ("usage", 2, "status --state STATE --no-such-option"),
@@ -155,9 +156,12 @@ def test_error_has_its_code_and_exit_code(
     assert not out or msgspec.json.decode(out)["document"] == command
 
 
-def test_error_names_the_things_at_fault(yard: Yard, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(taskyard, ["drain", "--state", str(yard.state), "--json", "w9"]) == 2
-    assert last_document(capsys.readouterr().err)["names"] == ["w9"]
+@pytest.mark.parametrize(("command", "names"), [("drain", ["w9"]), ("why", ["t1", "t2"])])
+def test_error_names_the_things_at_fault(
+    yard: Yard, command: str, names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(taskyard, [command, "--state", str(yard.state), "--json", *names]) == 2
+    assert last_document(capsys.readouterr().err)["names"] == names
 
 
 # How errors are printed.
