@@ -264,7 +264,7 @@ def why(
     Prints a sentence for each: why it waits, or how it ended.
     """
     if bool(names) is not (lane is None and service is None):
-        raise UserError("give either names of tasks or --lane and --service")
+        raise UserError("give names of tasks, or --lane and --service, not both")
     with connect_read_only(cli_context) as broker:
         stats = [broker.explain(name) for name in broker.resolve(names)] if names else []
         found = [] if names else _find_lanes(broker, lane, service)
@@ -288,7 +288,7 @@ def _find_lanes(
     if not found:
         what = "lanes" if lane is None else f"lane {escape_line(lane)}"
         of = f" of service {escape_line(service)}" if service else ""
-        raise UserError(f"no waiting or running tasks in {what}{of} (see `taskyard lanes`)")
+        raise UserError(f"{what}{of}: no waiting or running tasks (see `taskyard lanes`)")
     return found
 
 

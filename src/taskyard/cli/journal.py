@@ -185,7 +185,7 @@ def _locked(state: Path) -> StateLock:
     try:
         return StateLock(state)
     except StateLocked as error:
-        raise StateLocked(f"{error} (a running broker compacts its journal on its own)") from error
+        raise StateLocked(f"{error}, a running broker compacts its journal on its own") from error
 
 
 @contextlib.contextmanager

@@ -205,8 +205,8 @@ def _check_not_running(state: Path) -> None:
     holder = lock_holder(state / UP_FILE)
     if holder is not None:
         raise StateLocked(
-            f"`taskyard up` is running on {state} already, as process {holder} (stop it "
-            f"with `taskyard down --state {state}`)"
+            f"state directory {state}: in use by `taskyard up`, process {holder} (stop it with "
+            f"`taskyard down --state {state}`)"
         )
 
 

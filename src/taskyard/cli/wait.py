@@ -76,7 +76,7 @@ def wait(
     tasks were cancelled and none failed, 4 on timeout.
     """
     if names and any(values.values()):
-        raise UserError("give either names or options (--campaign, --service, --lane or --match)")
+        raise UserError("names exclude options (--campaign, --service, --lane and --match)")
     cli_context.interrupt_message = "interrupted; the tasks continue"
     with connect_client(cli_context) as client:
         target = _target_from_options(client, names, values)

@@ -162,7 +162,7 @@ def _host(host: str, endpoint: str, *, by_name: bool) -> str:
     except ValueError:
         # A host name is never resolved for a listener: its address may change.
         raise UnusableEndpoint(
-            f"endpoint {endpoint}: no valid address ({_FORMS_HINT}; for other machines an address "
+            f"endpoint {endpoint}: no valid address ({_FORMS_HINT}, for other machines an address "
             "of this one, or tcp://0.0.0.0:PORT for all)"
         ) from None
 
@@ -198,8 +198,8 @@ def _short_directory(state: Path) -> Path:
     private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == PRIVATE_DIRECTORY
     if not private or found.st_uid != os.getuid():
         raise UnusableEndpoint(
-            f"{directory}: not a private directory of yours (it holds the socket of {state}; "
-            "remove it, or give a --state with a shorter path)"
+            f"{directory}: not a private directory of yours, for the socket of {state} (remove it, "
+            "or give a --state with a shorter path)"
         )
     return directory
 

@@ -225,9 +225,8 @@ def check_private(path: Path, found: os.stat_result, mode: int) -> None:
         )
     if found.st_mode & _GROUP_AND_OTHERS:
         raise UnusableKey(
-            f"{path}: accessible to other users (mode {stat.S_IMODE(found.st_mode):04o}). Run "
-            f"chmod {mode:o} {quoted}, and create new keys if you don't trust all users of this "
-            "machine."
+            f"{path}: accessible to other users, mode {stat.S_IMODE(found.st_mode):04o} (chmod "
+            f"{mode:o} {quoted}, and create new keys unless you trust them all)"
         )
 
 
