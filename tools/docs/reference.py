@@ -84,7 +84,9 @@ def page() -> str:
 def _commands() -> Iterator[str]:
     yield "## Commands\n\nAll of them take `-h`, `-v` (show where an error came from, too)"
     yield " and `--config FILE`; most take `-q` (show no progress).\n\n"
-    context = click.Context(root, info_name="taskyard")
+    # Click keeps the first help option that it makes for a command.
+    names = root.context_settings["help_option_names"]
+    context = click.Context(root, info_name="taskyard", help_option_names=names)
     for command, below in _walk(root, context):
         yield from _command(command, below)
 
