@@ -104,6 +104,28 @@ def test_semicolon_is_found_in_comments_only(planted: Path) -> None:
     assert [find.line for find in style.comment_semicolons(planted)] == [2]
 
 
+@pytest.mark.parametrize(
+    "text", ["'no work; give some'", "f'{x}: bad. Use y'", "'x: bad.'", "f'{x}: a' '; b'"]
+)
+def test_error_with_several_sentences_is_found(planted: Path, text: str) -> None:
+    planted.write_text(f"raise UserError({text})")
+    assert len(list(style.error_sentences(planted))) == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise UserError(f'{x}: bad (use y.z, or a.b)')",
+        "raise TaskyardError(f'internal error: {x}. Please report it.')",
+        "raise UserError('; '.join(x))",
+        "print('a; b.')",
+    ],
+)
+def test_error_of_one_sentence_is_no_find(planted: Path, code: str) -> None:
+    planted.write_text(code)
+    assert list(style.error_sentences(planted)) == []
+
+
 @pytest.mark.parametrize("code", ["PingPong = 1", "# as in dwork", "x = 'round-robin'"])
 def test_dialect_is_found_in_core(planted: Path, code: str) -> None:
     planted.write_text(code)

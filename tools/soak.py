@@ -100,7 +100,7 @@ class Soak:
         ends = time.monotonic() + START_SECONDS
         while ask(self._place, "status") is None:
             if time.monotonic() > ends:
-                raise SystemExit("soak: the broker does not start; see the logs")
+                raise SystemExit("soak: the broker does not start (see the logs)")
             self._fleet.turn()
         self._fleet.members["watch"].start_at = 0.0  # it does not wait for a first broker
         self.log("all started", shown=True)

@@ -178,6 +178,26 @@ def comment_semicolons(path: Path) -> Iterator[Find]:
             yield Find(path, token.start[0], "semicolon in comment", token.string)
 
 
+def error_sentences(path: Path) -> Iterator[Find]:
+    """Find raised errors with several sentences: they read `subject: problem (hint)`.
+
+    An internal error may ask for a report.
+    """
+    for node in nodes_of(path):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            for text in map(literal_text, node.exc.args):
+                if re.search(r";|\.( [A-Z]|$)", text) and "Please report" not in text:
+                    yield Find(path, node.lineno, "sentences in an error", text)
+
+
+def literal_text(node: ast.expr) -> str:
+    """Return the text of a string with {} for its values, or "" for other expressions."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    parts = node.values if isinstance(node, ast.JoinedStr) else ()
+    return "".join(literal_text(part) or "{}" for part in parts)
+
+
 def sets(path: Path) -> Iterator[Find]:
     """Find sets. The core has none, because their order is not deterministic."""
     for node in nodes_of(path):
@@ -296,6 +316,7 @@ SOURCE_RULES: Final[tuple[FileRule, ...]] = (
     old_names,
     sentences_without_subject,
     comment_semicolons,
+    error_sentences,
     activity_modules,
     missing_docstrings,
     long_functions,

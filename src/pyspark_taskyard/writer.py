@@ -81,6 +81,6 @@ def _check(prepared: pa.RecordBatch) -> None:
         first = bad.slice(0, 1).to_pylist()[0]
         name = f"task {first['name']!r}" if first["name"] else f"row {first['place'] + 1}"
         raise UserError(
-            f"{name} {first['reason']} ({bad.num_rows} invalid rows in this batch; earlier ones "
+            f"{name} {first['reason']} ({bad.num_rows} invalid rows in this batch, earlier ones "
             "may be submitted, and writing them again is harmless)"
         )

@@ -1,21 +1,32 @@
 """The error tree, by cause. The lowest layer: it imports no other module of Taskyard.
 
 A message reads `subject: problem`, with a hint where the remedy isn't obvious. The command line
-prints it as one line and exits with the class's code. Nothing else maps errors to numbers.
+prints it as one line and exits with the class's exit code. Scripts and programs branch on `code`,
+never on the text. `docs/errors.md` lists all codes with cause and remedy.
 
     TaskyardError
     ├── PeerError              the peer sent a bad message, or does not answer
     │   ├── Malformed          bytes that are not a message of the dialect
     │   └── NoBroker           no broker answers
-    ├── UserError              bad usage or settings
+    ├── UserError              bad usage. Its other subclasses are beside what they check:
+    │   │                      InvalidTask, InvalidCampaign, InvalidValue, InvalidSettings
     │   ├── Refused            the broker refused the request
     │   │   └── NameLost       another process has the worker's name
-    │   └── StateLocked        the state directory is in use by another process
+    │   ├── UnknownName        no such task, campaign, service, lane, worker or key
+    │   ├── UnusableFile       a file is missing, unreadable, unwritable or of another kind
+    │   ├── UnusableEndpoint   an endpoint is invalid, in use or not allowed
+    │   ├── UnusableKey        a key file is missing, invalid, unprotected or of another role
+    │   ├── UnusableState      a directory is no state directory, or another user's
+    │   ├── StateLocked        the state directory is in use by another process
+    │   ├── NotEncodable       a value can't be sent as JSON or pickled
+    │   └── NotInstalled       an optional package or a program is missing
     ├── TaskFailed             the task ended without a result
     │   └── TaskBlocked        it waits behind a task that failed
     ├── OutputTruncated        the task is done, but only the end of its output is kept
     ├── TimedOut               a timeout passed
     ├── ClientClosed           the client was closed before the answer arrived
+    ├── Interrupted            the command was interrupted
+    ├── ProcessEnded           a process that the command started has ended
     ├── ExecutorBroken         an executor's own processes ended. Defined in `client.calls`,
     │                          because its other base takes 20 ms to import
     ├── StateError             the state directory can't be trusted or written
@@ -26,7 +37,6 @@ prints it as one line and exits with the class's code. Nothing else maps errors 
 """
 
 from enum import IntEnum
-from typing import ClassVar
 
 
 class ExitCode(IntEnum):
@@ -45,13 +55,18 @@ class ExitCode(IntEnum):
 class TaskyardError(Exception):
     """Base of all errors that Taskyard raises on purpose."""
 
+    #: Names the cause, for programs. It never changes. Codes of refusals come from the broker.
+    code: str = "internal"
     #: The default is the most cautious: stop as if the state were damaged.
-    exit_code: ClassVar[ExitCode] = ExitCode.STATE_DAMAGED
+    exit_code: ExitCode = ExitCode.STATE_DAMAGED
+    #: The tasks, campaigns or other things at fault, as users write them.
+    names: tuple[str, ...] = ()
 
 
 class PeerError(TaskyardError):
     """A peer sent a malformed or forbidden message, or does not answer."""
 
+    code = "bad-message"
     exit_code = ExitCode.NO_BROKER
 
 
@@ -62,10 +77,13 @@ class Malformed(PeerError):
 class NoBroker(PeerError):
     """No broker answers at its endpoint."""
 
+    code = "no-broker"
+
 
 class UserError(TaskyardError):
     """An argument, a setting or a file is invalid."""
 
+    code = "usage"
     exit_code = ExitCode.USAGE
 
 
@@ -89,23 +107,75 @@ class NameLost(Refused):
         super().__init__(text, code, names)
 
 
+class UnknownName(UserError):
+    """A task, campaign, service, lane, worker or key of that name does not exist."""
+
+    code = "unknown"
+
+    def __init__(self, text: str, *names: str) -> None:
+        super().__init__(text)
+        self.names = names
+
+
+class UnusableFile(UserError):
+    """A file is missing, can't be read or written, or has another content than expected."""
+
+    code = "unusable-file"
+
+
+class UnusableEndpoint(UserError):
+    """An endpoint is invalid, in use, or not allowed without keys."""
+
+    code = "unusable-endpoint"
+
+
+class UnusableKey(UserError):
+    """A key file is missing, invalid, readable by others, or has another role."""
+
+    code = "unusable-key"
+
+
+class UnusableState(UserError):
+    """A directory is no state directory, or belongs to another user."""
+
+    code = "unusable-state"
+
+
 class StateLocked(UserError):
     """The state directory is in use by another process."""
+
+    code = "state-locked"
+
+
+class NotEncodable(UserError):
+    """A value can't be sent as JSON or pickled."""
+
+    code = "not-encodable"
+
+
+class NotInstalled(UserError):
+    """An optional package or a program that the command needs is not installed."""
+
+    code = "not-installed"
 
 
 class TaskFailed(TaskyardError):
     """A task ended without a result. The text is its reason."""
 
+    code = "task-failed"
     exit_code = ExitCode.TASK_FAILED
 
 
 class TaskBlocked(TaskFailed):
     """A task waits behind one that failed. It can only run if that one is retried."""
 
+    code = "task-blocked"
+
 
 class OutputTruncated(TaskyardError):
     """A task is done, but only the end of its output is kept."""
 
+    code = "output-truncated"
     exit_code = ExitCode.TASK_FAILED
 
     def __init__(self, text: str, output: str | bytes = b"", bytes_total: int = 0) -> None:
@@ -119,27 +189,50 @@ class OutputTruncated(TaskyardError):
 class TimedOut(TaskyardError, TimeoutError):
     """A timeout passed before the wait was over."""
 
+    code = "timed-out"
     exit_code = ExitCode.TIMED_OUT
 
 
 class ClientClosed(TaskyardError):
     """The client was closed before the answer arrived."""
 
+    code = "client-closed"
     exit_code = ExitCode.CANCELLED
+
+
+class Interrupted(TaskyardError):
+    """The command was interrupted, by Ctrl-C or because its processes were stopped."""
+
+    code = "interrupted"
+    exit_code = ExitCode.INTERRUPTED
+
+
+class ProcessEnded(TaskyardError):
+    """A process that a command started has ended unexpectedly."""
+
+    code = "process-ended"
+
+    def __init__(self, text: str, status: int = ExitCode.STATE_DAMAGED) -> None:
+        """`status` is the exit status of the process."""
+        super().__init__(text)
+        if status and status in list(ExitCode):
+            self.exit_code = ExitCode(status)
 
 
 class StateError(TaskyardError):
     """The state directory can't be trusted or written."""
 
-    exit_code = ExitCode.STATE_DAMAGED
-
 
 class UnknownFormat(StateError):
     """A file of the state directory has a format that this version can't read."""
 
+    code = "unknown-format"
+
 
 class JournalDamaged(StateError):
     """The journal differs from what was written: a gap, a flipped byte, a missing end."""
+
+    code = "journal-damaged"
 
     def __init__(self, wrong: str, lost: str = "") -> None:
         super().__init__(f"{wrong}: {lost}" if lost else wrong)
@@ -149,6 +242,8 @@ class JournalDamaged(StateError):
 
 class JournalFailed(StateError):
     """A write or a sync of the journal failed, so its records may not be on disk."""
+
+    code = "journal-failed"
 
 
 class IllegalTransition(TaskyardError):

@@ -305,7 +305,7 @@ def test_every_bad_row_is_reported_and_the_good_ones_are_read() -> None:
         (b"x,\0,", "the line has NUL bytes"),
         (b"x,echo," + b"y" * 200_000, "a cell has more than 131072 characters"),
         (b'x,"echo"y,', "not valid CSV: ',' expected after '\"'"),
-        (b"x,,", 'has no work; give "argv", "call" or "payload"'),
+        (b"x,,", 'has no work (give "argv", "call" or "payload")'),
     ]
     content = b"\n".join([b"name,argv,lane", *(row for row, _ in rows), b"a,true,", b'z,"echo'])
     loaded = load("c.csv", content)
@@ -481,7 +481,7 @@ def test_task_of_a_workflow_that_can_not_be_run_is_reported_by_its_place() -> No
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b'{"workflow": {"tasks": []}, "schemaVersion": "1.4"}', "no workflow.specification"),
+        (b'{"workflow": {"tasks": []}, "schemaVersion": "1.4"}', "schema 1.4 has no workflow."),
         (b'{\n"workflow":', "not a WfCommons document: "),
         (b'{"workflow": []}', "not a WfCommons document: "),
         (b'{"workflow": {"execution": {"tasks": [{}]}}}', "not a WfCommons document: "),
@@ -538,7 +538,7 @@ def test_broken_first_line_does_not_make_another_format_of_it() -> None:
 
 
 def test_list_of_tasks_is_refused_with_advice() -> None:
-    reason = "a JSON list; write one task per line instead (JSONL)"
+    reason = "a JSON list (write one task per line, as JSONL)"
     assert refusal("c.json", b"[" + A + b"]") == f"c.json:1: {reason}"
 
 

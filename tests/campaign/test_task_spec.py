@@ -145,7 +145,7 @@ def test_number_of_retries_is_as_many_single_intervals() -> None:
         ([], 'must be an object with "name" and more, not []'),
         ({}, 'has no "name"'),
         ({"name": None}, 'has no "name"'),
-        ({"name": "a"}, 'has no work; give "argv", "call" or "payload"'),
+        ({"name": "a"}, 'has no work (give "argv", "call" or "payload")'),
         (
             {"name": "a", "argv": ["x"], "payload": "y"},
             'must have only one of "argv", "call" and "payload"',

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
 
-from docs import error_texts
 from tests.cli.yard import Caller, Yard, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-#: Parsing the whole source takes seconds.
-_COLLECT: Final = cache(error_texts.collect)
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +21,3 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 @pytest.fixture
 def call(yard: Yard, capsysbinary: pytest.CaptureFixture[bytes]) -> Caller:
     return Caller(yard.state, capsysbinary)
-
-
-@pytest.fixture
-def collected_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collect the texts of all errors once."""
-    monkeypatch.setattr(error_texts, "collect", _COLLECT)

@@ -71,7 +71,7 @@ def test_cancelling_everything_wants_a_yes(call: Caller) -> None:
 @pytest.mark.parametrize("verb", ["retry", "cancel"])
 def test_commands_need_names_or_options(call: Caller, verb: str) -> None:
     assert "no tasks chosen" in call(verb).err
-    assert "give either names or options" in call(verb, "a", "--failed").err
+    assert "names exclude options" in call(verb, "a", "--failed").err
     there = f"there-{verb}"
     call.submit(there, due="1h")
     unknown = call(verb, there, "not-there")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from taskyard.cli import schemas
+from docs import schemas
 from taskyard.cli.entry import run, taskyard
 from tests.kit.processes import Broker
 

@@ -82,7 +82,7 @@ def test_verbose_shows_where_an_error_came_from(
     assert run(failing_verb(UserError("it broke")), arguments) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("Traceback")
-    assert errors.endswith("\ntaskyard: it broke\n")
+    assert errors.endswith("\ntaskyard: it broke [usage]\n")
 
 
 def test_damage_is_one_line_that_names_the_check(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,9 @@ def test_os_error_has_a_traceback_with_verbose(
     assert run(failing_verb(OSError(5, "Input/output error")), ["act", "-v"]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("Traceback")
-    assert errors.endswith("\ntaskyard: I/O error: Input/output error (is stdout writable?)\n")
+    assert errors.endswith(
+        "\ntaskyard: I/O error: Input/output error (is stdout writable?) [unusable-file]\n"
+    )
 
 
 def test_closed_stdout_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

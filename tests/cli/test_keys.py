@@ -123,7 +123,7 @@ def test_directory_of_keys_that_is_open_to_others_is_refused_with_a_remedy(
     directory.chmod(0o755)
     outcome = keys("list")
     assert outcome.code == 2
-    assert "chmod 700 .taskyard/keys, and create new keys if you don't trust" in outcome.err
+    assert "(chmod 700 .taskyard/keys, and create new keys unless you trust" in outcome.err
 
 
 def test_broker_without_keys_names_the_command_that_creates_one(keys: Keys) -> None:
@@ -175,8 +175,8 @@ def test_key_file_that_is_open_to_others_is_refused(keys: Keys, words: list[str]
     code, out, err = processes.run(keys.directory, *words)
     assert (code, out) == (2, "")
     assert err == (
-        "taskyard: gpu.key: accessible to other users (mode 0640). Run chmod 600 gpu.key, and "
-        "create new keys if you don't trust all users of this machine.\n"
+        "taskyard: gpu.key: accessible to other users, mode 0640 (chmod 600 gpu.key, and create "
+        "new keys unless you trust them all)\n"
     )
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.cli import connection, schemas
+from docs import schemas
+from taskyard.cli import connection
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.lanes import ROWS_SHOWN, row, sort_key
 from tests.cli.yard import Caller, running
@@ -130,9 +131,11 @@ def test_why_explains_a_lane(call: Caller) -> None:
     message = call("why", "--service", "kept", "--json")
     schemas.check(message.out)
     assert [one["reason"] for one in message.document()["lanes"]] == ["held"]
-    assert "give either names of tasks or --lane" in call("why").err
-    assert "give either names of tasks or --lane" in call("why", "kept-one", "--lane", "l").err
-    assert "no waiting or running tasks in lane m" in call("why", "--lane", "m").err
+    assert "give names of tasks, or --lane and --service" in call("why").err
+    assert (
+        "give names of tasks, or --lane and --service" in call("why", "kept-one", "--lane", "l").err
+    )
+    assert "lane m: no waiting or running tasks" in call("why", "--lane", "m").err
 
 
 def test_move_puts_tasks_into_another_lane_or_service(call: Caller) -> None:
@@ -189,7 +192,7 @@ def test_lane_that_several_services_have_is_not_guessed(
     outcome = call(*words)
     assert outcome.code == 2
     assert outcome.err == (
-        "taskyard: lane l exists in several services (gpu, kept): give --service\n"
+        "taskyard: lane l: exists in several services, gpu, kept (give --service)\n"
     )
 
 

@@ -233,9 +233,9 @@ def test_state_that_is_in_use_is_refused_with_a_hint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "options", "reason"),
     [
-        ({"payload": "x"}, [], "needs a worker of your own for service default"),
+        ({"payload": "x"}, [], "service default needs your own worker"),
         ({"argv": ["true"], "slots": 3}, ["--slots", "2"], "needs 3 slots, but a worker has"),
-        ({"call": "os.path:join"}, ["--allow", "o"], "not allowed: give --allow os.path"),
+        ({"call": "os.path:join"}, ["--allow", "o"], "not allowed (give --allow os.path)"),
         ({"argv": "true"}, [], "campaign.jsonl: 1 bad line"),
         ({"argv": ["true"], "after": ["x"]}, [], "waits for 'x', which neither the file nor"),
     ],

@@ -329,7 +329,7 @@ def test_trickle_of_many_tasks_is_watched(client: Client, monkeypatch: pytest.Mo
 
 
 def test_missing_broker_raises_within_the_timeout(tmp_path: Path) -> None:
-    with pytest.raises(NoBroker, match=r"no broker answers at ipc://.*waited 0.2 s.*taskyard up"):
+    with pytest.raises(NoBroker, match=r"broker at ipc://.*: no answer within 0.2 s .*taskyard up"):
         Client(state=tmp_path / "state", timeout=0.2)
 
 

@@ -391,7 +391,7 @@ def test_failure_to_connect_is_raised_where_the_client_is_made(
         raise OSError("too many open files")
 
     monkeypatch.setattr(sockets, "connect", fail)
-    with pytest.raises(NoBroker, match=r"can't connect to ipc://.*: too many open files"):
+    with pytest.raises(NoBroker, match=r"broker at ipc://.*: can't connect: too many open files"):
         Client(stage.wire.endpoint)
 
 
@@ -421,7 +421,7 @@ def test_callback_that_waits_for_the_client_raises(stage: Stage, client: Client)
     asked = stage.receive()
     stage.reply(asked, Q.OK)
     stage.settle(asked, "a", left=0)
-    assert "a callback must not wait for the client" in str(raised.result(PATIENCE_SECONDS))
+    assert "callback: must not wait for the client" in str(raised.result(PATIENCE_SECONDS))
 
 
 def test_callback_may_submit_however_full_the_outbox_is_and_close(

@@ -77,7 +77,7 @@ class TestReading:
             JournalReader(tmp_path, b"another identity", store.head)
 
     def test_missing_journal_is_an_error(self, store: SqliteStore, tmp_path: Path) -> None:
-        with pytest.raises(JournalFailed, match="can't read the journal"):
+        with pytest.raises(JournalFailed, match="journal: can't read"):
             JournalReader(tmp_path / "nowhere", store.identity, store.head)
 
 

@@ -131,7 +131,7 @@ def test_full_disk_stops_the_journal_and_loses_nothing(small_disk: Path) -> None
     ballast.write_bytes(bytes(2_500_000))
     store = SqliteStore(small_disk / "state")
     acknowledged: list[int] = []
-    with pytest.raises(JournalFailed, match="the disk is full; nothing more is acknowledged"):
+    with pytest.raises(JournalFailed, match="nothing more is acknowledged: the disk is full"):
         commit_until_it_fails(store, acknowledged)
     with pytest.raises(JournalFailed, match="the disk is full"):
         store.commit(b"late", 1)

@@ -153,7 +153,12 @@ class TestDamage:
             recovery.open_ledger(self.state, store)
         message = str(caught.value)
         assert message.endswith(
-            (RESTORE_HINT[1:], "(use the version that wrote it)", "(use a newer Taskyard)")
+            (
+                RESTORE_HINT,
+                f"{RESTORE_HINT})",
+                "(use the version that wrote it)",
+                "(use a newer Taskyard)",
+            )
         )
         return message
 

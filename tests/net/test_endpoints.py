@@ -84,7 +84,7 @@ def test_short_directory_that_others_may_read_is_refused(
 ) -> None:
     native_endpoint(long_state)
     next(short_place.iterdir()).chmod(0o755)
-    with pytest.raises(UserError, match=r": not a private directory of yours \(it holds the sock"):
+    with pytest.raises(UserError, match=r": not a private directory of yours, for the socket"):
         native_endpoint(long_state)
 
 

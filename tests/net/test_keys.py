@@ -191,7 +191,7 @@ def test_aged_directory_is_not_read_again_and_a_fresh_one_is(
 def test_key_file_that_is_open_to_others_is_refused_with_a_remedy(ring: Keyring, mode: int) -> None:
     file = made(ring, "ci-bot")
     file.chmod(mode)
-    expected = rf"accessible to other users \(mode 0{mode:o}\)\. Run chmod 600 {file}, and create"
+    expected = rf"accessible to other users, mode 0{mode:o} \(chmod 600 {file}, and create new keys"
     with pytest.raises(UserError, match=expected):
         read_peer_key(file)
     file.chmod(0o400)
@@ -205,7 +205,9 @@ def test_directory_that_is_open_to_others_disables_all_keys(ring: Keyring, mode:
     ring.directory.chmod(mode)
     looks = (lambda: ring.find(public), ring.entries, lambda: ring.revoke("ci-bot"))
     for refresh in looks:
-        with pytest.raises(UserError, match=rf"accessible to other .* chmod 700 {ring.directory}"):
+        with pytest.raises(
+            UserError, match=rf"accessible to other .* \(chmod 700 {ring.directory}"
+        ):
             refresh()
     ring.directory.chmod(0o700)
     assert ring.find(public)
@@ -216,7 +218,7 @@ def test_broker_file_that_is_open_to_others_disables_all_keys(ring: Keyring, nam
     public = public_of(made(ring, "ci-bot"))
     (file,) = ring.directory.glob(name)
     file.chmod(0o644)
-    with pytest.raises(UserError, match=r"accessible to other users .* chmod 600"):
+    with pytest.raises(UserError, match=r"accessible to other users, .* \(chmod 600"):
         ring.secret() if name == BROKER_FILE else ring.find(public)
 
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from docs.schemas import check
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.schemas import check
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.core.records import Failed, Finished, Submitted, WorkerJoined
 from taskyard.demo import agent, audit, campaign, directory
 from taskyard.demo.audit import BrokerKill, DemoCounts, RecordFold
-from taskyard.demo.cluster import DemoCluster, ProcessEnded
-from taskyard.errors import ExitCode, UserError
+from taskyard.demo.cluster import DemoCluster
+from taskyard.errors import ExitCode, ProcessEnded, UserError
 from taskyard.journal.audit import AuditCounts
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.test_docs_commands import Block, blocks

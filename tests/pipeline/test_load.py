@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from docs import schemas
 from taskyard import testing
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
-from taskyard.cli import schemas
 from taskyard.cli.entry import run, taskyard
 from taskyard.client.client import Client
 from taskyard.core.events import UnknownPolicy
@@ -165,7 +165,7 @@ def test_lines_keep_their_numbers_when_a_file_is_split(
     assert len(checked.campaign.splits) > 5
     assert checked.validation.tasks == 28
     assert [(one.line, one.reason) for one in checked.rejects] == [
-        (18, 'has no work; give "argv", "call" or "payload"'),
+        (18, 'has no work (give "argv", "call" or "payload")'),
         (30, "duplicate name 't3', first on line 4"),
     ]
 

@@ -17,8 +17,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from docs.schemas import check
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.schemas import check
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import UserError

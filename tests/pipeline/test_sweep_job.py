@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.csv
 import pytest
 
+from docs.schemas import check
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.schemas import check
 from taskyard.errors import UserError
 from taskyard.pipeline.jobs import sweep as job
 from taskyard.pipeline.sweep.from_file import workload_of_file

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from docs import error_texts, reference
-from taskyard.cli import schemas
+from docs import error_codes, reference, schemas
 from taskyard.settings import keys as settings_keys
 
 #: The tables of settings are part of a hand-written page.
@@ -21,7 +20,7 @@ _SERVICE_TABLE: Final = re.compile(r"^\| of a service \|.*?\n(?!\|)", re.MULTILI
 
 def pages(docs: Path) -> dict[str, str]:
     """Return every generated page by its name. `docs` has the hand-written parts."""
-    made = {"reference.md": reference.page(), "errors.md": error_texts.page()}
+    made = {"reference.md": reference.page(), "errors.md": error_codes.page()}
     settings = (docs / "settings.md").read_text()
     settings = _TABLE.sub(lambda _: settings_keys.table(), settings, count=1)
     made["settings.md"] = _SERVICE_TABLE.sub(

@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 
 import taskyard
-from taskyard.cli import schemas
+from docs import schemas
 from taskyard.cli.entry import taskyard as root
 from taskyard.errors import ExitCode
 
@@ -40,7 +40,7 @@ Generated from the code by `./yard docs`.
 - [Commands](#commands): every command, its options, examples
 - [Exit codes](#exit-codes)
 - [Settings](settings.md#every-setting), on their own page
-- [Errors](errors.md), on their own page
+- [Errors](errors.md), their codes, causes and remedies, on their own page
 - [JSON documents](#json-documents): the output of `--json`
 - [Python](#python): the names that programs import
 
@@ -49,9 +49,9 @@ Generated from the code by `./yard docs`.
 _DOCUMENTS: Final = """## JSON documents
 
 With `--json` a command prints one document on stdout (`watch`: one per line). It starts with
-`version` and `document`, the name of the command. The schemas are
-[JSON Schema](https://json-schema.org). A version may gain fields. None is removed, and none changes
-its meaning.
+`version` and `document`, the name of the command. If the command fails, the last line on stderr is
+the document `error`. The schemas are [JSON Schema](https://json-schema.org). A version may gain
+fields. None is removed, and none changes its meaning.
 
 | document | schema |
 |---|---|
@@ -84,7 +84,9 @@ def page() -> str:
 def _commands() -> Iterator[str]:
     yield "## Commands\n\nAll of them take `-h`, `-v` (show where an error came from, too)"
     yield " and `--config FILE`; most take `-q` (show no progress).\n\n"
-    context = click.Context(root, info_name="taskyard")
+    # Click keeps the first help option that it makes for a command.
+    names = root.context_settings["help_option_names"]
+    context = click.Context(root, info_name="taskyard", help_option_names=names)
     for command, below in _walk(root, context):
         yield from _command(command, below)
 
@@ -154,7 +156,8 @@ def _documents() -> Iterator[str]:
     yield _DOCUMENTS
     for name in schemas.DOCUMENTS:
         file = schemas.file_name(name)
-        yield f"| `taskyard {name} --json` | [{file}](schemas/{file}) |\n"
+        shown = "any error" if name == "error" else f"`taskyard {name} --json`"
+        yield f"| {shown} | [{file}](schemas/{file}) |\n"
     yield "\n"
 
 

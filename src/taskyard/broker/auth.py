@@ -13,7 +13,7 @@ import shlex
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskyard.core.model import shown
-from taskyard.errors import UserError
+from taskyard.errors import UnusableEndpoint, UnusableKey, UserError
 from taskyard.net import endpoints
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import UNKNOWN_PEER, AuthenticatedPeer, Role
@@ -120,7 +120,7 @@ def requires_keys(dialect: str, endpoint: str, *, secure: bool) -> bool:
     is_demanded = is_remote or (secure and isinstance(place, endpoints.Tcp))
     if is_demanded and dialect != CHECKED_DIALECT:
         where = "a remote endpoint" if is_remote else "--secure"
-        raise UserError(
+        raise UnusableEndpoint(
             f"{dialect} at {endpoint}: {where} requires keys, which {dialect} does not support "
             f"(use tcp://127.0.0.1:PORT{'' if is_remote else ' without --secure'}, and a tunnel "
             "for remote peers)"
@@ -145,7 +145,7 @@ def keyring_for(state: Path, listen: Iterable[tuple[str, str]], *, secure: bool)
     if not keyring.has_keys():
         is_remote = endpoints.is_remote(endpoints.parse(demanded[0]))
         why = "a remote endpoint" if is_remote else "--secure"
-        raise UserError(
+        raise UnusableKey(
             f"{demanded[0]}: {why} requires keys, and {state} has no valid key (create one with "
             f"`taskyard keys new NAME --role {Role.PRODUCER} --state {shlex.quote(str(state))}`)"
         )

@@ -114,7 +114,7 @@ def _guess_format(start: bytes, label: str) -> Format:
     if line.startswith(b"{"):
         return _guess_object_format(line, text)
     if line.startswith(b"["):
-        raise InvalidCampaign(f"{label}:1: a JSON list; write one task per line instead (JSONL)")
+        raise InvalidCampaign(f"{label}:1: a JSON list (write one task per line, as JSONL)")
     cells = re.split(rb"[,;\t]", line)
     return Format.CSV if b"name" in [cell.strip(b' "') for cell in cells] else Format.DWORK
 

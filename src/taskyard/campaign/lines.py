@@ -40,6 +40,8 @@ _UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 class InvalidCampaign(UserError):
     """A file can't be read as a campaign. The text begins with `FILE:LINE: `."""
 
+    code = "invalid-campaign"
+
 
 class InvalidRow(Struct, gc=False):
     """A line or a row that is not a task."""

@@ -50,6 +50,8 @@ BACKOFF_NS: Final = SECOND_NS
 class InvalidTask(UserError):
     """A task is invalid. The text has the reason, not the place."""
 
+    code = "invalid-task"
+
     def __init__(self, text: str, offset: int | None = None) -> None:
         """`offset` is the invalid recipient of a bundle, if it is one."""
         super().__init__(text)
@@ -201,7 +203,7 @@ def _check_work(spec: TaskSpec) -> None:
     """Raise `InvalidTask` unless there is exactly one kind of work, with only its own keys."""
     ways = (spec.argv is not None) + (spec.call is not None) + (spec.payload is not None)
     if not ways:
-        raise InvalidTask('has no work; give "argv", "call" or "payload"')
+        raise InvalidTask('has no work (give "argv", "call" or "payload")')
     if ways > 1:
         raise InvalidTask('must have only one of "argv", "call" and "payload"')
     if spec.call is None and (spec.args is not None or spec.kwargs is not None):

@@ -110,8 +110,10 @@ def _specified(document: Document, label: str) -> list[SpecifiedTask | InvalidRo
     specification = document.workflow.specification
     if specification is None:
         version = document.schema_version
-        advice = "convert it to schema 1.5 with the tools of WfCommons"
-        raise InvalidCampaign(f"{label}:1: no workflow.specification (schema {version}; {advice})")
+        raise InvalidCampaign(
+            f"{label}:1: schema {version} has no workflow.specification (convert it to schema 1.5 "
+            "with the tools of WfCommons)"
+        )
     return [_task(raw) for raw in specification.tasks]
 
 

@@ -22,7 +22,7 @@ from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.scopes import STATE_FLAGS, scope_options, to_scope, with_service_of_lane
 from taskyard.core.states import TaskState
-from taskyard.errors import UserError
+from taskyard.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
     from taskyard.cli.options import CommandFunction
@@ -105,7 +105,7 @@ def _check_all(names: tuple[str, ...], values: dict[str, Any], *, yes: bool) -> 
     if names or any(values.values()):
         raise UserError("--all excludes names and other options")
     if not yes:
-        raise UserError("--all cancels every task of the broker: confirm with --yes")
+        raise UserError("--all: cancels every task of the broker (confirm with --yes)")
 
 
 def _resolve_targets(
@@ -116,9 +116,9 @@ def _resolve_targets(
     Unknown names raise `UserError`. A lane without a service gets the only service that has it.
     """
     if names and any(_is_set(values)):
-        raise UserError(f"give either names or options ({STATE_FLAGS})")
+        raise UserError(f"names exclude options ({STATE_FLAGS})")
     if not names and not any(_is_set(values)):
-        raise UserError(f"no tasks chosen: give names or {STATE_FLAGS}")
+        raise UserError(f"no tasks chosen (give names or {STATE_FLAGS})")
     if names:
         return (*client.resolve(names),), values
     return names, with_service_of_lane(client, values)
@@ -161,7 +161,7 @@ def move(
     Without --to-lane tasks keep their lane.
     """
     if to_lane is None and to_service is None:
-        raise UserError("missing target: give --to-lane, --to-service or both")
+        raise UserError("missing target (give --to-lane, --to-service or both)")
     with connect_client(cli_context) as client:
         names, values = _resolve_targets(client, names, values)
         moved = client.move(names or to_scope(values), to_lane=to_lane, to_service=to_service)
@@ -208,7 +208,7 @@ def drain(cli_context: CliContext, names: tuple[str, ...], *, all_tasks: bool) -
     none is running. `taskyard down` does this and waits.
     """
     if bool(names) is all_tasks:
-        raise UserError("no workers chosen: give names or --all (see `taskyard workers`)")
+        raise UserError("no workers chosen (give names or --all)")
     with connect_client(cli_context) as client:
         drained = client.drain() if all_tasks else _drain(client, names)
     if cli_context.as_json:
@@ -223,7 +223,7 @@ def _drain(client: Client, names: tuple[str, ...]) -> int:
     known = [worker["name"] for worker in client.workers()]
     for name in names:
         if name not in known:
-            raise UserError(f"unknown worker {name!r} (see `taskyard workers`)")
+            raise UnknownName(f"unknown worker {name!r} (see `taskyard workers`)", name)
     return sum(client.drain(name) for name in dict.fromkeys(names))
 
 
@@ -285,11 +285,11 @@ def _pause_or_resume(
     if all_tasks and (service or lane):
         raise UserError("--all excludes --service and --lane")
     if not all_tasks and not service and lane is None:
-        raise UserError(f"nothing chosen to {verb}: give --service, --lane or --all")
+        raise UserError(f"nothing chosen to {verb} (give --service, --lane or --all)")
     with connect_client(cli_context) as client:
         service = service or _service_of_lane(client, lane)
         if service and service not in _pause_names(client.status()):
-            raise UserError(f"unknown service {service!r} (see `taskyard services`)")
+            raise UnknownName(f"unknown service {service!r} (see `taskyard services`)", service)
         act = client.pause if verb == "pause" else client.resume
         act(service, lane)
         stats = client.status()
@@ -306,7 +306,7 @@ def _service_of_lane(client: Client, lane: str | None) -> str | None:
         return None
     found: str | None = with_service_of_lane(client, {"service": None, "lane": lane})["service"]
     if found is None:
-        raise UserError(f"unknown lane {lane!r} (give its --service)")
+        raise UnknownName(f"unknown lane {lane!r} (give its --service)", lane)
     return found
 
 

@@ -38,6 +38,23 @@ class JsonDocument(Document, kw_only=True, tag_field="document"):
     version: Literal[2] = 2
 
 
+class ErrorDetails(Document):
+    """An error. Scripts branch on its code: the text may change."""
+
+    #: See `docs/errors.md`.
+    code: str
+    #: The tasks, campaigns or other things at fault. Empty if the error has none.
+    names: list[str]
+    text: str
+    exit_code: int
+
+
+class ErrorDocument(JsonDocument, tag="error"):
+    """The last line on stderr of a command that fails with --json."""
+
+    error: ErrorDetails
+
+
 class CampaignStatusDocument(JsonDocument, tag="status"):
     """`status --campaign`."""
 

@@ -18,7 +18,14 @@ from taskyard.cli.commands import COMMANDS, LazyGroup
 from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext, config_option, verbose_option
 from taskyard.cli.terminal import escaping_output
-from taskyard.errors import ExitCode, JournalDamaged, TaskyardError, UserError
+from taskyard.errors import (
+    ExitCode,
+    Interrupted,
+    JournalDamaged,
+    TaskyardError,
+    UnusableFile,
+    UserError,
+)
 
 #: Set by a shell to ask for completions. The name is click's.
 COMPLETION_VARIABLE: Final = "_TASKYARD_COMPLETE"
@@ -74,11 +81,9 @@ def _run(group: click.Command, arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader has stopped, as `head` does
         _discard_stdout()
     except click.ClickException as error:
-        error.show()
-        return ExitCode.USAGE
+        return _report_usage(error, cli_context, arguments)
     except click.Abort:
-        click.echo(f"taskyard: {cli_context.interrupt_message}", err=True)
-        return ExitCode.INTERRUPTED
+        return _print_error(Interrupted(cli_context.interrupt_message), cli_context)
     except Exception as error:  # noqa: BLE001  # internal errors are printed in one line too
         return _report(_as_taskyard_error(error), cli_context)
     return answer if isinstance(answer, int) else ExitCode.OK
@@ -117,9 +122,9 @@ def _os_error(error: OSError) -> UserError:
     """Return an `OSError` that no command has handled. Without a file name it is mostly stdout."""
     reason = error.strerror or str(error)
     if error.filename is None:
-        wrapped = UserError(f"I/O error: {reason} (is stdout writable?)")
+        wrapped = UnusableFile(f"I/O error: {reason} (is stdout writable?)")
     else:
-        wrapped = UserError(f"{error.filename}: {reason}")
+        wrapped = UnusableFile(f"{error.filename}: {reason}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -138,14 +143,52 @@ def _internal_error(error: Exception) -> TaskyardError:
     return wrapped
 
 
+def _report_usage(
+    error: click.ClickException, cli_context: CliContext, arguments: Sequence[str]
+) -> int:
+    """Print a usage error as click does, or as a JSON document.
+
+    A usage error may precede the parsing of --json.
+    """
+    if cli_context.as_json or "--json" in arguments:
+        cli_context.as_json = True
+        return _print_error(UserError(error.format_message()), cli_context)
+    error.show()
+    return ExitCode.USAGE
+
+
 def _report(error: TaskyardError, cli_context: CliContext) -> int:
-    """Print an error in one line, with the traceback if -v is given or a supervisor logs it."""
+    """Print an error, with the traceback if -v is given or a supervisor logs it."""
     if cli_context.verbose or (cli_context.is_supervised and type(error) is TaskyardError):
         import traceback  # noqa: PLC0415  # slow to import
 
         traceback.print_exception(error)
+    return _print_error(error, cli_context)
+
+
+def _print_error(error: TaskyardError, cli_context: CliContext) -> int:
+    """Print an error in one line on stderr, as text or as a JSON document. Return its exit code."""
     text = " ".join(str(error).splitlines())
     if isinstance(error, JournalDamaged) and "`taskyard journal check" not in text:
         text += " (details: `taskyard journal check`)"
-    click.echo(f"taskyard: {escape_line(text)}", err=True)
+    if cli_context.as_json:
+        _print_error_document(error, text)
+    else:
+        code = f" [{error.code}]" if cli_context.verbose else ""
+        click.echo(f"taskyard: {escape_line(text)}{code}", err=True)
     return error.exit_code
+
+
+def _print_error_document(error: TaskyardError, text: str) -> None:
+    """Print an error as a JSON document on stderr: stdout may have a part of another document."""
+    from taskyard.cli.documents import ErrorDetails, ErrorDocument  # noqa: PLC0415  # not needed by `--help`
+    from taskyard.cli.output import encode_json  # noqa: PLC0415
+
+    text, *names = (_as_utf8(one) for one in (text, *error.names))
+    details = ErrorDetails(code=error.code, names=names, text=text, exit_code=error.exit_code)
+    click.echo(encode_json(ErrorDocument(error=details)), err=True)
+
+
+def _as_utf8(text: str) -> str:
+    """Escape bytes of a file name or argument that are not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()

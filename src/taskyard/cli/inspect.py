@@ -51,7 +51,7 @@ from taskyard.cli.progress import format_counts
 from taskyard.cli.scopes import campaign_option, scope_options, to_scope, with_service_of_lane
 from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
 from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, UserError
+from taskyard.errors import ExitCode, UnknownName, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -264,7 +264,7 @@ def why(
     Prints a sentence for each: why it waits, or how it ended.
     """
     if bool(names) is not (lane is None and service is None):
-        raise UserError("give either names of tasks or --lane and --service")
+        raise UserError("give names of tasks, or --lane and --service, not both")
     with connect_read_only(cli_context) as broker:
         stats = [broker.explain(name) for name in broker.resolve(names)] if names else []
         found = [] if names else _find_lanes(broker, lane, service)
@@ -288,7 +288,7 @@ def _find_lanes(
     if not found:
         what = "lanes" if lane is None else f"lane {escape_line(lane)}"
         of = f" of service {escape_line(service)}" if service else ""
-        raise UserError(f"no waiting or running tasks in {what}{of} (see `taskyard lanes`)")
+        raise UserError(f"{what}{of}: no waiting or running tasks (see `taskyard lanes`)")
     return found
 
 
@@ -368,7 +368,7 @@ def _campaign_stats(stats: dict[str, Any], campaign: str) -> dict[str, Any]:
     for one in stats["campaigns"]:
         if one["name"] == campaign:
             return {"counts": one["counts"]}
-    raise UserError(f"unknown campaign {campaign!r} (see `taskyard status`)")
+    raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
 
 
 def _lag_line(lag: float) -> str:

@@ -16,7 +16,7 @@ from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, json_option, quiet_option, state_option, verbose_option
 from taskyard.cli.output import print_document
 from taskyard.cli.progress import ProgressBar
-from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UserError
+from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UnusableState
 from taskyard.journal import compaction, schema, state_check
 from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.lock import ReadLock, StateLock
@@ -153,9 +153,9 @@ def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
 
 def _require_state(state: Path) -> None:
     if not state.is_dir():
-        raise UserError(f"no state directory {state} (give the broker's with --state)")
+        raise UnusableState(f"no state directory {state} (give the broker's with --state)")
     if not state_check.has_journal(state):
-        raise UserError(
+        raise UnusableState(
             f"{state}: not a state directory, it has no journal (give the broker's with --state)"
         )
 
@@ -185,7 +185,7 @@ def _locked(state: Path) -> StateLock:
     try:
         return StateLock(state)
     except StateLocked as error:
-        raise StateLocked(f"{error} (a running broker compacts its journal on its own)") from error
+        raise StateLocked(f"{error}, a running broker compacts its journal on its own") from error
 
 
 @contextlib.contextmanager

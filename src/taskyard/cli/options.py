@@ -232,7 +232,22 @@ broker_timeout_option = click.option(
     "wait 5s for the first reply and without limit later.",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON document.")
+
+def _set_json(context: click.Context, _option: click.Parameter, given: bool) -> bool:  # noqa: FBT001  # click's signature
+    if given:
+        context.ensure_object(CliContext).as_json = True
+    return given
+
+
+#: Eager, so that an error of another option is printed as JSON.
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    is_eager=True,
+    callback=_set_json,
+    help="Print a JSON document.",
+)
 
 
 def _unwrap_stdout(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click's signature
@@ -261,8 +276,9 @@ def broker_options(command: CommandFunction) -> CommandFunction:
         click.option(
             "--json",
             is_flag=True,
+            is_eager=True,
             expose_value=False,
-            callback=store_option("as_json"),
+            callback=_set_json,
             help="Print a JSON document.",
         ),
         click.option(

@@ -35,7 +35,7 @@ from taskyard.cli.progress import ProgressBar
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
-from taskyard.errors import ClientClosed, ExitCode, StateLocked, TimedOut, UserError
+from taskyard.errors import ClientClosed, ExitCode, Interrupted, StateLocked, TimedOut, UserError
 from taskyard.net import endpoints
 from taskyard.process.locks import LOCK_FILE, lock_holder
 from taskyard.process.supervisor import Supervisor, WorkerSpec, sigterm_as_interrupt
@@ -211,7 +211,7 @@ def _check_workers(cli_context: CliContext, workers: int) -> None:
     if not workers:
         origin = cli_context.settings().all["worker.processes"].origin
         raise UserError(
-            f"worker.processes is 0 ({origin}), but `run` needs a worker: give --workers"
+            f"{origin}: worker.processes is 0, but `run` needs a worker (give --workers)"
         )
 
 
@@ -221,21 +221,19 @@ def _check_tasks_runnable(loaded: LoadedCampaign, slots: int, allow: Sequence[st
         place = f"{loaded.file}:{line}: task {escape_line(spec.name)}"
         if spec.payload is not None:
             raise UserError(
-                f"{place} needs a worker of your own for service "
-                f"{escape_line(service_of(spec))}: use `taskyard up` with `taskyard load`. To "
-                "run a command per line, use `taskyard map`"
+                f"{place}: service {escape_line(service_of(spec))} needs your own worker (use "
+                "`taskyard up` and `taskyard load`, or `taskyard map` to run a command per line)"
             )
         if spec.slots > slots:
             raise UserError(
-                f"{place} needs {spec.slots} slots, but a worker has {slots}: "
-                f"give --slots {spec.slots}"
+                f"{place}: needs {spec.slots} slots, but a worker has {slots} "
+                f"(give --slots {spec.slots})"
             )
         if spec.call is not None:
             module = spec.call.partition(":")[0]
             if not any(module == one or module.startswith(f"{one}.") for one in allow):
                 raise UserError(
-                    f"{place} calls {escape_line(spec.call)}, which is not allowed: "
-                    f"give --allow {module}"
+                    f"{place}: call {escape_line(spec.call)} is not allowed (give --allow {module})"
                 )
 
 
@@ -245,9 +243,8 @@ def _check_state_unused(state: Path, file: str) -> None:
     while (holder := lock_holder(state / LOCK_FILE)) is not None:
         if time.monotonic() > deadline:
             raise StateLocked(
-                f"state directory {state} is in use by process {holder}: load the file into "
-                f"its broker with `taskyard load {file} --state {state}`, or give another "
-                "--state"
+                f"state directory {state}: in use by process {holder} (give another --state, or "
+                f"use its broker with `taskyard load {file} --state {state}`)"
             )
         time.sleep(LOCK_WAIT_SECONDS / 20)
 
@@ -255,20 +252,14 @@ def _check_state_unused(state: Path, file: str) -> None:
 # While tasks run.
 
 
-class RunStopped(UserError):
-    """The broker or the workers of a run were stopped from outside."""
-
-    exit_code = ExitCode.INTERRUPTED
-
-
 @contextmanager
 def _close_with_broker(supervisor: Supervisor, client: Client) -> Iterator[None]:
-    """Close the client when the broker has ended for good, and raise `RunStopped`."""
+    """Close the client when the broker has ended for good, and raise `Interrupted`."""
     supervisor.broker.on_end = client.close
     try:
         yield
     except ClientClosed as closed:
-        raise RunStopped(
+        raise Interrupted(
             f"{supervisor.exit_reason() or closed} (run it again to resume)"
         ) from closed
 
@@ -286,7 +277,7 @@ def _counts_and_truncated(client: Client, campaign: str) -> tuple[dict[str, int]
 
 
 def _wait(client: Client, campaign: str, supervisor: Supervisor, bar: ProgressBar) -> None:
-    """Wait until the campaign has settled. Raise `RunStopped` if its processes have ended."""
+    """Wait until the campaign has settled. Raise `Interrupted` if its processes have ended."""
     while (over := supervisor.exit_reason()) is None:
         counts = _counts(client, campaign)
         bar.count(counts, sum(counts.values()))
@@ -295,7 +286,7 @@ def _wait(client: Client, campaign: str, supervisor: Supervisor, bar: ProgressBa
         except TimedOut:
             continue
         return
-    raise RunStopped(f"{over} (run it again to resume)")
+    raise Interrupted(f"{over} (run it again to resume)")
 
 
 def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, retried: int) -> str:

@@ -103,8 +103,8 @@ def with_service_of_lane(broker: ReadOnlyClient, values: dict[str, Any]) -> dict
         some = ", ".join(map(escape_line, services[:_SERVICES_LISTED_MAX]))
         more = " and others" if len(services) > _SERVICES_LISTED_MAX else ""
         raise UserError(
-            f"lane {escape_line(values['lane']) or '-'} exists in several services "
-            f"({some}{more}): give --service"
+            f"lane {escape_line(values['lane']) or '-'}: exists in several services, "
+            f"{some}{more} (give --service)"
         )
     return values | {"service": services[0] if services else None}
 

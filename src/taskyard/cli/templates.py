@@ -101,8 +101,8 @@ def check_templates(words: Sequence[str], *, has_columns: bool) -> None:
     keys = [key for word in words for key in _keys(word) if has_columns or " " not in key]
     if not keys:
         raise UserError(
-            "the command does not use the input: add {} for the line, {#} for its number "
-            "or {column} for a field"
+            "command: does not use the input (add {} for the line, {#} for its number or {column} "
+            "for a field)"
         )
     unknown = [key for key in keys if key not in ("", "#", *_PATH_PARTS)]
     if unknown and not has_columns:

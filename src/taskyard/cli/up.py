@@ -30,7 +30,7 @@ from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
-from taskyard.errors import ExitCode, NoBroker, TaskyardError, TimedOut, UserError
+from taskyard.errors import ExitCode, NoBroker, ProcessEnded, StateLocked, TimedOut
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 from taskyard.net import endpoints
 from taskyard.process.child import taskyard_command
@@ -204,9 +204,9 @@ def _detach(cli_context: CliContext, state: Path, workers: int, arguments: list[
 def _check_not_running(state: Path) -> None:
     holder = lock_holder(state / UP_FILE)
     if holder is not None:
-        raise UserError(
-            f"`taskyard up` is running on {state} already, as process {holder} (stop it "
-            f"with `taskyard down --state {state}`)"
+        raise StateLocked(
+            f"state directory {state}: in use by `taskyard up`, process {holder} (stop it with "
+            f"`taskyard down --state {state}`)"
         )
 
 
@@ -218,22 +218,13 @@ def _await_ready(
         status = child.poll()
         if status is not None:
             message = last_line() or f"exited with status {status}"
-            raise _startup_error(status, message.removeprefix("taskyard: "))
+            raise ProcessEnded(message.removeprefix("taskyard: "), status)
         if lock_holder(state / UP_FILE) == child.pid and _ready_workers(state) >= workers:
             return
     raise TimedOut(
         f"`up` (process {child.pid}) is not ready after {READY_SECONDS:g} s (see its "
         f"log in {state}, stop it with `taskyard down`)"
     )
-
-
-def _startup_error(status: int, message: str) -> TaskyardError:
-    """Return the error of the process in the background, with its exit code."""
-    error = TaskyardError(message)
-    error.exit_code = (  # type: ignore[misc]  # on this instance only
-        ExitCode(status) if status in set(ExitCode) else ExitCode.STATE_DAMAGED
-    )
-    return error
 
 
 def _ready_workers(state: Path) -> int:

@@ -26,6 +26,7 @@ from taskyard.errors import (
     TaskBlocked,
     TaskFailed,
     TimedOut,
+    UnknownName,
     UserError,
 )
 
@@ -75,7 +76,7 @@ def wait(
     tasks were cancelled and none failed, 4 on timeout.
     """
     if names and any(values.values()):
-        raise UserError("give either names or options (--campaign, --service, --lane or --match)")
+        raise UserError("names exclude options (--campaign, --service, --lane and --match)")
     cli_context.interrupt_message = "interrupted; the tasks continue"
     with connect_client(cli_context) as client:
         target = _target_from_options(client, names, values)
@@ -176,7 +177,7 @@ class _CampaignTasks(_TargetBase):
         self.title = f"campaign {escape_line(campaign)}: "
         self.campaign = campaign
         if next(client.tasks(_scope(campaign=campaign)), None) is None and not self._count():
-            raise UserError(f"unknown campaign {campaign!r} (see `taskyard status`)")
+            raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
 
     def poll(self, seconds: float, timeout: float | None = None) -> bool:
         settled = True
@@ -266,7 +267,7 @@ def _target_from_options(
         return wait_target(client, client.resolve(names), values["campaign"])
     found = [full_name(view) for view in client.tasks(to_scope(values))]
     if not found:
-        raise UserError("no matching task (see `taskyard list`)")
+        raise UnknownName("no matching task (see `taskyard list`)")
     return _NamedTasks(client, found)
 
 

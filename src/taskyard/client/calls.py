@@ -59,6 +59,7 @@ _NAME_CHARACTERS_MAX: Final = 40
 class ExecutorBroken(TaskyardError, BrokenExecutor):
     """The executor's own broker or worker has ended, and its calls are lost."""
 
+    code = "executor-broken"
     exit_code = ExitCode.NO_BROKER
 
 

@@ -98,9 +98,9 @@ def key_for(
 
 
 def connection_hint(endpoint: str, key: PeerKey | None) -> str:
-    """Return a hint on keys for a TCP endpoint that does not answer."""
+    """Return a hint on an endpoint that does not answer. On TCP the key may be the cause."""
     if not endpoint.startswith("tcp://"):
-        return ""
+        return "start one with `taskyard up`, or give another --broker or --state"
     if key is None:
-        return "; if it requires a key, give --key or Client(key=…)"
-    return f"; is the key {key.name} for this broker?"
+        return "is it running? If it requires a key, give --key FILE or Client(key=…)"
+    return f"is it running, and is {key.name} a key of this broker?"

@@ -95,7 +95,7 @@ class Executor(concurrent.futures.Executor):
         A task makes `chunksize` calls. Raises `TimeoutError` if a value is not there in time.
         """
         if chunksize < 1:
-            raise ValueError("chunksize must be >= 1.")
+            raise ValueError("chunksize must be >= 1")
         deadline = None if timeout is None else time.monotonic() + timeout
         rows = zip(*iterables, strict=False)
         chunks = iter(lambda: [*islice(rows, chunksize)], [])
@@ -143,8 +143,8 @@ def _results_in_order(
 def _check_main_guard() -> None:
     if os.environ.get(pickled.IMPORTING_VARIABLE):
         raise RuntimeError(
-            "the script makes an Executor when a worker imports it; guard that code with "
-            '`if __name__ == "__main__":`'
+            "script: makes an Executor when a worker imports it "
+            '(guard that code with `if __name__ == "__main__":`)'
         )
 
 

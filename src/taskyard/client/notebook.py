@@ -152,7 +152,7 @@ def _box(title: str, session: Session, lines: Callable[[], list[str]]) -> str:
     try:
         inside = lines()
     except TimedOut:
-        inside = [_line(f"no broker answers at {session.endpoint} (waited {_SECONDS:g} s)")]
+        inside = [_line(f"broker at {session.endpoint}: no answer within {_SECONDS:g} s")]
     except TaskyardError as error:
         inside = [_line(str(error))]
     except Exception as error:  # noqa: BLE001  # a notebook would show a traceback instead

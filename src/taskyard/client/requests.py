@@ -19,7 +19,7 @@ from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal, shown
 from taskyard.core.states import TaskState
-from taskyard.errors import Refused, TaskFailed, TimedOut, UserError
+from taskyard.errors import Refused, TaskFailed, TimedOut, UnknownName, UserError
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def counts(campaign: str, timeout: float | None = None) -> Exchange[dict[str, in
 
 
 def show(name: str, timeout: float | None = None) -> Exchange[dict[str, Any]]:
-    """Return everything about a task. Raises `UserError` if its name is unknown."""
+    """Return everything about a task. Raises `UnknownName`."""
     return dict((yield from _document(peer.SHOW, name, timeout)))
 
 
@@ -208,7 +208,7 @@ def full_name(view: View) -> str:
 
 
 def views(names: Sequence[str]) -> Exchange[dict[str, dict[str, Any]]]:
-    """Return everything about some tasks, by name. Raises `UserError` for an unknown name."""
+    """Return everything about some tasks, by name. Raises `UnknownName`."""
     found = yield from existing(names)
     unknown = [name for name in names if name not in found]
     if unknown:
@@ -220,7 +220,7 @@ def resolve(names: Sequence[str]) -> Exchange[list[str]]:
     """Return the full names of tasks.
 
     A name outside any campaign also stands for the task of that name in a campaign, if there is
-    only one. Raises `UserError` for an unknown or ambiguous name.
+    only one. Raises `UnknownName`, for an ambiguous name too.
     """
     found = yield from existing(names)
     resolved: list[str] = []
@@ -232,12 +232,13 @@ def resolve(names: Sequence[str]) -> Exchange[list[str]]:
         else:
             unknown.append((name, elsewhere))
     if unknown:
-        raise UserError(unknown_task_text(*unknown[0], len(unknown) - 1))
+        text = unknown_task_text(*unknown[0], len(unknown) - 1)
+        raise UnknownName(text, *(name for name, _ in unknown))
     return resolved
 
 
 def find_tasks(names: Sequence[str]) -> Exchange[dict[str, TaskRef]]:
-    """Return tasks by these names. Raises `UserError` for an unknown name."""
+    """Return tasks by these names. Raises `UnknownName`."""
     found = yield from views(names)
     return {name: _task_ref(found[name]) for name in names}
 
@@ -425,9 +426,10 @@ def portions(names: list[_T], size: int | None = None) -> Iterator[list[_T]]:
 
 def _unknown_task_error(
     name: str, more: int = 0, timeout: float | None = None
-) -> Exchange[UserError]:
+) -> Exchange[UnknownName]:
     """Return the error for an unknown name. Names the campaigns that have a task of that name."""
-    return UserError(unknown_task_text(name, (yield from _same_name_tasks(name, timeout)), more))
+    suggested = yield from _same_name_tasks(name, timeout)
+    return UnknownName(unknown_task_text(name, suggested, more), name)
 
 
 def _same_name_tasks(name: str, timeout: float | None = None) -> Exchange[list[str]]:

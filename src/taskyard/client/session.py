@@ -112,8 +112,8 @@ class Session:
         """Queue a request. `reply_future` gets the reply."""
         if self._is_session_thread():
             raise UserError(
-                "a callback must not wait for the client: the thread that runs it receives the "
-                "answers; use another thread"
+                "callback: must not wait for the client, because its thread receives the answers "
+                "(use another thread)"
             )
         with self._lock:
             self._check_open()
@@ -180,7 +180,7 @@ class Session:
             wire = sockets.connect(self.endpoint, self._key, counts=True)
         except Exception as error:  # noqa: BLE001  # raised to the callers
             if not isinstance(error, TaskyardError):
-                error = NoBroker(f"can't connect to {self.endpoint}: {error}")
+                error = NoBroker(f"broker at {self.endpoint}: can't connect: {error}")
             self._finish(error)
             return
         try:
@@ -278,15 +278,13 @@ class Session:
     def _timeout_error(self, seconds: float, since: datetime | None) -> NoBroker:
         if not self._channel.was_connected:
             return NoBroker(
-                f"no broker answers at {self.endpoint} (waited {seconds:g} s); "
-                "start one with `taskyard up` or `taskyard broker`, or say where it is: --broker "
-                "or --state, in Python Client(broker=…) or Client(state=…)"
-                f"{discovery.connection_hint(self.endpoint, self._key)}"
+                f"broker at {self.endpoint}: no answer within {seconds:g} s "
+                f"({discovery.connection_hint(self.endpoint, self._key)})"
             )
         when = "" if since is None else f" (since {since:%Y-%m-%d %H:%M:%S})"
         return NoBroker(
-            f"broker at {self.endpoint}: no answer for {seconds:g} s{when}; see that it runs. "
-            "Tasks that it acknowledged are kept"
+            f"broker at {self.endpoint}: no answer for {seconds:g} s{when}, but acknowledged tasks "
+            "are kept"
         )
 
     def _fail_all(self, error: TaskyardError) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from taskyard.demo import tasks
 from taskyard.demo.campaign import MAIL, WMP
-from taskyard.errors import TaskyardError
+from taskyard.errors import ProcessEnded
 from taskyard.process.child import (
     ChildProcess,
     environment_without_settings,
@@ -40,10 +40,6 @@ _FOREIGN_COMMAND: Final = "wc -c"
 _NATIVE_SLOTS: Final = 4
 _AGENTS_MAX: Final = 4
 _FOREIGN_SLOTS: Final = 2
-
-
-class ProcessEnded(TaskyardError):
-    """A process of the demo ended unexpectedly."""
 
 
 class DemoProcess(ChildProcess):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 from msgspec import Struct
 
 from taskyard.demo import agent, campaign
-from taskyard.errors import StateLocked, UserError
+from taskyard.errors import StateLocked, UnusableFile
 from taskyard.journal.lock import StateLock
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def prepare_directory(directory: Path) -> DemoDirectory:
         directory.mkdir(parents=True, exist_ok=True)
         paths = DemoDirectory(directory, _locked(directory / MARKER))
     except OSError as error:
-        raise UserError(f"{directory}: {error.strerror} (use another --out)") from error
+        raise UnusableFile(f"{directory}: {error.strerror} (use another --out)") from error
     try:
         _clear(paths)
         _write_settings(paths)
@@ -108,9 +108,9 @@ def _check_demo_directory(directory: Path) -> None:
     if not directory.exists():
         return
     if not directory.is_dir():
-        raise UserError(f"{directory}: not a directory (use another --out)")
+        raise UnusableFile(f"{directory}: not a directory (use another --out)")
     if not (directory / MARKER).exists() and any(directory.iterdir()):
-        raise UserError(
+        raise UnusableFile(
             f"{directory}: exists and is not of an earlier demo, left unchanged (use another --out)"
         )
 
@@ -121,7 +121,7 @@ def _locked(marker: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise UserError(
+        raise StateLocked(
             f"{marker.parent}: another demo is running here (use another --out)"
         ) from None
     os.pwrite(descriptor, _MARKER_TEXT.encode(), 0)
@@ -134,7 +134,7 @@ def _clear(paths: DemoDirectory) -> None:
         try:
             StateLock(paths.state).release()
         except StateLocked as locked:
-            raise UserError(
+            raise StateLocked(
                 f"{paths.state}: a broker of an earlier demo is running (stop it with "
                 f"`taskyard down --state {paths.state}`, or use another --out)"
             ) from locked

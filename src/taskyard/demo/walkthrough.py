@@ -23,7 +23,7 @@ from taskyard.demo import directory as demo_directory
 from taskyard.demo.audit import BrokerKill, DemoCounts, ProofLine
 from taskyard.demo.campaign import Campaign
 from taskyard.demo.cluster import DemoCluster
-from taskyard.errors import TimedOut, UserError
+from taskyard.errors import TaskyardError, TimedOut, UserError
 from taskyard.pipeline.jobs import history, load, report
 from taskyard.pipeline.session import session_scope, tune_session
 from taskyard.pipeline.sources import history as source
@@ -111,7 +111,7 @@ def _load(
     try:
         checked.revalidate(existing=())
         if checked.rejects:
-            raise UserError(
+            raise TaskyardError(
                 f"internal error: the demo's campaign is invalid: {checked.rejects[0]}. Please "
                 "report it with the output of `-v`."
             )

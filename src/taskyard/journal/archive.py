@@ -284,8 +284,7 @@ def _batches(finished: list[ArchiveRow]) -> Iterator[list[ArchiveRow]]:
 
 #: The consequence of an unreadable index.
 _LOST = (
-    "names and results of tasks that ended before the last compaction are lost. Nothing was "
-    f"changed; {RESTORE_HINT}"
+    f"names and results of tasks that ended before the last compaction are lost ({RESTORE_HINT})"
 )
 
 
@@ -396,7 +395,7 @@ def _result(
 def _damaged_row(name: object) -> JournalDamaged:
     return JournalDamaged(
         f"the row of {name!r} in {FILE_NAME} does not match its checksum",
-        f"how that task ended, and its result, are unknown. Nothing was changed; {RESTORE_HINT}",
+        f"how that task ended, and its result, are unknown ({RESTORE_HINT})",
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from taskyard.errors import UserError
+from taskyard.errors import UnusableState, UserError
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
@@ -45,7 +45,7 @@ def check_owner(directory: Path, environment: Mapping[str, str] = os.environ) ->
         str(found.st_uid),
         _ANY_OWNER,
     ):
-        raise UserError(
+        raise UnusableState(
             f"state directory {directory}: belongs to user {found.st_uid}, not to user "
             f"{os.geteuid()} (chown {os.geteuid()} {shlex.quote(str(directory))}, or set "
             f"{OWNER_VARIABLE}={found.st_uid} to trust that user)"
@@ -90,7 +90,7 @@ def check_regular(*paths: Path) -> None:
 
 def _not_regular(path: Path) -> UserError:
     kind = "a symbolic link" if path.is_symlink() else "not a regular file"
-    return UserError(f"{path}: {kind}, which a state directory must not contain (remove it)")
+    return UnusableState(f"{path}: {kind}, which a state directory must not contain (remove it)")
 
 
 def make_private_directory(directory: Path) -> None:

@@ -43,7 +43,7 @@ class StateLock:
         except OSError as error:
             raise JournalFailed(
                 f"state directory {directory}: {error.strerror} "
-                "(it must be a directory that you may write; use another --state)"
+                "(use a directory that you may write)"
             ) from error
 
     def release(self) -> None:
@@ -74,8 +74,7 @@ class ReadLock(StateLock):
             descriptor = _open_read_only(directory)
         except OSError as error:
             raise JournalFailed(
-                f"state directory {directory}: {error.strerror} "
-                "(it must be a directory that you may read; use another --state)"
+                f"state directory {directory}: {error.strerror} (use a directory that you may read)"
             ) from error
         if descriptor is not None:
             self._descriptor = _keep(descriptor, directory)

@@ -96,7 +96,7 @@ class RowReader:
         ((record, link),) = found
         if not isinstance(record, int) or not isinstance(link, bytes):
             raise JournalDamaged(
-                f"row {sequence} is malformed", f"it can't be read: {RESTORE_HINT}"
+                f"row {sequence} is malformed", f"it can't be read ({RESTORE_HINT})"
             )
         return Head(sequence, record, link)
 
@@ -107,7 +107,7 @@ class RowReader:
 
     def _missing(self, sequence: int) -> JournalDamaged:
         return JournalDamaged(
-            f"row {sequence} is missing in {self._path}", f"it is lost: {RESTORE_HINT}"
+            f"row {sequence} is missing in {self._path}", f"it is lost ({RESTORE_HINT})"
         )
 
 

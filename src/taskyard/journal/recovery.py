@@ -26,7 +26,7 @@ from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask, Result
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.states import TaskState
-from taskyard.errors import JournalDamaged, StateError
+from taskyard.errors import JournalDamaged, UnknownFormat
 from taskyard.journal import snapshot
 from taskyard.journal.archive import Archive
 from taskyard.journal.files import RESTORE_HINT
@@ -78,7 +78,7 @@ def decode(body: bytes) -> list[AnyRecord]:
         raise JournalDamaged("a row of the journal is empty", RESTORE_HINT)
     reader = _READERS.get(body[0])
     if reader is None:
-        raise StateError(
+        raise UnknownFormat(
             f"the journal has format {body[0]}, but this version reads up to {JOURNAL_FORMAT} "
             "(use a newer Taskyard)"
         )
@@ -119,7 +119,7 @@ def records_of(row: Row, before: int) -> list[AnyRecord]:
     if row.record_first != before + 1:
         raise JournalDamaged(
             f"row {row.sequence} begins with record {row.record_first}",
-            f"records {before + 1} to {row.record_first - 1} are missing: {RESTORE_HINT}",
+            f"records {before + 1} to {row.record_first - 1} are missing ({RESTORE_HINT})",
         )
     records = decode(row.body)
     if len(records) != row.record_last - before:
@@ -170,8 +170,7 @@ def _usable_snapshots(directory: Path, store: StoreReader, through: int) -> Iter
             raise JournalDamaged(
                 f"the journal ends at row {store.head.sequence}, but there is a snapshot of row "
                 f"{sequence}",
-                f"rows {store.head.sequence + 1}..{sequence} are lost. Nothing was changed; "
-                f"{RESTORE_HINT}",
+                f"rows {store.head.sequence + 1}..{sequence} are lost ({RESTORE_HINT})",
             )
         if store.anchor.sequence <= sequence <= through:
             yield sequence
@@ -197,7 +196,7 @@ def _no_base(anchor: Head, wrong: list[str]) -> JournalDamaged:
     reasons = "; ".join(wrong) if wrong else "no snapshot covers them"
     return JournalDamaged(
         f"rows 1..{anchor.sequence} are trimmed, and {reasons}",
-        f"the state up to row {anchor.sequence} is lost. Nothing was changed; {RESTORE_HINT}",
+        f"the state up to row {anchor.sequence} is lost ({RESTORE_HINT})",
     )
 
 
@@ -215,14 +214,13 @@ def check_index(index: Archive, store: StoreReader) -> int:
             raise JournalDamaged(
                 f"the journal ends at row {store.head.sequence}, but {index.path.name} covers row "
                 f"{sequence}",
-                f"rows {store.head.sequence + 1}..{sequence} are lost: {RESTORE_HINT}",
+                f"rows {store.head.sequence + 1}..{sequence} are lost ({RESTORE_HINT})",
             )
     if sequence < store.anchor.sequence:
         missing = f"covers rows up to {sequence}" if covered else "is missing"
         raise JournalDamaged(
             f"rows 1..{store.anchor.sequence} are trimmed, and {index.path.name} {missing}",
-            "names and results of tasks that ended before are lost. Nothing was changed; "
-            f"{RESTORE_HINT}",
+            f"names and results of tasks that ended before are lost ({RESTORE_HINT})",
         )
     return sequence
 

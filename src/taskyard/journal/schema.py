@@ -104,14 +104,14 @@ def read_error(error: Exception, place: str, lost: str = "its content is lost") 
             "the file's content is lost: restore it from a backup",
         )
     if isinstance(error, OSError) or _code(error) in _FAILURES:
-        return JournalFailed(f"can't read the journal, {place} ({error}); {_advice(error)}")
+        return JournalFailed(f"journal: can't read {place}: {error} ({_advice(error)})")
     return JournalDamaged(f"{place} can't be read ({' '.join(str(error).split())})", lost)
 
 
 def write_error(error: Exception, what: str, path: Path) -> JournalFailed:
     trouble = "the disk is full" if is_full(error) else str(error)
     return JournalFailed(
-        f"{what} failed in {path}: {trouble}; nothing more is acknowledged: {_advice(error)}"
+        f"{path}: {what} failed, nothing more is acknowledged: {trouble} ({_advice(error)})"
     )
 
 

@@ -256,8 +256,8 @@ def believe(directory: Path, connect: verify.Connect = verify.connect) -> tuple[
     if report.wrong or not report.anchor or not report.head:
         raise JournalDamaged(
             f"the journal in {directory} is damaged: {'; '.join(report.wrong)}",
-            f"{'; '.join(report.lost)}. Nothing was repaired or removed; see `taskyard journal "
-            f"check --state {shlex.quote(str(directory))}`. {RESTORE_HINT.capitalize()}",
+            f"{'; '.join(report.lost)} (nothing was changed, see `taskyard journal check --state "
+            f"{shlex.quote(str(directory))}`, then {RESTORE_HINT})",
         )
     if report.torn_bytes:
         logger.warning(

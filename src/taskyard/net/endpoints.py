@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from taskyard.errors import UserError
+from taskyard.errors import UnusableEndpoint
 from taskyard.journal.files import PRIVATE_DIRECTORY, PRIVATE_FILE, make_private_directory
 
 SOCKET_NAME: Final = "broker.sock"
@@ -108,9 +108,9 @@ def parse_peer(endpoint: str) -> Tcp | Ipc:
     if isinstance(place, Ipc):
         return place
     if place.port == 0:
-        raise UserError(f"endpoint {endpoint}: no port to connect to ({_FORMS_HINT})")
+        raise UnusableEndpoint(f"endpoint {endpoint}: no port to connect to ({_FORMS_HINT})")
     if place.host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
-        raise UserError(
+        raise UnusableEndpoint(
             f"endpoint {endpoint}: stands for all addresses of a machine (give one of them)"
         )
     return place
@@ -127,25 +127,25 @@ def parse(endpoint: str, *, by_name: bool = False) -> Tcp | Ipc:
         return _parse_ipc(endpoint)
     match = _TCP.fullmatch(endpoint)
     if match is None:
-        raise UserError(f"endpoint {endpoint!r}: unknown form ({_FORMS_HINT})")
+        raise UnusableEndpoint(f"endpoint {endpoint!r}: unknown form ({_FORMS_HINT})")
     port = 0 if match["port"] == "*" else int(match["port"])
     if port > PORT_MAX:
-        raise UserError(f"endpoint {endpoint}: port over {PORT_MAX}")
+        raise UnusableEndpoint(f"endpoint {endpoint}: port over {PORT_MAX}")
     return Tcp(_host(match["host"], endpoint, by_name=by_name), port)
 
 
 def _parse_ipc(endpoint: str) -> Ipc:
     given = endpoint.removeprefix("ipc://")
     if not given or given == "*" or given.endswith("/"):
-        raise UserError(f"endpoint {endpoint!r}: no socket path ({_FORMS_HINT})")
+        raise UnusableEndpoint(f"endpoint {endpoint!r}: no socket path ({_FORMS_HINT})")
     if given.startswith("@"):
-        raise UserError(
+        raise UnusableEndpoint(
             f"endpoint {endpoint}: any user of this machine could open an abstract socket (give "
             "ipc://PATH)"
         )
     path = os.path.abspath(given)  # noqa: PTH100 - Path.resolve would follow links, this only joins
     if not _fits(path):
-        raise UserError(
+        raise UnusableEndpoint(
             f"endpoint {endpoint!r}: path is longer than the {IPC_PATH_BYTES_MAX} bytes of UTF-8 "
             "that a socket allows"
         )
@@ -161,8 +161,8 @@ def _host(host: str, endpoint: str, *, by_name: bool) -> str:
         return str(_address(host))
     except ValueError:
         # A host name is never resolved for a listener: its address may change.
-        raise UserError(
-            f"endpoint {endpoint}: no valid address ({_FORMS_HINT}; for other machines an address "
+        raise UnusableEndpoint(
+            f"endpoint {endpoint}: no valid address ({_FORMS_HINT}, for other machines an address "
             "of this one, or tcp://0.0.0.0:PORT for all)"
         ) from None
 
@@ -189,7 +189,7 @@ def _short_directory(state: Path) -> Path:
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
     except OSError as error:
-        raise UserError(
+        raise UnusableEndpoint(
             f"{state}: path too long for a socket, and can't create {directory} instead: "
             f"{error.strerror} (give a --state with a shorter path)"
         ) from error
@@ -197,9 +197,9 @@ def _short_directory(state: Path) -> Path:
     found = directory.lstat()
     private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == PRIVATE_DIRECTORY
     if not private or found.st_uid != os.getuid():
-        raise UserError(
-            f"{directory}: not a private directory of yours (it holds the socket of {state}; "
-            "remove it, or give a --state with a shorter path)"
+        raise UnusableEndpoint(
+            f"{directory}: not a private directory of yours, for the socket of {state} (remove it, "
+            "or give a --state with a shorter path)"
         )
     return directory
 
@@ -233,7 +233,7 @@ def open_listener(place: Tcp | Ipc) -> ListeningDescriptor:
     try:
         return _open_tcp(place) if isinstance(place, Tcp) else _open_ipc(place)
     except OSError as error:
-        raise UserError(f"can't listen on {place}: {error.strerror}") from error
+        raise UnusableEndpoint(f"can't listen on {place}: {error.strerror}") from error
 
 
 def _open_tcp(place: Tcp) -> ListeningDescriptor:
@@ -273,7 +273,7 @@ def _check_directory_private(directory: Path) -> None:
     """Raise UserError if other users could replace a socket in a directory."""
     mode = directory.stat().st_mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
-        raise UserError(
+        raise UnusableEndpoint(
             f"{directory}: other users may write here and could replace the socket (chmod 700 "
             f"{directory}, or give another endpoint)"
         )
@@ -286,9 +286,9 @@ def _remove_stale_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise UserError(f"{path}: exists and is not a socket")
+        raise UnusableEndpoint(f"{path}: exists and is not a socket")
     if _is_alive(path):
-        raise UserError(f"ipc://{path}: another process listens here already")
+        raise UnusableEndpoint(f"ipc://{path}: another process listens here already")
     path.unlink(missing_ok=True)
 
 

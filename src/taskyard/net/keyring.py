@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import UserError
+from taskyard.errors import UnknownName, UnusableKey, UserError
 from taskyard.journal.files import (
     PRIVATE_DIRECTORY,
     make_private_directory,
@@ -92,7 +92,7 @@ class Keyring:
         except OSError as error:
             raise self._unreadable(error) from error
         if len(paths) > KEYS_MAX:
-            raise UserError(
+            raise UnusableKey(
                 f"{self.directory}: {len(paths):,} keys, limit {KEYS_MAX:,} (remove files of "
                 "revoked ones)"
             )
@@ -103,7 +103,7 @@ class Keyring:
         return sorted(entries, key=_age)
 
     def _unreadable(self, error: OSError) -> UserError:
-        return UserError(
+        return UnusableKey(
             f"{self.directory}: can't read: {error.strerror} (create keys with `taskyard keys new`)"
         )
 
@@ -116,7 +116,7 @@ class Keyring:
         try:
             return keys.read_broker(self.directory / BROKER_FILE)
         except FileNotFoundError:
-            raise UserError(
+            raise UnusableKey(
                 f"{self.directory}: no broker key (create one with `taskyard keys new`)"
             ) from None
 
@@ -131,12 +131,14 @@ class Keyring:
         with self._locked():
             entries = self.entries()
             if len(entries) >= KEYS_MAX:
-                raise UserError(
+                raise UnusableKey(
                     f"{self.directory}: limit of {KEYS_MAX:,} keys reached (remove files of "
                     "revoked ones)"
                 )
             if any(one.name == name and not one.revoked_ns for one in entries):
-                raise UserError(f"key {name!r} exists already (see `taskyard keys revoke {name}`)")
+                raise UnusableKey(
+                    f"key {name!r} exists already (see `taskyard keys revoke {name}`)"
+                )
             broker = self._own_secret().public()
             secret = keys.make_secret()
             entry = KeyEntry(name, role, secret.public(), SystemClock.wall_ns())
@@ -161,8 +163,8 @@ class Keyring:
                     self._put(ended)
                     return ended
         if any(entry.name == name for entry in entries):
-            raise UserError(f"key {name!r} is revoked already")
-        raise UserError(f"unknown key {name!r} (see `taskyard keys list`)")
+            raise UnusableKey(f"key {name!r} is revoked already")
+        raise UnknownName(f"unknown key {name!r} (see `taskyard keys list`)", name)
 
     def _own_secret(self) -> Secret:
         path = self.directory / BROKER_FILE
@@ -183,7 +185,7 @@ class Keyring:
             make_private_directory(self.directory)
             descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise UserError(
+            raise UnusableKey(
                 f"{self.directory}: can't be used for keys: {error.strerror}"
             ) from error
         try:
@@ -191,7 +193,7 @@ class Keyring:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         except OSError as error:
-            raise UserError(f"{self.directory}: can't write: {error.strerror}") from error
+            raise UnusableKey(f"{self.directory}: can't write: {error.strerror}") from error
         finally:
             os.close(descriptor)
 

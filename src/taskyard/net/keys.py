@@ -18,7 +18,7 @@ import zmq
 from msgspec import Struct
 from zmq.utils import z85
 
-from taskyard.errors import UserError
+from taskyard.errors import UnusableKey, UserError
 from taskyard.journal.files import PRIVATE_FILE, sync_directory
 from taskyard.settings import toml
 from taskyard.wire.roles import Role
@@ -151,7 +151,7 @@ def read_peer_key(path: Path) -> PeerKey:
     try:
         key = _read(path, PeerKey)
     except FileNotFoundError:
-        raise UserError(
+        raise UnusableKey(
             f"{path}: key file not found (create one on the broker's machine with "
             "`taskyard keys new`)"
         ) from None
@@ -189,7 +189,7 @@ def _hidden(kind: type, value: object) -> Any:  # noqa: ANN401  # msgspec's sign
 
 
 def _no_key(path: Path) -> UserError:
-    return UserError(
+    return UnusableKey(
         f"{path}: not a valid key file (restore it from a copy, or create a key with "
         "`taskyard keys new`)"
     )
@@ -206,7 +206,7 @@ def read_private(path: Path) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UserError(f"{path}: can't read key file: {error.strerror}") from error
+        raise UnusableKey(f"{path}: can't read key file: {error.strerror}") from error
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES_MAX:
@@ -219,15 +219,14 @@ def check_private(path: Path, found: os.stat_result, mode: int) -> None:
     """Raise UserError if other users can access a file or directory of keys."""
     quoted = shlex.quote(str(path))
     if found.st_uid != os.geteuid():
-        raise UserError(
+        raise UnusableKey(
             f"{path}: belongs to user {found.st_uid}, not to you (use a copy of your own, or "
             f"chown {os.geteuid()} {quoted})"
         )
     if found.st_mode & _GROUP_AND_OTHERS:
-        raise UserError(
-            f"{path}: accessible to other users (mode {stat.S_IMODE(found.st_mode):04o}). Run "
-            f"chmod {mode:o} {quoted}, and create new keys if you don't trust all users of this "
-            "machine."
+        raise UnusableKey(
+            f"{path}: accessible to other users, mode {stat.S_IMODE(found.st_mode):04o} (chmod "
+            f"{mode:o} {quoted}, and create new keys unless you trust them all)"
         )
 
 
@@ -237,9 +236,9 @@ def create_key_file(path: Path, text: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(path, flags, PRIVATE_FILE)
     except FileExistsError:
-        raise UserError(f"{path}: exists already (give another --out)") from None
+        raise UnusableKey(f"{path}: exists already (give another --out)") from None
     except OSError as error:
-        raise UserError(f"{path}: can't write: {error.strerror}") from error
+        raise UnusableKey(f"{path}: can't write: {error.strerror}") from error
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, PRIVATE_FILE)  # whatever the umask is
         file.write(text.encode())

@@ -20,7 +20,7 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
-from taskyard.errors import Refused, UserError
+from taskyard.errors import Refused, UnusableEndpoint, UnusableKey
 from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals
 from taskyard.net.context import context, raise_file_limit
 from taskyard.net.endpoints import Ipc, SocketFile, Tcp, is_remote, open_listener, parse, parse_peer
@@ -356,7 +356,7 @@ def listen(
     raise_file_limit()
     place = parse(endpoint)
     if keyring is None and is_remote(place):
-        raise UserError(
+        raise UnusableKey(
             f"endpoint {endpoint}: other machines can reach it, so it needs keys (create one with "
             "`taskyard keys new`)"
         )
@@ -391,7 +391,7 @@ def connect(endpoint: str, key: PeerKey | None = None, *, counts: bool = False) 
     """
     place = parse_peer(endpoint)
     if key is None and is_remote(place):
-        raise UserError(
+        raise UnusableKey(
             f"endpoint {endpoint}: a broker on another machine needs a key (give --key FILE, "
             "TASKYARD_KEY=FILE or, in Python, Client(key=…))"
         )
@@ -422,7 +422,7 @@ def connect_by_name(endpoint: str, suffix: str) -> ZmqSocket:
     """
     place = parse_peer(endpoint)
     if is_remote(place):
-        raise UserError(
+        raise UnusableEndpoint(
             f"endpoint {endpoint}: on another machine, and this dialect has no keys (give "
             "tcp://127.0.0.1:PORT, the end of a tunnel)"
         )

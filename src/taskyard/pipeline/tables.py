@@ -18,7 +18,7 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from taskyard.errors import StateLocked, UserError
+from taskyard.errors import StateLocked, UnusableFile, UserError
 from taskyard.journal.history import HistoryPart
 from taskyard.journal.lock import StateLock
 from taskyard.pipeline.datasets import Dataset
@@ -52,7 +52,7 @@ def read(
 ) -> DataFrame:
     """Read a table, or the rows of one campaign. Raises UserError if there are no tables."""
     if not (out / _WORK).is_dir():
-        raise UserError(
+        raise UnusableFile(
             f"{out}: no tables found (create them with `taskyard pipeline history --out {out}`)"
         )
     keys = None if campaign is None else [campaign_key(campaign)]
@@ -90,7 +90,7 @@ class Tables:
         try:
             self._lock = StateLock(self._work)
         except StateLocked as error:
-            raise UserError(f"{out}: another process is writing to it") from error
+            raise StateLocked(f"{out}: another process is writing to it") from error
         try:
             self._check_origin(journal)
         except UserError:
@@ -117,7 +117,7 @@ class Tables:
         if not path.exists():
             others = [one.name for one in self.out.iterdir() if one.name != _WORK]
             if others:
-                raise UserError(
+                raise UnusableFile(
                     f"{self.out}: not a directory of tables, it contains {others[0]!r} "
                     "(use another --out)"
                 )
@@ -125,12 +125,12 @@ class Tables:
             return
         origin = msgspec.json.decode(path.read_bytes(), type=TablesOrigin)
         if origin.version != _VERSION:
-            raise UserError(
+            raise UnusableFile(
                 f"{self.out}: tables of another version of Taskyard (remove the directory and "
                 "run again)"
             )
         if journal and origin.journal and origin.journal != journal:
-            raise UserError(
+            raise UnusableFile(
                 f"{self.out}: tables of another journal (use another --out, or remove the "
                 "directory)"
             )
@@ -157,7 +157,7 @@ class Tables:
         for part in whole:
             for other in known:
                 if other != part and other.first <= part.last and part.first <= other.last:
-                    raise UserError(
+                    raise UnusableFile(
                         f"{self.out}: rows {part.first}..{part.last} came from other history files "
                         "(remove the directory and run again)"
                     )

@@ -37,6 +37,8 @@ Names = tuple[str, ...]
 class InvalidSettings(UserError):
     """Settings that can't be used."""
 
+    code = "invalid-setting"
+
 
 class Document(Struct, frozen=True):
     """The content of a settings file, empty without a file."""

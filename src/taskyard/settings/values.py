@@ -44,6 +44,8 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 class InvalidValue(UserError):
     """An invalid value. The text follows the key's name: `must be …`."""
 
+    code = "invalid-setting"
+
 
 def shown(value: object) -> str:
     """Format a value for a message, truncated."""

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from taskyard.core.model import shown
-from taskyard.errors import PeerError, UserError
+from taskyard.errors import NotEncodable, PeerError, UserError
 from taskyard.wire import pickled
 from taskyard.wire.pickled import PICKLE, Pickled
 
@@ -108,7 +108,7 @@ def _encode(payload: Command | _EncodedCall) -> bytes:
     try:
         return _payloads.encode(payload)
     except (TypeError, ValueError) as error:
-        raise UserError(f"command can't be sent as JSON: {error}") from error
+        raise NotEncodable(f"command can't be sent as JSON: {error}") from error
 
 
 def decode_payload(payload: bytes, service: bytes) -> Command | Call | Pickled:
@@ -167,7 +167,7 @@ def encode_value(value: Any, what: str = "value") -> bytes:  # noqa: ANN401 - an
             return _payloads.encode(value)
         return _values.encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(
+        raise NotEncodable(
             f"{what} of type {type(value).__name__} can't be sent as JSON: {error}"
         ) from error
 

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.core.limits import OUTPUT_BYTES_MAX
-from taskyard.errors import PeerError, UserError
+from taskyard.errors import NotEncodable, PeerError
 
 #: The service of pickled calls. Workers that do not allow them do not offer it.
 PICKLE: Final = b"pickle"
@@ -87,7 +87,7 @@ def encode_pickled_call(call: bytes, origin: Origin) -> bytes:
     try:
         return msgspec.json.encode(origin) + b"\n" + call
     except (TypeError, ValueError) as error:
-        raise UserError(f"path of the script can't be sent as JSON: {error}") from error
+        raise NotEncodable(f"path of the script can't be sent as JSON: {error}") from error
 
 
 def decode_pickled_call(payload: bytes) -> Pickled:
@@ -124,11 +124,11 @@ def pickle_call(
     except Exception as error:
         dumps = _cloudpickle_dumps()
         if dumps is None:
-            raise UserError(_unpicklable_part(*call, error)) from error
+            raise NotEncodable(_unpicklable_part(*call, error)) from error
     try:
         return dumps(call, PROTOCOL)
     except Exception as error:
-        raise UserError(_unpicklable_part(*call, error)) from error
+        raise NotEncodable(_unpicklable_part(*call, error)) from error
 
 
 def call_each(function: Callable[..., Any], rows: Sequence[Sequence[Any]]) -> list[Any]:
@@ -186,7 +186,7 @@ def pickle_result(value: object) -> bytes:
         return pickle.dumps(value, PROTOCOL)
     except Exception as error:
         kind = type(value).__name__
-        raise UserError(f"result of type {kind} can't be pickled: {error}") from error
+        raise NotEncodable(f"result of type {kind} can't be pickled: {error}") from error
 
 
 class RemoteTraceback(Exception):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from taskyard.core.limits import NAME_BYTES_MAX, SECOND_NS
-from taskyard.errors import UserError
+from taskyard.errors import UnusableKey, UserError
 from taskyard.wire.roles import Role, may_act_as, with_article
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ def name_for_key(key: PeerKey | None, name: str | None) -> str | None:
     if key is None or key.role is Role.ADMIN:
         return name
     if key.role is not Role.WORKER:
-        raise UserError(
+        raise UnusableKey(
             f"key {key.name}: is {with_article(key.role)}'s key, not a worker's (make one with "
             "`taskyard keys new NAME --role worker`)"
         )
     if name is None:
         return f"{key.name}/{default_name().decode()}"
     if not may_act_as(key.name, name.encode(errors="surrogateescape")):
-        raise UserError(
+        raise UnusableKey(
             f"key {key.name}: only for workers named {key.name} or {key.name}/…, not "
             f"{name[:_SHOWN]!r} (change or omit --name)"
         )

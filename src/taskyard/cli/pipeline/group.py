@@ -10,7 +10,7 @@ import click
 
 from taskyard.cli.commands import LazyCommand, LazyGroup
 from taskyard.cli.options import quiet_option, verbose_option
-from taskyard.errors import UserError
+from taskyard.errors import NotInstalled
 
 COMMANDS: dict[str, LazyCommand] = {
     "load": LazyCommand(
@@ -45,8 +45,8 @@ class SparkCommand(click.Command):
     def invoke(self, ctx: click.Context) -> object:
         missing = [name for name in _NEEDED if find_spec(name) is None]
         if missing:
-            raise UserError(
-                f"{' and '.join(missing)} not installed: `pip install 'taskyard[spark]'`"
+            raise NotInstalled(
+                f"{' and '.join(missing)} not installed (`pip install 'taskyard[spark]'`)"
             )
         from taskyard.pipeline.jvm import end_jvm_on_signals  # noqa: PLC0415  # not needed by `--help`
 

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from taskyard.errors import UserError
+from taskyard.errors import NotInstalled
 
 #: A chart for Plotly: traces and layout.
 Figure = dict[str, object]
@@ -135,7 +135,7 @@ def _plotly() -> str:
         script = files("plotly") / "package_data" / "plotly.min.js"
         text = Path(str(script)).read_text(encoding="utf-8")
     except (ModuleNotFoundError, OSError):
-        raise UserError("plotly is not installed (`pip install 'taskyard[spark]'`)") from None
+        raise NotInstalled("plotly is not installed (`pip install 'taskyard[spark]'`)") from None
     return text.replace("</script", "<\\/script")
 
 

@@ -28,7 +28,7 @@ from taskyard.campaign import formats, parquet, wfcommons
 from taskyard.campaign.formats import FileOptions, Format
 from taskyard.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
 from taskyard.campaign.reader import REJECTED_SUFFIX
-from taskyard.errors import UserError
+from taskyard.errors import UnusableFile, UserError
 from taskyard.pipeline.arrow_rows import RowCollector, pack, prepare
 from taskyard.pipeline.validate import COLUMNS
 
@@ -102,21 +102,21 @@ def find(names: Sequence[str]) -> list[str]:
     for name in names:
         some = _expand_pattern(name)
         if not some:
-            raise UserError(f"{name}: no such file")
+            raise UnusableFile(f"{name}: no such file")
         found |= dict.fromkeys(some)
     return list(found)
 
 
 def _expand_pattern(name: str) -> list[str]:
     if name == STDIN:
-        raise UserError("-: Spark can't read stdin (use `taskyard load -`)")
+        raise UnusableFile("-: Spark can't read stdin (use `taskyard load -`)")
     path = Path(name.removeprefix("file://"))
     if path.is_dir():
         return sorted(str(one) for one in path.rglob("*") if _is_data(one, path))
     if path.exists():
         return [str(path)]
     if "://" in name:
-        raise UserError(
+        raise UnusableFile(
             f"{name}: not a path that executors can open (mount it, or read it with Spark and "
             "write it with df.write.format('taskyard'))"
         )

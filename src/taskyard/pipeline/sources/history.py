@@ -14,7 +14,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from taskyard.core.apply import apply
-from taskyard.errors import JournalDamaged, UserError
+from taskyard.errors import JournalDamaged, UnusableFile, UnusableState
 from taskyard.journal import history, history_rows, recovery, schema, state_check, witness
 from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.reader import JournalReader
@@ -95,7 +95,7 @@ def parts(state: Path) -> list[HistoryPart]:
 
 def require_state(state: Path) -> None:
     if not state.is_dir() or not state_check.has_journal(state):
-        raise UserError(
+        raise UnusableState(
             f"{state}: not a state directory, it has no journal (use --state DIR, the broker's)"
         )
 
@@ -175,7 +175,7 @@ def read_directory(spark: SparkSession, directory: Path) -> HistoryFrames:
         return read(spark, directory)
     files = sorted(directory.glob("events-*.parquet"))
     if not files:
-        raise UserError(
+        raise UnusableFile(
             f"{directory}: no history found (use the folder {history.FOLDER} of a state "
             "directory, or the output of `taskyard pipeline history`)"
         )

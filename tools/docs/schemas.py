@@ -83,6 +83,8 @@ def schema(name: str) -> dict[str, Any]:
         kinds += [*RecordDocument.__subclasses__()]
     made, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     title = f"What `taskyard {name} --json` prints{', a line' if name == 'watch' else ''}"
+    if name == "error":
+        title = "What a command prints on stderr if it fails with --json"
     return {"title": title, "anyOf": [*made], "$defs": parts}
 
 
