@@ -17,6 +17,7 @@ import pytest
 from taskyard import testing
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
+from taskyard.campaign.rejects import write_rejected
 from taskyard.cli import schemas
 from taskyard.cli.entry import run, taskyard
 from taskyard.client.client import Client
@@ -209,7 +210,8 @@ def test_every_error_is_rejected_with_place_and_reason(spark: SparkSession, tmp_
     assert reasons[second, 1] == f"duplicate name 'good', first in {first}:1"
     assert len(reasons) == 57
     assert len(checked.validation.places) == 1
-    rows = {one.line: msgspec.json.decode(one.raw) for one in checked.rejects if one.file == first}
+    raws = {one.line: one.raw for one in checked.rejects if one.file == first}
+    rows = {line: msgspec.json.decode(msgspec.json.encode(raw)) for line, raw in raws.items()}
     assert rows[6] == bad[5]
     assert rows[3] == bad[2]
     frame = REJECTS.check(checked.rejects_frame(spark))
@@ -272,7 +274,7 @@ def test_invalid_rows_are_rejected_and_others_unchanged(
         assert _submit(checked, broker) == SubmitCounts(2, 0)
         view = client.show("c/../../etc")
         assert (view["lane"], view["campaign"]) == ("../z", "c")
-    (place,) = load.write_rejects(checked.rejects, None)
+    (place,) = write_rejected(checked.rejects)
     assert place == tmp_path / "a.jsonl.rejected.jsonl"
     assert [json.loads(line)["line"] for line in place.read_text().splitlines()] == [2, 3, 4]
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", place.name]

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from taskyard.campaign.batches import encode_batches
 from taskyard.campaign.bundles import assign_lanes
-from taskyard.campaign.reader import LoadedCampaign, RejectedRow, reject_unknown_dependencies
+from taskyard.campaign.reader import LoadedCampaign, reject_unknown_dependencies
 from taskyard.campaign.task_spec import InvalidTask, service_of
 from taskyard.campaign.values import shown
 from taskyard.core.events import Scope, UnknownPolicy
@@ -27,6 +27,7 @@ from taskyard.errors import Refused, UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from taskyard.campaign.rejects import RejectedRow
     from taskyard.campaign.task_spec import TaskSpec
     from taskyard.core.model import Submission
 

@@ -8,9 +8,7 @@ second run after a kill submits the missing tasks.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -21,7 +19,7 @@ from msgspec import Raw, Struct
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from taskyard.campaign.reader import REJECTED_SUFFIX
+from taskyard.campaign.rejects import REJECTED_MAX, RejectedRow, too_many_error
 from taskyard.errors import Refused, TaskyardError, UserError
 from taskyard.pipeline import validate
 from taskyard.pipeline.arrow_rows import SharedTerms, pack, prepared_to_row, row_text, unpack
@@ -42,9 +40,6 @@ WAVE_TASKS_MIN: Final = 50_000
 #: Tasks that one partition submits if a level is larger.
 PORTION_TASKS: Final = 50_000
 
-#: More rejects than this mean that the files have another format.
-REJECTS_MAX: Final = 1_000_000
-
 #: Called with the number of tasks submitted and the total.
 Progress = Callable[[int, int], None]
 
@@ -52,18 +47,6 @@ Progress = Callable[[int, int], None]
 _PartitionFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _OUTCOME: Final = "new long, known long, error string"
-
-
-class Reject(Struct):
-    """A rejected row, in the form that `taskyard load` writes."""
-
-    file: str
-    line: int
-    reason: str
-    raw: Raw
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.reason}"
 
 
 class CheckedCampaign(Struct):
@@ -74,7 +57,7 @@ class CheckedCampaign(Struct):
     #: All columns but the payloads.
     table: pa.Table
     validation: ValidationResult
-    rejects: list[Reject]
+    rejects: list[RejectedRow]
 
     def revalidate(self, existing: Iterable[str]) -> None:
         """Validate again, and reject dependencies that neither the files nor `existing` have."""
@@ -91,8 +74,9 @@ class CheckedCampaign(Struct):
 
     def rejects_frame(self, spark: SparkSession) -> DataFrame:
         """Return the rejected rows as the dataset `rejects`."""
-        rows = ((one.file, one.line, one.reason, bytes(one.raw).decode()) for one in self.rejects)
-        return spark.createDataFrame(list(rows), REJECTS.schema)
+        encode = msgspec.json.encode
+        rows = [(one.file, one.line, one.reason, encode(one.raw).decode()) for one in self.rejects]
+        return spark.createDataFrame(rows, REJECTS.schema)
 
 
 def read(spark: SparkSession, files: Sequence[str], options: FileOptions) -> CheckedCampaign:
@@ -118,14 +102,15 @@ def _check_files(table: pa.Table) -> None:
 
 def _rejects(
     campaign: CampaignFiles, chunks: DataFrame, table: pa.Table, validation: ValidationResult
-) -> list[Reject]:
+) -> list[RejectedRow]:
     """List invalid rows, then rows with invalid names or dependencies."""
     bad = table.filter(pc.is_valid(table["reason"]))
-    if len(bad) + len(validation.rejected) > REJECTS_MAX:
-        raise UserError(
-            f"more than {REJECTS_MAX:,} invalid rows (is this the right format?), the first: "
-            f"{bad['reason'][0] if len(bad) else next(iter(validation.rejected.values()))}"
-        )
+    if len(bad) + len(validation.rejected) > REJECTED_MAX:
+        reasons = validation.rejected
+        if len(bad):
+            reasons = {bad["place"][0].as_py(): bad["reason"][0].as_py()}
+        place, reason = next(iter(reasons.items()))
+        raise too_many_error(RejectedRow(*campaign.where(place), reason, None))
     found = [
         (place, reason, Raw(row.encode()))
         for place, reason, row in zip(
@@ -135,7 +120,7 @@ def _rejects(
     rows = _rows_at_places(chunks, list(validation.rejected))
     found += [(place, validation.rejected[place], Raw(row.encode())) for place, row in rows]
     found.sort(key=lambda one: one[0])
-    return [Reject(*campaign.where(place), reason, row) for place, reason, row in found]
+    return [RejectedRow(*campaign.where(place), reason, row) for place, reason, row in found]
 
 
 def _rows_at_places(chunks: DataFrame, places: list[int]) -> list[tuple[int, str]]:
@@ -156,27 +141,6 @@ def _rows_at_places(chunks: DataFrame, places: list[int]) -> list[tuple[int, str
 
     picked = chunks.select("tasks").mapInArrow(pick, "place long, row string")
     return [(row.place, row.row) for row in picked.collect()]
-
-
-def write_rejects(rejects: Sequence[Reject], target: Path | None) -> list[Path]:
-    """Write rejects as JSON lines, to one file or beside each input.
-
-    Returns the paths. Replaces the files of an earlier run.
-    """
-    by_place: dict[Path, list[Reject]] = {}
-    for one in rejects:
-        by_place.setdefault(target or Path(one.file + REJECTED_SUFFIX), []).append(one)
-    for place, some in by_place.items():
-        unfinished = place.with_name(f".{place.name}.new")
-        try:
-            with unfinished.open("wb") as file:
-                file.writelines(msgspec.json.encode(one) + b"\n" for one in some)
-            os.replace(unfinished, place)  # noqa: PTH105  # replaces an existing file
-        except OSError as error:
-            raise UserError(
-                f"{place}: can't be written: {error.strerror} (use --rejects FILE)"
-            ) from None
-    return list(by_place)
 
 
 # Submitting.
