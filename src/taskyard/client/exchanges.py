@@ -92,10 +92,14 @@ def request_and_wait(session: Session, query: Query) -> Reply:
         raise query.timed_out() from None
 
 
-class BlockingRunner(Protocol):
-    """An object that runs exchanges by blocking, such as `Client`."""
+class BlockingRunner:
+    """Runs exchanges by blocking. The base of `Client`."""
 
-    def _run_query(self, exchange: Exchange[_T]) -> _T: ...
+    #: Returns the reply to a query.
+    _reply_to: Callable[[Query], Reply]
+
+    def _run_query(self, exchange: Exchange[_T]) -> _T:
+        return run_exchange(exchange, self._reply_to)
 
 
 class AsyncRunner(Protocol):
@@ -110,7 +114,7 @@ def blocking(
     """Return a method that runs the operation and blocks until it has its value."""
 
     def method(self: BlockingRunner, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return self._run_query(operation(*args, **kwargs))  # a method of `self`
+        return run_exchange(operation(*args, **kwargs), self._reply_to)
 
     _describe(method, operation, "{}")
     return method
