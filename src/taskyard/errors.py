@@ -72,9 +72,21 @@ class UserError(TaskyardError):
 class Refused(UserError):
     """The broker refused a request and changed nothing. The text is its reason."""
 
+    def __init__(self, text: str = "", code: str = "", names: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        #: A stable code, such as "conflict" or "forbidden".
+        self.code = code
+        #: The full names of the tasks at fault. Empty: the whole request is refused.
+        self.names = names
+
 
 class NameLost(Refused):
     """The broker gave a worker's name to another process, because this one sent no heartbeats."""
+
+    def __init__(
+        self, text: str = "", code: str = "name-lost", names: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(text, code, names)
 
 
 class StateLocked(UserError):

@@ -10,10 +10,10 @@ import pytest
 from taskyard.broker import compaction
 from taskyard.broker.backpressure import HOLD_NS_A_PERCENT, HOLD_NS_MAX, STEP_PERCENT, Backpressure
 from taskyard.broker.compaction import CompactionLimits
-from taskyard.core.effects import Accepted, Effect, Refusal, Refused, ReportAck, Settled
+from taskyard.core.effects import Accepted, Effect, Refused, ReportAck, Settled
 from taskyard.core.events import LagChanged, SubmitRequested, TasksReported, TasksRequested
 from taskyard.core.limits import LAG_REFUSE_ALL_PERCENT, LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
-from taskyard.core.model import Submission
+from taskyard.core.model import Refusal, Submission
 from tests.broker.compaction_kit import NEVER, Harness
 from tests.broker.test_compaction import FakeChild
 

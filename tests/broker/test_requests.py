@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from taskyard.broker import requests
 from taskyard.broker.requests import Budget, Requests
 from taskyard.core import effects, events, invariants, old_snapshots
-from taskyard.core.effects import CommandAck, Refusal, Refused, TaskPage
+from taskyard.core.effects import CommandAck, Refused, TaskPage
 from taskyard.core.events import Scope
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.records import Cancelled
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import BLOCKED, CANCELLED, FAILED, READY

@@ -48,7 +48,7 @@ from taskyard.core.events import (
     WorkerUnreachable,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Submission, Terms, WorkerFacts
+from taskyard.core.model import Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard
@@ -247,7 +247,7 @@ def _progress(yard: Yard, worker: bytes) -> list[Any]:
 def _ask_everything(yard: Yard, names: list[bytes]) -> list[Any]:
     """Every question at once: none of them may change anything."""
     questions: list[Event] = [
-        RequestRejected(0, b"client", 1, "what?"),
+        RequestRejected(0, b"client", 1, Refusal.MALFORMED, "what?"),
         LookupRequested(0, b"client", names),
         ListRequested(0, b"client", Scope(), names[0], cursor=len(names), count=2),
         StatsRequested(0, b"client"),

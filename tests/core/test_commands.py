@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from taskyard.core.commands import tasks_in_scope
-from taskyard.core.effects import CommandAck, NoWork, Refusal, Refused, ReportAck, Shutdown, Stop
+from taskyard.core.effects import CommandAck, NoWork, Refused, ReportAck, Shutdown, Stop
 from taskyard.core.events import (
     CancelRequested,
     DrainRequested,
@@ -17,6 +17,7 @@ from taskyard.core.events import (
     TasksReturned,
 )
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Refusal
 from taskyard.core.records import Cancelled, Paused, Resumed, Retried, StaleReport
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned

@@ -11,7 +11,6 @@ from taskyard.core.apply import apply
 from taskyard.core.effects import (
     Accepted,
     ExplanationReply,
-    Refusal,
     Refused,
     Settled,
     TaskDetails,
@@ -32,7 +31,7 @@ from taskyard.core.events import (
     UnknownPolicy,
     WatchRequested,
 )
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.records import Submitted
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard

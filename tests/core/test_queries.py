@@ -16,7 +16,6 @@ from taskyard.core.effects import (
     HeldTasks,
     NoWork,
     Reason,
-    Refusal,
     Refused,
     ReportAck,
     Settled,
@@ -62,6 +61,7 @@ from taskyard.core.limits import (
     STATS_ROWS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
+from taskyard.core.model import Refusal
 from taskyard.core.records import Progressed
 from taskyard.core.states import TaskState, WorkerState
 from tests.core.kit import Yard, assigned
@@ -109,7 +109,7 @@ def some_of_everything(yard: Yard) -> None:
 
 
 QUESTIONS: list[Event] = [
-    RequestRejected(0, b"client", 1, "what?"),
+    RequestRejected(0, b"client", 1, Refusal.MALFORMED, "what?"),
     LookupRequested(0, b"client", [b"c/a done", b"c/d blocked", b"nobody"]),
     ListRequested(0, b"client", Scope()),
     ListRequested(0, b"client", Scope(states=(FAILED,))),
@@ -138,8 +138,8 @@ def test_question_decides_nothing_and_changes_nothing(yard: Yard, question: Even
 
 
 def test_request_that_made_no_sense_is_refused_in_its_turn(yard: Yard) -> None:
-    assert yard.handle(RequestRejected(0, b"client", 4, "a name is missing")) == [
-        Refused(b"client", 4, Refusal.MALFORMED, "a name is missing")
+    assert yard.handle(RequestRejected(0, b"client", 4, Refusal.FORBIDDEN, "not yours")) == [
+        Refused(b"client", 4, Refusal.FORBIDDEN, "not yours")
     ]
 
 

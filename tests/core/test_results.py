@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import old_snapshots, results
-from taskyard.core.effects import Effect, Refusal, Refused, ReportAck, Settled, UnknownWorker
+from taskyard.core.effects import Effect, Refused, ReportAck, Settled, UnknownWorker
 from taskyard.core.events import (
     Outcome,
     RulesSet,
@@ -18,6 +18,7 @@ from taskyard.core.events import (
     WatchRequested,
 )
 from taskyard.core.limits import CRASH_DELAY_NS, CRASHES_MAX, REASON_BYTES_MAX, SECOND_NS
+from taskyard.core.model import Refusal
 from taskyard.core.records import (
     Failed,
     Finished,

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import runs
-from taskyard.core.effects import Refusal, Refused, TaskDetails, TaskView
+from taskyard.core.effects import Refused, TaskDetails, TaskView
 from taskyard.core.events import LookupRequested, Outcome, TasksReported
 from taskyard.core.limits import ATTEMPTS_SHOWN_MAX, SECOND_NS
+from taskyard.core.model import Refusal
 from taskyard.core.records import Failed, Finished, Postponed, Returned, StaleReport
 from taskyard.core.runs import Attempt, Run, RunColumns
 from tests.core.kit import Yard

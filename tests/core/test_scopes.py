@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core import commands, queries
-from taskyard.core.effects import (
-    Accepted,
-    CommandAck,
-    Effect,
-    RecordPage,
-    Refusal,
-    Refused,
-    StatsReply,
-)
+from taskyard.core import queries, submission
+from taskyard.core.effects import Accepted, CommandAck, Effect, RecordPage, Refused, StatsReply
 from taskyard.core.events import (
     CancelRequested,
     FollowOptions,
@@ -28,7 +20,7 @@ from taskyard.core.events import (
     StatsRequested,
     SubmitRequested,
 )
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.records import Submitted
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard
@@ -106,7 +98,7 @@ def test_task_does_not_wait_for_itself_among_its_campaign() -> None:
 
 
 def test_too_many_predecessors_are_refused_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "AFTER_MAX", 5)
+    monkeypatch.setattr(submission, "AFTER_MAX", 5)
     yard = Yard()
     yard.submit(b"a", b"b", b"c", campaign=b"c")
     submit_after(yard, b"c")

@@ -5,8 +5,8 @@ from zlib import crc32
 
 import pytest
 
-from taskyard.core import limits, model, old_snapshots, submission
-from taskyard.core.effects import Accepted, Refusal, Refused
+from taskyard.core import limits, model, old_snapshots, shape, submission
+from taskyard.core.effects import Accepted, Refused
 from taskyard.core.events import (
     DiskSpaceChanged,
     DuplicatePolicy,
@@ -14,7 +14,7 @@ from taskyard.core.events import (
     SubmitRequested,
     UnknownPolicy,
 )
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard
@@ -240,12 +240,13 @@ def test_every_refusal_is_tested_here() -> None:
     elsewhere = [Refusal.TOO_MANY, Refusal.BUSY, Refusal.FULL, Refusal.RETRY_LATER]
     elsewhere += [Refusal.NAME_HELD, Refusal.NAME_LOST]  # of workers, not of submissions
     elsewhere += [Refusal.OVERLOADED]  # of queries
+    elsewhere += [Refusal.FORBIDDEN, Refusal.SHUTTING_DOWN]  # of dialects
     tested = [expected for expected, _ in MALFORMED] + elsewhere
     assert [one for one in Refusal if one not in tested] == []
 
 
 def test_too_many_tasks_in_one_message_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission, "TASKS_PER_MESSAGE_MAX", 2)
+    monkeypatch.setattr(shape, "TASKS_PER_MESSAGE_MAX", 2)
     yard = Yard()
     assert yard.submit(b"a", b"b", b"c", request=4) == [
         Refused(b"client", 4, Refusal.TOO_MANY, "3 tasks in one submission: the limit is 2")
@@ -254,14 +255,14 @@ def test_too_many_tasks_in_one_message_are_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_payload_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission, "PAYLOAD_BYTES_MAX", 3)
+    monkeypatch.setattr(shape, "PAYLOAD_BYTES_MAX", 3)
     yard = Yard()
     assert refusal(send(yard, Submission([b"a", b"b"], [b"123", b"1234"]))) is Refusal.TOO_MANY
     assert yard.scheduler.ledger.tasks == {}
 
 
 def test_task_that_would_wait_for_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission, "AFTER_MAX", 1)
+    monkeypatch.setattr(shape, "AFTER_MAX", 1)
     yard = Yard()
     assert refusal(yard.submit(b"a", after=[[b"b", b"c"]])) is Refusal.TOO_MANY
 

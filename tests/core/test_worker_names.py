@@ -1,7 +1,7 @@
 """Worker names: which process holds one, and how others of that name are refused."""
 
 from taskyard.core import old_snapshots
-from taskyard.core.effects import Effect, HeartbeatAck, Refusal, Refused
+from taskyard.core.effects import Effect, HeartbeatAck, Refused
 from taskyard.core.events import (
     TasksProgressed,
     TasksReported,
@@ -12,7 +12,7 @@ from taskyard.core.events import (
     WorkerRegistered,
 )
 from taskyard.core.limits import CRASHES_MAX, REPLACED_MAX, REPLACED_TASKS_MAX, SECOND_NS
-from taskyard.core.model import WorkerFacts
+from taskyard.core.model import Refusal, WorkerFacts
 from taskyard.core.records import (
     Failed,
     LeaseExpired,

@@ -7,7 +7,7 @@ import pytest
 
 from taskyard.core import invariants, old_snapshots
 from taskyard.core.apply import apply
-from taskyard.core.effects import Accepted, Refusal, Refused
+from taskyard.core.effects import Accepted, Refused
 from taskyard.core.events import (
     CancelRequested,
     ClientDisconnected,
@@ -29,7 +29,7 @@ from taskyard.core.events import (
     WatchRequested,
 )
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import Result, Submission, Terms, WorkerFacts
+from taskyard.core.model import Refusal, Result, Submission, Terms, WorkerFacts
 from taskyard.core.records import (
     AnyRecord,
     Cancelled,

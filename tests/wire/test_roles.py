@@ -137,6 +137,7 @@ def is_allowed(request: str, role: Role) -> tuple[bool, str]:
         return True, ""
     assert [one.type for one in answers] == [Q.Error]
     assert not yard.changed()
+    assert answers[0].code == b"forbidden"
     return False, answers[0].reason.decode()
 
 
@@ -211,8 +212,9 @@ def test_request_without_a_worker_name_is_refused_by_role_first() -> None:
 
 
 def test_long_name_is_cut_in_the_refusal() -> None:
-    reason = refusal(GUESTS[Role.WORKER], Q(type=Q.Steal, location=b"x" * 1_000_000))
-    assert len(reason) < 250
+    refused = refusal(GUESTS[Role.WORKER], Q(type=Q.Steal, location=b"x" * 1_000_000))
+    assert refused is not None
+    assert len(refused[1]) < 250
 
 
 def test_plain_peer_gets_a_plain_error() -> None:

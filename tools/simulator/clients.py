@@ -21,8 +21,8 @@ from simulator.models import Violation
 from simulator.peers import Peer, RequestReplyPeer
 from simulator.plan import SECOND_NS
 from taskyard.core import effects, events
-from taskyard.core.effects import Effect, Refusal
-from taskyard.core.model import Submission
+from taskyard.core.effects import Effect
+from taskyard.core.model import Refusal, Submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from simulator.worker import Worker
 from simulator.workers import KINDS as FOREIGN_KINDS
 from taskyard.core import events, identity
 from taskyard.core.events import DuplicatePolicy, Scope, UnknownPolicy
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Refusal, Submission, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -398,7 +398,7 @@ class Scenario:
             events.ListRequested(0, b"", self._scope(), count=rng.choice((1, 5, 100))),
             events.StatsRequested(0, b""),
             events.WorkersRequested(0, b""),
-            events.RequestRejected(0, b"", 0, "no such request"),
+            events.RequestRejected(0, b"", 0, Refusal.MALFORMED, "no such request"),
         ]
         return rng.choice(questions)
 

@@ -20,7 +20,7 @@ from simulator.plan import (
 )
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
-from taskyard.core.model import Result, WorkerFacts
+from taskyard.core.model import Refusal, Result, WorkerFacts
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -34,7 +34,7 @@ REPLY_TIMEOUT_NS: Final = 1500 * MILLISECOND_NS
 INCARNATIONS_MAX: Final = 1_000_000
 
 #: Refusals of a process that does not hold its name.
-_NAME_REFUSALS: Final = (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST)
+_NAME_REFUSALS: Final = (Refusal.NAME_HELD, Refusal.NAME_LOST)
 
 _UNUSUAL_OUTCOMES: Final = (
     Outcome.FAILED_FINAL,
@@ -313,7 +313,7 @@ class Worker(Peer):
     def on_name_refused(self, refused: effects.Refused) -> None:
         """Wait for the name that another process holds, or restart if it is lost."""
         self.held, self.open, self.done = {}, {}, []
-        if refused.refusal is effects.Refusal.NAME_LOST:
+        if refused.refusal is Refusal.NAME_LOST:
             self.die()
         else:
             self.after(self.heartbeat_ns, self.on_free)

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, field, structs
 
 from taskyard.core import commands, events, graph
-from taskyard.core.effects import CommandAck, Refusal, Refused
+from taskyard.core.effects import CommandAck, Refused
 from taskyard.core.limits import (
     LIST_LANES_MAX,
     LIST_SCAN_MAX,
     LIST_TASKS_MAX,
     STATS_ROWS_MAX,
 )
+from taskyard.core.model import Refusal
 from taskyard.core.states import BLOCKED, DELAYED, FAILED
 
 if TYPE_CHECKING:

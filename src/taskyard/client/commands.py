@@ -25,6 +25,7 @@ from taskyard.client.requests import (
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SERVICES_MAX
+from taskyard.core.model import Refusal
 from taskyard.errors import Refused
 from taskyard.wire.native import peer
 
@@ -44,19 +45,22 @@ def create(
     unknown: UnknownPolicy = UnknownPolicy.REFUSE,
     *,
     after_campaigns: Sequence[str] = (),
+    check_only: bool = False,
 ) -> Exchange[int]:
     """Submit a batch whole or not at all, and wait until the broker has it.
 
-    Its tasks also wait for all unsettled tasks of `after_campaigns`. Returns how many of its tasks
-    are new. Raises `Refused`.
+    Its tasks also wait for all unsettled tasks of `after_campaigns`. With `check_only` the broker
+    checks the batch and accepts no task. Returns how many of its tasks are new. Raises `Refused`
+    with the names of the tasks at fault.
     """
-    more: dict[str, Any] = {"unknown": unknown}
+    more: dict[str, Any] = {"unknown": unknown, "check_only": check_only}
     if after_campaigns:
         more["after_campaigns"] = [*map(encode_text, after_campaigns)]
     build = partial(peer.create, submission=submission, **more)
     reply = yield from checked_reply(Query(build))
     if reply.kind == peer.EXIT:
-        raise Refused("the broker is shutting down and accepts no tasks")
+        code = Refusal.SHUTTING_DOWN.value
+        raise Refused("the broker is shutting down and accepts no tasks", code)
     return reply.count
 
 

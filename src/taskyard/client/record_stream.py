@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from taskyard.client.exchanges import Query
+from taskyard.client.requests import refused_error
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import Refused
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
@@ -104,7 +104,5 @@ def _follow_request(
         return RecordBatch(reply.document(), reply.cursor, reply.journal)
     is_gap = reply.kind == peer.NOT_FOUND and since is not None and since < reply.cursor
     if not is_gap or (journal and journal != reply.journal):
-        raise Refused(
-            reply.reason or "the broker did not understand the request; is it of this version?"
-        )
+        raise refused_error(reply)
     return RecordBatch([], reply.cursor, reply.journal, reply.reason)

@@ -17,7 +17,7 @@ from taskyard.client.results import check_not_truncated, decode_whole_result
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import shown
+from taskyard.core.model import Refusal, shown
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, TaskFailed, TimedOut, UserError
 from taskyard.wire.native import peer
@@ -71,10 +71,17 @@ def checked_reply(query: Query) -> Exchange[Reply]:
     """Send one query. Raises `Refused` if the broker refuses it."""
     reply = yield query
     if reply.kind == peer.ERROR:
-        raise Refused(
-            reply.reason or "the broker did not understand the request; is it of this version?"
-        )
+        raise refused_error(reply)
     return reply
+
+
+def refused_error(reply: Reply) -> Refused:
+    """Return the error for a reply that refuses a request."""
+    names = tuple(task.name for task in reply.refused_tasks())
+    if reply.reason:
+        return Refused(reply.reason, reply.code, names)
+    text = "the broker did not understand the request (is it of this version?)"
+    return Refused(text, reply.code or Refusal.MALFORMED.value)
 
 
 def _document(kind: int, name: str | None = None, timeout: float | None = None) -> Exchange[Any]:

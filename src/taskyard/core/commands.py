@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgspec import structs
-
 from taskyard.core import assignment, graph, identity, membership, submission, subscriptions
-from taskyard.core.effects import Accepted, CommandAck, Refusal, Refused, RefusedTasks, Stop
+from taskyard.core.effects import Accepted, CommandAck, Refused, RefusedTasks, Stop
 from taskyard.core.limits import (
-    AFTER_MAX,
     LAG_REFUSE_ALL_PERCENT,
     LAG_REFUSE_PERCENT,
     NAME_BYTES_MAX,
     REFUSED_NAMES_MAX,
 )
-from taskyard.core.model import shown
+from taskyard.core.model import Refusal, shown
 from taskyard.core.records import (
     Cancelled,
     Moved,
@@ -28,6 +25,7 @@ from taskyard.core.records import (
     Retried,
     TaskExpired,
 )
+from taskyard.core.shape import BatchRefused, SubmissionRefused
 from taskyard.core.states import BLOCKED, DELAYED, FAILED, READY, WorkerCause
 
 if TYPE_CHECKING:
@@ -52,26 +50,29 @@ def submit_requested(context: Context, event: events.SubmitRequested) -> None:
         return
     if context.lag_percent >= LAG_REFUSE_PERCENT and _is_refused_for_lag(context, event):
         return
-    asked = event.submission
+    asked = event
     try:
         event = submission.keyed(context.ledger, event)
-        event = _expand_campaigns(context.ledger, event)
+        event = submission.expand_campaigns(context.ledger, event)
         decide = submission.decide_partial if event.partial else submission.decide
         taken = decide(context.ledger, event, context.at_ns)
-    except submission.SubmissionRefused as refusing:
-        refused = Refused(event.client, event.request, refusing.refusal, refusing.text)
-        _refuse(context, event, refused)
+    except SubmissionRefused as refusing:
+        is_whole = isinstance(refusing, BatchRefused)
+        tasks = [] if is_whole else submission.refused_tasks(context.ledger, asked)
+        _refuse(context, asked, Refused(event.client, event.request, *refusing.fault, tasks))
+        return
+    if event.check_only:
+        context.send(Accepted(event.client, event.request, taken.new, taken.existing))
         return
     for record in taken.records:
         context.emit(record)
     if taken.refused:
-        first = next(iter(taken.refused.values()))
-        _count_refused(context, [*taken.refused], first.refusal, first.text)
+        _count_refused(context, [*taken.refused], *next(iter(taken.refused.values())))
     counts = (taken.new, taken.existing, len(taken.refused))
     context.send(Accepted(event.client, event.request, *counts))
     if event.watch:
         bare = bool(context.ledger.bare)
-        full_names = identity.full_names(asked) if bare else event.submission.names
+        full_names = identity.full_names(asked.submission) if bare else event.submission.names
         subscriptions.watch(context, (event.client, event.request), full_names)
 
 
@@ -100,43 +101,6 @@ def _count_refused(context: Context, names: list[bytes], refusal: Refusal, text:
     """Count refused tasks of partial submissions, for `status`."""
     context.refused += len(names)
     context.refused_last = RefusedTasks(refusal, names[:REFUSED_NAMES_MAX], text)
-
-
-def _expand_campaigns(ledger: Ledger, event: events.SubmitRequested) -> events.SubmitRequested:
-    """Return the event with the unfinished tasks of `after_campaigns` as predecessors.
-
-    Every pair of a task and a predecessor is an edge, and `AFTER_MAX` limits their number.
-    """
-    if not event.after_campaigns:
-        return event
-    asked = event.submission
-    names = _unfinished(ledger, event.after_campaigns, dict.fromkeys(asked.names))
-    if len(names) * len(asked.names) > AFTER_MAX:
-        wanted = " and ".join(shown(name) for name in event.after_campaigns)
-        raise submission.SubmissionRefused(
-            Refusal.TOO_MANY,
-            f"campaign {wanted}: {len(names)} unfinished tasks before {len(asked.names)} new ones "
-            f"exceed {AFTER_MAX} dependencies (let one task wait for the campaign, and the others "
-            "for that task)",
-        )
-    after = [[*own, *names] for own in asked.after or [[] for _ in asked.names]]
-    return structs.replace(event, submission=structs.replace(asked, after=after))
-
-
-def _unfinished(
-    ledger: Ledger, campaigns: tuple[bytes, ...], without: dict[bytes, None]
-) -> list[bytes]:
-    """Return the unfinished tasks of campaigns, except these."""
-    for name in campaigns:
-        if name not in ledger.campaigns:
-            text = f"unknown campaign {shown(name)} (submit its tasks first)"
-            raise submission.SubmissionRefused(Refusal.UNKNOWN, text)
-    found = [
-        task.name
-        for task in ledger.tasks.values()
-        if task.ending is None and task.terms.campaign in campaigns
-    ]
-    return [name for name in found if name not in without]
 
 
 def cancel_requested(context: Context, event: events.CancelRequested) -> None:

@@ -11,31 +11,11 @@ from enum import Enum
 from msgspec import Struct, field
 
 from taskyard.core.events import Scope
-from taskyard.core.model import Terms, WorkerFacts
+from taskyard.core.model import Refusal, RefusedTask, Terms, WorkerFacts
 from taskyard.core.records import AnyRecord
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Attempt
 from taskyard.core.states import TaskState, WorkerState
-
-
-class Refusal(Enum):
-    """Why a request was refused. Nothing was changed."""
-
-    EMPTY = "empty"  #: it has no tasks
-    BAD_NAME = "bad name"
-    TOO_MANY = "too many"
-    DUPLICATE = "duplicate"  #: twice in one message
-    CONFLICT = "conflict"  #: the name has another payload, or is the full name of another task
-    UNKNOWN = "unknown"  #: no such task
-    CYCLE = "cycle"
-    BUSY = "busy"  #: a leased task can't get more predecessors
-    CANCELLED = "cancelled"  #: would wait for a cancelled task
-    FULL = "full"  #: the broker accepts no tasks now
-    RETRY_LATER = "retry later"  #: compaction lags behind: retry in a moment
-    NAME_HELD = "name held"  #: a live process has the worker's name: wait for it
-    NAME_LOST = "name lost"  #: another process has taken over the worker's name, for good
-    OVERLOADED = "overloaded"  #: too many requests of the client are pending
-    MALFORMED = "malformed"  #: not a valid request, or columns of different length
 
 
 class Reason(Enum):
@@ -99,6 +79,8 @@ class Refused(Effect):
     request: int
     refusal: Refusal
     text: str
+    #: The tasks at fault, the first `REFUSED_TASKS_MAX`. Empty: the request as a whole.
+    tasks: list[RefusedTask] = field(default_factory=list)
 
 
 class CommandAck(Effect):

@@ -12,7 +12,7 @@ from enum import Enum, IntEnum
 from msgspec import Struct, field
 
 from taskyard.core.entities import Task
-from taskyard.core.model import Submission, WorkerFacts
+from taskyard.core.model import Refusal, Submission, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
@@ -76,6 +76,8 @@ class SubmitRequested(Event):
     partial: bool = False
     #: The client sends it again after `RETRY_LATER`.
     retries: bool = False
+    #: Decide and reply as usual, but accept nothing.
+    check_only: bool = False
 
 
 class WorkerRegistered(Event):
@@ -325,6 +327,7 @@ class RequestRejected(Event):
 
     client: bytes
     request: int
+    refusal: Refusal
     text: str
 
 

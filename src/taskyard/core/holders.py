@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeGuard
 
-from taskyard.core.effects import Refusal, Refused
+from taskyard.core.effects import Refused
 from taskyard.core.limits import HEARTBEATS_MISSED_MAX, SECOND_NS
-from taskyard.core.model import shown
+from taskyard.core.model import Refusal, shown
 from taskyard.core.records import Refunded, WorkerReplaced
 from taskyard.core.states import FAILED
 

@@ -97,10 +97,7 @@ def keyed(ledger: Directory, submission: Submission) -> Submission:
     campaigns = [terms.campaign for terms in submission.terms]
     if not any(campaigns) and not ledger.bare:
         return submission
-    if submission.terms_at is None:
-        own = campaigns[:1] * len(submission.names)
-    else:
-        own = [campaigns[place] for place in submission.terms_at]
+    own = _campaigns_of(submission, campaigns)
     names = _keys(ledger, own, submission.names)
     after = submission.after
     if after is not None:
@@ -109,6 +106,37 @@ def keyed(ledger: Directory, submission: Submission) -> Submission:
         pairs = zip(own, after, strict=True)
         after = [[find.key(campaign, one) for one in some] for campaign, some in pairs]
     return structs.replace(submission, names=names, after=after)
+
+
+def keyed_with_faults(
+    ledger: Directory, submission: Submission
+) -> tuple[Submission, dict[int, str]]:
+    """Return a submission like `keyed`, and why tasks by index can't have their predecessors.
+
+    In the result these tasks have no predecessors.
+    """
+    after, campaigns = submission.after, [terms.campaign for terms in submission.terms]
+    if after is None or (not any(campaigns) and not ledger.bare):
+        return keyed(ledger, submission), {}
+    own = _campaigns_of(submission, campaigns)
+    names = _keys(ledger, own, submission.names)
+    find = _Predecessors(ledger, dict(zip(names, own, strict=True)))
+    keys: list[list[bytes]] = []
+    wrong: dict[int, str] = {}
+    for index, (campaign, some) in enumerate(zip(own, after, strict=True)):
+        try:
+            keys.append([find.key(campaign, one) for one in some])
+        except OtherTask as other:
+            keys.append([])
+            wrong[index] = str(other)
+    return structs.replace(submission, names=names, after=keys), wrong
+
+
+def _campaigns_of(submission: Submission, campaigns: list[bytes]) -> list[bytes]:
+    """Return the campaign of each task, from those of the terms."""
+    if submission.terms_at is None:
+        return campaigns[:1] * len(submission.names)
+    return [campaigns[place] for place in submission.terms_at]
 
 
 def _keys(ledger: Directory, campaigns: Sequence[bytes], names: list[bytes]) -> list[bytes]:

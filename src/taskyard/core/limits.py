@@ -109,6 +109,10 @@ AFTER_SHOWN_MAX: Final = 100
 #: The latest unsuccessful attempts kept of a task. The history has all of them.
 ATTEMPTS_SHOWN_MAX: Final = 20
 
+#: Tasks that a refusal names: all of a batch that our clients send, so that they send the rest in
+#: one further message. The reply stays below 10 MB with the longest names.
+REFUSED_TASKS_MAX: Final = 2000
+
 #: Names of refused tasks that `status` shows, enough to find the line of a file.
 REFUSED_NAMES_MAX: Final = 5
 

@@ -11,22 +11,14 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from taskyard.core import assignment, holders, subscriptions
-from taskyard.core.effects import (
-    HeartbeatAck,
-    LeasesEnded,
-    Refusal,
-    Refused,
-    ReportAck,
-    Stop,
-    UnknownWorker,
-)
+from taskyard.core.effects import HeartbeatAck, LeasesEnded, Refused, ReportAck, Stop, UnknownWorker
 from taskyard.core.limits import (
     HEARTBEATS_UNLISTED_MAX,
     NAME_BYTES_MAX,
     NUMBER_MAX,
     SERVICES_MAX,
 )
-from taskyard.core.model import QueueOrder, truncate_reason
+from taskyard.core.model import QueueOrder, Refusal, truncate_reason
 from taskyard.core.records import (
     Failed,
     LeaseExpired,

@@ -1,4 +1,4 @@
-"""Plain values: terms, submissions, worker facts, results.
+"""Plain values: terms, submissions, refusals, worker facts, results.
 
 The journal stores them and the dialects build them. They hold no links to other objects, so the
 garbage collector may skip them (`gc=False`). The linked objects are in `entities`.
@@ -7,7 +7,7 @@ garbage collector may skip them (`gc=False`). The linked objects are in `entitie
 from __future__ import annotations
 
 import math
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -95,6 +95,39 @@ class Submission(Struct, array_like=True, gc=False):
             after=pick(self.after),
             envelopes=pick(self.envelopes),
         )
+
+
+class Refusal(Enum):
+    """Why a request was refused. The value is the code that clients and documents get."""
+
+    EMPTY = "empty"  #: it has no tasks
+    BAD_NAME = "bad-name"
+    TOO_MANY = "too-many"  #: beyond a limit, in number or size
+    DUPLICATE = "duplicate"  #: twice in one message
+    CONFLICT = "conflict"  #: the name has another payload, or is the full name of another task
+    UNKNOWN = "unknown"  #: no such task or campaign
+    CYCLE = "cycle"
+    BUSY = "busy"  #: a leased task can't get more predecessors
+    CANCELLED = "cancelled"  #: would wait for a cancelled task
+    FULL = "full"  #: the broker accepts no tasks now
+    RETRY_LATER = "retry-later"  #: compaction lags behind: retry in a moment
+    NAME_HELD = "name-held"  #: a live process has the worker's name: wait for it
+    NAME_LOST = "name-lost"  #: another process has taken over the worker's name, for good
+    OVERLOADED = "overloaded"  #: too many requests of the client are pending
+    MALFORMED = "malformed"  #: not a valid request, or columns of different length
+    FORBIDDEN = "forbidden"  #: the key's role does not allow it
+    SHUTTING_DOWN = "shutting-down"  #: the broker accepts no more requests of this kind
+
+
+class RefusedTask(Struct, frozen=True, gc=False):
+    """A task at fault in a refused submission."""
+
+    #: Its index in the submission.
+    index: int
+    #: Its full name, at most `NAME_BYTES_MAX` bytes of it.
+    name: bytes
+    refusal: Refusal
+    text: str
 
 
 class QueueOrder(IntEnum):

@@ -20,7 +20,6 @@ from taskyard.core.effects import (
     LaneList,
     LaneView,
     RecordPage,
-    Refusal,
     Refused,
     ReplyDue,
     RuleList,
@@ -47,7 +46,7 @@ from taskyard.core.limits import (
     TASKS_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import DIGEST_BYTES
+from taskyard.core.model import DIGEST_BYTES, Refusal
 from taskyard.core.rules import compile_glob
 from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, CANCELLED, DELAYED, DONE, FAILED
@@ -66,7 +65,7 @@ PAUSES_LANES_MAX: Final = 2000
 
 
 def request_rejected(context: Context, event: events.RequestRejected) -> None:
-    context.send(Refused(event.client, event.request, Refusal.MALFORMED, event.text))
+    context.send(Refused(event.client, event.request, event.refusal, event.text))
 
 
 def reply_due(context: Context, event: events.ReplyDue) -> None:

@@ -10,7 +10,7 @@ from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 from taskyard.core import holders, identity, membership, runs, submission, subscriptions
-from taskyard.core.effects import Refusal, Refused, ReportAck
+from taskyard.core.effects import Refused, ReportAck
 from taskyard.core.entities import SLOTS_UNLIMITED, Worker
 from taskyard.core.events import Outcome
 from taskyard.core.limits import (
@@ -20,7 +20,7 @@ from taskyard.core.limits import (
     SECOND_NS,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import truncate_reason
+from taskyard.core.model import Refusal, truncate_reason
 from taskyard.core.records import (
     Finished,
     Postponed,
@@ -29,6 +29,7 @@ from taskyard.core.records import (
     SlotsFreed,
     StaleReport,
 )
+from taskyard.core.shape import SubmissionRefused
 from taskyard.core.states import DELAYED
 
 if TYPE_CHECKING:
@@ -356,8 +357,8 @@ def tasks_returned(context: Context, event: events.TasksReturned) -> None:
         return
     try:
         after = _resolve(context, event)
-    except submission.SubmissionRefused as refusing:
-        context.send(Refused(event.worker, event.request, refusing.refusal, refusing.text))
+    except SubmissionRefused as refusing:
+        context.send(Refused(event.worker, event.request, *refusing.fault))
         return
     tasks = [known[name] for name in event.names]
     membership.return_tasks(context, worker, tasks, ReturnReason.TRANSFERRED, after)
@@ -369,16 +370,16 @@ def _resolve(context: Context, event: events.TasksReturned) -> list[list[bytes]]
     """Return the new predecessors of returned tasks that are not done."""
     ledger = context.ledger
     if len(dict.fromkeys(event.names)) != len(event.names):
-        raise submission.SubmissionRefused(Refusal.DUPLICATE, "duplicate name in one message")
+        raise SubmissionRefused(Refusal.DUPLICATE, "duplicate name in one message")
     if event.after is None:
         return None
     if not _columns_match(event.names, event.after):
-        raise submission.SubmissionRefused(Refusal.MALFORMED, "message: columns differ in length")
+        raise SubmissionRefused(Refusal.MALFORMED, "message: columns differ in length")
     tasks = ledger.named(event.names)
     try:
         keys = [*map(identity.predecessors, repeat(ledger), tasks, event.after)]
     except identity.OtherTask as other:
-        raise submission.SubmissionRefused(Refusal.CONFLICT, str(other)) from None
+        raise SubmissionRefused(Refusal.CONFLICT, str(other)) from None
     after = [
         submission.split_predecessors(ledger, names, event.unknown, {}, task.terms.campaign)[0]
         for task, names in zip(tasks, keys, strict=True)

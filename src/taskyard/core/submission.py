@@ -7,27 +7,24 @@ The common case, new names without predecessors, takes a few operations on whole
 from __future__ import annotations
 
 from collections import ChainMap
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core import graph, identity, rules
-from taskyard.core.effects import Refusal
+from taskyard.core import graph, identity, rules, shape
 from taskyard.core.events import DuplicatePolicy, UnknownPolicy
 from taskyard.core.limits import (
     AFTER_MAX,
     NAME_BYTES_MAX,
-    NUMBER_MAX,
-    PAYLOAD_BYTES_MAX,
-    PRIORITY_MAX,
-    RETRIES_MAX,
+    REFUSED_TASKS_MAX,
     TASKS_MAX,
-    TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import Digests, shown
+from taskyard.core.model import Digests, Refusal, RefusedTask, shown
 from taskyard.core.records import Extended, Submitted
+from taskyard.core.shape import BatchRefused, SubmissionRefused, check_shape
 from taskyard.core.states import CANCELLED, DONE, LEASED
-from taskyard.errors import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -35,16 +32,8 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Task
     from taskyard.core.events import SubmitRequested
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Submission, Terms
-
-
-class SubmissionRefused(PeerError):
-    """A submission is refused. The decider catches it and replies with `Refused`."""
-
-    def __init__(self, refusal: Refusal, text: str) -> None:
-        super().__init__(text)
-        self.refusal = refusal
-        self.text = text
+    from taskyard.core.model import Submission
+    from taskyard.core.shape import Fault
 
 
 class SubmissionDecision(Struct):
@@ -54,7 +43,7 @@ class SubmissionDecision(Struct):
     new: int
     existing: int
     #: Tasks of a partial submission that were refused, and why.
-    refused: dict[bytes, SubmissionRefused] = field(default_factory=dict)
+    refused: dict[bytes, Fault] = field(default_factory=dict)
 
 
 class Dependencies(Struct):
@@ -73,21 +62,70 @@ class BatchGraph(Struct):
     ordered: bool = True
 
 
+_FULL_NAME_TEXT: Final = (
+    f"task: the full name CAMPAIGN/NAME must have at most {NAME_BYTES_MAX} bytes"
+)
+
+
 def keyed(ledger: Ledger, event: SubmitRequested) -> SubmitRequested:
     """Return the event with keys in place of names. Raises `SubmissionRefused`."""
     check_shape(event.submission)
     for terms in event.submission.terms:
-        if identity.SEPARATOR in terms.campaign and terms.campaign not in ledger.bare:
-            text = f"campaign {shown(terms.campaign)}: a campaign's name must not contain /"
-            raise SubmissionRefused(Refusal.BAD_NAME, text)
+        if _is_bad_campaign(ledger, terms.campaign):
+            raise SubmissionRefused(*_campaign_fault(terms.campaign))
     try:
         submission = identity.keyed(ledger, event.submission)
     except identity.OtherTask as other:
         raise SubmissionRefused(Refusal.CONFLICT, str(other)) from None
     if submission is not event.submission and max(map(len, submission.names)) > NAME_BYTES_MAX:
-        text = f"task: the full name CAMPAIGN/NAME must have at most {NAME_BYTES_MAX} bytes"
-        raise SubmissionRefused(Refusal.BAD_NAME, text)
+        raise SubmissionRefused(Refusal.BAD_NAME, _FULL_NAME_TEXT)
     return structs.replace(event, submission=submission)
+
+
+def _is_bad_campaign(ledger: Ledger, campaign: bytes) -> bool:
+    return identity.SEPARATOR in campaign and campaign not in ledger.bare
+
+
+def _campaign_fault(campaign: bytes) -> Fault:
+    text = f"campaign {shown(campaign)}: a campaign's name must not contain /"
+    return Refusal.BAD_NAME, text
+
+
+def expand_campaigns(ledger: Ledger, event: SubmitRequested) -> SubmitRequested:
+    """Return the event with the unfinished tasks of `after_campaigns` as predecessors.
+
+    Every pair of a task and a predecessor is an edge, and `AFTER_MAX` limits their number.
+    """
+    if not event.after_campaigns:
+        return event
+    asked = event.submission
+    names = _unfinished(ledger, event.after_campaigns, dict.fromkeys(asked.names))
+    if len(names) * len(asked.names) > AFTER_MAX:
+        wanted = " and ".join(shown(name) for name in event.after_campaigns)
+        raise BatchRefused(
+            Refusal.TOO_MANY,
+            f"campaign {wanted}: {len(names)} unfinished tasks before {len(asked.names)} new ones "
+            f"exceed {AFTER_MAX} dependencies (let one task wait for the campaign, and the others "
+            "for that task)",
+        )
+    after = [[*own, *names] for own in asked.after or [[] for _ in asked.names]]
+    return structs.replace(event, submission=structs.replace(asked, after=after))
+
+
+def _unfinished(
+    ledger: Ledger, campaigns: tuple[bytes, ...], without: dict[bytes, None]
+) -> list[bytes]:
+    """Return the unfinished tasks of campaigns, except these."""
+    for name in campaigns:
+        if name not in ledger.campaigns:
+            text = f"unknown campaign {shown(name)} (submit its tasks first)"
+            raise BatchRefused(Refusal.UNKNOWN, text)
+    found = [
+        task.name
+        for task in ledger.tasks.values()
+        if task.ending is None and task.terms.campaign in campaigns
+    ]
+    return [name for name in found if name not in without]
 
 
 def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDecision:
@@ -101,11 +139,13 @@ def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDeci
     _check_room(ledger, len(submission.names))
     batch = _index_batch(submission)
     if len(batch.places) != len(submission.names):
-        raise SubmissionRefused(Refusal.DUPLICATE, "duplicate name in one submission")
+        raise SubmissionRefused(*_DUPLICATE)
     if ledger.tasks.keys().isdisjoint(batch.places):
         return _accept_new(ledger, event, submission, batch, at_ns)
     return _accept_mixed(ledger, event, batch, at_ns)
 
+
+_DUPLICATE: Final = (Refusal.DUPLICATE, "duplicate name in one submission")
 
 #: Refusals of single tasks. Any other concerns the whole submission.
 _PER_TASK_REFUSALS: Final = (
@@ -125,9 +165,11 @@ def decide_partial(ledger: Ledger, event: SubmitRequested, at_ns: int) -> Submis
     except SubmissionRefused as refusing:
         if refusing.refusal not in _PER_TASK_REFUSALS:
             raise
-    refused = _refused_tasks(ledger, event)
+    faults: dict[int, Fault] = {}
+    _find_invalid(ledger, event, faults)
     names = event.submission.names
-    sound = [index for index, name in enumerate(names) if name not in refused]
+    refused = {names[index]: fault for index, fault in faults.items()}
+    sound = [index for index in range(len(names)) if index not in faults]
     if not sound:
         return SubmissionDecision([], 0, 0, refused)
     event = structs.replace(event, submission=event.submission.part(sound))
@@ -153,107 +195,121 @@ def _merged(submission: Submission) -> Submission:
     return merged
 
 
-def _refused_tasks(ledger: Ledger, event: SubmitRequested) -> dict[bytes, SubmissionRefused]:
-    """Return the invalid tasks of a submission: invalid themselves, on a cycle, or dependents of
-    invalid tasks in the same submission."""
-    submission, refused = event.submission, dict[bytes, SubmissionRefused]()
-    after = submission.after or [[] for _ in submission.names]
-    waits = dict(zip(submission.names, after, strict=True))
-    for index, (name, before) in enumerate(waits.items()):
+def refused_tasks(ledger: Ledger, event: SubmitRequested) -> list[RefusedTask]:
+    """Return the tasks at fault in a submission that was refused, dependents last.
+
+    The event has names, not keys, and matching columns. Takes longer than a decision.
+    """
+    asked = event.submission
+    faults: dict[int, Fault] = {}
+    for _, tasks in shape.faults(asked):
+        for index, fault in tasks:
+            faults.setdefault(index, fault)
+    campaigns = dict.fromkeys(terms.campaign for terms in asked.terms)
+    wrong = {name: None for name in campaigns if _is_bad_campaign(ledger, name)}
+    submission, other = identity.keyed_with_faults(ledger, asked)
+    for index, key in enumerate(submission.names):
+        if wrong and asked.terms_of(index).campaign in wrong:
+            faults.setdefault(index, _campaign_fault(asked.terms_of(index).campaign))
+        elif len(key) > NAME_BYTES_MAX:
+            faults.setdefault(index, (Refusal.BAD_NAME, _FULL_NAME_TEXT))
+        elif index in other:
+            faults.setdefault(index, (Refusal.CONFLICT, other[index]))
+    event = structs.replace(event, submission=submission)
+    with suppress(BatchRefused):
+        event = expand_campaigns(ledger, event)
+    _find_invalid(ledger, event, faults)
+    return [
+        RefusedTask(index, _full_name(asked, index), refusal, text)
+        for index, (refusal, text) in islice(faults.items(), REFUSED_TASKS_MAX)
+    ]
+
+
+def _full_name(submission: Submission, index: int) -> bytes:
+    full = identity.spelling(submission.terms_of(index).campaign, submission.names[index])
+    return full[:NAME_BYTES_MAX]
+
+
+def _find_invalid(ledger: Ledger, event: SubmitRequested, faults: dict[int, Fault]) -> None:
+    """Add the tasks that the ledger or the batch does not allow: invalid themselves, on a cycle, or
+    dependents of tasks at fault. The event has keys."""
+    submission = event.submission
+    places: dict[bytes, int] = {}
+    for index, name in enumerate(submission.names):
+        if places.setdefault(name, index) != index:
+            faults.setdefault(index, _DUPLICATE)
+    waits = _valid_edges(ledger, event, faults)
+    extends = event.repeat is DuplicatePolicy.EXTEND
+    known = ledger.tasks
+    batch = {name: None for name in places if extends or name in waits or name not in known}
+    for name, before in waits.items():
+        campaign = submission.terms_of(places[name]).campaign
         try:
-            campaign = submission.terms_of(index).campaign
-            _check_owner(ledger.tasks.get(name), campaign)
-            _check_extendable(ledger.tasks.get(name))
-            split_predecessors(ledger, before, event.unknown, waits, campaign)
+            split_predecessors(ledger, before, event.unknown, batch, campaign)
         except SubmissionRefused as refusing:
-            refused[name] = refusing
-    cyclic = graph.names_on_cycles(ledger.tasks, _awaited(ledger, waits), waits)
-    for name in waits:
-        if name in cyclic:
-            text = f"task {shown(name)} would wait for itself"
-            refused.setdefault(name, SubmissionRefused(Refusal.CYCLE, text))
+            faults[places[name]] = refusing.fault
+    if any(waits.values()):
+        cyclic = graph.names_on_cycles(ledger.tasks, _awaited(ledger, waits), waits)
+        for name in waits:
+            if name in cyclic:
+                text = f"task {shown(name)} would wait for itself"
+                faults.setdefault(places[name], (Refusal.CYCLE, text))
+        _find_dependents(ledger, event, waits, places, faults)
+
+
+def _valid_edges(
+    ledger: Ledger, event: SubmitRequested, faults: dict[int, Fault]
+) -> dict[bytes, list[bytes]]:
+    """Return the predecessors of new and extended tasks. Add known tasks that are invalid."""
+    submission, waits = event.submission, dict[bytes, list[bytes]]()
+    comparer = _PayloadComparer()
+    for index, name in enumerate(submission.names):
+        if index in faults:
+            continue
+        task = ledger.tasks.get(name)
+        try:
+            _check_owner(task, submission.terms_of(index).campaign)
+            if task is None or event.repeat is DuplicatePolicy.EXTEND:
+                _check_extendable(task)
+                waits[name] = submission.after[index] if submission.after else []
+            else:
+                _check_same(task, submission, index, comparer)
+        except SubmissionRefused as refusing:
+            faults[index] = refusing.fault
+    return waits
+
+
+def _find_dependents(
+    ledger: Ledger,
+    event: SubmitRequested,
+    waits: dict[bytes, list[bytes]],
+    places: dict[bytes, int],
+    faults: dict[int, Fault],
+) -> None:
+    """Add the tasks that wait for tasks at fault. Of a submission that is not partial, only if
+    unknown predecessors are refused and the ledger has no other task of that name."""
+    if not event.partial and event.unknown is not UnknownPolicy.REFUSE:
+        return
     dependents: dict[bytes, list[bytes]] = {}
     for name, befores in waits.items():
         for one in befores:
             dependents.setdefault(one, []).append(name)
-    line = [*refused]
+    line = [name for name, index in places.items() if index in faults]
     for name in line:  # grows while it is walked
+        if not event.partial and name in ledger.tasks:
+            continue
         for dependent in dependents.get(name, ()):
-            if dependent not in refused:
+            if places[dependent] not in faults:
                 text = f"task {shown(dependent)} waits for {shown(name)}, which was refused"
-                refused[dependent] = SubmissionRefused(refused[name].refusal, text)
+                faults[places[dependent]] = (faults[places[name]][0], text)
                 line.append(dependent)
-    return refused
-
-
-def check_shape(submission: Submission) -> None:
-    """Check that columns have matching lengths, and names and numbers are within their limits."""
-    count = len(submission.names)
-    if not count:
-        raise SubmissionRefused(Refusal.EMPTY, "submission: no tasks")
-    if count > TASKS_PER_MESSAGE_MAX:
-        text = f"{count} tasks in one submission: the limit is {TASKS_PER_MESSAGE_MAX}"
-        raise SubmissionRefused(Refusal.TOO_MANY, text)
-    if not all(submission.names) or max(map(len, submission.names)) > NAME_BYTES_MAX:
-        text = f"a task's name must have 1 to {NAME_BYTES_MAX} bytes"
-        raise SubmissionRefused(Refusal.BAD_NAME, text)
-    columns = (submission.terms_at, submission.lanes, submission.after, submission.envelopes)
-    for column in columns:
-        if column is not None and len(column) != count:
-            raise SubmissionRefused(Refusal.MALFORMED, "submission: columns differ in length")
-    if len(submission.payloads) not in (1, count):
-        raise SubmissionRefused(
-            Refusal.MALFORMED, "submission: needs one payload for each task, or one for all"
-        )
-    if max(map(len, submission.payloads)) > PAYLOAD_BYTES_MAX:
-        text = f"payload: at most {PAYLOAD_BYTES_MAX} bytes (put the data in a file and name it)"
-        raise SubmissionRefused(Refusal.TOO_MANY, text)
-    if submission.lanes and max(map(len, submission.lanes)) > NAME_BYTES_MAX:
-        raise SubmissionRefused(
-            Refusal.BAD_NAME, f"a lane's name must have at most {NAME_BYTES_MAX} bytes"
-        )
-    if submission.after and max(map(len, submission.after)) > AFTER_MAX:
-        raise SubmissionRefused(Refusal.TOO_MANY, f"a task can wait for at most {AFTER_MAX} tasks")
-    _check_terms(submission)
-
-
-def _check_terms(submission: Submission) -> None:
-    highest = max(submission.terms_at) if submission.terms_at else 0
-    lowest = min(submission.terms_at) if submission.terms_at else 0
-    if lowest < 0 or highest >= len(submission.terms):
-        raise SubmissionRefused(Refusal.MALFORMED, "submission: a task refers to missing terms")
-    if len(submission.terms) > len(submission.names):
-        raise SubmissionRefused(Refusal.MALFORMED, "submission: more terms than tasks")
-    for terms in submission.terms:
-        longest = max(len(terms.service), len(terms.campaign), len(terms.origin))
-        if not terms.service or longest > NAME_BYTES_MAX:
-            text = f"a service's or campaign's name must have at most {NAME_BYTES_MAX} bytes"
-            raise SubmissionRefused(Refusal.BAD_NAME, text)
-        if terms.slots < 1 or terms.crashes_max < 1:
-            raise SubmissionRefused(Refusal.MALFORMED, "slots and crash attempts must be 1 or more")
-        _check_numbers(terms)
-
-
-def _check_numbers(terms: Terms) -> None:
-    if len(terms.retry_delays_ns or ()) > RETRIES_MAX:
-        text = f"a task can be retried at most {RETRIES_MAX} times"
-        raise SubmissionRefused(Refusal.TOO_MANY, text)
-    if abs(terms.priority) > PRIORITY_MAX:
-        text = f"a priority must be from {-PRIORITY_MAX} to {PRIORITY_MAX}, not {terms.priority}"
-        raise SubmissionRefused(Refusal.MALFORMED, text)
-    times = (terms.due_ns, terms.expires_ns, terms.expires_hard_ns)
-    amounts = (terms.lease_ns, terms.time_limit_ns, terms.slots, terms.crashes_max)
-    numbers = times + amounts + (terms.retry_delays_ns or ())
-    if min(numbers) < 0 or max(numbers) > NUMBER_MAX:
-        text = f"times, durations and counts must be from 0 to {NUMBER_MAX}"
-        raise SubmissionRefused(Refusal.MALFORMED, text)
 
 
 def _check_room(ledger: Ledger, count: int) -> None:
     ended = ledger.counts[DONE] + ledger.counts[CANCELLED]
     if sum(ledger.counts) - ended + count > TASKS_MAX:
         text = f"{TASKS_MAX} tasks are unfinished, which is the limit (retry when some are done)"
-        raise SubmissionRefused(Refusal.FULL, text)
+        raise BatchRefused(Refusal.FULL, text)
 
 
 def _index_batch(submission: Submission) -> BatchGraph:

@@ -19,6 +19,7 @@ from typing import Final
 import zmq
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Refusal
 from taskyard.errors import Refused, UserError
 from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals
 from taskyard.net.context import context, raise_file_limit
@@ -327,7 +328,8 @@ class CurveClient(CountingSocket):
         if self._is_refused:
             raise Refused(
                 f"broker at {self.endpoint}: key {self._name!r} is unknown or revoked (ask the "
-                "broker's operator for another)"
+                "broker's operator for another)",
+                Refusal.FORBIDDEN.value,
             )
 
 

@@ -274,8 +274,20 @@ class PlaceMsg(_message.Message):
     lane: bytes
     def __init__(self, service: _Optional[bytes] = ..., lane: _Optional[bytes] = ...) -> None: ...
 
+class RefusedTask(_message.Message):
+    __slots__ = ("name", "code", "reason", "index")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    code: bytes
+    reason: bytes
+    index: int
+    def __init__(self, name: _Optional[bytes] = ..., code: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
+
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code")
+    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code", "refused", "check_only")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -372,6 +384,8 @@ class QueryMsg(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ANY_CAMPAIGN_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CHECK_ONLY_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
     task: _containers.RepeatedScalarFieldContainer[bytes]
     name: bytes
@@ -400,4 +414,6 @@ class QueryMsg(_message.Message):
     incarnation: int
     any_campaign: bool
     code: bytes
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ...) -> None: ...
+    refused: _containers.RepeatedScalarFieldContainer[bytes]
+    check_only: bool
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., check_only: bool = ...) -> None: ...

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from taskyard.core.model import shown
+from taskyard.core.model import Refusal, shown
 from taskyard.wire import dwork_pb2 as pb
 
 _Q: Final = pb.QueryMsg
@@ -95,19 +95,19 @@ _UNLISTED: Final = Permission(_ADMINS, "send this request")
 _SHOWN: Final = 64
 
 
-def refusal(peer: AuthenticatedPeer, query: pb.QueryMsg) -> str:
-    """Return why a peer may not send a request. Empty: it may."""
+def refusal(peer: AuthenticatedPeer, query: pb.QueryMsg) -> tuple[Refusal, str] | None:
+    """Return why a peer may not send a request: a code and a sentence. None: it may."""
     if peer.role is None:
-        return _unknown_key_refusal(peer)
+        return Refusal.FORBIDDEN, _unknown_key_text(peer)
     right = PERMISSIONS.get(query.type, _UNLISTED)
     if peer.role not in right.roles:
-        return (
+        return Refusal.FORBIDDEN, (
             f"key {peer.name!r}: {with_article(peer.role)} may not {right.action} (this needs "
             f"{with_article(right.roles[0])}'s key)"
         )
     if right.is_by_worker and peer.role is Role.WORKER:
         return _refusal_of_name(peer, query.location)
-    return ""
+    return None
 
 
 def may_act_as(key: str, location: bytes) -> bool:
@@ -121,16 +121,16 @@ def with_article(role: Role) -> str:
     return f"{'an' if role is Role.ADMIN else 'a'} {role}"
 
 
-def _unknown_key_refusal(peer: AuthenticatedPeer) -> str:
+def _unknown_key_text(peer: AuthenticatedPeer) -> str:
     if peer.name:
         return f"key {peer.name!r} was revoked"
     return "this key is no longer known to the broker"
 
 
-def _refusal_of_name(peer: AuthenticatedPeer, location: bytes) -> str:
+def _refusal_of_name(peer: AuthenticatedPeer, location: bytes) -> tuple[Refusal, str] | None:
     if may_act_as(peer.name, location):
-        return ""
-    return (
+        return None
+    return Refusal.FORBIDDEN, (
         f"key {peer.name!r}: workers must be named {peer.name} or {peer.name}/…, not "
         f"{shown(location[:_SHOWN])!r}"
     )

@@ -185,7 +185,7 @@ def test_refusal_names_the_request_and_the_field(size: int) -> None:
         b"\x08\x00" + b"\x12\x00" * size + b"\x90\x01\x07",
     ):
         answer = Q.FromString(Counter().ask(body))
-        assert (answer.type, answer.request, answer.code) == (Q.Error, 7, b"malformed")
+        assert (answer.type, answer.request, answer.code) == (Q.Error, 7, b"too-many")
         assert b"in one message" in answer.reason
 
 

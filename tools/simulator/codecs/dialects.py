@@ -14,6 +14,7 @@ import msgspec
 from simulator.models import Violation
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
+from taskyard.core.model import Refusal
 from taskyard.wire import dwork_pb2 as pb
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class PlainCodec:
             return _work(event.worker, answer)
         request: int = getattr(event, "request", 0)
         if answer.type == _Q.Error:
-            return [effects.Refused(b"", request, effects.Refusal.MALFORMED, "")]
+            return [effects.Refused(b"", request, Refusal.MALFORMED, "")]
         if isinstance(event, events.TasksReported | events.TasksReturned):
             missing = [pb.TaskMsg.FromString(raw).name for raw in answer.task]
             if answer.type == _Q.NotFound:
@@ -222,9 +223,9 @@ class PingPongClientCodec(JobCodec):
             raise Violation("answers", f"{frames} answers no open request")
         request, word = self._line.pop(0), frames[1]
         if word == b"FULL":
-            return [effects.Refused(b"", request, effects.Refusal.FULL, "")]
+            return [effects.Refused(b"", request, Refusal.FULL, "")]
         if word == b"ERROR":
-            return [effects.Refused(b"", request, effects.Refusal.MALFORMED, frames[2].decode())]
+            return [effects.Refused(b"", request, Refusal.MALFORMED, frames[2].decode())]
         return [effects.Settled(b"", request, [], [], [word])]
 
     def forget(self) -> None:
@@ -246,7 +247,7 @@ class RoundRobinClientCodec(JobCodec):
             return [effects.Settled(b"", request, [], [], [text])]
         why = text.removeprefix(b"ERROR ").decode()
         is_full = "send more when" in why
-        refusal = effects.Refusal.FULL if is_full else effects.Refusal.MALFORMED
+        refusal = Refusal.FULL if is_full else Refusal.MALFORMED
         return [effects.Refused(b"", request, refusal, why)]
 
 
@@ -254,8 +255,8 @@ _READY, _WAKE, _GIVE, _TAKE, _NO, _DONE, _STATUS, _CANCEL, _PING, _PONG, _BYE = 
     bytes([number]) for number in range(1, 12)
 )
 _NAME_REFUSALS: Final = {
-    "name-held": effects.Refusal.NAME_HELD,
-    "name-lost": effects.Refusal.NAME_LOST,
+    "name-held": Refusal.NAME_HELD,
+    "name-lost": Refusal.NAME_LOST,
 }
 _STATUSES: Final = {Outcome.DONE: "ok", Outcome.FAILED: "error", Outcome.REFUSED: "refused"}
 

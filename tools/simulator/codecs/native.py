@@ -13,7 +13,7 @@ from msgspec import structs
 
 from simulator.models import Violation
 from taskyard.core import effects, events, identity
-from taskyard.core.effects import Refusal
+from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer

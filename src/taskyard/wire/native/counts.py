@@ -17,6 +17,7 @@ from msgspec import Struct
 from taskyard.core.limits import (
     AFTER_A_MESSAGE_MAX,
     AFTER_MAX,
+    REFUSED_TASKS_MAX,
     RETRIES_MAX,
     SERVICES_MAX,
     TASKS_PER_MESSAGE_MAX,
@@ -55,6 +56,7 @@ LIMITS: Final = {
     "Terms.Retry.delay_ns": RETRIES_MAX,
     "WorkerMsg.service": SERVICES_MAX,
     "ScopeMsg.standing": STANDINGS_MAX,
+    "QueryMsg.refused": REFUSED_TASKS_MAX,
 }
 
 _PACKAGE: Final = pb.DESCRIPTOR.package + "."
@@ -89,6 +91,10 @@ _ALIKE_MIN: Final = 3
 #: Headers of a run that are compared at once: first, and at most.
 _RUN_MIN: Final = 16
 _RUN_MAX: Final = 8192
+
+
+class TooMany(Malformed):
+    """A message or its sender goes beyond a limit."""
 
 
 class _Field(Struct, frozen=True):
@@ -126,7 +132,7 @@ def _measure(message: Message) -> None:
 
 def _check(name: str, entries: int, limit: int) -> None:
     if entries > limit:
-        raise Malformed(f"{name}: more than {limit} entries in one message")
+        raise TooMany(f"{name}: more than {limit} entries in one message")
 
 
 def count_entries(kind: type[Message], raw: bytes) -> dict[str, int]:
@@ -285,7 +291,7 @@ class _Counter:
     def _add_other(self) -> None:
         self._others += 1
         if self._others > OTHERS_MAX:
-            raise Malformed(f"more than {OTHERS_MAX} fields in one message")
+            raise TooMany(f"more than {OTHERS_MAX} fields in one message")
 
 
 def _field(field: FieldDescriptor) -> _Field:

@@ -28,12 +28,12 @@ from taskyard.core.limits import (
     SERVICES_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import Submission, Terms, WorkerFacts
+from taskyard.core.model import RefusedTask, Submission, Terms, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import runs as native_runs
-from taskyard.wire.native.counts import LOGS_MAX, check_counts, check_lengths
+from taskyard.wire.native.counts import LOGS_MAX, TooMany, check_counts, check_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -125,7 +125,7 @@ def check_name(name: bytes, what: str) -> None:
 
 def check_count(count: int) -> None:
     if count > TASKS_PER_MESSAGE_MAX:
-        raise Malformed(f"{count} tasks in one message: limit is {TASKS_PER_MESSAGE_MAX}")
+        raise TooMany(f"{count} tasks in one message: limit is {TASKS_PER_MESSAGE_MAX}")
 
 
 # Submissions.
@@ -220,7 +220,7 @@ def predecessors(task: pb.TaskMsg) -> list[bytes]:
     if not (task.pred or task.succ or task.log):
         return []
     if max(len(task.pred), len(task.succ)) > AFTER_MAX:
-        raise Malformed(f"a task may wait for at most {AFTER_MAX} tasks")
+        raise TooMany(f"a task may wait for at most {AFTER_MAX} tasks")
     before = [_dep(raw) for raw in task.pred]
     for raw in task.succ:
         _dep(raw)
@@ -237,7 +237,7 @@ def _dep(raw: bytes) -> bytes:
 
 def check_logs(task: pb.TaskMsg) -> None:
     if len(task.log) > LOGS_MAX:
-        raise Malformed(f"a task may have at most {LOGS_MAX} log entries")
+        raise TooMany(f"a task may have at most {LOGS_MAX} log entries")
     for raw in task.log:
         parse(pb.TaskMsg.LogMsg, raw)
 
@@ -466,3 +466,18 @@ def decode_rule(raw: bytes) -> Rule:
         **{field: getattr(message, field) for field in SENT_OPTIONS if message.HasField(field)}
     )
     return Rule(message.name, message.match, rules)
+
+
+# Refusals.
+
+
+def encode_refused(task: RefusedTask) -> bytes:
+    """Encode a task at fault in a refused submission."""
+    code, reason = task.refusal.value.encode(), task.text.encode()
+    message = pb.RefusedTask(name=task.name, code=code, reason=reason, index=task.index)
+    return message.SerializeToString()
+
+
+def decode_refused(raw: bytes) -> pb.RefusedTask:
+    """Decode a task at fault in a refused submission. Raise Malformed."""
+    return parse(pb.RefusedTask, raw)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.core.events import Outcome, Scope, UnknownPolicy
-from taskyard.core.model import Result, shown
+from taskyard.core.model import Refusal, Result, shown
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
@@ -46,7 +46,7 @@ FOLLOW, LANES, MOVE, EXPIRE = _Q.Follow, _Q.Lanes, _Q.Move, _Q.Expire
 RULES = _Q.Rules
 
 #: Codes of refusals: another process has the worker's name, or got it for good.
-NAME_HELD, NAME_LOST = "name-held", "name-lost"
+NAME_HELD, NAME_LOST = Refusal.NAME_HELD.value, Refusal.NAME_LOST.value
 
 _UNKNOWN: Final = {
     UnknownPolicy.REFUSE: _Q.Refuse,
@@ -79,8 +79,19 @@ class Assigned(Struct):
         return self.terms[0 if self.terms_at is None else self.terms_at[index]]
 
 
+class RefusedTask(Struct, frozen=True):
+    """A task at fault in a refused submission."""
+
+    #: Its index in the submission.
+    index: int
+    #: Its full name.
+    name: str
+    code: str
+    reason: str
+
+
 #: Codes of an Error after which the request should be sent again after a pause.
-POSTPONED: Final = ("retry-later", "overloaded")
+POSTPONED: Final = (Refusal.RETRY_LATER.value, Refusal.OVERLOADED.value)
 
 
 class Reply:
@@ -114,6 +125,13 @@ class Reply:
     def code(self) -> str:
         """Error: the code of the refusal."""
         return shown(self._query.code)
+
+    def refused_tasks(self) -> list[RefusedTask]:
+        """Decode the tasks at fault from an Error. Empty: the whole request is refused."""
+        return [
+            RefusedTask(one.index, shown(one.name), shown(one.code), shown(one.reason))
+            for one in map(tasks.decode_refused, self._query.refused)
+        ]
 
     @property
     def count(self) -> int:
@@ -193,21 +211,25 @@ class Reply:
         )
 
 
-def create(
+def create(  # noqa: PLR0913  # one a field
     request: int,
     submission: Submission,
     unknown: UnknownPolicy = UnknownPolicy.REFUSE,
     *,
     stream: bool = False,
     after_campaigns: Sequence[bytes] = (),
+    check_only: bool = False,
 ) -> bytes:
-    """Encode a Create. With `stream` its replies continue as those of a watch."""
+    """Encode a Create. With `stream` its replies continue as those of a watch. With `check_only`
+    the broker accepts no task."""
     query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
     query.batch.after_campaign.extend(after_campaigns)
     if unknown is not UnknownPolicy.REFUSE:
         query.unknown = _UNKNOWN[unknown]
     if stream:
         query.stream = True
+    if check_only:
+        query.check_only = True
     return query.SerializeToString()
 
 

@@ -15,9 +15,9 @@ from msgspec import Struct
 from taskyard.core import effects, events
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS, TASKS_MAX
 from taskyard.core.model import WorkerFacts
-from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import request_numbers
+from taskyard.wire.native.counts import TooMany
 from taskyard.wire.native.frames import DIALECT
 
 if TYPE_CHECKING:
@@ -126,17 +126,17 @@ class PendingRequests:
         return number
 
     def check_waiting(self, route: bytes) -> None:
-        """Raise Malformed if too many requests of a route wait already."""
+        """Raise `TooMany` if too many requests of a route wait already."""
         if self.is_at_limit(route):
-            raise Malformed(f"{WAITING_MAX} requests of this peer are waiting already")
+            raise TooMany(f"{WAITING_MAX} requests of this peer are waiting already")
 
     def is_at_limit(self, route: bytes) -> bool:
         return len(self._waiting.get(route, ())) >= WAITING_MAX
 
     def check_watched(self, incoming: Request, count: int) -> None:
-        """Raise Malformed if a peer would watch too many names."""
+        """Raise `TooMany` if a peer would watch too many names."""
         if self.exceeds_watch_limit(incoming, count):
-            raise Malformed(
+            raise TooMany(
                 f"this peer would watch more than {WATCHED_NAMES_MAX} names: wait until others are "
                 "settled, or watch their campaign"
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core import effects
+from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import views
@@ -57,10 +58,14 @@ def _accepted(pending: PendingRequests, effect: effects.Accepted) -> list[Reply]
 
 def _refused(pending: PendingRequests, effect: effects.Refused) -> list[Reply]:
     """Refuse a request. A process without its name must register again with its next request."""
-    if effect.refusal in (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST):
+    if effect.refusal in (Refusal.NAME_HELD, Refusal.NAME_LOST):
         pending.facts.pop(effect.client, None)
-    code = effect.refusal.value.replace(" ", "-").encode()
-    notice = pending.fields_if_extended(effect.request, reason=effect.text.encode(), code=code)
+    notice = pending.fields_if_extended(
+        effect.request,
+        reason=effect.text.encode(),
+        code=effect.refusal.value.encode(),
+        refused=[*map(tasks.encode_refused, effect.tasks)],
+    )
     return pending.answer(effect.request, _Q.Error, **notice)
 
 
@@ -245,7 +250,8 @@ def _worker_list(pending: PendingRequests, effect: effects.WorkerList) -> list[R
 def _record_page(pending: PendingRequests, effect: effects.RecordPage) -> list[Reply]:
     where = {"cursor": effect.cursor, "journal": effect.journal}
     if effect.text:
-        return pending.answer(effect.request, _Q.NotFound, reason=effect.text.encode(), **where)
+        code, reason = Refusal.UNKNOWN.value.encode(), effect.text.encode()
+        return pending.answer(effect.request, _Q.NotFound, code=code, reason=reason, **where)
     notice = views.encode([record_document(*one) for one in effect.records])
     return pending.answer(effect.request, _Q.Follow, document=notice, **where)
 

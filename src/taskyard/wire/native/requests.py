@@ -85,6 +85,7 @@ def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
         *(0, incoming.route, submission, number, unknown, repeat, watch, campaigns),
         partial=not incoming.extended,
         retries=incoming.extended,
+        check_only=incoming.query.check_only,
     )
     result.append(submit)
     return result
@@ -95,6 +96,7 @@ def _issue_create(pending: PendingRequests, incoming: Request, count: int) -> in
     much waits or is watched: then the peer polls."""
     if (
         not incoming.query.stream
+        or incoming.query.check_only
         or pending.is_at_limit(incoming.route)
         or pending.exceeds_watch_limit(incoming, count)
     ):

@@ -17,12 +17,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import effects, events
+from taskyard.core.model import Refusal
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import roles
 from taskyard.wire.native import replies as native_replies
 from taskyard.wire.native import requests as native_requests
-from taskyard.wire.native.counts import check_counts, check_lengths, outline
+from taskyard.wire.native.counts import TooMany, check_counts, check_lengths, outline
 from taskyard.wire.native.frames import parse
 from taskyard.wire.native.pending import (
     PLAIN_LEASE_NS,
@@ -44,8 +45,11 @@ _FRAMES: Final = 2
 #: Field numbers and types from here on are ours.
 _EXTENSION_FIELD_MIN: Final = 16
 
+#: Ours in requests. Repeated ones are only in replies.
 _EXTENSION_FIELDS: Final = tuple(
-    field.name for field in _Q.DESCRIPTOR.fields if field.number >= _EXTENSION_FIELD_MIN
+    field.name
+    for field in _Q.DESCRIPTOR.fields
+    if field.number >= _EXTENSION_FIELD_MIN and not field.is_repeated
 )
 
 
@@ -89,13 +93,15 @@ class NativeServer:
         incoming = Request(route, _UNREADABLE, extended=False, now_ns=now_ns)
         try:
             query = self._parse(incoming, _body(frames))
-            if peer is not None and (reason := roles.refusal(peer, query)):
+            if peer is not None and (denial := roles.refusal(peer, query)):
                 self.refused += 1
-                return self._refuse(incoming, reason)
+                return self._refuse(incoming, *denial)
             return native_requests.decode_request(self._pending, incoming)
         except Malformed as malformed:
             self.malformed += 1
-            return self._refuse(incoming, str(malformed))
+            is_too_many = isinstance(malformed, TooMany)
+            refusal = Refusal.TOO_MANY if is_too_many else Refusal.MALFORMED
+            return self._refuse(incoming, refusal, str(malformed))
 
     def _parse(self, incoming: Request, body: bytes) -> pb.QueryMsg:
         """Parse a request into `incoming`, as far as possible. Raise `Malformed`."""
@@ -115,9 +121,9 @@ class NativeServer:
             map(query.HasField, _EXTENSION_FIELDS)
         )
 
-    def _refuse(self, incoming: Request, reason: str) -> Sequence[events.Event]:
+    def _refuse(self, incoming: Request, refusal: Refusal, reason: str) -> Sequence[events.Event]:
         number = self._pending.add(incoming)
-        return [events.RequestRejected(0, incoming.route, number, reason)]
+        return [events.RequestRejected(0, incoming.route, number, refusal, reason)]
 
     def reply(self, effect: effects.Effect) -> list[Reply]:
         """Encode the replies to an effect, mostly one."""

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from taskyard.core import effects, events
-from taskyard.core.effects import Refusal
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Submission, Terms, truncated_result_reason
+from taskyard.core.model import Refusal, Submission, Terms, truncated_result_reason
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.wire.dialect import request_numbers
 from taskyard.wire.ping_pong.backend import Backend
@@ -84,27 +83,29 @@ class Frontend:
         del now_ns, peer
         if self._is_full(route):
             return self._refuse_full(route)
-        text = self._refusal(frames)
+        refusal = self._refusal(frames)
         number = self._note(PendingJob(route))
-        if text:
-            return [events.RequestRejected(0, route, number, text)]
+        if refusal is not None:
+            return [events.RequestRejected(0, route, number, *refusal)]
         name = b"ping-pong-%s-%d" % (self._token, number)
         submission = Submission([name], [frames[1]], [self._terms])
         return [events.SubmitRequested(0, route, submission, number, watch=True)]
 
-    def _refusal(self, frames: Sequence[bytes]) -> str:
-        """Return why a message is not a valid job. Empty: it is."""
+    def _refusal(self, frames: Sequence[bytes]) -> tuple[Refusal, str] | None:
+        """Return why a message is not a valid job. None: it is."""
         if len(frames) != FRAMES or frames[0]:
             self.malformed += 1
-            return "a message must be an empty frame and a job"
+            return Refusal.MALFORMED, "a message must be an empty frame and a job"
         job = frames[1]
         if self.leaving:
-            return "the broker is shutting down"
+            return Refusal.SHUTTING_DOWN, "the broker is shutting down"
         if job in RESERVED_JOBS:
-            return f"job {job.decode()}: reserved, because a worker would read it as a command"
+            text = f"job {job.decode()}: reserved, because a worker would read it as a command"
+            return Refusal.MALFORMED, text
         if len(job) > PAYLOAD_BYTES_MAX:
-            return f"job of {len(job)} bytes: limit is {PAYLOAD_BYTES_MAX}"
-        return ""
+            text = f"job of {len(job)} bytes: limit is {PAYLOAD_BYTES_MAX}"
+            return Refusal.TOO_MANY, text
+        return None
 
     def _is_full(self, route: bytes) -> bool:
         waiting = len(self._clients.get(route, ()))

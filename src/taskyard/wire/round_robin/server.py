@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Submission, Terms, truncated_result_reason
+from taskyard.core.model import Refusal, Submission, Terms, truncated_result_reason
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import Malformed
 from taskyard.wire.dialect import ROUND_ROBIN, request_numbers
@@ -255,7 +255,7 @@ class RoundRobin:
             return []
         number = next(self._numbers)
         self._pending[number] = PendingMessage(route, message)
-        return [events.RequestRejected(0, route, number, text)]
+        return [events.RequestRejected(0, route, number, Refusal.MALFORMED, text)]
 
     def _refuse(self, route: bytes, message: Message, text: str) -> list[events.Event]:
         if message.command == lmq.EXEC:

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import WorkerFacts
+from taskyard.core.model import Refusal, WorkerFacts
 from taskyard.errors import Malformed
 from taskyard.wire import dialect as wire_dialect
 from taskyard.wire import roles
@@ -58,7 +58,7 @@ _OUTCOMES: Final = {
     "cancelled": Outcome.REFUSED,
 }
 
-_NAME_REFUSALS: Final = (effects.Refusal.NAME_HELD, effects.Refusal.NAME_LOST)
+_NAME_REFUSALS: Final = (Refusal.NAME_HELD, Refusal.NAME_LOST)
 
 #: The largest percentage. More is cut.
 _PERCENT_MAX: Final = 100
@@ -153,15 +153,20 @@ class Wmp:
         sender = Sender(route, path, worker, now_ns, message.incarnation)
         refusal = _refusal(peer, sender)
         if refusal:
-            return [events.RequestRejected(0, route, self._issue(sender), refusal)]
+            return [
+                events.RequestRejected(0, route, self._issue(sender), Refusal.FORBIDDEN, refusal)
+            ]
         if getattr(message, "manager", None) not in (None, self._manager):
             raise Malformed("the message is for another manager")
         return self._HANDLERS[type(message)](self, sender, message, payload)
 
     def _ready(self, sender: Sender, message: wmp.Ready, _payload: bytes) -> list[events.Event]:
         if self.leaving and sender.worker not in self._peers:
-            number = self._issue(sender)
-            return [events.RequestRejected(0, sender.route, number, "the manager is shutting down")]
+            rejected = events.RequestRejected(
+                *(0, sender.route, self._issue(sender), Refusal.SHUTTING_DOWN),
+                text="the manager is shutting down",
+            )
+            return [rejected]
         facts = WorkerFacts(
             services=_services(message.services) or SERVICES_DEFAULT,
             slots_total=message.slots,
@@ -336,7 +341,7 @@ class Wmp:
             return []
         bye = wmp.ManagerBye(self._id(pending.worker), effect.text, self._manager)
         if effect.refusal in _NAME_REFUSALS:
-            bye.code = effect.refusal.value.replace(" ", "-")
+            bye.code = effect.refusal.value
             if pending.newcomer is None:
                 self._forget(pending.worker)  # this route does not lead to the id's holder
         return [_reply(pending, bye)]
