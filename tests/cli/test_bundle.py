@@ -200,7 +200,8 @@ def test_task_that_its_services_template_does_not_fit_is_refused(
         '{"name": "x", "argv": ["true"]}\n{"name": "y", "service": "smtp", "payload": "y"}\n'
     )
     outcome = call("load", str(file))
-    assert (outcome.code, f'{file}:2: "lane" {message}' in outcome.err) == (2, True)
+    lane = f"{file}:2: task bad/y: the lane of service smtp {message}"
+    assert (outcome.code, lane in outcome.err) == (2, True)
     outcome = call("submit", "--service", "smtp", "--payload", "y")
     assert (outcome.code, message in outcome.err) == (2, True)
     outcome = call("bundle", "--service", "smtp", "--to", addresses, "--payload", "y")

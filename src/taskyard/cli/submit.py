@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.campaign.batches import encode_batch
+from taskyard.campaign.submitter import BatchSubmitter
 from taskyard.campaign.task_spec import check_task
 from taskyard.cli.completion import complete_campaign
 from taskyard.cli.connection import connect_client
@@ -94,11 +95,10 @@ def submit(
     is_warned = warn_unused_stdin(cli_context, values)
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
     with connect_client(cli_context) as client:
-        client.assign_lanes([spec], campaign)
-        submission = encode_batch([spec], campaign.encode(), time.time_ns())
         name = spelling(campaign, spec.name)
+        submission = encode_batch([spec], campaign.encode(), time.time_ns())
         try:
-            new = client.create(submission, unknown, after_campaigns=values["after_campaign"])
+            new = BatchSubmitter(client, unknown).create(submission, values["after_campaign"])
         except Refused as refused:
             known = f"task {name} exists with another {{}}: give another --name"
             raise explain_refusal(refused, values, known) from refused

@@ -132,7 +132,6 @@ class Client(BlockingRunner):
     create = blocking(commands.create)
     create_bundle = blocking(campaigns.create_bundle)
     lane_templates = blocking(commands.lane_templates)
-    assign_lanes = blocking(commands.assign_lanes)
     known_predecessors = blocking(commands.known_predecessors)
     cancel = blocking(commands.cancel)
     retry = blocking(commands.retry)

@@ -20,12 +20,14 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from taskyard.campaign.rejects import REJECTED_MAX, RejectedRow, too_many_error
+from taskyard.campaign.submitter import SubmitCounts, TaskProblem, problem_of
+from taskyard.core.identity import split
 from taskyard.errors import Refused, TaskyardError, UserError
-from taskyard.pipeline import validate
+from taskyard.pipeline import submit, validate
 from taskyard.pipeline.arrow_rows import SharedTerms, pack, prepared_to_row, row_text, unpack
 from taskyard.pipeline.datasets import REJECTS
 from taskyard.pipeline.sources import campaigns
-from taskyard.pipeline.submit import SubmitCounts, Target, find_conflicts, find_unplaced, submit
+from taskyard.pipeline.submit import Target
 from taskyard.pipeline.validate import Numbers, ValidationResult
 
 if TYPE_CHECKING:
@@ -46,7 +48,11 @@ Progress = Callable[[int, int], None]
 #: A function that Spark runs in a partition.
 _PartitionFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_OUTCOME: Final = "new long, known long, error string"
+#: Yields the problems of tasks, in a partition.
+_ProblemFinder = Callable[[Iterable[pa.RecordBatch], Target], Iterator[TaskProblem]]
+
+#: The counts of a portion, and a row for each `TaskProblem`, or one without.
+_OUTCOME: Final = "new long, existing long, name string, code string, text string"
 
 
 class CheckedCampaign(Struct):
@@ -194,17 +200,21 @@ def submit_all(
     portions = _portions(checked, plans).mapInArrow(_submit_function(target), _OUTCOME).rdd
     context = checked.chunks.sparkSession.sparkContext
     for wave in plans.waves:
-        for new, existing, error in context.runJob(portions, list, partitions=list(wave)):
+        outcomes = context.runJob(portions, list, partitions=list(wave))
+        for new, existing, *_ in outcomes:
             counts.add(SubmitCounts(new, existing))
-            if error:
-                raise Refused(f"{error} ({counts.new:,} new tasks were submitted before it)")
+        for *_, name, code, text in outcomes:
+            if text is not None:
+                where = _place_prefix(checked, name)
+                names = (name,) if name else ()
+                raise Refused(f"{where}{text}; {counts.partial_note()}", code, names)
         progress(counts.new + counts.existing, total)
     return counts
 
 
 def conflicts(checked: CheckedCampaign, target: Target) -> list[str]:
-    """List tasks that the broker has with another payload or campaign. Submits nothing."""
-    return _collect_messages(checked, _message_function(target, find_conflicts))
+    """List tasks that the broker would refuse, such as names in use. Submits nothing."""
+    return _find_problems(checked, target, submit.conflicts)
 
 
 def unplaced_tasks(checked: CheckedCampaign, target: Target) -> list[str]:
@@ -214,17 +224,30 @@ def unplaced_tasks(checked: CheckedCampaign, target: Target) -> list[str]:
     with target.client() as client:
         if not client.lane_templates({one.service.decode() for one in terms}):
             return []
-    return _collect_messages(checked, _message_function(target, find_unplaced))
+    return _find_problems(checked, target, submit.lane_problems)
 
 
-def _collect_messages(checked: CheckedCampaign, find_messages: _PartitionFunction) -> list[str]:
-    """Collect the messages about all valid tasks."""
+def _find_problems(checked: CheckedCampaign, target: Target, find: _ProblemFinder) -> list[str]:
+    """List the problems of all valid tasks, each with its file and line."""
     validation = checked.validation
     if not len(validation.places):
         return []
     portions = _portions(checked, plan([len(validation.places)]))
-    outcomes = portions.mapInArrow(find_messages, _OUTCOME)
-    return [row.error for row in outcomes.where(F.col("error").isNotNull()).collect()]
+    outcomes = portions.mapInArrow(_problem_function(target, find), _OUTCOME)
+    found = outcomes.where(F.col("text").isNotNull()).collect()
+    return [f"{_place_prefix(checked, row.name)}{row.text}" for row in found]
+
+
+def _place_prefix(checked: CheckedCampaign, full_name: str) -> str:
+    """Return the file and line of a task for a message, or "" for no task."""
+    if not full_name:
+        return ""
+    name = split(full_name, checked.campaign.options.campaign)
+    row = pc.index(checked.table["name"], name).as_py()
+    if row < 0:
+        return ""
+    file, line = checked.campaign.where(checked.table["place"][row].as_py())
+    return f"{file}:{line}: "
 
 
 def _portions(checked: CheckedCampaign, plans: SubmitPlan) -> DataFrame:
@@ -274,35 +297,36 @@ def _in_submit_order(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 def _submit_function(target: Target) -> _PartitionFunction:
     def submit_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counts, problems = SubmitCounts(), list[TaskProblem]()
         try:
-            counts = submit(_in_submit_order(batches), target)
+            submit.submit(_in_submit_order(batches), target, counts)
         except TaskyardError as error:  # returned as data: Spark would retry, and print pages
-            yield _outcome(SubmitCounts(), [str(error)])
-        else:
-            yield _outcome(counts, [None])
+            problems = [problem_of(error)]
+        yield _outcome(counts, problems)
 
     return submit_portion
 
 
-def _message_function(
-    target: Target, tell: Callable[[Iterable[pa.RecordBatch], Target], Iterator[str]]
-) -> _PartitionFunction:
+def _problem_function(target: Target, find: _ProblemFinder) -> _PartitionFunction:
     def check_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            found = list(tell(_in_submit_order(batches), target))
+            problems = list(find(_in_submit_order(batches), target))
         except TaskyardError as error:
-            found = [str(error)]
-        yield _outcome(SubmitCounts(), [*found])
+            problems = [problem_of(error)]
+        yield _outcome(SubmitCounts(), problems)
 
     return check_portion
 
 
-def _outcome(counts: SubmitCounts, errors: list[str | None]) -> pa.RecordBatch:
-    count = len(errors)
+def _outcome(counts: SubmitCounts, problems: Sequence[TaskProblem]) -> pa.RecordBatch:
+    rows: Sequence[Sequence[str | None]] = problems or [[None] * 3]
+    names, codes, texts = zip(*rows, strict=True)
     return pa.RecordBatch.from_pydict(
         {
-            "new": pa.array([counts.new] * count, pa.int64()),
-            "known": pa.array([counts.existing] * count, pa.int64()),
-            "error": pa.array(errors, pa.string()),
+            "new": pa.array([counts.new] * len(rows), pa.int64()),
+            "existing": pa.array([counts.existing] * len(rows), pa.int64()),
+            "name": pa.array(names, pa.string()),
+            "code": pa.array(codes, pa.string()),
+            "text": pa.array(texts, pa.string()),
         }
     )
