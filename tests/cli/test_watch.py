@@ -156,8 +156,11 @@ def test_watch_survives_a_killed_broker_without_gaps_or_repetitions(
             "progress a attempt 1 worker w 7 %",
         ),
         ({"kind": "came_due", "names": ["a"]}, "due a"),
-        ({"kind": "aged", "names": ["a"], "reason": "too old"}, "expired a"),
-        ({"kind": "aged", "names": ["a"], "reason": "on request"}, "expired a: on request"),
+        ({"kind": "aged", "names": ["a"], "reason": "old", "requested": False}, "expired a"),
+        (
+            {"kind": "aged", "names": ["a"], "reason": "on request", "requested": True},
+            "expired a: on request",
+        ),
         (
             {"kind": "moved", "names": ["a"], "service": "s", "lane": ""},
             "moved a to service s to lane -",

@@ -22,7 +22,7 @@ from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
-from taskyard.errors import ClientClosed, NoBroker, TimedOut, UserError
+from taskyard.errors import ClientClosed, NoBroker, Refused, TimedOut, UserError
 from taskyard.net import sockets
 from taskyard.net.poller import Poller
 from taskyard.wire import dwork_pb2 as pb
@@ -144,7 +144,32 @@ def fill_flight(stage: Stage, client: Client) -> list[Q]:
     return held
 
 
-def test_refusal_does_not_count_while_an_earlier_batch_is_bisected(
+def refuse(stage: Stage, query: Q, **faults: str) -> None:
+    """Refuse a batch because of the tasks at these indexes, each with a code and a sentence."""
+    tasks = [
+        pb.RefusedTask(
+            index=int(index.removeprefix("at")),
+            name=query.batch.name[int(index.removeprefix("at"))],
+            code=code.encode(),
+            reason=f"it is {code}".encode(),
+        ).SerializeToString()
+        for index, code in faults.items()
+    ]
+    stage.reply(query, Q.Error, b"the first sentence", code=b"first", refused=tasks)
+
+
+def gathered(stage: Stage, client: Client, *tasks: str) -> tuple[Q, list[Future]]:
+    """Submit tasks as one batch. Return its request and their futures."""
+    held = fill_flight(stage, client)
+    futures = [client.submit(b"", name=name) for name in tasks]
+    for each in held:
+        stage.reply(each, Q.OK)
+    batch = stage.receive()
+    assert names(batch) == [*tasks]
+    return batch, futures
+
+
+def test_refusal_does_not_count_while_the_rest_of_an_earlier_batch_is_open(
     stage: Stage, client: Client
 ) -> None:
     held = fill_flight(stage, client)
@@ -155,31 +180,60 @@ def test_refusal_does_not_count_while_an_earlier_batch_is_bisected(
         stage.reply(each, Q.OK)
     both, last = stage.receive(), stage.receive()
     assert (names(both), names(last)) == (["a", "b"], ["behind"])
-    stage.reply(both, Q.Error, b"one of them is bad")
-    stage.reply(last, Q.Error, b"predecessor b is not known")
-    for expected in (["a"], ["b"], ["behind"]):
+    refuse(stage, both, at0="conflict")
+    refuse(stage, last, at0="unknown")
+    for expected in (["b"], ["behind"]):
         part = stage.receive()
         assert names(part) == expected
         stage.reply(part, Q.OK)
     assert not behind.done()
 
 
-def test_refused_batch_is_bisected_in_the_order_of_submission(stage: Stage, client: Client) -> None:
-    held = fill_flight(stage, client)
-    futures = [client.submit(b"", name=name) for name in "abcd"]
-    for each in held:
-        stage.reply(each, Q.OK)
-    batch = stage.receive()
-    assert names(batch) == ["a", "b", "c", "d"]
-    stage.reply(batch, Q.Error, b"one is bad")
-    tried = []
-    for is_good in (True, False, False, True):
+def test_tasks_at_fault_are_refused_and_the_others_sent_again_at_once(
+    stage: Stage, client: Client
+) -> None:
+    batch, futures = gathered(stage, client, *"abcde")
+    refuse(stage, batch, at1="conflict", at3="unknown")
+    again = stage.receive()
+    assert names(again) == ["a", "c", "e"]
+    stage.reply(again, Q.OK)
+    assert reason_of(futures[1]) == "task b was refused: it is conflict"
+    assert reason_of(futures[3]) == "task d was refused: it is unknown"
+    refused = futures[3].exception(PATIENCE_SECONDS)
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.names) == ("unknown", ("d",))
+    assert [future.done() for future in futures] == [False, True, False, True, False]
+    assert stage.is_quiet()
+
+
+def test_refusal_that_names_no_task_is_that_of_all(stage: Stage, client: Client) -> None:
+    batch, futures = gathered(stage, client, *"ab")
+    stage.reply(batch, Q.Error, b"the disk is full", code=b"full")
+    for future in futures:
+        assert reason_of(future) == f"task {future.name} was refused: the disk is full"
+        refused = future.exception(PATIENCE_SECONDS)
+        assert isinstance(refused, Refused)
+        assert (refused.code, refused.names) == ("full", (future.name,))
+    assert stage.is_quiet()
+
+
+def test_repeated_names_are_sent_after_the_first(stage: Stage, client: Client) -> None:
+    batch, futures = gathered(stage, client, *"abacaa")
+    refuse(stage, batch, at2="duplicate", at4="duplicate", at5="duplicate")
+    for expected in ("abc", "a", "a", "a"):
         part = stage.receive()
-        tried.append("".join(names(part)))
-        stage.reply(part, Q.OK if is_good else Q.Error, b"" if is_good else b"bad")
-    assert tried == ["ab", "cd", "c", "d"]
-    assert reason_of(futures[2]) == "task c was refused: bad"
-    assert [future.done() for future in futures] == [False, False, True, False]
+        assert names(part) == [*expected]
+        stage.reply(part, Q.OK)
+    assert not any(future.done() for future in futures)
+
+
+def test_refusal_of_tasks_that_were_not_sent_ends_the_batch(stage: Stage, client: Client) -> None:
+    batch, futures = gathered(stage, client, *"ab")
+    task = pb.RefusedTask(index=2, code=b"conflict").SerializeToString()
+    stage.reply(batch, Q.Error, b"no", code=b"conflict", refused=[task])
+    assert [reason_of(future) for future in futures] == [
+        f"task {name} was refused: no" for name in "ab"
+    ]
 
 
 # Tasks and requests that can't be sent.

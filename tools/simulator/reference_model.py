@@ -614,7 +614,7 @@ class ReferenceModel:
             soft = (
                 0 < terms.expires_ns <= record.at_ns and task_model.failures + task_model.losses > 0
             )
-            asked = record.reason != b"too old"
+            asked = record.is_requested
             self.require(hard or soft or asked, "expiry", "expired too early", task_model)
             self._move_from_lanes([task_model], FAILED, "aged")
 

@@ -58,9 +58,6 @@ RECORD_LABELS: Final = {
     "worker_replaced": "replaced",
     "refunded": "refunded",
 }
-#: The reason of a task that reached its expiry. Others are printed.
-_EXPIRY_REASON: Final = "too old"
-
 _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
 
 
@@ -192,7 +189,7 @@ def _details(record: dict[str, Any]) -> Iterator[str | None]:
         return (f": {escape_line(reason)}" if reason else "" for reason in record["reasons"])
     if record["kind"] == "returned":
         return repeat(f": {record['reason'].replace('_', ' ')}")
-    if record["kind"] == "aged" and record["reason"] != _EXPIRY_REASON:
+    if record["kind"] == "aged" and record["requested"]:
         return repeat(f": {escape_line(record['reason'])}")
     if record["kind"] == "moved":
         return repeat(_destination(record))

@@ -1,10 +1,10 @@
 """The outbox: tasks from `submit` until the broker has accepted or refused them.
 
-Owns batching, lanes by template, and refusals of whole batches. Tasks that are submitted while two
-batches are in flight are gathered into the next one, so a loop of single calls becomes a few large
-messages. The broker refuses a batch as a whole, so a refused batch is bisected until the bad task
-is found. A refusal counts only when all earlier tasks are acknowledged: a dependency may still be
-in flight. Has no socket and no thread.
+Owns batching, lanes by template, and refusals. Tasks that are submitted while two batches are in
+flight are gathered into the next one, so a loop of single calls becomes a few large messages. The
+broker refuses a batch as a whole and names the tasks at fault. The others are sent again without
+them. A refusal counts only when all earlier tasks are acknowledged: a dependency may still be in
+flight. Has no socket and no thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from taskyard.client.results import SettableFuture, settle_future
 from taskyard.client.watches import STREAM_NS
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import spelling
-from taskyard.core.model import Submission, Terms, shown
+from taskyard.core.model import Refusal, Submission, Terms, shown
 from taskyard.errors import Refused
 from taskyard.wire.native import peer
 
@@ -42,6 +42,8 @@ BYTES_PER_CREATE_MAX: Final = 4 * 1024 * 1024
 
 #: Tasks that wait to be sent. Beyond this, `submit` blocks until half of them are sent.
 OUTBOX_MAX: Final = 100_000
+
+_DUPLICATE: Final = Refusal.DUPLICATE.value
 
 
 class PendingTask(NamedTuple):
@@ -89,7 +91,7 @@ class Outbox:
         self._clock = clock
         #: Batches in flight, by request number.
         self.open: dict[int, Batch] = {}
-        #: Batches that were refused as a whole, to be sent again whole or in halves, in order.
+        #: Batches to be sent again, perhaps without the tasks at fault, in order.
         self._refused: list[Batch] = []
         self._lane_templates = LaneTemplates()
         #: The open request for lane templates, and the services that it names. 0: none is open.
@@ -182,7 +184,7 @@ class Outbox:
                 stream=stream,
             )
         except Exception as error:  # noqa: BLE001  # raised by the future of the bad task
-            self._bisect(batch, error)
+            self._on_encoding_failed(batch, error)
             return
         self.open[number] = batch
         if stream:
@@ -199,9 +201,10 @@ class Outbox:
             return
         self._watches.release(number)
         if reply.kind != peer.ERROR:
-            self._refuse(batch.tasks, "the broker is shutting down")
+            for task in batch.tasks:
+                _refuse(task, "the broker is shutting down", Refusal.SHUTTING_DOWN.value)
         elif batch.before <= self.acknowledged():
-            self._bisect(batch, reply.reason)
+            self._on_refused(batch, reply)
         else:
             self._requeue(batch)
 
@@ -219,22 +222,42 @@ class Outbox:
     def _requeue(self, batch: Batch) -> None:
         insort(self._refused, batch, key=_batch_start)
 
-    def _bisect(self, batch: Batch, reason: str | Exception) -> None:
-        """Queue the halves of a refused batch, or refuse its only task."""
-        before, tasks = batch
-        if len(tasks) == 1:
-            self._refuse(tasks, reason)
+    def _on_refused(self, batch: Batch, reply: Reply) -> None:
+        """Refuse the tasks at fault, or all if the reply names none. Queue the others again."""
+        tasks = batch.tasks
+        faults = {one.index: one for one in reply.refused_tasks() if one.index < len(tasks)}
+        if not faults:
+            for task in tasks:
+                _refuse(task, reply.reason, reply.code)
             return
-        middle = len(tasks) // 2
-        self._requeue(Batch(before, tasks[:middle]))
-        self._requeue(Batch(before + middle, tasks[middle:]))
+        left: list[PendingTask] = []
+        repeats: list[tuple[int, PendingTask]] = []
+        for index, task in enumerate(tasks):
+            fault = faults.get(index)
+            if fault is None:
+                left.append(task)
+            elif fault.code == _DUPLICATE and index:  # to be sent after the first of its name
+                repeats.append((batch.before + index, task))
+            else:
+                _refuse(task, fault.reason, fault.code)
+        if left:
+            self._requeue(Batch(batch.before, left))
+        for part in _without_repeats(repeats):
+            self._requeue(part)
 
-    def _refuse(self, tasks: list[PendingTask], reason: str | Exception) -> None:
-        for task in tasks:
-            if task.future is not None and not task.future.done():
-                full_name = shown(spelling(task.terms.campaign, task.name))
-                text = f"task {full_name} was refused: {reason}"
-                settle_future(task.future.set_exception, Refused(text))
+    def _on_encoding_failed(self, batch: Batch, error: Exception) -> None:
+        """Refuse the tasks that can't be encoded, or all if each of them can. Queue the others."""
+        errors = [_encoding_error(task) for task in batch.tasks]
+        if not any(errors):
+            errors = [error] * len(errors)
+        left: list[PendingTask] = []
+        for task, own in zip(batch.tasks, errors, strict=True):
+            if own is None:
+                left.append(task)
+            else:
+                _refuse(task, str(own), Refusal.MALFORMED.value)
+        if left:
+            self._requeue(Batch(batch.before, left))
 
     # Lanes.
 
@@ -268,7 +291,7 @@ class Outbox:
             try:
                 lane = self._lane_templates.lane_of(task.name, task.payload, task.terms)
             except InvalidValue as bad:
-                self._refuse([task], str(bad))
+                _refuse(task, str(bad), Refusal.MALFORMED.value)
             else:
                 fit.append(task._replace(lane=lane) if lane else task)
         return fit
@@ -277,6 +300,37 @@ class Outbox:
 def message_bytes(task: PendingTask) -> int:
     """Return the size of a task in a message. Raises `InvalidTask` if it is too large."""
     return task_bytes(task.name, task.payload, task.lane or b"", task.after)
+
+
+def _refuse(task: PendingTask, reason: str, code: str) -> None:
+    """Settle the future of a task with the reason and the code of its refusal."""
+    if task.future is not None and not task.future.done():
+        full_name = shown(spelling(task.terms.campaign, task.name))
+        error = Refused(f"task {full_name} was refused: {reason}", code, (full_name,))
+        settle_future(task.future.set_exception, error)
+
+
+def _without_repeats(tasks: list[tuple[int, PendingTask]]) -> list[Batch]:
+    """Return batches of tasks, given with the number of tasks before, without a name twice."""
+    seen: dict[tuple[bytes, bytes], int] = {}
+    batches: list[Batch] = []
+    for before, task in tasks:
+        key = task.terms.campaign, task.name
+        place = seen.get(key, 0)
+        seen[key] = place + 1
+        if place == len(batches):
+            batches.append(Batch(before, []))
+        batches[place].tasks.append(task)
+    return batches
+
+
+def _encoding_error(task: PendingTask) -> Exception | None:
+    """Return why a task can't be encoded. None: it can."""
+    try:
+        peer.create(0, _submission([task]))
+    except Exception as error:  # noqa: BLE001  # raised by the future of the task
+        return error
+    return None
 
 
 def _batch_start(batch: Batch) -> int:

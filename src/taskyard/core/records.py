@@ -12,7 +12,7 @@ one commit.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -36,6 +36,10 @@ class ReturnReason(IntEnum):
 RETURNS_TO_BACK = (ReturnReason.TRANSFERRED, ReturnReason.DEFERRED_BACK)
 #: Returned for these reasons, tasks are charged with the loss of a worker.
 RETURNS_CHARGED = (ReturnReason.RESTARTED,)
+
+
+#: The reason in the record of tasks that reached their expiry. It is in journals, so it stays.
+_AGED_REASON: Final = b"too old"
 
 
 class Record(Struct, array_like=True, gc=False):
@@ -138,7 +142,12 @@ class TaskExpired(Record, tag=10):
     """Waiting tasks reached their expiry, or a client expired them."""
 
     names: list[bytes]
-    reason: bytes = b"too old"
+    reason: bytes = _AGED_REASON
+
+    @property
+    def is_requested(self) -> bool:
+        """Return whether a client expired them."""
+        return self.reason != _AGED_REASON
 
 
 class Cancelled(Record, tag=11):

@@ -240,8 +240,12 @@ def _find_invalid(ledger: Ledger, event: SubmitRequested, faults: dict[int, Faul
             faults.setdefault(index, _DUPLICATE)
     waits = _valid_edges(ledger, event, faults)
     extends = event.repeat is DuplicatePolicy.EXTEND
-    known = ledger.tasks
-    batch = {name: None for name in places if extends or name in waits or name not in known}
+    batch = {
+        name: None
+        for name in places
+        if (extends or name in waits or name not in ledger.tasks)
+        and 0 < len(name) <= NAME_BYTES_MAX
+    }
     for name, before in waits.items():
         campaign = submission.terms_of(places[name]).campaign
         try:
@@ -296,7 +300,9 @@ def _find_dependents(
             dependents.setdefault(one, []).append(name)
     line = [name for name, index in places.items() if index in faults]
     for name in line:  # grows while it is walked
-        if not event.partial and name in ledger.tasks:
+        known = ledger.tasks.get(name)
+        own = event.submission.terms_of(places[name]).campaign
+        if not event.partial and known is not None and known.terms.campaign == own:
             continue
         for dependent in dependents.get(name, ()):
             if places[dependent] not in faults:

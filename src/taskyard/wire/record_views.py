@@ -118,6 +118,8 @@ class TaskExpired(RecordDocument, tag="aged"):
 
     names: list[str]
     reason: str
+    #: A client expired them. False: by age.
+    requested: bool
 
 
 class Cancelled(RecordDocument, tag="cancelled"):
@@ -301,6 +303,10 @@ def _of_returned(record: records.Returned) -> dict[str, Any]:
     return _held(record) | {"reason": record.reason.name.lower(), "after": _lists(record.after)}
 
 
+def _of_expired(record: records.TaskExpired) -> dict[str, Any]:
+    return _named(record) | {"reason": shown(record.reason), "requested": record.is_requested}
+
+
 def _of_joined(record: records.WorkerJoined) -> dict[str, Any]:
     facts = record.facts
     return {
@@ -334,7 +340,7 @@ _DOCUMENTS: Final[
     records.Returned: (Returned, _of_returned),
     records.LeaseExpired: (LeaseExpired, _held),
     records.CameDue: (CameDue, _named),
-    records.TaskExpired: (TaskExpired, lambda one: _named(one) | {"reason": shown(one.reason)}),
+    records.TaskExpired: (TaskExpired, _of_expired),
     records.Cancelled: (Cancelled, _named),
     records.Retried: (Retried, _named),
     records.Progressed: (Progressed, lambda one: _held(one) | {"percents": one.percents}),

@@ -40,11 +40,6 @@ _UNKNOWN: Final = {
     events.UnknownPolicy.DONE: _Q.TakeAsDone,
 }
 
-_NAME_REFUSALS: Final = {peer.NAME_HELD: Refusal.NAME_HELD, peer.NAME_LOST: Refusal.NAME_LOST}
-
-#: Part of the broker's sentence when it accepts no more tasks for now.
-_FULL: Final = "send more when"
-
 #: One in this many Watches, by number, gets a stream of answers. The others get one answer.
 STREAMS_OF: Final = 3
 WATCH_NS: Final = 5_000_000_000
@@ -220,10 +215,8 @@ class NativeCodec:
             raise Violation("answers", f"{answer} answers no open request")
         self._count(event, request)
         if answer.type == peer.ERROR:
-            text = answer.reason.decode()
-            refusal = Refusal.FULL if _FULL in text else Refusal.MALFORMED
-            refusal = _NAME_REFUSALS.get(answer.code.decode(), refusal)
-            return [effects.Refused(b"", request, refusal, text)]
+            code = answer.code.decode() or Refusal.MALFORMED.value  # a plain peer gets none
+            return [effects.Refused(b"", request, Refusal(code), answer.reason.decode())]
         if isinstance(event, events.TasksRequested):
             return _work(event, answer, is_noted=request in self._complete_with_steal)
         if hasattr(event, "worker") and not isinstance(event, events.DrainRequested):
