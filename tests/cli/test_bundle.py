@@ -45,7 +45,9 @@ def test_name_is_printed_and_every_line_has_its_lane(call: Caller, addresses: st
     other = call(
         "bundle", "--name", "news", "--to", addresses, "--service", "mail", "--payload", "x"
     )
-    message = "taskyard: bundle news exists with another payload: give another --name\n"
+    message = (
+        "taskyard: bundle news: exists with another payload or campaign (give another --name)\n"
+    )
     assert (other.code, other.err) == (2, message)
 
 

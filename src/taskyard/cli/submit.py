@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,7 @@ from taskyard.cli.output import (
 from taskyard.cli.task_options import (
     TaskKey,
     check_one_work,
+    explain_refusal,
     parse_call_arguments,
     read_payload_option,
     task_keys,
@@ -38,10 +39,6 @@ from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
     from taskyard.client.client import Client
-
-#: Parts of refusals: a name conflict, and an unknown dependency.
-_CONFLICT_TEXT: Final = " is known with another payload"
-_SAME_BATCH_TEXT: Final = ", or in the same batch"
 
 
 @click.command(
@@ -100,8 +97,7 @@ def submit(
         try:
             new = BatchSubmitter(client, unknown).create(submission, values["after_campaign"])
         except Refused as refused:
-            known = f"task {name} exists with another {{}}: give another --name"
-            raise explain_refusal(refused, values, known) from refused
+            raise explain_refusal(refused, f"task {name}", values, "--name") from refused
         if not new and not cli_context.quiet:
             click.echo(f"task {name} exists already: nothing submitted", err=True)
         if wait:
@@ -151,15 +147,3 @@ def exit_code_of(state: TaskState) -> ExitCode:
     if state is TaskState.DONE:
         return ExitCode.OK
     return ExitCode.CANCELLED if state is TaskState.CANCELLED else ExitCode.TASK_FAILED
-
-
-def explain_refusal(refused: Refused, options: dict[str, Any], conflict: str) -> Refused:
-    """Rephrase a refusal in terms of options.
-
-    `conflict` is the message for a name that is taken, with {} for the kind of work.
-    """
-    text = str(refused)
-    if _CONFLICT_TEXT in text:
-        work = next((kind for kind in ("call", "payload") if options[kind] is not None), "command")
-        return Refused(conflict.replace("{}", work))
-    return Refused(text.replace(_SAME_BATCH_TEXT, ", or give --wait-for-unknown"))
