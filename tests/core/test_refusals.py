@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.core import old_snapshots, shape, submission
+from taskyard.core import faults, old_snapshots, shape, submission
 from taskyard.core.effects import Accepted, Effect, Refused
 from taskyard.core.events import (
     DiskSpaceChanged,
@@ -39,7 +39,7 @@ def send(yard: Yard, one: Submission, **fields: Any) -> list[Effect]:
     return yard.handle(SubmitRequested(0, b"client", one, 7, **fields))
 
 
-def faults(effects: list[Effect]) -> list[tuple[int, Refusal]]:
+def at_fault(effects: list[Effect]) -> list[tuple[int, Refusal]]:
     """Return the tasks at fault of the only reply, by index."""
     (refused,) = effects
     assert isinstance(refused, Refused)
@@ -93,7 +93,7 @@ def test_names_sizes_and_terms_are_refused_by_task(monkeypatch: pytest.MonkeyPat
     )
     yard = Yard()
     effects = send(yard, batch)
-    assert faults(effects) == [
+    assert at_fault(effects) == [
         (1, Refusal.BAD_NAME),
         (2, Refusal.BAD_NAME),
         (3, Refusal.TOO_MANY),
@@ -116,7 +116,7 @@ MORE_TERMS = (Refusal.MALFORMED, "submission: more terms than tasks")
 def test_shared_payload_that_is_too_large_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shape, "PAYLOAD_BYTES_MAX", 3)
     effects = send(Yard(), Submission([b"a", b"b"], [b"1234"]))
-    assert faults(effects) == [(0, Refusal.TOO_MANY), (1, Refusal.TOO_MANY)]
+    assert at_fault(effects) == [(0, Refusal.TOO_MANY), (1, Refusal.TOO_MANY)]
 
 
 def test_names_of_tasks_at_fault_are_full_names() -> None:
@@ -162,29 +162,29 @@ def test_dependents_of_a_refused_task_wait_where_unknown_tasks_are_awaited() -> 
     batch = Submission([b"ready", b"b", b"c"], [b"other"], after=[[], [b"ready"], [b"no"]])
     yard = yard_with_a_task_in_every_state()
     expected = [(0, Refusal.CONFLICT), (2, Refusal.UNKNOWN)]  # b waits for the known one
-    assert faults(send(yard, batch)) == expected
+    assert at_fault(send(yard, batch)) == expected
     awaited = send(yard, batch, unknown=UnknownPolicy.WAIT)
-    assert faults(awaited) == [(0, Refusal.CONFLICT)]
+    assert at_fault(awaited) == [(0, Refusal.CONFLICT)]
 
 
 def test_whole_chain_behind_a_refused_task_is_refused_at_once() -> None:
     names = [b"%d" % number for number in range(1000)]
     after = [[b"nobody"], *([name] for name in names[:-1])]
     effects = send(Yard(), Submission(names, after=after))
-    assert faults(effects) == [(index, Refusal.UNKNOWN) for index in range(1000)]
+    assert at_fault(effects) == [(index, Refusal.UNKNOWN) for index in range(1000)]
 
 
 def test_number_of_named_tasks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission, "REFUSED_TASKS_MAX", 3)
+    monkeypatch.setattr(faults, "REFUSED_TASKS_MAX", 3)
     effects = send(Yard(), Submission([b"a", *[b""] * 9]))
-    assert faults(effects) == [(index, Refusal.BAD_NAME) for index in (1, 2, 3)]
+    assert at_fault(effects) == [(index, Refusal.BAD_NAME) for index in (1, 2, 3)]
 
 
 def test_busy_task_is_named() -> None:
     yard = yard_with_a_task_in_every_state()
     batch = Submission([b"new", b"leased"], after=[[], [b"ready"]])
     extend = {"unknown": UnknownPolicy.DONE, "repeat": DuplicatePolicy.EXTEND}
-    assert faults(send(yard, batch, **extend)) == [(1, Refusal.BUSY)]
+    assert at_fault(send(yard, batch, **extend)) == [(1, Refusal.BUSY)]
 
 
 @pytest.mark.parametrize(
@@ -198,12 +198,12 @@ def test_busy_task_is_named() -> None:
     ],
 )
 def test_refusal_of_the_columns_names_no_task(batch: Submission) -> None:
-    assert faults(send(Yard(), batch)) == []
+    assert at_fault(send(Yard(), batch)) == []
 
 
 def test_refusal_for_lack_of_room_names_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "TASKS_MAX", 1)
-    assert faults(send(Yard(), Submission([b"a", b"b"]))) == []
+    assert at_fault(send(Yard(), Submission([b"a", b"b"]))) == []
 
 
 # Any batch.
@@ -265,10 +265,10 @@ def test_batch_without_the_tasks_at_fault_has_no_others(event: SubmitRequested) 
     if isinstance(reply, Accepted):
         return
     assert isinstance(reply, Refused)
-    at_fault = {task.index: task for task in reply.tasks}
-    assert len(at_fault) == len(reply.tasks)
-    left = [index for index in range(len(event.submission.names)) if index not in at_fault]
-    if not at_fault or not left:
+    by_index = {task.index: task for task in reply.tasks}
+    assert len(by_index) == len(reply.tasks)
+    left = [index for index in range(len(event.submission.names)) if index not in by_index]
+    if not by_index or not left:
         return
     rest = event.submission.part(left)
     used = [rest.terms_of(index) for index in range(len(left))]

@@ -7,21 +7,18 @@ The common case, new names without predecessors, takes a few operations on whole
 from __future__ import annotations
 
 from collections import ChainMap
-from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from taskyard.core import graph, identity, rules, shape
+from taskyard.core import graph, identity, rules
 from taskyard.core.events import DuplicatePolicy, UnknownPolicy
 from taskyard.core.limits import (
     AFTER_MAX,
     NAME_BYTES_MAX,
-    REFUSED_TASKS_MAX,
     TASKS_MAX,
 )
-from taskyard.core.model import Digests, Refusal, RefusedTask, shown
+from taskyard.core.model import Digests, Refusal, shown
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.shape import BatchRefused, SubmissionRefused, check_shape
 from taskyard.core.states import CANCELLED, DONE, LEASED
@@ -62,7 +59,7 @@ class BatchGraph(Struct):
     ordered: bool = True
 
 
-_FULL_NAME_TEXT: Final = (
+FULL_NAME_TEXT: Final = (
     f"task: the full name CAMPAIGN/NAME must have at most {NAME_BYTES_MAX} bytes"
 )
 
@@ -71,22 +68,22 @@ def keyed(ledger: Ledger, event: SubmitRequested) -> SubmitRequested:
     """Return the event with keys in place of names. Raises `SubmissionRefused`."""
     check_shape(event.submission)
     for terms in event.submission.terms:
-        if _is_bad_campaign(ledger, terms.campaign):
-            raise SubmissionRefused(*_campaign_fault(terms.campaign))
+        if is_bad_campaign(ledger, terms.campaign):
+            raise SubmissionRefused(*campaign_fault(terms.campaign))
     try:
         submission = identity.keyed(ledger, event.submission)
     except identity.OtherTask as other:
         raise SubmissionRefused(Refusal.CONFLICT, str(other)) from None
     if submission is not event.submission and max(map(len, submission.names)) > NAME_BYTES_MAX:
-        raise SubmissionRefused(Refusal.BAD_NAME, _FULL_NAME_TEXT)
+        raise SubmissionRefused(Refusal.BAD_NAME, FULL_NAME_TEXT)
     return structs.replace(event, submission=submission)
 
 
-def _is_bad_campaign(ledger: Ledger, campaign: bytes) -> bool:
+def is_bad_campaign(ledger: Ledger, campaign: bytes) -> bool:
     return identity.SEPARATOR in campaign and campaign not in ledger.bare
 
 
-def _campaign_fault(campaign: bytes) -> Fault:
+def campaign_fault(campaign: bytes) -> Fault:
     text = f"campaign {shown(campaign)}: a campaign's name must not contain /"
     return Refusal.BAD_NAME, text
 
@@ -139,176 +136,13 @@ def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDeci
     _check_room(ledger, len(submission.names))
     batch = _index_batch(submission)
     if len(batch.places) != len(submission.names):
-        raise SubmissionRefused(*_DUPLICATE)
+        raise SubmissionRefused(*DUPLICATE)
     if ledger.tasks.keys().isdisjoint(batch.places):
         return _accept_new(ledger, event, submission, batch, at_ns)
     return _accept_mixed(ledger, event, batch, at_ns)
 
 
-_DUPLICATE: Final = (Refusal.DUPLICATE, "duplicate name in one submission")
-
-#: Refusals of single tasks. Any other concerns the whole submission.
-_PER_TASK_REFUSALS: Final = (
-    Refusal.BUSY,
-    Refusal.CANCELLED,
-    Refusal.CONFLICT,
-    Refusal.CYCLE,
-    Refusal.UNKNOWN,
-)
-
-
-def decide_partial(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDecision:
-    """Decide like `decide`, but merge tasks of one name, and refuse only invalid tasks."""
-    event = structs.replace(event, submission=_merged(event.submission))
-    try:
-        return decide(ledger, event, at_ns)
-    except SubmissionRefused as refusing:
-        if refusing.refusal not in _PER_TASK_REFUSALS:
-            raise
-    faults: dict[int, Fault] = {}
-    _find_invalid(ledger, event, faults)
-    names = event.submission.names
-    refused = {names[index]: fault for index, fault in faults.items()}
-    sound = [index for index in range(len(names)) if index not in faults]
-    if not sound:
-        return SubmissionDecision([], 0, 0, refused)
-    event = structs.replace(event, submission=event.submission.part(sound))
-    taken = decide(ledger, event, at_ns)
-    taken.refused = refused
-    return taken
-
-
-def _merged(submission: Submission) -> Submission:
-    """Merge tasks of one name into the first, with the predecessors of all."""
-    names = submission.names
-    first: dict[bytes, int] = {}
-    for index, name in enumerate(names):
-        first.setdefault(name, index)
-    if len(first) == len(names):
-        return submission
-    merged = submission.part([*first.values()])
-    if submission.after is not None:
-        union: dict[bytes, dict[bytes, None]] = {name: {} for name in first}
-        for name, after in zip(names, submission.after, strict=True):
-            union[name].update(dict.fromkeys(after))
-        merged.after = [[*after] for after in union.values()]
-    return merged
-
-
-def refused_tasks(ledger: Ledger, event: SubmitRequested) -> list[RefusedTask]:
-    """Return the tasks at fault in a submission that was refused, dependents last.
-
-    The event has names, not keys, and matching columns. Takes longer than a decision.
-    """
-    asked = event.submission
-    faults: dict[int, Fault] = {}
-    for _, tasks in shape.faults(asked):
-        for index, fault in tasks:
-            faults.setdefault(index, fault)
-    campaigns = dict.fromkeys(terms.campaign for terms in asked.terms)
-    wrong = {name: None for name in campaigns if _is_bad_campaign(ledger, name)}
-    submission, other = identity.keyed_with_faults(ledger, asked)
-    for index, key in enumerate(submission.names):
-        if wrong and asked.terms_of(index).campaign in wrong:
-            faults.setdefault(index, _campaign_fault(asked.terms_of(index).campaign))
-        elif len(key) > NAME_BYTES_MAX:
-            faults.setdefault(index, (Refusal.BAD_NAME, _FULL_NAME_TEXT))
-        elif index in other:
-            faults.setdefault(index, (Refusal.CONFLICT, other[index]))
-    event = structs.replace(event, submission=submission)
-    with suppress(BatchRefused):
-        event = expand_campaigns(ledger, event)
-    _find_invalid(ledger, event, faults)
-    return [
-        RefusedTask(index, _full_name(asked, index), refusal, text)
-        for index, (refusal, text) in islice(faults.items(), REFUSED_TASKS_MAX)
-    ]
-
-
-def _full_name(submission: Submission, index: int) -> bytes:
-    full = identity.spelling(submission.terms_of(index).campaign, submission.names[index])
-    return full[:NAME_BYTES_MAX]
-
-
-def _find_invalid(ledger: Ledger, event: SubmitRequested, faults: dict[int, Fault]) -> None:
-    """Add the tasks that the ledger or the batch does not allow: invalid themselves, on a cycle, or
-    dependents of tasks at fault. The event has keys."""
-    submission = event.submission
-    places: dict[bytes, int] = {}
-    for index, name in enumerate(submission.names):
-        if places.setdefault(name, index) != index:
-            faults.setdefault(index, _DUPLICATE)
-    waits = _valid_edges(ledger, event, faults)
-    extends = event.repeat is DuplicatePolicy.EXTEND
-    batch = {
-        name: None
-        for name in places
-        if (extends or name in waits or name not in ledger.tasks)
-        and 0 < len(name) <= NAME_BYTES_MAX
-    }
-    for name, before in waits.items():
-        campaign = submission.terms_of(places[name]).campaign
-        try:
-            split_predecessors(ledger, before, event.unknown, batch, campaign)
-        except SubmissionRefused as refusing:
-            faults[places[name]] = refusing.fault
-    if any(waits.values()):
-        cyclic = graph.names_on_cycles(ledger.tasks, _awaited(ledger, waits), waits)
-        for name in waits:
-            if name in cyclic:
-                text = f"task {shown(name)} would wait for itself"
-                faults.setdefault(places[name], (Refusal.CYCLE, text))
-        _find_dependents(ledger, event, waits, places, faults)
-
-
-def _valid_edges(
-    ledger: Ledger, event: SubmitRequested, faults: dict[int, Fault]
-) -> dict[bytes, list[bytes]]:
-    """Return the predecessors of new and extended tasks. Add known tasks that are invalid."""
-    submission, waits = event.submission, dict[bytes, list[bytes]]()
-    comparer = _PayloadComparer()
-    for index, name in enumerate(submission.names):
-        if index in faults:
-            continue
-        task = ledger.tasks.get(name)
-        try:
-            _check_owner(task, submission.terms_of(index).campaign)
-            if task is None or event.repeat is DuplicatePolicy.EXTEND:
-                _check_extendable(task)
-                waits[name] = submission.after[index] if submission.after else []
-            else:
-                _check_same(task, submission, index, comparer)
-        except SubmissionRefused as refusing:
-            faults[index] = refusing.fault
-    return waits
-
-
-def _find_dependents(
-    ledger: Ledger,
-    event: SubmitRequested,
-    waits: dict[bytes, list[bytes]],
-    places: dict[bytes, int],
-    faults: dict[int, Fault],
-) -> None:
-    """Add the tasks that wait for tasks at fault. Of a submission that is not partial, only if
-    unknown predecessors are refused and the ledger has no other task of that name."""
-    if not event.partial and event.unknown is not UnknownPolicy.REFUSE:
-        return
-    dependents: dict[bytes, list[bytes]] = {}
-    for name, befores in waits.items():
-        for one in befores:
-            dependents.setdefault(one, []).append(name)
-    line = [name for name, index in places.items() if index in faults]
-    for name in line:  # grows while it is walked
-        known = ledger.tasks.get(name)
-        own = event.submission.terms_of(places[name]).campaign
-        if not event.partial and known is not None and known.terms.campaign == own:
-            continue
-        for dependent in dependents.get(name, ()):
-            if places[dependent] not in faults:
-                text = f"task {shown(dependent)} waits for {shown(name)}, which was refused"
-                faults[places[dependent]] = (faults[places[name]][0], text)
-                line.append(dependent)
+DUPLICATE: Final = (Refusal.DUPLICATE, "duplicate name in one submission")
 
 
 def _check_room(ledger: Ledger, count: int) -> None:
@@ -355,18 +189,18 @@ def _accept_mixed(
     submission = event.submission
     new: list[int] = []
     existing: list[int] = []
-    comparer = _PayloadComparer()
+    comparer = PayloadComparer()
     for index, name in enumerate(submission.names):
         task = ledger.tasks.get(name)
-        _check_owner(task, submission.terms_of(index).campaign)
+        check_owner(task, submission.terms_of(index).campaign)
         if task is None or (event.repeat is DuplicatePolicy.EXTEND and task.ending is not None):
             new.append(index)
         else:
             existing.append(index)
             if event.repeat is DuplicatePolicy.IGNORE:
-                _check_same(task, submission, index, comparer)
+                check_same(task, submission, index, comparer)
             else:
-                _check_extendable(task)
+                check_extendable(task)
     if event.repeat is DuplicatePolicy.EXTEND:
         return _extend(ledger, event, batch, (new, existing), at_ns)
     if not new:
@@ -376,7 +210,7 @@ def _accept_mixed(
     return SubmissionDecision(taken.records, new=len(new), existing=len(existing))
 
 
-def _check_owner(task: Task | None, campaign: bytes) -> None:
+def check_owner(task: Task | None, campaign: bytes) -> None:
     """Refuse a full name that belongs to a task of another campaign, or of none."""
     if task is not None and task.terms.campaign != campaign:
         taken = identity.meaning(task.name, task.terms.campaign)
@@ -384,13 +218,13 @@ def _check_owner(task: Task | None, campaign: bytes) -> None:
         raise SubmissionRefused(Refusal.CONFLICT, text)
 
 
-def _check_extendable(task: Task | None) -> None:
+def check_extendable(task: Task | None) -> None:
     if task is not None and task.state is LEASED:
         text = f"task {shown(task.name)}: leased, so it can't get more predecessors"
         raise SubmissionRefused(Refusal.BUSY, text)
 
 
-class _PayloadComparer:
+class PayloadComparer:
     """Compares payloads with those of known tasks. A payload that many tasks share, maybe of a
     megabyte, is compared once."""
 
@@ -411,7 +245,7 @@ class _PayloadComparer:
         return same
 
 
-def _check_same(task: Task, submission: Submission, index: int, comparer: _PayloadComparer) -> None:
+def check_same(task: Task, submission: Submission, index: int, comparer: PayloadComparer) -> None:
     """Refuse a repeated submission with another payload."""
     if not comparer.of(task, submission.payload_of(index)):
         text = f"task {shown(task.name)} is known with another payload (choose another name)"
@@ -531,13 +365,13 @@ def _has_forward_edges(after: list[list[bytes]], batch: BatchGraph) -> bool:
 
 def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
     """Refuse edges that would close a cycle."""
-    names = graph.cycle(ledger.tasks, _awaited(ledger, after), after)
+    names = graph.cycle(ledger.tasks, awaited(ledger, after), after)
     if names:
         around = " before ".join(shown(name) for name in [*names, names[0]])
         raise SubmissionRefused(Refusal.CYCLE, f"the tasks would wait for each other: {around}")
 
 
-def _awaited(ledger: Ledger, names: Iterable[bytes]) -> Mapping[bytes, list[Task]]:
+def awaited(ledger: Ledger, names: Iterable[bytes]) -> Mapping[bytes, list[Task]]:
     """Return the tasks that wait for unknown keys, including those of these new names."""
     if not ledger.awaited_else:
         return ledger.dependents_of_unknown
