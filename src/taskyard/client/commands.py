@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from taskyard.campaign.batches import encode_text
 from taskyard.campaign.lanes import template_of
-from taskyard.client.exchanges import Deadline, Query
+from taskyard.client.exchanges import Deadline, Query, checked_reply
 from taskyard.client.requests import (
     check_names,
-    checked_reply,
     existing,
     full_name,
     portions,

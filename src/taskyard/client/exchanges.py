@@ -13,7 +13,9 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future as AnyFuture
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from taskyard.errors import TimedOut
+from taskyard.core.model import Refusal
+from taskyard.errors import Refused, TimedOut
+from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
@@ -90,6 +92,23 @@ def request_and_wait(session: Session, query: Query) -> Reply:
     except TimeoutError:
         session.cancel_request(answer)
         raise query.timed_out() from None
+
+
+def checked_reply(query: Query) -> Exchange[Reply]:
+    """Send one query. Raises `Refused` if the broker refuses it."""
+    reply = yield query
+    if reply.kind == peer.ERROR:
+        raise refused_error(reply)
+    return reply
+
+
+def refused_error(reply: Reply) -> Refused:
+    """Return the error for a reply that refuses a request."""
+    names = tuple(task.name for task in reply.refused_tasks())
+    if reply.reason:
+        return Refused(reply.reason, reply.code, names)
+    text = "the broker did not understand the request (is it of this version?)"
+    return Refused(text, reply.code or Refusal.MALFORMED.value)
 
 
 class BlockingRunner:
