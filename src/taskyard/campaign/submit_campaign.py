@@ -85,7 +85,8 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
     try:
         if not is_empty or submitter.has_templates(services):
             new_counts, existing = _check_batches(submitter, batches())
-            total, todo = sum(new_counts), compress(batches(), new_counts)
+            total = sum(new_counts)
+            todo = compress(batches(), new_counts) if total else iter(())
             states = _states_of(client, campaign, existing)
         submitter.submit(todo, lambda counts: progress(counts.new, total))
     except Refused as refused:
