@@ -413,3 +413,65 @@ def test_facts_are_kept_of_a_limited_number_of_workers(
 
     kept = [beat(worker) for worker in (b"u", b"v", b"u", b"w")]
     assert kept == [[b"u"], [b"u", b"v"], [b"u", b"v"], [b"w"]]
+
+
+# Refusals.
+
+
+def test_refused_create_lists_the_tasks_at_fault() -> None:
+    counter = Extended()
+    counter.create(b"a", campaign=b"c")
+    terms = [Terms(service=b"exec", campaign=b"c")]
+    batch = Submission([b"b", b"a", b"d"], [b"1", b"2", b"3"], terms, after=[[], [], [b"no"]])
+    reply = counter.request(peer.create(5, batch))
+    conflict = "task c/a is known with another payload (choose another name)"
+    assert (reply.kind, reply.request, reply.code) == (peer.ERROR, 5, "conflict")
+    assert reply.reason == conflict
+    unknown = "unknown predecessor no (submit it first, or in the same batch)"
+    assert reply.refused_tasks() == [
+        peer.RefusedTask(1, "c/a", "conflict", conflict),
+        peer.RefusedTask(2, "c/d", "unknown", unknown),
+    ]
+    assert [*counter.scheduler.ledger.tasks] == [b"c/a"]
+
+
+def test_refusal_of_a_whole_request_lists_no_tasks() -> None:
+    reply = Extended().request(peer.create(5, Submission([b"a", b"b"], terms_at=[0, 9])))
+    assert (reply.code, reply.refused_tasks()) == ("malformed", [])
+
+
+def test_request_beyond_a_limit_is_refused_as_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_pending, "WAITING_MAX", 2)
+    counter = Extended()
+    for number in range(2):
+        counter.frames([b"", peer.steal(number, b"w%d" % number, WORKER, 1, SECOND_NS)])
+    (refused,) = counter.frames([b"", peer.steal(1, b"w", WORKER, 1, SECOND_NS)])
+    assert Reply(refused).code == "too-many"
+
+
+def test_check_only_counts_new_tasks_and_accepts_none() -> None:
+    counter = Extended()
+    counter.create(b"known")
+    before = counter.scheduler.ledger.record
+    batch = Submission([b"known", b"a", b"b"], [b"p-known", b"1", b"2"], [Terms(service=b"exec")])
+    body = peer.create(6, batch, check_only=True, stream=True)
+    answers = [Reply(one) for one in counter.frames([b"", body])]
+    assert [(one.kind, one.request, one.count) for one in answers] == [(peer.OK, 6, 2)]
+    assert counter.scheduler.ledger.record == before
+    assert [*counter.scheduler.ledger.tasks] == [b"known"]
+    assert counter.dialect.wake_at_ns() is None  # nothing is watched
+    assert counter.request(peer.create(7, batch)).count == 2
+
+
+def test_check_only_lists_the_tasks_at_fault() -> None:
+    reply = Extended().request(peer.create(6, Submission([b"a", b"a"]), check_only=True))
+    assert [(task.index, task.code) for task in reply.refused_tasks()] == [(1, "duplicate")]
+
+
+def test_check_only_makes_a_request_extended() -> None:
+    counter = Extended()
+    query = Q(type=Q.Create, check_only=True)
+    query.task.append(pb.TaskMsg(name=b"a", origin=b"me").SerializeToString())
+    answer = Q.FromString(counter.ask(query.SerializeToString()))
+    assert (answer.type, answer.n, answer.broker) == (Q.OK, 1, BROKER)
+    assert counter.scheduler.ledger.tasks == {}
