@@ -167,6 +167,12 @@ def test_dependents_of_a_refused_task_wait_where_unknown_tasks_are_awaited() -> 
     assert at_fault(awaited) == [(0, Refusal.CONFLICT)]
 
 
+def test_task_at_fault_does_not_make_its_name_valid_for_others() -> None:
+    batch = Submission([b"a", b"", b"b"], after=[[], [], [b""]])
+    effects = send(Yard(), batch, unknown=UnknownPolicy.WAIT)
+    assert at_fault(effects) == [(1, Refusal.BAD_NAME), (2, Refusal.BAD_NAME)]
+
+
 def test_whole_chain_behind_a_refused_task_is_refused_at_once() -> None:
     names = [b"%d" % number for number in range(1000)]
     after = [[b"nobody"], *([name] for name in names[:-1])]

@@ -91,8 +91,8 @@ def refused_tasks(ledger: Ledger, event: SubmitRequested) -> list[RefusedTask]:
             faults.setdefault(index, submission.campaign_fault(asked.terms_of(index).campaign))
         elif len(key) > NAME_BYTES_MAX:
             faults.setdefault(index, (Refusal.BAD_NAME, submission.FULL_NAME_TEXT))
-        elif index in other:
-            faults.setdefault(index, (Refusal.CONFLICT, other[index]))
+    for index, text in other.items():
+        faults.setdefault(index, (Refusal.CONFLICT, text))
     event = structs.replace(event, submission=batch)
     with suppress(BatchRefused):
         event = submission.expand_campaigns(ledger, event)
@@ -117,6 +117,8 @@ def _find_invalid(ledger: Ledger, event: SubmitRequested, faults: dict[int, Faul
         if places.setdefault(name, index) != index:
             faults.setdefault(index, submission.DUPLICATE)
     waits = _valid_edges(ledger, event, faults)
+    if batch.after is None:
+        return
     extends = event.repeat is DuplicatePolicy.EXTEND
     members = {
         name: None
@@ -125,18 +127,19 @@ def _find_invalid(ledger: Ledger, event: SubmitRequested, faults: dict[int, Faul
         and 0 < len(name) <= NAME_BYTES_MAX
     }
     for name, before in waits.items():
+        if not before:
+            continue
         campaign = batch.terms_of(places[name]).campaign
         try:
             submission.split_predecessors(ledger, before, event.unknown, members, campaign)
         except SubmissionRefused as refusing:
             faults[places[name]] = refusing.fault
-    if any(waits.values()):
-        cyclic = graph.names_on_cycles(ledger.tasks, submission.awaited(ledger, waits), waits)
-        for name in waits:
-            if name in cyclic:
-                text = f"task {shown(name)} would wait for itself"
-                faults.setdefault(places[name], (Refusal.CYCLE, text))
-        _find_dependents(ledger, event, waits, places, faults)
+    cyclic = graph.names_on_cycles(ledger.tasks, submission.awaited(ledger, waits), waits)
+    for name in waits:
+        if name in cyclic:
+            text = f"task {shown(name)} would wait for itself"
+            faults.setdefault(places[name], (Refusal.CYCLE, text))
+    _find_dependents(ledger, event, waits, places, faults)
 
 
 def _valid_edges(
@@ -144,16 +147,20 @@ def _valid_edges(
 ) -> dict[bytes, list[bytes]]:
     """Return the predecessors of new and extended tasks. Add known tasks that are invalid."""
     batch, waits = event.submission, dict[bytes, list[bytes]]()
+    known, after = ledger.tasks, batch.after
     comparer = submission.PayloadComparer()
     for index, name in enumerate(batch.names):
         if index in faults:
             continue
-        task = ledger.tasks.get(name)
+        task = known.get(name)
+        if task is None:
+            waits[name] = after[index] if after else []
+            continue
         try:
             submission.check_owner(task, batch.terms_of(index).campaign)
-            if task is None or event.repeat is DuplicatePolicy.EXTEND:
+            if event.repeat is DuplicatePolicy.EXTEND:
                 submission.check_extendable(task)
-                waits[name] = batch.after[index] if batch.after else []
+                waits[name] = after[index] if after else []
             else:
                 submission.check_same(task, batch, index, comparer)
         except SubmissionRefused as refusing:

@@ -6,9 +6,9 @@ import pytest
 
 from taskyard.core import old_snapshots
 from taskyard.core.effects import Accepted, Assign
-from taskyard.core.events import DrainRequested, ReplyDue, WorkerHeartbeat
+from taskyard.core.events import DrainRequested, ReplyDue, RequestRejected, WorkerHeartbeat
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
-from taskyard.core.model import QueueOrder, Submission, Terms, WorkerFacts
+from taskyard.core.model import QueueOrder, Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.records import Leased, LeaseExpired, StaleReport, WorkerLeft
 from taskyard.core.states import TaskState
 from taskyard.wire.ping_pong import backend as ping_pong_backend
@@ -186,6 +186,24 @@ def test_broker_that_shuts_down_sends_exit_and_waits_for_running_jobs() -> None:
 
 
 # Events and effects, as lists.
+
+
+def test_rejected_jobs_have_codes() -> None:
+    _, frontend = make_server(1, lambda: 7)
+    rejected = [
+        *frontend.receive(b"c", [b"no delimiter", b"job"], 5),
+        *frontend.receive(b"c", [b"", EXIT], 5),
+        *frontend.receive(b"c", [b"", bytes(PAYLOAD_BYTES_MAX + 1)], 5),
+    ]
+    frontend.leaving = True
+    rejected += frontend.receive(b"c", [b"", b"job"], 5)
+    assert [type(event) for event in rejected] == [RequestRejected] * 4
+    assert [event.refusal for event in rejected] == [  # type: ignore[attr-defined]
+        Refusal.MALFORMED,
+        Refusal.MALFORMED,
+        Refusal.TOO_MANY,
+        Refusal.SHUTTING_DOWN,
+    ]
 
 
 def test_words_become_events_and_a_result_has_its_task_and_attempt() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from taskyard.core.events import CancelRequested, DrainRequested, Scope
+from taskyard.core.events import CancelRequested, DrainRequested, RequestRejected, Scope
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Refusal
 from taskyard.core.states import TaskState, WorkerState
 from taskyard.wire.roles import AuthenticatedPeer, Role
 from taskyard.wire.wmp import server as wmp
@@ -213,7 +214,10 @@ def test_drained_worker_gets_bye_when_it_holds_nothing() -> None:
 def test_manager_that_shuts_down_accepts_no_worker() -> None:
     manager = holding(b"a")
     manager.dialect.leaving = True
-    bye = Said("BYE", {"worker": "new", "reason": "the manager is shutting down", "manager": ME})
+    (rejected,) = manager.dialect.receive(b"r", frames("READY", {"worker": "new"}), 1)
+    text = "the manager is shutting down"
+    assert rejected == RequestRejected(0, b"r", 33, Refusal.SHUTTING_DOWN, text)
+    bye = Said("BYE", {"worker": "new", "reason": text, "manager": ME})
     assert manager.ready("new") == [bye]
     assert [*manager.scheduler.ledger.workers] == [b"wmp:w"]
     assert manager.ready() == []
@@ -275,6 +279,10 @@ def test_key_is_valid_for_its_worker_and_a_relay_s_for_all_behind_it(
 ) -> None:
     manager = Manager()
     manager.submit(b"a")
-    (said,) = manager.take(frames("READY", {"worker": "w"}), b"r", path, guest)
+    message = frames("READY", {"worker": "w"})
+    found = manager.dialect.receive(b"r", [*path, *message], manager.now_ns, guest)
+    codes = [event.refusal for event in found if isinstance(event, RequestRejected)]
+    assert codes == ([] if good else [Refusal.FORBIDDEN])
+    (said,) = manager.take(message, b"r", path, guest)
     assert said.command == ("WAKE" if good else "BYE")
     assert bool(manager.scheduler.ledger.workers) is good
