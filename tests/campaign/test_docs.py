@@ -6,7 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from taskyard.campaign import batches, bundles, formats, graph, lines, reader, task_spec, values
+from taskyard.campaign import (
+    batches,
+    bundles,
+    formats,
+    graph,
+    lines,
+    reader,
+    rejects,
+    task_spec,
+    values,
+)
 from taskyard.campaign.formats import Format
 from taskyard.core import limits
 
@@ -52,7 +62,7 @@ def test_every_field_of_the_summary_is_documented() -> None:
         f"or {batches.BUNDLE_BYTES_MAX // 1024 // 1024} MiB with all",
         f"from -{limits.PRIORITY_MAX} to {limits.PRIORITY_MAX}",
         f"at most {lines.LINE_BYTES_MAX // 1024 // 1024} MiB",
-        f"`FILE{reader.REJECTED_SUFFIX}`",
+        f"`FILE{rejects.REJECTED_SUFFIX}`",
         f"`{task_spec.BACKOFF_NS // limits.SECOND_NS}s`",
     ],
 )

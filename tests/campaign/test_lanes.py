@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.campaign import lanes
+from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.bundles import assign_lanes, expand_row
 from taskyard.campaign.task_spec import InvalidTask, check_task, to_row
 from taskyard.campaign.values import InvalidValue
+from taskyard.core.model import Submission
 
 
 def lane(**keys: Any) -> str:
@@ -102,19 +104,56 @@ def test_rejected_task_is_written_so_that_it_has_the_same_lane() -> None:
     assert check_task(to_row(task)) == task
 
 
+def _batch(*raws: dict[str, Any]) -> Submission:
+    specs = [spec for raw in raws for spec in expand_row(raw)]
+    return encode_batch(specs, b"week", 0)
+
+
 def test_lane_template_of_a_service_applies_to_tasks_without_a_lane() -> None:
-    template = {"smtp": "{host}"}
-    raws: list[dict[str, Any]] = [
+    batch = _batch(
         {"name": "a", "service": "smtp", "payload": {"host": "h"}},
         {"name": "b", "service": "smtp", "payload": {"host": "h"}, "lane": "own"},
         {"name": "c", "payload": {"host": "h"}},
-    ]
-    specs = [spec for raw in raws for spec in expand_row(raw)]
-    assign_lanes(specs, "week", lambda service: template.get(service, ""))
-    assert [spec.lane for spec in specs] == ["h", "own", ""]
+    )
+    templates = lanes.LaneTemplates()
+    templates.put({b"smtp": "{host}", b"default": ""})
+    assert templates.assign(batch) == []
+    assert batch.lanes == [b"h", b"own", b""]
 
 
-def test_task_that_its_services_template_does_not_fit_is_refused() -> None:
-    (spec,) = expand_row({"name": "a", "payload": "x"})
-    with pytest.raises(InvalidTask, match="no field 'host'"):
-        assign_lanes([spec], "", lambda _service: "{host}")
+@pytest.mark.parametrize(
+    ("work", "template", "lane"),
+    [
+        ({"argv": ["echo", "x"]}, "{1}-{campaign}", b"x-week"),
+        ({"call": "m:f", "args": [7], "kwargs": {"host": "h"}}, "{0}-{host}-{name}", b"7-h-a"),
+        ({"payload": "text"}, "{service}", b"default"),
+    ],
+)
+def test_fields_of_a_batch_are_those_of_its_tasks(
+    work: dict[str, Any], template: str, lane: bytes
+) -> None:
+    batch = _batch({"name": "a", **work})
+    templates = lanes.LaneTemplates()
+    templates.put({batch.terms[0].service: template})
+    assert templates.assign(batch) == []
+    assert batch.lanes == [lane]
+    assert check_task({"name": "a", **work, "lane": template}, "week").lane.encode() == lane
+
+
+def test_tasks_that_their_services_template_does_not_fit_are_returned() -> None:
+    batch = _batch({"name": "a", "payload": {"host": "h"}}, {"name": "b", "payload": "x"})
+    templates = lanes.LaneTemplates()
+    templates.put({b"default": "{host}"})
+    ((index, problem),) = templates.assign(batch)
+    assert index == 1
+    assert "the lane of service default is '{host}', but the task has no field" in problem
+
+
+def test_lane_of_a_bundles_task_is_by_template_or_its_recipient() -> None:
+    raw = {"name": "news", "payload": "hi", "recipients": [{"host": "h", "recipient": "ann"}]}
+    for template, lane in (("{host}", "h"), ("", "ann")):
+        specs = expand_row(raw)
+        assign_lanes(specs, "week", template)
+        assert [spec.lane for spec in specs] == [lane]
+    with pytest.raises(InvalidTask, match="no field 'user'"):
+        assign_lanes(expand_row(raw), "week", "{user}")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.campaign import graph, reader
+from taskyard.campaign import graph, reader, rejects
 from taskyard.campaign.graph import (
     Duplicate,
     GraphSummary,
@@ -25,8 +25,8 @@ from taskyard.campaign.reader import (
     LoadedCampaign,
     read_campaign,
     reject_unknown_dependencies,
-    write_rejected,
 )
+from taskyard.campaign.rejects import RejectedRow, write_rejected
 from taskyard.campaign.task_spec import TaskSpec, to_row
 from tests.campaign.test_task_spec import task_specs
 
@@ -220,8 +220,9 @@ def test_file_in_order_stays_in_its_order(tmp_path: Path) -> None:
 def test_file_with_too_many_bad_lines_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "REJECTED_MAX", 3)
-    with pytest.raises(InvalidCampaign, match=r":4: more than 3 bad lines; .* The first: .*:1: "):
+    for module in (reader, rejects):
+        monkeypatch.setattr(module, "REJECTED_MAX", 3)
+    with pytest.raises(InvalidCampaign, match=r"more than 3 bad lines, the first: .*:1: "):
         load(tmp_path, *["x"] * 9)
 
 
@@ -231,7 +232,7 @@ def test_file_with_too_many_bad_lines_is_refused(
 def test_rejected_lines_are_written_beside_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl", "nonsense", plain("a", "b"), {"name": "b", "due": []})
     (tmp_path / "c.jsonl.rejected.jsonl").write_text("of an earlier run")
-    written = write_rejected(path, read_campaign(path).rejected)
+    (written,) = write_rejected(read_campaign(path).rejected)
     assert written == tmp_path / "c.jsonl.rejected.jsonl"
     rejected = [json.loads(line) for line in written.read_text().splitlines()]
     assert [list(one) for one in rejected] == [["file", "line", "reason", "raw"]] * 3
@@ -248,13 +249,14 @@ def test_rejected_lines_of_stdin_are_written_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert write_rejected("-", [reader.RejectedRow("stdin", 1, "why", b"\xff")]).read_text()
+    (written,) = write_rejected([RejectedRow("stdin", 1, "why", b"\xff")])
+    assert written.read_text()
     assert [file.name for file in tmp_path.iterdir()] == ["stdin.rejected.jsonl"]
 
 
 def test_rejected_lines_that_can_not_be_written_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidCampaign, match=r"rejected\.jsonl: No such file or directory"):
-        write_rejected(tmp_path / "missing" / "c", [])
+        write_rejected([RejectedRow(str(tmp_path / "missing" / "c"), 1, "why", "x")])
 
 
 # --- against a naive implementation

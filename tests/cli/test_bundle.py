@@ -45,7 +45,9 @@ def test_name_is_printed_and_every_line_has_its_lane(call: Caller, addresses: st
     other = call(
         "bundle", "--name", "news", "--to", addresses, "--service", "mail", "--payload", "x"
     )
-    message = "taskyard: bundle news exists with another payload: give another --name\n"
+    message = (
+        "taskyard: bundle news: exists with another payload or campaign (give another --name)\n"
+    )
     assert (other.code, other.err) == (2, message)
 
 
@@ -200,7 +202,8 @@ def test_task_that_its_services_template_does_not_fit_is_refused(
         '{"name": "x", "argv": ["true"]}\n{"name": "y", "service": "smtp", "payload": "y"}\n'
     )
     outcome = call("load", str(file))
-    assert (outcome.code, f'{file}:2: "lane" {message}' in outcome.err) == (2, True)
+    lane = f"{file}:2: task bad/y: the lane of service smtp {message}"
+    assert (outcome.code, lane in outcome.err) == (2, True)
     outcome = call("submit", "--service", "smtp", "--payload", "y")
     assert (outcome.code, message in outcome.err) == (2, True)
     outcome = call("bundle", "--service", "smtp", "--to", addresses, "--payload", "y")

@@ -149,10 +149,10 @@ def test_repeated_map_is_harmless_and_another_one_is_refused(call: Caller, tmp_p
     assert call("map", *words) == first
     other = call("map", *words[:-1], "{}{}")
     assert other.code == 2
-    assert "taskyard: campaign again has task again/again-1 with another command" in other.err
-    assert other.err.endswith(": give another --campaign\n")
+    assert "taskyard: task again/again-1: exists with another command or campaign" in other.err
+    assert other.err.endswith(" (give another --campaign)\n")
     other = call("map", "--no-wait", *words[:-1], "{}{}")
-    assert "taskyard: campaign again has task again/again-1 with another command" in other.err
+    assert "taskyard: task again/again-1: exists with another command or campaign" in other.err
 
 
 def test_no_wait_only_submits(call: Caller, tmp_path: Path) -> None:
@@ -222,7 +222,8 @@ def test_tasks_may_wait_for_one_that_is_there_or_will_be(call: Caller, tmp_path:
     lines = written(tmp_path / "lines", "a\nb\n")
     words = ["--lines", lines, "-q", "--no-wait", "--after", "signal"]
     refused = call("map", *words, "--", "echo", "{}").err
-    assert "unknown predecessor signal (submit it first, or give --wait-for-unkn" in refused
+    assert "unknown predecessor signal (submit it first" in refused
+    assert refused.endswith("; --wait-for-unknown accepts it\n")
     words += ["--wait-for-unknown", "--campaign", "signalled"]
     assert call("map", *words, "--", "echo", "{}").code == 0
     call("submit", "--name", "signal", "--", "true")

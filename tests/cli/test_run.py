@@ -191,8 +191,8 @@ def test_name_that_is_known_with_another_command_is_refused_and_nothing_is_submi
     code, out, err = run(tmp_path, "run", file)
     assert (code, out) == (2, "")
     assert err == (
-        "taskyard: campaign.jsonl:3: task 'campaign/b': exists with another command; nothing was "
-        "submitted (rename the task, or use another campaign name)\n"
+        "taskyard: campaign.jsonl:3: task campaign/b is known with another payload (choose another "
+        "name); nothing was submitted\n"
     )
     assert counts(tmp_path) == {"done": 2}
 
@@ -215,8 +215,8 @@ def test_file_whose_full_names_are_those_of_other_tasks_is_refused(tmp_path: Pat
     code, _, err = run(tmp_path, "run", file)
     assert code == 2
     assert err.startswith(
-        "taskyard: campaign.jsonl:2: task 'campaign/b': the name belongs to a task outside any "
-        "campaign; nothing was submitted"
+        "taskyard: campaign.jsonl:2: task campaign/b: the name is that of a task outside any "
+        "campaign"
     )
     assert counts(tmp_path) == {"ready": 1}
 
@@ -294,5 +294,5 @@ def test_more_than_one_batch_is_checked_before_any_is_submitted(tmp_path: Path) 
     tasks[9]["argv"] = ["false"]
     code, _, err = run(tmp_path, "run", campaign(tmp_path, tasks), "--campaign", "c")
     assert code == 2
-    assert "campaign.jsonl:10: task 'c/t9': exists with another command" in err
+    assert "campaign.jsonl:10: task c/t9 is known with another payload" in err
     assert counts(tmp_path) == {"done": 2}

@@ -127,7 +127,7 @@ def test_known_task_is_harmless_with_the_same_command_alone(call: Caller) -> Non
     assert again == (0, "twice\n", "task twice exists already: nothing submitted\n")
     other = call("submit", "--name", "twice", "--", "false")
     assert other.code == 2
-    told = "taskyard: task twice exists with another {}: give another --name\n"
+    told = "taskyard: task twice: exists with another {} or campaign (give another --name)\n"
     assert other.err == told.format("command")
     other = call("submit", "--name", "twice", "--call", "m:f")
     assert other.err == told.format("call")
@@ -139,7 +139,8 @@ def test_unknown_dependency_is_refused_by_default(call: Caller) -> None:
     refused = call("submit", "--after", "ghost", "--", "true")
     assert refused.code == 2
     assert refused.err == (
-        "taskyard: unknown predecessor ghost (submit it first, or give --wait-for-unknown)\n"
+        "taskyard: unknown predecessor ghost (submit it first, or in the same batch); "
+        "--wait-for-unknown accepts it\n"
     )
     taken = call(
         "submit", "--name", "hopes", "--after", "ghost", "--wait-for-unknown", "--", "true"

@@ -13,7 +13,8 @@ from taskyard import testing
 from taskyard.campaign import batches
 from taskyard.campaign.batches import encode_batches
 from taskyard.campaign.bundles import expand_row
-from taskyard.campaign.reader import read_campaign, write_rejected
+from taskyard.campaign.reader import read_campaign
+from taskyard.campaign.rejects import write_rejected
 from taskyard.campaign.task_spec import InvalidTask, check_task
 from taskyard.errors import Refused, TimedOut, UserError
 from tests.kit.processes import PATIENCE_SECONDS
@@ -162,7 +163,8 @@ class TestFiles:
         file.write_bytes(b'{"name": "bad"}\n' + msgspec.json.encode(behind))
         loaded = read_campaign(file)
         assert (loaded.specs, [one.line for one in loaded.rejected]) == ([], [1, 2])
-        rejected = write_rejected(file, loaded.rejected).read_bytes().splitlines()
+        (written,) = write_rejected(loaded.rejected)
+        rejected = written.read_bytes().splitlines()
         assert msgspec.json.decode(rejected[1])["raw"] == behind
 
 

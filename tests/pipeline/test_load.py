@@ -18,6 +18,8 @@ from docs import schemas
 from taskyard import testing
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
+from taskyard.campaign.rejects import write_rejected
+from taskyard.campaign.submitter import SubmitCounts
 from taskyard.cli.entry import run, taskyard
 from taskyard.client.client import Client
 from taskyard.core.events import UnknownPolicy
@@ -30,7 +32,7 @@ from taskyard.pipeline.arrow_rows import unpack
 from taskyard.pipeline.datasets import REJECTS
 from taskyard.pipeline.jobs import load
 from taskyard.pipeline.sources import campaigns
-from taskyard.pipeline.submit import SubmitCounts, make_target
+from taskyard.pipeline.submit import make_target
 from tests.kit.processes import Broker
 
 if TYPE_CHECKING:
@@ -209,7 +211,8 @@ def test_every_error_is_rejected_with_place_and_reason(spark: SparkSession, tmp_
     assert reasons[second, 1] == f"duplicate name 'good', first in {first}:1"
     assert len(reasons) == 57
     assert len(checked.validation.places) == 1
-    rows = {one.line: msgspec.json.decode(one.raw) for one in checked.rejects if one.file == first}
+    raws = {one.line: one.raw for one in checked.rejects if one.file == first}
+    rows = {line: msgspec.json.decode(msgspec.json.encode(raw)) for line, raw in raws.items()}
     assert rows[6] == bad[5]
     assert rows[3] == bad[2]
     frame = REJECTS.check(checked.rejects_frame(spark))
@@ -272,7 +275,7 @@ def test_invalid_rows_are_rejected_and_others_unchanged(
         assert _submit(checked, broker) == SubmitCounts(2, 0)
         view = client.show("c/../../etc")
         assert (view["lane"], view["campaign"]) == ("../z", "c")
-    (place,) = load.write_rejects(checked.rejects, None)
+    (place,) = write_rejected(checked.rejects)
     assert place == tmp_path / "a.jsonl.rejected.jsonl"
     assert [json.loads(line)["line"] for line in place.read_text().splitlines()] == [2, 3, 4]
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", place.name]
@@ -322,8 +325,11 @@ def test_name_of_another_task_stops_the_load_before_it_begins(
             checked, make_target(broker.endpoint, None, "c", UnknownPolicy.REFUSE)
         )
         assert len(found) == 2
-        assert "task c/b is known with another payload" in found[0]
-        assert "task c/c: the name is that of a task outside any campaign" in found[1]
+        assert f"{tmp_path}/a.jsonl:2: task c/b is known with another payload" in found[0]
+        assert (
+            f"{tmp_path}/a.jsonl:3: task c/c: the name is that of a task outside any campaign"
+            in found[1]
+        )
         assert len(client.existing(["c/a", "c/b", "c/c", "other/d", "c/d"])) == 4
         with pytest.raises(Refused, match="task c/b is known"):
             _submit(checked, broker)
@@ -467,9 +473,8 @@ def test_lanes_follow_the_brokers_templates_or_nothing_is_submitted(
     with Broker(tmp_path) as broker, Client(broker.endpoint) as client:
         code, _, err = _call(bad, "--broker", broker.endpoint, capsys=capsys)
         assert code == 2
-        assert (
-            "task d: the lane of service mail is '{host}', but the task has no field 'host'" in err
-        )
+        lane = "the lane of service mail is '{host}', but the task has no field 'host'"
+        assert f"{bad}:4: task bad/d: {lane}" in err
         assert "no lane for 1 task" in err
         assert _views(client) == {}
         assert _call(good, "--broker", broker.endpoint, capsys=capsys)[0] == 0

@@ -1,7 +1,7 @@
 """Bundles (fan-outs): one payload for many recipients, a task for each.
 
-Owns a bundle's payload, its tasks and their names, and the lanes of tasks that give none. The
-format of the payload is in `wire.payloads`.
+Owns a bundle's payload, its tasks, their names and their lanes. The format of the payload is in
+`wire.payloads`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from taskyard.campaign.task_spec import (
     check_task,
     key_error_text,
     lane_of,
-    service_of,
 )
 from taskyard.campaign.values import InvalidValue, read_name, read_recipients
 from taskyard.core.limits import NAME_BYTES_MAX, TASKS_PER_MESSAGE_MAX
@@ -26,7 +25,7 @@ from taskyard.wire import payloads
 from taskyard.wire.payloads import encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
 #: The default lane template of a bundle, where its service has none.
 RECIPIENT_LANE: Final = "{recipient}"
@@ -110,16 +109,11 @@ def _template(lane: object) -> str:
         raise key_error_text("lane", bad) from None
 
 
-def assign_lanes(
-    specs: Iterable[TaskSpec], campaign: str, template_of: Callable[[str], str]
-) -> None:
-    """Set the lanes of tasks that give none, by the template of their service.
+def assign_lanes(specs: Iterable[TaskSpec], campaign: str, template: str) -> None:
+    """Set the lanes of a bundle's tasks that give none, by the template of their service.
 
-    A bundle's task falls back to the lane of its recipient. Raises `InvalidTask`.
+    Without a template, a task's lane is its recipient. Raises `InvalidTask`.
     """
     for spec in specs:
         if not spec.lane:
-            own = "" if spec.bundle_ref is None else RECIPIENT_LANE
-            template = template_of(service_of(spec)) or own
-            if template:
-                spec.lane = lane_of(spec, campaign, template)
+            spec.lane = lane_of(spec, campaign, template or RECIPIENT_LANE)

@@ -2,8 +2,8 @@
 
 Owns the syntax of templates and the fields of a task: the keys of a payload that is a JSON object,
 a function's keyword arguments by name, the words of a command and positional arguments by number,
-and always the task's name, campaign and service. Also caches the templates of services for a
-client, which expands them because it has the fields. Does not import files or clients.
+and always the task's name, campaign and service. Also caches the templates of services and sets
+the lanes of tasks that give none. Does not import files or clients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from taskyard.core.rules import compile_glob
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from taskyard.core.model import Terms
+    from taskyard.core.model import Submission, Terms
     from taskyard.core.rules import Rule
 
 #: A doubled brace stands for a brace. A single one is an error.
@@ -130,6 +130,14 @@ class LaneTemplates:
     def has(self, service: bytes) -> bool:
         return service in self._templates
 
+    def get(self, service: bytes) -> str:
+        """Return the cached template of a service. Empty: it has none."""
+        return self._templates[service][0]
+
+    def put(self, templates: Mapping[bytes, str]) -> None:
+        """Cache the templates of services, for as long as this object lives."""
+        self._templates |= {service: (one, 0) for service, one in templates.items()}
+
     def update(self, services: Sequence[bytes], rules: Sequence[Rule], now_ns: int) -> None:
         for service in services:
             self._templates[service] = (template_of(service, rules), now_ns)
@@ -141,17 +149,32 @@ class LaneTemplates:
 
     def lane_of(self, name: bytes, payload: bytes, terms: Terms) -> bytes:
         """Return the lane of a task by its service's cached template. Raises `InvalidValue`."""
-        return expand_lane(self._templates[terms.service][0], name, payload, terms)
+        template = self._templates[terms.service][0]
+        if not template:
+            return b""
+        own = {"name": name, "campaign": terms.campaign, "service": terms.service}
+        always = {key: model.shown(value) for key, value in own.items()}
+        try:
+            lane = expand(template, fields_of(payload_keys(payload), always))
+        except InvalidValue as bad:
+            raise InvalidValue(f"the lane of service {always['service']} {bad}") from None
+        return lane.encode()
 
+    def assign(self, batch: Submission) -> list[tuple[int, str]]:
+        """Set the lanes of a batch's tasks that give none, in place.
 
-def expand_lane(template: str, name: bytes, payload: bytes, terms: Terms) -> bytes:
-    """Return the lane that a service's template gives for a task. Raises `InvalidValue`."""
-    if not template:
-        return b""
-    own = {"name": name, "campaign": terms.campaign, "service": terms.service}
-    always = {key: model.shown(value) for key, value in own.items()}
-    try:
-        lane = expand(template, fields_of(payload_keys(payload), always))
-    except InvalidValue as bad:
-        raise InvalidValue(f"the lane of service {always['service']} {bad}") from None
-    return lane.encode()
+        Returns the index and the problem of each task that its template does not fit.
+        """
+        if not any(self.get(terms.service) for terms in batch.terms):
+            return []
+        lanes = batch.lanes or [b""] * len(batch.names)
+        problems: list[tuple[int, str]] = []
+        for index, name in enumerate(batch.names):
+            if not lanes[index]:
+                terms = batch.terms_of(index)
+                try:
+                    lanes[index] = self.lane_of(name, batch.payload_of(index), terms)
+                except InvalidValue as bad:
+                    problems.append((index, str(bad)))
+        batch.lanes = lanes
+        return problems

@@ -7,12 +7,10 @@ nothing.
 
 from __future__ import annotations
 
-import os
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct, field
 
 from taskyard.campaign.bundles import expand_row
@@ -26,33 +24,20 @@ from taskyard.campaign.graph import (
     levels_of,
     summarize_graph,
 )
-from taskyard.campaign.lines import STDIN, InvalidCampaign, InvalidRow, file_label
+from taskyard.campaign.lines import STDIN, InvalidRow, file_label
+from taskyard.campaign.rejects import (
+    REJECTED_MAX,
+    RejectedRow,
+    cycle_text,
+    duplicate_text,
+    rejected_dependency_text,
+    too_many_error,
+    unknown_dependency_text,
+)
 from taskyard.campaign.task_spec import InvalidTask, TaskSpec, to_row
-from taskyard.campaign.values import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-#: Bad lines after which reading stops: the format is probably wrong, and memory is limited.
-REJECTED_MAX: Final = 1_000_000
-
-#: Names of a cycle in a message. A longer one is cut in the middle.
-CYCLE_NAMES_SHOWN: Final = 10
-
-REJECTED_SUFFIX: Final = ".rejected.jsonl"
-
-
-class RejectedRow(Struct, gc=False):
-    """A rejected line."""
-
-    file: str
-    line: int
-    reason: str
-    #: The object of a task, or the text of a line that is not one.
-    raw: object
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.reason}"
+    from collections.abc import Iterable
 
 
 class LoadedCampaign(Struct):
@@ -114,7 +99,7 @@ class _CampaignReader(Struct):
 
     def _reject_duplicate(self, line: int, spec: TaskSpec, line_first: int) -> None:
         self.duplicates.append(Duplicate(spec.name, line_first, line))
-        self.reject(line, f"duplicate name {shown(spec.name)}, first on line {line_first}", spec)
+        self.reject(line, duplicate_text(spec.name, line_first), spec)
 
     def reject(self, line: int, reason: str, raw: object, name: str = "") -> None:
         raw = to_row(raw) if isinstance(raw, TaskSpec) else raw
@@ -122,9 +107,7 @@ class _CampaignReader(Struct):
         if name:
             self.rejected_names.setdefault(name, line)
         if len(self.rejected) > REJECTED_MAX:
-            first = self.rejected[0]
-            text = f"more than {REJECTED_MAX} bad lines; is this the right format?"
-            raise InvalidCampaign(f"{self.file}:{line}: {text} The first: {first}")
+            raise too_many_error(self.rejected[0])
 
 
 def default_campaign_name(file: str) -> str:
@@ -157,7 +140,7 @@ def _check_graph(reading: _CampaignReader) -> LoadedCampaign:
         rejected |= dict.fromkeys(group, around)
     for name, line in reading.rejected_names.items():
         for number in graph.unknown.pop(name, ()):
-            rejected.setdefault(number, _rejected_dependency_text(name, line))
+            rejected.setdefault(number, rejected_dependency_text(name, line))
     _reject_dependents(reading, graph, rejected)
     summary = summarize_graph(specs, lines, graph, levels)
     summary.duplicates = reading.duplicates
@@ -177,21 +160,6 @@ def _is_first_of_bundle(spec: TaskSpec) -> bool:
     return spec.bundle_ref is None or not spec.bundle_ref.offset
 
 
-def cycle_text(cycle: Sequence[str], tasks: int) -> str:
-    """Return the reason to reject tasks in a cycle: one cycle, and how many tasks are in it."""
-    names = [*map(shown, [*cycle, cycle[0]])]
-    if len(names) > CYCLE_NAMES_SHOWN:
-        left_out = len(names) - CYCLE_NAMES_SHOWN
-        half = CYCLE_NAMES_SHOWN // 2
-        names = [*names[:half], f"… {left_out} more …", *names[-half:]]
-    more = f" ({tasks} tasks wait for each other)" if tasks > len(cycle) else ""
-    return f"is in a cycle{more}: {' after '.join(names)}"
-
-
-def _rejected_dependency_text(name: str, line: int) -> str:
-    return f"waits for {shown(name)}, which was rejected (line {line})"
-
-
 def _reject_dependents(reading: _CampaignReader, graph: Graph, rejected: dict[int, str]) -> None:
     """Reject all tasks that depend on a rejected one, directly or not."""
     queue = list(rejected)
@@ -199,7 +167,7 @@ def _reject_dependents(reading: _CampaignReader, graph: Graph, rejected: dict[in
         for dependent in graph.dependents_of(number):
             if dependent not in rejected:
                 name, at_line = reading.specs[number].name, reading.lines[number]
-                rejected[dependent] = _rejected_dependency_text(name, at_line)
+                rejected[dependent] = rejected_dependency_text(name, at_line)
                 queue.append(dependent)
 
 
@@ -208,10 +176,7 @@ def reject_unknown_dependencies(loaded: LoadedCampaign, names: Iterable[str]) ->
 
     They are added to the rejected rows.
     """
-    reasons = {
-        name: f"waits for {shown(name)}, which neither the file nor the broker has"
-        for name in names
-    }
+    reasons = {name: unknown_dependency_text(name) for name in names}
     good: list[int] = []
     rejected = list(loaded.rejected)
     for number, spec in enumerate(loaded.specs):
@@ -220,7 +185,7 @@ def reject_unknown_dependencies(loaded: LoadedCampaign, names: Iterable[str]) ->
             good.append(number)
             continue
         line = loaded.lines[number]
-        reasons[spec.name] = _rejected_dependency_text(spec.name, line)
+        reasons[spec.name] = rejected_dependency_text(spec.name, line)
         if _is_first_of_bundle(spec):
             rejected.append(RejectedRow(loaded.file, line, reasons[cause], to_row(spec)))
     return LoadedCampaign(
@@ -230,21 +195,3 @@ def reject_unknown_dependencies(loaded: LoadedCampaign, names: Iterable[str]) ->
         rejected=sorted(rejected, key=lambda one: one.line),
         summary=loaded.summary,
     )
-
-
-def write_rejected(path: str | Path, rejected: Iterable[RejectedRow]) -> Path:
-    """Write rejected rows beside the file, a JSON object per line. Return the path.
-
-    Replaces the file of an earlier run.
-    """
-    place = Path(("stdin" if str(path) == STDIN else str(path)) + REJECTED_SUFFIX)
-    unfinished = place.with_name(place.name + ".new")
-    encoder = msgspec.json.Encoder(enc_hook=repr)
-    try:
-        with unfinished.open("wb") as file:
-            for one in rejected:
-                file.write(encoder.encode(one) + b"\n")
-        os.replace(unfinished, place)  # noqa: PTH105  # atomic, and named for it
-    except OSError as wrong:
-        raise InvalidCampaign(f"{place}: {wrong.strerror}") from None
-    return place

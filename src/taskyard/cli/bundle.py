@@ -16,8 +16,13 @@ from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import rows
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
-from taskyard.cli.submit import explain_refusal
-from taskyard.cli.task_options import TaskKey, bundle_options, read_payload_option, task_keys
+from taskyard.cli.task_options import (
+    TaskKey,
+    bundle_options,
+    explain_refusal,
+    read_payload_option,
+    task_keys,
+)
 from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.client import campaigns
 from taskyard.core.events import UnknownPolicy
@@ -130,8 +135,8 @@ def _create(
         with _with_line_numbers(recipients):
             return client.create_bundle(bundle_spec)
     except Refused as refused:
-        known = f"bundle {bundle_spec.name} exists with another {{}}: give another --name"
-        raise explain_refusal(refused, {"call": None, "payload": ""}, known) from refused
+        subject = f"bundle {bundle_spec.name}"
+        raise explain_refusal(refused, subject, {"payload": True}, "--name") from refused
 
 
 def _wait(

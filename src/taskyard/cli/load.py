@@ -11,12 +11,11 @@ import msgspec
 from taskyard.campaign.formats import FileOptions, Format
 from taskyard.campaign.reader import (
     LoadedCampaign,
-    RejectedRow,
     default_campaign_name,
     read_campaign,
     reject_unknown_dependencies,
-    write_rejected,
 )
+from taskyard.campaign.rejects import write_rejected
 from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import BadLine, LoadDocument, LoadDryRunDocument, LoadWaitDocument
@@ -31,6 +30,8 @@ from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from taskyard.campaign.rejects import RejectedRow
 
 #: Bad lines that are printed. The others are counted, and --skip-bad writes them all.
 REJECTED_SHOWN_MAX: Final = 20
@@ -213,8 +214,8 @@ def report_rejected(
     lines = format_count(len(rejected), "bad line")
     if not skip_bad:
         raise UserError(f"{file}: {lines}; nothing was submitted (--skip-bad leaves them out)")
-    place = write_rejected(file, all_rejected)
-    click.echo(f"{lines} left out, see {place}", err=True)
+    (path,) = write_rejected(all_rejected)
+    click.echo(f"{lines} left out, see {path}", err=True)
 
 
 def print_rejected(rejected: Sequence[object]) -> None:

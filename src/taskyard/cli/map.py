@@ -34,9 +34,9 @@ from taskyard.cli.output import (
     write_bytes,
 )
 from taskyard.cli.progress import ProgressBar, format_counts
-from taskyard.cli.submit import explain_refusal
 from taskyard.cli.task_options import (
     check_one_work,
+    explain_refusal,
     read_payload_option,
     task_keys,
     task_options,
@@ -138,7 +138,7 @@ def map_rows(
     encode = _encoder(argv, values, has_columns=kind in ("csv", "jsonl"))
     if path != STDIN:
         warn_unused_stdin(cli_context, values)
-    with connect_client(cli_context) as client, _refusal_hint(campaign, values):
+    with connect_client(cli_context) as client, _refusal_hint(values):
         if not values["campaign"]:
             cli_context.info(f"campaign {campaign}")
         cli_context.interrupt_message = (
@@ -154,14 +154,13 @@ def map_rows(
 
 
 @contextmanager
-def _refusal_hint(campaign: str, values: dict[str, Any]) -> Iterator[None]:
+def _refusal_hint(values: dict[str, Any]) -> Iterator[None]:
     """Rephrase a refusal of the broker in terms of options."""
     try:
         yield
     except Refused as refused:
-        name = str(refused).removeprefix("task ").partition(" was refused: ")[0]
-        known = f"campaign {campaign} has task {name} with another {{}}: give another --campaign"
-        raise explain_refusal(refused, values, known) from refused
+        subject = f"task {''.join(refused.names[:1])}"
+        raise explain_refusal(refused, subject, values, "--campaign") from refused
 
 
 def _submit_and_print(

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from itertools import count
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 from taskyard.broker.results import ResultLoader
 from taskyard.client.client import Client
-from taskyard.client.exchanges import run_exchange
 from taskyard.core.events import ClockSet
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import NoBroker
@@ -27,11 +26,9 @@ from taskyard.wire.native.server import NativeServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskyard.client.exchanges import Exchange, Query
+    from taskyard.client.exchanges import Query
     from taskyard.core.events import Event, RulesSet
     from taskyard.wire.native.peer import Reply
-
-_T = TypeVar("_T")
 
 #: Requests that change nothing.
 _ALLOWED_REQUESTS = (
@@ -51,6 +48,7 @@ class OfflineClient(Client):
 
         Raises `StateLocked` if a broker uses it, `JournalDamaged` if it is damaged.
         """
+        self._reply_to = self._request
         self._state = state
         self._numbers = count(1)
         self._open = ExitStack()
@@ -81,9 +79,6 @@ class OfflineClient(Client):
 
     def close(self, timeout: float | None = None) -> None:  # noqa: ARG002  # nothing to wait for
         self._open.close()
-
-    def _run_query(self, exchange: Exchange[_T]) -> _T:
-        return run_exchange(exchange, self._request)
 
     def _request(self, query: Query) -> Reply:
         body = query.build(next(self._numbers))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from taskyard.campaign.batches import encode_batch
+from taskyard.campaign.submitter import BatchSubmitter
 from taskyard.campaign.task_spec import check_task
 from taskyard.cli.completion import complete_campaign
 from taskyard.cli.connection import connect_client
@@ -24,6 +25,7 @@ from taskyard.cli.output import (
 from taskyard.cli.task_options import (
     TaskKey,
     check_one_work,
+    explain_refusal,
     parse_call_arguments,
     read_payload_option,
     task_keys,
@@ -37,10 +39,6 @@ from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
     from taskyard.client.client import Client
-
-#: Parts of refusals: a name conflict, and an unknown dependency.
-_CONFLICT_TEXT: Final = " is known with another payload"
-_SAME_BATCH_TEXT: Final = ", or in the same batch"
 
 
 @click.command(
@@ -94,14 +92,12 @@ def submit(
     is_warned = warn_unused_stdin(cli_context, values)
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
     with connect_client(cli_context) as client:
-        client.assign_lanes([spec], campaign)
-        submission = encode_batch([spec], campaign.encode(), time.time_ns())
         name = spelling(campaign, spec.name)
+        submission = encode_batch([spec], campaign.encode(), time.time_ns())
         try:
-            new = client.create(submission, unknown, after_campaigns=values["after_campaign"])
+            new = BatchSubmitter(client, unknown).create(submission, values["after_campaign"])
         except Refused as refused:
-            known = f"task {name} exists with another {{}}: give another --name"
-            raise explain_refusal(refused, values, known) from refused
+            raise explain_refusal(refused, f"task {name}", values, "--name") from refused
         if not new and not cli_context.quiet:
             click.echo(f"task {name} exists already: nothing submitted", err=True)
         if wait:
@@ -151,15 +147,3 @@ def exit_code_of(state: TaskState) -> ExitCode:
     if state is TaskState.DONE:
         return ExitCode.OK
     return ExitCode.CANCELLED if state is TaskState.CANCELLED else ExitCode.TASK_FAILED
-
-
-def explain_refusal(refused: Refused, options: dict[str, Any], conflict: str) -> Refused:
-    """Rephrase a refusal in terms of options.
-
-    `conflict` is the message for a name that is taken, with {} for the kind of work.
-    """
-    text = str(refused)
-    if _CONFLICT_TEXT in text:
-        work = next((kind for kind in ("call", "payload") if options[kind] is not None), "command")
-        return Refused(conflict.replace("{}", work))
-    return Refused(text.replace(_SAME_BATCH_TEXT, ", or give --wait-for-unknown"))

@@ -19,7 +19,8 @@ from taskyard.campaign.task_spec import KEYS
 from taskyard.campaign.values import InvalidValue, from_cell, shown
 from taskyard.cli.completion import complete_name
 from taskyard.cli.options import CliContext, CommandFunction
-from taskyard.errors import UserError
+from taskyard.core.model import Refusal
+from taskyard.errors import Refused, UserError
 
 
 class TaskKey(click.ParamType[object]):
@@ -216,3 +217,22 @@ def _json(number: int, word: str) -> object:
             f"argument {number} of the call: {shown(word)} is not valid JSON (a string is "
             f"written '{text}')"
         ) from None
+
+
+def explain_refusal(
+    refused: Refused, subject: str, options: dict[str, Any], name_option: str
+) -> Refused:
+    """Return a refusal with the option that avoids it.
+
+    `subject` is the thing whose name may be in use, and `name_option` gives it another name.
+    """
+    if refused.code == Refusal.CONFLICT.value:
+        work = next(
+            (kind for kind in ("call", "payload") if options.get(kind) is not None), "command"
+        )
+        text = f"{subject}: exists with another {work} or campaign (give another {name_option})"
+    elif refused.code == Refusal.UNKNOWN.value and refused.names:
+        text = f"{refused}; --wait-for-unknown accepts it"
+    else:
+        return refused
+    return Refused(text, refused.code, refused.names)

@@ -172,7 +172,6 @@ class AsyncClient:
     create = awaited(commands.create)
     create_bundle = awaited(campaigns.create_bundle)
     lane_templates = awaited(commands.lane_templates)
-    assign_lanes = awaited(commands.assign_lanes)
     known_predecessors = awaited(commands.known_predecessors)
     cancel = awaited(commands.cancel)
     retry = awaited(commands.retry)

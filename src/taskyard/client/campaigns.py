@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from msgspec import Struct
 
 from taskyard.campaign.batches import bundle_submission, encode_text
-from taskyard.campaign.bundles import expand_row
+from taskyard.campaign.bundles import assign_lanes, expand_row
 from taskyard.campaign.task_spec import service_of
 from taskyard.client import commands, requests
 from taskyard.client.requests import TaskRef, scope_of
@@ -241,7 +241,9 @@ def create_bundle(bundle: BundleSpec) -> Exchange[int]:
     fit a recipient.
     """
     if not all(spec.lane for spec in bundle.specs):
-        yield from commands.assign_lanes(bundle.specs, bundle.campaign)
+        service = service_of(bundle.specs[0])
+        templates = yield from commands.lane_templates([service])
+        assign_lanes(bundle.specs, bundle.campaign, templates.get(service, ""))
     campaign = encode_text(bundle.campaign)
     submission = bundle_submission(bundle.specs, campaign, time.time_ns())
     return (yield from commands.create(submission, bundle.unknown))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskyard.client import campaigns, commands, discovery, record_stream, requests
 from taskyard.client.campaigns import Bundle, Campaign
-from taskyard.client.exchanges import blocking, request_and_wait, run_exchange
+from taskyard.client.exchanges import BlockingRunner, blocking, request_and_wait
 from taskyard.client.futures import Future
 from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.requests import scope_of
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from taskyard.client.exchanges import Exchange
     from taskyard.client.record_stream import RecordBatch
     from taskyard.core.model import Submission, Terms
 
 __all__ = ["Client", "scope_of"]
-
-_T = TypeVar("_T")
 
 #: Default timeout for the broker's first answer.
 TIMEOUT_SECONDS: Final = 5.0
@@ -40,7 +37,7 @@ TIMEOUT_SECONDS: Final = 5.0
 CLOSE_ON_ERROR_SECONDS: Final = 1.0
 
 
-class Client:
+class Client(BlockingRunner):
     """A connection to a broker. Use it as a context manager, or `close` it."""
 
     def __init__(  # noqa: PLR0913  # all but the first are named
@@ -68,6 +65,7 @@ class Client:
         key_found = discovery.key_for(endpoint, key)
         limits = ReplyTimeouts.of(timeout, connect_timeout)
         self._session = Session(endpoint, limits, key=key_found, report=report)
+        self._reply_to = partial(request_and_wait, self._session)
         self._submitter = Submitter(self._session, partial(Future, self))
         self._session.start()
         try:
@@ -112,9 +110,6 @@ class Client:
 
         return notebook.client_html(self._session, type(self).__name__)
 
-    def _run_query(self, exchange: Exchange[_T]) -> _T:
-        return run_exchange(exchange, partial(request_and_wait, self._session))
-
     # Made from exchanges, as in AsyncClient.
 
     status = blocking(requests.status)
@@ -137,7 +132,6 @@ class Client:
     create = blocking(commands.create)
     create_bundle = blocking(campaigns.create_bundle)
     lane_templates = blocking(commands.lane_templates)
-    assign_lanes = blocking(commands.assign_lanes)
     known_predecessors = blocking(commands.known_predecessors)
     cancel = blocking(commands.cancel)
     retry = blocking(commands.retry)

@@ -9,14 +9,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from taskyard.campaign import bundles
 from taskyard.campaign.batches import encode_text
 from taskyard.campaign.lanes import template_of
-from taskyard.campaign.task_spec import service_of
-from taskyard.client.exchanges import Deadline, Query
+from taskyard.client.exchanges import Deadline, Query, checked_reply
 from taskyard.client.requests import (
     check_names,
-    checked_reply,
     existing,
     full_name,
     portions,
@@ -32,7 +29,6 @@ from taskyard.wire.native import peer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.campaign.task_spec import TaskSpec
     from taskyard.client.exchanges import Exchange
     from taskyard.core.model import Submission
 
@@ -76,17 +72,6 @@ def lane_templates(services: Iterable[str]) -> Exchange[dict[str, str]]:
         for service, name in zip(some, encoded, strict=True):
             templates[service] = template_of(name, rules)
     return {service: template for service, template in templates.items() if template}
-
-
-def assign_lanes(specs: Sequence[TaskSpec], campaign: str) -> Exchange[None]:
-    """Set the lanes of tasks that give none, by the templates of their services.
-
-    Raises `InvalidTask` if a template does not fit a task.
-    """
-    services = [service_of(spec) for spec in specs if not spec.lane]
-    if services:
-        templates = yield from lane_templates(services)
-        bundles.assign_lanes(specs, campaign, lambda service: templates.get(service, ""))
 
 
 def known_predecessors(campaign: str, names: Sequence[str]) -> Exchange[dict[str, None]]:

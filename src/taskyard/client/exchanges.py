@@ -13,7 +13,9 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future as AnyFuture
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from taskyard.errors import TimedOut
+from taskyard.core.model import Refusal
+from taskyard.errors import Refused, TimedOut
+from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 
 if TYPE_CHECKING:
@@ -92,10 +94,31 @@ def request_and_wait(session: Session, query: Query) -> Reply:
         raise query.timed_out() from None
 
 
-class BlockingRunner(Protocol):
-    """An object that runs exchanges by blocking, such as `Client`."""
+def checked_reply(query: Query) -> Exchange[Reply]:
+    """Send one query. Raises `Refused` if the broker refuses it."""
+    reply = yield query
+    if reply.kind == peer.ERROR:
+        raise refused_error(reply)
+    return reply
 
-    def _run_query(self, exchange: Exchange[_T]) -> _T: ...
+
+def refused_error(reply: Reply) -> Refused:
+    """Return the error for a reply that refuses a request."""
+    names = tuple(task.name for task in reply.refused_tasks())
+    if reply.reason:
+        return Refused(reply.reason, reply.code, names)
+    text = "the broker did not understand the request (is it of this version?)"
+    return Refused(text, reply.code or Refusal.MALFORMED.value)
+
+
+class BlockingRunner:
+    """Runs exchanges by blocking. The base of `Client`."""
+
+    #: Returns the reply to a query.
+    _reply_to: Callable[[Query], Reply]
+
+    def _run_query(self, exchange: Exchange[_T]) -> _T:
+        return run_exchange(exchange, self._reply_to)
 
 
 class AsyncRunner(Protocol):
@@ -110,7 +133,7 @@ def blocking(
     """Return a method that runs the operation and blocks until it has its value."""
 
     def method(self: BlockingRunner, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return self._run_query(operation(*args, **kwargs))  # a method of `self`
+        return run_exchange(operation(*args, **kwargs), self._reply_to)
 
     _describe(method, operation, "{}")
     return method

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from taskyard.client.exchanges import Query
-from taskyard.client.requests import refused_error
+from taskyard.client.exchanges import Query, refused_error
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
 from taskyard.wire.native import peer

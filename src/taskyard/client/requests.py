@@ -12,14 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from taskyard.campaign.batches import encode_text
-from taskyard.client.exchanges import Deadline, Query
+from taskyard.client.exchanges import Deadline, Query, checked_reply
 from taskyard.client.results import check_not_truncated, decode_whole_result
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Refusal, shown
+from taskyard.core.model import shown
 from taskyard.core.states import TaskState
-from taskyard.errors import Refused, TaskFailed, TimedOut, UnknownName, UserError
+from taskyard.errors import TaskFailed, TimedOut, UnknownName, UserError
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from taskyard.client.exchanges import Exchange
     from taskyard.core.model import Result
-    from taskyard.wire.native.peer import Reply
 
 _T = TypeVar("_T")
 
@@ -65,23 +64,6 @@ class TaskResult(NamedTuple):
     text: bytes
     #: Length of a result before it was truncated. 0: it is whole.
     bytes_total: int = 0
-
-
-def checked_reply(query: Query) -> Exchange[Reply]:
-    """Send one query. Raises `Refused` if the broker refuses it."""
-    reply = yield query
-    if reply.kind == peer.ERROR:
-        raise refused_error(reply)
-    return reply
-
-
-def refused_error(reply: Reply) -> Refused:
-    """Return the error for a reply that refuses a request."""
-    names = tuple(task.name for task in reply.refused_tasks())
-    if reply.reason:
-        return Refused(reply.reason, reply.code, names)
-    text = "the broker did not understand the request (is it of this version?)"
-    return Refused(text, reply.code or Refusal.MALFORMED.value)
 
 
 def _document(kind: int, name: str | None = None, timeout: float | None = None) -> Exchange[Any]:

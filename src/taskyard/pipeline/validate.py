@@ -19,8 +19,12 @@ import pyarrow.compute as pc
 from msgspec import Struct, field
 
 from taskyard.campaign.graph import Graph, Levels, cycles_of, levels_of
-from taskyard.campaign.reader import cycle_text
-from taskyard.campaign.values import shown
+from taskyard.campaign.rejects import (
+    cycle_text,
+    duplicate_text,
+    rejected_dependency_text,
+    unknown_dependency_text,
+)
 from taskyard.pipeline.arrow_rows import service_of_terms
 
 Numbers = np.ndarray[Any, Any]
@@ -143,8 +147,8 @@ def _first_of_each_name(good: pa.Table, locate: PlaceLookup) -> tuple[_Tasks, di
         is_first[first] = True
         for row in np.flatnonzero(~is_first).tolist():
             place, earlier = good["place"][row].as_py(), good["place"][int(first[codes[row]])]
-            location = _describe_place(place, earlier.as_py(), locate)
-            rejected[place] = f"duplicate name {shown(names[row].as_py())}, first {location}"
+            location = _other_place(place, earlier.as_py(), locate)
+            rejected[place] = duplicate_text(names[row].as_py(), *location)
         good = good.filter(pa.array(is_first))
     after = _combined(good["after"])
     lengths = pc.fill_null(pc.list_value_length(after), 0).to_numpy(zero_copy_only=False)
@@ -175,7 +179,7 @@ def _reject_behind_doubles(
         place = by_file.get((file, name))
         if place is not None and locate(tasks.place(dependencies))[0] != file:
             tasks.rejected.setdefault(
-                number, _rejected_dependency_text(tasks, number, name, place, locate)
+                number, _dependency_reason(tasks, number, name, place, locate)
             )
 
 
@@ -186,10 +190,10 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
     )
 
 
-def _describe_place(place: int, earlier: int, locate: PlaceLookup) -> str:
-    """Describe where another row is, as seen from a place."""
-    (file, _), (other, line) = locate(place), locate(earlier)
-    return f"on line {line}" if file == other else f"in {other}:{line}"
+def _other_place(place: int, other: int, locate: PlaceLookup) -> tuple[int, str]:
+    """Return the line of another row, and its file if that is not the file of `place`."""
+    (file, _), (other_file, line) = locate(place), locate(other)
+    return line, "" if file == other_file else other_file
 
 
 def _unknown_dependencies(tasks: _Tasks) -> dict[str, list[int]]:
@@ -222,17 +226,14 @@ def _reject_dependents_of_rejected(
     for name in [name for name in unknown if name in bad]:
         for number in unknown.pop(name):
             tasks.rejected.setdefault(
-                number, _rejected_dependency_text(tasks, number, name, bad[name], locate)
+                number, _dependency_reason(tasks, number, name, bad[name], locate)
             )
 
 
-def _rejected_dependency_text(
+def _dependency_reason(
     tasks: _Tasks, number: int, name: str, place: int, locate: PlaceLookup
 ) -> str:
-    location = (
-        _describe_place(tasks.place(number), place, locate).removeprefix("on ").removeprefix("in ")
-    )
-    return f"waits for {shown(name)}, which was rejected ({location})"
+    return rejected_dependency_text(name, *_other_place(tasks.place(number), place, locate))
 
 
 def _reject_unknown_dependencies(
@@ -240,7 +241,7 @@ def _reject_unknown_dependencies(
 ) -> None:
     for name, dependents in unknown.items():
         if name not in existing:
-            reason = f"waits for {shown(name)}, which neither the file nor the broker has"
+            reason = unknown_dependency_text(name)
             for number in dependents:
                 tasks.rejected.setdefault(number, reason)
 
@@ -275,7 +276,7 @@ def _reject_dependents(tasks: _Tasks, graph: Graph, locate: PlaceLookup) -> None
         for dependent in graph.dependents_of(number):
             if dependent not in tasks.rejected:
                 name, place = tasks.name(number), tasks.place(number)
-                tasks.rejected[dependent] = _rejected_dependency_text(
+                tasks.rejected[dependent] = _dependency_reason(
                     tasks, dependent, name, place, locate
                 )
                 line.append(dependent)

@@ -9,6 +9,7 @@ import click
 
 from taskyard.campaign.formats import FileOptions, Format
 from taskyard.campaign.reader import default_campaign_name
+from taskyard.campaign.rejects import write_rejected
 from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration
 from taskyard.cli.load import print_rejected
@@ -204,11 +205,9 @@ def _report_rejects(
 
 def _write(checked: CheckedCampaign, to: Path | None) -> str:
     """Write the rejected rows. Return a hint where they are."""
-    from taskyard.pipeline.jobs.load import write_rejects  # noqa: PLC0415
-
-    places = write_rejects(checked.rejects, to)
-    more = f" and {format_count(len(places) - 1, 'file')} more" if len(places) > 1 else ""
-    return f" (see {places[0]}{more})"
+    paths = write_rejected(checked.rejects, to)
+    more = f" and {format_count(len(paths) - 1, 'file')} more" if len(paths) > 1 else ""
+    return f" (see {paths[0]}{more})"
 
 
 def _check_conflicts(conflicts: list[str]) -> None:

@@ -8,9 +8,7 @@ second run after a kill submits the missing tasks.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -21,13 +19,15 @@ from msgspec import Raw, Struct
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from taskyard.campaign.reader import REJECTED_SUFFIX
+from taskyard.campaign.rejects import REJECTED_MAX, RejectedRow, too_many_error
+from taskyard.campaign.submitter import SubmitCounts, TaskProblem, problem_of
+from taskyard.core.identity import split
 from taskyard.errors import Refused, TaskyardError, UserError
-from taskyard.pipeline import validate
+from taskyard.pipeline import submit, validate
 from taskyard.pipeline.arrow_rows import SharedTerms, pack, prepared_to_row, row_text, unpack
 from taskyard.pipeline.datasets import REJECTS
 from taskyard.pipeline.sources import campaigns
-from taskyard.pipeline.submit import SubmitCounts, Target, find_conflicts, find_unplaced, submit
+from taskyard.pipeline.submit import Target
 from taskyard.pipeline.validate import Numbers, ValidationResult
 
 if TYPE_CHECKING:
@@ -42,28 +42,17 @@ WAVE_TASKS_MIN: Final = 50_000
 #: Tasks that one partition submits if a level is larger.
 PORTION_TASKS: Final = 50_000
 
-#: More rejects than this mean that the files have another format.
-REJECTS_MAX: Final = 1_000_000
-
 #: Called with the number of tasks submitted and the total.
 Progress = Callable[[int, int], None]
 
 #: A function that Spark runs in a partition.
 _PartitionFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_OUTCOME: Final = "new long, known long, error string"
+#: Yields the problems of tasks, in a partition.
+_ProblemFinder = Callable[[Iterable[pa.RecordBatch], Target], Iterator[TaskProblem]]
 
-
-class Reject(Struct):
-    """A rejected row, in the form that `taskyard load` writes."""
-
-    file: str
-    line: int
-    reason: str
-    raw: Raw
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.reason}"
+#: The counts of a portion, and a row for each `TaskProblem`, or one without.
+_OUTCOME: Final = "new long, existing long, name string, code string, text string"
 
 
 class CheckedCampaign(Struct):
@@ -74,7 +63,7 @@ class CheckedCampaign(Struct):
     #: All columns but the payloads.
     table: pa.Table
     validation: ValidationResult
-    rejects: list[Reject]
+    rejects: list[RejectedRow]
 
     def revalidate(self, existing: Iterable[str]) -> None:
         """Validate again, and reject dependencies that neither the files nor `existing` have."""
@@ -91,8 +80,9 @@ class CheckedCampaign(Struct):
 
     def rejects_frame(self, spark: SparkSession) -> DataFrame:
         """Return the rejected rows as the dataset `rejects`."""
-        rows = ((one.file, one.line, one.reason, bytes(one.raw).decode()) for one in self.rejects)
-        return spark.createDataFrame(list(rows), REJECTS.schema)
+        encode = msgspec.json.encode
+        rows = [(one.file, one.line, one.reason, encode(one.raw).decode()) for one in self.rejects]
+        return spark.createDataFrame(rows, REJECTS.schema)
 
 
 def read(spark: SparkSession, files: Sequence[str], options: FileOptions) -> CheckedCampaign:
@@ -118,14 +108,15 @@ def _check_files(table: pa.Table) -> None:
 
 def _rejects(
     campaign: CampaignFiles, chunks: DataFrame, table: pa.Table, validation: ValidationResult
-) -> list[Reject]:
+) -> list[RejectedRow]:
     """List invalid rows, then rows with invalid names or dependencies."""
     bad = table.filter(pc.is_valid(table["reason"]))
-    if len(bad) + len(validation.rejected) > REJECTS_MAX:
-        raise UserError(
-            f"more than {REJECTS_MAX:,} invalid rows (is this the right format?), the first: "
-            f"{bad['reason'][0] if len(bad) else next(iter(validation.rejected.values()))}"
-        )
+    if len(bad) + len(validation.rejected) > REJECTED_MAX:
+        reasons = validation.rejected
+        if len(bad):
+            reasons = {bad["place"][0].as_py(): bad["reason"][0].as_py()}
+        place, reason = next(iter(reasons.items()))
+        raise too_many_error(RejectedRow(*campaign.where(place), reason, None))
     found = [
         (place, reason, Raw(row.encode()))
         for place, reason, row in zip(
@@ -135,7 +126,7 @@ def _rejects(
     rows = _rows_at_places(chunks, list(validation.rejected))
     found += [(place, validation.rejected[place], Raw(row.encode())) for place, row in rows]
     found.sort(key=lambda one: one[0])
-    return [Reject(*campaign.where(place), reason, row) for place, reason, row in found]
+    return [RejectedRow(*campaign.where(place), reason, row) for place, reason, row in found]
 
 
 def _rows_at_places(chunks: DataFrame, places: list[int]) -> list[tuple[int, str]]:
@@ -156,27 +147,6 @@ def _rows_at_places(chunks: DataFrame, places: list[int]) -> list[tuple[int, str
 
     picked = chunks.select("tasks").mapInArrow(pick, "place long, row string")
     return [(row.place, row.row) for row in picked.collect()]
-
-
-def write_rejects(rejects: Sequence[Reject], target: Path | None) -> list[Path]:
-    """Write rejects as JSON lines, to one file or beside each input.
-
-    Returns the paths. Replaces the files of an earlier run.
-    """
-    by_place: dict[Path, list[Reject]] = {}
-    for one in rejects:
-        by_place.setdefault(target or Path(one.file + REJECTED_SUFFIX), []).append(one)
-    for place, some in by_place.items():
-        unfinished = place.with_name(f".{place.name}.new")
-        try:
-            with unfinished.open("wb") as file:
-                file.writelines(msgspec.json.encode(one) + b"\n" for one in some)
-            os.replace(unfinished, place)  # noqa: PTH105  # replaces an existing file
-        except OSError as error:
-            raise UserError(
-                f"{place}: can't be written: {error.strerror} (use --rejects FILE)"
-            ) from None
-    return list(by_place)
 
 
 # Submitting.
@@ -230,17 +200,21 @@ def submit_all(
     portions = _portions(checked, plans).mapInArrow(_submit_function(target), _OUTCOME).rdd
     context = checked.chunks.sparkSession.sparkContext
     for wave in plans.waves:
-        for new, existing, error in context.runJob(portions, list, partitions=list(wave)):
+        outcomes = context.runJob(portions, list, partitions=list(wave))
+        for new, existing, *_ in outcomes:
             counts.add(SubmitCounts(new, existing))
-            if error:
-                raise Refused(f"{error} ({counts.new:,} new tasks were submitted before it)")
+        for *_, name, code, text in outcomes:
+            if text is not None:
+                where = _place_prefix(checked, name)
+                names = (name,) if name else ()
+                raise Refused(f"{where}{text}; {counts.partial_note()}", code, names)
         progress(counts.new + counts.existing, total)
     return counts
 
 
 def conflicts(checked: CheckedCampaign, target: Target) -> list[str]:
-    """List tasks that the broker has with another payload or campaign. Submits nothing."""
-    return _collect_messages(checked, _message_function(target, find_conflicts))
+    """List tasks that the broker would refuse, such as names in use. Submits nothing."""
+    return _find_problems(checked, target, submit.conflicts)
 
 
 def unplaced_tasks(checked: CheckedCampaign, target: Target) -> list[str]:
@@ -250,17 +224,30 @@ def unplaced_tasks(checked: CheckedCampaign, target: Target) -> list[str]:
     with target.client() as client:
         if not client.lane_templates({one.service.decode() for one in terms}):
             return []
-    return _collect_messages(checked, _message_function(target, find_unplaced))
+    return _find_problems(checked, target, submit.lane_problems)
 
 
-def _collect_messages(checked: CheckedCampaign, find_messages: _PartitionFunction) -> list[str]:
-    """Collect the messages about all valid tasks."""
+def _find_problems(checked: CheckedCampaign, target: Target, find: _ProblemFinder) -> list[str]:
+    """List the problems of all valid tasks, each with its file and line."""
     validation = checked.validation
     if not len(validation.places):
         return []
     portions = _portions(checked, plan([len(validation.places)]))
-    outcomes = portions.mapInArrow(find_messages, _OUTCOME)
-    return [row.error for row in outcomes.where(F.col("error").isNotNull()).collect()]
+    outcomes = portions.mapInArrow(_problem_function(target, find), _OUTCOME)
+    found = outcomes.where(F.col("text").isNotNull()).collect()
+    return [f"{_place_prefix(checked, row.name)}{row.text}" for row in found]
+
+
+def _place_prefix(checked: CheckedCampaign, full_name: str) -> str:
+    """Return the file and line of a task for a message, or "" for no task."""
+    if not full_name:
+        return ""
+    name = split(full_name, checked.campaign.options.campaign)
+    row = pc.index(checked.table["name"], name).as_py()
+    if row < 0:
+        return ""
+    file, line = checked.campaign.where(checked.table["place"][row].as_py())
+    return f"{file}:{line}: "
 
 
 def _portions(checked: CheckedCampaign, plans: SubmitPlan) -> DataFrame:
@@ -310,35 +297,36 @@ def _in_submit_order(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 def _submit_function(target: Target) -> _PartitionFunction:
     def submit_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counts, problems = SubmitCounts(), list[TaskProblem]()
         try:
-            counts = submit(_in_submit_order(batches), target)
+            submit.submit(_in_submit_order(batches), target, counts)
         except TaskyardError as error:  # returned as data: Spark would retry, and print pages
-            yield _outcome(SubmitCounts(), [str(error)])
-        else:
-            yield _outcome(counts, [None])
+            problems = [problem_of(error)]
+        yield _outcome(counts, problems)
 
     return submit_portion
 
 
-def _message_function(
-    target: Target, tell: Callable[[Iterable[pa.RecordBatch], Target], Iterator[str]]
-) -> _PartitionFunction:
+def _problem_function(target: Target, find: _ProblemFinder) -> _PartitionFunction:
     def check_portion(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            found = list(tell(_in_submit_order(batches), target))
+            problems = list(find(_in_submit_order(batches), target))
         except TaskyardError as error:
-            found = [str(error)]
-        yield _outcome(SubmitCounts(), [*found])
+            problems = [problem_of(error)]
+        yield _outcome(SubmitCounts(), problems)
 
     return check_portion
 
 
-def _outcome(counts: SubmitCounts, errors: list[str | None]) -> pa.RecordBatch:
-    count = len(errors)
+def _outcome(counts: SubmitCounts, problems: Sequence[TaskProblem]) -> pa.RecordBatch:
+    rows: Sequence[Sequence[str | None]] = problems or [[None] * 3]
+    names, codes, texts = zip(*rows, strict=True)
     return pa.RecordBatch.from_pydict(
         {
-            "new": pa.array([counts.new] * count, pa.int64()),
-            "known": pa.array([counts.existing] * count, pa.int64()),
-            "error": pa.array(errors, pa.string()),
+            "new": pa.array([counts.new] * len(rows), pa.int64()),
+            "existing": pa.array([counts.existing] * len(rows), pa.int64()),
+            "name": pa.array(names, pa.string()),
+            "code": pa.array(codes, pa.string()),
+            "text": pa.array(texts, pa.string()),
         }
     )

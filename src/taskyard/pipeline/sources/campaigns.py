@@ -27,7 +27,7 @@ from msgspec import Struct, structs
 from taskyard.campaign import formats, parquet, wfcommons
 from taskyard.campaign.formats import FileOptions, Format
 from taskyard.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
-from taskyard.campaign.reader import REJECTED_SUFFIX
+from taskyard.campaign.rejects import REJECTED_SUFFIX
 from taskyard.errors import UnusableFile, UserError
 from taskyard.pipeline.arrow_rows import RowCollector, pack, prepare
 from taskyard.pipeline.validate import COLUMNS
