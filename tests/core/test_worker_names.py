@@ -264,7 +264,7 @@ def test_replaced_process_that_returns_is_refunded_and_refused() -> None:
     assert yard.scheduler.take_warnings() == [
         (
             "worker name 'w': the replaced process (incarnation 1) came back and is refused for "
-            "good, 2 task(s) are not charged with its loss"
+            "good, 2 lost tasks refunded"
         )
     ]
 

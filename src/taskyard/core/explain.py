@@ -9,7 +9,7 @@ from taskyard.core import graph, holds, reservations
 from taskyard.core.effects import Explanation, Reason
 from taskyard.core.holds import HoldReason
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
-from taskyard.core.model import isolation_room, shown
+from taskyard.core.model import counted, isolation_room, shown
 from taskyard.core.states import FAILED, TaskState
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def _failed(context: Context, task: Task) -> Explanation:
     reason = shown(context.ledger.reasons.get(task.name, b"")) or "no reason given"
     waiting = len(graph.with_dependents([task])) - 1
     wait = "waits" if waiting == 1 else "wait"
-    behind = f"; {_count(waiting, 'task')} {wait} for it" if waiting else ""
-    sentence = f"it failed after {_count(task.attempt, 'attempt')}: {reason}{behind}"
+    behind = f"; {counted(waiting, 'task')} {wait} for it" if waiting else ""
+    sentence = f"it failed after {counted(task.attempt, 'attempt')}: {reason}{behind}"
     return Explanation(Reason.FAILED, sentence)
 
 
@@ -98,7 +98,7 @@ def _leased(context: Context, task: Task) -> Explanation:
 
 def _malformed(lines: int) -> str:
     """Return a clause about malformed lines of a worker's agents, or "" if there are none."""
-    return f"; its agents wrote {_count(lines, 'malformed line')} (see its log)" if lines else ""
+    return f"; its agents wrote {counted(lines, 'malformed line')} (see its log)" if lines else ""
 
 
 def _late_heartbeat_text(context: Context, worker: Worker) -> str:
@@ -116,7 +116,7 @@ def _delayed(context: Context, task: Task) -> Explanation:
     sentence = f"it is due in {seconds} s"
     last = context.ledger.reasons.get(task.name)
     if last:
-        sentence += f", after {_count(task.failures, 'failure')}, the last: {shown(last)}"
+        sentence += f", after {counted(task.failures, 'failure')}, the last: {shown(last)}"
     return Explanation(Reason.TIME, sentence)
 
 
@@ -131,7 +131,7 @@ def _blocked(context: Context, task: Task) -> Explanation:
     named = _first_few(
         chain(known, (f"{shown(name)} (not submitted)" for name in unknown)), len(after)
     )
-    return Explanation(Reason.TASKS, f"it waits for {_count(len(after), 'task')}: {named}", after)
+    return Explanation(Reason.TASKS, f"it waits for {counted(len(after), 'task')}: {named}", after)
 
 
 def _failures_text(context: Context, task: Task, before: list[Task]) -> str:
@@ -192,16 +192,16 @@ def _reserved(context: Context, task: Task) -> Explanation | None:
     worker = reservation.worker
     name, slots = shown(worker.name), task.terms.slots
     if reservation.exclusive:
-        held = _count(len(worker.held()), "task")
+        held = counted(len(worker.held()), "task")
         sentence = f"worker {name} is reserved for it and still holds {held}"
         return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: {sentence}")
     free = max(0, worker.slots_free)
     sentence = f"it is ready and takes {slots} slots: worker {name} is reserved for it"
-    return Explanation(Reason.RESERVED, f"{sentence} and has {_count(free, 'free slot')}")
+    return Explanation(Reason.RESERVED, f"{sentence} and has {counted(free, 'free slot')}")
 
 
 def _last_attempt(task: Task) -> str:
-    lost = _count(task.losses, "worker")
+    lost = counted(task.losses, "worker")
     return f"it is ready, but it lost {lost}, so its last attempt must run alone in a worker"
 
 
@@ -215,7 +215,7 @@ def _isolated(context: Context, task: Task) -> Explanation | None:
     held = [reservations.held_by_isolation(worker)[isolation] for worker in free]
     if not isolation or not free or any(map(int.__lt__, held, rooms)):
         return None
-    lost, most = _count(task.losses, "worker"), _count(max(rooms), "task")
+    lost, most = counted(task.losses, "worker"), counted(max(rooms), "task")
     sentence = f"at most {most} with such losses may share a worker, and none has room"
     return Explanation(Reason.ISOLATED, f"it is ready, but it lost {lost}: {sentence}")
 
@@ -279,7 +279,7 @@ def _no_room_text(context: Context, task: Task) -> str:
     total = sum(worker.facts.slots_total for worker in workers)
     if total == 1:
         return "the one slot of its worker is in use"
-    return f"all {total} slots of its {_count(len(workers), 'worker')} are in use"
+    return f"all {total} slots of its {counted(len(workers), 'worker')} are in use"
 
 
 def lane_hold_reason(context: Context, lane: Lane) -> HoldReason | None:
@@ -361,10 +361,6 @@ def _holders(lane: Lane) -> list[Worker]:
     """Return the workers that serve a lane."""
     holders = [] if lane.holder is None else [lane.holder]
     return [*holders, *(lane.leased_by_worker or ())]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 #: Sentences about a lane, where `HoldReason` has those about a task in it.

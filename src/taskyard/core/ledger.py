@@ -14,7 +14,7 @@ from taskyard.core import graph
 from taskyard.core.entities import Campaign, Ending, Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
 from taskyard.core.identity import prefix, spelling
-from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Terms
+from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Terms, counted
 from taskyard.core.queues import DueHeap, Queue
 from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
@@ -600,6 +600,6 @@ def illegal_move_text(task: Task, cause: Cause) -> str:
     holder = f", held by {task.lease.worker.name!r}" if task.lease is not None else ""
     return (
         f"task {task.name!r}: no transition from {task.state.name} by {cause.name} "
-        f"(attempt {task.attempt}, {task.failures} failures, {task.losses} lost workers, "
-        f"waits for {task.waits} tasks{holder})"
+        f"(attempt {task.attempt}, {counted(task.failures, 'failure')}, "
+        f"{counted(task.losses, 'lost worker')}, waits for {counted(task.waits, 'task')}{holder})"
     )

@@ -218,6 +218,11 @@ def shown(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a count in words: `1 task`, `2 tasks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def truncate_reason(reason: bytes) -> bytes:
     """Return a reason as it is kept: of a long one only the end, marked as truncated."""
     if len(reason) <= REASON_BYTES_MAX:
