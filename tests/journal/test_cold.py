@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import cold, invariants, old_snapshots
+from taskyard.core import cold, invariants
 from taskyard.core import snapshot as core_snapshot
 from taskyard.core.apply import apply
 from taskyard.core.cold import ColdLedger
@@ -20,6 +20,7 @@ from taskyard.core.events import (
     UnknownPolicy,
     WorkerLost,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord, Submitted
@@ -93,9 +94,7 @@ def replayed(rows: Iterable[Row]) -> Ledger:
 
 def check(content: bytes, rows: list[Row]) -> None:
     restored = snapshot.decode(content, "it")
-    assert old_snapshots.fingerprint(restored) == unfinished(
-        old_snapshots.fingerprint(replayed(rows))
-    )
+    assert ledger_fingerprint(restored) == unfinished(ledger_fingerprint(replayed(rows)))
     scheduler = Scheduler(restored)
     scheduler.resume(0)
     invariants.check(scheduler)
