@@ -10,7 +10,7 @@ from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Submission
 from taskyard.core.records import Submitted
-from taskyard.core.snapshot import CHUNK_TASKS
+from taskyard.core.snapshots.columns import CHUNK_TASKS
 from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal import snapshot
 from taskyard.journal.store import Head, MemoryStore

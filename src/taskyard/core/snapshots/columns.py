@@ -20,8 +20,8 @@ from taskyard.core.entities import Ending, Lease, Task, Worker
 from taskyard.core.graph import link
 from taskyard.core.ledger import Ledger, lane_counts
 from taskyard.core.model import Replaced, Terms
-from taskyard.core.old_snapshots import LeaseSnapshot, ServiceSnapshot, WorkerSnapshot
 from taskyard.core.runs import Attempt
+from taskyard.core.snapshots.old_formats import LeaseSnapshot, ServiceSnapshot, WorkerSnapshot
 from taskyard.core.states import DELAYED, READY, TaskState
 
 if TYPE_CHECKING:

@@ -14,13 +14,20 @@ from bisect import bisect_left
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from taskyard.core import snapshot
 from taskyard.core.entities import Task
 from taskyard.core.graph import link
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Terms
 from taskyard.core.rules import OPEN_LANE
-from taskyard.core.snapshot import CHUNK_EDGES, CHUNK_TASKS, ChunkBuilder, Edges, Rest, TaskColumns
+from taskyard.core.snapshots import columns as snapshot
+from taskyard.core.snapshots.columns import (
+    CHUNK_EDGES,
+    CHUNK_TASKS,
+    ChunkBuilder,
+    Edges,
+    Rest,
+    TaskColumns,
+)
 from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
 
 if TYPE_CHECKING:
