@@ -46,11 +46,11 @@ ARRAYS = [
     snapshot_columns.CampaignRest,
     snapshot_columns.LaneRest,
     old_formats.LedgerSnapshot,
-    old_formats.ServiceSnapshot,
+    snapshot_columns.ServiceSnapshot,
     old_formats.LaneSnapshot,
     old_formats.QueueSnapshot,
-    old_formats.WorkerSnapshot,
-    old_formats.LeaseSnapshot,
+    snapshot_columns.WorkerSnapshot,
+    snapshot_columns.LeaseSnapshot,
 ]
 
 

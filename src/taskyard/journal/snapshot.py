@@ -35,8 +35,9 @@ import msgspec
 from taskyard.core.ledger import Ledger
 from taskyard.core.snapshots import old_formats
 from taskyard.core.snapshots.cold_ledger import ColdLedger
-from taskyard.core.snapshots.columns import Edges, Rest, Restorer, TaskColumns
+from taskyard.core.snapshots.columns import Edges, Rest, TaskColumns
 from taskyard.core.snapshots.old_formats import LedgerSnapshot
+from taskyard.core.snapshots.restorer import Restorer
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import schema
 from taskyard.journal.chain import SEALED_BYTES, Head, seal, unseal

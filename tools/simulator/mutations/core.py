@@ -41,7 +41,7 @@ from taskyard.core.entities import Lane, Lease, Task, Worker
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Result
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.snapshots.columns import Restorer
+from taskyard.core.snapshots.restorer import Restorer
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery

@@ -17,7 +17,7 @@ from taskyard.core.entities import Lane, Service, Task
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Submission
-from taskyard.core.snapshots.columns import Restorer
+from taskyard.core.snapshots.restorer import Restorer
 from taskyard.core.states import READY
 
 if TYPE_CHECKING:

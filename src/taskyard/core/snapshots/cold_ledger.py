@@ -19,7 +19,7 @@ from taskyard.core.graph import link
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Terms
 from taskyard.core.rules import OPEN_LANE
-from taskyard.core.snapshots import columns as snapshot
+from taskyard.core.snapshots import restorer
 from taskyard.core.snapshots.columns import (
     CHUNK_EDGES,
     CHUNK_TASKS,
@@ -27,6 +27,7 @@ from taskyard.core.snapshots.columns import (
     Edges,
     Rest,
     TaskColumns,
+    rest_of,
 )
 from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
 
@@ -68,7 +69,7 @@ class ColdLedger:
     ) -> None:
         """Start from the rest of a snapshot. `touched` are the names in the records, except those
         that they submit."""
-        self.ledger = Ledger() if rest is None else snapshot.restore_frame(rest)
+        self.ledger = Ledger() if rest is None else restorer.restore_frame(rest)
         self._rest = rest or Rest(0, 0, 0, paused=False, counts=[])
         self._touched = touched
         self._builder = ChunkBuilder(write)
@@ -135,7 +136,7 @@ class ColdLedger:
         if hot or cuts or len(columns.names) < CHUNK_TASKS // 2:
             chunk.payloads = columns.each_payload()
         place, base = self._builder.place, len(self._builder)
-        lanes = snapshot.lanes_of_runs(self.ledger, columns, columns.terms)
+        lanes = restorer.lanes_of_runs(self.ledger, columns, columns.terms)
         begin = 0
         for run, lane in zip(columns.runs, lanes, strict=True):
             number = begin - bisect_left(hot, begin)
@@ -182,7 +183,7 @@ class ColdLedger:
         assert chunk.payloads is not None  # noqa: S101 - they are read where a task is hot
         waits = 0 if columns.waits is None else columns.waits[number]
         task = Task(columns.names[number], chunk.payloads[number], terms, lane, state, waits)
-        snapshot.set_details(columns, number, task)
+        restorer.set_details(columns, number, task)
         self.ledger.tasks[task.name] = task
         place = chunk.first + number
         self._hot[place] = task
@@ -216,8 +217,8 @@ class ColdLedger:
                 if before in touched:
                     link(self._at(before), self._at(after))
         self._queue_moved()
-        snapshot.restore_lanes(self.ledger, self._rest, self._at)
-        snapshot.restore_workers(self.ledger, self._rest, self._at)
+        restorer.restore_lanes(self.ledger, self._rest, self._at)
+        restorer.restore_workers(self.ledger, self._rest, self._at)
         for name, places in self._rest.dependents_of_unknown.items():
             self.ledger.restore_awaited(name, [self._at(place) for place in places])
 
@@ -322,7 +323,7 @@ class ColdLedger:
                 some = Edges()
         if some:
             write_edges(some)
-        rest = snapshot.rest_of(self.ledger, places, (self._builder.place, count))
+        rest = rest_of(self.ledger, places, (self._builder.place, count))
         rest.moved = [(places[id(task)], behind) for task, behind in moved]
         return rest
 

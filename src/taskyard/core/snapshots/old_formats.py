@@ -1,4 +1,4 @@
-"""Snapshots of formats 1 and 2, which are only read. `snapshot` has the current format.
+"""Snapshots of formats 1 and 2, which are only read. `columns` has the current format.
 
 `restore` builds a ledger and its indexes from the one struct that these formats consist of.
 """
@@ -12,8 +12,9 @@ from msgspec import Struct, field
 
 from taskyard.core.entities import Ending, Lease, Task, Worker
 from taskyard.core.ledger import Ledger, lane_counts
-from taskyard.core.model import Replaced, Terms, WorkerFacts
+from taskyard.core.model import Replaced, Terms
 from taskyard.core.runs import Attempt
+from taskyard.core.snapshots.columns import LeaseSnapshot, ServiceSnapshot, WorkerSnapshot
 from taskyard.core.states import DELAYED, TaskState
 
 if TYPE_CHECKING:
@@ -39,27 +40,6 @@ class LaneSnapshot(Struct, array_like=True, gc=False):
     run_left: int = 0
     #: Tasks released from a held lane.
     released: int = 0
-
-
-class ServiceSnapshot(Struct, array_like=True, gc=False):
-    name: bytes
-    paused: bool
-    has_wide_tasks: bool
-    counts: list[int]
-
-
-class WorkerSnapshot(Struct, array_like=True, gc=False):
-    name: bytes
-    facts: WorkerFacts
-    slots_kept: list[int]
-
-
-class LeaseSnapshot(Struct, array_like=True, gc=False):
-    number: int
-    worker: int
-    at_ns: int
-    lease_ns: int
-    tasks: list[int]
 
 
 class LedgerSnapshot(Struct, array_like=True, gc=False):
