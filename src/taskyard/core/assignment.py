@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import holders, holds, reservations, subscriptions
+from taskyard.core import holds, reservations, subscriptions, worker_names
 from taskyard.core import selection as core_selection
 from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
 from taskyard.core.ledger import one_lane
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def tasks_requested(context: Context, event: events.TasksRequested) -> None:
-    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     worker = context.touch_worker(event.worker, event.request)
     if worker is None:

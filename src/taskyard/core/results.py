@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
-from taskyard.core import holders, identity, membership, runs, submission, subscriptions
+from taskyard.core import identity, membership, runs, submission, subscriptions, worker_names
 from taskyard.core.effects import Refusal, Refused, ReportAck
 from taskyard.core.entities import SLOTS_UNLIMITED, Worker
 from taskyard.core.events import Outcome
@@ -60,7 +60,7 @@ def tasks_reported(context: Context, event: events.TasksReported) -> None:
     if not _columns_match(event.names, *columns, event.result_bytes_total, event.runs):
         context.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
         return
-    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         attempts = event.attempts or [0] * len(event.names)
         context.emit(StaleReport(context.at_ns, event.worker, event.names, attempts))
         return
@@ -342,7 +342,7 @@ def _defer_lanes(context: Context, tasks: list[Task]) -> None:
 
 def tasks_returned(context: Context, event: events.TasksReturned) -> None:
     """Return tasks to the queue if the worker holds all of them, else none."""
-    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     worker = context.touch_worker(event.worker, event.request)
     if worker is None:
@@ -389,7 +389,7 @@ def _resolve(context: Context, event: events.TasksReturned) -> list[list[bytes]]
 
 
 def tasks_progressed(context: Context, event: events.TasksProgressed) -> None:
-    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     context.touch_worker(event.worker)
     columns = (event.attempts, event.percents, event.texts, event.text_bytes_total)

@@ -23,7 +23,6 @@ from taskyard.core import (
     effects,
     events,
     graph,
-    holders,
     membership,
     queues,
     records,
@@ -35,6 +34,7 @@ from taskyard.core import (
     submission,
     subscriptions,
     timers,
+    worker_names,
 )
 from taskyard.core.context import Context
 from taskyard.core.entities import Lane, Lease, Task, Worker
@@ -523,21 +523,21 @@ def incarnation_ignored() -> Iterator[None]:
 @mutation
 def name_taken_over_at_once() -> Iterator[None]:
     """Give the name of a live process to another, and charge its tasks with a loss."""
-    with patched(holders, "refuses_newcomer", lambda *_: False):
+    with patched(worker_names, "refuses_newcomer", lambda *_: False):
         yield
 
 
 @mutation
 def newcomer_treated_as_holder() -> Iterator[None]:
     """Accept messages of a process that contests a name as those of its holder."""
-    with patched(holders, "refuse_non_holder", lambda *_: False):
+    with patched(worker_names, "refuse_non_holder", lambda *_: False):
         yield
 
 
 @mutation
 def replaced_process_not_refunded() -> Iterator[None]:
     """Take a process that lost its name for a newcomer."""
-    with patched(holders, "_is_replaced", lambda *_: False):
+    with patched(worker_names, "_is_replaced", lambda *_: False):
         yield
 
 
