@@ -1,7 +1,6 @@
-"""Chooses the next tasks for a worker and the next parked worker. Changes no durable state.
+"""Chooses the next tasks for a worker. Changes no durable state.
 
 A worker stays with its lane if it has one, else it gets the next lane of its services in rotation.
-Parked workers are served least recently used first.
 
 A task that lost workers is isolated step by step: the fewer losses it has left, the fewer tasks
 like it share a worker, and its last attempt runs alone. Tasks that do not fit the worker never keep
@@ -10,7 +9,6 @@ another task waiting.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -21,10 +19,9 @@ from taskyard.core.limits import (
     EXCLUSIVE,
     LANE_RUN_TASKS_MAX,
     LEASE_TASKS_MAX,
-    PARKED_STALE_MAX,
     WIDE_LOOKAHEAD,
 )
-from taskyard.core.model import QueueOrder, isolation_room
+from taskyard.core.model import isolation_room
 from taskyard.core.reservations import (
     held_by_isolation,
     holds_last_attempt,
@@ -32,7 +29,7 @@ from taskyard.core.reservations import (
     reserved_task,
     worker_slots_max,
 )
-from taskyard.core.states import PARKED, READY
+from taskyard.core.states import READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -480,50 +477,3 @@ def _turn_of_group(lane_group: LaneGroup) -> int:
 def _by_priority(tasks: Iterable[Task]) -> list[Task]:
     """Sort tasks by priority, keeping the order within one priority."""
     return sorted(tasks, key=lambda task: task.terms.priority, reverse=True)
-
-
-def queues_fifo(worker: Worker) -> bool:
-    """Return whether a worker goes behind all that wait already, whenever it was last used."""
-    is_fifo = worker.facts.queue_order is QueueOrder.FIFO
-    return is_fifo and worker.listed_as != worker.last_used and worker.slots_free > 0
-
-
-def park(ledger: Ledger, worker: Worker) -> None:
-    """List a worker as parked in its services, unless it is listed or has no free slot."""
-    if worker.listed_as == worker.last_used or worker.slots_free <= 0:
-        return
-    worker.listed_as = worker.last_used
-    for name in worker.facts.services:
-        service = ledger.service(name)
-        relist(ledger, service, worker)
-        ledger.dirty[name] = service
-
-
-def relist(ledger: Ledger, service: Service, worker: Worker) -> None:
-    """Add a worker to a service's parked list. Drops stale entries now and then."""
-    parked = service.parked
-    if len(parked) > PARKED_STALE_MAX + 2 * service.workers:
-        known = ledger.workers
-        valid = [
-            (last_used, name) for last_used, name in parked if _is_used(known.get(name), last_used)
-        ]
-        parked[:] = dict.fromkeys(valid)
-        heapify(parked)
-    heappush(parked, (worker.last_used, worker.name))
-
-
-def _is_used(worker: Worker | None, last_used: int) -> bool:
-    return worker is not None and worker.last_used == last_used
-
-
-def next_parked(ledger: Ledger, service: Service) -> Worker | None:
-    """Remove and return the least recently used parked worker, if any."""
-    while service.parked:
-        last_used, name = heappop(service.parked)
-        worker = ledger.workers.get(name)
-        if worker is None or worker.last_used != last_used:
-            continue  # a stale entry
-        if worker.state is PARKED and worker.slots_free > 0:
-            return worker
-        worker.listed_as = -1
-    return None

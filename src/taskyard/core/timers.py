@@ -8,7 +8,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import membership, selection, subscriptions
+from taskyard.core import assignment, membership, subscriptions
 from taskyard.core.limits import TIMER_TASKS_MAX
 from taskyard.core.records import CameDue, ReportedLate, TaskExpired
 from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerCause
@@ -199,7 +199,7 @@ def _end_wakes(context: Context) -> None:
             worker.turn(WorkerCause.PASSED_OVER)
             context.use_count += 1
             worker.last_used = context.use_count  # the others are woken first
-            selection.park(context.ledger, worker)
+            assignment.list_parked(context.ledger, worker)
 
 
 def rules_set(context: Context, event: events.RulesSet) -> None:

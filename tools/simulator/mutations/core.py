@@ -20,6 +20,7 @@ from taskyard.broker import results as result_loader
 from taskyard.broker.turn import Broker
 from taskyard.core import (
     apply,
+    assignment,
     effects,
     events,
     graph,
@@ -437,7 +438,7 @@ def unlisted_at_once() -> Iterator[None]:
 @mutation
 def parked_worker_forgotten() -> Iterator[None]:
     """Assign nothing to parked workers when tasks arrive."""
-    with patched(selection, "relist", _no_op):
+    with patched(assignment, "relist", _no_op):
         yield
 
 
