@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.core import holds, reservations, subscriptions, worker_names
 from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
-from taskyard.core.ledger import one_lane
+from taskyard.core.lane_queues import one_lane
 from taskyard.core.limits import PARKED_STALE_MAX, WAKE_NS_MAX
 from taskyard.core.model import QueueOrder
 from taskyard.core.records import Leased

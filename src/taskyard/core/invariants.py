@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from taskyard.core.holds import rate_allowance
 from taskyard.core.identity import prefix
-from taskyard.core.ledger import Ledger, lane_counts
+from taskyard.core.lane_queues import lane_counts
+from taskyard.core.ledger import Ledger
 from taskyard.core.limits import EXCLUSIVE
 from taskyard.core.model import isolation_room
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState

@@ -7,15 +7,15 @@ methods that change durable state. The deciders read.
 
 from __future__ import annotations
 
-from itertools import groupby, repeat
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
-from taskyard.core import graph
+from taskyard.core import graph, lane_queues
 from taskyard.core.entities import Campaign, Ending, Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
 from taskyard.core.identity import prefix, spelling
+from taskyard.core.lane_queues import lane_counts, lower_slots_min, one_queue
 from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Terms, counted
-from taskyard.core.queues import DueHeap, Queue
+from taskyard.core.queues import DueHeap
 from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
 from taskyard.errors import IllegalTransition
@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskyard.core.entities import LaneGroup, Reservation
+    from taskyard.core.lane_queues import Counts, Tasks
     from taskyard.core.rules import ActiveRule
     from taskyard.core.runs import Attempt
 
 
 _NO_TERMS = Terms()
-
-Tasks: TypeAlias = "list[Task]"
-Counts: TypeAlias = "list[tuple[Lane, int]]"
 
 
 class Ledger:
@@ -230,7 +228,7 @@ class Ledger:
                 lane = task.lane
                 main_queue = lane.main_queue
                 if task.attempt or task.terms.priority != main_queue.priority:
-                    lane.add(task, front=front, deferred=deferred)
+                    lane_queues.add(lane, task, front=front, deferred=deferred)
                 else:
                     lane.ready += 1
                     (main_queue.front if front else main_queue.items).append(task)
@@ -260,7 +258,7 @@ class Ledger:
                 extras is not None and (extras.suspects or extras.next_run)
             ):
                 for task in tasks[start : start + count]:
-                    lane.remove(task)
+                    lane_queues.remove(lane, task)
             elif count == 1:
                 lane.ready -= 1
                 lane.main_queue.discard(tasks[start])
@@ -268,7 +266,7 @@ class Ledger:
                 lane.ready -= count
                 lane.main_queue.take(tasks[start : start + count])
             if extras is not None:
-                lane.count_removed(count)
+                lane_queues.count_removed(lane, count)
             start += count
 
     def withdraw(self, tasks: Tasks) -> None:
@@ -276,7 +274,7 @@ class Ledger:
         self.dequeue(tasks)
         for task in tasks:
             if task.lane.extras is not None:
-                task.lane.cap_released()
+                lane_queues.cap_released(task.lane)
 
     def add_lease(self, lease: Lease, tasks: Tasks) -> None:
         """Count leased tasks in their worker and their lanes."""
@@ -547,52 +545,12 @@ class Ledger:
             self.dirty[name] = self.service(name)
 
 
-def lower_slots_min(tasks: Tasks) -> None:
-    """Lower the bound on the slots of each lane's tasks for tasks that join it."""
-    for task in tasks:
-        task.lane.slots_min = min(task.lane.slots_min, task.terms.slots)
-
-
 def is_whole_lease(lease: Lease, tasks: Tasks) -> bool:
     """Return whether all these tasks are leased by this lease. A report on a whole, unsettled
     lease is recognized at once."""
     if lease.tasks_left == len(tasks) and lease.tasks == tasks:
         return True
     return [task.lease for task in tasks].count(lease) == len(tasks)
-
-
-def one_lane(tasks: Tasks) -> Lane | None:
-    """Return the common lane of these tasks, or None. Most batches have one."""
-    if not tasks:
-        return None
-    lane = tasks[0].lane
-    if tasks[-1].lane is not lane or [task.lane for task in tasks].count(lane) != len(tasks):
-        return None
-    return lane
-
-
-def one_queue(tasks: Tasks) -> Queue[Task] | None:
-    """Return the common queue of these ready tasks, or None. Suspects belong in no queue."""
-    lane = one_lane(tasks)
-    if lane is None:
-        return None
-    attempts = [task.attempt for task in tasks]
-    priorities = [task.terms.priority for task in tasks]
-    alike = attempts.count(0) == len(tasks) == priorities.count(priorities[0])
-    return lane.queue(priorities[0]) if alike else None
-
-
-def lane_counts(tasks: Tasks) -> Counts:
-    """Return runs of tasks by lane, in order. A lane may occur more than once."""
-    lane = one_lane(tasks)
-    if lane is not None:
-        return [(lane, len(tasks))]
-    if not tasks:
-        return []
-    lanes = [task.lane for task in tasks]
-    if lanes[0] is lanes[1]:  # probably runs of tasks of one lane
-        return [(lane, len(list(run))) for lane, run in groupby(lanes)]
-    return list(zip(lanes, repeat(1), strict=False))
 
 
 def illegal_move_text(task: Task, cause: Cause) -> str:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from taskyard.core.entities import Ending, Lease, Task, Worker
-from taskyard.core.ledger import Ledger, lane_counts
+from taskyard.core.lane_queues import add_suspect, lane_counts
+from taskyard.core.ledger import Ledger
 from taskyard.core.model import Replaced, Terms
 from taskyard.core.runs import Attempt
 from taskyard.core.snapshots.columns import LeaseSnapshot, ServiceSnapshot, WorkerSnapshot
@@ -152,7 +153,7 @@ def _restore_lane(lane: Lane, one: LaneSnapshot, tasks: list[Task]) -> None:
         queue.front += [tasks[place] for place in queue_snapshot.front]
         lane.ready += len(queue_snapshot.items) + len(queue_snapshot.front)
     for place in one.suspects:
-        lane.add_suspect(tasks[place], front=False)
+        add_suspect(lane, tasks[place], front=False)
     if one.next_run or one.released:
         extras = lane.ensure_extras()
         extras.next_run = {id(tasks[place]): tasks[place] for place in one.next_run}

@@ -13,7 +13,8 @@ from msgspec import msgpack
 
 from taskyard.core.entities import Ending, Lease, Task, Worker
 from taskyard.core.graph import link
-from taskyard.core.ledger import Ledger, lane_counts
+from taskyard.core.lane_queues import add_suspect, lane_counts
+from taskyard.core.ledger import Ledger
 from taskyard.core.states import DELAYED, READY, TaskState
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def restore_lanes(ledger: Ledger, rest: Rest, task_at: Callable[[int], Task]) ->
             lane.queue(priority).front += map(task_at, places)
             lane.ready += len(places)
         for place in one.suspects:
-            lane.add_suspect(task_at(place), front=False)
+            add_suspect(lane, task_at(place), front=False)
         if one.next_run or one.released:
             extras = lane.ensure_extras()
             extras.next_run = {id(task): task for task in map(task_at, one.next_run)}
