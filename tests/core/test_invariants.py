@@ -279,7 +279,7 @@ def forget_parked(yard: Yard) -> None:
 
 
 def await_known(yard: Yard) -> None:
-    ledger_of(yard).dependents_of_unknown[b"ready"] = []
+    ledger_of(yard).awaited.tasks[b"ready"] = []
 
 
 def forget_due_heap(yard: Yard) -> None:

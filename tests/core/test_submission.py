@@ -373,9 +373,9 @@ def test_unknown_predecessor_is_waited_for_on_request() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", b"b", after=[[b"x"], [b"x", b"y"]], unknown=UnknownPolicy.WAIT)
-    assert list(yard.scheduler.ledger.dependents_of_unknown) == [b"x", b"y"]
+    assert list(yard.scheduler.ledger.awaited.tasks) == [b"x", b"y"]
     yard.submit(b"x")
-    assert list(yard.scheduler.ledger.dependents_of_unknown) == [b"y"]
+    assert list(yard.scheduler.ledger.awaited.tasks) == [b"y"]
     assert yard.states(b"a", b"b", b"x") == [BLOCKED, BLOCKED, READY]
     yard.take(b"w")
     yard.finish(b"w", b"x")

@@ -58,9 +58,9 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
     enter = _enter_uniform if submission.terms_at is None else _enter_each
     tasks = enter(ledger, submission, record.at_ns)
     ledger.tasks.update(zip(submission.names, tasks, strict=True))
-    if ledger.dependents_of_unknown:
+    if ledger.awaited.tasks:
         for task in tasks:
-            task.dependents = ledger.take_awaited(task.name)
+            task.dependents = ledger.awaited.take(task.name)
     if submission.after is not None:
         _link(ledger, tasks, submission.after)
     if submission.envelopes is not None:

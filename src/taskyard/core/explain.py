@@ -123,7 +123,7 @@ def _delayed(context: Context, task: Task) -> Explanation:
 def _blocked(context: Context, task: Task) -> Explanation:
     ledger = context.ledger
     before = graph.predecessors(ledger.tasks, task)
-    unknown = [name for name, waiting in ledger.dependents_of_unknown.items() if task in waiting]
+    unknown = [name for name, waiting in ledger.awaited.tasks.items() if task in waiting]
     after = tuple(other.name for other in before) + tuple(unknown)
     if task.name in ledger.stuck():
         return Explanation(Reason.FAILURE, _failures_text(context, task, before), after)

@@ -17,7 +17,7 @@ def ledger_fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
     """Return all durable state that a ledger's behaviour depends on, as plain values. Ended tasks
     may be left out, because the archive may hold them instead."""
     tasks = sorted(task.name for task in ledger.tasks.values() if ended or task.ending is None)
-    awaited, attempts = ledger.dependents_of_unknown, ledger.failed_attempts
+    awaited, attempts = ledger.awaited.tasks, ledger.failed_attempts
     return {
         "record": ledger.record,
         "paused": ledger.paused,

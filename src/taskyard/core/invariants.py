@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.core.graph import AwaitedNames
 from taskyard.core.holds import rate_allowance
 from taskyard.core.identity import prefix
 from taskyard.core.lane_queues import lane_counts
@@ -90,20 +91,18 @@ def _check_waits(ledger: Ledger) -> None:
     """Compare the counts of predecessors with the edges."""
     edges: dict[bytes, int] = {}
     waiting = [task.dependents_list() for task in ledger.tasks.values() if task.ending is None]
-    for dependents in [*waiting, *ledger.dependents_of_unknown.values()]:
+    for dependents in [*waiting, *ledger.awaited.tasks.values()]:
         for dependent in dependents:
             if dependent.ending is None:
                 edges[dependent.name] = edges.get(dependent.name, 0) + 1
     for task in ledger.tasks.values():
         if task.ending is None:
             _equal(task.waits, edges.get(task.name, 0), f"waits of {task.name!r}")
-    derived = Ledger()
-    derived.bare = ledger.bare
-    for name, dependents in ledger.dependents_of_unknown.items():
-        for dependent in dependents:
-            derived.note_awaited(dependent, name)
-    _equal(ledger.awaited_else, derived.awaited_else, "names that satisfy awaited keys")
-    for name in ledger.dependents_of_unknown:
+    awaited, derived = ledger.awaited, AwaitedNames(ledger.bare)
+    for name, dependents in awaited.tasks.items():
+        derived.restore(name, dependents)
+    _equal(awaited.keys_by_name, derived.keys_by_name, "names that satisfy awaited keys")
+    for name in awaited.tasks:
         known = ledger.tasks.get(name)
         _require(known is None or known.ending is not None, f"{name!r} is awaited and known")
 

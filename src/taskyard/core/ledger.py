@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 from taskyard.core import graph, lane_queues
 from taskyard.core.entities import Campaign, Ending, Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
-from taskyard.core.identity import prefix, spelling
 from taskyard.core.lane_queues import lane_counts, lower_slots_min, one_queue
 from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Terms, counted
 from taskyard.core.queues import DueHeap
@@ -38,13 +37,11 @@ class Ledger:
     def __init__(self) -> None:
         #: Every task by its key (`identity`). Ended ones stay until they are archived.
         self.tasks: dict[bytes, Task] = {}
-        #: The tasks that wait for each unknown name.
-        self.dependents_of_unknown: dict[bytes, list[Task]] = {}
-        #: Awaited keys by the other name that satisfies them: `after` may hold full names or not.
-        self.awaited_else: dict[bytes, dict[bytes, None]] = {}
         self.campaigns: dict[bytes, Campaign] = {}
         #: Campaigns of old journals, whose tasks have only their names as keys (`identity`).
         self.bare: dict[bytes, None] = {}
+        #: Unknown names that tasks wait for.
+        self.awaited = graph.AwaitedNames(self.bare)
         self.services: dict[bytes, Service] = {}
         self.workers: dict[bytes, Worker] = {}
         #: Processes that lost their name, by (name, incarnation), oldest first.
@@ -100,10 +97,8 @@ class Ledger:
         former = self.rule_table
         self.rule_table = RuleTable(rules.rules, rules.defaults, rules.workers_max)
         self.rule_table.carry_rates_over(former, rules.now_ns)
-        self.has_worker_limits, self.has_debounce = (
-            self.rule_table.has_worker_limits,
-            self.rule_table.has_debounce,
-        )
+        self.has_worker_limits = self.rule_table.has_worker_limits
+        self.has_debounce = self.rule_table.has_debounce
         self.lane_groups = {active_rule: [] for active_rule in self.rule_table}
         for service in self.services.values():
             self._apply_rules(service)
@@ -424,61 +419,9 @@ class Ledger:
         """Make a task wait for a name, known or not. The caller adds to `task.waits`."""
         before = self.tasks.get(name)
         if before is None or before.ending is not None:
-            self.dependents_of_unknown.setdefault(name, []).append(task)
-            self.note_awaited(task, name)
+            self.awaited.add(task, name)
         else:
             graph.link(before, task)
-
-    def restore_awaited(self, name: bytes, waiting: list[Task]) -> None:
-        """Make tasks from a snapshot wait for an unknown key."""
-        self.dependents_of_unknown[name] = waiting
-        for task in waiting:
-            self.note_awaited(task, name)
-
-    def note_awaited(self, task: Task, name: bytes) -> None:
-        """Index the other name that satisfies an awaited key."""
-        begin = prefix(task.terms.campaign)
-        if begin and name.startswith(begin) and task.terms.campaign not in self.bare:
-            self.awaited_else.setdefault(name[len(begin) :], {})[name] = None
-
-    def waiting_for(self, name: bytes) -> list[Task]:
-        """Return the tasks that wait for an unknown key."""
-        waiting = self.dependents_of_unknown.get(name, [])
-        keys = self.awaited_else.get(name, ())
-        return [*waiting, *(task for key in keys for task in self._own(key, name))]
-
-    def _own(self, key: bytes, name: bytes) -> list[Task]:
-        """Return the tasks that wait for a key because it has this name in their own campaign."""
-        return [
-            task
-            for task in self.dependents_of_unknown[key]
-            if spelling(task.terms.campaign, name) == key
-        ]
-
-    def take_awaited(self, name: bytes) -> list[Task] | None:
-        """Remove and return the tasks that wait for a key that becomes known."""
-        waiting = self.dependents_of_unknown.pop(name, None)
-        for task in waiting or ():
-            self._forget_awaited(name, task)
-        for key in self.awaited_else.pop(name, ()):
-            waiting = [*(waiting or []), *self._own(key, name)]
-            others = [
-                task
-                for task in self.dependents_of_unknown[key]
-                if spelling(task.terms.campaign, name) != key
-            ]
-            if others:
-                self.dependents_of_unknown[key] = others
-            else:
-                del self.dependents_of_unknown[key]
-        return waiting
-
-    def _forget_awaited(self, name: bytes, task: Task) -> None:
-        rest = name.removeprefix(prefix(task.terms.campaign))
-        keys = self.awaited_else.get(rest, {})
-        keys.pop(name, None)
-        if not keys:
-            self.awaited_else.pop(rest, None)
 
     def requeue(self, tasks: Tasks, cause: Cause, *, front: bool, deferred: bool = False) -> None:
         """Queue the tasks without open predecessors. The others become BLOCKED."""

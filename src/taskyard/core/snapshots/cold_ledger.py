@@ -220,7 +220,7 @@ class ColdLedger:
         restorer.restore_lanes(self.ledger, self._rest, self._at)
         restorer.restore_workers(self.ledger, self._rest, self._at)
         for name, places in self._rest.dependents_of_unknown.items():
-            self.ledger.restore_awaited(name, [self._at(place) for place in places])
+            self.ledger.awaited.restore(name, [self._at(place) for place in places])
 
     def _at(self, place: int) -> Task:
         """Return the hot task of an old place."""
@@ -256,8 +256,7 @@ class ColdLedger:
             return False
         if not self._touched.isdisjoint(names):
             return False
-        dependents_of_unknown = (self.ledger.dependents_of_unknown, self.ledger.awaited_else)
-        if not all(keys.keys().isdisjoint(names) for keys in dependents_of_unknown):
+        if self.ledger.awaited.has_any(names):
             return False
         if after is not None:
             own = {name: place for place, name in enumerate(names, self._builder.place)}

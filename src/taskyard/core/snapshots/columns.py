@@ -346,7 +346,7 @@ def rest_of(ledger: Ledger, places: dict[int, int], counted: tuple[int, int]) ->
         leases=_leases(ledger, places),
         dependents_of_unknown={
             name: [places[id(task)] for task in waiting if id(task) in places]
-            for name, waiting in ledger.dependents_of_unknown.items()
+            for name, waiting in ledger.awaited.tasks.items()
         },
         reasons=ledger.reasons,
         envelopes=ledger.envelopes,

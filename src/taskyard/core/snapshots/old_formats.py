@@ -91,7 +91,7 @@ def restore(snapshot: LedgerSnapshot) -> Ledger:
     for name, counts in snapshot.campaigns:
         campaign = ledger.campaign(name)
         campaign.counts, campaign.truncated = counts, snapshot.truncated.get(name, 0)
-    ledger.bare = dict.fromkeys(name for name, _ in snapshot.campaigns if name)
+    ledger.bare.update(dict.fromkeys(name for name, _ in snapshot.campaigns if name))
     for one in snapshot.services:
         service = ledger.service(one.name)
         service.paused, service.has_wide_tasks, service.counts = (
@@ -182,7 +182,7 @@ def _restore_graph(ledger: Ledger, snapshot: LedgerSnapshot, tasks: list[Task]) 
         waiting = [tasks[one] for one in dependents]
         tasks[place].dependents = waiting[0] if len(waiting) == 1 else waiting or None
     for name, places in snapshot.dependents_of_unknown.items():
-        ledger.restore_awaited(name, [tasks[place] for place in places])
+        ledger.awaited.restore(name, [tasks[place] for place in places])
 
 
 def _restore_workers(ledger: Ledger, snapshot: LedgerSnapshot, tasks: list[Task]) -> None:

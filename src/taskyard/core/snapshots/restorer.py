@@ -127,7 +127,7 @@ class Restorer:
         restore_lanes(ledger, rest, tasks.__getitem__)
         restore_workers(ledger, rest, tasks.__getitem__)
         for name, places in rest.dependents_of_unknown.items():
-            ledger.restore_awaited(name, [tasks[place] for place in places])
+            ledger.awaited.restore(name, [tasks[place] for place in places])
         for service in ledger.services.values():
             for lane in list(service.lanes.values()):
                 if lane.ready:
