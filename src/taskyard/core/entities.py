@@ -1,9 +1,11 @@
 """Tasks, leases, workers, lanes and services: the linked objects of the ledger.
 
-They refer to each other, so they share a file. Methods keep the counts within one object right,
-`Ledger` moves tasks between objects. Millions of tasks may wait at once, so a task is one small
-object that shares its `Terms` with its submission. No reference cycle outlives a lease, so the
-garbage collector may skip tasks and lanes (`gc=False`).
+They refer to each other, so they share a file. `lane_queues` queues ready tasks in a lane, `Ledger`
+moves tasks between objects, and `invariants` compares every count here with its source.
+
+Millions of tasks may wait at once, so a task is one small object that shares its `Terms` with its
+submission. No reference cycle outlives a lease, so the garbage collector may skip tasks and lanes
+(`gc=False`).
 """
 
 from __future__ import annotations
@@ -38,36 +40,6 @@ _TURN_WEIGHT: Final = 1 << 40
 
 #: More slots than any worker could fill.
 SLOTS_UNLIMITED: Final = 1 << 60
-
-
-class Lease(Struct, gc=False, eq=False):
-    """Tasks leased to a worker by one record. It ends task by task."""
-
-    worker: Worker
-    #: Number of the record that granted it.
-    number: int
-    #: When it was granted, by the wall clock.
-    at_ns: int
-    #: Time without a heartbeat after which it ends. 0: it has no timeout.
-    lease_ns: int
-    #: How many of its tasks are still leased.
-    tasks_left: int
-    #: All its tasks. Emptied when the last one is settled.
-    tasks: list[Task]
-    #: Their names and attempts, to compare with a report on the whole lease.
-    names: list[bytes]
-    attempts: list[int]
-    #: Runs of tasks by lane, in order.
-    counts: list[tuple[Lane, int]]
-    #: When it was granted, by the monotonic clock. Volatile: reset by a recovery.
-    assigned_ns: int = 0
-
-
-class Ending(Struct, gc=False, eq=False):
-    """The record that ended some tasks and holds their results."""
-
-    record: int
-    at_ns: int
 
 
 class Task(Struct, gc=False, eq=False):
@@ -122,6 +94,20 @@ class Task(Struct, gc=False, eq=False):
         return self.dependents if isinstance(self.dependents, list) else [self.dependents]
 
 
+class Ending(Struct, gc=False, eq=False):
+    """The record that ended some tasks and holds their results."""
+
+    record: int
+    at_ns: int
+
+
+def to_ended_task(task: Task, ending: Ending) -> EndedTask:
+    """Return the part of an ended task that the archive keeps."""
+    terms = task.terms
+    same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
+    return EndedTask(task.name, task.state, *same)
+
+
 class Campaign(Struct, gc=False, eq=False):
     """A named group of tasks that can be watched and reported on as one."""
 
@@ -132,11 +118,27 @@ class Campaign(Struct, gc=False, eq=False):
     truncated: int = 0
 
 
-def to_ended_task(task: Task, ending: Ending) -> EndedTask:
-    """Return the part of an ended task that the archive keeps."""
-    terms = task.terms
-    same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
-    return EndedTask(task.name, task.state, *same)
+class Lease(Struct, gc=False, eq=False):
+    """Tasks leased to a worker by one record. It ends task by task."""
+
+    worker: Worker
+    #: Number of the record that granted it.
+    number: int
+    #: When it was granted, by the wall clock.
+    at_ns: int
+    #: Time without a heartbeat after which it ends. 0: it has no timeout.
+    lease_ns: int
+    #: How many of its tasks are still leased.
+    tasks_left: int
+    #: All its tasks. Emptied when the last one is settled.
+    tasks: list[Task]
+    #: Their names and attempts, to compare with a report on the whole lease.
+    names: list[bytes]
+    attempts: list[int]
+    #: Runs of tasks by lane, in order.
+    counts: list[tuple[Lane, int]]
+    #: When it was granted, by the monotonic clock. Volatile: reset by a recovery.
+    assigned_ns: int = 0
 
 
 class Worker(Struct, eq=False):
@@ -224,24 +226,13 @@ class Worker(Struct, eq=False):
         ]
 
 
-class LaneExtras(Struct, eq=False):
-    """Fields that only few lanes need, and rarely."""
+class Reservation(Struct, eq=False):
+    """A worker kept free for one task. It gets no other. Volatile."""
 
-    #: Ready tasks that lost workers, by isolation and id. They go first, each as soon as its
-    #: isolation allows.
-    suspects: dict[int, OrderedDict[int, Task]] | None = None
-    #: Deferred tasks that wait for the lane's next run, by id.
-    next_run: dict[int, Task] = field(default_factory=dict)
-    #: How many more tasks this run has, at most.
-    run_left: int = 0
-    #: Tasks released from a held lane, including leased ones.
-    released: int = 0
-    #: When its debounce time ends. 0: it does not debounce. Volatile.
-    debounce_until_ns: int = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.suspects or self.next_run or self.released or self.debounce_until_ns)
+    worker: Worker
+    task: Task
+    #: The task must run alone in its worker. False: it takes many slots.
+    exclusive: bool
 
 
 class Lane(Struct, gc=False, eq=False):
@@ -367,6 +358,26 @@ class Lane(Struct, gc=False, eq=False):
         return [*self.suspects, *main_queue, *self.extras.next_run.values()]
 
 
+class LaneExtras(Struct, eq=False):
+    """Fields that only few lanes need, and rarely."""
+
+    #: Ready tasks that lost workers, by isolation and id. They go first, each as soon as its
+    #: isolation allows.
+    suspects: dict[int, OrderedDict[int, Task]] | None = None
+    #: Deferred tasks that wait for the lane's next run, by id.
+    next_run: dict[int, Task] = field(default_factory=dict)
+    #: How many more tasks this run has, at most.
+    run_left: int = 0
+    #: Tasks released from a held lane, including leased ones.
+    released: int = 0
+    #: When its debounce time ends. 0: it does not debounce. Volatile.
+    debounce_until_ns: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.suspects or self.next_run or self.released or self.debounce_until_ns)
+
+
 #: The suspects of a lane that has none.
 _NO_SUSPECTS: Final[dict[int, OrderedDict[int, Task]]] = {}
 
@@ -482,12 +493,3 @@ class Service(Struct, eq=False):
     def drop_if_empty(self, lane: Lane) -> None:
         if not lane.tasks and not lane.paused and lane.name:
             self.lanes.pop(lane.name, None)
-
-
-class Reservation(Struct, eq=False):
-    """A worker kept free for one task. It gets no other. Volatile."""
-
-    worker: Worker
-    task: Task
-    #: The task must run alone in its worker. False: it takes many slots.
-    exclusive: bool
