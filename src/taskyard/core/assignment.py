@@ -276,15 +276,15 @@ def _wake(context: Context, worker: Worker, service: Service) -> bool:
 def _count_woken(context: Context, service: Service) -> int:
     """Count the woken workers of a service. A worker woken twice has several entries."""
     known = context.ledger.workers
-    wants_wake = (known.get(name) for name in dict.fromkeys(name for _, name in context.wakes))
+    woken = (known.get(name) for name in dict.fromkeys(name for _, name in context.wakes))
     return sum(
         worker is not None and worker.state is WOKEN and worker.woken_for == service.name
-        for worker in wants_wake
+        for worker in woken
     )
 
 
 def cancel_wake(ledger: Ledger, worker: Worker) -> None:
-    """Let another worker be woken in place of this one, if it was woken."""
+    """Allow another worker to be woken in place of this one, if it was woken."""
     if worker.state is WOKEN:
         ledger.dirty[worker.woken_for] = ledger.service(worker.woken_for)
 

@@ -84,7 +84,7 @@ def predecessors(tasks: Mapping[bytes, Task], task: Task) -> list[Task]:
 def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
     """Return BLOCKED tasks that nothing can release: all their predecessors have failed or are
     stuck. Visits only tasks behind the failures."""
-    hopeless: dict[bytes, int] = {}
+    open_failed: dict[bytes, int] = {}
     found: dict[bytes, Task] = {}
     line = list(failed)
     for task in line:  # grows while it is walked
@@ -92,20 +92,20 @@ def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
             if dependent.state is not BLOCKED:
                 continue
             name = dependent.name
-            hopeless[name] = hopeless.get(name, 0) + 1
-            if hopeless[name] == dependent.waits:
+            open_failed[name] = open_failed.get(name, 0) + 1
+            if open_failed[name] == dependent.waits:
                 found[name] = dependent
                 line.append(dependent)
     return found
 
 
-def failures_before(task: Task, hopeless: Iterable[Task]) -> list[Task]:
+def failures_before(task: Task, failed_or_stuck: Iterable[Task]) -> list[Task]:
     """Return the failures that a stuck task is behind, directly or not, sorted by name.
 
-    `hopeless` has all failed and all stuck tasks. One pass over them.
+    Takes all failed and all stuck tasks, and passes over them once.
     """
     befores: dict[bytes, list[Task]] = {}
-    for before in hopeless:
+    for before in failed_or_stuck:
         for dependent in before.dependents_list():
             if dependent.dependents is not None or dependent is task:  # others lead nowhere
                 befores.setdefault(dependent.name, []).append(before)

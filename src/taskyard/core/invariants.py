@@ -372,15 +372,15 @@ def _payload_if(task: Task, reserved: Container[bytes]) -> bytes:
 
 
 def _enough_woken(context: Context, idle: list[Task], ready: list[Task]) -> bool:
-    """Return whether as many workers were woken as tasks are ready in the lanes of idle tasks."""
+    """Return whether as many workers were woken as tasks are ready in the lanes of these tasks."""
     lanes = {id(task.lane): task.lane for task in idle}
     services = [lane.service.name for lane in lanes.values()]
-    wants_wake = [
+    woken = [
         worker
         for worker in context.ledger.workers.values()
         if worker.state is WorkerState.WOKEN and worker.woken_for in services
     ]
-    return len(wants_wake) >= sum(id(task.lane) in lanes for task in ready)
+    return len(woken) >= sum(id(task.lane) in lanes for task in ready)
 
 
 def _could_go(context: Context, worker: Worker, task: Task) -> bool:

@@ -1,7 +1,7 @@
 """Decides on workers that register, send heartbeats, exit or time out.
 
 Also returns or fails the tasks of a worker, for all deciders. `worker_names` decides which process
-may use a name, `assignment` gives out tasks.
+may use a name, `assignment` leases tasks.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def worker_unreachable(context: Context, event: events.WorkerUnreachable) -> Non
 
 
 def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -> None:
-    """Remove a worker that timed out, and give its tasks to others."""
+    """Remove a worker that timed out, and requeue its tasks."""
     assignment.cancel_wake(context.ledger, worker)
     assignment.close_request(context, worker)
     end_restart_leases(context, worker)

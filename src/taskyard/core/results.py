@@ -263,8 +263,11 @@ def _retry_or_fail(  # noqa: PLR0913  # columns of a report
     *,
     crashed: bool = False,
 ) -> None:
-    """By the schedule while it lasts, then FAILED. One that its program died with may have done
-    nothing wrong: without a schedule it is tried as often as one that loses its workers."""
+    """Retry failed tasks by their schedules, and fail those that have no attempt left.
+
+    A task whose program died may not be at fault. Without a schedule it gets as many attempts as a
+    task that loses its workers.
+    """
     later: list[_Deferred] = []
     never: list[tuple[Task, int, bytes]] = []
     for index, (task, place, text) in enumerate(zip(tasks, places, texts, strict=True)):

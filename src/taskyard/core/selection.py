@@ -51,12 +51,12 @@ class Selection:
         self.slots_widest = worker.facts.slots_total or SLOTS_UNLIMITED
         #: How many more tasks to choose.
         self.count = min(count, self.slots, LEASE_TASKS_MAX)
-        #: How many of them may be overfed, which do not count. 0 if `prefetch` is negative:
-        #: `slots_free` includes it already.
+        #: How many more tasks may be overfed, which do not count as requested. 0 if `prefetch` is
+        #: negative: `slots_free` includes it already.
         self.extra = max(0, min(worker.prefetch, LEASE_TASKS_MAX - self.count))
         self.tasks: list[Task] = []
-        #: The lane that the worker stayed with.
-        self.gone_on: Lane | None = None
+        #: The lane that the worker stayed with, if any.
+        self.kept_lane: Lane | None = None
         #: Lanes of each rule that the worker begins to serve by this choice, for worker limits.
         self.begun: dict[ActiveRule, int] = {}
         #: Whether any worker limit is set, and whether the broker has one.
@@ -96,15 +96,15 @@ class Selection:
         return self.tasks
 
     def _continue_lane(self, lane: Lane) -> None:
-        """Choose tasks of the lane that the worker served last, unless it had enough of it."""
+        """Choose tasks of the lane that the worker served last, up to the length of a lane run."""
         service = lane.service
-        known = service.name in self.worker.facts.services
-        if not known or service.paused or lane.paused or not lane.name:
+        offered = service.name in self.worker.facts.services
+        if not offered or service.paused or lane.paused or not lane.name:
             return
         if not lane.lane_group.active_rule.is_simple and hold_reason(lane, self.now_ns):
             return
         if self.worker.lane_run < LANE_RUN_TASKS_MAX:
-            self.gone_on = lane
+            self.kept_lane = lane
             self._take(lane)
 
     def _rotate(self, service: Service) -> None:
@@ -120,10 +120,10 @@ class Selection:
         }
         while turns and self.count > 0 and not self.closed:
             lane_group = min(turns, key=_turn_of_group)
-            goes_on = self._rotate_group(lane_group, 1)
+            has_more = self._rotate_group(lane_group, 1)
             lane_group.count_turn()
             turns[lane_group] -= 1
-            if not goes_on or not turns[lane_group]:
+            if not has_more or not turns[lane_group]:
                 del turns[lane_group]
 
     def _rotate_group(self, lane_group: LaneGroup, turns: int) -> bool:
@@ -144,14 +144,14 @@ class Selection:
         plain = not (
             service.has_wide_tasks or service.suspects or self.reserved_payloads or overfed
         )
-        gone_on, chosen = self.gone_on, self.tasks
+        kept_lane, chosen = self.kept_lane, self.tasks
         for _ in range(turns):
             lane = rotation.popleft()
             if not lane.ready or lane.paused or (lane.leased >= lane_tasks_max and lane.name):
                 lane.in_rotation = False  # added again when it gets work or a lease ends
                 continue
             rotation.append(lane)
-            if lane is gone_on:
+            if lane is kept_lane:
                 continue
             if plain and not lane.leased and lane.name and lane.other_queues is None:
                 # The common case of many lanes: no worker serves it and no limit is counted.
@@ -185,7 +185,7 @@ class Selection:
                 lane.in_rotation = False  # added again when that ends
                 continue
             rotation.append(lane)
-            if lane is not self.gone_on:
+            if lane is not self.kept_lane:
                 self._take(lane)
         return True
 
@@ -210,7 +210,7 @@ class Selection:
             )
             if not fits or not lane.ready or lane.paused or lane.service.paused:
                 continue
-            if lane is not self.gone_on and not hold_reason(lane, self.now_ns):
+            if lane is not self.kept_lane and not hold_reason(lane, self.now_ns):
                 self._take(lane)
 
     def _rate_left(self, active_rule: ActiveRule) -> int:

@@ -1,8 +1,8 @@
-"""A ledger most of whose tasks stay columns, to turn a snapshot and records into the next snapshot.
+"""Makes the next snapshot from the last one and the records since, with few tasks in memory.
 
 Tasks that the records name, and tasks that wait for them, become objects: they are hot. All others
 are cold. Their columns are copied from the old chunks, or from the record that submitted them, to
-the new chunks. So memory holds only tasks that change.
+the new chunks. So memory holds only the tasks that change.
 
 In the queue of a lane a `ColdRun` replaces the cold tasks there, so that `apply` works on this
 ledger as on any other, and every task keeps its place in its queue. Does not read or write files.
@@ -143,10 +143,10 @@ class ColdLedger:
             self._read_run(chunk, run, begin, lane, place + number)
             begin += run[0]
         if chunk.payloads is None:
-            self._builder.flush_if_full(columns)
+            self._builder.copy_chunk(columns)
             return
         self._copy_details(columns, hot, base)
-        self._builder.flush_full()
+        self._builder.flush_if_full()
 
     def _numbers_hot(self, columns: TaskColumns, first: int, end: int) -> list[int]:
         """Return the numbers of hot tasks in a chunk, in order."""
@@ -169,7 +169,7 @@ class ColdLedger:
             lane.tasks += stop - start
             if state == READY:
                 lane.ready += stop - start
-                _stand_in(lane.queue(terms.priority), place - 1)
+                _extend_cold_run(lane.queue(terms.priority), place - 1)
                 if stop - 1 in chunk.cuts:
                     self._end_run(lane.queue(terms.priority), chunk.first + stop - 1)
             if chunk.payloads is not None:
@@ -270,7 +270,7 @@ class ColdLedger:
             self._enter_terms(terms, bare=record.bare)
         for start, stop, alike in _alike(submission, record.at_ns):
             self._enter_run(submission, start, stop, alike)
-        self._builder.flush_full()
+        self._builder.flush_if_full()
         return True
 
     def _enter_terms(self, terms: Terms, *, bare: bool) -> None:
@@ -300,7 +300,7 @@ class ColdLedger:
         lane.tasks += count
         if state is READY:
             lane.ready += count
-            _stand_in(lane.queue(terms.priority), self._builder.place - 1)
+            _extend_cold_run(lane.queue(terms.priority), self._builder.place - 1)
 
     # The new snapshot.
 
@@ -311,7 +311,7 @@ class ColdLedger:
         for task in tasks:
             places[id(task)] = self._builder.place
             self._builder.add_task(task)
-            self._builder.flush_full()
+            self._builder.flush_if_full()
         self._builder.flush()
         count, some = 0, Edges()
         for before, after in self._all_edges(edges, tasks, places):
@@ -419,7 +419,7 @@ def _cold_number(number: int, hot: list[int], base: int) -> int:
     return -1 if is_hot else base + number - before
 
 
-def _stand_in(queue: Queue[Task], last: int) -> None:
+def _extend_cold_run(queue: Queue[Task], last: int) -> None:
     """Extend the cold run at the end of a queue to the place `last`, or append one."""
     run = queue.items[-1] if len(queue.items) > queue.cursor else None
     if isinstance(run, ColdRun) and not run.closed:

@@ -210,7 +210,7 @@ class ChunkBuilder:
         """Return how many tasks are in the current chunk."""
         return len(self._names)
 
-    def add_run(  # noqa: PLR0913, PLR0917  # a run is what it is
+    def add_run(  # noqa: PLR0913, PLR0917  # one for each field of a run
         self,
         names: Sequence[bytes],
         payloads: Sequence[bytes],
@@ -268,7 +268,7 @@ class ChunkBuilder:
         if number >= 0:
             self._due_ns[number] = due_ns
 
-    def flush_full(self) -> None:
+    def flush_if_full(self) -> None:
         """Pass the chunk on if it is full."""
         count = len(self._names)
         full = count >= CHUNK_TASKS or self._payload_bytes >= CHUNK_PAYLOAD_BYTES
@@ -302,8 +302,8 @@ class ChunkBuilder:
         self._begin()
         self._write(columns)
 
-    def flush_if_full(self, columns: TaskColumns) -> None:
-        """Flush the current chunk and pass this one on unchanged."""
+    def copy_chunk(self, columns: TaskColumns) -> None:
+        """Pass on the current chunk, then this one unchanged."""
         self.flush()
         self.place += len(columns.names)
         self._write(columns)
