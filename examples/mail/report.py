@@ -165,14 +165,14 @@ def reasons_hold(run: Run) -> Check:
     refused = sum(kind_of(host) == "strict" for host in run.sent.values())
     said = sum(bool(task["reason"]) for task in failed)
     holds = all(fits) and bool(failed) and sum(one.word == "error" for one in run.tries) == refused
-    return Check("what failed says why", f"{said} of {len(failed)} reasons", holds)
+    return Check("failed messages have a reason", f"{said} of {len(failed)} reasons", holds)
 
 
 def taken_once(run: Run) -> Check:
     times = Counter(one.name for one in run.taken)
     done = [name for name, task in run.tasks.items() if task["state"] == "done"]
     figures = f"{len(times):,} taken, {sum(times.values()) - len(times)} twice"
-    return Check("none is delivered twice", figures, dict(times) == dict.fromkeys(done, 1))
+    return Check("no message is delivered twice", figures, dict(times) == dict.fromkeys(done, 1))
 
 
 def in_their_lanes(run: Run) -> Check:
@@ -198,7 +198,7 @@ def lane_limit(run: Run) -> Check:
 def section_limit(run: Run) -> Check:
     limit = run.settings["service"]["slow"]["workers_max"]
     most = most_at_once([one for one in run.tries if kind_of(one.host) == "slow"])
-    return Check("slow ones served at once", f"{most}, at most {limit}", 0 < most <= limit)
+    return Check("slow destinations served at once", f"{most}, at most {limit}", 0 < most <= limit)
 
 
 def agents_limit(run: Run) -> Check:
@@ -216,7 +216,7 @@ def small_ones_first(run: Run) -> Check:
     large, total = run.hosts.most_common(1)[0]
     share = sum(one.host == large and one.end <= last for one in run.taken) / total
     figures = f"{len(small)} small ones have all, {large} {share:.0%}"
-    return Check("a large one holds up nobody", figures, share <= SHARE_MAX)
+    return Check("a large one delays no other", figures, share <= SHARE_MAX)
 
 
 def others_go_on(run: Run) -> Check:
@@ -229,7 +229,7 @@ def others_go_on(run: Run) -> Check:
             ends = [one.end for one in run.taken if one.host != host]
             meanwhile.append(sum(window[0] < end < window[1] for end in ends))
     figures = f"{len(meanwhile)} were; others got {min(meanwhile, default=0):,} and more meanwhile"
-    return Check("one that is down holds up nobody", figures, min(meanwhile, default=0) > 0)
+    return Check("one that is down delays no other", figures, min(meanwhile, default=0) > 0)
 
 
 def schedule_followed(run: Run) -> Check:
@@ -260,7 +260,7 @@ def never_early(run: Run) -> Check:
         early += any(begin < one.due - ROUNDED_S for begin in begins)
         late += [min(begins) - one.due] if begins else []
     figures = f"{len(run.put_off):,} times; {median(late):.1f} s after it in the median"
-    return Check("none is tried before it is due", figures, bool(run.put_off) and not early)
+    return Check("no message is tried before it is due", figures, bool(run.put_off) and not early)
 
 
 def in_order(run: Run) -> Check:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FACTS = WorkerFacts(slots_total=1, lease_timeout_ns=60 * SECOND_NS)
 
 
-class Hands:
+class ManualTransport:
     """A transport and a clock moved by the test. A turn reads one event."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Hands:
 
 
 def test_live_workers_are_kept_when_the_broker_was_stopped() -> None:
-    hands, names = Hands(), [b"u", b"v", b"w"]
+    hands, names = ManualTransport(), [b"u", b"v", b"w"]
     broker = Broker(Scheduler(), hands, MemoryStore(), hands)
     hands.arrived = [WorkerRegistered(0, name, FACTS) for name in names]
     for _ in names:

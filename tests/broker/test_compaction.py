@@ -184,7 +184,7 @@ class TestSteps:
         harness.look()
         wait_ns = harness.look()
         assert wait_ns is not None
-        assert wait_ns >= compaction.RESTS_PER_STEP
+        assert wait_ns >= compaction.PAUSE_STEPS
         anchor = harness.store.anchor
         assert harness.compactor.run_step() is not None  # too early: nothing is done
         assert harness.store.anchor == anchor

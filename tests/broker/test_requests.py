@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from taskyard.broker import requests
 from taskyard.broker.requests import Budget, Requests
-from taskyard.core import effects, events, invariants, old_snapshots
+from taskyard.core import effects, events, invariants
 from taskyard.core.effects import CommandAck, Refused, TaskPage
 from taskyard.core.events import Scope
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.records import Cancelled
 from taskyard.core.scheduler import Scheduler
@@ -304,11 +305,11 @@ def test_command_of_a_client_that_is_gone_is_done_all_the_same() -> None:
 def test_move_that_is_refused_is_refused_once_and_changes_nothing() -> None:
     turns = Turns()
     turns.submit(100)
-    before = old_snapshots.fingerprint(turns.ledger)
+    before = ledger_fingerprint(turns.ledger)
     wrong = events.MoveRequested(0, b"c", Scope(campaign=b"c"), b"", None, 7)
     replies, _ = turns.until_idle(wrong)
     assert [type(one) for one in replies] == [Refused]
-    assert old_snapshots.fingerprint(turns.ledger) == before
+    assert ledger_fingerprint(turns.ledger) == before
     assert not turns.requests
 
 

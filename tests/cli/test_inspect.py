@@ -170,7 +170,7 @@ def test_why_names_failures_and_dependents(call: Caller) -> None:
     behind = "it is behind a failure: looks/bad failed (exit status 4: trouble)"
     assert said.code == 0
     assert said.out.splitlines() == [
-        "looks/bad: it failed after 1 attempt: exit status 4: trouble; 2 tasks wait behind it",
+        "looks/bad: it failed after 1 attempt: exit status 4: trouble; 2 tasks wait for it",
         f"looks/far: {behind}; it waits for looks/behind (BLOCKED)",
         "looks/idle: it is ready, but no worker of its service is connected (service none)",
     ]

@@ -85,7 +85,7 @@ def test_lane_has_its_rule_its_limits_and_its_times(call: Caller) -> None:
     assert (found["rule"], found["rule_limit"], found["limit"]) == ("slow", 2, 1)
     assert (found["tasks"], found["ready"], found["delayed"], found["leased"]) == (2, 1, 1, 0)
     assert found["oldest"] < found["next_due"]
-    assert (found["reason"], found["attempts"]) == ("no worker", 0)
+    assert (found["reason"], found["attempts"]) == ("no-worker", 0)
 
 
 def test_table_is_as_long_as_was_asked(call: Caller) -> None:
@@ -105,7 +105,7 @@ def test_many_lanes_are_listed_page_by_page(call: Caller, tmp_path: Path) -> Non
     assert sorted(lane for _, lane in lanes(call)) == names
     services = call("services", "--json").document()["services"]
     (service,) = [one for one in services if one["name"] == "exec"]
-    assert (service["lanes"], service["reasons"]) == (1203, {"no worker": 1203})
+    assert (service["lanes"], service["reasons"]) == (1203, {"no-worker": 1203})
 
 
 def test_services_summarize_the_reasons_of_their_lanes(call: Caller) -> None:
@@ -116,7 +116,7 @@ def test_services_summarize_the_reasons_of_their_lanes(call: Caller) -> None:
     schemas.check(outcome.out)
     found = {one["name"]: one for one in outcome.document()["services"]}
     assert found["gpu"]["rules"] == [{"name": "", "limit": 0}, {"name": "slow", "limit": 2}]
-    assert found["gpu"]["why"] == "1 lane: waits for its time, 1 lane: no worker"
+    assert found["gpu"]["why"] == "1 lane: delayed, 1 lane: no worker"
     assert found["gpu"]["oldest"] < found["gpu"]["next_due"]
     (line,) = [one for one in call("services").out.splitlines() if one.startswith("gpu ")]
     assert "defaults, slow" in line
@@ -168,7 +168,7 @@ def test_flush_makes_delayed_tasks_due_and_releases_held_ones(call: Caller) -> N
     call.submit("flushed", service="kept", lane="l", due="1h")
     assert call("retry", "--service", "kept", "--lane", "l").out == "retried 1 task\n"
     assert call("lanes", "--service", "kept", "--json").document()["lanes"][0]["reason"] == (
-        "no worker"
+        "no-worker"
     )
 
 

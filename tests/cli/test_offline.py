@@ -69,7 +69,7 @@ def test_tasks_that_were_moved_out_of_the_journal_are_found(state: Path) -> None
     assert run(state.parent, "journal", "compact")[0] == 0
     with OfflineClient(state) as stopped:
         assert stopped.result_bytes("campaign/good") == b"well done\n"
-        assert stopped.why("campaign/good") == "it is done, by attempt 1"
+        assert stopped.why("campaign/good") == "it is done (attempt 1)"
 
 
 def test_it_changes_nothing(state: Path) -> None:

@@ -74,7 +74,7 @@ def test_failure_is_reported_with_its_dependents_and_retried(tmp_path: Path) -> 
     assert why.endswith("  taskyard why failing/bad --state s")
     assert again.endswith(f"  taskyard run {file} --state s")
     code, out, _ = run(tmp_path, "why", "bad", "--state", "s")
-    assert out == "failing/bad: it failed after 3 attempts: exit status 1; 2 tasks wait behind it\n"
+    assert out == "failing/bad: it failed after 3 attempts: exit status 1; 2 tasks wait for it\n"
     code, _, err = run(tmp_path, "run", file, "--state", "s")
     assert code == 1
     assert "2 already done, 1 failed and retried, 2 waiting since the last run" in err

@@ -7,7 +7,7 @@ journal's encoding and recovery.
 
 from typing import Any
 
-from taskyard.core import invariants, old_snapshots
+from taskyard.core import invariants
 from taskyard.core.apply import apply
 from taskyard.core.effects import Assign, Effect, ReportAck
 from taskyard.core.entities import Lane, Task
@@ -29,6 +29,7 @@ from taskyard.core.events import (
     WorkerLost,
     WorkerRegistered,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms, WorkerFacts
@@ -69,9 +70,7 @@ class Yard:
         invariants.check(self.scheduler)
         for record in decode(encode(self.records)):
             apply(self.mirror, record)
-        assert old_snapshots.fingerprint(self.mirror) == old_snapshots.fingerprint(
-            self.scheduler.ledger
-        )
+        assert ledger_fingerprint(self.mirror) == ledger_fingerprint(self.scheduler.ledger)
         return effects
 
     def later(self, seconds: float) -> list[Effect]:

@@ -1,5 +1,6 @@
 """Explanations of tasks: every reason, its sentence compared literally."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_done_task(yard: Yard) -> None:
     yard.submit(b"a")
     yard.take(b"w")
     yard.finish(b"w", b"a")
-    assert sentence(yard, b"a", Reason.DONE) == "it is done, by attempt 1"
+    assert sentence(yard, b"a", Reason.DONE) == "it is done (attempt 1)"
 
 
 def test_cancelled_task(yard: Yard) -> None:
@@ -83,10 +84,10 @@ def test_failed_task_that_others_wait_for(yard: Yard) -> None:
     yard.submit(b"a", b"b", after=[[], [b"a"]])
     yard.take(b"w")
     yard.report(b"w", b"a", Outcome.FAILED, texts=[b"oh"])
-    expected = "it failed after 1 attempt: oh; 1 task waits behind it"
+    expected = "it failed after 1 attempt: oh; 1 task waits for it"
     assert sentence(yard, b"a", Reason.FAILED) == expected
     yard.submit(b"c", after=[[b"b"]])
-    expected = "it failed after 1 attempt: oh; 2 tasks wait behind it"
+    expected = "it failed after 1 attempt: oh; 2 tasks wait for it"
     assert sentence(yard, b"a", Reason.FAILED) == expected
 
 
@@ -207,22 +208,22 @@ def test_paused_task(yard: Yard, scope: dict[str, Any], expected: str) -> None:
         (
             Reason.LIMIT_BROKER,
             RulesSet(0, workers_max=1),
-            "the broker's limit of workers at once is reached",
+            "the broker's limit on workers is reached",
         ),
         (
             Reason.LIMIT_SERVICE,
             RulesSet(0, defaults=LaneOptions(workers_max=1)),
-            "its service's limit of workers at once is reached",
+            "its service's limit on workers is reached",
         ),
         (
             Reason.LIMIT_LANE,
             RulesSet(0),
-            "its lane's limit of workers at once is reached",
+            "its lane's limit on leased tasks is reached",
         ),
         (
             Reason.RATE,
             RulesSet(0, defaults=LaneOptions(rate_interval_ns=SECOND_NS, lane_workers_max=9)),
-            "its service's rate is used up for the moment",
+            "its service's rate limit is reached",
         ),
     ],
 )
@@ -258,8 +259,8 @@ def test_last_attempt_waits_until_the_only_worker_is_idle(yard: Yard) -> None:
     yard.take(b"w")
     yard.handle(ResumeRequested(0, b"c", b"default", b""))
     expected = (
-        "it is ready, but lost 4 workers, so its last attempt must be alone in its worker: "
-        "it waits until one is idle"
+        "it is ready, but it lost 4 workers, so its last attempt must run alone in a worker: "
+        "none is idle"
     )
     assert sentence(yard, b"a", Reason.EXCLUSIVE) == expected
 
@@ -275,8 +276,8 @@ def test_last_attempt_names_the_worker_that_is_emptied_for_it() -> None:
     yard.handle(WorkerLost(0, b"u"))
     assert yard.take(b"w") == [b"d"]
     expected = (
-        "it is ready, but lost 4 workers, so its last attempt must be alone in its worker: "
-        "worker w gets no other task until it is idle; it holds 2 tasks now"
+        "it is ready, but it lost 4 workers, so its last attempt must run alone in a worker: "
+        "worker w is reserved for it and still holds 2 tasks"
     )
     assert sentence(yard, b"a", Reason.EXCLUSIVE) == expected
 
@@ -288,8 +289,8 @@ def test_task_that_lost_workers_is_explained_by_others_like_it() -> None:
     yard.join(b"w", slots_total=8)
     assert yard.take(b"w", 8) == [b"a", b"b"]
     expected = (
-        "it is ready, but lost 3 workers: "
-        "at most 2 tasks of that kind may share a worker, and none has room for one more"
+        "it is ready, but it lost 3 workers: "
+        "at most 2 tasks with such losses may share a worker, and none has room"
     )
     assert sentence(yard, b"c", Reason.ISOLATED) == expected
 
@@ -308,7 +309,7 @@ def test_wide_task_names_the_worker_that_is_reserved_for_it(yard: Yard) -> None:
 
 def test_task_that_no_worker_asks_for(yard: Yard) -> None:
     yard.submit(b"a")
-    expected = "it is ready, but no worker of service default that has a free slot asks for work"
+    expected = "it is ready, but no worker of service default with a free slot requests tasks"
     assert sentence(yard, b"a", Reason.WORKERS_BUSY) == expected
 
 
@@ -318,7 +319,7 @@ def test_task_that_finds_all_slots_in_use(yard: Yard) -> None:
     expected = "it is ready, but all 2 slots of its 1 worker are in use"
     assert sentence(yard, b"c", Reason.WORKERS_BUSY) == expected
     yard.handle(WorkerRegistered(0, b"v", WorkerFacts(slots_total=1), prefetch=2))
-    expected = "it is ready, but no worker of service default that has a free slot asks for work"
+    expected = "it is ready, but no worker of service default with a free slot requests tasks"
     assert sentence(yard, b"c", Reason.WORKERS_BUSY) == expected
     yard.submit(b"d", b"e", b"f")
     yard.take(b"v", 3)
@@ -349,3 +350,12 @@ def test_every_reason_is_given_in_this_file() -> None:
     here = Path(__file__)
     text = here.read_text() + here.with_name("test_explain_lanes.py").read_text()
     assert [reason for reason in Reason if f"Reason.{reason.name}" not in text] == []
+
+
+def test_page_has_every_reason_of_a_task_and_no_other() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "scheduling.md").read_text()
+    section = page.partition("\n## Why a task waits\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
+    listed = [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
+    of_lanes_only = (Reason.SERVED, Reason.IDLE)
+    assert sorted(listed) == sorted(one.value for one in Reason if one not in of_lanes_only)

@@ -154,7 +154,7 @@ SCENARIOS: list[tuple[Reason, Callable[[Yard], None], str]] = [
         hold,
         "it is held until it is released: taskyard retry --service default --lane x",
     ),
-    (Reason.DEBOUNCED, debounce, "it waits for more tasks before it starts, in 3.0 s"),
+    (Reason.DEBOUNCED, debounce, "it collects more tasks before it starts (debounce): 3.0 s left"),
     (Reason.NO_WORKER, no_worker, "no worker of its service is connected"),
     (
         Reason.TROUBLE,
@@ -164,34 +164,34 @@ SCENARIOS: list[tuple[Reason, Callable[[Yard], None], str]] = [
     (
         Reason.NO_HEARTBEAT,
         silent,
-        "worker w, which serves it, has sent nothing for 6 s; in 9 s its tasks go to others",
+        "worker w, which serves it, has sent no heartbeat for 6 s; its leases expire in 9 s",
     ),
     (
         Reason.NO_HEARTBEAT,
         silent_with_all_of_it,
-        "worker w, which serves it, has sent nothing for 6 s; in 9 s its tasks go to others",
+        "worker w, which serves it, has sent no heartbeat for 6 s; its leases expire in 9 s",
     ),
     (
         Reason.LIMIT_BROKER,
         broker_limit,
-        "the broker's limit of workers at once is reached",
+        "the broker's limit on workers is reached",
     ),
     (
         Reason.LIMIT_SERVICE,
         service_limit,
-        "its service's limit of workers at once is reached",
+        "its service's limit on workers is reached",
     ),
-    (Reason.LIMIT_LANE, lane_limit, "its limit of leased tasks is reached"),
-    (Reason.RATE, rate, "its service's rate is used up for the moment"),
+    (Reason.LIMIT_LANE, lane_limit, "its limit on leased tasks is reached"),
+    (Reason.RATE, rate, "its service's rate limit is reached"),
     (
         Reason.WORKERS_BUSY,
         workers_busy,
-        "no worker of its service that asks for work has room for its next task",
+        "no worker of its service that requests tasks has room for its next one",
     ),
-    (Reason.SERVED, served, "1 worker has 2 tasks of it"),
+    (Reason.SERVED, served, "1 worker holds 2 of its tasks"),
     (Reason.TIME, time, "the next of its tasks is due in 5 s"),
     (Reason.TASKS, tasks, "its tasks wait for other tasks"),
-    (Reason.FAILED, failed, "1 task of it failed, and nothing else waits"),
+    (Reason.FAILED, failed, "1 of its tasks failed, and no other waits"),
 ]
 
 
@@ -235,7 +235,10 @@ def test_every_hold_has_a_sentence_of_its_own() -> None:
         (
             Reason.DEBOUNCED,
             debounce,
-            "but its lane waits for more tasks before it starts, in 3.0 s (service default)",
+            (
+                "but its lane collects more tasks before it starts (debounce): "
+                "3.0 s left (service default)"
+            ),
         ),
         (
             Reason.TROUBLE,
@@ -248,7 +251,7 @@ def test_every_hold_has_a_sentence_of_its_own() -> None:
         (
             Reason.NO_HEARTBEAT,
             silent,
-            "and has sent nothing for 6 s; in 9 s its tasks go to others",
+            "and has sent no heartbeat for 6 s; its leases expire in 9 s",
         ),
     ],
 )

@@ -92,11 +92,11 @@ def test_unknown_name_that_is_waited_for_is_of_its_own_campaign() -> None:
     yard.submit(b"t", after=[[b"later", b"far/later"]], **how)
     assert after_of(yard) == [[b"own/later", b"far/later"]]
     yard.submit(b"later", campaign=b"else")
-    assert yard.scheduler.ledger.dependents_of_unknown.keys() == {b"own/later", b"far/later"}
+    assert yard.scheduler.ledger.awaited.tasks.keys() == {b"own/later", b"far/later"}
     yard.submit(b"later", campaign=b"own")
     yard.submit(b"later", campaign=b"far")
-    assert yard.scheduler.ledger.dependents_of_unknown == {}
-    assert yard.scheduler.ledger.awaited_else == {}
+    assert yard.scheduler.ledger.awaited.tasks == {}
+    assert yard.scheduler.ledger.awaited.keys_by_name == {}
 
 
 def test_unknown_name_that_is_waited_for_may_come_outside_any_campaign() -> None:
@@ -107,7 +107,7 @@ def test_unknown_name_that_is_waited_for_may_come_outside_any_campaign() -> None
     yard.submit(b"u", campaign=b"other", unknown=UnknownPolicy.WAIT, after=[[b"own/later"]])
     yard.submit(b"later")
     assert yard[b"later"].dependents == [yard[b"own/t"]]
-    assert yard.scheduler.ledger.dependents_of_unknown == {b"own/later": [yard[b"other/u"]]}
+    assert yard.scheduler.ledger.awaited.tasks == {b"own/later": [yard[b"other/u"]]}
     yard.submit(b"later", campaign=b"own")
     assert yard[b"own/later"].dependents == [yard[b"other/u"]]
 
@@ -117,8 +117,8 @@ def test_unknown_name_of_a_campaign_that_comes_later_may_be_waited_for() -> None
     yard.submit(b"t", campaign=b"own", unknown=UnknownPolicy.WAIT, after=[[b"far/x"]])
     restored = reopened(yard.scheduler.ledger)
     assert (
-        restored.awaited_else
-        == yard.scheduler.ledger.awaited_else
+        restored.awaited.keys_by_name
+        == yard.scheduler.ledger.awaited.keys_by_name
         == {b"far/x": {b"own/far/x": None}}
     )
     yard.submit(b"x", campaign=b"far")

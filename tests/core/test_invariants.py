@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from taskyard.core import invariants
+from taskyard.core import invariants, lane_queues
 from taskyard.core.entities import (
     Ending,
     Lane,
@@ -136,7 +136,7 @@ def queue_under_another_priority(yard: Yard) -> None:
 
 def unset_suspect(yard: Yard) -> None:
     lane = lane_of(yard, b"suspect")
-    lane.remove(yard[b"suspect"])
+    lane_queues.remove(lane, yard[b"suspect"])
     lane.ready += 1
     lane.queue(0).items.append(yard[b"suspect"])
 
@@ -144,7 +144,7 @@ def unset_suspect(yard: Yard) -> None:
 def suspect_without_loss(yard: Yard) -> None:
     lane, task = lane_of(yard, b"ready"), yard[b"ready"]
     lane.queue(0).discard(task)
-    lane.add_suspect(task, front=False)
+    lane_queues.add_suspect(lane, task, front=False)
 
 
 def suspect_of_another_isolation(yard: Yard) -> None:
@@ -279,7 +279,7 @@ def forget_parked(yard: Yard) -> None:
 
 
 def await_known(yard: Yard) -> None:
-    ledger_of(yard).dependents_of_unknown[b"ready"] = []
+    ledger_of(yard).awaited.tasks[b"ready"] = []
 
 
 def forget_due_heap(yard: Yard) -> None:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import old_snapshots
 from taskyard.core.effects import (
     Assign,
     HeartbeatAck,
@@ -23,6 +22,7 @@ from taskyard.core.events import (
     WorkerHeartbeat,
     WorkerLost,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, SECOND_NS
 from taskyard.core.model import Terms, WorkerFacts
 from taskyard.core.records import (
@@ -430,9 +430,9 @@ def test_late_result_of_a_task_that_another_worker_has_done_changes_nothing() ->
     yard.take(b"v")
     yard.finish(b"v", b"a", texts=[b"right"])
     yard.join(b"w", lease_timeout_ns=TEN_NS)
-    before = old_snapshots.fingerprint(yard.scheduler.ledger)
+    before = ledger_fingerprint(yard.scheduler.ledger)
     assert missing(yard.finish(b"w", b"a", attempts=[1], texts=[b"late"])) == [b"a"]
-    after = old_snapshots.fingerprint(yard.scheduler.ledger)
+    after = ledger_fingerprint(yard.scheduler.ledger)
     assert {**after, "record": before["record"]} == before
 
 

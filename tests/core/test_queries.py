@@ -7,7 +7,7 @@ changed: none of these events may change anything that is durable.
 import pytest
 from msgspec import structs
 
-from taskyard.core import effects, events, old_snapshots, queries
+from taskyard.core import effects, events, queries
 from taskyard.core.effects import (
     Assign,
     Explanation,
@@ -53,6 +53,7 @@ from taskyard.core.events import (
     WorkerHeartbeat,
     WorkersRequested,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import (
     AFTER_SHOWN_MAX,
     LIST_TASKS_MAX,
@@ -130,10 +131,10 @@ QUESTIONS: list[Event] = [
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: type(one).__name__)
 def test_question_decides_nothing_and_changes_nothing(yard: Yard, question: Event) -> None:
     some_of_everything(yard)
-    before = old_snapshots.fingerprint(yard.scheduler.ledger)
+    before = ledger_fingerprint(yard.scheduler.ledger)
     first = yard.handle(question)
     assert yard.records == []
-    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
+    assert ledger_fingerprint(yard.scheduler.ledger) == before
     assert yard.handle(question) == first
 
 
@@ -596,7 +597,7 @@ def test_fingerprint_of_unfinished_tasks_leaves_out_the_output_of_ended_ones(yar
     kept = report_output(yard, b"one", name=b"b")
     report_output(yard, b"one")
     yard.finish(b"w", b"a")
-    assert old_snapshots.fingerprint(yard.scheduler.ledger, ended=False)["outputs"] == {b"b": kept}
+    assert ledger_fingerprint(yard.scheduler.ledger, ended=False)["outputs"] == {b"b": kept}
 
 
 # Progress.

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskyard.core import lane_queues
 from taskyard.core.entities import Task
 from taskyard.core.events import PauseRequested, ResumeRequested
 from taskyard.core.model import Terms
@@ -188,13 +189,13 @@ def test_lane_orders_by_priority_and_then_as_its_queues_do() -> None:
     lane = a_lane()
     given = [task(1), task(2, priority=5), task(3, priority=-1), task(4, priority=5)]
     for one in given:
-        lane.add(one, front=False)
-    lane.add(task(9), front=True)
+        lane_queues.add(lane, one, front=False)
+    lane_queues.add(lane, task(9), front=True)
     assert [queue.priority for queue in lane.queues] == [5, 0, -1]
     assert numbers(lane.peek(9)) == [2, 4, 9, 1, 3]
     assert numbers(lane.peek(3)) == [2, 4, 9]
     assert lane.ready == 5
-    lane.remove(given[3])
+    lane_queues.remove(lane, given[3])
     assert numbers(lane.in_order()) == [2, 9, 1, 3]
 
 
@@ -202,16 +203,16 @@ def test_task_that_lost_a_worker_is_set_apart() -> None:
     lane = a_lane()
     lost, worse = task(1), task(2, priority=9)
     lost.attempt = worse.attempt = 1
-    lane.add(task(0), front=False)
+    lane_queues.add(lane, task(0), front=False)
     assert lane.suspects == []
     for one in (lost, worse):
-        lane.add(one, front=False)
+        lane_queues.add(lane, one, front=False)
     assert lane.suspects == [lost, worse]
     assert numbers(lane.peek(9)) == [0]
     assert numbers(lane.in_order()) == [1, 2, 0]
-    lane.remove(worse)
+    lane_queues.remove(lane, worse)
     assert lane.suspects == [lost]
-    lane.discard_lazily(lost)
+    lane_queues.discard_lazily(lane, lost)
     assert (lane.suspects, lane.ready) == ([], 1)
 
 

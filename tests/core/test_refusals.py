@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.core import faults, old_snapshots, shape, submission
+from taskyard.core import faults, shape, submission
 from taskyard.core.effects import Accepted, Effect, Refused
 from taskyard.core.events import (
     DiskSpaceChanged,
@@ -15,6 +15,7 @@ from taskyard.core.events import (
     SubmitRequested,
     UnknownPolicy,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Refusal, RefusedTask, Submission, Terms
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard
@@ -251,12 +252,12 @@ def replies(effects: list[Effect]) -> list[Effect]:
 @settings(max_examples=300, deadline=None)
 def test_check_only_foretells_the_reply_and_changes_nothing(event: SubmitRequested) -> None:
     yard = yard_with_a_task_in_every_state()
-    before = old_snapshots.fingerprint(yard.scheduler.ledger)
+    before = ledger_fingerprint(yard.scheduler.ledger)
     refused_before = yard.scheduler.context.refused
     event.partial, event.check_only = False, True
     foretold = yard.handle(event)
     assert yard.records == []
-    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
+    assert ledger_fingerprint(yard.scheduler.ledger) == before
     assert yard.scheduler.context.refused == refused_before
     event.check_only = False
     assert replies(yard.handle(event)) == foretold

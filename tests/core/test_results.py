@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core import old_snapshots, results
+from taskyard.core import results
 from taskyard.core.effects import Effect, Refused, ReportAck, Settled, UnknownWorker
 from taskyard.core.events import (
     Outcome,
@@ -17,6 +17,7 @@ from taskyard.core.events import (
     UnknownPolicy,
     WatchRequested,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASH_DELAY_NS, CRASHES_MAX, REASON_BYTES_MAX, SECOND_NS
 from taskyard.core.model import Refusal
 from taskyard.core.records import (
@@ -402,9 +403,9 @@ def test_task_returned_with_done_predecessors_is_ready() -> None:
 
 def test_no_task_is_returned_unless_the_worker_holds_all_of_them() -> None:
     yard = holding(b"a")
-    before = old_snapshots.fingerprint(yard.scheduler.ledger)
+    before = ledger_fingerprint(yard.scheduler.ledger)
     assert give_back(yard, b"a", b"x") == [ReportAck(b"w", 0, [b"x"])]
-    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
+    assert ledger_fingerprint(yard.scheduler.ledger) == before
 
 
 @pytest.mark.parametrize(
@@ -425,11 +426,11 @@ def test_no_task_is_returned_with_invalid_predecessors(
     yard = holding(b"a", b"b")
     yard.submit(b"gone", b"behind", after=[[], [b"a"]])
     yard.cancel(b"gone")
-    before = old_snapshots.fingerprint(yard.scheduler.ledger)
+    before = ledger_fingerprint(yard.scheduler.ledger)
     (refused,) = give_back(yard, *names, request=4, **fields)
     assert isinstance(refused, Refused)
     assert (refused.client, refused.request, refused.refusal) == (b"w", 4, refusal)
-    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
+    assert ledger_fingerprint(yard.scheduler.ledger) == before
 
 
 def test_unknown_worker_returns_nothing() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from taskyard.core import invariants, old_snapshots
+from taskyard.core import invariants
 from taskyard.core.effects import Accepted
 from taskyard.core.entities import to_ended_task
 from taskyard.core.events import (
@@ -13,6 +13,7 @@ from taskyard.core.events import (
     TasksProgressed,
     UnknownPolicy,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import EndedTask, digest
@@ -57,7 +58,7 @@ def rich() -> Yard:
 def test_restored_ledger_has_the_same_fingerprint_and_keeps_its_invariants() -> None:
     ledger = rich().scheduler.ledger
     restored = reopened(ledger)
-    assert old_snapshots.fingerprint(restored) == old_snapshots.fingerprint(ledger)
+    assert ledger_fingerprint(restored) == ledger_fingerprint(ledger)
     invariants.check_ledger(restored)
 
 
@@ -73,14 +74,14 @@ def test_restored_ledger_keeps_outputs() -> None:
 
 def test_empty_ledger_can_be_restored() -> None:
     restored = reopened(Ledger())
-    assert old_snapshots.fingerprint(restored) == old_snapshots.fingerprint(Ledger())
+    assert ledger_fingerprint(restored) == ledger_fingerprint(Ledger())
 
 
 def test_fingerprint_shows_differences() -> None:
     yard, other = Yard(), Yard()
     yard.submit(b"a", b"b")
     other.submit(b"b", b"a")
-    assert old_snapshots.fingerprint(yard.mirror) != old_snapshots.fingerprint(other.mirror)
+    assert ledger_fingerprint(yard.mirror) != ledger_fingerprint(other.mirror)
 
 
 def test_restored_ledger_behaves_alike() -> None:
@@ -122,9 +123,9 @@ def test_any_ledger_can_be_restored(scenario: list[Step]) -> None:
     for step in scenario:
         take_step(yard, step)
     restored = reopened(yard.mirror)
-    assert old_snapshots.fingerprint(restored) == old_snapshots.fingerprint(yard.scheduler.ledger)
+    assert ledger_fingerprint(restored) == ledger_fingerprint(yard.scheduler.ledger)
     invariants.check_ledger(restored)
-    assert old_snapshots.fingerprint(reopened(restored)) == old_snapshots.fingerprint(restored)
+    assert ledger_fingerprint(reopened(restored)) == ledger_fingerprint(restored)
 
 
 def test_lane_with_nothing_but_a_suspect_can_be_restored_and_served() -> None:

@@ -81,7 +81,7 @@ def test_illegal_transition_describes_the_task() -> None:
         yard.scheduler.ledger.move([yard[b"a"]], Cause.RELEASED)
     assert str(raised.value) == (
         "task b'a': no transition from LEASED by RELEASED "
-        "(attempt 2, 0 failures, 1 lost workers, waits for 0 tasks, held by b'w')"
+        "(attempt 2, 0 failures, 1 lost worker, waits for 0 tasks, held by b'w')"
     )
 
 

@@ -5,7 +5,7 @@ from zlib import crc32
 
 import pytest
 
-from taskyard.core import limits, model, old_snapshots, shape, submission
+from taskyard.core import limits, model, shape, submission
 from taskyard.core.effects import Accepted, Refused
 from taskyard.core.events import (
     DiskSpaceChanged,
@@ -14,6 +14,7 @@ from taskyard.core.events import (
     SubmitRequested,
     UnknownPolicy,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import TaskState
@@ -230,10 +231,10 @@ MALFORMED: list[tuple[Refusal, Submission]] = [
 
 @pytest.mark.parametrize(("expected", "one"), MALFORMED)
 def test_what_is_refused_changes_nothing(yard: Yard, expected: Refusal, one: Submission) -> None:
-    before = old_snapshots.fingerprint(yard.scheduler.ledger)
+    before = ledger_fingerprint(yard.scheduler.ledger)
     assert refusal(send(yard, one)) is expected
     assert yard.records == []
-    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
+    assert ledger_fingerprint(yard.scheduler.ledger) == before
 
 
 def test_every_refusal_is_tested_here() -> None:
@@ -328,10 +329,10 @@ def test_refusal_names_the_task_and_the_problem(yard: Yard) -> None:
     "name", [b"blocked", b"delayed", b"ready", b"leased", b"done", b"failed", b"cancelled"]
 )
 def test_repeated_submission_is_harmless_in_every_state(yard: Yard, name: bytes) -> None:
-    before = old_snapshots.fingerprint(yard.scheduler.ledger)
+    before = ledger_fingerprint(yard.scheduler.ledger)
     assert yard.submit(name) == [Accepted(b"client", 0, new=0, existing=1)]
     assert yard.records == []
-    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
+    assert ledger_fingerprint(yard.scheduler.ledger) == before
 
 
 def test_known_tasks_are_skipped_and_new_ones_accepted(yard: Yard) -> None:
@@ -373,9 +374,9 @@ def test_unknown_predecessor_is_waited_for_on_request() -> None:
     yard = Yard()
     yard.join(b"w")
     yard.submit(b"a", b"b", after=[[b"x"], [b"x", b"y"]], unknown=UnknownPolicy.WAIT)
-    assert list(yard.scheduler.ledger.dependents_of_unknown) == [b"x", b"y"]
+    assert list(yard.scheduler.ledger.awaited.tasks) == [b"x", b"y"]
     yard.submit(b"x")
-    assert list(yard.scheduler.ledger.dependents_of_unknown) == [b"y"]
+    assert list(yard.scheduler.ledger.awaited.tasks) == [b"y"]
     assert yard.states(b"a", b"b", b"x") == [BLOCKED, BLOCKED, READY]
     yard.take(b"w")
     yard.finish(b"w", b"x")
@@ -440,9 +441,9 @@ def test_cycle_through_extension_is_refused(length: int) -> None:
     yard = Yard()
     names = [b"%d" % number for number in range(length)]
     yard.submit(*names, after=[[], *[[name] for name in names[:-1]]])
-    before = old_snapshots.fingerprint(yard.scheduler.ledger)
+    before = ledger_fingerprint(yard.scheduler.ledger)
     assert refusal(extend(yard, names[0], after=[[names[-1]]])) is Refusal.CYCLE
-    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
+    assert ledger_fingerprint(yard.scheduler.ledger) == before
 
 
 def test_cycle_through_new_and_known_tasks_of_one_message_is_refused() -> None:
@@ -493,10 +494,10 @@ def test_extension_blocks_what_waits(yard: Yard, name: bytes) -> None:
 
 
 def test_extension_of_a_leased_task_is_refused_as_a_whole(yard: Yard) -> None:
-    before = old_snapshots.fingerprint(yard.scheduler.ledger)
+    before = ledger_fingerprint(yard.scheduler.ledger)
     effects = extend(yard, b"new", b"ready", b"leased", after=[[], [b"failed"], [b"ready"]])
     assert refusal(effects) is Refusal.BUSY
-    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
+    assert ledger_fingerprint(yard.scheduler.ledger) == before
 
 
 def test_extension_of_a_failed_task_waits_until_it_is_retried(yard: Yard) -> None:
@@ -510,11 +511,11 @@ def test_extension_of_a_failed_task_waits_until_it_is_retried(yard: Yard) -> Non
 
 
 def test_extension_without_predecessors_changes_nothing(yard: Yard) -> None:
-    before = old_snapshots.fingerprint(yard.scheduler.ledger)
+    before = ledger_fingerprint(yard.scheduler.ledger)
     assert extend(yard, b"ready", b"delayed") == [Accepted(b"client", 0, new=0, existing=2)]
     assert extend(yard, b"ready", after=[[b"done"]]) == [Accepted(b"client", 0, new=0, existing=1)]
     assert yard.records == []
-    assert old_snapshots.fingerprint(yard.scheduler.ledger) == before
+    assert ledger_fingerprint(yard.scheduler.ledger) == before
 
 
 def test_extended_task_never_enters_the_queue_twice() -> None:

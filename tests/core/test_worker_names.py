@@ -1,6 +1,5 @@
 """Worker names: which process holds one, and how others of that name are refused."""
 
-from taskyard.core import old_snapshots
 from taskyard.core.effects import Effect, HeartbeatAck, Refused
 from taskyard.core.events import (
     TasksProgressed,
@@ -11,6 +10,7 @@ from taskyard.core.events import (
     WorkerHeartbeat,
     WorkerRegistered,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, REPLACED_MAX, REPLACED_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Refusal, WorkerFacts
 from taskyard.core.records import (
@@ -264,7 +264,7 @@ def test_replaced_process_that_returns_is_refunded_and_refused() -> None:
     assert yard.scheduler.take_warnings() == [
         (
             "worker name 'w': the replaced process (incarnation 1) came back and is refused for "
-            "good, 2 task(s) are not charged with its loss"
+            "good, 2 lost tasks refunded"
         )
     ]
 
@@ -326,7 +326,7 @@ def test_replaced_process_is_refused_after_recovery_from_the_journal() -> None:
 def test_replaced_process_is_refused_after_recovery_from_a_snapshot() -> None:
     yard = replaced(b"a")
     ledger = reopened(yard.scheduler.ledger)
-    assert old_snapshots.fingerprint(ledger) == old_snapshots.fingerprint(yard.scheduler.ledger)
+    assert ledger_fingerprint(ledger) == ledger_fingerprint(yard.scheduler.ledger)
     yard.scheduler = Scheduler(ledger)
     yard.scheduler.resume(yard.now_ns)
     assert refusals(beat(yard, 1)) == [Refusal.NAME_LOST]

@@ -14,8 +14,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from taskyard.core import old_snapshots
 from taskyard.core.apply import apply
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask, Result, Submission, Terms, WorkerFacts
 from taskyard.core.records import (
@@ -162,7 +162,7 @@ def record_lines() -> list[str]:
 
 def described(ledger: Ledger) -> str:
     """Describe a ledger in a text that does not change when a record or a task gets a new field."""
-    fingerprint = old_snapshots.fingerprint(ledger)
+    fingerprint = ledger_fingerprint(ledger)
     tasks: dict[str, Any] = {
         repr(task.name): (
             task.state.name,

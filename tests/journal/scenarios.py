@@ -7,7 +7,6 @@ deterministic.
 from pathlib import Path
 from typing import Any
 
-from taskyard.core import old_snapshots
 from taskyard.core.effects import Effect
 from taskyard.core.events import (
     DuplicatePolicy,
@@ -25,6 +24,7 @@ from taskyard.core.events import (
     TasksReturned,
     UnknownPolicy,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.rules import LaneOptions, Rule
@@ -49,14 +49,14 @@ class WritingYard(Yard):
         super().__init__()
         self.store = store
         #: The ledger's fingerprint after each row, starting before the first.
-        self.portraits = [old_snapshots.fingerprint(self.scheduler.ledger)]
+        self.portraits = [ledger_fingerprint(self.scheduler.ledger)]
         self.clock(BEGIN_NS)
 
     def handle(self, event: Event) -> list[Effect]:
         effects = super().handle(event)
         if self.records:
             self.store.commit(encode(self.records), len(self.records))
-            self.portraits.append(old_snapshots.fingerprint(self.scheduler.ledger))
+            self.portraits.append(ledger_fingerprint(self.scheduler.ledger))
         return effects
 
     def handle_stale(self, name: bytes) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from taskyard.core import cold, invariants, old_snapshots
-from taskyard.core import snapshot as core_snapshot
+from taskyard.core import invariants
 from taskyard.core.apply import apply
-from taskyard.core.cold import ColdLedger
 from taskyard.core.events import (
     DuplicatePolicy,
     MoveRequested,
@@ -20,10 +18,14 @@ from taskyard.core.events import (
     UnknownPolicy,
     WorkerLost,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord, Submitted
 from taskyard.core.scheduler import Scheduler
+from taskyard.core.snapshots import cold_ledger
+from taskyard.core.snapshots import columns as snapshot_columns
+from taskyard.core.snapshots.cold_ledger import ColdLedger
 from taskyard.core.states import (
     BLOCKED,
     CANCELLED,
@@ -50,9 +52,9 @@ def yard() -> WritingYard:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use chunks of a few tasks, so that a short scenario has many, full ones and others."""
-    monkeypatch.setattr(core_snapshot, "CHUNK_TASKS", 4)
-    monkeypatch.setattr(cold, "CHUNK_TASKS", 4)
-    monkeypatch.setattr(cold, "CHUNK_EDGES", 3)
+    monkeypatch.setattr(snapshot_columns, "CHUNK_TASKS", 4)
+    monkeypatch.setattr(cold_ledger, "CHUNK_TASKS", 4)
+    monkeypatch.setattr(cold_ledger, "CHUNK_EDGES", 3)
 
 
 def records_of(rows: Iterable[Row]) -> list[AnyRecord]:
@@ -93,9 +95,7 @@ def replayed(rows: Iterable[Row]) -> Ledger:
 
 def check(content: bytes, rows: list[Row]) -> None:
     restored = snapshot.decode(content, "it")
-    assert old_snapshots.fingerprint(restored) == unfinished(
-        old_snapshots.fingerprint(replayed(rows))
-    )
+    assert ledger_fingerprint(restored) == unfinished(ledger_fingerprint(replayed(rows)))
     scheduler = Scheduler(restored)
     scheduler.resume(0)
     invariants.check(scheduler)

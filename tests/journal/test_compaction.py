@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from taskyard.core import old_snapshots
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import EndedTask
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import archive, compaction, history, recovery, snapshot
@@ -119,9 +119,9 @@ class TestExport:
         assert history.gaps(whole) == []
         for name in history.TABLES:
             assert table(tmp_path / "many", name) == table(tmp_path / "one", name)
-        assert old_snapshots.fingerprint(
+        assert ledger_fingerprint(
             recovery.open_ledger(tmp_path / "many", store)
-        ) == old_snapshots.fingerprint(recovery.open_ledger(tmp_path / "one", store))
+        ) == ledger_fingerprint(recovery.open_ledger(tmp_path / "one", store))
 
     def test_rows_that_come_while_it_runs_are_left_for_the_next(
         self, yard: WritingYard, tmp_path: Path
@@ -181,7 +181,7 @@ class TestCompact:
         yard.store.close()
         reopened = SqliteStore(tmp_path)
         assert reopened.anchor == reopened.head
-        recovered = old_snapshots.fingerprint(recovery.open_ledger(tmp_path, reopened))
+        recovered = ledger_fingerprint(recovery.open_ledger(tmp_path, reopened))
         assert recovered == unfinished(yard.portraits[-1])
         reopened.close()
 
@@ -221,7 +221,7 @@ class TestKilled:
             assert table(tmp_path / "killed", name) == table(tmp_path / "clean", name)
         assert index_rows(tmp_path / "killed", names) == index_rows(tmp_path / "clean", names)
         recovered = recovery.open_ledger(tmp_path / "killed", store)
-        assert old_snapshots.fingerprint(recovered) == unfinished(yard.portraits[-1])
+        assert ledger_fingerprint(recovered) == unfinished(yard.portraits[-1])
 
     def test_failing_disk_raises_and_the_next_run_works(
         self, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.core import old_snapshots
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, compaction, compaction_process, recovery, snapshot
 from taskyard.journal.archive import Archive
@@ -92,7 +92,7 @@ class TestRun:
         with Archive(tmp_path) as index:
             assert index.covered() == (store.identity, store.head)
         recovered = recovery.open_ledger(tmp_path, store)
-        assert old_snapshots.fingerprint(recovered) == unfinished(yard.portraits[ROWS])
+        assert ledger_fingerprint(recovered) == unfinished(yard.portraits[ROWS])
 
     def test_rows_that_come_meanwhile_are_left_for_the_next(
         self, yard: WritingYard, store: SqliteStore, tmp_path: Path

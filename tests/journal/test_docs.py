@@ -11,9 +11,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from taskyard.core import model, old_snapshots, records, runs
-from taskyard.core import snapshot as core_snapshot
+from taskyard.core import model, records, runs
 from taskyard.core.records import AnyRecord, ReturnReason
+from taskyard.core.snapshots import columns as snapshot_columns
+from taskyard.core.snapshots import old_formats
 from taskyard.core.states import TaskState
 from taskyard.errors import StateError
 from taskyard.journal import (
@@ -40,16 +41,16 @@ ARRAYS = [
     model.WorkerFacts,
     runs.RunColumns,
     runs.Attempt,
-    core_snapshot.TaskColumns,
-    core_snapshot.Rest,
-    core_snapshot.CampaignRest,
-    core_snapshot.LaneRest,
-    old_snapshots.LedgerSnapshot,
-    old_snapshots.ServiceSnapshot,
-    old_snapshots.LaneSnapshot,
-    old_snapshots.QueueSnapshot,
-    old_snapshots.WorkerSnapshot,
-    old_snapshots.LeaseSnapshot,
+    snapshot_columns.TaskColumns,
+    snapshot_columns.Rest,
+    snapshot_columns.CampaignRest,
+    snapshot_columns.LaneRest,
+    old_formats.LedgerSnapshot,
+    snapshot_columns.ServiceSnapshot,
+    old_formats.LaneSnapshot,
+    old_formats.QueueSnapshot,
+    snapshot_columns.WorkerSnapshot,
+    snapshot_columns.LeaseSnapshot,
 ]
 
 

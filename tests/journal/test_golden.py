@@ -8,7 +8,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from taskyard.core import invariants, old_snapshots
+from taskyard.core import invariants
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Result
 from taskyard.core.records import AnyRecord, Submitted
 from taskyard.core.states import TaskState
@@ -178,11 +179,11 @@ class TestStateDirectory:
     def test_golden_state_is_compacted_to_a_snapshot_of_this_format(self, state: Path) -> None:
         """The old snapshot is the base of the new one."""
         with closing(SqliteStore(state)) as store:
-            before = unfinished(old_snapshots.fingerprint(recovery.open_ledger(state, store)))
+            before = unfinished(ledger_fingerprint(recovery.open_ledger(state, store)))
             assert compaction.compact(state, store).rows > 0
             with snapshot.read(state, store.head.sequence) as taken:
                 assert taken.version == snapshot.FORMAT
-            assert old_snapshots.fingerprint(recovery.open_ledger(state, store)) == before
+            assert ledger_fingerprint(recovery.open_ledger(state, store)) == before
 
     def test_golden_state_is_sound(self, state: Path) -> None:
         findings = state_check.check(state, deep=True)

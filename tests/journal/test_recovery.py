@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.core import invariants, old_snapshots
+from taskyard.core import invariants
 from taskyard.core.apply import apply
 from taskyard.core.effects import Accepted, Refused
 from taskyard.core.events import (
@@ -28,6 +28,7 @@ from taskyard.core.events import (
     TimePassed,
     WatchRequested,
 )
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Refusal, Result, Submission, Terms, WorkerFacts
 from taskyard.core.records import (
@@ -72,7 +73,7 @@ def last(yard: WritingYard) -> int:
 class TestEquality:
     def test_rows_alone_give_the_live_ledger(self, yard: WritingYard, tmp_path: Path) -> None:
         recovered = recovery.open_ledger(tmp_path, yard.store)
-        assert old_snapshots.fingerprint(recovered) == yard.portraits[-1]
+        assert ledger_fingerprint(recovered) == yard.portraits[-1]
 
     def test_snapshot_after_every_row_and_the_rest_give_the_live_ledger(
         self, yard: WritingYard
@@ -81,9 +82,9 @@ class TestEquality:
             ledger = recovery.recover(copied(yard.store, row.sequence))
             content = snapshot.encode(yard.store.identity, row.head, ledger)
             restored = snapshot.decode(content, "it")
-            assert old_snapshots.fingerprint(restored) == yard.portraits[row.sequence]
+            assert ledger_fingerprint(restored) == yard.portraits[row.sequence]
             recovered = recovery.recover(yard.store, restored, row.sequence)
-            assert old_snapshots.fingerprint(recovered) == yard.portraits[-1]
+            assert ledger_fingerprint(recovered) == yard.portraits[-1]
 
     @pytest.mark.parametrize("trims", [False, True], ids=["exported", "compacted"])
     def test_compaction_in_the_middle_and_the_rest_give_the_live_ledger(
@@ -94,7 +95,7 @@ class TestEquality:
             (compaction.compact if trims else compaction.export)(directory, store)
             go_on(store, yard.store, last(yard))
             recovered = recovery.open_ledger(directory, store)
-            fingerprint = old_snapshots.fingerprint(recovered)
+            fingerprint = ledger_fingerprint(recovered)
             assert unfinished(fingerprint) == unfinished(yard.portraits[-1])
             with Archive(directory) as index:
                 assert_ended_are_known(fingerprint, index, yard.portraits[-1])
@@ -106,7 +107,7 @@ class TestEquality:
         for rows in range(1, last(yard) + 1):
             go_on(store, yard.store, rows)
             compaction.compact(tmp_path, store)
-            recovered = old_snapshots.fingerprint(recovery.open_ledger(tmp_path, store))
+            recovered = ledger_fingerprint(recovery.open_ledger(tmp_path, store))
             assert recovered == unfinished(yard.portraits[rows])
         with Archive(tmp_path) as index:
             assert_ended_are_known({"tasks": {}}, index, yard.portraits[-1])
@@ -115,24 +116,24 @@ class TestEquality:
         rows = list(yard.store.rows())
         for count, fingerprint in enumerate(yard.portraits):
             ledger = recovery.recover(copied(yard.store, count))
-            assert old_snapshots.fingerprint(ledger) == fingerprint
+            assert ledger_fingerprint(ledger) == fingerprint
             scheduler = Scheduler(ledger)
             scheduler.resume(now_ns=10**18)
             scheduler.handle(ClientDisconnected(10**18, b"nobody"))
             invariants.check(scheduler)
-            assert old_snapshots.fingerprint(ledger) == fingerprint  # every lease continues
+            assert ledger_fingerprint(ledger) == fingerprint  # every lease continues
             for row in rows[count:]:
                 for record in recovery.records_of(row, ledger.record):
                     apply(ledger, record)
-            assert old_snapshots.fingerprint(ledger) == yard.portraits[-1]
+            assert ledger_fingerprint(ledger) == yard.portraits[-1]
 
     def test_restart_expires_no_lease_at_once(self, yard: WritingYard) -> None:
         scheduler = Scheduler(recovery.recover(yard.store))
         scheduler.resume(now_ns=10**18)
-        before = old_snapshots.fingerprint(scheduler.ledger)["leases"]
+        before = ledger_fingerprint(scheduler.ledger)["leases"]
         scheduler.handle(TimePassed(10**18 + 1))
         assert before
-        assert old_snapshots.fingerprint(scheduler.ledger)["leases"] == before
+        assert ledger_fingerprint(scheduler.ledger)["leases"] == before
 
 
 def assert_ended_are_known(
@@ -198,7 +199,7 @@ class TestDamage:
         self.spoil(tmp_path, last(yard))
         with caplog.at_level(logging.WARNING, "taskyard.journal"):
             recovered = recovery.open_ledger(tmp_path, store)
-        assert unfinished(old_snapshots.fingerprint(recovered)) == unfinished(yard.portraits[-1])
+        assert unfinished(ledger_fingerprint(recovered)) == unfinished(yard.portraits[-1])
         assert "does not match its checksum; trying an older one" in caplog.text
 
     def test_damaged_snapshot_is_skipped_with_a_warning_for_all_rows(
@@ -207,7 +208,7 @@ class TestDamage:
         compaction.export(tmp_path, yard.store)
         self.spoil(tmp_path, last(yard))
         recovered = recovery.open_ledger(tmp_path, yard.store)
-        assert old_snapshots.fingerprint(recovered) == yard.portraits[-1]
+        assert ledger_fingerprint(recovered) == yard.portraits[-1]
         assert "does not match its checksum" in caplog.text
 
     def test_snapshot_of_a_row_that_the_journal_lost_is_refused(
@@ -274,7 +275,7 @@ class TestDamage:
         compaction.export(tmp_path, yard.store)
         (tmp_path / archive.FILE_NAME).unlink()
         recovered = recovery.open_ledger(tmp_path, yard.store)
-        assert old_snapshots.fingerprint(recovered) == yard.portraits[-1]
+        assert ledger_fingerprint(recovered) == yard.portraits[-1]
 
     def test_row_that_skips_records_is_refused(self) -> None:
         store = MemoryStore()
@@ -392,7 +393,7 @@ class TestArchived:
     def test_ledger_drops_covered_and_recalled_tasks(self, archived: Archived) -> None:
         live = archived.yard.scheduler.ledger
         live.archive(recovery.archivable(live, archived.store.head.record))
-        assert old_snapshots.fingerprint(live) == unfinished(archived.yard.portraits[-1])
+        assert ledger_fingerprint(live) == unfinished(archived.yard.portraits[-1])
         recovery.recall_for(archived.ledger, archived.index, [b"first/b"])
         assert recovery.archivable(archived.ledger, archived.store.head.record) == [b"first/b"]
 
@@ -524,5 +525,5 @@ def test_sqlite_and_memory_give_the_same_ledger(tmp_path: Path) -> None:
     yard = rich_yard(tmp_path)
     yard.store.close()
     reopened = SqliteStore(tmp_path)
-    assert old_snapshots.fingerprint(recovery.open_ledger(tmp_path, reopened)) == yard.portraits[-1]
+    assert ledger_fingerprint(recovery.open_ledger(tmp_path, reopened)) == yard.portraits[-1]
     reopened.close()

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.core import old_snapshots
 from taskyard.core.apply import apply
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Submission
 from taskyard.core.records import Submitted
-from taskyard.core.snapshot import CHUNK_TASKS
+from taskyard.core.snapshots.columns import CHUNK_TASKS
 from taskyard.errors import JournalDamaged, JournalFailed, StateError, UnknownFormat
 from taskyard.journal import snapshot
 from taskyard.journal.store import Head, MemoryStore
@@ -41,7 +41,7 @@ def test_snapshot_comes_back_as_it_was(ledger: Ledger, head: Head, tmp_path: Pat
         assert (taken.identity, taken.head) == (IDENTITY, head)
         assert taken.tasks == len(ledger.tasks)
         taken.verify()
-        assert old_snapshots.fingerprint(taken.restore()) == old_snapshots.fingerprint(ledger)
+        assert ledger_fingerprint(taken.restore()) == ledger_fingerprint(ledger)
 
 
 def test_snapshot_is_private(ledger: Ledger, head: Head, tmp_path: Path) -> None:

@@ -34,16 +34,16 @@ REPORT: Final = imported("report")
 #: The lines of the closing table, in its order.
 PROMISED: Final = {
     "all_ended": "every message ends done or failed",
-    "reasons_hold": "what failed says why",
-    "taken_once": "none is delivered twice",
+    "reasons_hold": "failed messages have a reason",
+    "taken_once": "no message is delivered twice",
     "in_their_lanes": "a message's lane is its destination",
     "lane_limit": "connections to a destination",
-    "section_limit": "slow ones served at once",
+    "section_limit": "slow destinations served at once",
     "agents_limit": "agents",
-    "small_ones_first": "a large one holds up nobody",
-    "others_go_on": "one that is down holds up nobody",
+    "small_ones_first": "a large one delays no other",
+    "others_go_on": "one that is down delays no other",
     "schedule_followed": "retries follow the schedule",
-    "never_early": "none is tried before it is due",
+    "never_early": "no message is tried before it is due",
     "in_order": "the order in a lane holds",
 }
 

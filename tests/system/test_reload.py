@@ -93,7 +93,7 @@ def test_changed_limit_applies_within_a_second(tmp_path: Path) -> None:
         until(lambda: marks(tmp_path))
         first = yard.tasks()["a"]
         assert yard.leased() == 1
-        assert yard.lane("b")["reason"] == "service limit"
+        assert yard.lane("b")["reason"] == "service-limit"
 
         settings(tmp_path, "workers_max = 3")
         began = time.monotonic()
@@ -107,7 +107,7 @@ def test_changed_limit_applies_within_a_second(tmp_path: Path) -> None:
         yard.hang_up()
         assert yard.leased() == 3  # no worker loses a task
         assert yard.tasks()["a"] == first  # the same lease
-        assert yard.lane("d")["reason"] == "service limit"
+        assert yard.lane("d")["reason"] == "service-limit"
         yard.finish()
         assert {one["attempt"] for one in yard.tasks().values()} == {1}
         assert is_alive(yard.broker.pid)
@@ -129,7 +129,7 @@ def test_bad_file_leaves_the_rules_as_they_were(tmp_path: Path) -> None:
             assert expected in output
         (tmp_path / "taskyard.toml").unlink()
         assert "No such file" in yard.hang_up()
-        assert yard.lane("c")["reason"] == "service limit"
+        assert yard.lane("c")["reason"] == "service-limit"
         assert yard.leased() == 1
         settings(tmp_path, "workers_max = 2")
         yard.hang_up()
@@ -158,7 +158,7 @@ def test_rate_is_kept_until_it_is_taken_away(tmp_path: Path) -> None:
         settings(tmp_path, 'rate = "1/h"')
         yard.hang_up()
         yard.submit("next", "late", script="true")
-        until(lambda: "rate" in [one["reason"] for one in yard.client.lanes()])
+        until(lambda: "rate-limit" in [one["reason"] for one in yard.client.lanes()])
         settings(tmp_path)
         yard.hang_up()
         yard.finish()

@@ -16,9 +16,10 @@ from simulator.checkers import Violation
 from simulator.disk import Crashed, SimIndex, SimStore
 from simulator.network import Message
 from taskyard.broker.turn import Broker
-from taskyard.core import invariants, old_snapshots
+from taskyard.core import invariants
 from taskyard.core.effects import Effect
 from taskyard.core.events import Event, RulesSet
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import recovery, snapshot
@@ -168,7 +169,7 @@ class BrokerHost:
         """Compare the recovered ledger with the crashed one, if all of that was durable."""
         if (
             self._fingerprint is not None
-            and old_snapshots.fingerprint(ledger, ended=False) != self._fingerprint
+            and ledger_fingerprint(ledger, ended=False) != self._fingerprint
         ):
             raise Violation("recovery", "the recovered ledger is not the one that crashed")
 
@@ -207,7 +208,7 @@ class BrokerHost:
         world.trace("broker crashes", why)
         ledger = self._broker.scheduler.ledger
         durable = ledger.record == world.checker.model.records
-        self._fingerprint = old_snapshots.fingerprint(ledger, ended=False) if durable else None
+        self._fingerprint = ledger_fingerprint(ledger, ended=False) if durable else None
         self._broker = None
         self._inbox = []
         self._idle = False

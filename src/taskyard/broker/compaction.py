@@ -1,10 +1,9 @@
 """Compaction while the broker runs: when it starts, and its steps between turns.
 
 A child process reads the rows and writes history, index and snapshot
-(`journal.compaction_process`). The rest runs here after a turn, in steps of some milliseconds with
-rests in between: trim rows, remove older snapshots, drop ended tasks. Only one compaction runs at a
-time. A failed one is logged and retried later, and the broker continues. Independent of the turns'
-content.
+(`journal.compaction_process`). The rest runs here between turns, in steps of milliseconds: trim
+rows, remove older snapshots, drop ended tasks. Only one compaction runs at a time. A failed one is
+logged and retried later, and the broker continues. Independent of the turns' content.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ LAG_MIN: Final = 20_000
 DUE_CHECK_NS: Final = SECOND_NS // 5
 CHILD_POLL_NS: Final = SECOND_NS // 20
 
-#: The longest step between two turns. Then turns have four times as long, but not longer if a
-#: loaded machine makes a step slow.
+#: The longest step between two turns, and the pause after it, in steps. A step that is slow because
+#: the machine is loaded lengthens no pause.
 STEP_NS: Final = SECOND_NS // 200
-RESTS_PER_STEP: Final = 4
+PAUSE_STEPS: Final = 4
 
-#: Rests while producers wait for the compaction.
-RESTS_A_STEP_LAGGING: Final = 1
+#: The pause while producers wait for the compaction, in steps.
+PAUSE_STEPS_LAGGING: Final = 1
 
 #: Rows trimmed in a step: up to one transaction, and up to its time. The minimum holds on a
 #: loaded machine, where every step takes long.
@@ -134,7 +133,7 @@ class Compactor:
         return self._child is not None or self._steps is not None
 
     def _advance(self, now_ns: int) -> int:
-        """Run a step and return the rest after it."""
+        """Run a step and return the pause after it."""
         if self._steps is None and self._child is not None:
             poll = self._child.poll()
             if poll is None:
@@ -146,8 +145,8 @@ class Compactor:
             return DUE_CHECK_NS
         self._step(self._steps)
         lagging = self.lag_percent >= LAG_SLOW_PERCENT
-        rests = RESTS_A_STEP_LAGGING if lagging else RESTS_PER_STEP
-        return rests * min(self._clock.monotonic_ns() - now_ns, STEP_NS)
+        steps = PAUSE_STEPS_LAGGING if lagging else PAUSE_STEPS
+        return steps * min(self._clock.monotonic_ns() - now_ns, STEP_NS)
 
     def _step(self, steps: Iterator[None]) -> None:
         try:

@@ -168,9 +168,9 @@ class Requests:
         return effects
 
     def _next_client(self) -> bytes:
-        """Remove and return the next client: in turn one already served, the newest and the oldest.
+        """Remove and return the next client: a served one, the newest and the oldest by turns.
 
-        So a crowd of clients does not delay a later one, nor later ones the crowd.
+        So many waiting clients do not delay a later one, nor later ones the waiting.
         """
         self._pick = (self._pick + 1) % 3
         if self._served and (not self._pick or not self._fresh):

@@ -227,7 +227,8 @@ def _why(lanes: list[dict[str, Any]], reasons: Counter[str]) -> str:
     if len(lanes) == 1:
         return str(lanes[0]["why"])
     return ", ".join(
-        f"{format_count(number, 'lane')}: {why}" for why, number in reasons.most_common()
+        f"{format_count(number, 'lane')}: {reason.replace('-', ' ')}"
+        for reason, number in reasons.most_common()
     )
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from taskyard.core import graph, records
+from taskyard.core import graph, lane_queues, records
 from taskyard.core.entities import Ending, Lease, Task, Worker
-from taskyard.core.ledger import lane_counts, one_lane
+from taskyard.core.lane_queues import lane_counts, one_lane
 from taskyard.core.limits import ATTEMPTS_SHOWN_MAX, REPLACED_MAX, REPLACED_TASKS_MAX
 from taskyard.core.model import Replaced, Terms
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from taskyard.core.entities import Lane, Service
-    from taskyard.core.ledger import Counts, Ledger, Tasks
+    from taskyard.core.lane_queues import Counts, Tasks
+    from taskyard.core.ledger import Ledger
     from taskyard.core.model import Submission
     from taskyard.core.records import AnyRecord
     from taskyard.core.runs import RunColumns
@@ -57,9 +58,9 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
     enter = _enter_uniform if submission.terms_at is None else _enter_each
     tasks = enter(ledger, submission, record.at_ns)
     ledger.tasks.update(zip(submission.names, tasks, strict=True))
-    if ledger.dependents_of_unknown:
+    if ledger.awaited.tasks:
         for task in tasks:
-            task.dependents = ledger.take_awaited(task.name)
+            task.dependents = ledger.awaited.take(task.name)
     if submission.after is not None:
         _link(ledger, tasks, submission.after)
     if submission.envelopes is not None:
@@ -298,7 +299,7 @@ def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
     front = record.reason not in RETURNS_TO_BACK
     ledger.requeue(tasks, Cause.RETURNED, front=front, deferred=back)
     for lane, _ in released:
-        lane.cap_released()
+        lane_queues.cap_released(lane)
     ledger.schedule_expiry(tasks)
 
 
@@ -329,9 +330,9 @@ def _cancelled(ledger: Ledger, record: records.Cancelled, tasks: Tasks) -> None:
         task.dependents = None
     ledger.move(tasks, Cause.CANCELLED)
     for task in ready:
-        task.lane.discard_lazily(task)
+        lane_queues.discard_lazily(task.lane, task)
     for lane, count in lane_counts(ready):
-        lane.count_discarded(count)
+        lane_queues.count_discarded(lane, count)
     ledger.end(tasks, Ending(ledger.record, record.at_ns), lane_counts(tasks))
 
 

@@ -1,20 +1,21 @@
 """Decides which worker gets which ready tasks: requests, parking, leases and wakes.
 
-`selection` chooses the tasks for one worker. This file decides when to ask it, emits the leases and
-sends the assignments. Workers that register, report or leave are in `membership`.
+`selection` chooses the tasks for one worker. This file calls it, emits the leases, sends the
+assignments and lists the parked workers. `membership` decides on workers that join or leave.
 """
 
 from __future__ import annotations
 
-from heapq import heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import holders, holds, reservations, subscriptions
-from taskyard.core import selection as core_selection
+from taskyard.core import holds, reservations, subscriptions, worker_names
 from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
-from taskyard.core.ledger import one_lane
-from taskyard.core.limits import WAKE_NS_MAX
+from taskyard.core.lane_queues import one_lane
+from taskyard.core.limits import PARKED_STALE_MAX, WAKE_NS_MAX
+from taskyard.core.model import QueueOrder
 from taskyard.core.records import Leased
+from taskyard.core.selection import Selection
 from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def tasks_requested(context: Context, event: events.TasksRequested) -> None:
-    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     worker = context.touch_worker(event.worker, event.request)
     if worker is None:
@@ -93,10 +94,10 @@ def park(context: Context, worker: Worker, count: int) -> None:
             ledger = context.ledger
             ledger.dirty.update((name, ledger.service(name)) for name in worker.facts.services)
         worker.tasks_wanted = count
-        if core_selection.queues_fifo(worker):
+        if _queues_fifo(worker):
             context.use_count += 1
             worker.last_used = context.use_count
-        core_selection.park(context.ledger, worker)
+        list_parked(context.ledger, worker)
 
 
 def lease(context: Context, worker: Worker, count: int) -> bool:
@@ -123,7 +124,7 @@ def lease(context: Context, worker: Worker, count: int) -> bool:
 
 def _choose(context: Context, worker: Worker, count: int) -> list[Task]:
     """Choose tasks for a worker, and reserve workers for tasks that it has no room for."""
-    selection = core_selection.Selection(context.ledger, worker, count, context.now_ns)
+    selection = Selection(context.ledger, worker, count, context.now_ns)
     tasks = selection.select()
     if selection.unfit:
         reservations.reserve(context.ledger, selection.unfit.values(), context.now_ns)
@@ -169,6 +170,56 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
         park(context, worker, worker.tasks_wanted)  # it waits while it has free slots
 
 
+# Parked workers. The least recently used one is served first.
+
+
+def _queues_fifo(worker: Worker) -> bool:
+    """Return whether a worker goes behind all that wait already, whenever it was last used."""
+    is_fifo = worker.facts.queue_order is QueueOrder.FIFO
+    return is_fifo and worker.listed_as != worker.last_used and worker.slots_free > 0
+
+
+def list_parked(ledger: Ledger, worker: Worker) -> None:
+    """List a worker as parked in its services, unless it is listed or has no free slot."""
+    if worker.listed_as == worker.last_used or worker.slots_free <= 0:
+        return
+    worker.listed_as = worker.last_used
+    for name in worker.facts.services:
+        service = ledger.service(name)
+        relist(ledger, service, worker)
+        ledger.dirty[name] = service
+
+
+def relist(ledger: Ledger, service: Service, worker: Worker) -> None:
+    """Add a worker to a service's parked list. Drops stale entries now and then."""
+    parked = service.parked
+    if len(parked) > PARKED_STALE_MAX + 2 * service.workers:
+        known = ledger.workers
+        valid = [
+            (last_used, name) for last_used, name in parked if _is_used(known.get(name), last_used)
+        ]
+        parked[:] = dict.fromkeys(valid)
+        heapify(parked)
+    heappush(parked, (worker.last_used, worker.name))
+
+
+def _is_used(worker: Worker | None, last_used: int) -> bool:
+    return worker is not None and worker.last_used == last_used
+
+
+def _next_parked(ledger: Ledger, service: Service) -> Worker | None:
+    """Remove and return the least recently used parked worker, if any."""
+    while service.parked:
+        last_used, name = heappop(service.parked)
+        worker = ledger.workers.get(name)
+        if worker is None or worker.last_used != last_used:
+            continue  # a stale entry
+        if worker.state is PARKED and worker.slots_free > 0:
+            return worker
+        worker.listed_as = -1
+    return None
+
+
 def assign_parked(context: Context) -> None:
     """Assign ready tasks to parked workers until nothing more fits."""
     ledger = context.ledger
@@ -186,14 +237,14 @@ def assign_parked(context: Context) -> None:
 def _serve_parked(context: Context, service: Service) -> None:
     passed_over: list[Worker] = []
     while _is_open(context, service):
-        worker = core_selection.next_parked(context.ledger, service)
+        worker = _next_parked(context.ledger, service)
         if worker is None:
             break
         served = _wake if worker.facts.wants_wake else lease_to_parked
         if not served(context, worker, service):
             passed_over.append(worker)
     for worker in passed_over:
-        core_selection.relist(context.ledger, service, worker)
+        relist(context.ledger, service, worker)
 
 
 def _is_open(context: Context, service: Service) -> bool:
@@ -225,15 +276,15 @@ def _wake(context: Context, worker: Worker, service: Service) -> bool:
 def _count_woken(context: Context, service: Service) -> int:
     """Count the woken workers of a service. A worker woken twice has several entries."""
     known = context.ledger.workers
-    wants_wake = (known.get(name) for name in dict.fromkeys(name for _, name in context.wakes))
+    woken = (known.get(name) for name in dict.fromkeys(name for _, name in context.wakes))
     return sum(
         worker is not None and worker.state is WOKEN and worker.woken_for == service.name
-        for worker in wants_wake
+        for worker in woken
     )
 
 
 def cancel_wake(ledger: Ledger, worker: Worker) -> None:
-    """Let another worker be woken in place of this one, if it was woken."""
+    """Allow another worker to be woken in place of this one, if it was woken."""
     if worker.state is WOKEN:
         ledger.dirty[worker.woken_for] = ledger.service(worker.woken_for)
 

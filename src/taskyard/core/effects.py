@@ -19,32 +19,32 @@ from taskyard.core.states import TaskState, WorkerState
 
 
 class Reason(Enum):
-    """Why a task or a lane waits, or that it does not."""
+    """Why a task or a lane waits, or that it does not. Values are stable: scripts may compare."""
 
     UNKNOWN = "unknown"
     DONE = "done"
     CANCELLED = "cancelled"
     FAILED = "failed"
     LEASED = "leased"
-    TASKS = "waits for tasks"
-    FAILURE = "behind a failure"
-    TIME = "waits for its time"
+    TASKS = "waits-for-tasks"
+    FAILURE = "predecessor-failed"
+    TIME = "delayed"
     PAUSED = "paused"
     HELD = "held"
-    DEBOUNCED = "gathering"
-    LIMIT_BROKER = "broker limit"
-    LIMIT_SERVICE = "service limit"
-    LIMIT_LANE = "lane limit"
-    RATE = "rate"
-    NO_WORKER = "no worker"
-    TROUBLE = "agent failing to start"
-    NO_HEARTBEAT = "worker silent"
-    NO_ROOM = "no worker is large enough"
-    WORKERS_BUSY = "workers busy"
-    ISOLATED = "kept apart"
-    EXCLUSIVE = "must run alone"
-    RESERVED = "a worker is reserved"
-    SERVED = "being served"
+    DEBOUNCED = "debounced"
+    LIMIT_BROKER = "broker-limit"
+    LIMIT_SERVICE = "service-limit"
+    LIMIT_LANE = "lane-limit"
+    RATE = "rate-limit"
+    NO_WORKER = "no-worker"
+    TROUBLE = "agent-start-failed"
+    NO_HEARTBEAT = "heartbeat-late"
+    NO_ROOM = "too-many-slots"  #: more than any worker of the service has
+    WORKERS_BUSY = "workers-busy"
+    ISOLATED = "isolated"  #: it lost workers, so few tasks like it may share one
+    EXCLUSIVE = "exclusive"  #: its last attempt needs a worker of its own
+    RESERVED = "worker-reserved"  #: a worker with enough slots is kept free for it
+    SERVED = "served"
     IDLE = "idle"
 
 

@@ -1,9 +1,11 @@
 """Tasks, leases, workers, lanes and services: the linked objects of the ledger.
 
-They refer to each other, so they share a file. Methods keep the counts within one object right,
-`Ledger` moves tasks between objects. Millions of tasks may wait at once, so a task is one small
-object that shares its `Terms` with its submission. No reference cycle outlives a lease, so the
-garbage collector may skip tasks and lanes (`gc=False`).
+They refer to each other, so they share a file. `lane_queues` queues ready tasks in a lane, `Ledger`
+moves tasks between objects, and `invariants` compares every count here with its source.
+
+Millions of tasks may wait at once, so a task is one small object that shares its `Terms` with its
+submission. No reference cycle outlives a lease, so the garbage collector may skip tasks and lanes
+(`gc=False`).
 """
 
 from __future__ import annotations
@@ -38,36 +40,6 @@ _TURN_WEIGHT: Final = 1 << 40
 
 #: More slots than any worker could fill.
 SLOTS_UNLIMITED: Final = 1 << 60
-
-
-class Lease(Struct, gc=False, eq=False):
-    """Tasks leased to a worker by one record. It ends task by task."""
-
-    worker: Worker
-    #: Number of the record that granted it.
-    number: int
-    #: When it was granted, by the wall clock.
-    at_ns: int
-    #: Time without a heartbeat after which it ends. 0: it has no timeout.
-    lease_ns: int
-    #: How many of its tasks are still leased.
-    tasks_left: int
-    #: All its tasks. Emptied when the last one is settled.
-    tasks: list[Task]
-    #: Their names and attempts, to compare with a report on the whole lease.
-    names: list[bytes]
-    attempts: list[int]
-    #: Runs of tasks by lane, in order.
-    counts: list[tuple[Lane, int]]
-    #: When it was granted, by the monotonic clock. Volatile: reset by a recovery.
-    assigned_ns: int = 0
-
-
-class Ending(Struct, gc=False, eq=False):
-    """The record that ended some tasks and holds their results."""
-
-    record: int
-    at_ns: int
 
 
 class Task(Struct, gc=False, eq=False):
@@ -122,6 +94,20 @@ class Task(Struct, gc=False, eq=False):
         return self.dependents if isinstance(self.dependents, list) else [self.dependents]
 
 
+class Ending(Struct, gc=False, eq=False):
+    """The record that ended some tasks and holds their results."""
+
+    record: int
+    at_ns: int
+
+
+def to_ended_task(task: Task, ending: Ending) -> EndedTask:
+    """Return the part of an ended task that the archive keeps."""
+    terms = task.terms
+    same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
+    return EndedTask(task.name, task.state, *same)
+
+
 class Campaign(Struct, gc=False, eq=False):
     """A named group of tasks that can be watched and reported on as one."""
 
@@ -132,11 +118,27 @@ class Campaign(Struct, gc=False, eq=False):
     truncated: int = 0
 
 
-def to_ended_task(task: Task, ending: Ending) -> EndedTask:
-    """Return the part of an ended task that the archive keeps."""
-    terms = task.terms
-    same = (terms.campaign, terms.service, task.attempt, task.payload, ending.record, ending.at_ns)
-    return EndedTask(task.name, task.state, *same)
+class Lease(Struct, gc=False, eq=False):
+    """Tasks leased to a worker by one record. It ends task by task."""
+
+    worker: Worker
+    #: Number of the record that granted it.
+    number: int
+    #: When it was granted, by the wall clock.
+    at_ns: int
+    #: Time without a heartbeat after which it ends. 0: it has no timeout.
+    lease_ns: int
+    #: How many of its tasks are still leased.
+    tasks_left: int
+    #: All its tasks. Emptied when the last one is settled.
+    tasks: list[Task]
+    #: Their names and attempts, to compare with a report on the whole lease.
+    names: list[bytes]
+    attempts: list[int]
+    #: Runs of tasks by lane, in order.
+    counts: list[tuple[Lane, int]]
+    #: When it was granted, by the monotonic clock. Volatile: reset by a recovery.
+    assigned_ns: int = 0
 
 
 class Worker(Struct, eq=False):
@@ -224,24 +226,13 @@ class Worker(Struct, eq=False):
         ]
 
 
-class LaneExtras(Struct, eq=False):
-    """Fields that only few lanes need, and rarely."""
+class Reservation(Struct, eq=False):
+    """A worker kept free for one task. It gets no other. Volatile."""
 
-    #: Ready tasks that lost workers, by isolation and id. They go first, each as soon as its
-    #: isolation allows.
-    suspects: dict[int, OrderedDict[int, Task]] | None = None
-    #: Deferred tasks that wait for the lane's next run, by id.
-    next_run: dict[int, Task] = field(default_factory=dict)
-    #: How many more tasks this run has, at most.
-    run_left: int = 0
-    #: Tasks released from a held lane, including leased ones.
-    released: int = 0
-    #: When its debounce time ends. 0: it does not debounce. Volatile.
-    debounce_until_ns: int = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.suspects or self.next_run or self.released or self.debounce_until_ns)
+    worker: Worker
+    task: Task
+    #: The task must run alone in its worker. False: it takes many slots.
+    exclusive: bool
 
 
 class Lane(Struct, gc=False, eq=False):
@@ -366,116 +357,25 @@ class Lane(Struct, gc=False, eq=False):
             return main_queue
         return [*self.suspects, *main_queue, *self.extras.next_run.values()]
 
-    def add(self, task: Task, *, front: bool, deferred: bool = False) -> None:
-        """Queue a ready task, in front if it was returned or just released. A deferred one waits
-        for the next run, unless this run is over."""
-        self.ready += 1
-        if task.attempt and task.losses:
-            self.add_suspect(task, front=front)
-        elif deferred and self.name and task.attempt and self._has_run():
-            self._defer_to_next_run(task)
-        else:
-            queue, priority = self.main_queue, task.terms.priority
-            if queue.priority != priority:
-                queue = self.queue(priority)
-            (queue.front if front else queue.items).append(task)
 
-    def _has_run(self) -> bool:
-        """Return whether another task than the one just counted is ready in this run."""
-        waiting = 0 if self.extras is None else len(self.extras.next_run)
-        return self.ready - 1 > waiting
+class LaneExtras(Struct, eq=False):
+    """Fields that only few lanes need, and rarely."""
 
-    def _defer_to_next_run(self, task: Task) -> None:
-        """Queue a task for the next run, which begins when all tasks that are ready now were taken.
-        So a lane that is never empty retries its deferred tasks, too."""
-        extras = self.ensure_extras()
-        if not extras.next_run:
-            extras.run_left = self.ready - 1
-        extras.next_run[id(task)] = task
+    #: Ready tasks that lost workers, by isolation and id. They go first, each as soon as its
+    #: isolation allows.
+    suspects: dict[int, OrderedDict[int, Task]] | None = None
+    #: Deferred tasks that wait for the lane's next run, by id.
+    next_run: dict[int, Task] = field(default_factory=dict)
+    #: How many more tasks this run has, at most.
+    run_left: int = 0
+    #: Tasks released from a held lane, including leased ones.
+    released: int = 0
+    #: When its debounce time ends. 0: it does not debounce. Volatile.
+    debounce_until_ns: int = 0
 
-    def count_removed(self, count: int) -> None:
-        """Count tasks that left the ready state. This may end a run."""
-        extras = self.extras
-        if extras is None:
-            return
-        if extras.next_run:
-            extras.run_left -= count
-            if extras.run_left <= 0 or self.ready <= len(extras.next_run):
-                waiting, extras.next_run = extras.next_run, {}
-                self.slots_min = 1
-                for task in waiting.values():
-                    self.queue(task.terms.priority).items.append(task)
-        if extras.is_empty:
-            self.extras = None
-
-    def cap_released(self) -> None:
-        """Lower `released` to the number of tasks that the lane has."""
-        if self.extras is not None:
-            self.extras.released = min(self.extras.released, self.ready + self.leased)
-
-    def add_suspect(self, task: Task, *, front: bool) -> None:
-        """Queue a ready task that lost workers, by its isolation."""
-        extras, isolation = self.ensure_extras(), task.isolation
-        if extras.suspects is None:
-            extras.suspects = {}
-        group = extras.suspects.setdefault(isolation, OrderedDict())
-        group[id(task)] = task
-        if front:
-            group.move_to_end(id(task), last=False)
-        self.service.suspects += 1
-        if isolation == EXCLUSIVE:
-            self.service.last_attempts[id(task)] = task
-            if front:
-                self.service.last_attempts.move_to_end(id(task), last=False)
-
-    def remove(self, task: Task) -> None:
-        """Remove one ready task from anywhere. The caller calls `count_removed`."""
-        self.ready -= 1
-        if not self._remove_special(task):
-            queue = self.queue(task.terms.priority)
-            queue.discard(task)
-            self._drop_if_empty(queue)
-
-    def _drop_if_empty(self, queue: Queue[Task]) -> None:
-        if self.other_queues and queue is not self.main_queue and not queue.peek(1):
-            self.other_queues.remove(queue)
-            self.other_queues = self.other_queues or None
-
-    def discard_lazily(self, task: Task) -> None:
-        """Remove a ready task for good. Its queue entry is dropped later. The caller calls
-        `count_discarded` once for all of them."""
-        self.ready -= 1
-        if not self._remove_special(task):
-            self.queue(task.terms.priority).stale_count += 1
-
-    def count_discarded(self, count: int) -> None:
-        """Count tasks that were discarded and are CANCELLED by now."""
-        self.count_removed(count)
-        self.cap_released()
-        for queue in (self.main_queue, *(self.other_queues or ())):
-            queue.mark_stale(0)
-
-    def _remove_special(self, task: Task) -> bool:
-        """Remove a task from the suspects or the deferred tasks. Return whether it was there."""
-        extras = self.extras
-        if extras is None:
-            return False
-        if extras.next_run.pop(id(task), None) is not None:
-            return True
-        for isolation, group in (extras.suspects or _NO_SUSPECTS).items():
-            if group.pop(id(task), None) is not None:
-                self._clear_suspect(task, isolation)
-                return True
-        return False
-
-    def _clear_suspect(self, task: Task, isolation: int) -> None:
-        """Update the indexes of suspects after one was removed from its group."""
-        extras = self.ensure_extras()
-        if extras.suspects is not None and not extras.suspects[isolation]:
-            del extras.suspects[isolation]
-            extras.suspects = extras.suspects or None
-        self.service.suspects -= 1
-        self.service.last_attempts.pop(id(task), None)
+    @property
+    def is_empty(self) -> bool:
+        return not (self.suspects or self.next_run or self.released or self.debounce_until_ns)
 
 
 #: The suspects of a lane that has none.
@@ -593,12 +493,3 @@ class Service(Struct, eq=False):
     def drop_if_empty(self, lane: Lane) -> None:
         if not lane.tasks and not lane.paused and lane.name:
             self.lanes.pop(lane.name, None)
-
-
-class Reservation(Struct, eq=False):
-    """A worker kept free for one task. It gets no other. Volatile."""
-
-    worker: Worker
-    task: Task
-    #: The task must run alone in its worker. False: it takes many slots.
-    exclusive: bool

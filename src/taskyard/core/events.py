@@ -30,7 +30,7 @@ class DuplicatePolicy(Enum):
     """How to treat a submission of a known name."""
 
     IGNORE = "harmless"  #: an identical submission changes nothing, a different one is refused
-    EXTEND = "extend"  #: add predecessors to an unfinished task, start an ended one anew
+    EXTEND = "extend"  #: add predecessors to an unfinished task, restart an ended one
 
 
 class Outcome(IntEnum):
@@ -43,7 +43,9 @@ class Outcome(IntEnum):
     DEFER_ALL = 4  #: retry this task and the rest of its lane by the schedule
     DEFER_BACK = 5  #: return it to the end of its lane
     REFUSED = 6  #: the worker could not take it
-    CRASHED = 7  #: its program died, maybe by another task: by the schedule, else a few times
+    CRASHED = (
+        7  #: its program died, maybe not by its fault: retry by the schedule, else a few times
+    )
 
 
 class Event(Struct, gc=False):
@@ -190,7 +192,7 @@ class WorkerHeartbeat(Event):
 
 
 class WorkerExited(Event):
-    """A worker exited in order. Its tasks go to others without a charge."""
+    """A worker exited normally. Its tasks are requeued without a charge."""
 
     worker: bytes
     request: int = 0
@@ -199,7 +201,7 @@ class WorkerExited(Event):
 
 
 class WorkerLost(Event):
-    """The dialect found that a worker is gone without `WorkerExited`. Its tasks go to others."""
+    """A dialect noticed that a worker is gone without `WorkerExited`. Its tasks are requeued."""
 
     worker: bytes
     #: For the history.

@@ -9,7 +9,7 @@ from taskyard.core import graph, holds, reservations
 from taskyard.core.effects import Explanation, Reason
 from taskyard.core.holds import HoldReason
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
-from taskyard.core.model import isolation_room, shown
+from taskyard.core.model import counted, isolation_room, shown
 from taskyard.core.states import FAILED, TaskState
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def explain(context: Context, name: bytes) -> Explanation:
 
 
 def _done(_context: Context, task: Task) -> Explanation:
-    return Explanation(Reason.DONE, f"it is done, by attempt {task.attempt}")
+    return Explanation(Reason.DONE, f"it is done (attempt {task.attempt})")
 
 
 def _cancelled(_context: Context, _task: Task) -> Explanation:
@@ -80,8 +80,8 @@ def _failed(context: Context, task: Task) -> Explanation:
     reason = shown(context.ledger.reasons.get(task.name, b"")) or "no reason given"
     waiting = len(graph.with_dependents([task])) - 1
     wait = "waits" if waiting == 1 else "wait"
-    behind = f"; {_count(waiting, 'task')} {wait} behind it" if waiting else ""
-    sentence = f"it failed after {_count(task.attempt, 'attempt')}: {reason}{behind}"
+    behind = f"; {counted(waiting, 'task')} {wait} for it" if waiting else ""
+    sentence = f"it failed after {counted(task.attempt, 'attempt')}: {reason}{behind}"
     return Explanation(Reason.FAILED, sentence)
 
 
@@ -98,7 +98,7 @@ def _leased(context: Context, task: Task) -> Explanation:
 
 def _malformed(lines: int) -> str:
     """Return a clause about malformed lines of a worker's agents, or "" if there are none."""
-    return f"; its agents wrote {_count(lines, 'malformed line')} (see its log)" if lines else ""
+    return f"; its agents wrote {counted(lines, 'malformed line')} (see its log)" if lines else ""
 
 
 def _late_heartbeat_text(context: Context, worker: Worker) -> str:
@@ -108,7 +108,7 @@ def _late_heartbeat_text(context: Context, worker: Worker) -> str:
     if not lease_timeout_ns or since_ns * HEARTBEAT_LATE_SHARE <= lease_timeout_ns:
         return ""
     left = max(0, lease_timeout_ns - since_ns) // SECOND_NS
-    return f"has sent nothing for {since_ns // SECOND_NS} s; in {left} s its tasks go to others"
+    return f"has sent no heartbeat for {since_ns // SECOND_NS} s; its leases expire in {left} s"
 
 
 def _delayed(context: Context, task: Task) -> Explanation:
@@ -116,14 +116,14 @@ def _delayed(context: Context, task: Task) -> Explanation:
     sentence = f"it is due in {seconds} s"
     last = context.ledger.reasons.get(task.name)
     if last:
-        sentence += f", after {_count(task.failures, 'failure')}, the last: {shown(last)}"
+        sentence += f", after {counted(task.failures, 'failure')}, the last: {shown(last)}"
     return Explanation(Reason.TIME, sentence)
 
 
 def _blocked(context: Context, task: Task) -> Explanation:
     ledger = context.ledger
     before = graph.predecessors(ledger.tasks, task)
-    unknown = [name for name, waiting in ledger.dependents_of_unknown.items() if task in waiting]
+    unknown = [name for name, waiting in ledger.awaited.tasks.items() if task in waiting]
     after = tuple(other.name for other in before) + tuple(unknown)
     if task.name in ledger.stuck():
         return Explanation(Reason.FAILURE, _failures_text(context, task, before), after)
@@ -131,7 +131,7 @@ def _blocked(context: Context, task: Task) -> Explanation:
     named = _first_few(
         chain(known, (f"{shown(name)} (not submitted)" for name in unknown)), len(after)
     )
-    return Explanation(Reason.TASKS, f"it waits for {_count(len(after), 'task')}: {named}", after)
+    return Explanation(Reason.TASKS, f"it waits for {counted(len(after), 'task')}: {named}", after)
 
 
 def _failures_text(context: Context, task: Task, before: list[Task]) -> str:
@@ -192,32 +192,32 @@ def _reserved(context: Context, task: Task) -> Explanation | None:
     worker = reservation.worker
     name, slots = shown(worker.name), task.terms.slots
     if reservation.exclusive:
-        held = _count(len(worker.held()), "task")
-        sentence = f"worker {name} gets no other task until it is idle; it holds {held} now"
+        held = counted(len(worker.held()), "task")
+        sentence = f"worker {name} is reserved for it and still holds {held}"
         return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: {sentence}")
     free = max(0, worker.slots_free)
     sentence = f"it is ready and takes {slots} slots: worker {name} is reserved for it"
-    return Explanation(Reason.RESERVED, f"{sentence} and has {_count(free, 'free slot')}")
+    return Explanation(Reason.RESERVED, f"{sentence} and has {counted(free, 'free slot')}")
 
 
 def _last_attempt(task: Task) -> str:
-    lost = _count(task.losses, "worker")
-    return f"it is ready, but lost {lost}, so its last attempt must be alone in its worker"
+    lost = counted(task.losses, "worker")
+    return f"it is ready, but it lost {lost}, so its last attempt must run alone in a worker"
 
 
 def _isolated(context: Context, task: Task) -> Explanation | None:
     """Explain a task that lost workers and is isolated."""
     isolation, workers = task.isolation, _workers(context, task)
     if isolation == EXCLUSIVE:
-        return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: it waits until one is idle")
+        return Explanation(Reason.EXCLUSIVE, f"{_last_attempt(task)}: none is idle")
     free = [worker for worker in workers if worker.slots_free >= task.terms.slots]
     rooms = [isolation_room(isolation, worker.facts.slots_total) for worker in free]
     held = [reservations.held_by_isolation(worker)[isolation] for worker in free]
     if not isolation or not free or any(map(int.__lt__, held, rooms)):
         return None
-    lost, most = _count(task.losses, "worker"), _count(max(rooms), "task")
-    sentence = f"at most {most} of that kind may share a worker, and none has room for one more"
-    return Explanation(Reason.ISOLATED, f"it is ready, but lost {lost}: {sentence}")
+    lost, most = counted(task.losses, "worker"), counted(max(rooms), "task")
+    sentence = f"at most {most} with such losses may share a worker, and none has room"
+    return Explanation(Reason.ISOLATED, f"it is ready, but it lost {lost}: {sentence}")
 
 
 def _unused_slot_text(context: Context, task: Task) -> str:
@@ -231,7 +231,7 @@ def _unused_slot_text(context: Context, task: Task) -> str:
         why = "runs a last attempt alone" if worker in exclusive else "is reserved for another task"
         return f"worker {shown(worker.name)}, which has a free slot, {why}"
     service = shown(task.terms.service)
-    return f"no worker of service {service} that has a free slot asks for work"
+    return f"no worker of service {service} with a free slot requests tasks"
 
 
 def _hold_text(context: Context, lane: Lane, hold: HoldReason) -> str:
@@ -243,7 +243,7 @@ def _hold_text(context: Context, lane: Lane, hold: HoldReason) -> str:
         return f"{hold.value}: {shown(troubled[0].trouble)}"
     if hold is HoldReason.DEBOUNCED:
         seconds = max(0, lane.debounce_until_ns - context.now_ns) / SECOND_NS
-        return f"{hold.value}, in {seconds:.1f} s"
+        return f"{hold.value}: {seconds:.1f} s left"
     return str(hold.value)
 
 
@@ -279,7 +279,7 @@ def _no_room_text(context: Context, task: Task) -> str:
     total = sum(worker.facts.slots_total for worker in workers)
     if total == 1:
         return "the one slot of its worker is in use"
-    return f"all {total} slots of its {_count(len(workers), 'worker')} are in use"
+    return f"all {total} slots of its {counted(len(workers), 'worker')} are in use"
 
 
 def lane_hold_reason(context: Context, lane: Lane) -> HoldReason | None:
@@ -315,9 +315,9 @@ def explain_lane(
     if late:
         return Explanation(Reason.NO_HEARTBEAT, late)
     if lane.leased:
-        workers = "1 worker has" if lane.workers == 1 else f"{lane.workers} workers have"
+        workers = "1 worker holds" if lane.workers == 1 else f"{lane.workers} workers hold"
         lines = sum(worker.malformed for worker in _holders(lane))
-        sentence = f"{workers} {_count(lane.leased, 'task')} of it{_malformed(lines)}"
+        sentence = f"{workers} {lane.leased} of its tasks{_malformed(lines)}"
         return Explanation(Reason.SERVED, sentence)
     return _lane_waits(context, waits, next_due_ns)
 
@@ -326,7 +326,7 @@ def _lane_ready(context: Context, lane: Lane, hold: HoldReason | None) -> Explan
     """Explain a lane that has ready tasks."""
     if hold is not None:
         return Explanation(_BY_HOLD[hold], _lane_sentence(context, lane, hold))
-    sentence = "no worker of its service that asks for work has room for its next task"
+    sentence = "no worker of its service that requests tasks has room for its next one"
     return Explanation(Reason.WORKERS_BUSY, sentence)
 
 
@@ -338,7 +338,7 @@ def _lane_waits(context: Context, waits: Mapping[TaskState, int], next_due_ns: i
     if waits[TaskState.BLOCKED]:
         return Explanation(Reason.TASKS, "its tasks wait for other tasks")
     if waits[TaskState.FAILED]:
-        sentence = f"{_count(waits[TaskState.FAILED], 'task')} of it failed, and nothing else waits"
+        sentence = f"{waits[TaskState.FAILED]} of its tasks failed, and no other waits"
         return Explanation(Reason.FAILED, sentence)
     return Explanation(Reason.IDLE, "it has no tasks")
 
@@ -363,21 +363,17 @@ def _holders(lane: Lane) -> list[Worker]:
     return [*holders, *(lane.leased_by_worker or ())]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 #: Sentences about a lane, where `HoldReason` has those about a task in it.
 LANE_SENTENCES: Final = {
     HoldReason.PAUSED_BROKER: "everything is paused",
     HoldReason.PAUSED_SERVICE: "its service is paused",
     HoldReason.PAUSED_LANE: "it is paused",
     HoldReason.HELD: "it is held until it is released",
-    HoldReason.DEBOUNCED: "it waits for more tasks before it starts",
-    HoldReason.LIMIT_BROKER: "the broker's limit of workers at once is reached",
-    HoldReason.LIMIT_SERVICE: "its service's limit of workers at once is reached",
-    HoldReason.LIMIT_LANE: "its limit of leased tasks is reached",
-    HoldReason.RATE: "its service's rate is used up for the moment",
+    HoldReason.DEBOUNCED: "it collects more tasks before it starts (debounce)",
+    HoldReason.LIMIT_BROKER: "the broker's limit on workers is reached",
+    HoldReason.LIMIT_SERVICE: "its service's limit on workers is reached",
+    HoldReason.LIMIT_LANE: "its limit on leased tasks is reached",
+    HoldReason.RATE: "its service's rate limit is reached",
     HoldReason.NO_WORKER: "no worker of its service is connected",
     HoldReason.TROUBLE: "no worker of its service can start its agent",
 }

@@ -1,17 +1,19 @@
 """Dependencies between tasks: a task keeps its dependents and a count of its predecessors.
 
 Releasing is O(edges) in total. Links from a task to its predecessors are not kept. `why` and
-listings find them by one pass over the tasks.
+listings find them by one pass over the tasks. `AwaitedNames` has the tasks that wait for a name
+that is not submitted yet.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from taskyard.core.identity import prefix, spelling
 from taskyard.core.states import BLOCKED, CANCELLED, FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 
     from taskyard.core.entities import Task
 
@@ -82,7 +84,7 @@ def predecessors(tasks: Mapping[bytes, Task], task: Task) -> list[Task]:
 def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
     """Return BLOCKED tasks that nothing can release: all their predecessors have failed or are
     stuck. Visits only tasks behind the failures."""
-    hopeless: dict[bytes, int] = {}
+    open_failed: dict[bytes, int] = {}
     found: dict[bytes, Task] = {}
     line = list(failed)
     for task in line:  # grows while it is walked
@@ -90,20 +92,20 @@ def stuck(failed: Iterable[Task]) -> dict[bytes, Task]:
             if dependent.state is not BLOCKED:
                 continue
             name = dependent.name
-            hopeless[name] = hopeless.get(name, 0) + 1
-            if hopeless[name] == dependent.waits:
+            open_failed[name] = open_failed.get(name, 0) + 1
+            if open_failed[name] == dependent.waits:
                 found[name] = dependent
                 line.append(dependent)
     return found
 
 
-def failures_before(task: Task, hopeless: Iterable[Task]) -> list[Task]:
+def failures_before(task: Task, failed_or_stuck: Iterable[Task]) -> list[Task]:
     """Return the failures that a stuck task is behind, directly or not, sorted by name.
 
-    `hopeless` has all failed and all stuck tasks. One pass over them.
+    Takes all failed and all stuck tasks, and passes over them once.
     """
     befores: dict[bytes, list[Task]] = {}
-    for before in hopeless:
+    for before in failed_or_stuck:
         for dependent in before.dependents_list():
             if dependent.dependents is not None or dependent is task:  # others lead nowhere
                 befores.setdefault(dependent.name, []).append(before)
@@ -225,3 +227,71 @@ def _with_edges(
         return live + added.get(name, [])
 
     return leads_to
+
+
+class AwaitedNames:
+    """The tasks that wait for unknown names, by key and by the other name that satisfies a key."""
+
+    def __init__(self, bare: Container[bytes]) -> None:
+        """Start empty. `bare` are the campaigns whose tasks have only their names as keys."""
+        self._bare = bare
+        #: The tasks that wait for each unknown key.
+        self.tasks: dict[bytes, list[Task]] = {}
+        #: Awaited keys by the other name that satisfies them: `after` may hold full names or not.
+        self.keys_by_name: dict[bytes, dict[bytes, None]] = {}
+
+    def has_any(self, names: Iterable[bytes]) -> bool:
+        """Return whether a task waits for one of these names."""
+        tasks, others = self.tasks.keys(), self.keys_by_name.keys()
+        return not (tasks.isdisjoint(names) and others.isdisjoint(names))
+
+    def add(self, task: Task, key: bytes) -> None:
+        """Make a task wait for an unknown key. The caller adds to `task.waits`."""
+        self.tasks.setdefault(key, []).append(task)
+        self._index(task, key)
+
+    def restore(self, key: bytes, waiting: list[Task]) -> None:
+        """Make tasks from a snapshot wait for an unknown key."""
+        self.tasks[key] = waiting
+        for task in waiting:
+            self._index(task, key)
+
+    def _index(self, task: Task, key: bytes) -> None:
+        """Index the other name that satisfies an awaited key."""
+        begin = prefix(task.terms.campaign)
+        if begin and key.startswith(begin) and task.terms.campaign not in self._bare:
+            self.keys_by_name.setdefault(key[len(begin) :], {})[key] = None
+
+    def waiting_for(self, name: bytes) -> list[Task]:
+        """Return the tasks that a new task of this key would satisfy."""
+        waiting = self.tasks.get(name, [])
+        keys = self.keys_by_name.get(name, ())
+        return [*waiting, *(task for key in keys for task in self._own(key, name))]
+
+    def _own(self, key: bytes, name: bytes) -> list[Task]:
+        """Return the tasks that wait for a key because it has this name in their own campaign."""
+        return [task for task in self.tasks[key] if spelling(task.terms.campaign, name) == key]
+
+    def take(self, name: bytes) -> list[Task] | None:
+        """Remove and return the tasks that wait for a key that becomes known."""
+        waiting = self.tasks.pop(name, None)
+        for task in waiting or ():
+            self._drop(name, task)
+        for key in self.keys_by_name.pop(name, ()):
+            waiting = [*(waiting or []), *self._own(key, name)]
+            others = [
+                task for task in self.tasks[key] if spelling(task.terms.campaign, name) != key
+            ]
+            if others:
+                self.tasks[key] = others
+            else:
+                del self.tasks[key]
+        return waiting
+
+    def _drop(self, key: bytes, task: Task) -> None:
+        """Remove the other name of a key that is no longer awaited."""
+        rest = key.removeprefix(prefix(task.terms.campaign))
+        keys = self.keys_by_name.get(rest, {})
+        keys.pop(key, None)
+        if not keys:
+            self.keys_by_name.pop(rest, None)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.core.graph import AwaitedNames
 from taskyard.core.holds import rate_allowance
 from taskyard.core.identity import prefix
-from taskyard.core.ledger import Ledger, lane_counts
+from taskyard.core.lane_queues import lane_counts
+from taskyard.core.ledger import Ledger
 from taskyard.core.limits import EXCLUSIVE
 from taskyard.core.model import isolation_room
 from taskyard.core.states import TASK_STATES_ENDED, TaskState, WorkerState
@@ -89,20 +91,18 @@ def _check_waits(ledger: Ledger) -> None:
     """Compare the counts of predecessors with the edges."""
     edges: dict[bytes, int] = {}
     waiting = [task.dependents_list() for task in ledger.tasks.values() if task.ending is None]
-    for dependents in [*waiting, *ledger.dependents_of_unknown.values()]:
+    for dependents in [*waiting, *ledger.awaited.tasks.values()]:
         for dependent in dependents:
             if dependent.ending is None:
                 edges[dependent.name] = edges.get(dependent.name, 0) + 1
     for task in ledger.tasks.values():
         if task.ending is None:
             _equal(task.waits, edges.get(task.name, 0), f"waits of {task.name!r}")
-    derived = Ledger()
-    derived.bare = ledger.bare
-    for name, dependents in ledger.dependents_of_unknown.items():
-        for dependent in dependents:
-            derived.note_awaited(dependent, name)
-    _equal(ledger.awaited_else, derived.awaited_else, "names that satisfy awaited keys")
-    for name in ledger.dependents_of_unknown:
+    awaited, derived = ledger.awaited, AwaitedNames(ledger.bare)
+    for name, dependents in awaited.tasks.items():
+        derived.restore(name, dependents)
+    _equal(awaited.keys_by_name, derived.keys_by_name, "names that satisfy awaited keys")
+    for name in awaited.tasks:
         known = ledger.tasks.get(name)
         _require(known is None or known.ending is not None, f"{name!r} is awaited and known")
 
@@ -372,15 +372,15 @@ def _payload_if(task: Task, reserved: Container[bytes]) -> bytes:
 
 
 def _enough_woken(context: Context, idle: list[Task], ready: list[Task]) -> bool:
-    """Return whether as many workers were woken as tasks are ready in the lanes of idle tasks."""
+    """Return whether as many workers were woken as tasks are ready in the lanes of these tasks."""
     lanes = {id(task.lane): task.lane for task in idle}
     services = [lane.service.name for lane in lanes.values()]
-    wants_wake = [
+    woken = [
         worker
         for worker in context.ledger.workers.values()
         if worker.state is WorkerState.WOKEN and worker.woken_for in services
     ]
-    return len(wants_wake) >= sum(id(task.lane) in lanes for task in ready)
+    return len(woken) >= sum(id(task.lane) in lanes for task in ready)
 
 
 def _could_go(context: Context, worker: Worker, task: Task) -> bool:

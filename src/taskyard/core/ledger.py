@@ -7,15 +7,14 @@ methods that change durable state. The deciders read.
 
 from __future__ import annotations
 
-from itertools import groupby, repeat
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
-from taskyard.core import graph
+from taskyard.core import graph, lane_queues
 from taskyard.core.entities import Campaign, Ending, Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
-from taskyard.core.identity import prefix, spelling
-from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Terms
-from taskyard.core.queues import DueHeap, Queue
+from taskyard.core.lane_queues import lane_counts, lower_slots_min, one_queue
+from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Terms, counted
+from taskyard.core.queues import DueHeap
 from taskyard.core.rules import OPEN_LANE, RuleTable
 from taskyard.core.states import FAILED, READY, TASK_TARGETS, Cause, TaskState
 from taskyard.errors import IllegalTransition
@@ -24,14 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taskyard.core.entities import LaneGroup, Reservation
+    from taskyard.core.lane_queues import Counts, Tasks
     from taskyard.core.rules import ActiveRule
     from taskyard.core.runs import Attempt
 
 
 _NO_TERMS = Terms()
-
-Tasks: TypeAlias = "list[Task]"
-Counts: TypeAlias = "list[tuple[Lane, int]]"
 
 
 class Ledger:
@@ -40,13 +37,11 @@ class Ledger:
     def __init__(self) -> None:
         #: Every task by its key (`identity`). Ended ones stay until they are archived.
         self.tasks: dict[bytes, Task] = {}
-        #: The tasks that wait for each unknown name.
-        self.dependents_of_unknown: dict[bytes, list[Task]] = {}
-        #: Awaited keys by the other name that satisfies them: `after` may hold full names or not.
-        self.awaited_else: dict[bytes, dict[bytes, None]] = {}
         self.campaigns: dict[bytes, Campaign] = {}
         #: Campaigns of old journals, whose tasks have only their names as keys (`identity`).
         self.bare: dict[bytes, None] = {}
+        #: Unknown names that tasks wait for.
+        self.awaited = graph.AwaitedNames(self.bare)
         self.services: dict[bytes, Service] = {}
         self.workers: dict[bytes, Worker] = {}
         #: Processes that lost their name, by (name, incarnation), oldest first.
@@ -102,10 +97,8 @@ class Ledger:
         former = self.rule_table
         self.rule_table = RuleTable(rules.rules, rules.defaults, rules.workers_max)
         self.rule_table.carry_rates_over(former, rules.now_ns)
-        self.has_worker_limits, self.has_debounce = (
-            self.rule_table.has_worker_limits,
-            self.rule_table.has_debounce,
-        )
+        self.has_worker_limits = self.rule_table.has_worker_limits
+        self.has_debounce = self.rule_table.has_debounce
         self.lane_groups = {active_rule: [] for active_rule in self.rule_table}
         for service in self.services.values():
             self._apply_rules(service)
@@ -230,7 +223,7 @@ class Ledger:
                 lane = task.lane
                 main_queue = lane.main_queue
                 if task.attempt or task.terms.priority != main_queue.priority:
-                    lane.add(task, front=front, deferred=deferred)
+                    lane_queues.add(lane, task, front=front, deferred=deferred)
                 else:
                     lane.ready += 1
                     (main_queue.front if front else main_queue.items).append(task)
@@ -260,7 +253,7 @@ class Ledger:
                 extras is not None and (extras.suspects or extras.next_run)
             ):
                 for task in tasks[start : start + count]:
-                    lane.remove(task)
+                    lane_queues.remove(lane, task)
             elif count == 1:
                 lane.ready -= 1
                 lane.main_queue.discard(tasks[start])
@@ -268,7 +261,7 @@ class Ledger:
                 lane.ready -= count
                 lane.main_queue.take(tasks[start : start + count])
             if extras is not None:
-                lane.count_removed(count)
+                lane_queues.count_removed(lane, count)
             start += count
 
     def withdraw(self, tasks: Tasks) -> None:
@@ -276,7 +269,7 @@ class Ledger:
         self.dequeue(tasks)
         for task in tasks:
             if task.lane.extras is not None:
-                task.lane.cap_released()
+                lane_queues.cap_released(task.lane)
 
     def add_lease(self, lease: Lease, tasks: Tasks) -> None:
         """Count leased tasks in their worker and their lanes."""
@@ -426,61 +419,9 @@ class Ledger:
         """Make a task wait for a name, known or not. The caller adds to `task.waits`."""
         before = self.tasks.get(name)
         if before is None or before.ending is not None:
-            self.dependents_of_unknown.setdefault(name, []).append(task)
-            self.note_awaited(task, name)
+            self.awaited.add(task, name)
         else:
             graph.link(before, task)
-
-    def restore_awaited(self, name: bytes, waiting: list[Task]) -> None:
-        """Make tasks from a snapshot wait for an unknown key."""
-        self.dependents_of_unknown[name] = waiting
-        for task in waiting:
-            self.note_awaited(task, name)
-
-    def note_awaited(self, task: Task, name: bytes) -> None:
-        """Index the other name that satisfies an awaited key."""
-        begin = prefix(task.terms.campaign)
-        if begin and name.startswith(begin) and task.terms.campaign not in self.bare:
-            self.awaited_else.setdefault(name[len(begin) :], {})[name] = None
-
-    def waiting_for(self, name: bytes) -> list[Task]:
-        """Return the tasks that wait for an unknown key."""
-        waiting = self.dependents_of_unknown.get(name, [])
-        keys = self.awaited_else.get(name, ())
-        return [*waiting, *(task for key in keys for task in self._own(key, name))]
-
-    def _own(self, key: bytes, name: bytes) -> list[Task]:
-        """Return the tasks that wait for a key because it has this name in their own campaign."""
-        return [
-            task
-            for task in self.dependents_of_unknown[key]
-            if spelling(task.terms.campaign, name) == key
-        ]
-
-    def take_awaited(self, name: bytes) -> list[Task] | None:
-        """Remove and return the tasks that wait for a key that becomes known."""
-        waiting = self.dependents_of_unknown.pop(name, None)
-        for task in waiting or ():
-            self._forget_awaited(name, task)
-        for key in self.awaited_else.pop(name, ()):
-            waiting = [*(waiting or []), *self._own(key, name)]
-            others = [
-                task
-                for task in self.dependents_of_unknown[key]
-                if spelling(task.terms.campaign, name) != key
-            ]
-            if others:
-                self.dependents_of_unknown[key] = others
-            else:
-                del self.dependents_of_unknown[key]
-        return waiting
-
-    def _forget_awaited(self, name: bytes, task: Task) -> None:
-        rest = name.removeprefix(prefix(task.terms.campaign))
-        keys = self.awaited_else.get(rest, {})
-        keys.pop(name, None)
-        if not keys:
-            self.awaited_else.pop(rest, None)
 
     def requeue(self, tasks: Tasks, cause: Cause, *, front: bool, deferred: bool = False) -> None:
         """Queue the tasks without open predecessors. The others become BLOCKED."""
@@ -547,12 +488,6 @@ class Ledger:
             self.dirty[name] = self.service(name)
 
 
-def lower_slots_min(tasks: Tasks) -> None:
-    """Lower the bound on the slots of each lane's tasks for tasks that join it."""
-    for task in tasks:
-        task.lane.slots_min = min(task.lane.slots_min, task.terms.slots)
-
-
 def is_whole_lease(lease: Lease, tasks: Tasks) -> bool:
     """Return whether all these tasks are leased by this lease. A report on a whole, unsettled
     lease is recognized at once."""
@@ -561,45 +496,11 @@ def is_whole_lease(lease: Lease, tasks: Tasks) -> bool:
     return [task.lease for task in tasks].count(lease) == len(tasks)
 
 
-def one_lane(tasks: Tasks) -> Lane | None:
-    """Return the common lane of these tasks, or None. Most batches have one."""
-    if not tasks:
-        return None
-    lane = tasks[0].lane
-    if tasks[-1].lane is not lane or [task.lane for task in tasks].count(lane) != len(tasks):
-        return None
-    return lane
-
-
-def one_queue(tasks: Tasks) -> Queue[Task] | None:
-    """Return the common queue of these ready tasks, or None. Suspects belong in no queue."""
-    lane = one_lane(tasks)
-    if lane is None:
-        return None
-    attempts = [task.attempt for task in tasks]
-    priorities = [task.terms.priority for task in tasks]
-    alike = attempts.count(0) == len(tasks) == priorities.count(priorities[0])
-    return lane.queue(priorities[0]) if alike else None
-
-
-def lane_counts(tasks: Tasks) -> Counts:
-    """Return runs of tasks by lane, in order. A lane may occur more than once."""
-    lane = one_lane(tasks)
-    if lane is not None:
-        return [(lane, len(tasks))]
-    if not tasks:
-        return []
-    lanes = [task.lane for task in tasks]
-    if lanes[0] is lanes[1]:  # probably runs of tasks of one lane
-        return [(lane, len(list(run))) for lane, run in groupby(lanes)]
-    return list(zip(lanes, repeat(1), strict=False))
-
-
 def illegal_move_text(task: Task, cause: Cause) -> str:
     """Describe a task for the error about an illegal transition."""
     holder = f", held by {task.lease.worker.name!r}" if task.lease is not None else ""
     return (
         f"task {task.name!r}: no transition from {task.state.name} by {cause.name} "
-        f"(attempt {task.attempt}, {task.failures} failures, {task.losses} lost workers, "
-        f"waits for {task.waits} tasks{holder})"
+        f"(attempt {task.attempt}, {counted(task.failures, 'failure')}, "
+        f"{counted(task.losses, 'lost worker')}, waits for {counted(task.waits, 'task')}{holder})"
     )

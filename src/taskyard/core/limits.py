@@ -19,7 +19,7 @@ CAMPAIGNS_SEARCHED_MAX: Final = 1000
 #: Payloads stay in memory while their task waits. Put larger ones in a file and name it.
 PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
 
-#: About 4 GB at 400 bytes a task. Beyond it submissions are refused, and workers go on.
+#: About 4 GB at 400 bytes a task. Beyond it submissions are refused, and workers continue.
 TASKS_MAX: Final = 10_000_000
 
 #: Predecessors of one task. A join over more needs tasks in between.

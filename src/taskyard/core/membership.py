@@ -1,7 +1,7 @@
 """Decides on workers that register, send heartbeats, exit or time out.
 
-Also returns or fails the tasks of a worker, for all deciders. `holders` decides which process may
-use a name, `assignment` gives out tasks.
+Also returns or fails the tasks of a worker, for all deciders. `worker_names` decides which process
+may use a name, `assignment` leases tasks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from taskyard.core import assignment, holders, subscriptions
-from taskyard.core.effects import HeartbeatAck, LeasesEnded, Refused, ReportAck, Stop, UnknownWorker
+from taskyard.core import assignment, subscriptions, worker_names
+from taskyard.core.effects import (
+    HeartbeatAck,
+    LeasesEnded,
+    Refused,
+    ReportAck,
+    Stop,
+    UnknownWorker,
+)
 from taskyard.core.limits import (
     HEARTBEATS_UNLISTED_MAX,
     NAME_BYTES_MAX,
@@ -48,7 +55,7 @@ def worker_registered(context: Context, event: events.WorkerRegistered) -> None:
         return
     services = tuple(dict.fromkeys(event.facts.services))
     facts = structs.replace(event.facts, services=services)
-    if holders.refuses_newcomer(context, event):
+    if worker_names.refuses_newcomer(context, event):
         return
     worker = context.ledger.workers.get(event.worker)
     if worker is not None and worker.facts.incarnation != facts.incarnation:
@@ -97,7 +104,7 @@ def on_slot_free(context: Context, worker: Worker) -> None:
 
 
 def worker_heartbeat(context: Context, event: events.WorkerHeartbeat) -> None:
-    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     worker = context.touch_worker(event.worker)
     if worker is not None and worker.facts.always_ready and worker.state is BUSY:
@@ -162,7 +169,7 @@ def holds(worker: bytes, task: Task | None, attempt: int | None) -> bool:
 
 
 def worker_exited(context: Context, event: events.WorkerExited) -> None:
-    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     worker = context.ledger.workers.get(event.worker)
     if worker is None:
@@ -196,7 +203,7 @@ def worker_unreachable(context: Context, event: events.WorkerUnreachable) -> Non
 
 
 def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -> None:
-    """Remove a worker that timed out, and give its tasks to others."""
+    """Remove a worker that timed out, and requeue its tasks."""
     assignment.cancel_wake(context.ledger, worker)
     assignment.close_request(context, worker)
     end_restart_leases(context, worker)
@@ -204,7 +211,7 @@ def expire_worker(context: Context, worker: Worker, reason: bytes = b"silent") -
     _lose_worker(context, worker, None)
     if worker.contested_until_ns:
         context.emit(WorkerLeft(context.at_ns, worker.name, b"replaced"))
-        holders.record_replaced(context, worker, held)
+        worker_names.record_replaced(context, worker, held)
     else:
         context.emit(WorkerLeft(context.at_ns, worker.name, reason))
 

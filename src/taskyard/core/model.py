@@ -38,7 +38,7 @@ class Terms(Struct, array_like=True, gc=False):
     expires_ns: int = 0
     #: A task ends FAILED at this time, tried or not. 0: never.
     expires_hard_ns: int = 0
-    #: Delay before each further attempt after a failure. None: as the rules of its lane set it.
+    #: Delay before each further attempt after a failure. None: by the rule of its lane.
     retry_delays_ns: tuple[int, ...] | None = None
     #: Lease timeout of its worker while it holds the task, if longer than the worker's own.
     lease_ns: int = 0
@@ -148,7 +148,7 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     lease_timeout_ns: int = 0
     #: Number of the process: another process of the same name has another one.
     incarnation: int = 0
-    #: It gets `Wake` and then requests tasks, instead of getting them unasked.
+    #: It gets `Wake` and then requests tasks. Other workers get tasks without a `Wake`.
     wants_wake: bool = False
     #: It takes tasks whenever it has a free slot, without requesting each time.
     always_ready: bool = False
@@ -161,7 +161,7 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     restart_lease_ns: int = 0
     #: The longest time between its messages. 0: another process gets its name at once.
     heartbeat_ns: int = 0
-    #: Payloads that mean something else on the worker's wire. A task with one of these as payload,
+    #: Payloads with a special meaning in the worker's dialect. A task with one of these as payload,
     #: or as name without a payload, goes to other workers.
     reserved_payloads: tuple[bytes, ...] = ()
     queue_order: QueueOrder = QueueOrder.LEAST_RECENTLY_USED
@@ -251,8 +251,13 @@ def shown(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a count in words: `1 task`, `2 tasks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def truncate_reason(reason: bytes) -> bytes:
-    """Return a reason as it is kept: of a long one only the end, marked as truncated."""
+    """Return a reason. Of a long one, return only the end, marked as truncated."""
     if len(reason) <= REASON_BYTES_MAX:
         return reason
     return _CUT + reason[len(_CUT) - REASON_BYTES_MAX :]

@@ -130,7 +130,7 @@ def _blockers(ledger: Ledger, blocked: list[Task]) -> dict[bytes, list[bytes]]:
     is a pass over all tasks until enough are found."""
     after: dict[bytes, list[bytes]] = {task.name: [] for task in blocked}
     wanted = {id(task): min(task.waits, AFTER_SHOWN_MAX) for task in blocked}
-    for name, waiting in ledger.dependents_of_unknown.items():
+    for name, waiting in ledger.awaited.tasks.items():
         _add_blocker(after, wanted, name, waiting)
     rest = iter(ledger.tasks.values())
     for _ in range(0, len(ledger.tasks), LIST_BATCH):

@@ -1,8 +1,8 @@
 """Queues of ready tasks and the heap of tasks that wait for a time.
 
 A `Queue` orders tasks by arrival, with returned and just released tasks in front. Entries of tasks
-that left from the middle turn stale and are dropped later. Knows no lane, service or worker. The
-`Ledger` moves tasks in and out.
+that left from the middle turn stale and are dropped later. Does not refer to lanes, services or
+workers. `lane_queues` and the `Ledger` move tasks in and out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SAMPLE_MISSES_MAX: Final = 32
 _RANDOM_FACTOR: Final = 6364136223846793005
 _RANDOM_STEP: Final = 1442695040888963407
 _RANDOM_MASK: Final = (1 << 64) - 1
-#: The upper bits of its numbers are the better ones.
+#: The upper bits of its numbers are the most random.
 _RANDOM_SHIFT: Final = 33
 
 
@@ -79,7 +79,7 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return chosen + (self._shuffled(random_bits)[:wanted] if drawn is None else drawn)
 
     def _sample(self, count: int, random_bits: int) -> list[T] | None:
-        """Draw different tasks from anywhere. Return None if that takes too long."""
+        """Draw distinct tasks at random. Return None if that takes too long."""
         items, cursor, removed = self.items, self.cursor, self.removed or {}
         span, misses = len(items) - cursor, 0
         drawn: dict[int, T] = {}
@@ -106,8 +106,8 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return main_queue
 
     def take(self, tasks: list[T]) -> None:
-        """Remove these tasks. They nearly always are the next ones, which is fast. They need not
-        be: another policy may have written the journal."""
+        """Remove these tasks. They are nearly always the next ones, which is fast. Others occur
+        in journals that were written under another policy."""
         if self.stale_count and self.front:
             self._drop_stale_front(len(tasks))
         count, cursor, front = len(tasks), self.cursor, self.front

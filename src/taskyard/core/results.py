@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
-from taskyard.core import holders, identity, membership, runs, submission, subscriptions
+from taskyard.core import identity, membership, runs, submission, subscriptions, worker_names
 from taskyard.core.effects import Refused, ReportAck
 from taskyard.core.entities import SLOTS_UNLIMITED, Worker
 from taskyard.core.events import Outcome
@@ -61,7 +61,7 @@ def tasks_reported(context: Context, event: events.TasksReported) -> None:
     if not _columns_match(event.names, *columns, event.result_bytes_total, event.runs):
         context.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
         return
-    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         attempts = event.attempts or [0] * len(event.names)
         context.emit(StaleReport(context.at_ns, event.worker, event.names, attempts))
         return
@@ -264,8 +264,11 @@ def _retry_or_fail(  # noqa: PLR0913  # columns of a report
     *,
     crashed: bool = False,
 ) -> None:
-    """By the schedule while it lasts, then FAILED. One that its program died with may have done
-    nothing wrong: without a schedule it is tried as often as one that loses its workers."""
+    """Retry failed tasks by their schedules, and fail those that have no attempt left.
+
+    A task whose program died may not be at fault. Without a schedule it gets as many attempts as a
+    task that loses its workers.
+    """
     later: list[_Deferred] = []
     never: list[tuple[Task, int, bytes]] = []
     for index, (task, place, text) in enumerate(zip(tasks, places, texts, strict=True)):
@@ -343,7 +346,7 @@ def _defer_lanes(context: Context, tasks: list[Task]) -> None:
 
 def tasks_returned(context: Context, event: events.TasksReturned) -> None:
     """Return tasks to the queue if the worker holds all of them, else none."""
-    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     worker = context.touch_worker(event.worker, event.request)
     if worker is None:
@@ -390,7 +393,7 @@ def _resolve(context: Context, event: events.TasksReturned) -> list[list[bytes]]
 
 
 def tasks_progressed(context: Context, event: events.TasksProgressed) -> None:
-    if holders.refuse_non_holder(context, event.worker, event.incarnation, event.request):
+    if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         return
     context.touch_worker(event.worker)
     columns = (event.attempts, event.percents, event.texts, event.text_bytes_total)

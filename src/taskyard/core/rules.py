@@ -2,7 +2,7 @@
 
 A rule applies to the lanes that its pattern matches, in any service, and its limits are counted
 over all of them. Rules are settings, not history: nothing here is durable, except the expiry times
-that `with_expiry` puts into the terms of new tasks. Knows no lane objects (`entities`).
+that `with_expiry` puts into the terms of new tasks. Does not refer to lanes (`entities`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LaneOptions(Struct, frozen=True):
     command: bytes = b""
     idle_ns_max: int = 0
     hunger_ns_max: int = 0
-    #: The lane of tasks that name none, made from their fields.
+    #: Template of the lane of tasks without one, filled in from their fields.
     lane_template: bytes = b""
 
 

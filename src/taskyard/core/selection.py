@@ -1,7 +1,6 @@
-"""Chooses the next tasks for a worker and the next parked worker. Changes no durable state.
+"""Chooses the next tasks for a worker. Changes no durable state.
 
 A worker stays with its lane if it has one, else it gets the next lane of its services in rotation.
-Parked workers are served least recently used first.
 
 A task that lost workers is isolated step by step: the fewer losses it has left, the fewer tasks
 like it share a worker, and its last attempt runs alone. Tasks that do not fit the worker never keep
@@ -10,7 +9,6 @@ another task waiting.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -21,10 +19,9 @@ from taskyard.core.limits import (
     EXCLUSIVE,
     LANE_RUN_TASKS_MAX,
     LEASE_TASKS_MAX,
-    PARKED_STALE_MAX,
     WIDE_LOOKAHEAD,
 )
-from taskyard.core.model import QueueOrder, isolation_room
+from taskyard.core.model import isolation_room
 from taskyard.core.reservations import (
     held_by_isolation,
     holds_last_attempt,
@@ -32,7 +29,7 @@ from taskyard.core.reservations import (
     reserved_task,
     worker_slots_max,
 )
-from taskyard.core.states import PARKED, READY
+from taskyard.core.states import READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,12 +51,12 @@ class Selection:
         self.slots_widest = worker.facts.slots_total or SLOTS_UNLIMITED
         #: How many more tasks to choose.
         self.count = min(count, self.slots, LEASE_TASKS_MAX)
-        #: How many of them may be overfed, which do not count. 0 if `prefetch` is negative:
-        #: `slots_free` includes it already.
+        #: How many more tasks may be overfed, which do not count as requested. 0 if `prefetch` is
+        #: negative: `slots_free` includes it already.
         self.extra = max(0, min(worker.prefetch, LEASE_TASKS_MAX - self.count))
         self.tasks: list[Task] = []
-        #: The lane that the worker stayed with.
-        self.gone_on: Lane | None = None
+        #: The lane that the worker stayed with, if any.
+        self.kept_lane: Lane | None = None
         #: Lanes of each rule that the worker begins to serve by this choice, for worker limits.
         self.begun: dict[ActiveRule, int] = {}
         #: Whether any worker limit is set, and whether the broker has one.
@@ -99,15 +96,15 @@ class Selection:
         return self.tasks
 
     def _continue_lane(self, lane: Lane) -> None:
-        """Choose tasks of the lane that the worker served last, unless it had enough of it."""
+        """Choose tasks of the lane that the worker served last, up to the length of a lane run."""
         service = lane.service
-        known = service.name in self.worker.facts.services
-        if not known or service.paused or lane.paused or not lane.name:
+        offered = service.name in self.worker.facts.services
+        if not offered or service.paused or lane.paused or not lane.name:
             return
         if not lane.lane_group.active_rule.is_simple and hold_reason(lane, self.now_ns):
             return
         if self.worker.lane_run < LANE_RUN_TASKS_MAX:
-            self.gone_on = lane
+            self.kept_lane = lane
             self._take(lane)
 
     def _rotate(self, service: Service) -> None:
@@ -123,10 +120,10 @@ class Selection:
         }
         while turns and self.count > 0 and not self.closed:
             lane_group = min(turns, key=_turn_of_group)
-            goes_on = self._rotate_group(lane_group, 1)
+            has_more = self._rotate_group(lane_group, 1)
             lane_group.count_turn()
             turns[lane_group] -= 1
-            if not goes_on or not turns[lane_group]:
+            if not has_more or not turns[lane_group]:
                 del turns[lane_group]
 
     def _rotate_group(self, lane_group: LaneGroup, turns: int) -> bool:
@@ -147,14 +144,14 @@ class Selection:
         plain = not (
             service.has_wide_tasks or service.suspects or self.reserved_payloads or overfed
         )
-        gone_on, chosen = self.gone_on, self.tasks
+        kept_lane, chosen = self.kept_lane, self.tasks
         for _ in range(turns):
             lane = rotation.popleft()
             if not lane.ready or lane.paused or (lane.leased >= lane_tasks_max and lane.name):
                 lane.in_rotation = False  # added again when it gets work or a lease ends
                 continue
             rotation.append(lane)
-            if lane is gone_on:
+            if lane is kept_lane:
                 continue
             if plain and not lane.leased and lane.name and lane.other_queues is None:
                 # The common case of many lanes: no worker serves it and no limit is counted.
@@ -188,7 +185,7 @@ class Selection:
                 lane.in_rotation = False  # added again when that ends
                 continue
             rotation.append(lane)
-            if lane is not self.gone_on:
+            if lane is not self.kept_lane:
                 self._take(lane)
         return True
 
@@ -213,7 +210,7 @@ class Selection:
             )
             if not fits or not lane.ready or lane.paused or lane.service.paused:
                 continue
-            if lane is not self.gone_on and not hold_reason(lane, self.now_ns):
+            if lane is not self.kept_lane and not hold_reason(lane, self.now_ns):
                 self._take(lane)
 
     def _rate_left(self, active_rule: ActiveRule) -> int:
@@ -480,50 +477,3 @@ def _turn_of_group(lane_group: LaneGroup) -> int:
 def _by_priority(tasks: Iterable[Task]) -> list[Task]:
     """Sort tasks by priority, keeping the order within one priority."""
     return sorted(tasks, key=lambda task: task.terms.priority, reverse=True)
-
-
-def queues_fifo(worker: Worker) -> bool:
-    """Return whether a worker goes behind all that wait already, whenever it was last used."""
-    is_fifo = worker.facts.queue_order is QueueOrder.FIFO
-    return is_fifo and worker.listed_as != worker.last_used and worker.slots_free > 0
-
-
-def park(ledger: Ledger, worker: Worker) -> None:
-    """List a worker as parked in its services, unless it is listed or has no free slot."""
-    if worker.listed_as == worker.last_used or worker.slots_free <= 0:
-        return
-    worker.listed_as = worker.last_used
-    for name in worker.facts.services:
-        service = ledger.service(name)
-        relist(ledger, service, worker)
-        ledger.dirty[name] = service
-
-
-def relist(ledger: Ledger, service: Service, worker: Worker) -> None:
-    """Add a worker to a service's parked list. Drops stale entries now and then."""
-    parked = service.parked
-    if len(parked) > PARKED_STALE_MAX + 2 * service.workers:
-        known = ledger.workers
-        valid = [
-            (last_used, name) for last_used, name in parked if _is_used(known.get(name), last_used)
-        ]
-        parked[:] = dict.fromkeys(valid)
-        heapify(parked)
-    heappush(parked, (worker.last_used, worker.name))
-
-
-def _is_used(worker: Worker | None, last_used: int) -> bool:
-    return worker is not None and worker.last_used == last_used
-
-
-def next_parked(ledger: Ledger, service: Service) -> Worker | None:
-    """Remove and return the least recently used parked worker, if any."""
-    while service.parked:
-        last_used, name = heappop(service.parked)
-        worker = ledger.workers.get(name)
-        if worker is None or worker.last_used != last_used:
-            continue  # a stale entry
-        if worker.state is PARKED and worker.slots_free > 0:
-            return worker
-        worker.listed_as = -1
-    return None

@@ -24,9 +24,9 @@ class Cause(IntEnum):
     """Why a task moves."""
 
     RELEASED = 0  #: the last task it waited for is done
-    CAME_DUE = 1  #: its time has come
-    BLOCKED = 2  #: it was given tasks to wait for
-    POSTPONED = 3  #: it was given a time to wait for
+    CAME_DUE = 1  #: its due time has come
+    BLOCKED = 2  #: it got predecessors
+    POSTPONED = 3  #: it got a due time
     LEASED = 4
     COMPLETED = 5
     RETURNED = 6  #: returned by the worker, or because the worker left
@@ -110,7 +110,7 @@ class WorkerCause(IntEnum):
     ASSIGNED = 1  #: it got tasks
     WOKEN = 2
     PASSED_OVER = 3  #: it did not react to `Wake` in time
-    UNREACHABLE = 4  #: its route is dead
+    UNREACHABLE = 4  #: messages to it can't be delivered
     DRAINED = 5
     WAIT_ENDED = 6  #: it stopped waiting for tasks
 

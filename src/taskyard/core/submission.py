@@ -346,11 +346,8 @@ def _check_cycle(
     of its batch and for known tasks can't close one, unless a task waits for it already."""
     if waits.after is None:
         return
-    dependents_of_unknown = bool(ledger.dependents_of_unknown) and not (
-        ledger.dependents_of_unknown.keys().isdisjoint(batch.places)
-        and ledger.awaited_else.keys().isdisjoint(batch.places)
-    )
-    if anywhere or dependents_of_unknown or _has_forward_edges(waits.after, batch):
+    awaited = bool(ledger.awaited.tasks) and ledger.awaited.has_any(batch.places)
+    if anywhere or awaited or _has_forward_edges(waits.after, batch):
         check_acyclic(ledger, dict(zip(submission.names, waits.after, strict=True)))
 
 
@@ -373,7 +370,8 @@ def check_acyclic(ledger: Ledger, after: dict[bytes, list[bytes]]) -> None:
 
 def awaited(ledger: Ledger, names: Iterable[bytes]) -> Mapping[bytes, list[Task]]:
     """Return the tasks that wait for unknown keys, including those of these new names."""
-    if not ledger.awaited_else:
-        return ledger.dependents_of_unknown
-    new = {name: ledger.waiting_for(name) for name in names if name in ledger.awaited_else}
-    return ChainMap(new, ledger.dependents_of_unknown)
+    awaited = ledger.awaited
+    if not awaited.keys_by_name:
+        return awaited.tasks
+    new = {name: awaited.waiting_for(name) for name in names if name in awaited.keys_by_name}
+    return ChainMap(new, awaited.tasks)

@@ -179,8 +179,8 @@ def campaign_settled(ledger: Ledger, name: bytes) -> bool:
 def no_work_left(ledger: Ledger, worker: Worker) -> bool:
     """Return whether no task of a worker's services can run without a command from a client.
 
-    Idle workers cause this often, so it skips the search for stuck tasks while any other task can
-    run. False is a good answer then.
+    Idle workers cause this often. So it returns False without a search for stuck tasks while any
+    other task can run.
     """
     own = [ledger.service(name).counts for name in worker.facts.services]
     if any(map(_runnable, own)):

@@ -2,7 +2,7 @@
 
 A snapshot is a function of an older snapshot and the rows after it. So a compaction does not touch
 the live scheduler. It replays the rows with `apply` and derives everything else on the way. Memory
-holds only tasks that the rows mention (`core.cold`). Rows that mention very many tasks are split
+holds only tasks that the rows mention (`ColdLedger`). Rows that mention very many tasks are split
 into segments, each with the first three steps. Each step is durable before the next begins and can
 be repeated:
 
@@ -28,11 +28,11 @@ from typing import Final
 import msgspec
 
 from taskyard.core.apply import apply
-from taskyard.core.cold import ColdLedger
 from taskyard.core.entities import Ending, to_ended_task
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Result
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
+from taskyard.core.snapshots.cold_ledger import ColdLedger
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import history, history_rows, recovery, schema, snapshot
 from taskyard.journal.archive import Archive, ArchiveRow, ArchiveWriter

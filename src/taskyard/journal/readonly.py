@@ -15,7 +15,7 @@ from taskyard.journal.archive import Archive
 from taskyard.journal.files import check_regular
 from taskyard.journal.reader import RowReader
 from taskyard.journal.schema import DiskErrors
-from taskyard.journal.sqlite import believe
+from taskyard.journal.sqlite import read_verified
 from taskyard.journal.verify import JournalReport
 
 #: A larger database is merged in memory only if SQLite can't open it otherwise.
@@ -75,7 +75,7 @@ class ReadonlyStore(RowReader):
         """Verify and open the journal. Raises `JournalDamaged`."""
         self._path = directory / schema.FILE_NAME
         try:
-            self._identity, self._anchor, self._head = believe(directory, connect)
+            self._identity, self._anchor, self._head = read_verified(directory, connect)
             self._connection = connect(self._path)
         except DiskErrors as error:
             raise schema.read_error(error, "its files") from error

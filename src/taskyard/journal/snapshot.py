@@ -13,8 +13,8 @@ the block's number. Every byte is verified, and a damaged snapshot is refused.
 
 The format changes by a fixed procedure: a new version with its writer, the old reader kept, a
 golden file, one commit. A field added at the end with a default is not a change. Formats 1 and 2
-held the whole ledger in one body (`core.old_snapshots`). This file reads and writes snapshots.
-`recovery` chooses the one to use.
+held the whole ledger in one body (`core.snapshots.old_formats`). This file reads and writes
+snapshots. `recovery` chooses the one to use.
 """
 
 import hashlib
@@ -32,11 +32,12 @@ from zlib import crc32
 
 import msgspec
 
-from taskyard.core import old_snapshots
-from taskyard.core.cold import ColdLedger
 from taskyard.core.ledger import Ledger
-from taskyard.core.old_snapshots import LedgerSnapshot
-from taskyard.core.snapshot import Edges, Rest, Restorer, TaskColumns
+from taskyard.core.snapshots import old_formats
+from taskyard.core.snapshots.cold_ledger import ColdLedger
+from taskyard.core.snapshots.columns import Edges, Rest, TaskColumns
+from taskyard.core.snapshots.old_formats import LedgerSnapshot
+from taskyard.core.snapshots.restorer import Restorer
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import schema
 from taskyard.journal.chain import SEALED_BYTES, Head, seal, unseal
@@ -123,7 +124,7 @@ class SnapshotReader:
     def restore(self) -> Ledger:
         """Return the ledger, with every byte verified."""
         if self.image is not None:
-            return old_snapshots.restore(self.image)
+            return old_formats.restore(self.image)
         restorer = Restorer(self.rest)
         for columns in self.chunks():
             restorer.add(columns)

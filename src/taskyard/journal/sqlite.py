@@ -90,7 +90,7 @@ class SqliteStore(RowReader):
             make_private_directory(directory)
             if _is_new(directory):
                 _create(directory, page_bytes)
-            self._identity, self._anchor, self._head = believe(directory)
+            self._identity, self._anchor, self._head = read_verified(directory)
             self._open()
         except DiskErrors as error:
             raise schema.write_error(error, "opening the journal", self._path) from error
@@ -250,7 +250,9 @@ def _write_tables(connection: sqlite3.Connection, page_bytes: int, anchor: bytes
     _merge(connection, "TRUNCATE")
 
 
-def believe(directory: Path, connect: verify.Connect = verify.connect) -> tuple[bytes, Head, Head]:
+def read_verified(
+    directory: Path, connect: verify.Connect = verify.connect
+) -> tuple[bytes, Head, Head]:
     """Return identity, anchor and head of a sound journal. Raises JournalDamaged otherwise."""
     report = verify.verify_journal(directory, connect)
     if report.wrong or not report.anchor or not report.head:

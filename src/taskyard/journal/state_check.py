@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from taskyard.core import old_snapshots
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.errors import StateError
 from taskyard.journal import archive, history, readonly, recovery, schema, snapshot, verify, witness
@@ -247,7 +247,7 @@ def _compare_with_replay(
         return
     head = recovery.head_at(store, sequence)
     replayed = _replayed(store, *recovery.recovery_base(directory, store, sequence - 1), head)
-    if old_snapshots.fingerprint(replayed) != old_snapshots.fingerprint(ledger):
+    if ledger_fingerprint(replayed) != ledger_fingerprint(ledger):
         findings.wrong.append(f"the snapshot of row {sequence} differs from a replay of its rows")
         findings.lost.append("nothing while the rows are kept; please report this")
 

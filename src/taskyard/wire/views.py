@@ -204,7 +204,7 @@ class Lane(Document):
     rule: str
     #: How many lanes of the rule may be served at once. 0: no limit.
     rule_limit: int
-    #: That are not done or cancelled; what is in none of the following states has failed.
+    #: Tasks that are not done or cancelled. Those in none of the following states have failed.
     tasks: int
     blocked: int
     delayed: int
@@ -232,6 +232,7 @@ class Explanation(Document):
     name: str
     #: Empty: no campaign.
     campaign: str
+    #: A stable code. `sentence` is for users.
     reason: str
     sentence: str
     #: Full names of the tasks that it waits for, or of a cancelled one that it waited for.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from taskyard.core import old_snapshots
 from taskyard.core.events import Outcome, Scope, WorkerRegistered
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Result, WorkerFacts
 from taskyard.core.records import Progressed
@@ -220,9 +220,9 @@ MALFORMED = {
 def test_malformed_request_is_an_error_with_a_reason_and_changes_nothing(query: Q) -> None:
     counter = Extended()
     counter.create(b"old")
-    before = old_snapshots.fingerprint(counter.scheduler.ledger)
+    before = ledger_fingerprint(counter.scheduler.ledger)
     reply = counter.request(query.SerializeToString())
     assert reply.kind == peer.ERROR
     assert reply.reason
-    assert old_snapshots.fingerprint(counter.scheduler.ledger) == before
+    assert ledger_fingerprint(counter.scheduler.ledger) == before
     assert counter.take().names == [b"old"]

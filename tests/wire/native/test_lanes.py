@@ -63,7 +63,7 @@ def test_lane_is_listed_with_its_counts_and_reason() -> None:
         "tasks": 1,
         "delayed": 1,
     }
-    assert (found["next_due"], found["reason"]) == (LATER_NS / 1e9, "waits for its time")
+    assert (found["next_due"], found["reason"]) == (LATER_NS / 1e9, "delayed")
     assert found["why"]
 
 

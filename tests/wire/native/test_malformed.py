@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core import invariants, old_snapshots
+from taskyard.core import invariants
 from taskyard.core.events import DrainRequested, Scope
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Submission, Terms, WorkerFacts
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import peer
@@ -67,7 +68,7 @@ def test_malformed_requests_get_an_error_and_change_nothing(seed: int) -> None:
     counter = Counter()
     errors = 0
     for body in spoilt(1_000, seed):
-        before = old_snapshots.fingerprint(counter.scheduler.ledger)
+        before = ledger_fingerprint(counter.scheduler.ledger)
         records = counter.scheduler.ledger.record
         refused = counter.scheduler.context.refused
         answers = [Q.FromString(one) for one in counter.frames([b"", body])]
@@ -76,7 +77,7 @@ def test_malformed_requests_get_an_error_and_change_nothing(seed: int) -> None:
         if any(one.type == Q.Error for one in answers):
             errors += 1
             assert counter.scheduler.ledger.record == records
-            assert old_snapshots.fingerprint(counter.scheduler.ledger) == before
+            assert ledger_fingerprint(counter.scheduler.ledger) == before
     invariants.check(counter.scheduler)
     assert errors > 500
     assert Q.FromString(counter.ask(bytes.fromhex("0806"))).type == Q.OK

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskyard.core import old_snapshots
 from taskyard.core.events import DiskSpaceChanged
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import Progressed
 from taskyard.core.scheduler import Scheduler
@@ -431,9 +431,9 @@ MALFORMED = {
 def test_malformed_request_is_an_error_and_changes_nothing(body: str) -> None:
     counter = Counter()
     counter.ask(create(task("old"), task("new", "old")))
-    before = old_snapshots.fingerprint(counter.scheduler.ledger)
+    before = ledger_fingerprint(counter.scheduler.ledger)
     assert counter.hex(body) == ERROR
-    assert old_snapshots.fingerprint(counter.scheduler.ledger) == before
+    assert ledger_fingerprint(counter.scheduler.ledger) == before
     assert steal(counter, n=9) == ["old"]
 
 

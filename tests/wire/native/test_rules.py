@@ -16,13 +16,13 @@ from tests.wire.kit import Counter
 WORKER = peer.worker_message(WorkerFacts(services=(b"exec",)))
 
 
-class Desk(Counter):
+class RequestCounter(Counter):
     def request(self, body: bytes) -> Reply:
         return Reply(self.ask(body))
 
 
 def test_rules_are_sent_in_their_order() -> None:
-    counter = Desk()
+    counter = RequestCounter()
     rules = LaneOptions(
         command=b"agents/smtp -v",
         lane_workers_max=3,
@@ -44,11 +44,11 @@ def test_rules_are_sent_in_their_order() -> None:
     "services", [[b""], [b"\xff"], [b"%d" % number for number in range(SERVICES_MAX + 1)]]
 )
 def test_rules_request_without_services_is_refused(services: list[bytes]) -> None:
-    assert Desk().request(peer.rules(7, services)).kind == peer.ERROR
+    assert RequestCounter().request(peer.rules(7, services)).kind == peer.ERROR
 
 
 def test_heartbeat_reports_why_agents_can_not_be_started() -> None:
-    counter = Desk()
+    counter = RequestCounter()
 
     def trouble_after(trouble: bytes | None) -> bytes:
         counter.request(peer.heartbeat(7, b"w", WORKER, [], SECOND_NS, trouble=trouble))

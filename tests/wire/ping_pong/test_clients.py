@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core import old_snapshots
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.records import Finished, Leased, Returned, WorkerLeft
 from taskyard.wire.ping_pong import backend as ping_pong_backend
@@ -150,12 +150,12 @@ NASTY: list[list[bytes]] = [
 @pytest.mark.parametrize("frames", NASTY, ids=range(len(NASTY)))
 def test_nasty_messages_are_counted_and_change_nothing(frames: list[bytes]) -> None:
     hall = at_work()
-    before = old_snapshots.fingerprint(hall.scheduler.ledger)
+    before = ledger_fingerprint(hall.scheduler.ledger)
     assert hall.at(BACKEND + W1, *frames) == []
     assert hall.backend.malformed == 1
     ((error, _),) = hall.at(FRONTEND + b"x", *frames)
     assert (error, hall.frontend.malformed) == (ERROR, 1)
-    assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
+    assert ledger_fingerprint(hall.scheduler.ledger) == before
     hall.worker(W1, b"result")
     assert hall.to_client(b"c") == [[b"result"]]
 
@@ -181,7 +181,7 @@ def noise(count: int, seed: int) -> Iterator[list[bytes]]:
 def test_malformed_messages_change_nothing_at_either_side(seed: int) -> None:
     hall = at_work()
     hall.records()
-    before = old_snapshots.fingerprint(hall.scheduler.ledger)
+    before = ledger_fingerprint(hall.scheduler.ledger)
     random_bits = random.Random(seed)
     for frames in noise(1_000, seed):
         identity = random_bits.choice([W1, W2, b"x" * 256, b""])
@@ -189,7 +189,7 @@ def test_malformed_messages_change_nothing_at_either_side(seed: int) -> None:
         assert [one[0] for one in hall.at(FRONTEND + identity, *frames)] == [ERROR]
     assert (hall.backend.malformed, hall.frontend.malformed) == (1_000, 1_000)
     assert hall.records() == []
-    assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
+    assert ledger_fingerprint(hall.scheduler.ledger) == before
     assert hall.worker(W1, b"result") == []
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from taskyard.core import old_snapshots
 from taskyard.core.effects import Accepted, Assign
 from taskyard.core.events import DrainRequested, ReplyDue, RequestRejected, WorkerHeartbeat
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import CRASHES_MAX, PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, Refusal, Submission, Terms, WorkerFacts
 from taskyard.core.records import Leased, LeaseExpired, StaleReport, WorkerLeft
@@ -124,9 +124,9 @@ def test_result_without_a_job_is_stale_and_gets_a_pong() -> None:
     hall = Hall()
     assert hall.worker(W1, b"result") == [[PONG]]
     hall.worker(W1, READY)
-    before = old_snapshots.fingerprint(hall.scheduler.ledger)
+    before = ledger_fingerprint(hall.scheduler.ledger)
     assert hall.worker(W1, b"result") == [[PONG]]
-    assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
+    assert ledger_fingerprint(hall.scheduler.ledger) == before
     assert hall.backend.stale == 2
 
 

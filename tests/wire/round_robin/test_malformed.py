@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.core import invariants, old_snapshots
+from taskyard.core import invariants
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.wire.round_robin.frames import FRAMES_MAX, Message, parse
 from tests.wire.round_robin.kit import C1, C2, LMQ, SRV, W1, W2, Hall, lmq
 
@@ -59,13 +60,13 @@ def spoilt(count: int, seed: int) -> Iterator[list[bytes]]:
 def test_malformed_messages_are_counted_and_change_nothing(seed: int) -> None:
     hall, random_bits, malformed = Hall(), random.Random(seed), 0
     for frames in spoilt(1_000, seed):
-        before = old_snapshots.fingerprint(hall.scheduler.ledger)
+        before = ledger_fingerprint(hall.scheduler.ledger)
         record, count = hall.scheduler.ledger.record, hall.dialect.malformed
         hall.send(random_bits.choice((W1, W2, C1)), *frames)
         if hall.dialect.malformed > count:
             malformed += 1
             assert hall.scheduler.ledger.record == record
-            assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
+            assert ledger_fingerprint(hall.scheduler.ledger) == before
     invariants.check(hall.scheduler)
     assert malformed > 300
     hall.send(W2, *lmq(3, b"WORKER", b"\x09"))
@@ -101,18 +102,18 @@ def test_malformed_messages_are_counted_and_change_nothing(seed: int) -> None:
 def test_nasty_messages_are_counted_and_change_nothing(frames: list[bytes]) -> None:
     hall = Hall()
     hall.register(W1)
-    before = old_snapshots.fingerprint(hall.scheduler.ledger)
+    before = ledger_fingerprint(hall.scheduler.ledger)
     assert hall.send(W1, *frames) == []
     assert hall.dialect.malformed == 1
-    assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
+    assert ledger_fingerprint(hall.scheduler.ledger) == before
 
 
 def test_commands_from_the_wrong_side_change_nothing() -> None:
     hall = Hall()
-    before = old_snapshots.fingerprint(hall.scheduler.ledger)
+    before = ledger_fingerprint(hall.scheduler.ledger)
     for frames in (lmq(6, b"id", b"x"), lmq(2, b"id"), [C2, *lmq(6, b"id")], lmq(3, b"i", b"\x07")):
         assert hall.send(C1, *frames) == []
-    assert old_snapshots.fingerprint(hall.scheduler.ledger) == before
+    assert ledger_fingerprint(hall.scheduler.ledger) == before
 
 
 def test_ids_and_arguments_are_opaque() -> None:

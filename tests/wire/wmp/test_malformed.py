@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.core import invariants, old_snapshots
+from taskyard.core import invariants
+from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import NAME_BYTES_MAX
 from taskyard.relay.forwarder import Forwarder
 from taskyard.wire.wmp import frames as wmp_frames
@@ -84,13 +85,13 @@ def test_malformed_messages_to_a_manager_are_counted_and_change_nothing(seed: in
     manager.ready()
     manager.given()
     for message in spoilt(1_000, seed):
-        before = old_snapshots.fingerprint(manager.scheduler.ledger)
+        before = ledger_fingerprint(manager.scheduler.ledger)
         records, malformed = manager.scheduler.ledger.record, manager.dialect.malformed
         replies = manager.take(message)
         if manager.dialect.malformed > malformed:
             assert replies == []
             assert manager.scheduler.ledger.record == records
-            assert old_snapshots.fingerprint(manager.scheduler.ledger) == before
+            assert ledger_fingerprint(manager.scheduler.ledger) == before
     invariants.check(manager.scheduler)
     assert manager.dialect.malformed > 500
     manager.ready("sane")
@@ -184,10 +185,10 @@ NASTY: list[list[bytes]] = [
 def test_nasty_message_is_counted_and_changes_nothing(message: list[bytes]) -> None:
     manager = Manager()
     manager.submit(b"a")
-    before = old_snapshots.fingerprint(manager.scheduler.ledger)
+    before = ledger_fingerprint(manager.scheduler.ledger)
     assert manager.take(message) == []
     assert manager.dialect.malformed == 1
-    assert old_snapshots.fingerprint(manager.scheduler.ledger) == before
+    assert ledger_fingerprint(manager.scheduler.ledger) == before
     assert manager.dialect.wake_at_ns() is None
 
 

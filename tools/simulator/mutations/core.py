@@ -20,10 +20,10 @@ from taskyard.broker import results as result_loader
 from taskyard.broker.turn import Broker
 from taskyard.core import (
     apply,
+    assignment,
     effects,
     events,
     graph,
-    holders,
     membership,
     queues,
     records,
@@ -35,13 +35,14 @@ from taskyard.core import (
     submission,
     subscriptions,
     timers,
+    worker_names,
 )
 from taskyard.core.context import Context
 from taskyard.core.entities import Lane, Lease, Task, Worker
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Result
 from taskyard.core.scheduler import Scheduler
-from taskyard.core.snapshot import Restorer
+from taskyard.core.snapshots.restorer import Restorer
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import chain, recovery
@@ -437,7 +438,7 @@ def unlisted_at_once() -> Iterator[None]:
 @mutation
 def parked_worker_forgotten() -> Iterator[None]:
     """Assign nothing to parked workers when tasks arrive."""
-    with patched(selection, "relist", _no_op):
+    with patched(assignment, "relist", _no_op):
         yield
 
 
@@ -523,21 +524,21 @@ def incarnation_ignored() -> Iterator[None]:
 @mutation
 def name_taken_over_at_once() -> Iterator[None]:
     """Give the name of a live process to another, and charge its tasks with a loss."""
-    with patched(holders, "refuses_newcomer", lambda *_: False):
+    with patched(worker_names, "refuses_newcomer", lambda *_: False):
         yield
 
 
 @mutation
 def newcomer_treated_as_holder() -> Iterator[None]:
     """Accept messages of a process that contests a name as those of its holder."""
-    with patched(holders, "refuse_non_holder", lambda *_: False):
+    with patched(worker_names, "refuse_non_holder", lambda *_: False):
         yield
 
 
 @mutation
 def replaced_process_not_refunded() -> Iterator[None]:
     """Take a process that lost its name for a newcomer."""
-    with patched(holders, "_is_replaced", lambda *_: False):
+    with patched(worker_names, "_is_replaced", lambda *_: False):
         yield
 
 

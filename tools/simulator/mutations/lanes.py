@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from simulator.mutations.registry import mutation, mutation_for_invariants, patched, patched_item
-from taskyard.core import apply, queues, records, reservations, rules, scheduler, selection, timers
+from taskyard.core import (
+    apply,
+    lane_queues,
+    queues,
+    records,
+    reservations,
+    rules,
+    scheduler,
+    selection,
+    timers,
+)
 from taskyard.core.context import Context
 from taskyard.core.entities import Lane, Service, Task
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Submission
-from taskyard.core.snapshot import Restorer
+from taskyard.core.snapshots.restorer import Restorer
 from taskyard.core.states import READY
 
 if TYPE_CHECKING:
@@ -98,19 +108,19 @@ def release_not_restored() -> Iterator[None]:
 @mutation
 def deferred_task_queued_at_once() -> Iterator[None]:
     """Queue a deferred task at once."""
-    sound = Lane.add
+    sound = lane_queues.add
 
-    def add(self: Lane, task: Task, *, front: bool, **_named: bool) -> None:
-        sound(self, task, front=front)
+    def add(lane: Lane, task: Task, *, front: bool, **_named: bool) -> None:
+        sound(lane, task, front=front)
 
-    with patched(Lane, "add", add):
+    with patched(lane_queues, "add", add):
         yield
 
 
 @mutation
 def deferred_forever() -> Iterator[None]:
     """Leave deferred tasks out although the run is over."""
-    with patched(Lane, "count_removed", _no_op):
+    with patched(lane_queues, "count_removed", _no_op):
         yield
 
 

@@ -152,7 +152,7 @@ def tiles(summary: ReportSummary) -> list[Tile]:
     rows = summary.setbacks.to_pylist()
     retried = sum(row["retried"] + row["lost"] for row in rows if row["reason"] is None)
     if retried:
-        shown.append(Tile(f"{retried:,}", "retries"))
+        shown.append(Tile(f"{retried:,}", "retry" if retried == 1 else "retries"))
     return shown
 
 
@@ -182,17 +182,17 @@ def guarantees(summary: ReportSummary) -> Section:
         ],
         [
             "no task starts before its dependencies are done",
-            f"{found.dependencies_broken:,} dependencies broken",
+            f"{format_count(found.dependencies_broken, 'task')} started too early",
             _status_word(not found.dependencies_broken),
         ],
         [
             "results of expired leases are refused",
-            f"{found.stale_refused:,} stale results refused",
+            f"{format_count(found.stale_refused, 'stale result')} refused",
             _status_word(good=True),
         ],
     ]
     if found.unknown:
-        counted = f"{found.unknown:,} tasks without a submission"
+        counted = f"{format_count(found.unknown, 'task')} without a submission"
         rows.append(["the history is complete", counted, _status_word(good=False)])
     table = Table(["guarantee", "counted", "result"], rows)
     text = "Counted from the history's events, independently of the broker"

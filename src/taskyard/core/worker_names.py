@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from taskyard.core.effects import Refused
 from taskyard.core.limits import HEARTBEATS_MISSED_MAX, SECOND_NS
-from taskyard.core.model import Refusal, shown
+from taskyard.core.model import Refusal, counted, shown
 from taskyard.core.records import Refunded, WorkerReplaced
 from taskyard.core.states import FAILED
 
@@ -69,7 +69,7 @@ def record_replaced(context: Context, worker: Worker, held: list[Task]) -> None:
     silent_ns = context.now_ns - worker.last_seen_ns
     context.warn(
         f"{_quoted(worker.name)} goes to another process: its holder ({_describe(worker)}) was "
-        f"silent for {silent_ns / SECOND_NS:.1f} s and lost {len(held)} task(s)"
+        f"silent for {silent_ns / SECOND_NS:.1f} s and lost {counted(len(held), 'task')}"
     )
 
 
@@ -103,7 +103,7 @@ def _is_replaced(context: Context, name: bytes, incarnation: int) -> bool:
         context.emit(Refunded(context.at_ns, name, incarnation, names, attempts), tasks)
         context.warn(
             f"{_quoted(name)}: the replaced process (incarnation {incarnation}) came back and is "
-            f"refused for good, {len(names)} task(s) are not charged with its loss"
+            f"refused for good, {counted(len(names), 'lost task')} refunded"
         )
     return True
 

@@ -1,21 +1,21 @@
-"""Snapshots of formats 1 and 2, and the fingerprint of a ledger.
+"""Snapshots of formats 1 and 2, which are only read. `columns` has the current format.
 
-`restore` builds a ledger and its indexes from these formats, which are only read (`snapshot` has
-the current one). `fingerprint` describes a ledger for comparison: two ledgers with the same
-fingerprint behave alike.
+`restore` builds a ledger and its indexes from the one struct that these formats consist of.
 """
 
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from taskyard.core.entities import Ending, Lease, Task, Worker
-from taskyard.core.ledger import Ledger, lane_counts
-from taskyard.core.model import Replaced, Terms, WorkerFacts
+from taskyard.core.lane_queues import add_suspect, lane_counts
+from taskyard.core.ledger import Ledger
+from taskyard.core.model import Replaced, Terms
 from taskyard.core.runs import Attempt
+from taskyard.core.snapshots.columns import LeaseSnapshot, ServiceSnapshot, WorkerSnapshot
 from taskyard.core.states import DELAYED, TaskState
 
 if TYPE_CHECKING:
@@ -41,27 +41,6 @@ class LaneSnapshot(Struct, array_like=True, gc=False):
     run_left: int = 0
     #: Tasks released from a held lane.
     released: int = 0
-
-
-class ServiceSnapshot(Struct, array_like=True, gc=False):
-    name: bytes
-    paused: bool
-    has_wide_tasks: bool
-    counts: list[int]
-
-
-class WorkerSnapshot(Struct, array_like=True, gc=False):
-    name: bytes
-    facts: WorkerFacts
-    slots_kept: list[int]
-
-
-class LeaseSnapshot(Struct, array_like=True, gc=False):
-    number: int
-    worker: int
-    at_ns: int
-    lease_ns: int
-    tasks: list[int]
 
 
 class LedgerSnapshot(Struct, array_like=True, gc=False):
@@ -112,7 +91,7 @@ def restore(snapshot: LedgerSnapshot) -> Ledger:
     for name, counts in snapshot.campaigns:
         campaign = ledger.campaign(name)
         campaign.counts, campaign.truncated = counts, snapshot.truncated.get(name, 0)
-    ledger.bare = dict.fromkeys(name for name, _ in snapshot.campaigns if name)
+    ledger.bare.update(dict.fromkeys(name for name, _ in snapshot.campaigns if name))
     for one in snapshot.services:
         service = ledger.service(one.name)
         service.paused, service.has_wide_tasks, service.counts = (
@@ -174,7 +153,7 @@ def _restore_lane(lane: Lane, one: LaneSnapshot, tasks: list[Task]) -> None:
         queue.front += [tasks[place] for place in queue_snapshot.front]
         lane.ready += len(queue_snapshot.items) + len(queue_snapshot.front)
     for place in one.suspects:
-        lane.add_suspect(tasks[place], front=False)
+        add_suspect(lane, tasks[place], front=False)
     if one.next_run or one.released:
         extras = lane.ensure_extras()
         extras.next_run = {id(tasks[place]): tasks[place] for place in one.next_run}
@@ -203,7 +182,7 @@ def _restore_graph(ledger: Ledger, snapshot: LedgerSnapshot, tasks: list[Task]) 
         waiting = [tasks[one] for one in dependents]
         tasks[place].dependents = waiting[0] if len(waiting) == 1 else waiting or None
     for name, places in snapshot.dependents_of_unknown.items():
-        ledger.restore_awaited(name, [tasks[place] for place in places])
+        ledger.awaited.restore(name, [tasks[place] for place in places])
 
 
 def _restore_workers(ledger: Ledger, snapshot: LedgerSnapshot, tasks: list[Task]) -> None:
@@ -218,75 +197,3 @@ def _restore_workers(ledger: Ledger, snapshot: LedgerSnapshot, tasks: list[Task]
         for task in out:
             task.lease = lease
         ledger.add_lease(lease, out)
-
-
-def fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
-    """Return all durable state that a ledger's behaviour depends on, as plain values. Ended tasks
-    may be left out, because the archive may hold them instead."""
-    tasks = sorted(task.name for task in ledger.tasks.values() if ended or task.ending is None)
-    awaited, attempts = ledger.dependents_of_unknown, ledger.failed_attempts
-    return {
-        "record": ledger.record,
-        "paused": ledger.paused,
-        "counts": list(ledger.counts),
-        "campaigns": {one.name: list(one.counts) for one in ledger.campaigns.values()},
-        "truncated": {one.name: one.truncated for one in ledger.campaigns.values()},
-        "bare": sorted(ledger.bare),
-        "services": {
-            one.name: (one.paused, one.has_wide_tasks, list(one.counts))
-            for one in ledger.services.values()
-        },
-        "workers": {one.name: (one.facts, list(one.slots_kept)) for one in ledger.workers.values()},
-        "tasks": {name: _task_fingerprint(ledger.tasks[name]) for name in tasks},
-        "leases": {
-            lease.number: (lease.worker.name, lease.at_ns, lease.lease_ns, lease.tasks_left)
-            for worker in ledger.workers.values()
-            for lease in worker.leases.values()
-        },
-        "queues": {
-            (lane.service.name, lane.name): _names(lane.in_order())
-            for service in ledger.services.values()
-            for lane in service.lanes.values()
-            if lane.ready
-        },
-        "runs": {
-            (lane.service.name, lane.name): (len(lane.extras.next_run), lane.extras.run_left)
-            for service in ledger.services.values()
-            for lane in service.lanes.values()
-            if lane.extras is not None and lane.extras.next_run
-        },
-        "released": {
-            (lane.service.name, lane.name): lane.released
-            for service in ledger.services.values()
-            for lane in service.lanes.values()
-            if lane.released
-        },
-        "reported": sorted(ledger.reported),
-        "replaced": list(ledger.replaced.items()),
-        "awaited": {name: _names(some) for name, some in sorted(awaited.items())},
-        "reasons": dict(ledger.reasons),
-        "envelopes": dict(ledger.envelopes),
-        "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},
-        "tries": {name: list(attempts[name]) for name in tasks if name in attempts},
-    }
-
-
-def _task_fingerprint(task: Task) -> tuple[Any, ...]:
-    ending = None if task.ending is None else (task.ending.record, task.ending.at_ns)
-    return (
-        task.payload,
-        task.terms,
-        task.lane.name,
-        task.state,
-        0 if task.ending else task.waits,
-        [] if task.ending else _names(task.dependents_list()),
-        ending,
-        task.attempt,
-        task.failures,
-        task.losses_excused,
-        task.due_ns,
-    )
-
-
-def _names(tasks: list[Task]) -> list[bytes]:
-    return [task.name for task in tasks if task.ending is None]

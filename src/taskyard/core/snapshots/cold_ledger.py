@@ -1,8 +1,8 @@
-"""A ledger most of whose tasks stay columns, to turn a snapshot and records into the next snapshot.
+"""Makes the next snapshot from the last one and the records since, with few tasks in memory.
 
 Tasks that the records name, and tasks that wait for them, become objects: they are hot. All others
 are cold. Their columns are copied from the old chunks, or from the record that submitted them, to
-the new chunks. So memory holds only tasks that change.
+the new chunks. So memory holds only the tasks that change.
 
 In the queue of a lane a `ColdRun` replaces the cold tasks there, so that `apply` works on this
 ledger as on any other, and every task keeps its place in its queue. Does not read or write files.
@@ -14,13 +14,21 @@ from bisect import bisect_left
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from taskyard.core import snapshot
 from taskyard.core.entities import Task
 from taskyard.core.graph import link
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Terms
 from taskyard.core.rules import OPEN_LANE
-from taskyard.core.snapshot import CHUNK_EDGES, CHUNK_TASKS, ChunkBuilder, Edges, Rest, TaskColumns
+from taskyard.core.snapshots import restorer
+from taskyard.core.snapshots.columns import (
+    CHUNK_EDGES,
+    CHUNK_TASKS,
+    ChunkBuilder,
+    Edges,
+    Rest,
+    TaskColumns,
+    rest_of,
+)
 from taskyard.core.states import BLOCKED, DELAYED, READY, TaskState
 
 if TYPE_CHECKING:
@@ -61,7 +69,7 @@ class ColdLedger:
     ) -> None:
         """Start from the rest of a snapshot. `touched` are the names in the records, except those
         that they submit."""
-        self.ledger = Ledger() if rest is None else snapshot.restore_frame(rest)
+        self.ledger = Ledger() if rest is None else restorer.restore_frame(rest)
         self._rest = rest or Rest(0, 0, 0, paused=False, counts=[])
         self._touched = touched
         self._builder = ChunkBuilder(write)
@@ -128,17 +136,17 @@ class ColdLedger:
         if hot or cuts or len(columns.names) < CHUNK_TASKS // 2:
             chunk.payloads = columns.each_payload()
         place, base = self._builder.place, len(self._builder)
-        lanes = snapshot.lanes_of_runs(self.ledger, columns, columns.terms)
+        lanes = restorer.lanes_of_runs(self.ledger, columns, columns.terms)
         begin = 0
         for run, lane in zip(columns.runs, lanes, strict=True):
             number = begin - bisect_left(hot, begin)
             self._read_run(chunk, run, begin, lane, place + number)
             begin += run[0]
         if chunk.payloads is None:
-            self._builder.flush_if_full(columns)
+            self._builder.copy_chunk(columns)
             return
         self._copy_details(columns, hot, base)
-        self._builder.flush_full()
+        self._builder.flush_if_full()
 
     def _numbers_hot(self, columns: TaskColumns, first: int, end: int) -> list[int]:
         """Return the numbers of hot tasks in a chunk, in order."""
@@ -161,7 +169,7 @@ class ColdLedger:
             lane.tasks += stop - start
             if state == READY:
                 lane.ready += stop - start
-                _stand_in(lane.queue(terms.priority), place - 1)
+                _extend_cold_run(lane.queue(terms.priority), place - 1)
                 if stop - 1 in chunk.cuts:
                     self._end_run(lane.queue(terms.priority), chunk.first + stop - 1)
             if chunk.payloads is not None:
@@ -175,7 +183,7 @@ class ColdLedger:
         assert chunk.payloads is not None  # noqa: S101 - they are read where a task is hot
         waits = 0 if columns.waits is None else columns.waits[number]
         task = Task(columns.names[number], chunk.payloads[number], terms, lane, state, waits)
-        snapshot.set_details(columns, number, task)
+        restorer.set_details(columns, number, task)
         self.ledger.tasks[task.name] = task
         place = chunk.first + number
         self._hot[place] = task
@@ -209,10 +217,10 @@ class ColdLedger:
                 if before in touched:
                     link(self._at(before), self._at(after))
         self._queue_moved()
-        snapshot.restore_lanes(self.ledger, self._rest, self._at)
-        snapshot.restore_workers(self.ledger, self._rest, self._at)
+        restorer.restore_lanes(self.ledger, self._rest, self._at)
+        restorer.restore_workers(self.ledger, self._rest, self._at)
         for name, places in self._rest.dependents_of_unknown.items():
-            self.ledger.restore_awaited(name, [self._at(place) for place in places])
+            self.ledger.awaited.restore(name, [self._at(place) for place in places])
 
     def _at(self, place: int) -> Task:
         """Return the hot task of an old place."""
@@ -248,8 +256,7 @@ class ColdLedger:
             return False
         if not self._touched.isdisjoint(names):
             return False
-        dependents_of_unknown = (self.ledger.dependents_of_unknown, self.ledger.awaited_else)
-        if not all(keys.keys().isdisjoint(names) for keys in dependents_of_unknown):
+        if self.ledger.awaited.has_any(names):
             return False
         if after is not None:
             own = {name: place for place, name in enumerate(names, self._builder.place)}
@@ -263,7 +270,7 @@ class ColdLedger:
             self._enter_terms(terms, bare=record.bare)
         for start, stop, alike in _alike(submission, record.at_ns):
             self._enter_run(submission, start, stop, alike)
-        self._builder.flush_full()
+        self._builder.flush_if_full()
         return True
 
     def _enter_terms(self, terms: Terms, *, bare: bool) -> None:
@@ -293,7 +300,7 @@ class ColdLedger:
         lane.tasks += count
         if state is READY:
             lane.ready += count
-            _stand_in(lane.queue(terms.priority), self._builder.place - 1)
+            _extend_cold_run(lane.queue(terms.priority), self._builder.place - 1)
 
     # The new snapshot.
 
@@ -304,7 +311,7 @@ class ColdLedger:
         for task in tasks:
             places[id(task)] = self._builder.place
             self._builder.add_task(task)
-            self._builder.flush_full()
+            self._builder.flush_if_full()
         self._builder.flush()
         count, some = 0, Edges()
         for before, after in self._all_edges(edges, tasks, places):
@@ -315,7 +322,7 @@ class ColdLedger:
                 some = Edges()
         if some:
             write_edges(some)
-        rest = snapshot.rest_of(self.ledger, places, (self._builder.place, count))
+        rest = rest_of(self.ledger, places, (self._builder.place, count))
         rest.moved = [(places[id(task)], behind) for task, behind in moved]
         return rest
 
@@ -412,7 +419,7 @@ def _cold_number(number: int, hot: list[int], base: int) -> int:
     return -1 if is_hot else base + number - before
 
 
-def _stand_in(queue: Queue[Task], last: int) -> None:
+def _extend_cold_run(queue: Queue[Task], last: int) -> None:
     """Extend the cold run at the end of a queue to the place `last`, or append one."""
     run = queue.items[-1] if len(queue.items) > queue.cursor else None
     if isinstance(run, ColdRun) and not run.closed:
