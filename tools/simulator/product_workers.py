@@ -1,6 +1,6 @@
 """The product's workers, as simulated processes over simulated sockets, runners and clocks.
 
-    native       `worker.native` over a `Channel`, with `worker.host.WorkerMonitor`
+    native       `worker.native` over a `Channel`, with `worker.native_process.WorkerMonitor`
     ping-pong    `worker.ping_pong`
     round-robin  `worker.round_robin`
     wmp          `worker.wmp`, behind relays or not

@@ -19,6 +19,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown, truncated_result_reason
 from taskyard.net import sockets
+from taskyard.net.host import Host
 from taskyard.wire.ping_pong.frames import (
     DISCONNECT,
     ERROR,
@@ -31,7 +32,7 @@ from taskyard.wire.ping_pong.frames import (
     is_count,
     is_word,
 )
-from taskyard.worker.host import Announcer, WorkerHost
+from taskyard.worker.announcer import Announcer
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.settings import default_name
 
@@ -370,14 +371,14 @@ def serve(  # noqa: PLR0913  # the last ones are named
     Each of the `slots` workers has its own connection and runner. `announce` takes lines for
     the user.
     """
-    with WorkerHost(until_eof=until_eof) as host:
+    with Host(until_eof=until_eof) as host:
         socket_factory = _PolledSockets(endpoint, host.poller)
         host.callback(socket_factory.close_all)
         loops = [
             PingPongWorkerLoop(
                 settings or PingPongSettings(),
                 socket_factory,
-                host.add_runner(make_runner(host.clock)),
+                host.add_resource(make_runner(host.clock)),
                 host.clock,
             )
             for _ in range(slots)
