@@ -1,13 +1,18 @@
-"""The host's loop with a scripted program."""
+"""The host's loop with a scripted program, and counts in the log."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.net.host import Host
+from taskyard.net.host import WARNING_NS, CountLog, Host
 from taskyard.net.protocols import SystemClock
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class ScriptedProgram:
@@ -63,3 +68,51 @@ def test_signals_are_restored_and_callbacks_run_at_the_end() -> None:
         assert signal.getsignal(signal.SIGTERM) is not before
     assert closed == ["second", "first"]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+class RisingCount:
+    """A count that rises, and a clock."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.now_ns = 1
+        self.log = CountLog(
+            lambda: self.count, self, logging.getLogger("host"), "%d new, %d in all"
+        )
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def add(self, count: int, after_ns: int = 0) -> None:
+        self.count += count
+        self.now_ns += after_ns
+        self.log.log_if_due()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings, and clear them."""
+    texts = [record.getMessage() for record in caplog.records]
+    assert {record.levelno for record in caplog.records} <= {logging.WARNING}
+    caplog.clear()
+    return texts
+
+
+def test_count_that_stays_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    RisingCount().add(0, WARNING_NS)
+    assert warnings(caplog) == []
+
+
+def test_count_is_logged_at_once_and_again_after_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rising = RisingCount()
+    rising.add(1)
+    assert warnings(caplog) == ["1 new, 1 in all"]
+    for _ in range(5):
+        rising.add(2)
+    rising.add(1, WARNING_NS - 1)
+    assert warnings(caplog) == []
+    rising.add(1, 1)
+    assert warnings(caplog) == ["12 new, 13 in all"]
+    rising.add(0, WARNING_NS)
+    assert warnings(caplog) == []

@@ -8,29 +8,26 @@ at once.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core.limits import SECOND_NS
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
-from taskyard.net.poller import Poller
-from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import ParentPipe, Signals
+from taskyard.net.host import CountLog, Host
 from taskyard.relay.forwarder import Forwarder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.net.protocols import Transport
+    from taskyard.net.protocols import MonotonicClock, Transport
 
 logger = logging.getLogger("taskyard.relay")
 
 #: Messages forwarded from one socket before the next one is read.
 MESSAGES_PER_TURN: Final = 64
 
-#: Soon enough for a reader, and at most six lines a minute in a flood.
-WARNING_NS: Final = 10 * SECOND_NS
+#: Log lines with the number of new drops and the total.
+UNDELIVERED_TEXT: Final = "%d message(s) undeliverable, %d since the start"
+MALFORMED_TEXT: Final = "%d message(s) malformed or with too long a path, %d since the start"
 
 
 class Relay:
@@ -74,6 +71,31 @@ class Relay:
         return True
 
 
+class LoggedRelay:
+    """A relay that logs dropped messages, as the host drives it."""
+
+    def __init__(self, relay: Relay, clock: MonotonicClock) -> None:
+        self._relay = relay
+        self.has_exited = False
+        self._logs = (
+            CountLog(lambda: relay.undelivered, clock, logger, UNDELIVERED_TEXT),
+            CountLog(lambda: relay.malformed, clock, logger, MALFORMED_TEXT),
+        )
+
+    def turn(self) -> bool:
+        more = self._relay.turn()
+        for log in self._logs:
+            log.log_if_due()
+        return more
+
+    def wake_at_ns(self) -> None:
+        """Return no time: a relay has no timers."""
+
+    def shut_down(self) -> None:
+        """Exit at once: the peers repeat messages in transit."""
+        self.has_exited = True
+
+
 def serve(
     endpoint: str,
     upstreams: Sequence[str],
@@ -82,57 +104,15 @@ def serve(
     until_eof: bool = False,
 ) -> None:
     """Forward messages until a signal. `announce` receives the endpoint when it is ready."""
-    with ExitStack() as stack:
-        signals = stack.enter_context(Signals())
+    with Host(until_eof=until_eof) as host:
         guard = Guard()
-        below = stack.enter_context(closing(sockets.listen(endpoint, guard=guard)))
-        stack.enter_context(closing(guard))
+        below = host.add_socket(sockets.listen(endpoint, guard=guard))
+        host.callback(guard.close)
         guard.start()
-        above = [stack.enter_context(closing(sockets.connect(one))) for one in upstreams]
-        poller = Poller()
-        for wire in (below, *above):
-            poller.add(wire)
-        poller.add(signals.fileno())
-        parent_pipe = ParentPipe() if until_eof else None
-        if parent_pipe is not None:
-            poller.add(parent_pipe.fileno())
+        above = [host.add_socket(sockets.connect(one)) for one in upstreams]
         relay = Relay(below, above)
-        losses = DropLog(relay)
         announce(f"listening wmp {below.endpoint}")
-        left = False
-        while True:
-            ready = poller.wait(0 if left else None)
-            if signals.fileno() in ready and signals.received():
-                break
-            if (
-                parent_pipe is not None
-                and parent_pipe.fileno() in ready
-                and parent_pipe.is_closed()
-            ):
-                break
-            left = relay.turn()
-            losses.log_if_due(SystemClock.monotonic_ns())
-        logger.info("stopped: %s", losses)
-
-
-class DropLog:
-    """Logs dropped messages, at most every 10 s."""
-
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
-        self._logged = 0
-        self._logged_ns = 0
-
-    def __str__(self) -> str:
-        return (
-            f"{self._relay.undelivered} message(s) undeliverable, "
-            f"{self._relay.malformed} malformed or with too long a path"
+        host.run(LoggedRelay(relay, host.clock))
+        logger.info(
+            "stopped: %d message(s) undeliverable, %d malformed", relay.undelivered, relay.malformed
         )
-
-    def log_if_due(self, now_ns: int) -> None:
-        """Log the counts if they have risen. Called every turn."""
-        count = self._relay.undelivered + self._relay.malformed
-        if count == self._logged or (self._logged_ns and now_ns - self._logged_ns < WARNING_NS):
-            return
-        self._logged, self._logged_ns = count, now_ns
-        logger.warning("%s since the start", self)
