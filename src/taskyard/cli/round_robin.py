@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import threading
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -24,8 +24,7 @@ from taskyard.client import round_robin as client_program
 from taskyard.client.client import Client
 from taskyard.errors import TaskyardError
 from taskyard.net import endpoints, sockets
-from taskyard.net.poller import Poller
-from taskyard.net.protocols import SystemClock
+from taskyard.net.host import Host
 from taskyard.wire.dialect import ROUND_ROBIN
 from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT
 from taskyard.worker import round_robin as worker_program
@@ -150,16 +149,17 @@ def worker(endpoint: str, debug: int) -> None:
     Commands: `register`, `deregister`, `bulk` (start child workers, ten with this one), `endbulk`
     (stop them) and `quit`.
     """
-    address, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
-    console = Console("worker", debug)
+    address, console = endpoints.peer_endpoint(endpoint), Console("worker", debug)
 
     def open_socket(suffix: str) -> ZmqSocket:
         return sockets.connect_by_name(address, suffix)
 
-    with closing(
-        worker_program.RoundRobinProgram(open_socket, poller, clock, console.print_line)
-    ) as host:
-        run_prompt(host, poller, clock, console)
+    with Host() as host:
+        program = worker_program.RoundRobinProgram(
+            open_socket, host.poller, host.clock, console.print_line
+        )
+        host.callback(program.close)
+        run_prompt(program, host, console)
 
 
 @rr.command(epilog=example("rr client -d 1"))
@@ -171,11 +171,9 @@ def client(endpoint: str, debug: int) -> None:
     Commands: `ping` (no reply), `pingt` (with reply), `data` (1024 bytes), `bulkping N` and
     `bulkdata N` (N messages, ten at a time, counting replies) and `quit`.
     """
-    address, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
-    console = Console("client", debug)
+    address, console = endpoints.peer_endpoint(endpoint), Console("client", debug)
     suffix = f"client-{os.getpid()}-{secrets.token_hex(4)}"
-    with closing(sockets.connect_by_name(address, suffix)) as wire:
-        poller.add(wire)
-        run_prompt(
-            client_program.RoundRobinClient(wire, clock, console.print_line), poller, clock, console
-        )
+    with Host() as host:
+        wire = host.add_socket(sockets.connect_by_name(address, suffix))
+        program = client_program.RoundRobinClient(wire, host.clock, console.print_line)
+        run_prompt(program, host, console)
