@@ -27,6 +27,7 @@ from taskyard.net.channel import Channel
 from taskyard.relay.server import Relay
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.ping_pong import peer as ping_pong_peer
 from taskyard.wire.round_robin import peers as round_robin_peers
 from taskyard.worker import native, ping_pong, round_robin, wmp
 from taskyard.worker.native_process import WorkerMonitor
@@ -150,7 +151,7 @@ class PingPongWorker(ProductWorker):
         del services, slots
 
     def build(self) -> None:
-        settings = ping_pong.PingPongSettings(ping_ns=self.world.plan.size.heartbeat_ns)
+        settings = ping_pong_peer.Settings(ping_ns=self.world.plan.size.heartbeat_ns)
         runner = SimRunner(self, 1, (Outcome.REFUSED,), sends_attempts=False)
         self._loop = ping_pong.PingPongWorkerLoop(settings, self, runner, self.clock)
 

@@ -15,10 +15,11 @@ from taskyard.core.events import Outcome
 from taskyard.net.channel import Channel
 from taskyard.relay.forwarder import Forwarder
 from taskyard.wire.ping_pong import frames as ping_pong_frames
+from taskyard.wire.ping_pong import peer as ping_pong_peer
 from taskyard.wire.round_robin.frames import EXEC, INCREMENT, PING, Message
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer
-from taskyard.worker import native, ping_pong, round_robin
+from taskyard.worker import native, round_robin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,22 +103,22 @@ def native_asks_only_once() -> Iterator[None]:
 @mutation_for_kinds("ping-pong")
 def ping_pong_old_count_ends_job() -> Iterator[None]:
     """Take an old count for one of another connection."""
-    sound = ping_pong.PingPongWorkerLoop._on_frames
+    sound = ping_pong_peer.Worker._on_frames
 
-    def hear(self: ping_pong.PingPongWorkerLoop, frames: list[bytes]) -> None:
+    def hear(self: ping_pong_peer.Worker, frames: list[bytes], now_ns: int) -> None:
         counted = self._count_received
-        sound(self, frames)
+        sound(self, frames, now_ns)
         if frames[1] == ping_pong_frames.PONG and len(frames) == ping_pong_frames.FRAMES:
             self._count_received = counted
 
-    with patched(ping_pong.PingPongWorkerLoop, "_on_frames", hear):
+    with patched(ping_pong_peer.Worker, "_on_frames", hear):
         yield
 
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_silent_broker_kept() -> Iterator[None]:
     """Never open a new socket."""
-    with patched(ping_pong.PingPongWorkerLoop, "_reconnect_if_silent", _no_op):
+    with patched(ping_pong_peer.Worker, "_reconnect_if_silent", _no_op):
         yield
 
 
@@ -125,38 +126,38 @@ def ping_pong_silent_broker_kept() -> Iterator[None]:
 def ping_pong_exit_busy_loop() -> Iterator[None]:
     """Turn in a busy loop until the last message is answered."""
 
-    def wake_at_ns(self: ping_pong.PingPongWorkerLoop) -> int:
+    def wake_at_ns(self: ping_pong_peer.Worker) -> int:
         return min(self._ping_due_ns, self._waiting_since_ns + self._settings.lease_timeout_ns)
 
-    with patched(ping_pong.PingPongWorkerLoop, "wake_at_ns", wake_at_ns):
+    with patched(ping_pong_peer.Worker, "wake_at_ns", wake_at_ns):
         yield
 
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_result_sent_twice() -> Iterator[None]:
     """Send a result twice, so that the second is taken for the next job's."""
-    sound = ping_pong.PingPongWorkerLoop._report
+    sound = ping_pong_peer.Worker._report
 
-    def report(self: ping_pong.PingPongWorkerLoop, done: Any) -> None:
-        sound(self, done)
-        sound(self, done)
+    def report(self: ping_pong_peer.Worker, *done: Any) -> None:
+        sound(self, *done)
+        sound(self, *done)
 
-    with patched(ping_pong.PingPongWorkerLoop, "_report", report):
+    with patched(ping_pong_peer.Worker, "_report", report):
         yield
 
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_new_socket_not_ready() -> Iterator[None]:
     """Send READY on the first socket only."""
-    sound = ping_pong.PingPongWorkerLoop._send_ready
+    sound = ping_pong_peer.Worker._send_ready
 
-    def say_ready(self: ping_pong.PingPongWorkerLoop) -> None:
+    def say_ready(self: ping_pong_peer.Worker, now_ns: int) -> None:
         if not self.was_connected:
-            sound(self)
-        self._ping_due_ns = self._clock.monotonic_ns() + self._settings.ping_ns
+            sound(self, now_ns)
+        self._ping_due_ns = now_ns + self._settings.ping_ns
         self._is_registered = True
 
-    with patched(ping_pong.PingPongWorkerLoop, "_send_ready", say_ready):
+    with patched(ping_pong_peer.Worker, "_send_ready", say_ready):
         yield
 
 
