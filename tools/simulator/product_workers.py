@@ -28,7 +28,7 @@ from taskyard.relay.server import Relay
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.ping_pong import peer as ping_pong_peer
-from taskyard.wire.round_robin import peers as round_robin_peers
+from taskyard.wire.round_robin import leases as round_robin_leases
 from taskyard.worker import native, ping_pong, round_robin, wmp
 from taskyard.worker.native_process import WorkerMonitor
 from taskyard.worker.settings import WorkerSettings
@@ -212,7 +212,7 @@ class RoundRobinWorker(ProductWorker):
         self._loop.register()
 
     def core_name(self) -> bytes:
-        return round_robin_peers.name_of(self._identity)
+        return round_robin_leases.name_of(self._identity)
 
     def _perform(self, arguments: Sequence[bytes]) -> list[bytes]:
         """Answer a message."""
