@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskyard.client.round_robin import REPLY_NS, STREAM_BYTES, WINDOW, RoundRobinClient
+from taskyard.client.round_robin import RoundRobinClient
 from taskyard.core.limits import SECOND_NS
+from taskyard.wire.round_robin.peer import ANSWER_NS, STREAM_BYTES, WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,8 +113,8 @@ def test_errors_and_late_answers_count_as_failed() -> None:
     first, second, third = stage.does("bulkping", 3)
     stage.hears(first[3], b"ERROR the queue is full")
     stage.hears(second[3])
-    assert stage.program.wake_at_ns() == stage.now_ns + REPLY_NS
-    stage.now_ns += REPLY_NS
+    assert stage.program.wake_at_ns() == stage.now_ns + ANSWER_NS
+    stage.now_ns += ANSWER_NS
     stage.program.turn()
     assert "bulkping failed: the queue is full" in stage.printed
     assert f"bulkping failed: no answer from {stage.endpoint}" in stage.printed

@@ -23,6 +23,7 @@ from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.round_robin.peer import MessageBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,7 +172,8 @@ class RoundRobinProductClient(SimProcess):
             return
         self._jobs += 1
         job = b"%s%s-%d" % (JOB, self.name, self._jobs)
-        self._program._start(round_robin.MessageBatch("job", (b"work", job), 1))  # noqa: SLF001  # as `data` does
+        batch = MessageBatch("job", (b"work", job), 1)
+        self._program.run_actions(self._program.client.start(batch, self._program.now_ns()))
         self.wake()
 
     def _decode_sent(self, _route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:

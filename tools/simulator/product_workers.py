@@ -29,6 +29,7 @@ from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.ping_pong import peer as ping_pong_peer
 from taskyard.wire.round_robin import leases as round_robin_leases
+from taskyard.wire.round_robin import peer as round_robin_peer
 from taskyard.worker import native, ping_pong, round_robin, wmp
 from taskyard.worker.native_process import WorkerMonitor
 from taskyard.worker.settings import WorkerSettings
@@ -191,7 +192,7 @@ class RoundRobinWorker(ProductWorker):
     kind = "round-robin"
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
-        super().__init__(world, name, (DEFAULT,), round_robin.SLOTS)
+        super().__init__(world, name, (DEFAULT,), round_robin_peer.SLOTS)
         self._is_leaving = False
         self._identity = name
         del services, slots
@@ -231,7 +232,7 @@ class RoundRobinWorker(ProductWorker):
             self.world.trace("dies of", death.args[0])
             self.die()
             return
-        if self._is_leaving and not self._loop.is_waiting:
+        if self._is_leaving and not self._loop.worker.is_waiting:
             self.over()
 
     def wake_at_ns(self) -> int | None:

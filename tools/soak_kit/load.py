@@ -21,6 +21,8 @@ from soak_kit.fleet import environment
 from soak_kit.peers.lmq import EXEC, PING, PING_KEY, PONG, RESPONSE, TRACKEXEC, Portal
 from soak_kit.peers.protobuf import CREATE, LOOKUP, OK, TRANSFER, query, task, type_of
 from taskyard.process.child import taskyard_command
+from taskyard.wire.round_robin import frames as lmq
+from taskyard.wire.round_robin.peer import UNKNOWN_MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +62,7 @@ NO_BROKER: Final = 3
 MAP_LINES: Final = 20
 
 #: The reply of Taskyard's own round-robin worker to anything but PING and STREAM.
-NOT_MINE: Final = b"ERROR unknown message"
+NOT_MINE: Final = lmq.error(UNKNOWN_MESSAGE)
 
 
 @dataclass

@@ -27,6 +27,7 @@ from taskyard.net import endpoints, sockets
 from taskyard.net.host import Host
 from taskyard.wire.dialect import ROUND_ROBIN
 from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT
+from taskyard.wire.round_robin.peer import SUMMARIES
 from taskyard.worker import round_robin as worker_program
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> N
 
     Commands: `workers` lists the workers with their free slots, `quit` stops the server.
     """
-    cli_context.quiet, cli_context.verbose = not debug, debug >= worker_program.SUMMARIES
+    cli_context.quiet, cli_context.verbose = not debug, debug >= SUMMARIES
     log_to_stderr(cli_context, "rr server")
     console = Console("server", debug)
     server_prompt = _ServerPrompt(console, endpoints.native_endpoint(state))

@@ -16,10 +16,11 @@ from taskyard.net.channel import Channel
 from taskyard.relay.forwarder import Forwarder
 from taskyard.wire.ping_pong import frames as ping_pong_frames
 from taskyard.wire.ping_pong import peer as ping_pong_peer
+from taskyard.wire.round_robin import peer as round_robin_peer
 from taskyard.wire.round_robin.frames import EXEC, INCREMENT, PING, Message
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer
-from taskyard.worker import native, round_robin
+from taskyard.worker import native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,13 +168,13 @@ def ping_pong_new_socket_not_ready() -> Iterator[None]:
 @mutation_for_kinds("round-robin")
 def round_robin_reconnect_not_noticed() -> Iterator[None]:
     """Keep a message for ever that was lost with its connection."""
-    sound = round_robin.RoundRobinWorkerLoop._check_reconnected
+    sound = round_robin_peer.Worker.check_reconnected
 
-    def notice(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
+    def notice(self: round_robin_peer.Worker, now_ns: int, connections: int) -> Any:
         self._connections = 1 << 30
-        sound(self, now_ns)
+        return sound(self, now_ns, connections)
 
-    with patched(round_robin.RoundRobinWorkerLoop, "_check_reconnected", notice):
+    with patched(round_robin_peer.Worker, "check_reconnected", notice):
         yield
 
 
@@ -181,15 +182,14 @@ def round_robin_reconnect_not_noticed() -> Iterator[None]:
 def round_robin_register_sent_once() -> Iterator[None]:
     """Never repeat REGISTER."""
 
-    def not_answered(self: round_robin.RoundRobinWorkerLoop, number: bytes, _key: bytes) -> None:
+    def not_answered(
+        self: round_robin_peer.Worker, number: bytes, *_rest: Any, **_named: Any
+    ) -> None:
         del self._open_registers[number]
 
-    def notice(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
-        self._connection_due_ns = now_ns + round_robin.CONNECTION_NS
-
     with (
-        patched(round_robin.RoundRobinWorkerLoop, "_on_no_reply", not_answered),
-        patched(round_robin.RoundRobinWorkerLoop, "_check_reconnected", notice),
+        patched(round_robin_peer.Worker, "_on_no_reply", not_answered),
+        patched(round_robin_peer.Worker, "check_reconnected", round_robin_ignore_reconnect),
     ):
         yield
 
@@ -197,37 +197,38 @@ def round_robin_register_sent_once() -> Iterator[None]:
 @mutation_for_kinds("round-robin")
 def round_robin_slot_never_freed() -> Iterator[None]:
     """Never send INCREMENT."""
-    sound = round_robin.RoundRobinWorkerLoop._send
+    sound = round_robin_peer.Peer._send
 
-    def send(self: round_robin.RoundRobinWorkerLoop, message: Message) -> None:
+    def send(self: round_robin_peer.Peer, message: Message) -> None:
         if message.command != EXEC or message.arguments[0] != INCREMENT:
             sound(self, message)
 
-    with patched(round_robin.RoundRobinWorkerLoop, "_send", send):
+    with patched(round_robin_peer.Peer, "_send", send):
         yield
 
 
 @mutation_for_kinds("round-robin")
 def round_robin_restart_ignored() -> Iterator[None]:
     """Ignore a restart of the server, and PING."""
-    sound = round_robin.RoundRobinWorkerLoop._on_message
+    sound = round_robin_peer.Worker._on_message
 
-    def hear(self: round_robin.RoundRobinWorkerLoop, message: Message) -> None:
+    def hear(self: round_robin_peer.Worker, message: Message, now_ns: int) -> None:
         if message.command != PING:
-            sound(self, message)
+            sound(self, message, now_ns)
 
     with (
-        patched(round_robin.RoundRobinWorkerLoop, "_on_message", hear),
-        patched(
-            round_robin.RoundRobinWorkerLoop, "_check_reconnected", round_robin_ignore_reconnect
-        ),
+        patched(round_robin_peer.Worker, "_on_message", hear),
+        patched(round_robin_peer.Worker, "check_reconnected", round_robin_ignore_reconnect),
     ):
         yield
 
 
-def round_robin_ignore_reconnect(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
+def round_robin_ignore_reconnect(
+    self: round_robin_peer.Worker, now_ns: int, _connections: int
+) -> list[Any]:
     """Do nothing."""
-    self._connection_due_ns = now_ns + round_robin.CONNECTION_NS
+    self.connection_due_ns = now_ns + round_robin_peer.CONNECTION_NS
+    return []
 
 
 # WMP's worker, and the relay.
