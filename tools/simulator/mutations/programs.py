@@ -13,7 +13,7 @@ from simulator.mutations.registry import mutation, mutation_for_kinds, patched
 from taskyard.client.watches import Watches
 from taskyard.core.events import Outcome
 from taskyard.net.channel import Channel
-from taskyard.relay.forwarder import Forwarder
+from taskyard.relay.server import Forwarder
 from taskyard.wire.ping_pong import frames as ping_pong_frames
 from taskyard.wire.ping_pong import peer as ping_pong_peer
 from taskyard.wire.round_robin import peer as round_robin_peer
