@@ -1,6 +1,7 @@
 """`taskyard rr`: server, worker and client of the round-robin dialect, each with a prompt.
 
-The server is the ordinary broker. The loops of worker and client are in their packages.
+The server is the ordinary broker. Owns the commands of server and client. The worker's are in
+`worker.round_robin`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, config_option, state_option
 from taskyard.cli.output import example
 from taskyard.cli.prompt import QUIT, Console, read_commands, run_command, run_prompt
-from taskyard.client import round_robin as client_program
 from taskyard.client.client import Client
 from taskyard.errors import TaskyardError
 from taskyard.net import endpoints, sockets
 from taskyard.net.host import Host
+from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire.dialect import ROUND_ROBIN
 from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT
 from taskyard.wire.round_robin.peer import SUMMARIES
+from taskyard.wire.round_robin.peer import Client as RoundRobinClient
 from taskyard.worker import round_robin as worker_program
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.cli.options import CommandFunction
+    from taskyard.net.protocols import EndpointTransport, MonotonicClock
     from taskyard.net.sockets import ZmqSocket
 
 _NAME: Final = DIALECT.decode()
@@ -176,5 +179,40 @@ def client(endpoint: str, debug: int) -> None:
     suffix = f"client-{os.getpid()}-{secrets.token_hex(4)}"
     with Host() as host:
         wire = host.add_socket(sockets.connect_by_name(address, suffix))
-        program = client_program.RoundRobinClient(wire, host.clock, console.print_line)
-        run_prompt(program, host, console)
+        run_prompt(_ClientProgram(wire, host.clock, console.print_line), host, console)
+
+
+class _ClientProgram(RoundRobinLoop):
+    """A client at one server, and its commands."""
+
+    def __init__(
+        self, wire: EndpointTransport, clock: MonotonicClock, print_line: Callable[[int, str], None]
+    ) -> None:
+        self._client = RoundRobinClient(wire.endpoint)
+        super().__init__(self._client, wire, clock, print_line)
+        self.is_finished = False
+        self.commands: dict[str, Callable[[], None]] = {
+            "ping": lambda: self.run_actions(self._client.ping()),
+            "pingt": lambda: self._ping("pingt", 1),
+            "data": lambda: self._stream("data", 1),
+            "quit": self._quit,
+        }
+        #: Commands that take a number.
+        self.counted_commands: dict[str, Callable[[int], None]] = {
+            "bulkping": lambda total: self._ping("bulkping", total),
+            "bulkdata": lambda total: self._stream("bulkdata", total),
+        }
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether the last command is unfinished."""
+        return self._client.is_busy
+
+    def _ping(self, command: str, total: int) -> None:
+        self.run_actions(self._client.start_pings(command, total, self.now_ns()))
+
+    def _stream(self, command: str, total: int) -> None:
+        self.run_actions(self._client.start_streams(command, total, self.now_ns()))
+
+    def _quit(self) -> None:
+        self.is_finished = True

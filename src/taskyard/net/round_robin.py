@@ -1,6 +1,6 @@
 """The loop around a round-robin peer: one socket, one clock, and a function that prints.
 
-Serves the worker and the client. They own their commands.
+Serves the worker and the client. Their commands are elsewhere.
 """
 
 from __future__ import annotations
