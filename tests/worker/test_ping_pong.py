@@ -14,6 +14,7 @@ import zmq
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
+from taskyard.process.child import ChildProcess
 from taskyard.wire.payloads import encode_command
 from taskyard.wire.ping_pong.peer import Settings
 from taskyard.worker.jobs import Job
@@ -234,20 +235,17 @@ serve(endpoint, hire, announce, slots=int(slots), until_eof=True)
 
 
 @contextmanager
-def a_worker(endpoint: str, *command: str, slots: int = 1) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
+def a_worker(endpoint: str, *command: str, slots: int = 1) -> Iterator[ChildProcess]:
+    child = ChildProcess(
         [sys.executable, "-c", MAIN, endpoint, str(slots), *command],
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
         env=environment(),
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert "works for the broker at" in process.stdout.readline()
-            yield process
-        finally:
-            process.kill()
+    )
+    try:
+        assert "works for the broker at" in child.read_line()
+        yield child
+    finally:
+        child.kill()
 
 
 class Client:
@@ -280,8 +278,8 @@ def test_payload_goes_to_a_program_or_describes_its_command(tmp_path: Path) -> N
     with a_host(tmp_path) as host, a_client(host) as client:
         with a_worker(host.backend, "tr", "a-z", "A-Z") as worker:
             assert client.ask(b"shout") == [b"SHOUT"]
-            worker.send_signal(signal.SIGTERM)
-            assert worker.wait(PATIENCE_SECONDS) == 0
+            worker.signal(signal.SIGTERM)
+            assert worker.wait_or_kill(PATIENCE_SECONDS) == 0
         until(lambda: host.workers() == 0)
         with a_worker(host.backend, slots=2):
             assert client.ask(encode_command(["echo", "hello"])) == [b"hello\n"]
@@ -305,12 +303,11 @@ def test_job_of_a_killed_worker_is_reassigned_and_sigterm_finishes_a_job(
         (tmp_path / "begun").unlink()
         with a_worker(host.backend, "sh", "-c", f"{script}; echo $job") as second:
             until((tmp_path / "begun").exists, "the job is another's")
-            second.send_signal(signal.SIGTERM)
-            assert second.stdout is not None
-            assert "exits after 1 task (" in second.stdout.readline()
+            second.signal(signal.SIGTERM)
+            assert "exits after 1 task (" in second.read_line()
             (tmp_path / "go").touch()
             assert client.receive() == [b"job\n"]
-            assert second.wait(PATIENCE_SECONDS) == 0
+            assert second.wait_or_kill(PATIENCE_SECONDS) == 0
         until(lambda: host.workers() == 0)
 
 
@@ -318,10 +315,9 @@ def test_worker_finds_a_broker_that_was_restarted(tmp_path: Path) -> None:
     with a_host(tmp_path) as host:
         backend = host.backend
         worker = a_worker(backend, "cat")
-        process = worker.__enter__()
+        child = worker.__enter__()
     try:
-        assert process.stdout is not None
-        assert "no broker answers" in process.stdout.readline()
+        assert "no broker answers" in child.read_line()
         with a_host(tmp_path, backend=backend) as host, a_client(host) as client:
             assert client.ask(b"again") == [b"again"]
     finally:
@@ -330,6 +326,5 @@ def test_worker_finds_a_broker_that_was_restarted(tmp_path: Path) -> None:
 
 def test_end_of_stdin_ends_it(tmp_path: Path) -> None:
     with a_host(tmp_path) as host, a_worker(host.backend, "cat") as worker:
-        assert worker.stdin is not None
-        worker.stdin.close()
-        assert worker.wait(PATIENCE_SECONDS) == 0
+        worker.close_stdin()
+        assert worker.wait_or_kill(PATIENCE_SECONDS) == 0
