@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -15,25 +15,22 @@ from taskyard.errors import UserError
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import read_peer_key
 from taskyard.wire.roles import UNKNOWN_PEER, AuthenticatedPeer, Role
+from tests.kit.broker import NumbersHarness
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from taskyard.core.effects import Effect
     from taskyard.net.poller import Poller
     from taskyard.net.sockets import ZmqSocket
-    from taskyard.wire.dialect import Reply
 
 
 #: Routing ids as ZeroMQ makes them.
 PEER, OTHER, A, B, C = (b"\0%04d" % number for number in range(5))
 
 
-class Harness:
-    """A secure socket, a dialect of numbers, a poller and a clock, over real keys."""
+class Harness(NumbersHarness):
+    """A secure socket over real keys. All peers share the room for replies."""
 
-    prefix = b""
     is_secure = True
 
     def __init__(self, directory: Path) -> None:
@@ -43,15 +40,9 @@ class Harness:
             self.make(name)
         self.user = ""
         self.room = 1000
-        self.is_full = True
-        self.received: list[tuple[bytes, int]] = []
-        self.taken: list[AuthenticatedPeer | None] = []
-        self.now_ns = 1
-        self._inbox: list[list[bytes]] = []
         self.guests = Authenticator(Keyring(self.ring.state), self)
-        self.port = SocketTransport(
-            self, [cast("ZmqSocket", self)], cast("Poller", self), self, self.guests
-        )
+        super().__init__(self.guests)
+        self.is_full = True
 
     def make(self, name: str) -> str:
         out = self.ring.state.parent / f"{name}-{len(self.ring.entries())}.key"
@@ -59,71 +50,17 @@ class Harness:
         self.users[name] = read_peer_key(out).secret.public()
         return self.users[name]
 
-    # The socket.
-
-    def receive(self, *message: Any) -> Any:
-        """Return the next frames, as a socket does, or the events of a message, as a dialect."""
-        if message:
-            return self._decode(*message)
-        return self._inbox.pop(0) if self._inbox else None
-
-    def is_readable(self) -> bool:
-        return bool(self._inbox)
-
-    def send(self, frames: Sequence[bytes]) -> bool:
-        route, body = frames
+    def has_room(self, route: bytes) -> bool:
+        del route
         if not self.room:
             return False
         self.room -= 1
-        self.received.append((route, int(body)))
         return True
-
-    # The poller and the clock.
-
-    def add(self, wire: ZmqSocket) -> None: ...
-
-    def wait(self, wait_ns: int | None) -> list[ZmqSocket]:
-        del wait_ns
-        return [cast("ZmqSocket", self)]
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-    wall_ns = monotonic_ns
-
-    # The dialect.
-
-    def _decode(
-        self,
-        route: bytes,
-        frames: Sequence[bytes],
-        now_ns: int,
-        guest: AuthenticatedPeer | None = None,
-    ) -> Sequence[Event]:
-        self.taken.append(guest)
-        return [StatsRequested(now_ns, route, int(frames[0]))]
-
-    def reply(self, effect: Effect) -> Sequence[Reply]:
-        assert isinstance(effect, CommandAck)
-        return [(effect.client, [b"%d" % effect.request])]
-
-    def disconnected(self, route: bytes) -> Sequence[Event]:
-        return [ClientDisconnected(0, route)]
-
-    def wake_at_ns(self) -> int | None:
-        return None
-
-    def time_passed(self, now_ns: int) -> Sequence[Event]:
-        del now_ns
-        return ()
-
-    # The test.
 
     def hear(self, name: str = "one", route: bytes = PEER, *numbers: int) -> list[Event]:
         """Receive these messages with that key and return the events."""
         self.user = self.users.get(name, name)
-        self._inbox = [[route, b"%d" % number] for number in numbers]
-        return [*self.port.receive(None)]
+        return self.deliver(route, *numbers)
 
     def answer(self, number: int, route: bytes = PEER) -> list[Event]:
         return [*self.port.send([CommandAck(b"\x00" + route, number, 0)])]

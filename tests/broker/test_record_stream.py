@@ -5,8 +5,6 @@ The broker under test is the real one, over a list as transport and a journal in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from taskyard.broker import record_stream
@@ -32,32 +30,14 @@ from taskyard.core.scheduler import Scheduler
 from taskyard.errors import JournalFailed
 from taskyard.journal import recovery
 from taskyard.journal.recovery import encode, records_of
-from taskyard.journal.store import MemoryStore, Row
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from tests.kit.broker import TurnHarness
 
 
-class CountingStore(MemoryStore):
-    """A store that lists the records it was asked for."""
+class Harness(TurnHarness):
+    """A broker on a list of events. Followers get the pages in `sent`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: list[int] = []
-
-    def row_of(self, record: int) -> Row | None:
-        self.read.append(record)
-        return super().row_of(record)
-
-
-class Harness:
-    """A transport, a clock, and a broker behind them."""
-
-    def __init__(self) -> None:
-        self.store = CountingStore()
-        self.arrived: Sequence[Event] = ()
-        self.sent: list[RecordPage] = []
-        self.waits: list[int | None] = []
         self._requests = 0
         self.start()
 
@@ -66,23 +46,13 @@ class Harness:
         ledger = recovery.recover(self.store)
         self.broker = Broker(Scheduler(ledger), self, self.store, self)
 
-    def monotonic_ns(self) -> int:
-        return 0
-
-    wall_ns = monotonic_ns
-
-    def receive(self, wait_ns: int | None) -> Sequence[Event]:
-        self.waits.append(wait_ns)
-        return self.arrived
-
-    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
-        self.sent = [effect for effect in effects if isinstance(effect, RecordPage)]
-        return ()
+    @property
+    def sent(self) -> list[RecordPage]:
+        return [effect for effect in self.effects if isinstance(effect, RecordPage)]
 
     def turn(self, *events: Event) -> list[RecordPage]:
         """Run a turn with these events and return the pages that followers get."""
-        self.arrived = events
-        self.broker.turn()
+        self.run_turn(events)
         return self.sent
 
     def submit(
@@ -159,7 +129,6 @@ def test_no_record_is_sent_before_its_commit(
         raise JournalFailed("the disk is gone")
 
     monkeypatch.setattr(harness.store, "commit", fail)
-    harness.sent = []
     with pytest.raises(JournalFailed):
         harness.turn(harness.submit(b"c"))
     assert harness.sent == []

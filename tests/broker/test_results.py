@@ -3,7 +3,6 @@
 The broker under test is the real one, over a list as transport, and a store that counts its reads.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -47,57 +46,30 @@ from taskyard.errors import JournalDamaged
 from taskyard.journal import compaction, recovery
 from taskyard.journal.archive import Archive
 from taskyard.journal.recovery import encode
-from taskyard.journal.store import MemoryStore, Row
+from taskyard.journal.store import MemoryStore
 from tests.journal.scenarios import BEGIN_NS, WritingYard
+from tests.kit.broker import TurnHarness
 
 DONE = TaskState.DONE
 
 
-class CountingStore(MemoryStore):
-    """A store that lists the records it was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: list[int] = []
-
-    def row_of(self, record: int) -> Row | None:
-        self.read.append(record)
-        return super().row_of(record)
-
-
-class Harness:
-    """A transport, a clock, and a broker behind them."""
+class Harness(TurnHarness):
+    """A broker on a list of events. Replies with results and output are in `sent`."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self.directory = directory
-        self.store = CountingStore()
         self.index = Archive(directory)
-        self.arrived: Sequence[Event] = ()
-        self.sent: list[Effect] = []
-        self.waits: list[int | None] = []
         self.broker = Broker(Scheduler(), self, self.store, self, self.index)
 
-    def monotonic_ns(self) -> int:
-        return 0
-
-    wall_ns = monotonic_ns
-
-    def receive(self, wait_ns: int | None) -> Sequence[Event]:
-        self.waits.append(wait_ns)
-        return self.arrived
-
-    def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
-        self.sent = [
-            effect
-            for effect in effects
-            if isinstance(effect, Settled | TaskOutput | ExplanationReply)
-        ]
-        return ()
+    @property
+    def sent(self) -> list[Effect]:
+        kinds = Settled | TaskOutput | ExplanationReply
+        return [effect for effect in self.effects if isinstance(effect, kinds)]
 
     def turn(self, *events: Event) -> list[Effect]:
         """Run a turn with these events and return the replies with results and output."""
-        self.arrived = events
-        self.broker.turn()
+        self.run_turn(events)
         return self.sent
 
     def lease(self, *names: bytes) -> None:

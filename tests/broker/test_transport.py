@@ -2,103 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from taskyard.broker import transport
-from taskyard.broker.transport import RETRY_NS, SocketTransport
+from taskyard.broker.transport import RETRY_NS
 from taskyard.core.effects import CommandAck
 from taskyard.core.events import ClientDisconnected, Event, StatsRequested
+from tests.kit.broker import NumbersHarness
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pytest
 
-    from taskyard.core.effects import Effect
-    from taskyard.net.poller import Poller
-    from taskyard.net.sockets import ZmqSocket
-    from taskyard.wire.dialect import Reply
 
-
-class Harness:
-    """A socket, a dialect of numbers, a poller and a clock. The reply to a message is its number.
-
-    Each peer has room for a number of replies. A peer without an entry is gone.
-    """
-
-    prefix = b""
-    is_secure = False
+class Harness(NumbersHarness):
+    """Each peer has room for a number of replies. A peer without an entry is gone."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.room: dict[bytes, int] = {b"slow": 2, b"quick": 1000}
-        self.received: list[tuple[bytes, int]] = []
-        self.waits: list[int | None] = []
-        self.is_full = False
-        self.now_ns = 1
-        #: The time to decode a message.
-        self.decoding_ns = 0
-        self._inbox: list[list[bytes]] = []
-        self.port = SocketTransport(self, [cast("ZmqSocket", self)], cast("Poller", self), self)
 
-    # The socket.
-
-    def receive(self, *message: Any) -> Any:
-        """Return the next frames, as a socket does, or the events of a message, as a dialect."""
-        if message:
-            return self._decode(*message)
-        return self._inbox.pop(0) if self._inbox else None
-
-    def is_readable(self) -> bool:
-        return bool(self._inbox)
-
-    def send(self, frames: Sequence[bytes]) -> bool:
-        route, body = frames
+    def has_room(self, route: bytes) -> bool:
         self.is_full = route in self.room
         if not self.room.get(route):
             return False
         self.room[route] -= 1
-        self.received.append((route, int(body)))
         return True
-
-    # The poller and the clock.
-
-    def add(self, wire: ZmqSocket) -> None: ...
-
-    def wait(self, wait_ns: int | None) -> list[ZmqSocket]:
-        self.waits.append(wait_ns)
-        return [cast("ZmqSocket", self)]
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-    wall_ns = monotonic_ns
-
-    # The dialect.
-
-    def _decode(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
-        self.now_ns += self.decoding_ns
-        return [StatsRequested(now_ns, route, int(frames[0]))]
-
-    def reply(self, effect: Effect) -> Sequence[Reply]:
-        assert isinstance(effect, CommandAck)
-        return [(effect.client, [b"%d" % effect.request])]
-
-    def disconnected(self, route: bytes) -> Sequence[Event]:
-        return [ClientDisconnected(0, route)]
-
-    def wake_at_ns(self) -> int | None:
-        return None
-
-    def time_passed(self, now_ns: int) -> Sequence[Event]:
-        del now_ns
-        return ()
-
-    # The test.
 
     def turn(self, route: bytes = b"slow", *numbers: int) -> tuple[list[int], list[Event]]:
         """Receive these messages. Returns the events, and what could not be delivered."""
-        self._inbox = [[route, b"%d" % number] for number in numbers]
-        asked = [cast("StatsRequested", event) for event in self.port.receive(None)]
+        asked = [cast("StatsRequested", event) for event in self.deliver(route, *numbers)]
         effects = [CommandAck(event.client, event.request, 0) for event in asked]
         return [event.request for event in asked], [*self.port.send(effects)]
 

@@ -58,12 +58,6 @@ class Running(ChildProcess):
         assert self.process.stderr is not None
         return self.process.stderr.readline().rstrip()
 
-    def write(self, text: str) -> None:
-        """Write to its stdin."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(text)
-        self.process.stdin.flush()
-
     def hang_up(self) -> None:
         """Close its stdin."""
         assert self.process.stdin is not None

@@ -76,3 +76,10 @@ def test_settings_of_other_brokers_are_not_inherited(monkeypatch: pytest.MonkeyP
     environment = environment_without_settings()
     assert "TASKYARD_BROKER" not in environment
     assert environment["OTHER"] == "kept"
+
+
+def test_text_reaches_the_childs_stdin_at_once() -> None:
+    child = a_child("print(input())")
+    child.write("hello\n")
+    assert child.read_line() == "hello"
+    assert child.wait() == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskyard.relay.forwarder import Forwarder
+from taskyard.relay.server import Forwarder
 from tests.wire.wmp.kit import frames
 
 

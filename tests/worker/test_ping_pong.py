@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from taskyard.core.events import DrainRequested, Outcome
+from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
+from taskyard.process.child import ChildProcess
 from taskyard.wire.payloads import encode_command
+from taskyard.wire.ping_pong.peer import Settings
 from taskyard.worker.jobs import Job
-from taskyard.worker.ping_pong import (
-    EXIT_NS_MAX,
-    REFUSED_RETRY_NS,
-    PingPongGroup,
-    PingPongSettings,
-    PingPongWorkerLoop,
-)
+from taskyard.worker.ping_pong import PingPongGroup, PingPongWorkerLoop
 from taskyard.worker.runner import StdinRunner
 from tests.kit.processes import PATIENCE_SECONDS, environment, until
 from tests.wire.ping_pong.broker_thread import Host, a_host
-from tests.wire.ping_pong.kit import BACKEND, W2, Hall
+from tests.wire.ping_pong.kit import BACKEND, Hall
 from tests.worker.fake_runner import FakeRunner
 from tests.worker.runner_harness import RealClock, turn_until_quiet, turns
 
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-READY, LEASED, DONE = TaskState.READY, TaskState.LEASED, TaskState.DONE
+READY = TaskState.READY
 
 
 class Connection:
@@ -76,7 +72,7 @@ class WorkerHarness:
         self.is_cut_off = self.is_jammed = False
         self.connections: list[Connection] = []
         self._identities = 0
-        self.loop = PingPongWorkerLoop(PingPongSettings(), self, self.runner, self)
+        self.loop = PingPongWorkerLoop(Settings(), self, self.runner, self)
 
     def monotonic_ns(self) -> int:
         return self.hall.now_ns
@@ -119,12 +115,6 @@ class WorkerHarness:
         self.turn()
 
 
-def test_worker_sends_ready_and_numbered_pings_every_second() -> None:
-    harness = WorkerHarness()
-    harness.later(3)
-    assert harness.sent == [[b"READY"], [b"PING", b"1"], [b"PING", b"2"], [b"PING", b"3"]]
-
-
 def test_job_runs_while_pings_continue_and_its_result_is_sent() -> None:
     harness = WorkerHarness()
     harness.give(b"job")
@@ -137,39 +127,6 @@ def test_job_runs_while_pings_continue_and_its_result_is_sent() -> None:
     assert harness.hall.to_client(b"job") == [[b"result"]]
     harness.give(b"next")
     assert [job.payload for job in harness.runner.jobs] == [b"next"]
-
-
-def test_failure_is_sent_with_its_reason() -> None:
-    harness = WorkerHarness()
-    harness.give(b"job")
-    harness.runner.finish(Outcome.FAILED, b"exit status 1")
-    harness.turn()
-    assert harness.sent[-1] == [b"ERROR", b"exit status 1"]
-    assert harness.hall.to_client(b"job") == [[b"ERROR", b"exit status 1"]]
-
-
-@pytest.mark.parametrize("word", [b"READY", b"PING", b"DISCONNECT"])
-def test_result_equal_to_a_protocol_word_is_a_failure(word: bytes) -> None:
-    harness = WorkerHarness()
-    harness.give(b"job")
-    harness.runner.finish(text=word)
-    harness.turn()
-    ((error, reason),) = harness.hall.to_client(b"job")
-    assert (error, word in reason) == (b"ERROR", True)
-
-
-def test_job_that_can_not_start_returns_and_the_worker_backs_off() -> None:
-    harness = WorkerHarness()
-    harness.hall.worker(W2, b"READY")
-    harness.give(b"job")
-    harness.words()
-    harness.runner.finish(Outcome.REFUSED, b"no process")
-    harness.turn()
-    assert harness.words() == [b"DISCONNECT"]
-    assert harness.hall.to_worker(W2) == [[b"job"]]
-    harness.later(REFUSED_RETRY_NS / SECOND_NS)
-    assert harness.words() == [b"READY"]
-    assert len(harness.hall.workers()) == 2
 
 
 def test_worker_opens_another_socket_after_n_timeouts() -> None:
@@ -189,65 +146,6 @@ def test_worker_opens_another_socket_after_n_timeouts() -> None:
     assert [job.payload for job in harness.runner.jobs] == [b"job"]
 
 
-def test_keeps_its_socket_and_its_job_while_it_works_and_the_broker_is_silent() -> None:
-    harness = WorkerHarness()
-    harness.give(b"job")
-    harness.is_cut_off = True
-    harness.later(50)
-    harness.is_cut_off = False
-    assert len(harness.connections) == 1
-    harness.later(1)
-    harness.runner.finish()
-    harness.turn()
-    assert harness.hall.to_client(b"job") == [[b"result"]]
-
-
-def test_job_of_a_renewed_connection_is_stopped_and_not_reported() -> None:
-    harness = WorkerHarness()
-    harness.later(3)
-    harness.give(b"job")
-    harness.later(3)
-    harness.connections[0].identity = harness.next_identity()  # the socket reconnected, silently
-    harness.words()
-    harness.later(1)
-    assert harness.words() == [b"PING", b"READY"]
-    assert harness.runner.stopped == [(b"ping-pong-1", 1)]
-    assert [job.payload for job in harness.runner.jobs] == []
-    harness.later(3)  # the broker has noticed that the former connection is silent
-    assert [job.payload for job in harness.runner.jobs] == [b"job"]
-    harness.runner.finish()
-    harness.turn()
-    assert harness.hall.to_client(b"job") == [[b"result"]]
-
-
-def test_late_count_from_before_a_backoff_does_not_stop_the_next_job() -> None:
-    harness = WorkerHarness()
-    harness.later(4)  # the broker counts some pings
-    harness.give(b"job")
-    harness.runner.finish(Outcome.REFUSED, b"no process")
-    harness.loop.turn()
-    harness.later(REFUSED_RETRY_NS / SECOND_NS - 0.001)
-    connection = harness.connections[0]
-    connection.inbox = [[b"", b"PONG", b"9"], *connection.inbox]
-    harness.later(2)
-    assert harness.loop.is_working
-    harness.later(3)
-    assert harness.loop.is_working
-    assert harness.runner.stopped == []
-
-
-def test_worker_does_not_spin_while_exit_is_unanswered() -> None:
-    harness = WorkerHarness()
-    harness.is_cut_off = True
-    harness.later(2.5)
-    harness.loop.shut_down()
-    harness.turn()
-    while not harness.loop.has_exited:
-        assert harness.loop.wake_at_ns() > harness.monotonic_ns()
-        harness.hall.later((harness.loop.wake_at_ns() - harness.monotonic_ns()) / SECOND_NS)
-        harness.loop.turn()
-
-
 def test_result_is_sent_when_it_can_be() -> None:
     harness = WorkerHarness()
     harness.give(b"job")
@@ -257,40 +155,6 @@ def test_result_is_sent_when_it_can_be() -> None:
     harness.is_jammed = False
     harness.turn()
     assert harness.hall.to_client(b"job") == [[b"result"]]
-
-
-def test_worker_exits_after_exit() -> None:
-    harness = WorkerHarness()
-    harness.hall.handle([DrainRequested(0, b"x")])
-    harness.turn()
-    assert harness.is_gone()
-    assert harness.words() == [b"READY"]
-
-
-def test_worker_without_a_job_exits_at_once() -> None:
-    harness = WorkerHarness()
-    harness.turn()
-    harness.words()
-    harness.loop.shut_down()
-    harness.turn()
-    assert harness.words() == [b"DISCONNECT", b"PING"]
-    assert harness.is_gone()
-    assert harness.hall.workers() == []
-
-
-def test_worker_exits_after_its_job_and_returns_later_ones() -> None:
-    harness = WorkerHarness()
-    harness.give(b"job")
-    assert harness.hall.client(b"next", b"next") == []
-    harness.loop.shut_down()
-    harness.later(5)
-    assert not harness.is_gone()
-    harness.runner.finish()
-    harness.turn(3)
-    assert harness.is_gone()
-    assert harness.hall.to_client(b"job") == [[b"result"]]
-    done, following = harness.hall.scheduler.ledger.tasks.values()
-    assert (done.state, following.state, following.losses) == (DONE, READY, 0)
 
 
 def test_second_shutdown_stops_the_job_and_returns_it() -> None:
@@ -305,28 +169,6 @@ def test_second_shutdown_stops_the_job_and_returns_it() -> None:
     assert harness.is_gone()
     assert harness.runner.stopped == [(b"ping-pong-1", 1)]
     assert [*harness.hall.states().values()] == [READY]
-
-
-def test_worker_waits_a_limited_time_after_disconnect() -> None:
-    harness = WorkerHarness()
-    harness.turn()
-    harness.is_cut_off = True
-    harness.loop.shut_down()
-    harness.turn()
-    assert not harness.is_gone()
-    harness.later(EXIT_NS_MAX / SECOND_NS + 0.1)
-    assert harness.is_gone()
-
-
-@pytest.mark.parametrize(
-    "frames", [[], [b""], [b"x", b"EXIT"], [b"", b"a", b"b"], [b"", b"EXIT", b"", b""]]
-)
-def test_malformed_message_is_ignored(frames: list[bytes]) -> None:
-    harness = WorkerHarness()
-    harness.connections[0].inbox.append(frames)
-    harness.turn()
-    assert not harness.is_gone()
-    assert harness.runner.jobs == []
 
 
 # A program that reads jobs from stdin.
@@ -393,20 +235,17 @@ serve(endpoint, hire, announce, slots=int(slots), until_eof=True)
 
 
 @contextmanager
-def a_worker(endpoint: str, *command: str, slots: int = 1) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
+def a_worker(endpoint: str, *command: str, slots: int = 1) -> Iterator[ChildProcess]:
+    child = ChildProcess(
         [sys.executable, "-c", MAIN, endpoint, str(slots), *command],
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
         env=environment(),
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert "works for the broker at" in process.stdout.readline()
-            yield process
-        finally:
-            process.kill()
+    )
+    try:
+        assert "works for the broker at" in child.read_line()
+        yield child
+    finally:
+        child.kill()
 
 
 class Client:
@@ -439,8 +278,8 @@ def test_payload_goes_to_a_program_or_describes_its_command(tmp_path: Path) -> N
     with a_host(tmp_path) as host, a_client(host) as client:
         with a_worker(host.backend, "tr", "a-z", "A-Z") as worker:
             assert client.ask(b"shout") == [b"SHOUT"]
-            worker.send_signal(signal.SIGTERM)
-            assert worker.wait(PATIENCE_SECONDS) == 0
+            worker.signal(signal.SIGTERM)
+            assert worker.wait_or_kill(PATIENCE_SECONDS) == 0
         until(lambda: host.workers() == 0)
         with a_worker(host.backend, slots=2):
             assert client.ask(encode_command(["echo", "hello"])) == [b"hello\n"]
@@ -464,12 +303,11 @@ def test_job_of_a_killed_worker_is_reassigned_and_sigterm_finishes_a_job(
         (tmp_path / "begun").unlink()
         with a_worker(host.backend, "sh", "-c", f"{script}; echo $job") as second:
             until((tmp_path / "begun").exists, "the job is another's")
-            second.send_signal(signal.SIGTERM)
-            assert second.stdout is not None
-            assert "exits after 1 task (" in second.stdout.readline()
+            second.signal(signal.SIGTERM)
+            assert "exits after 1 task (" in second.read_line()
             (tmp_path / "go").touch()
             assert client.receive() == [b"job\n"]
-            assert second.wait(PATIENCE_SECONDS) == 0
+            assert second.wait_or_kill(PATIENCE_SECONDS) == 0
         until(lambda: host.workers() == 0)
 
 
@@ -477,10 +315,9 @@ def test_worker_finds_a_broker_that_was_restarted(tmp_path: Path) -> None:
     with a_host(tmp_path) as host:
         backend = host.backend
         worker = a_worker(backend, "cat")
-        process = worker.__enter__()
+        child = worker.__enter__()
     try:
-        assert process.stdout is not None
-        assert "no broker answers" in process.stdout.readline()
+        assert "no broker answers" in child.read_line()
         with a_host(tmp_path, backend=backend) as host, a_client(host) as client:
             assert client.ask(b"again") == [b"again"]
     finally:
@@ -489,6 +326,5 @@ def test_worker_finds_a_broker_that_was_restarted(tmp_path: Path) -> None:
 
 def test_end_of_stdin_ends_it(tmp_path: Path) -> None:
     with a_host(tmp_path) as host, a_worker(host.backend, "cat") as worker:
-        assert worker.stdin is not None
-        worker.stdin.close()
-        assert worker.wait(PATIENCE_SECONDS) == 0
+        worker.close_stdin()
+        assert worker.wait_or_kill(PATIENCE_SECONDS) == 0

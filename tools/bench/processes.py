@@ -6,14 +6,14 @@ Owns their start and end, and reads the kernel's clocks. The suites own measurem
 import os
 import pstats
 import selectors
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Final, Self
+from typing import Final, Self
 
 import msgspec
 
@@ -23,6 +23,7 @@ from bench.settings import Kind
 from taskyard.broker.compaction import CompactionLimits
 from taskyard.core.events import RulesSet
 from taskyard.net import endpoints
+from taskyard.process.child import ChildProcess, status_text
 
 #: Seconds between checks that all processes live while none prints.
 POLL_S: Final = 1.0
@@ -31,47 +32,38 @@ POLL_S: Final = 1.0
 PROFILE_LINES: Final = 30
 
 
-class Process:
-    """A child with a pipe at either end, unbuffered so that it can be polled."""
+class Process(ChildProcess):
+    """A module as a child process. `output` is its stdout, unbuffered so that it can be polled."""
 
     def __init__(self, module: str, *arguments: str, environment: dict[str, str]) -> None:
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=os.environ | environment,
-        )
+        reader, writer = os.pipe()
+        self.output = os.fdopen(reader, "rb", buffering=0)
+        with os.fdopen(writer, "wb") as stdout:
+            super().__init__(
+                [sys.executable, "-m", module, *arguments],
+                stdout=stdout,
+                env=os.environ | environment,
+            )
         self.what = f"{module} {' '.join(arguments)}"
-
-    @property
-    def output(self) -> IO[bytes]:
-        assert self._child.stdout is not None  # noqa: S101 - it is a pipe
-        return self._child.stdout
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
 
     def line(self) -> bytes:
         """Return the next line that it prints."""
         line = self.output.readline()
         if not line:
-            raise RuntimeError(f"{self.what} ended early, with {self._child.wait()}")
+            raise RuntimeError(f"{self.what} ended early: {status_text(self.wait())}")
         return line
 
     @property
     def has_ended(self) -> bool:
-        return self._child.poll() is not None
+        return self.poll() is not None
 
     def check(self) -> None:
-        if self.has_ended:
-            raise RuntimeError(f"{self.what} ended early, with {self._child.returncode}")
+        if (status := self.poll()) is not None:
+            raise RuntimeError(f"{self.what} ended early: {status_text(status)}")
 
     def send_go(self) -> None:
         """Let it continue."""
-        assert self._child.stdin is not None  # noqa: S101 - it is a pipe
-        self._child.stdin.write(b"\n")
+        self.write("\n")
 
     def cpu_ns(self) -> int:
         """Return the CPU time of all its threads so far, user and system, in nanoseconds."""
@@ -79,18 +71,22 @@ class Process:
 
     def end(self) -> None:
         """Close its input, at which a peer ends, and wait for it."""
-        if not self.output.closed:
-            self._child.communicate()
+        if self.output.closed:
+            return
+        self.close_stdin()
+        self.output.readall()  # a full pipe would stop it
+        self.output.close()
+        self.wait()
 
     def terminate(self) -> None:
         """Send SIGTERM and wait for the process."""
-        self._child.terminate()
+        self.signal(signal.SIGTERM)
         self.end()
 
-    def kill(self) -> None:
-        """Kill the process."""
-        self._child.kill()
-        self.end()
+    def kill(self) -> int:
+        """Kill the process. Return its exit status."""
+        self.output.close()
+        return super().kill()
 
 
 class Peer(Process):

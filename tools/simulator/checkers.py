@@ -37,7 +37,7 @@ from taskyard.core.records import ReturnReason
 from taskyard.journal.recovery import decode
 from taskyard.wire import dialect
 from taskyard.wire.ping_pong import backend as ping_pong_backend
-from taskyard.wire.round_robin import peers as round_robin_peers
+from taskyard.wire.round_robin import leases as round_robin_leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ _WORKER_OF: Final[dict[int, Callable[[bytes], bytes]]] = {
     Listener.PING_FRONTEND: lambda _route: b"",
     Listener.WMP: lambda _route: b"",
     Listener.PING_BACKEND: ping_pong_backend.name_of,
-    Listener.ROUND_ROBIN: lambda route: round_robin_peers.name_of(route[1:]),
+    Listener.ROUND_ROBIN: lambda route: round_robin_leases.name_of(route[1:]),
 }
 
 #: The broker's wall clock may differ by this from the true one when it decides.
@@ -289,7 +289,7 @@ class Checker:
             self._jobs[ping_pong_backend.name_of(route), what] = None
         elif route[0] == Listener.ROUND_ROBIN and frames[_COMMAND_AT] == _TRACKEXEC:
             what = self._task_name(argument_of(frames[_ARGUMENTS_AT:]))
-            self._jobs[round_robin_peers.name_of(route[1:]), what] = None
+            self._jobs[round_robin_leases.name_of(route[1:]), what] = None
         elif route[0] == Listener.WMP:
             self._sent_wmp(route, frames)
 

@@ -17,7 +17,7 @@ from taskyard.core.model import WorkerFacts
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.ping_pong import backend as ping_pong_backend
-from taskyard.wire.round_robin import peers as round_robin_peers
+from taskyard.wire.round_robin import leases as round_robin_leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -160,7 +160,7 @@ _INCREMENT, _REGISTER, _DEREGISTER, _ONGOING = b"\x07", b"\x08", b"\x09", b"ongo
 
 
 def _round_robin(route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
-    worker = round_robin_peers.name_of(route[1:])
+    worker = round_robin_leases.name_of(route[1:])
     at = [*frames].index(b"")
     command, arguments = frames[at + 2], frames[at + 4 : -1]
     key = arguments[0] if arguments else b""

@@ -1,7 +1,7 @@
 """The product's clients, as simulated processes.
 
     native       `client.session`, the loop of every Python client
-    round-robin  `client.round_robin`, the loop of `taskyard rr client`
+    round-robin  `net.round_robin`, the loop of `taskyard rr client`
 
 A native client that crashes is started again and submits the same tasks once more, like a script
 that is run again. Every task that it submitted must be settled for it.
@@ -18,11 +18,13 @@ from simulator.models import BLOCKED
 from simulator.plan import SECOND_NS
 from simulator.processes import SimProcess
 from simulator.sockets import ENDPOINT, Socket
-from taskyard.client import open_requests, outbox, round_robin, session
+from taskyard.client import open_requests, outbox, session
 from taskyard.core import effects, events, identity
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
+from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.round_robin import peer as round_robin_peer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,7 +160,8 @@ class RoundRobinProductClient(SimProcess):
             decode_sent=self._decode_sent,
             on_received=self._on_received,
         )
-        self._program = round_robin.RoundRobinClient(self._socket, self.clock, _ignore_level)
+        self._client = round_robin_peer.Client(ENDPOINT)
+        self._loop = RoundRobinLoop(self._client, self._socket, self.clock, _ignore_level)
         for when_ns in self.pending:
             if when_ns >= self.world.timeline.now_ns:
                 self.world.timeline.at(when_ns, partial(self._ask, self.process))
@@ -166,12 +169,13 @@ class RoundRobinProductClient(SimProcess):
     def _ask(self, process: int) -> None:
         if process != self.process or not self.alive:
             return
-        if self._program.is_busy:
+        if self._client.is_busy:
             self.world.timeline.after(SECOND_NS // 2, partial(self._ask, process))
             return
         self._jobs += 1
         job = b"%s%s-%d" % (JOB, self.name, self._jobs)
-        self._program._start(round_robin.MessageBatch("job", (b"work", job), 1))  # noqa: SLF001  # as `data` does
+        batch = round_robin_peer.MessageBatch("job", (b"work", job), 1)
+        self._loop.run_actions(self._client.start(batch, self._loop.now_ns()))
         self.wake()
 
     def _decode_sent(self, _route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
@@ -191,10 +195,10 @@ class RoundRobinProductClient(SimProcess):
             self.world.checker.on_job_result(job, rest[0], failed=failed)
 
     def turn(self) -> None:
-        self._program.turn()
+        self._loop.turn()
 
     def wake_at_ns(self) -> int | None:
-        return self._program.wake_at_ns()
+        return self._loop.wake_at_ns()
 
     def close(self) -> None:
         self._socket.close()

@@ -1,6 +1,6 @@
 """The product's workers, as simulated processes over simulated sockets, runners and clocks.
 
-    native       `worker.native` over a `Channel`, with `worker.host.WorkerMonitor`
+    native       `worker.native` over a `Channel`, with `worker.native_process.WorkerMonitor`
     ping-pong    `worker.ping_pong`
     round-robin  `worker.round_robin`
     wmp          `worker.wmp`, behind relays or not
@@ -27,7 +27,9 @@ from taskyard.net.channel import Channel
 from taskyard.relay.server import Relay
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.round_robin import peers as round_robin_peers
+from taskyard.wire.ping_pong import peer as ping_pong_peer
+from taskyard.wire.round_robin import leases as round_robin_leases
+from taskyard.wire.round_robin import peer as round_robin_peer
 from taskyard.worker import native, ping_pong, round_robin, wmp
 from taskyard.worker.native_process import WorkerMonitor
 from taskyard.worker.settings import WorkerSettings
@@ -150,7 +152,7 @@ class PingPongWorker(ProductWorker):
         del services, slots
 
     def build(self) -> None:
-        settings = ping_pong.PingPongSettings(ping_ns=self.world.plan.size.heartbeat_ns)
+        settings = ping_pong_peer.Settings(ping_ns=self.world.plan.size.heartbeat_ns)
         runner = SimRunner(self, 1, (Outcome.REFUSED,), sends_attempts=False)
         self._loop = ping_pong.PingPongWorkerLoop(settings, self, runner, self.clock)
 
@@ -190,7 +192,7 @@ class RoundRobinWorker(ProductWorker):
     kind = "round-robin"
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
-        super().__init__(world, name, (DEFAULT,), round_robin.SLOTS)
+        super().__init__(world, name, (DEFAULT,), round_robin_peer.SLOTS)
         self._is_leaving = False
         self._identity = name
         del services, slots
@@ -211,7 +213,7 @@ class RoundRobinWorker(ProductWorker):
         self._loop.register()
 
     def core_name(self) -> bytes:
-        return round_robin_peers.name_of(self._identity)
+        return round_robin_leases.name_of(self._identity)
 
     def _perform(self, arguments: Sequence[bytes]) -> list[bytes]:
         """Answer a message."""
@@ -230,7 +232,7 @@ class RoundRobinWorker(ProductWorker):
             self.world.trace("dies of", death.args[0])
             self.die()
             return
-        if self._is_leaving and not self._loop.is_waiting:
+        if self._is_leaving and not self._loop.worker.is_waiting:
             self.over()
 
     def wake_at_ns(self) -> int | None:

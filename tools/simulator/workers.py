@@ -39,7 +39,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.model import Result, WorkerFacts
 from taskyard.wire import dialect as wire_dialect
 from taskyard.wire.ping_pong import backend as ping_pong_backend
-from taskyard.wire.round_robin import peers as round_robin_peers
+from taskyard.wire.round_robin import leases as round_robin_leases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -389,7 +389,7 @@ class AlwaysReadyWorker(Worker):
     def connect(self) -> None:
         super().connect()
         if self._link is not None:
-            self.name = round_robin_peers.name_of(self._link.route[1:])
+            self.name = round_robin_leases.name_of(self._link.route[1:])
             self.codec = RoundRobinWorkerCodec(self.name)
             self.heard_ns = self.world.timeline.now_ns
             self.taken, self.taken_before_restart = [], []

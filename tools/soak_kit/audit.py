@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
 
-from soak_kit.fleet import TASKYARD, environment
+from soak_kit.fleet import environment
+from taskyard.process.child import taskyard_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,7 @@ def maintain(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON docum
 def _run(place: Layout, *words: str) -> Any:  # noqa: ANN401  # a JSON document
     try:
         done = subprocess.run(
-            [*TASKYARD, *words, "--json"],
+            taskyard_command([*words, "--json"]),
             capture_output=True,
             env=environment(),
             cwd=place.root,

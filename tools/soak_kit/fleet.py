@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -17,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from taskyard.process.child import ChildProcess, environment_without_settings, taskyard_command
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
 PEERS: Final = Path(__file__).parent / "peers"
 TOOLS: Final = Path(__file__).parent.parent
-TASKYARD: Final = (sys.executable, "-P", "-m", "taskyard.cli")
 
 #: How long a careless plain worker keeps its tasks after a restart of the broker.
 PLAIN_LEASE: Final = "30s"
@@ -54,7 +54,7 @@ AWAY_SECONDS_MAX: Final = 3.0
 
 def environment() -> dict[str, str]:
     """Return our environment without Taskyard's variables, and with the path of the peers."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TASKYARD_")}
+    own = environment_without_settings()
     path = [str(TOOLS), *([own["PYTHONPATH"]] if own.get("PYTHONPATH") else [])]
     return own | {"PYTHONPATH": os.pathsep.join(path), "TASKYARD_LEASE_PLAIN": PLAIN_LEASE}
 
@@ -106,13 +106,13 @@ class Layout:
 
 
 @dataclass
-class ManagedProcess:
+class Member:
     """A process of the soak and its command. `stdin` is written to it when it starts."""
 
     name: str
     command: tuple[str, ...]
     stdin: str = ""
-    process: subprocess.Popen[bytes] | None = None
+    process: ChildProcess | None = None
     #: When to start or resume it. 0: now, None: it runs.
     start_at: float | None = 0.0
     resume_at: float | None = None
@@ -190,43 +190,28 @@ class Fleet:
         self._end([member for member in self.members.values() if member.name != "up"])
         self._end([self.members["up"]])
 
-    def _end(self, members: list[ManagedProcess]) -> None:
+    def _end(self, members: list[Member]) -> None:
         running = [member.process for member in members if member.process is not None]
         for process in running:
-            self._signal(process.pid, signal.SIGCONT)
-            self._signal(process.pid, signal.SIGTERM)
+            process.signal(signal.SIGCONT)
+            process.signal(signal.SIGTERM)
         ends = time.monotonic() + END_SECONDS
         for process in running:
-            self._await_end(process, ends)
+            process.wait_or_kill(max(0.0, ends - time.monotonic()))
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
-    @staticmethod
-    def _await_end(process: subprocess.Popen[bytes], ends: float) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, ends - time.monotonic()))
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def _start(self, member: ManagedProcess) -> None:
-        log = (self._place.root / "log" / f"{member.name}.log").open("ab")
-        log.write(f"--- start {time.strftime('%H:%M:%S')}\n".encode())
-        log.flush()
-        member.process = subprocess.Popen(
-            member.command,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=environment(),
-            cwd=self._place.root,
-            start_new_session=True,
-        )
-        log.close()
-        if member.stdin and member.process.stdin is not None:
-            member.process.stdin.write(member.stdin.encode())
-            member.process.stdin.flush()
+    def _start(self, member: Member) -> None:
+        with (self._place.root / "log" / f"{member.name}.log").open("ab") as log:
+            log.write(f"--- start {time.strftime('%H:%M:%S')}\n".encode())
+            log.flush()
+            member.process = ChildProcess(
+                member.command, stdout=log, stderr=log, env=environment(), cwd=self._place.root
+            )
+        member.process.write(member.stdin)
         member.start_at = None
 
-    def _note_end(self, member: ManagedProcess, now: float) -> None:
+    def _note_end(self, member: Member, now: float) -> None:
         process = member.process
         code = None if process is None else process.poll()
         if process is None or code is None:
@@ -235,13 +220,12 @@ class Fleet:
         if code not in member.expected and not is_refused:
             self.unexpected.append(f"{member.name} ended with {code} without a fault")
             self._log(self.unexpected[-1])
-        if process.stdin is not None:
-            process.stdin.close()
+        process.close_stdin()
         member.process, member.expected, member.resume_at = None, (), None
         if member.start_at is None:
             member.start_at = now + self._dice.uniform(0.0, AWAY_SECONDS_MAX)
 
-    def _resume(self, member: ManagedProcess) -> None:
+    def _resume(self, member: Member) -> None:
         member.resume_at = None
         if member.pid is not None:
             self._signal(member.pid, signal.SIGCONT)
@@ -275,22 +259,22 @@ class Fleet:
             self.faults[kind] = self.faults.get(kind, 0) + 1
             self._log(f"{kind}: {about}")
 
-    def _some_worker(self) -> ManagedProcess:
+    def _some_worker(self) -> Member:
         names = [name for name in self.members if name not in SPARED]
         return self.members[self._dice.choice(names)]
 
-    def _some_killable(self) -> ManagedProcess:
+    def _some_killable(self) -> Member:
         names = [name for name in self.members if name not in (*SPARED, *self.never_killed)]
         return self.members[self._dice.choice(names)]
 
-    def _kill(self, member: ManagedProcess) -> str:
+    def _kill(self, member: Member) -> str:
         if member.process is None:
             return ""
         member.expected = (*member.expected, -signal.SIGKILL)
         self._signal(member.process.pid, signal.SIGKILL)
         return member.name
 
-    def _terminate(self, member: ManagedProcess) -> str:
+    def _terminate(self, member: Member) -> str:
         if member.process is None or member.resume_at is not None:
             return ""
         # A program without a handler yet ends by the signal, an interrupted one with 130.
@@ -298,7 +282,7 @@ class Fleet:
         self._signal(member.process.pid, signal.SIGTERM)
         return member.name
 
-    def _suspend(self, member: ManagedProcess) -> str:
+    def _suspend(self, member: Member) -> str:
         if member.process is None:
             return ""
         seconds = self._stop_seconds()
@@ -382,7 +366,7 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
-def members(place: Layout) -> list[ManagedProcess]:
+def members(place: Layout) -> list[Member]:
     """Return the processes of a soak: `up`, a relay, and three workers of each dialect."""
     state = ("--state", str(place.state))
     return [
@@ -400,10 +384,10 @@ def members(place: Layout) -> list[ManagedProcess]:
     ]
 
 
-def _own_workers(place: Layout) -> list[ManagedProcess]:
+def _own_workers(place: Layout) -> list[Member]:
     """Return Taskyard's own workers beside those of `up`: of every dialect that it has one of."""
 
-    def worker(name: str, *words: str, by: str = "command") -> ManagedProcess:
+    def worker(name: str, *words: str, by: str = "command") -> Member:
         """Return a worker that runs tasks by a command or by agents."""
         program = PEERS / f"{by}.sh"
         run_by = (f"--{by}", f"{program} {name} {place.ledger}")
@@ -433,10 +417,10 @@ def _own_workers(place: Layout) -> list[ManagedProcess]:
     ]
 
 
-def _taskyard(name: str, *words: str, stdin: str = "") -> ManagedProcess:
-    return ManagedProcess(name, (*TASKYARD, *words), stdin)
+def _taskyard(name: str, *words: str, stdin: str = "") -> Member:
+    return Member(name, tuple(taskyard_command(words)), stdin)
 
 
-def _peer(place: Layout, name: str, program: str, endpoint: str, *more: str) -> ManagedProcess:
+def _peer(place: Layout, name: str, program: str, endpoint: str, *more: str) -> Member:
     words = (f"soak_kit.peers.{program}", endpoint, name, str(place.ledger), *more)
-    return ManagedProcess(name, (sys.executable, "-P", "-m", *words))
+    return Member(name, (sys.executable, "-P", "-m", *words))

@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 import zmq
 
 import taskyard
-from soak_kit.fleet import TASKYARD, environment
+from soak_kit.fleet import environment
 from soak_kit.peers.lmq import EXEC, PING, PING_KEY, PONG, RESPONSE, TRACKEXEC, Portal
 from soak_kit.peers.protobuf import CREATE, LOOKUP, OK, TRANSFER, query, task, type_of
+from taskyard.process.child import taskyard_command
+from taskyard.wire.round_robin import frames as lmq
+from taskyard.wire.round_robin.peer import UNKNOWN_MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +62,7 @@ NO_BROKER: Final = 3
 MAP_LINES: Final = 20
 
 #: The reply of Taskyard's own round-robin worker to anything but PING and STREAM.
-NOT_MINE: Final = b"ERROR this worker knows"
+NOT_MINE: Final = lmq.error(UNKNOWN_MESSAGE)
 
 
 @dataclass
@@ -344,7 +347,7 @@ class MapClient(Client):
             script = f"printf '0\\tmap\\t%s\\n' {{}} >> '{self._place.ledger}'; echo {{}}"
             words = ("map", "--broker", self._place.native, "-q", "--", "sh", "-c", script)
             done = subprocess.run(
-                [*TASKYARD, *words],
+                taskyard_command(words),
                 input="\n".join(lines) + "\n",
                 capture_output=True,
                 text=True,

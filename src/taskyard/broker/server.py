@@ -38,10 +38,9 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore, Store
 from taskyard.net import endpoints
 from taskyard.net.guard import Guard
+from taskyard.net.host import CountLog, Host
 from taskyard.net.memory import return_memory
-from taskyard.net.poller import Poller
-from taskyard.net.protocols import Clock, SystemClock
-from taskyard.net.signals import STOP_SIGNALS, ParentPipe, Signals, Terminal
+from taskyard.net.signals import STOP_SIGNALS, Terminal
 from taskyard.settings import changes
 from taskyard.settings import rules as settings_rules
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
@@ -85,10 +84,7 @@ class BrokerSettings(Struct, frozen=True):
     compact: compaction.CompactionLimits = compaction.CompactionLimits()
 
 
-#: Soon enough for a reader, and at most six lines a minute in a flood.
-WARNING_NS: Final = 10 * SECOND_NS
-
-#: Messages of `RejectionLog`, with the number of new rejections and the total.
+#: Log lines with the number of new rejections and the total. The details are in the replies.
 MALFORMED_TEXT: Final = (
     "%d malformed message(s) refused, %d since the start; "
     "look for a peer with another dialect or version"
@@ -101,32 +97,6 @@ REFUSED_TASKS_TEXT: Final = (
     "%d task(s) of plain dwork peers refused, %d since the start; "
     "`taskyard status` shows the latest"
 )
-
-
-class RejectionLog:
-    """Logs a rising count of rejections, at most every 10 s.
-
-    Any peer can send malformed messages at full speed, so only a count is logged. The details are
-    in the reply to the sender.
-    """
-
-    def __init__(self, count: Callable[[], int], clock: Clock, text: str = MALFORMED_TEXT) -> None:
-        self._count = count
-        self._clock = clock
-        self._text = text
-        self._logged = count()
-        self._logged_ns = 0
-
-    def log_if_due(self) -> None:
-        """Log the count if it has risen. Called every turn."""
-        count = self._count()
-        if count == self._logged:
-            return
-        now_ns = self._clock.monotonic_ns()
-        if self._logged_ns and now_ns - self._logged_ns < WARNING_NS:
-            return
-        fresh, self._logged, self._logged_ns = count - self._logged, count, now_ns
-        logger.warning(self._text, fresh, count)
 
 
 class SettingsReloader:
@@ -170,8 +140,9 @@ def serve(
     keyring = keyring_for(settings.state, settings.listen, secure=settings.secure)
     with ExitStack() as stack:
         stack.enter_context(_acquire_lock(settings.state))
-        controls = _ControlInputs(settings, reloading, stack)
-        clock, poller = SystemClock(), Poller()
+        signals = STOP_SIGNALS if reloading is None else (*STOP_SIGNALS, signal.SIGHUP)
+        host = stack.enter_context(Host(until_eof=settings.until_eof, signals=signals))
+        controls, clock = _Controls(host, reloading), host.clock
         opened = _open(settings, clock, stack)
         guard = Guard()
         listeners = Listeners(opened.store.identity, settings.plain_lease_ns, guard)
@@ -179,11 +150,9 @@ def serve(
         stack.enter_context(closing(guard))
         _listen(listeners, settings, keyring)
         guard.start()
-        for number in controls.filenos():
-            poller.add(number)
         authenticator = None if keyring is None else Authenticator(keyring, listeners.dwork)
         transport = SocketTransport(
-            listeners.dialect(), listeners.sockets, poller, clock, authenticator
+            listeners.dialect(), listeners.sockets, host.poller, clock, authenticator
         )
         broker = opened.broker(transport, clock)
         broker.is_reading = transport.is_reading
@@ -194,9 +163,9 @@ def serve(
         for line in listeners.ready_lines():
             announce(line)
         rejection_logs = (
-            RejectionLog(listeners.malformed, clock),
-            RejectionLog(lambda: listeners.dwork.refused, clock, FORBIDDEN_TEXT),
-            RejectionLog(lambda: broker.scheduler.context.refused, clock, REFUSED_TASKS_TEXT),
+            CountLog(listeners.malformed, clock, logger, MALFORMED_TEXT),
+            CountLog(lambda: listeners.dwork.refused, clock, logger, FORBIDDEN_TEXT),
+            CountLog(lambda: broker.scheduler.context.refused, clock, logger, REFUSED_TASKS_TEXT),
         )
         housekeeping = _Housekeeping(rejection_logs, opened.compactor, broker.note_lag)
         _run_until_stopped(
@@ -225,13 +194,13 @@ class _OpenState(Struct):
     archive: EndedTasks | None = None
     compactor: Compactor | None = None
 
-    def broker(self, transport: SocketTransport, clock: SystemClock) -> Broker:
+    def broker(self, transport: SocketTransport, clock: Clock) -> Broker:
         broker = Broker(Scheduler(self.ledger), transport, self.store, clock, self.archive)
         broker.on_commit = None if self.archive is None else self.archive.on_commit
         return broker
 
 
-def _open(settings: BrokerSettings, clock: SystemClock, stack: ExitStack) -> _OpenState:
+def _open(settings: BrokerSettings, clock: Clock, stack: ExitStack) -> _OpenState:
     state = settings.state
     if settings.in_memory:
         return _OpenState(MemoryStore(), Ledger())
@@ -251,26 +220,17 @@ def _listen(listeners: Listeners, settings: BrokerSettings, keyring: Keyring | N
         listeners.open(dialect, endpoints.split_endpoints(text), keyring, secure=settings.secure)
 
 
-class _ControlInputs:
-    """Signals, and the end of stdin."""
+class _Controls:
+    """Acts on signals and on the end of stdin."""
 
-    def __init__(
-        self, settings: BrokerSettings, reloading: SettingsReloader | None, stack: ExitStack
-    ) -> None:
+    def __init__(self, host: Host, reloading: SettingsReloader | None) -> None:
+        self._host = host
         self._reloading = reloading
         self._terminal = Terminal()
-        numbers = STOP_SIGNALS if reloading is None else (*STOP_SIGNALS, signal.SIGHUP)
-        self._signals = stack.enter_context(Signals(numbers))
-        self._parent_pipe = ParentPipe() if settings.until_eof else None
-
-    def filenos(self) -> list[int]:
-        """Return file descriptors that become readable when `should_stop` may have news."""
-        found = [self._signals.fileno()]
-        return found if self._parent_pipe is None else [*found, self._parent_pipe.fileno()]
 
     def should_stop(self, broker: Broker) -> bool:
         """Return whether to stop the broker. A SIGHUP reloads the settings instead."""
-        received = self._signals.received()
+        received = self._host.signals_received()
         if any(number in STOP_SIGNALS for number in received):
             return True
         if received and self._terminal.is_gone():
@@ -278,7 +238,7 @@ class _ControlInputs:
         rules = self._reloading.reload() if received and self._reloading is not None else None
         if rules is not None:
             broker.enqueue(rules)
-        return self._parent_pipe is not None and self._parent_pipe.is_closed()
+        return self._host.is_orphaned()
 
 
 class _Housekeeping:
@@ -286,7 +246,7 @@ class _Housekeeping:
 
     def __init__(
         self,
-        rejection_logs: tuple[RejectionLog, ...],
+        rejection_logs: tuple[CountLog, ...],
         compactor: Compactor | None,
         note_lag: Callable[[int], None],
     ) -> None:

@@ -117,9 +117,9 @@ def _query_local(cli_context: CliContext, body: bytes) -> Reply | None:
     settings = None if cli_context.state else cli_context.settings()
     endpoint = discovery.locate(cli_context.broker, cli_context.state, settings=settings).endpoint()
     if endpoint.startswith("ipc://"):
-        from taskyard.net import quick_query  # noqa: PLC0415
+        from taskyard.net import options  # noqa: PLC0415
 
-        answer = quick_query.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
+        answer = options.query_once(endpoint, body, int(REPLY_SECONDS * 1000))
         return None if answer is None else Reply(answer)
     return _query_tcp(endpoint, discovery.key_for(endpoint, cli_context.key), body)
 

@@ -8,18 +8,18 @@ the commands.
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskyard.cli.format import escape_line
-from taskyard.net.signals import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from taskyard.net.host import Host
     from taskyard.net.poller import Poller
-    from taskyard.net.protocols import SystemClock
 
 _STDIN: Final = 0
 _READ_BYTES: Final = 65_536
@@ -168,72 +168,83 @@ def _is_number(text: str) -> bool:
     )
 
 
-class _PromptLoop:
-    """Runs commands one after the other."""
+class _PromptedProgram:
+    """A program and its commands, as the host drives them: one command after the other."""
 
-    def __init__(self, program: PromptProgram, console: Console) -> None:
+    def __init__(self, program: PromptProgram, console: Console, poller: Poller) -> None:
         self._program = program
         self._console = console
-        self.lines = Lines()
-        self.is_quitting = False
+        self._poller = poller
+        self._lines = Lines()
+        self._stdin = select.poll()
+        self._stdin.register(_STDIN, select.POLLIN)
+        #: stdin is polled only while a command can run.
+        self._reads_stdin = False
+        self._is_quitting = False
+        self._is_aborted = False
+        self._run_commands()
 
     @property
-    def wants_line(self) -> bool:
-        return not (self._program.is_busy or self.is_quitting or self.lines.is_at_eof)
+    def has_exited(self) -> bool:
+        return self._is_aborted or self._program.is_finished
 
-    def run_next(self) -> bool:
+    def turn(self) -> bool:
+        if self._reads_stdin and self._stdin.poll(0):
+            self._lines.read()
+        self._program.turn()
+        self._run_commands()
+        return False
+
+    def wake_at_ns(self) -> int | None:
+        return self._program.wake_at_ns()
+
+    def shut_down(self) -> None:
+        """Quit. Called again, end the program at once."""
+        if self._is_quitting:
+            self._is_aborted = True
+        else:
+            self._quit()
+
+    def _run_commands(self) -> None:
+        """Run commands that were read, until one keeps the program busy."""
+        while self._run_next():
+            pass
+        wants_line = self._can_run and not self._lines.is_at_eof
+        if wants_line and not self._reads_stdin:
+            self._poller.add(_STDIN)
+        elif self._reads_stdin and not wants_line:
+            self._poller.remove(_STDIN)
+        self._reads_stdin = wants_line
+
+    @property
+    def _can_run(self) -> bool:
+        return not (self._program.is_busy or self._is_quitting)
+
+    def _run_next(self) -> bool:
         """Run the next command if the program is not busy. Return whether there was one."""
-        if self._program.is_busy or self.is_quitting:
+        if not self._can_run:
             return False
-        line = self.lines.next()
+        line = self._lines.next()
         if line is not None:
             self._console.command_read(line)
-            self.is_quitting = line == QUIT
+            self._is_quitting = line == QUIT
             run_command(line, self._program.commands, self._program.counted_commands, self._console)
-        elif self.lines.is_at_eof:
-            self.quit()
+        elif self._lines.is_at_eof:
+            self._quit()
         else:
             self._console.prompt()
         return line is not None
 
-    def quit(self) -> None:
-        self.is_quitting = True
+    def _quit(self) -> None:
+        self._is_quitting = True
         self._console.end_prompt()
         self._program.commands[QUIT]()
 
 
-def run_prompt(
-    program: PromptProgram, poller: Poller, clock: SystemClock, console: Console
-) -> None:
+def run_prompt(program: PromptProgram, host: Host, console: Console) -> None:
     """Run a program with commands from stdin until it is finished.
 
     A signal means `quit`. A second one ends the program at once.
     """
-    prompt_loop = _PromptLoop(program, console)
-    with Signals() as signals:
-        poller.add(signals.fileno())
-        while not program.is_finished:
-            while prompt_loop.run_next():
-                pass
-            wants_line = prompt_loop.wants_line
-            if wants_line:
-                poller.add(_STDIN)
-            ready = poller.wait(_wait_ns(program, clock))
-            if wants_line:
-                poller.remove(_STDIN)
-            if _STDIN in ready:
-                prompt_loop.lines.read()
-            if signals.fileno() in ready and signals.received():
-                if prompt_loop.is_quitting:
-                    break
-                prompt_loop.quit()
-            program.turn()
-        poller.remove(signals.fileno())
+    host.run(_PromptedProgram(program, console, host.poller))
     console.end_prompt()
-
-
-def _wait_ns(program: PromptProgram, clock: SystemClock) -> int | None:
-    if program.is_finished:
-        return 0
-    wake_at_ns = program.wake_at_ns()
-    return None if wake_at_ns is None else max(0, wake_at_ns - clock.monotonic_ns())

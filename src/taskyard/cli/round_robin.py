@@ -1,6 +1,7 @@
 """`taskyard rr`: server, worker and client of the round-robin dialect, each with a prompt.
 
-The server is the ordinary broker. The loops of worker and client are in their packages.
+The server is the ordinary broker. Owns the commands of server and client. The worker's are in
+`worker.round_robin`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import secrets
 import signal
 import threading
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -20,14 +21,15 @@ from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, config_option, state_option
 from taskyard.cli.output import example
 from taskyard.cli.prompt import QUIT, Console, read_commands, run_command, run_prompt
-from taskyard.client import round_robin as client_program
 from taskyard.client.client import Client
 from taskyard.errors import TaskyardError
 from taskyard.net import endpoints, sockets
-from taskyard.net.poller import Poller
-from taskyard.net.protocols import SystemClock
+from taskyard.net.host import Host
+from taskyard.net.round_robin import RoundRobinLoop
 from taskyard.wire.dialect import ROUND_ROBIN
 from taskyard.wire.round_robin.frames import DIALECT, ENDPOINT
+from taskyard.wire.round_robin.peer import SUMMARIES
+from taskyard.wire.round_robin.peer import Client as RoundRobinClient
 from taskyard.worker import round_robin as worker_program
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.cli.options import CommandFunction
+    from taskyard.net.protocols import EndpointTransport, MonotonicClock
     from taskyard.net.sockets import ZmqSocket
 
 _NAME: Final = DIALECT.decode()
@@ -86,7 +89,7 @@ def server(cli_context: CliContext, endpoint: str, state: Path, debug: int) -> N
 
     Commands: `workers` lists the workers with their free slots, `quit` stops the server.
     """
-    cli_context.quiet, cli_context.verbose = not debug, debug >= worker_program.SUMMARIES
+    cli_context.quiet, cli_context.verbose = not debug, debug >= SUMMARIES
     log_to_stderr(cli_context, "rr server")
     console = Console("server", debug)
     server_prompt = _ServerPrompt(console, endpoints.native_endpoint(state))
@@ -150,16 +153,17 @@ def worker(endpoint: str, debug: int) -> None:
     Commands: `register`, `deregister`, `bulk` (start child workers, ten with this one), `endbulk`
     (stop them) and `quit`.
     """
-    address, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
-    console = Console("worker", debug)
+    address, console = endpoints.peer_endpoint(endpoint), Console("worker", debug)
 
     def open_socket(suffix: str) -> ZmqSocket:
         return sockets.connect_by_name(address, suffix)
 
-    with closing(
-        worker_program.RoundRobinProgram(open_socket, poller, clock, console.print_line)
-    ) as host:
-        run_prompt(host, poller, clock, console)
+    with Host() as host:
+        program = worker_program.RoundRobinProgram(
+            open_socket, host.poller, host.clock, console.print_line
+        )
+        host.callback(program.close)
+        run_prompt(program, host, console)
 
 
 @rr.command(epilog=example("rr client -d 1"))
@@ -171,11 +175,44 @@ def client(endpoint: str, debug: int) -> None:
     Commands: `ping` (no reply), `pingt` (with reply), `data` (1024 bytes), `bulkping N` and
     `bulkdata N` (N messages, ten at a time, counting replies) and `quit`.
     """
-    address, poller, clock = endpoints.peer_endpoint(endpoint), Poller(), SystemClock()
-    console = Console("client", debug)
+    address, console = endpoints.peer_endpoint(endpoint), Console("client", debug)
     suffix = f"client-{os.getpid()}-{secrets.token_hex(4)}"
-    with closing(sockets.connect_by_name(address, suffix)) as wire:
-        poller.add(wire)
-        run_prompt(
-            client_program.RoundRobinClient(wire, clock, console.print_line), poller, clock, console
-        )
+    with Host() as host:
+        wire = host.add_socket(sockets.connect_by_name(address, suffix))
+        run_prompt(_ClientProgram(wire, host.clock, console.print_line), host, console)
+
+
+class _ClientProgram(RoundRobinLoop):
+    """A client at one server, and its commands."""
+
+    def __init__(
+        self, wire: EndpointTransport, clock: MonotonicClock, print_line: Callable[[int, str], None]
+    ) -> None:
+        self._client = RoundRobinClient(wire.endpoint)
+        super().__init__(self._client, wire, clock, print_line)
+        self.is_finished = False
+        self.commands: dict[str, Callable[[], None]] = {
+            "ping": lambda: self.run_actions(self._client.ping()),
+            "pingt": lambda: self._ping("pingt", 1),
+            "data": lambda: self._stream("data", 1),
+            "quit": self._quit,
+        }
+        #: Commands that take a number.
+        self.counted_commands: dict[str, Callable[[int], None]] = {
+            "bulkping": lambda total: self._ping("bulkping", total),
+            "bulkdata": lambda total: self._stream("bulkdata", total),
+        }
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether the last command is unfinished."""
+        return self._client.is_busy
+
+    def _ping(self, command: str, total: int) -> None:
+        self.run_actions(self._client.start_pings(command, total, self.now_ns()))
+
+    def _stream(self, command: str, total: int) -> None:
+        self.run_actions(self._client.start_streams(command, total, self.now_ns()))
+
+    def _quit(self) -> None:
+        self.is_finished = True

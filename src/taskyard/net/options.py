@@ -5,6 +5,7 @@ or keep data of a dead peer. Times are in ZeroMQ's units, which the names give.
 """
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Final, TypeAlias
 
 import zmq
@@ -152,3 +153,21 @@ def set_options(
         socket.setsockopt(option, value)
     if is_ipv6:
         socket.setsockopt(zmq.SocketOption.IPV6, 1)
+
+
+def query_once(endpoint: str, body: bytes, wait_ms: int) -> bytes | None:
+    """Send a request to a local broker and return the last frame of the reply.
+
+    Return None after `wait_ms`. For shell completion, which must be fast: the imports and the ZAP
+    thread of `sockets` take longer than the request. Only for ipc endpoints, which need no key.
+    """
+    with zmq.Context() as context:
+        for option, value in CONTEXT.items():
+            context.set(option, value)
+        with closing(context.socket(zmq.DEALER)) as socket:
+            set_options(socket, CONNECT_OPTIONS, is_ipv6=False)
+            socket.connect(endpoint)
+            socket.send_multipart([b"", body], zmq.NOBLOCK)
+            reply = socket.recv_multipart()[-1] if socket.poll(wait_ms) else None
+            socket.setsockopt(zmq.LINGER, 0)
+            return reply

@@ -96,6 +96,12 @@ class ChildProcess:
                 found.append((words[1], words[2]))
         return found
 
+    def write(self, text: str) -> None:
+        """Write to its stdin. Raises `BrokenPipeError` if it has closed it."""
+        assert self.process.stdin is not None  # noqa: S101 - it is a pipe
+        self.process.stdin.write(text)
+        self.process.stdin.flush()
+
     def signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The relay process: a listener below, a socket to each manager above.
+"""The relay: a listener below, a socket to each manager above, and the routing between them.
 
 A message that can't be sent at once is dropped and counted. Only ZeroMQ's queues hold messages, and
 WMP's peers retry. ZeroMQ connects to managers when they appear. SIGTERM and SIGINT stop the relay
@@ -8,29 +8,102 @@ at once.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core.limits import SECOND_NS
+from taskyard.errors import Malformed
 from taskyard.net import sockets
 from taskyard.net.guard import Guard
-from taskyard.net.poller import Poller
-from taskyard.net.protocols import SystemClock
-from taskyard.net.signals import ParentPipe, Signals
-from taskyard.relay.forwarder import Forwarder
+from taskyard.net.host import CountLog, Host
+from taskyard.wire.wmp import frames as wmp
+from taskyard.wire.wmp.frames import Side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taskyard.net.protocols import Transport
+    from msgspec import Raw
+
+    from taskyard.net.protocols import MonotonicClock, Transport
 
 logger = logging.getLogger("taskyard.relay")
 
 #: Messages forwarded from one socket before the next one is read.
 MESSAGES_PER_TURN: Final = 64
 
-#: Soon enough for a reader, and at most six lines a minute in a flood.
-WARNING_NS: Final = 10 * SECOND_NS
+#: Log lines with the number of new drops and the total.
+UNDELIVERED_TEXT: Final = "%d message(s) undeliverable, %d since the start"
+MALFORMED_TEXT: Final = "%d message(s) malformed or with too long a path, %d since the start"
+
+#: Sent to all managers. Those that are not concerned ignore it.
+_TO_ALL: Final = (wmp.READY, wmp.BYE)
+
+
+class Forwarder:
+    """The routing of one relay, without sockets and without state except a counter.
+
+    Below are workers and further relays, each a route of the relay's one listener. Above are
+    managers and further relays, numbered in the given order. On its way up a message collects its
+    path, the nearest hop first, because a listener prepends the route. On its way down the relay
+    removes that route and appends the number of the upstream to the header `back`, which routes the
+    reply to the same upstream.
+
+    READY, BYE and a PING without `back` go to all upstreams. A worker discovers managers by that
+    PING. Other messages follow the path down and `back` up. Malformed and unroutable messages are
+    counted and dropped: WMP's peers retry.
+    """
+
+    def __init__(self, upstreams: int) -> None:
+        self._upstreams = upstreams
+        #: Messages that were malformed, from the wrong side, or with too long a path.
+        self.malformed = 0
+
+    def up(self, frames: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
+        """Route a message from below, its route first. Returns upstreams with their messages."""
+        try:
+            return self._up(frames)
+        except Malformed:
+            self.malformed += 1
+            return []
+
+    def down(self, upstream: int, frames: Sequence[bytes]) -> list[bytes] | None:
+        """Route a message from above. Returns it with the next route first, or None."""
+        try:
+            return self._down(upstream, frames)
+        except Malformed:
+            self.malformed += 1
+            return None
+
+    def _up(self, frames: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
+        at, command, headers = wmp.split_frames(frames, Side.WORKER)
+        if command in _TO_ALL:
+            return self._to_all(frames)
+        values = wmp.decode_raw_headers(headers)
+        back = wmp.back_of(values)
+        if command == wmp.PING and not back:
+            return self._to_all(frames)
+        if not back or back[-1] >= self._upstreams:
+            raise Malformed("the header back names no upstream")
+        wmp.set_back(values, back[:-1])
+        return [(back[-1], _with_headers(frames, at, values))]
+
+    def _to_all(self, frames: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
+        return [(upstream, [*frames]) for upstream in range(self._upstreams)]
+
+    def _down(self, upstream: int, frames: Sequence[bytes]) -> list[bytes]:
+        at, _, headers = wmp.split_frames(frames, Side.MANAGER)
+        if not at:
+            raise Malformed("the path is empty")
+        values = wmp.decode_raw_headers(headers)
+        back = wmp.back_of(values)
+        if len(back) >= wmp.PATH_MAX:
+            raise Malformed("the path is too long")
+        wmp.set_back(values, [*back, upstream])
+        return _with_headers(frames, at, values)
+
+
+def _with_headers(frames: Sequence[bytes], at: int, values: dict[str, Raw]) -> list[bytes]:
+    """Return a message with other headers. `at` is the index of its delimiter."""
+    headers = at + wmp.HEADERS_AFTER
+    return [*frames[:headers], wmp.encode_raw_headers(values), *frames[headers + 1 :]]
 
 
 class Relay:
@@ -74,6 +147,31 @@ class Relay:
         return True
 
 
+class LoggedRelay:
+    """A relay that logs dropped messages, as the host drives it."""
+
+    def __init__(self, relay: Relay, clock: MonotonicClock) -> None:
+        self._relay = relay
+        self.has_exited = False
+        self._logs = (
+            CountLog(lambda: relay.undelivered, clock, logger, UNDELIVERED_TEXT),
+            CountLog(lambda: relay.malformed, clock, logger, MALFORMED_TEXT),
+        )
+
+    def turn(self) -> bool:
+        more = self._relay.turn()
+        for log in self._logs:
+            log.log_if_due()
+        return more
+
+    def wake_at_ns(self) -> None:
+        """Return no time: a relay has no timers."""
+
+    def shut_down(self) -> None:
+        """Exit at once: the peers repeat messages in transit."""
+        self.has_exited = True
+
+
 def serve(
     endpoint: str,
     upstreams: Sequence[str],
@@ -82,57 +180,15 @@ def serve(
     until_eof: bool = False,
 ) -> None:
     """Forward messages until a signal. `announce` receives the endpoint when it is ready."""
-    with ExitStack() as stack:
-        signals = stack.enter_context(Signals())
+    with Host(until_eof=until_eof) as host:
         guard = Guard()
-        below = stack.enter_context(closing(sockets.listen(endpoint, guard=guard)))
-        stack.enter_context(closing(guard))
+        below = host.add_socket(sockets.listen(endpoint, guard=guard))
+        host.callback(guard.close)
         guard.start()
-        above = [stack.enter_context(closing(sockets.connect(one))) for one in upstreams]
-        poller = Poller()
-        for wire in (below, *above):
-            poller.add(wire)
-        poller.add(signals.fileno())
-        parent_pipe = ParentPipe() if until_eof else None
-        if parent_pipe is not None:
-            poller.add(parent_pipe.fileno())
+        above = [host.add_socket(sockets.connect(one)) for one in upstreams]
         relay = Relay(below, above)
-        losses = DropLog(relay)
         announce(f"listening wmp {below.endpoint}")
-        left = False
-        while True:
-            ready = poller.wait(0 if left else None)
-            if signals.fileno() in ready and signals.received():
-                break
-            if (
-                parent_pipe is not None
-                and parent_pipe.fileno() in ready
-                and parent_pipe.is_closed()
-            ):
-                break
-            left = relay.turn()
-            losses.log_if_due(SystemClock.monotonic_ns())
-        logger.info("stopped: %s", losses)
-
-
-class DropLog:
-    """Logs dropped messages, at most every 10 s."""
-
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
-        self._logged = 0
-        self._logged_ns = 0
-
-    def __str__(self) -> str:
-        return (
-            f"{self._relay.undelivered} message(s) undeliverable, "
-            f"{self._relay.malformed} malformed or with too long a path"
+        host.run(LoggedRelay(relay, host.clock))
+        logger.info(
+            "stopped: %d message(s) undeliverable, %d malformed", relay.undelivered, relay.malformed
         )
-
-    def log_if_due(self, now_ns: int) -> None:
-        """Log the counts if they have risen. Called every turn."""
-        count = self._relay.undelivered + self._relay.malformed
-        if count == self._logged or (self._logged_ns and now_ns - self._logged_ns < WARNING_NS):
-            return
-        self._logged, self._logged_ns = count, now_ns
-        logger.warning("%s since the start", self)

@@ -14,8 +14,9 @@ from taskyard.core.model import shown
 from taskyard.errors import NameLost
 from taskyard.net import sockets
 from taskyard.net.channel import Channel
+from taskyard.net.host import Host
 from taskyard.worker.agents.runner import AgentRunner
-from taskyard.worker.host import Announcer, WorkerHost
+from taskyard.worker.announcer import Announcer
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.runner import make_runner
 
@@ -139,13 +140,13 @@ def serve(  # noqa: PLR0913  # the last ones are named
     Raises `Refused` if the broker refuses the key, `NameLost` if it gave the name to another
     process.
     """
-    with WorkerHost(until_eof=until_eof) as host:
+    with Host(until_eof=until_eof) as host:
         slots, rule_runner = settings.slots, None
         if command is None:
             rule_runner = AgentRunner(
                 slots, host.clock, agents, allow=allow, allow_pickle=allow_pickle, env=env
             )
-        runner = host.add_runner(
+        runner = host.add_resource(
             rule_runner or make_runner(slots, host.clock, command, allow, allow_pickle=allow_pickle)
         )
         wire = host.add_socket(sockets.connect(endpoint, key, counts=True))

@@ -15,9 +15,10 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.errors import NameLost
 from taskyard.net import sockets
+from taskyard.net.host import Host
 from taskyard.net.protocols import SystemClock
 from taskyard.wire.wmp import peer as wmp_peer
-from taskyard.worker.host import Announcer, WorkerHost
+from taskyard.worker.announcer import Announcer
 from taskyard.worker.jobs import Job
 from taskyard.worker.runner import make_runner
 
@@ -231,8 +232,8 @@ def serve(  # noqa: PLR0913  # the last ones are named
     `announce` takes lines for the user. `command` runs tasks of services without a payload format.
     Raises `NameLost` if a manager gave the name to another process.
     """
-    with WorkerHost(until_eof=until_eof) as host:
-        runner = host.add_runner(
+    with Host(until_eof=until_eof) as host:
+        runner = host.add_resource(
             make_runner(settings.slots, host.clock, command, allow, allow_pickle=allow_pickle)
         )
         connections = [host.add_socket(sockets.connect(one)) for one in endpoints]

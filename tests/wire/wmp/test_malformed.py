@@ -12,7 +12,7 @@ import pytest
 from taskyard.core import invariants
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import NAME_BYTES_MAX
-from taskyard.relay.forwarder import Forwarder
+from taskyard.relay.server import Forwarder
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer
 from tests.wire.wmp.kit import Manager, frames

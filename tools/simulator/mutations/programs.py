@@ -13,12 +13,14 @@ from simulator.mutations.registry import mutation, mutation_for_kinds, patched
 from taskyard.client.watches import Watches
 from taskyard.core.events import Outcome
 from taskyard.net.channel import Channel
-from taskyard.relay.forwarder import Forwarder
+from taskyard.relay.server import Forwarder
 from taskyard.wire.ping_pong import frames as ping_pong_frames
+from taskyard.wire.ping_pong import peer as ping_pong_peer
+from taskyard.wire.round_robin import peer as round_robin_peer
 from taskyard.wire.round_robin.frames import EXEC, INCREMENT, PING, Message
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer
-from taskyard.worker import native, ping_pong, round_robin
+from taskyard.worker import native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,22 +104,22 @@ def native_asks_only_once() -> Iterator[None]:
 @mutation_for_kinds("ping-pong")
 def ping_pong_old_count_ends_job() -> Iterator[None]:
     """Take an old count for one of another connection."""
-    sound = ping_pong.PingPongWorkerLoop._on_frames
+    sound = ping_pong_peer.Worker._on_frames
 
-    def hear(self: ping_pong.PingPongWorkerLoop, frames: list[bytes]) -> None:
+    def hear(self: ping_pong_peer.Worker, frames: list[bytes], now_ns: int) -> None:
         counted = self._count_received
-        sound(self, frames)
+        sound(self, frames, now_ns)
         if frames[1] == ping_pong_frames.PONG and len(frames) == ping_pong_frames.FRAMES:
             self._count_received = counted
 
-    with patched(ping_pong.PingPongWorkerLoop, "_on_frames", hear):
+    with patched(ping_pong_peer.Worker, "_on_frames", hear):
         yield
 
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_silent_broker_kept() -> Iterator[None]:
     """Never open a new socket."""
-    with patched(ping_pong.PingPongWorkerLoop, "_reconnect_if_silent", _no_op):
+    with patched(ping_pong_peer.Worker, "_reconnect_if_silent", _no_op):
         yield
 
 
@@ -125,38 +127,38 @@ def ping_pong_silent_broker_kept() -> Iterator[None]:
 def ping_pong_exit_busy_loop() -> Iterator[None]:
     """Turn in a busy loop until the last message is answered."""
 
-    def wake_at_ns(self: ping_pong.PingPongWorkerLoop) -> int:
+    def wake_at_ns(self: ping_pong_peer.Worker) -> int:
         return min(self._ping_due_ns, self._waiting_since_ns + self._settings.lease_timeout_ns)
 
-    with patched(ping_pong.PingPongWorkerLoop, "wake_at_ns", wake_at_ns):
+    with patched(ping_pong_peer.Worker, "wake_at_ns", wake_at_ns):
         yield
 
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_result_sent_twice() -> Iterator[None]:
     """Send a result twice, so that the second is taken for the next job's."""
-    sound = ping_pong.PingPongWorkerLoop._report
+    sound = ping_pong_peer.Worker._report
 
-    def report(self: ping_pong.PingPongWorkerLoop, done: Any) -> None:
-        sound(self, done)
-        sound(self, done)
+    def report(self: ping_pong_peer.Worker, *done: Any) -> None:
+        sound(self, *done)
+        sound(self, *done)
 
-    with patched(ping_pong.PingPongWorkerLoop, "_report", report):
+    with patched(ping_pong_peer.Worker, "_report", report):
         yield
 
 
 @mutation_for_kinds("ping-pong")
 def ping_pong_new_socket_not_ready() -> Iterator[None]:
     """Send READY on the first socket only."""
-    sound = ping_pong.PingPongWorkerLoop._send_ready
+    sound = ping_pong_peer.Worker._send_ready
 
-    def say_ready(self: ping_pong.PingPongWorkerLoop) -> None:
+    def say_ready(self: ping_pong_peer.Worker, now_ns: int) -> None:
         if not self.was_connected:
-            sound(self)
-        self._ping_due_ns = self._clock.monotonic_ns() + self._settings.ping_ns
+            sound(self, now_ns)
+        self._ping_due_ns = now_ns + self._settings.ping_ns
         self._is_registered = True
 
-    with patched(ping_pong.PingPongWorkerLoop, "_send_ready", say_ready):
+    with patched(ping_pong_peer.Worker, "_send_ready", say_ready):
         yield
 
 
@@ -166,13 +168,13 @@ def ping_pong_new_socket_not_ready() -> Iterator[None]:
 @mutation_for_kinds("round-robin")
 def round_robin_reconnect_not_noticed() -> Iterator[None]:
     """Keep a message for ever that was lost with its connection."""
-    sound = round_robin.RoundRobinWorkerLoop._check_reconnected
+    sound = round_robin_peer.Worker.check_reconnected
 
-    def notice(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
+    def notice(self: round_robin_peer.Worker, now_ns: int, connections: int) -> Any:
         self._connections = 1 << 30
-        sound(self, now_ns)
+        return sound(self, now_ns, connections)
 
-    with patched(round_robin.RoundRobinWorkerLoop, "_check_reconnected", notice):
+    with patched(round_robin_peer.Worker, "check_reconnected", notice):
         yield
 
 
@@ -180,15 +182,14 @@ def round_robin_reconnect_not_noticed() -> Iterator[None]:
 def round_robin_register_sent_once() -> Iterator[None]:
     """Never repeat REGISTER."""
 
-    def not_answered(self: round_robin.RoundRobinWorkerLoop, number: bytes, _key: bytes) -> None:
+    def not_answered(
+        self: round_robin_peer.Worker, number: bytes, *_rest: Any, **_named: Any
+    ) -> None:
         del self._open_registers[number]
 
-    def notice(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
-        self._connection_due_ns = now_ns + round_robin.CONNECTION_NS
-
     with (
-        patched(round_robin.RoundRobinWorkerLoop, "_on_no_reply", not_answered),
-        patched(round_robin.RoundRobinWorkerLoop, "_check_reconnected", notice),
+        patched(round_robin_peer.Worker, "_on_no_reply", not_answered),
+        patched(round_robin_peer.Worker, "check_reconnected", round_robin_ignore_reconnect),
     ):
         yield
 
@@ -196,37 +197,38 @@ def round_robin_register_sent_once() -> Iterator[None]:
 @mutation_for_kinds("round-robin")
 def round_robin_slot_never_freed() -> Iterator[None]:
     """Never send INCREMENT."""
-    sound = round_robin.RoundRobinWorkerLoop._send
+    sound = round_robin_peer.Peer._send
 
-    def send(self: round_robin.RoundRobinWorkerLoop, message: Message) -> None:
+    def send(self: round_robin_peer.Peer, message: Message) -> None:
         if message.command != EXEC or message.arguments[0] != INCREMENT:
             sound(self, message)
 
-    with patched(round_robin.RoundRobinWorkerLoop, "_send", send):
+    with patched(round_robin_peer.Peer, "_send", send):
         yield
 
 
 @mutation_for_kinds("round-robin")
 def round_robin_restart_ignored() -> Iterator[None]:
     """Ignore a restart of the server, and PING."""
-    sound = round_robin.RoundRobinWorkerLoop._on_message
+    sound = round_robin_peer.Worker._on_message
 
-    def hear(self: round_robin.RoundRobinWorkerLoop, message: Message) -> None:
+    def hear(self: round_robin_peer.Worker, message: Message, now_ns: int) -> None:
         if message.command != PING:
-            sound(self, message)
+            sound(self, message, now_ns)
 
     with (
-        patched(round_robin.RoundRobinWorkerLoop, "_on_message", hear),
-        patched(
-            round_robin.RoundRobinWorkerLoop, "_check_reconnected", round_robin_ignore_reconnect
-        ),
+        patched(round_robin_peer.Worker, "_on_message", hear),
+        patched(round_robin_peer.Worker, "check_reconnected", round_robin_ignore_reconnect),
     ):
         yield
 
 
-def round_robin_ignore_reconnect(self: round_robin.RoundRobinWorkerLoop, now_ns: int) -> None:
+def round_robin_ignore_reconnect(
+    self: round_robin_peer.Worker, now_ns: int, _connections: int
+) -> list[Any]:
     """Do nothing."""
-    self._connection_due_ns = now_ns + round_robin.CONNECTION_NS
+    self.connection_due_ns = now_ns + round_robin_peer.CONNECTION_NS
+    return []
 
 
 # WMP's worker, and the relay.

@@ -11,13 +11,12 @@ whole job.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from taskyard.errors import ExitCode, UserError
 from taskyard.pipeline.session import local_cores
+from taskyard.process.child import ChildProcess, status_text, taskyard_command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,16 +78,13 @@ class _PartitionWorker:
             yield self._run_one()
 
     def _run_one(self) -> int:
-        arguments = ["-m", "taskyard.cli", "worker", "--until-eof", *self._options]
-        # The worker has its own process session. When we are killed, its stdin ends and it can
-        # finish its tasks. Its stderr goes to the executor's log, like ours.
-        with subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as process:
-            code = process.wait()
-        if code and code not in _FINAL_STATUSES:
-            raise RuntimeError(f"a worker exited with status {code}")  # Spark restarts it elsewhere
-        return code
+        # The worker leads a process group. When we are killed, its stdin ends and it can finish its
+        # tasks. Its stderr goes to the executor's log, like ours.
+        child = ChildProcess(taskyard_command(["worker", "--until-eof", *self._options]))
+        try:
+            status = child.wait()
+        finally:
+            child.close_stdin()
+        if status and status not in _FINAL_STATUSES:
+            raise RuntimeError(f"a worker ended: {status_text(status)}")  # Spark restarts it
+        return status

@@ -22,7 +22,7 @@ from taskyard.errors import Malformed
 from taskyard.wire.dialect import ROUND_ROBIN, request_numbers
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
-from taskyard.wire.round_robin.peers import Lease, Peer
+from taskyard.wire.round_robin.leases import Lease, Peer
 from taskyard.wire.round_robin.workers import WorkerTable
 
 if TYPE_CHECKING:

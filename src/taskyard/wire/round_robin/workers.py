@@ -18,7 +18,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, WorkerFacts
 from taskyard.wire.round_robin import frames as lmq
-from taskyard.wire.round_robin.peers import (
+from taskyard.wire.round_robin.leases import (
     Lease,
     Peer,
     envelope_of,

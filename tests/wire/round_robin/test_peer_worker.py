@@ -1,4 +1,4 @@
-"""The round-robin worker's dialogue with a server, frame by frame."""
+"""The round-robin worker's half of the protocol, frame by frame. Without sockets."""
 
 from __future__ import annotations
 
@@ -7,50 +7,45 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.worker.round_robin import (
+from taskyard.wire.round_robin.peer import (
     CONNECTION_NS,
     EXIT_NS_MAX,
     HEARTBEAT_NS,
-    REPLY_NS,
-    RoundRobinWorkerLoop,
+    REGISTER_REPLY_NS,
+    Send,
+    Worker,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
+
+    from taskyard.wire.round_robin.peer import Action
 
 SRV, CLI = b"tcp://127.0.0.1:6714", b"tcp://127.0.0.1:6714:cli"
 LMQ = b"LMQv100"
 
 
 class Stage:
-    """A socket and a clock: takes the server's messages, and collects the worker's."""
+    """A server that is played: delivers its messages, and collects the worker's."""
 
     endpoint = SRV.decode()
 
     def __init__(self) -> None:
         self.now_ns = SECOND_NS
         self.sent: list[list[bytes]] = []
-        self.arriving: list[list[bytes]] = []
-        self.is_full = False
+        #: Messages stay unsent.
+        self.is_blocked = False
         self.made = 1
         self.printed: list[str] = []
-        self.loop = RoundRobinWorkerLoop(
-            self, self, "w", lambda _level, text: self.printed.append(text)
-        )
+        self.worker = Worker(self.endpoint, "w", self.now_ns)
+        self._run(self.worker.taken())
 
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-    def connections(self) -> int:
-        return self.made
-
-    def receive(self) -> list[bytes] | None:
-        return self.arriving.pop(0) if self.arriving else None
-
-    def send(self, frames: Sequence[bytes]) -> bool:
-        if not self.is_full:
-            self.sent.append([*frames])
-        return not self.is_full
+    def _run(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self.sent.append(action.frames)
+            else:
+                self.printed.append(action.text)
 
     def sent_messages(self) -> list[list[bytes]]:
         """Return the worker's new messages: the frames after address, empty frame and version."""
@@ -60,21 +55,29 @@ class Stage:
 
     def reply_to(self, *frames: bytes) -> list[list[bytes]]:
         """Return the worker's reply to a message of the server."""
-        self.arriving.append([SRV, *frames])
-        self.loop.turn()
-        return self.sent_messages()
+        self._run(self.worker.take([SRV, *frames], self.now_ns))
+        return self.later(0)
 
     def later(self, ns: int) -> list[list[bytes]]:
         self.now_ns += ns
-        self.loop.turn()
+        due_ns = self.worker.connection_due_ns
+        if due_ns is not None and self.now_ns >= due_ns:
+            self._run(self.worker.check_reconnected(self.now_ns, self.made))
+        self._run(self.worker.time_passed(self.now_ns, is_blocked=self.is_blocked))
         return self.sent_messages()
+
+    def register(self) -> None:
+        self._run(self.worker.register(self.now_ns))
+
+    def deregister(self) -> None:
+        self._run(self.worker.deregister(self.now_ns))
 
     def registered(self) -> Stage:
         self.sent_messages()
-        self.loop.register()
+        self.register()
         ((*_, number, _key, _slots, _),) = self.sent_messages()
         assert self.reply_to(*lmq(6, number)) == []
-        assert self.loop.is_registered
+        assert self.worker.is_registered
         return self
 
 
@@ -85,59 +88,59 @@ def lmq(command: int, number: bytes, *arguments: bytes) -> list[bytes]:
 def test_worker_connects_and_registers() -> None:
     stage = Stage()
     assert stage.sent_messages() == [lmq(1, b"1")]
-    stage.loop.register()
+    stage.register()
     assert stage.sent_messages() == [lmq(4, b"2", b"\x08", b"10")]
-    assert stage.loop.is_waiting
+    assert stage.worker.is_waiting
     stage.reply_to(*lmq(6, b"2"))
-    assert stage.loop.is_registered
-    assert not stage.loop.is_waiting
+    assert stage.worker.is_registered
+    assert not stage.worker.is_waiting
 
 
 def test_refused_registration_is_printed() -> None:
     stage = Stage()
-    stage.loop.register()
+    stage.register()
     stage.reply_to(*lmq(6, b"2", b"ERROR no room"))
-    assert not stage.loop.is_registered
+    assert not stage.worker.is_registered
     assert stage.printed == ["w can't register: no room"]
 
 
 def test_missing_server_is_printed_once_and_retried() -> None:
     stage = Stage()
-    stage.loop.register()
+    stage.register()
     stage.sent_messages()
     goodbye = lmq(3, b"WORKER", b"\x09")
-    assert stage.later(REPLY_NS) == [goodbye, lmq(4, b"3", b"\x08", b"10")]
-    assert not stage.loop.is_waiting
-    assert stage.later(REPLY_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
+    assert stage.later(REGISTER_REPLY_NS) == [goodbye, lmq(4, b"3", b"\x08", b"10")]
+    assert not stage.worker.is_waiting
+    assert stage.later(REGISTER_REPLY_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
     assert stage.printed == [f"no server answers at {stage.endpoint}"]
     stage.reply_to(*lmq(6, b"4"))
-    assert stage.loop.is_registered
+    assert stage.worker.is_registered
 
 
 def test_worker_registers_again_on_another_connection() -> None:
     stage = Stage().registered()
     assert stage.later(CONNECTION_NS) == []
     stage.made += 1
-    assert stage.loop.wake_at_ns() == stage.now_ns + CONNECTION_NS
+    assert stage.worker.wake_at_ns() == stage.now_ns + CONNECTION_NS
     goodbye, register = lmq(3, b"WORKER", b"\x09"), lmq(4, b"3", b"\x08", b"10")
     assert stage.later(CONNECTION_NS) == [goodbye, register]
     stage.reply_to(*lmq(6, b"3"))
-    assert stage.loop.is_registered
+    assert stage.worker.is_registered
     assert stage.later(CONNECTION_NS) == []
 
 
 def test_register_that_was_lost_with_its_connection_is_repeated_at_once() -> None:
     stage = Stage()
-    stage.loop.register()
+    stage.register()
     stage.later(CONNECTION_NS)
     stage.sent_messages()
     stage.made += 1
     goodbye, register = lmq(3, b"WORKER", b"\x09"), lmq(4, b"3", b"\x08", b"10")
     assert stage.later(CONNECTION_NS) == [goodbye, register]
     stage.reply_to(*lmq(6, b"2"))  # the first one was answered on the old connection
-    assert not stage.loop.is_registered
+    assert not stage.worker.is_registered
     stage.reply_to(*lmq(6, b"3"))
-    assert stage.loop.is_registered
+    assert stage.worker.is_registered
 
 
 @pytest.mark.parametrize(
@@ -174,7 +177,7 @@ def test_task_of_another_dialect_is_answered_to_the_server_itself() -> None:
 def test_message_that_wants_no_answer_gets_none() -> None:
     stage = Stage().registered()
     assert stage.reply_to(*lmq(3, b"id", b"\x01"), CLI) == [lmq(3, b"3", b"\x07")]
-    assert stage.loop.messages == 1
+    assert stage.worker.messages == 1
 
 
 def test_ping_is_answered_registered_or_not() -> None:
@@ -183,19 +186,19 @@ def test_ping_is_answered_registered_or_not() -> None:
 
 def test_deregister_is_followed_by_a_ping_and_waits_for_the_pong() -> None:
     stage = Stage().registered()
-    stage.loop.deregister()
+    stage.deregister()
     assert stage.sent_messages() == [lmq(3, b"WORKER", b"\x09"), lmq(1, b"3")]
-    assert stage.loop.is_waiting
+    assert stage.worker.is_waiting
     assert stage.reply_to(*lmq(4, b"id", b"\x01"), CLI) == []  # it belongs to another worker by now
     stage.reply_to(*lmq(2, b"3"))
-    assert not stage.loop.is_waiting
+    assert not stage.worker.is_waiting
 
 
 def test_deregister_times_out_without_a_server() -> None:
     stage = Stage().registered()
-    stage.loop.deregister()
+    stage.deregister()
     stage.later(EXIT_NS_MAX)
-    assert not stage.loop.is_waiting
+    assert not stage.worker.is_waiting
 
 
 def test_dropped_worker_registers_again() -> None:
@@ -216,52 +219,39 @@ def test_worker_registers_again_when_the_server_has_restarted() -> None:
     assert stage.reply_to(*lmq(4, b"id", b"\x01"), CLI) == []  # DEREGISTER has returned it
     assert stage.reply_to(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED")]  # in flight
     assert stage.reply_to(*lmq(6, b"3")) == []
-    assert stage.loop.is_registered
+    assert stage.worker.is_registered
 
 
 def test_worker_repeats_register_until_a_restarted_server_answers() -> None:
     stage = Stage().registered()
     stage.reply_to(*lmq(1, b"RESTARTED"))
     goodbye = lmq(3, b"WORKER", b"\x09")
-    assert stage.later(REPLY_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
+    assert stage.later(REGISTER_REPLY_NS) == [goodbye, lmq(4, b"4", b"\x08", b"10")]
     stage.reply_to(*lmq(6, b"3"))  # the answer before DEREGISTER
     assert stage.reply_to(*lmq(4, b"id", b"\x01"), CLI) == []
     stage.reply_to(*lmq(6, b"4"))
-    assert stage.loop.is_registered
+    assert stage.worker.is_registered
     assert "no server answers" not in " ".join(stage.printed)
 
 
 def test_worker_without_a_server_registers_again_once() -> None:
     stage = Stage().registered()
-    stage.is_full = True
-    stage.reply_to(*lmq(1, b"RESTARTED"))
-    stage.later(REPLY_NS)
-    stage.later(REPLY_NS)
-    stage.is_full = False
-    sent = stage.later(0)
-    assert sent == [
+    stage.is_blocked = True
+    assert stage.reply_to(*lmq(1, b"RESTARTED")) == [
         *(lmq(2, b"RESTARTED"), lmq(3, b"WORKER", b"\x09")),
         lmq(4, b"3", b"\x08", b"10"),
     ]
+    assert stage.later(REGISTER_REPLY_NS) == []
+    assert stage.later(REGISTER_REPLY_NS) == []
+    stage.is_blocked = False
+    assert stage.later(0) == []
 
 
 def test_worker_that_has_left_does_not_register_when_the_server_restarts() -> None:
     stage = Stage().registered()
-    stage.loop.deregister()
+    stage.deregister()
     stage.sent_messages()
     assert stage.reply_to(*lmq(1, b"RESTARTED")) == [lmq(2, b"RESTARTED")]
-
-
-def test_unsent_messages_are_sent_later_in_order() -> None:
-    stage = Stage().registered()
-    stage.is_full = True
-    assert stage.reply_to(*lmq(4, b"id", b"\x01"), CLI) == []
-    assert stage.loop.wake_at_ns() is not None
-    stage.is_full = False
-    assert [frames[-4:] for frames in stage.later(0)] == [
-        lmq(6, b"id")[-4:],
-        lmq(3, b"3", b"\x07")[-4:],
-    ]
 
 
 def test_junk_is_ignored() -> None:

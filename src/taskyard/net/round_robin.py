@@ -1,0 +1,64 @@
+"""The loop around a round-robin peer: one socket, one clock, and a function that prints.
+
+Serves the worker and the client. Their commands are elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.net.send_queue import RESEND_NS, SendQueue
+from taskyard.wire.round_robin.peer import Send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from taskyard.net.protocols import EndpointTransport, MonotonicClock
+    from taskyard.wire.round_robin.peer import Action, Peer
+
+
+class RoundRobinLoop:
+    """Carries out the actions of a peer. Takes its socket and clock as arguments."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        wire: EndpointTransport,
+        clock: MonotonicClock,
+        print_line: Callable[[int, str], None],
+    ) -> None:
+        self._peer = peer
+        self._wire = wire
+        self._clock = clock
+        self._print = print_line
+        self._outgoing = SendQueue(wire)
+        self.run_actions(peer.taken())
+
+    def now_ns(self) -> int:
+        return self._clock.monotonic_ns()
+
+    def turn(self) -> None:
+        """Receive, handle and send. Never blocks."""
+        while (frames := self._wire.receive()) is not None:
+            self.run_actions(self._peer.take(frames, self.now_ns()))
+        self._outgoing.flush()
+        now_ns, due_ns = self.now_ns(), self._peer.connection_due_ns
+        if due_ns is not None and now_ns >= due_ns:
+            self.run_actions(self._peer.check_reconnected(now_ns, self._wire.connections()))
+        self.run_actions(self._peer.time_passed(now_ns, is_blocked=self._outgoing.is_blocked))
+
+    def wake_at_ns(self) -> int | None:
+        """Return when the next turn is due without input. None: never."""
+        due_ns = self._peer.wake_at_ns()
+        if not self._outgoing.is_blocked:
+            return due_ns
+        resend_ns = self.now_ns() + RESEND_NS
+        return resend_ns if due_ns is None else min(due_ns, resend_ns)
+
+    def run_actions(self, actions: Iterable[Action]) -> None:
+        """Send messages and print lines."""
+        for action in actions:
+            if isinstance(action, Send):
+                self._outgoing.send(action.frames)
+            else:
+                self._print(action.level, action.text)

@@ -1,0 +1,56 @@
+"""Lines for the user of a worker process: its connection to the broker, and its shutdown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Announcer:
+    """Announces to the user whether a broker answers, and the steps of a shutdown."""
+
+    def __init__(self, name: str, announce: Callable[[str], None], *, peer: str = "broker") -> None:
+        self._name = name
+        self._announce = announce
+        self._peer = peer
+        #: The last announcement for each endpoint: whether a broker answers there.
+        self._connected: dict[str, bool] = {}
+
+    def connection(self, endpoint: str, *, connected: bool, missing: bool) -> None:
+        """Announce once that a broker answers, and once that it is `missing`.
+
+        A broker may be neither: it has not answered yet, and it is too early to miss it.
+        """
+        if connected is self._connected.get(endpoint) or not (connected or missing):
+            return
+        self._connected[endpoint] = connected
+        if connected:
+            self._announce(f"worker {self._name} works for the {self._peer} at {endpoint}")
+        else:
+            self._announce(f"no {self._peer} answers at {endpoint}, worker {self._name} waits")
+
+    def finishing(self, tasks: int) -> None:
+        """Announce that the worker exits after its running tasks, if there are any."""
+        if tasks:
+            self._announce(
+                f"worker {self._name} exits after {task_count(tasks)} (a second signal stops "
+                f"{'it' if tasks == 1 else 'them'})"
+            )
+
+    def stopping(self) -> None:
+        """Announce that running tasks are stopped and returned."""
+        self._announce(f"worker {self._name} stops its running tasks and returns them")
+
+    def unreported(self, tasks: int) -> None:
+        """Announce that the worker exits though it could not report tasks."""
+        self._announce(
+            f"worker {self._name} exits without a {self._peer} to report to: {task_count(tasks)} "
+            "will run again"
+        )
+
+
+def task_count(tasks: int) -> str:
+    """Return a number of tasks in words: `1 task`, `2 tasks`."""
+    return "1 task" if tasks == 1 else f"{tasks} tasks"
