@@ -8,8 +8,10 @@ try a sample chosen by a seed, or all of them with --whole.
 import logging
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -23,6 +25,21 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+#: Temporary files go to memory, where a sync costs nothing. No test can lose the power.
+MEMORY_DISK = Path("/dev/shm")  # noqa: S108  # pytest makes a private directory in it
+#: A whole run needs a tenth of that. A container may have far less.
+MEMORY_DISK_BYTES_MIN = 4 * 2**30
+
+
+def is_suitable(disk: Path) -> bool:
+    """Return whether tests can write their files there, and run them as programs."""
+    if not disk.is_dir() or os.statvfs(disk).f_flag & os.ST_NOEXEC:
+        return False
+    return shutil.disk_usage(disk).free >= MEMORY_DISK_BYTES_MIN
+
+
+if is_suitable(MEMORY_DISK):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
 
 #: A sweep tries one of this many neighbours.
 SAMPLED_OF = 8
