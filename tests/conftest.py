@@ -1,8 +1,8 @@
 """Settings for all tests: repeatable hypothesis examples, sampled sweeps, counts of the simulator.
 
 `derandomize` makes a failure repeatable. `deadline` is off because a shared machine has no steady
-speed. HYPOTHESIS_PROFILE=search looks for new examples instead. Sweeps over every byte of a file
-try a sample chosen by a seed, or all of them with --whole.
+speed. Sweeps over every byte of a file try a sample chosen by a seed. With --whole they try all of
+them, and hypothesis looks for new examples, as it does with HYPOTHESIS_PROFILE=search.
 """
 
 import logging
@@ -22,9 +22,8 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # Hundreds of processes are started here. None of them should compile the whole package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 #: Temporary files go to memory, where a sync costs nothing. No test can lose the power.
 MEMORY_DISK = Path("/dev/shm")  # noqa: S108  # pytest makes a private directory in it
@@ -50,6 +49,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     sweeps = parser.getgroup("sweeps")
     sweeps.addoption("--whole", action="store_true", help="try every case, not a sample")
     sweeps.addoption("--sample-seed", type=int, default=0, metavar="N", help="choose the sample")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    profile = "search" if config.getoption("--whole") else "repeatable"
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -467,7 +467,7 @@ def test_test_runs_the_checks_and_one_tier_of_tests(
 
 
 def test_places_of_tests_are_there(yard: ModuleType) -> None:
-    places = [yard.SPARK_TESTS, *yard.QUICK_PLACES]
+    places = [yard.SPARK_TESTS, *yard.SWEPT_TESTS, *yard.QUICK_PLACES]
     assert [one for one in places if not (LAUNCHER.parent / one).exists()] == []
 
 
@@ -487,7 +487,8 @@ def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
         *("python", "-m", "simulator", "7", "--schedules", "5", "--hours", "0"),
     ]
     assert noted["bugs"] == ["python", "-m", "simulator", "--bugs"]
-    assert noted["sweeps"][-2:] == ["tests/journal", "--whole"]
+    assert noted["sweeps"][-2:] == ["--whole", "--timeout=3600"]
+    assert "tests/journal" in noted["sweeps"]
     assert noted["soak"] == ["python", "tools/soak.py", "--minutes", "1"]
 
 
