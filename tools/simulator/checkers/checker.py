@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from taskyard.core.states import TaskState
     from taskyard.journal.chain import Row
 
-__all__ = ["Checker", "Violation"]
-
 #: The leases of a worker without heartbeats end within its lease time and this (G4).
 LATE_NS_MAX: Final = SECOND_NS
 
