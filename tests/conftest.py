@@ -1,15 +1,18 @@
 """Settings for all tests: repeatable hypothesis examples, sampled sweeps, counts of the simulator.
 
 `derandomize` makes a failure repeatable. `deadline` is off because a shared machine has no steady
-speed. HYPOTHESIS_PROFILE=search looks for new examples instead. Sweeps over every byte of a file
-try a sample chosen by a seed, or all of them with --whole.
+speed. Sweeps over every byte of a file try a sample chosen by a seed. With --whole they try all of
+them, and hypothesis looks for new examples, as it does with HYPOTHESIS_PROFILE=search.
 """
 
 import logging
 import os
 import random
+import shutil
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,10 +22,24 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # Hundreds of processes are started here. None of them should compile the whole package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+#: Temporary files go to memory, where a sync costs nothing. No test can lose the power.
+MEMORY_DISK = Path("/dev/shm")  # noqa: S108  # pytest makes a private directory in it
+#: A whole run needs a tenth of that. A container may have far less.
+MEMORY_DISK_BYTES_MIN = 4 * 2**30
+
+
+def is_suitable(disk: Path) -> bool:
+    """Return whether tests can write their files there, and run them as programs."""
+    if not disk.is_dir() or os.statvfs(disk).f_flag & os.ST_NOEXEC:
+        return False
+    return shutil.disk_usage(disk).free >= MEMORY_DISK_BYTES_MIN
+
+
+if is_suitable(MEMORY_DISK):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
 
 #: A sweep tries one of this many neighbours.
 SAMPLED_OF = 8
@@ -34,15 +51,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     sweeps.addoption("--sample-seed", type=int, default=0, metavar="N", help="choose the sample")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    profile = "search" if config.getoption("--whole") else "repeatable"
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     whole, seed = config.getoption("--whole"), config.getoption("--sample-seed")
     return "sweeps: whole" if whole else f"sweeps: sample of 1 in {SAMPLED_OF}, seed {seed}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave slow tests out of coverage: they repeat the work of others many times."""
+    """Count coverage by a package's own tests, without slow ones: tracing proves little more.
+
+    The simulator would take three times as long. Slow tests repeat the work of others many times.
+    """
+    tests = Path(__file__).parent
+    options = tomllib.loads((tests.parent / "pyproject.toml").read_text())
+    own_tests = {tests / Path(one).name for one in options["tool"]["coverage"]["run"]["source"]}
     for item in items:
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow") or own_tests.isdisjoint(item.path.parents):
             item.add_marker(pytest.mark.no_cover)
 
 

@@ -377,7 +377,7 @@ def test_step(yard: ModuleType) -> Callable[[str], int]:
         yard.VENV.mkdir()
         yard.BIN.symlink_to(Path(sys.executable).parent)
         (yard.ROOT / "test_it.py").write_text(text)
-        return int(yard.run_steps({"others": ["pytest", "-q"]}))
+        return int(yard.run_steps({"tests": ["pytest", "-q"]}))
 
     return run
 
@@ -413,7 +413,7 @@ def test_test_that_fails_twice_fails_the_step(
     assert test_step("def test_bad():\n    assert False\n") == 1
     printed = capfd.readouterr().out
     assert "UNSTEADY" not in printed
-    assert printed.endswith("yard: FAILED: others\n")
+    assert printed.endswith("yard: FAILED: tests\n")
 
 
 def test_many_failures_are_not_run_again(
@@ -467,7 +467,7 @@ def test_test_runs_the_checks_and_one_tier_of_tests(
 
 
 def test_places_of_tests_are_there(yard: ModuleType) -> None:
-    places = [yard.SPARK_TESTS, *yard.COVERED_TESTS, *yard.QUICK_PLACES]
+    places = [yard.SPARK_TESTS, *yard.SWEPT_TESTS, *yard.QUICK_PLACES]
     assert [one for one in places if not (LAUNCHER.parent / one).exists()] == []
 
 
@@ -487,7 +487,8 @@ def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
         *("python", "-m", "simulator", "7", "--schedules", "5", "--hours", "0"),
     ]
     assert noted["bugs"] == ["python", "-m", "simulator", "--bugs"]
-    assert noted["sweeps"][-2:] == ["tests/journal", "--whole"]
+    assert noted["sweeps"][-2:] == ["--whole", "--timeout=3600"]
+    assert "tests/journal" in noted["sweeps"]
     assert noted["soak"] == ["python", "tools/soak.py", "--minutes", "1"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.campaign import graph, reader, rejects
@@ -300,7 +300,6 @@ def steps_around(waits: Waits, name: str) -> int:
             return steps
 
 
-@settings(max_examples=300)
 @given(graphs())
 def test_summary_agrees_with_a_naive_one(waits: Waits) -> None:
     specs = [TaskSpec(name=name, argv=["x"], after=tuple(waits[name])) for name in waits]

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from taskyard.cli import entry
 from taskyard.cli.commands import COMMANDS
-from taskyard.cli.entry import run as run_here
-from taskyard.cli.entry import taskyard
 from taskyard.cli.options import SettingOption
 from taskyard.client.client import Client
 from taskyard.settings.keys import CONFIG_VARIABLE, KEYS
@@ -26,6 +25,7 @@ from tests.kit.processes import (
     environment,
     marking,
     run,
+    run_here,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """Return value, source and place of each setting in `config --json`."""
-    assert run_here(taskyard, ["config", "--json", *words]) == 0
+    assert entry.run(entry.taskyard, ["config", "--json", *words]) == 0
     document = msgspec.json.decode(capsys.readouterr().out)
     assert (document["version"], document["document"]) == (2, "config")
     return {one["key"]: (one["value"], one["source"], one["place"]) for one in document["settings"]}
@@ -97,7 +97,7 @@ def test_services_are_shown_as_far_as_they_are_set(
 
 
 def test_table_explains_unset_values(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_here(taskyard, ["config"]) == 0
+    assert entry.run(entry.taskyard, ["config"]) == 0
     out, err = capsys.readouterr()
     assert err == "settings file: none\n"
     lines = [line.split(maxsplit=1) for line in out.splitlines()]
@@ -123,7 +123,7 @@ def test_file_may_be_named_before_the_verb_and_after_it(
 ) -> None:
     settings_file(here, "[worker]\nslots = 1\n")
     settings_file(here, "[worker]\nslots = 2\n", "own.toml")
-    assert run_here(taskyard, [*words, "--json"]) == 0
+    assert entry.run(entry.taskyard, [*words, "--json"]) == 0
     assert '"file":"own.toml"' in capsys.readouterr().out
 
 
@@ -141,7 +141,7 @@ def test_unknown_variable_is_reported_and_ignored(tmp_path: Path) -> None:
 
 def test_check_reports_all_errors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings_file(here, "[broker]\nsate = 1\n[worker]\nslots = 0\n")
-    assert run_here(taskyard, ["config", "check"]) == 2
+    assert entry.run(entry.taskyard, ["config", "check"]) == 2
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "taskyard.toml:2: unknown setting broker.sate (did you mean state?)",
@@ -159,7 +159,7 @@ def test_check_reports_six_errors_of_six_kinds(
         *('[service.web]\nlane = "{host"', ""),
     ]
     settings_file(here, "\n".join(lines))
-    assert run_here(taskyard, ["config", "check"]) == 2
+    assert entry.run(entry.taskyard, ["config", "check"]) == 2
     out, err = capsys.readouterr()
     assert [
         line.partition(": ")[2].split(";")[0].split(" (")[0].split(",")[0]
@@ -182,7 +182,7 @@ def test_check_of_good_services_lists_them_in_the_order_in_which_they_are_tried(
 ) -> None:
     text = '[service.slow]\nmatch = "smtp/*.org"\nrate = "1/s"\n[service.smtp]\nhold = true\n'
     settings_file(here, text)
-    assert run_here(taskyard, ["config", "check"]) == 0
+    assert entry.run(entry.taskyard, ["config", "check"]) == 0
     out, err = capsys.readouterr()
     assert [line.split() for line in out.splitlines()] == [
         ["service", "match", "sets"],
@@ -190,7 +190,7 @@ def test_check_of_good_services_lists_them_in_the_order_in_which_they_are_tried(
         ["smtp", "smtp/*", "hold"],
     ]
     assert err == "the settings are valid\n"
-    assert run_here(taskyard, ["config", "check", "--json"]) == 0
+    assert entry.run(entry.taskyard, ["config", "check", "--json"]) == 0
     document = msgspec.json.decode(capsys.readouterr().out)
     assert document["services"][1] == {"name": "smtp", "match": "smtp/*", "sets": ["hold"]}
 
@@ -200,7 +200,7 @@ def test_check_of_another_file_reports_bad_endpoints(
 ) -> None:
     listen = '[listen]\nwmp = "ipc://@w"\ndwork = "tcp://127.0.0.1:99999"\n'
     settings_file(here, f'[broker]\nurl = "tcp://127.0.0.1:0"\n{listen}', "own.toml")
-    assert run_here(taskyard, ["config", "check", "own.toml", "--json"]) == 2
+    assert entry.run(entry.taskyard, ["config", "check", "own.toml", "--json"]) == 2
     document = msgspec.json.decode(capsys.readouterr().out)
     assert (document["file"], document["valid"]) == ("own.toml", False)
     assert [one.partition(": ")[0] for one in document["problems"]] == [
@@ -218,7 +218,7 @@ def test_check_of_a_good_file_is_good(
     words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings_file(here, '[service.smtp]\ncommand = "agents/smtp --verbose"\n')
-    assert run_here(taskyard, ["config", "check", *words]) == 0
+    assert entry.run(entry.taskyard, ["config", "check", *words]) == 0
     out, err = capsys.readouterr()
     assert ("the settings are valid" in err) is not bool(words)
     assert ('"valid":true' in out) is bool(words)
@@ -227,7 +227,7 @@ def test_check_of_a_good_file_is_good(
 def test_check_of_a_file_that_is_not_there_is_wrong(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_here(taskyard, ["config", "check", "none.toml"]) == 2
+    assert entry.run(entry.taskyard, ["config", "check", "none.toml"]) == 2
     assert "settings file none.toml: No such file" in capsys.readouterr().out
     assert here.is_dir()
 
@@ -256,7 +256,7 @@ def test_bad_file_is_an_error_of_every_verb(
 ) -> None:
     settings_file(here, '[broker]\nsate = "x"\n')
     campaign(here, [{"name": "a", "argv": ["true"]}], "first.jsonl")
-    assert run_here(taskyard, words) == 2
+    assert entry.run(entry.taskyard, words) == 2
     assert capsys.readouterr() == (
         "",
         "taskyard: taskyard.toml:2: unknown setting broker.sate (did you mean state?)\n",
@@ -266,7 +266,7 @@ def test_bad_file_is_an_error_of_every_verb(
 
 def test_help_needs_no_good_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings_file(here, "no toml")
-    assert run_here(taskyard, ["worker", "--help"]) == 0
+    assert entry.run(entry.taskyard, ["worker", "--help"]) == 0
     assert "--heartbeat" in capsys.readouterr().out
 
 
@@ -304,12 +304,12 @@ def test_commands_and_python_find_the_broker_of_the_file_from_below(
 ) -> None:
     with broker_by_file(tmp_path):
         (tmp_path / "sub").mkdir()
-        code, _, err = called(tmp_path / "sub", "status", "--json")
+        code, _, err = run_here(tmp_path / "sub", "status", "--json")
         assert (code, err) == (0, "")
         monkeypatch.chdir(tmp_path / "sub")
         with Client() as client:
             assert client.status()["workers"] == 0
-    code, out, _ = called(tmp_path / "sub", "list", "--json")
+    code, out, _ = run_here(tmp_path / "sub", "list", "--json")
     assert (code, json.loads(out)["tasks"]) == (0, [])  # of the stopped state
 
 
@@ -317,8 +317,8 @@ def test_url_of_the_file_is_where_commands_go_and_a_state_goes_before_it(tmp_pat
     with Broker(tmp_path) as broker:
         project = tmp_path / "project"
         settings_file(project, f'[broker]\nurl = "{broker.endpoint}"\n')
-        assert called(project, "status", "--json")[0] == 0
-        code, _, err = called(project, "down", "--state", "none")
+        assert run_here(project, "status", "--json")[0] == 0
+        code, _, err = run_here(project, "down", "--state", "none")
         assert code == 3
         assert "no broker is running on none" in err
 
@@ -327,7 +327,7 @@ def worked(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, ...]:
     """Return the endpoint, settings and allowed modules that a worker would start with."""
     seen: list[tuple[Any, ...]] = []
     monkeypatch.setattr("taskyard.cli.worker.serve", lambda *given, **_more: seen.append(given))
-    assert run_here(taskyard, ["worker", *words]) == 0
+    assert entry.run(entry.taskyard, ["worker", *words]) == 0
     return seen[0][:3]
 
 
@@ -385,7 +385,7 @@ def test_detached_up_gets_all_settings_and_options(
     seen: list[list[str]] = []
     monkeypatch.setattr("taskyard.cli.up._detach", lambda *given: seen.append(given[-1]))
     for more in ([], ["--native-only"], ["--listen", "dwork=ipc:///e"]):
-        assert run_here(taskyard, ["up", "--detach", "--config", "own.toml", *more]) == 0
+        assert entry.run(entry.taskyard, ["up", "--detach", "--config", "own.toml", *more]) == 0
     usual = ["up", "--workers", "1", "--state", ".taskyard", "--slots", "2"]
     services, config = ["--service", "exec", "--service", "call"], ["--config", "own.toml"]
     assert seen == [
@@ -407,7 +407,7 @@ def test_run_uses_the_file_and_listens_nowhere_else(tmp_path: Path) -> None:
         ]
         settings_file(tmp_path, "\n".join(lines))
         assert called(tmp_path, "broker")[0] == 2
-        code, out, _ = called(tmp_path, "run", file, "--json")
+        code, out, _ = run_here(tmp_path, "run", file, "--json")
     assert (code, json.loads(out)["state"]) == (0, "yard")
     code, _, err = called(tmp_path, "run", file, TASKYARD_WORKER_PROCESSES="0")
     assert code == 2

@@ -15,7 +15,7 @@ import pytest
 from taskyard.client.client import Client
 from taskyard.core.model import Submission, Terms
 from tests.cli.yard import Caller, Yard, running
-from tests.kit.processes import TASKYARD, Running, environment, run
+from tests.kit.processes import TASKYARD, Running, environment, run_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +35,8 @@ def campaign(yard: Yard) -> None:
         '{"name": "idle", "payload": "x", "service": "none"}',
     ]
     (yard.directory / "looks.jsonl").write_text("\n".join(lines))
-    assert run(yard.directory, "load", "looks.jsonl")[0] == 0
-    assert run(yard.directory, "wait", "done", "quiet", "bytes", "bad", "behind")[0] == 1
+    assert run_here(yard.directory, "load", "looks.jsonl")[0] == 0
+    assert run_here(yard.directory, "wait", "done", "quiet", "bytes", "bad", "behind")[0] == 1
 
 
 def test_status_counts_as_the_contract_says(call: Caller) -> None:
@@ -224,7 +224,7 @@ def test_table_that_is_cut_short_is_no_error(yard: Yard) -> None:
 
 
 def test_missing_broker_exits_3_within_5_seconds_with_a_hint(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, "status")
+    code, out, err = run_here(tmp_path, "status")
     assert (code, out) == (3, "")
     waiting, message = err.splitlines()
     start = f"taskyard: broker at ipc://{tmp_path}/.taskyard/broker.sock: no answer since "

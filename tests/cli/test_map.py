@@ -332,7 +332,7 @@ def test_pipe_that_is_closed_is_no_error(yard: Yard) -> None:
 
 
 def test_broker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    lines = 2_000
+    lines = 600
     (tmp_path / "lines").write_text("".join(f"{number}\n" for number in range(lines)))
     script = "echo $1 >> ran; echo $1"
     words = ["map", "--lines", "lines", "-q", "--", "sh", "-c", script, "sh", "{}"]

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.cli.entry import run as run_here
-from taskyard.cli.entry import taskyard
+from taskyard.cli.entry import run, taskyard
 from taskyard.cli.offline import OfflineClient
 from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 from taskyard.errors import NoBroker, StateLocked, UserError
-from tests.kit.processes import Broker, Running, campaign, run
+from tests.kit.processes import Broker, Running, campaign, run_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +28,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"name": "bad", "argv": ["sh", "-c", "echo trouble >&2; exit 4"]},
         {"name": "behind", "argv": ["true"], "after": ["bad"]},
     ]
-    assert run(directory, "run", campaign(directory, tasks))[0] == 1
+    assert run_here(directory, "run", campaign(directory, tasks))[0] == 1
     return directory
 
 
@@ -66,7 +65,7 @@ def test_it_answers_as_the_broker_does(state: Path) -> None:
 
 
 def test_tasks_that_were_moved_out_of_the_journal_are_found(state: Path) -> None:
-    assert run(state.parent, "journal", "compact")[0] == 0
+    assert run_here(state.parent, "journal", "compact")[0] == 0
     with OfflineClient(state) as stopped:
         assert stopped.result_bytes("campaign/good") == b"well done\n"
         assert stopped.why("campaign/good") == "it is done (attempt 1)"
@@ -133,7 +132,7 @@ def test_read_only_commands_work_on_a_stopped_state(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(left)
-    assert run_here(taskyard, words) == 0
+    assert run(taskyard, words) == 0
     out, err = capsys.readouterr()
     assert err == "no broker is running on .taskyard: showing its last state\n"
     assert out.startswith(answer)

@@ -17,7 +17,7 @@ from taskyard.client.client import Client
 from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ExitCode
-from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     (tmp_path / "lines").write_text("1\n")
     with Broker(tmp_path) as running:
         words = ("--campaign", "c", "--name", "x", "--", "true")
-        assert run(tmp_path, "submit", *words)[0] == ExitCode.OK
+        assert run_here(tmp_path, "submit", *words)[0] == ExitCode.OK
         yield running
 
 
@@ -139,7 +139,7 @@ def test_connected_command_reports_a_killed_broker_and_resumes_when_it_is_back(
         assert "no answer since" in watch.error_line()
         with Broker(tmp_path):
             assert "answers again" in watch.error_line()
-            assert run(tmp_path, "cancel", "x")[0] == ExitCode.OK
+            assert run_here(tmp_path, "cancel", "x")[0] == ExitCode.OK
             assert "cancelled" in watch.line()
 
 

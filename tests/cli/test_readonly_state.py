@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskyard.cli.entry import run as run_here
-from taskyard.cli.entry import taskyard
 from taskyard.errors import ExitCode
-from tests.kit.processes import Broker, Running, run, until
+from tests.kit.processes import Broker, Running, run, run_here, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,10 +107,10 @@ def _use(directory: Path) -> None:
             ("good", "echo", "well done"),
             ("bad", "sh", "-c", "echo trouble >&2; exit 4"),
         ):
-            assert run(directory, "submit", "--name", name, "--", *words)[0] == 0
-        assert run(directory, "wait", "good", "bad")[0] == 1
+            assert run_here(directory, "submit", "--name", name, "--", *words)[0] == 0
+        assert run_here(directory, "wait", "good", "bad")[0] == 1
         later = ("--name", "waits", "--after", "bad", "--lane", "slow", "--", "true")
-        assert run(directory, "submit", *later)[0] == 0
+        assert run_here(directory, "submit", *later)[0] == 0
         worker.hang_up()
         worker.end()
 
@@ -122,27 +120,16 @@ def files_of(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in state.iterdir() if path.is_file()}
 
 
-class Reader:
-    """Runs commands in this process, which is faster than new processes."""
-
-    def __init__(self, captured: pytest.CaptureFixture[str]) -> None:
-        self._captured = captured
-
-    def __call__(self, directory: Path, *words: str) -> tuple[int, str]:
-        self._captured.readouterr()
-        code = run_here(taskyard, [*words, "--state", str(directory / ".taskyard")])
-        return code, self._captured.readouterr()[0].replace(str(directory), "HERE")
-
-
-@pytest.fixture
-def read(capsys: pytest.CaptureFixture[str]) -> Reader:
-    return Reader(capsys)
+def read(directory: Path, *words: str) -> tuple[int, str]:
+    """Run a command that reads. Return its exit status and its stdout."""
+    code, out, _ = run_here(directory, *words)
+    return code, out.replace(str(directory), "HERE")
 
 
 @pytest.mark.parametrize("left", ["stopped", "killed"])
 @pytest.mark.parametrize("disk", DISKS)
 def test_every_verb_that_reads_answers_as_on_a_sound_disk(
-    request: pytest.FixtureRequest, read: Reader, tmp_path: Path, left: str, disk: str
+    request: pytest.FixtureRequest, tmp_path: Path, left: str, disk: str
 ) -> None:
     content: Path = request.getfixturevalue(left)
     shutil.copytree(content, tmp_path / "sound", ignore=NO_SOCKETS)
@@ -181,9 +168,9 @@ def test_verbs_find_the_running_broker_through_a_read_only_mount(
         if is_used:
             _use(tmp_path / "live")
         with read_only_disk(tmp_path / "disk", tmp_path / "live") as directory:
-            code, out, err = run(directory, "status", "--line")
+            code, out, err = run_here(directory, "status", "--line")
             assert (code, err) == (0, "")
             assert ("done=1" in out) is is_used
-            assert run(directory, "journal", "check")[0] == ExitCode.USAGE
-            until(lambda: run(directory, "journal", "check", "--live")[0] == 0, "a sound look")
+            assert run_here(directory, "journal", "check")[0] == ExitCode.USAGE
+            until(lambda: run_here(directory, "journal", "check", "--live")[0] == 0, "a sound look")
         assert broker.terminate()[0] == 0

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from taskyard.cli.entry import run as run_here
-from taskyard.cli.entry import taskyard
 from taskyard.cli.offline import OfflineClient
 from taskyard.errors import OutputTruncated
 from taskyard.worker.limits import RESULT_BYTES_MAX
@@ -26,6 +24,7 @@ from tests.kit.processes import (
     marking,
     marks,
     run,
+    run_here,
     until,
 )
 
@@ -53,11 +52,11 @@ def test_example_runs_and_run_again_finds_it_done(tmp_path: Path) -> None:
 def test_truncated_output_is_reported_and_exits_1_also_after_compaction(tmp_path: Path) -> None:
     task = {"name": "long", "argv": ["head", "-c", "1100000", "/dev/zero"]}
     (tmp_path / "f.jsonl").write_text(json.dumps(task))
-    code, out, _ = run(tmp_path, "run", "f.jsonl")
+    code, out, _ = run_here(tmp_path, "run", "f.jsonl")
     assert code == 1
     assert out.startswith("f: 1 done, 1 with truncated output (")
-    assert run(tmp_path, "journal", "compact")[0] == 0
-    code, out, _ = run(tmp_path, "run", "f.jsonl", "--json")
+    assert run_here(tmp_path, "journal", "compact")[0] == 0
+    code, out, _ = run_here(tmp_path, "run", "f.jsonl", "--json")
     assert (code, json.loads(out)["truncated"]) == (1, 1)
     with OfflineClient(tmp_path / ".taskyard") as stopped, pytest.raises(OutputTruncated) as raised:
         stopped.result("f/long")
@@ -66,24 +65,24 @@ def test_truncated_output_is_reported_and_exits_1_also_after_compaction(tmp_path
 
 def test_failure_is_reported_with_its_dependents_and_retried(tmp_path: Path) -> None:
     file = str(EXAMPLES / "failing.jsonl")
-    code, out, _ = run(tmp_path, "run", file, "--state", "s")
+    code, out, _ = run_here(tmp_path, "run", file, "--state", "s")
     assert code == 1
     head, failure, why, again = out.splitlines()
     assert head.startswith("failing: 2 done, 1 failed, 2 behind a failure (")
     assert failure == "  failing/bad failed after 3 attempts: exit status 1"
     assert why.endswith("  taskyard why failing/bad --state s")
     assert again.endswith(f"  taskyard run {file} --state s")
-    code, out, _ = run(tmp_path, "why", "bad", "--state", "s")
+    code, out, _ = run_here(tmp_path, "why", "bad", "--state", "s")
     assert out == "failing/bad: it failed after 3 attempts: exit status 1; 2 tasks wait for it\n"
-    code, _, err = run(tmp_path, "run", file, "--state", "s")
+    code, _, err = run_here(tmp_path, "run", file, "--state", "s")
     assert code == 1
     assert "2 already done, 1 failed and retried, 2 waiting since the last run" in err
 
 
 def test_failure_is_left_if_that_is_asked_for(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("bad", "exit 3"), marking("good")])
-    assert run(tmp_path, "run", file)[0] == 1
-    code, out, err = run(tmp_path, "run", file, "--no-retry-failed", "--json")
+    assert run_here(tmp_path, "run", file)[0] == 1
+    code, out, err = run_here(tmp_path, "run", file, "--no-retry-failed", "--json")
     assert code == 1
     assert err == "campaign: 2 tasks: 1 already done, 1 failed and not retried\n"
     document = json.loads(out)
@@ -97,9 +96,9 @@ def test_failure_that_is_mended_is_done_the_second_time(tmp_path: Path) -> None:
     file = campaign(
         tmp_path, [marking("a", "test -e mended"), {"name": "b", "argv": ["true"], "after": ["a"]}]
     )
-    assert run(tmp_path, "run", file)[0] == 1
+    assert run_here(tmp_path, "run", file)[0] == 1
     (tmp_path / "mended").touch()
-    assert run(tmp_path, "run", file)[0] == 0
+    assert run_here(tmp_path, "run", file)[0] == 0
     assert counts(tmp_path) == {"done": 2}
 
 
@@ -140,7 +139,7 @@ def test_interrupted_run_finishes_tasks_and_prints_how_to_resume(tmp_path: Path)
     assert (code, out) == (130, "")
     assert err.endswith("taskyard: interrupted; resume with `taskyard run campaign.jsonl`\n")
     assert counts(tmp_path)["done"] == 1
-    assert run(tmp_path, "run", file)[0] == 0
+    assert run_here(tmp_path, "run", file)[0] == 0
     assert marks(tmp_path) == ["a", "b"]
 
 
@@ -177,7 +176,7 @@ def test_run_exits_when_its_broker_is_stopped_from_outside(tmp_path: Path) -> No
     file = campaign(tmp_path, [marking("a", "exec sleep 600")])
     with Running(tmp_path, "run", file) as running:
         until(lambda: marks(tmp_path))
-        assert run(tmp_path, "down", "--timeout", "0.1s")[0] == 4
+        assert run_here(tmp_path, "down", "--timeout", "0.1s")[0] == 4
         code, _, err = running.end()
     assert code == 130
     assert "the broker has ended (run it again to resume)" in err
@@ -186,9 +185,9 @@ def test_run_exits_when_its_broker_is_stopped_from_outside(tmp_path: Path) -> No
 def test_name_that_is_known_with_another_command_is_refused_and_nothing_is_submitted(
     tmp_path: Path,
 ) -> None:
-    assert run(tmp_path, "run", campaign(tmp_path, [marking("a"), marking("b")]))[0] == 0
+    assert run_here(tmp_path, "run", campaign(tmp_path, [marking("a"), marking("b")]))[0] == 0
     file = campaign(tmp_path, [marking("new"), marking("a"), marking("b", "exit 0")])
-    code, out, err = run(tmp_path, "run", file)
+    code, out, err = run_here(tmp_path, "run", file)
     assert (code, out) == (2, "")
     assert err == (
         "taskyard: campaign.jsonl:3: task campaign/b is known with another payload (choose another "
@@ -199,8 +198,8 @@ def test_name_that_is_known_with_another_command_is_refused_and_nothing_is_submi
 
 def test_same_file_is_run_as_two_campaigns(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a/b"), marking("last", after=["a/b"])])
-    assert run(tmp_path, "run", file)[0] == 0
-    assert run(tmp_path, "run", file, "--campaign", "other")[0] == 0
+    assert run_here(tmp_path, "run", file)[0] == 0
+    assert run_here(tmp_path, "run", file, "--campaign", "other")[0] == 0
     assert counts(tmp_path) == {"done": 4}
     assert marks(tmp_path) == ["a/b", "last"] * 2
     with OfflineClient(tmp_path / ".taskyard") as stopped:
@@ -210,9 +209,9 @@ def test_same_file_is_run_as_two_campaigns(tmp_path: Path) -> None:
 
 def test_file_whose_full_names_are_those_of_other_tasks_is_refused(tmp_path: Path) -> None:
     with Broker(tmp_path):
-        assert run(tmp_path, "submit", "--name", "campaign/b", "--", "true")[0] == 0
+        assert run_here(tmp_path, "submit", "--name", "campaign/b", "--", "true")[0] == 0
     file = campaign(tmp_path, [marking("a"), marking("b")])
-    code, _, err = run(tmp_path, "run", file)
+    code, _, err = run_here(tmp_path, "run", file)
     assert code == 2
     assert err.startswith(
         "taskyard: campaign.jsonl:2: task campaign/b: the name is that of a task outside any "
@@ -224,7 +223,7 @@ def test_file_whose_full_names_are_those_of_other_tasks_is_refused(tmp_path: Pat
 def test_state_that_is_in_use_is_refused_with_a_hint(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a")])
     with Broker(tmp_path) as running:
-        code, _, err = run(tmp_path, "run", file)
+        code, _, err = run_here(tmp_path, "run", file)
     assert code == 2
     assert f"in use by process {running.pid}" in err
     assert "`taskyard load campaign.jsonl --state .taskyard`" in err
@@ -240,19 +239,12 @@ def test_state_that_is_in_use_is_refused_with_a_hint(tmp_path: Path) -> None:
         ({"argv": ["true"], "after": ["x"]}, [], "waits for 'x', which neither the file nor"),
     ],
 )
-def test_tasks_that_could_never_run_are_refused_first(  # noqa: PLR0913, PLR0917 - a case
-    task: dict[str, Any],
-    options: list[str],
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_tasks_that_could_never_run_are_refused_first(
+    task: dict[str, Any], options: list[str], reason: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     file = campaign(tmp_path, [marking("good"), {"name": "a", **task}])
-    assert run_here(taskyard, ["run", file, *options]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
+    code, out, err = run_here(tmp_path, "run", file, *options)
+    assert (code, out) == (2, "")
     assert reason in err.replace('"', "'")
     assert marks(tmp_path) == []
 
@@ -261,7 +253,7 @@ def test_bad_lines_are_left_out_if_that_is_asked_for(tmp_path: Path) -> None:
     tasks: list[dict[str, Any]] = [marking("good"), {"name": "bad"}]
     tasks += [{"name": "lost", "argv": ["true"], "after": ["none"]}]
     file = campaign(tmp_path, tasks)
-    assert run(tmp_path, "run", file, "--skip-bad")[0] == 0
+    assert run_here(tmp_path, "run", file, "--skip-bad")[0] == 0
     rejected = (tmp_path / "campaign.jsonl.rejected.jsonl").read_text().splitlines()
     assert [json.loads(line)["line"] for line in rejected] == [2, 3]
     assert counts(tmp_path) == {"done": 1}
@@ -275,14 +267,16 @@ def test_functions_and_services_of_the_file_are_served(tmp_path: Path) -> None:
     (tmp_path / "work.jsonl.gz").write_bytes(
         gzip.compress("".join(json.dumps(task) + "\n" for task in tasks).encode())
     )
-    code, out, _ = run(tmp_path, "run", "work.jsonl.gz", "--allow", "operator", "--workers", "2")
+    code, out, _ = run_here(
+        tmp_path, "run", "work.jsonl.gz", "--allow", "operator", "--workers", "2"
+    )
     assert (code, out.split(" (")[0]) == (0, "work: 2 done")
     with OfflineClient(tmp_path / ".taskyard") as stopped:
         assert stopped.result("work/sum") == 3
 
 
 def test_file_without_tasks_is_done(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, "run", campaign(tmp_path, []))
+    code, out, err = run_here(tmp_path, "run", campaign(tmp_path, []))
     assert (code, err) == (0, "campaign: 0 tasks\n")
     assert out.startswith("campaign: 0 done")
 
@@ -290,9 +284,9 @@ def test_file_without_tasks_is_done(tmp_path: Path) -> None:
 def test_more_than_one_batch_is_checked_before_any_is_submitted(tmp_path: Path) -> None:
     tasks = [{"name": f"t{number}", "argv": ["true"], "due": "1h"} for number in range(10_001)]
     file = campaign(tmp_path, [marking("other"), {"name": "t9", "argv": ["true"]}])
-    assert run(tmp_path, "run", file, "--campaign", "c")[0] == 0
+    assert run_here(tmp_path, "run", file, "--campaign", "c")[0] == 0
     tasks[9]["argv"] = ["false"]
-    code, _, err = run(tmp_path, "run", campaign(tmp_path, tasks), "--campaign", "c")
+    code, _, err = run_here(tmp_path, "run", campaign(tmp_path, tasks), "--campaign", "c")
     assert code == 2
     assert "campaign.jsonl:10: task c/t9 is known with another payload" in err
     assert counts(tmp_path) == {"done": 2}

@@ -18,7 +18,7 @@ from taskyard.campaign.task_spec import TaskSpec
 from taskyard.cli import terminal
 from taskyard.client.client import Client
 from tests.cli.yard import running
-from tests.kit.processes import PATIENCE_SECONDS, environment, run
+from tests.kit.processes import PATIENCE_SECONDS, environment, run_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -179,7 +179,7 @@ def test_json_has_no_control_characters_and_the_same_values(yard: Yard) -> None:
         assert acting_in(text) == [], words
         has_names = words[0] not in ("wait", "result", "log")  # counts alone, or bytes in base64
         assert not has_names or r"\u001b" in text, words
-    code, out, _ = run(yard.directory, "show", "--json", HOSTILE)
+    code, out, _ = run_here(yard.directory, "show", "--json", HOSTILE)
     assert code == 0
     assert acting_in(out) == []
     assert r"\u202e" in out

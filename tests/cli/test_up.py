@@ -19,6 +19,7 @@ from tests.kit.processes import (
     marking,
     marks,
     run,
+    run_here,
     until,
 )
 
@@ -110,7 +111,7 @@ def test_detached_up_returns_when_ready_and_down_stops_it(tmp_path: Path) -> Non
             assert client.submit(["echo", "hello"]).result(30) == "hello\n"
         assert run(tmp_path, "up", "--detach")[0] == 2
     finally:
-        code, out, err = run(tmp_path, "down")
+        code, out, err = run_here(tmp_path, "down")
     assert (code, out, err) == (0, "", "stopped\n")
     until(lambda: not is_alive(pid))
     log = tmp_path / ".taskyard" / "log" / "up.log"
@@ -143,7 +144,7 @@ def test_down_interrupts_tasks_after_the_timeout_and_reports_them(tmp_path: Path
     with up(tmp_path) as (running, client):
         client.submit(marking("a", "exec sleep 600")["argv"], name="a")
         until(lambda: marks(tmp_path))
-        code, _, err = run(tmp_path, "down", "--timeout", "0.2s")
+        code, _, err = run_here(tmp_path, "down", "--timeout", "0.2s")
         assert running.end()[0] == 0
     assert code == 4
     assert err.splitlines()[-1] == (
@@ -155,11 +156,11 @@ def test_down_interrupts_tasks_after_the_timeout_and_reports_them(tmp_path: Path
 
 def test_down_stops_a_broker_and_workers_that_were_started_alone(tmp_path: Path) -> None:
     with Broker(tmp_path) as first, Worker(tmp_path) as second:
-        assert run(tmp_path, "down") == (0, "", "stopped\n")
+        assert run_here(tmp_path, "down") == (0, "", "stopped\n")
         assert (first.end()[0], second.end()[0]) == (0, 0)
 
 
 def test_down_where_nothing_runs_exits_3(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, "down")
+    code, out, err = run_here(tmp_path, "down")
     assert (code, out) == (3, "")
     assert "no broker is running on .taskyard" in err

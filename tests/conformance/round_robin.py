@@ -19,6 +19,8 @@ KEY = b"do"
 
 #: A reply that takes longer does not come.
 SILENCE_SECONDS = 2.0
+#: A broker that runs answers sooner, but the machine may be busy.
+BUSY_SECONDS = 60.0
 
 
 class Received:
@@ -76,9 +78,9 @@ class Connection:
             self.kept.append(received)
         return None
 
-    def handshake(self) -> bool:
+    def handshake(self, seconds: float = SILENCE_SECONDS) -> bool:
         """Send a PING and wait for the PONG: all earlier messages have arrived then."""
-        return self.wait_for(self.send(PING)) is not None
+        return self.wait_for(self.send(PING), seconds) is not None
 
 
 class TrackingClient(Client):
@@ -93,7 +95,7 @@ class TrackingClient(Client):
 
     def __init__(self, endpoint: str) -> None:
         self._portal = Connection(endpoint)
-        assert self._portal.handshake()
+        assert self._portal.handshake(BUSY_SECONDS)
 
     def submit(self, payload: bytes, **more: Any) -> SubmittedTask:
         by = self._portal.send(TRACKEXEC, KEY, payload)
@@ -102,7 +104,7 @@ class TrackingClient(Client):
 
     def submit_untracked(self, payload: bytes) -> None:
         self._portal.send(EXEC, KEY, payload)
-        assert self._portal.handshake()
+        assert self._portal.handshake(BUSY_SECONDS)
 
     def answer(self, submitted: SubmittedTask, seconds: float) -> Answer | None:
         received = self._portal.wait_for(submitted.mark, seconds)
@@ -144,7 +146,7 @@ class RegisteredWorker(Worker):
     def __init__(self, endpoint: str, slots: int = 1) -> None:
         self._portal = Connection(endpoint)
         self._slots = slots
-        assert self._portal.handshake()
+        assert self._portal.handshake(BUSY_SECONDS)
         assert self._register()
 
     def _register(self) -> bool:
@@ -180,7 +182,7 @@ class RegisteredWorker(Worker):
 
     def send_heartbeat(self, *jobs: Job) -> None:
         del jobs
-        assert self._portal.handshake()
+        assert self._portal.handshake(BUSY_SECONDS)
 
     def malform(self) -> None:
         server = self._portal.server

@@ -47,7 +47,7 @@ DOORS: Final = {"dwork": 1, "round-robin": 1, "ping-pong": 2, "wmp": 1}
 SHORT_LEASES: Final = (sys.executable, str(Path(__file__).with_name("short_leases.py")))
 
 #: Nothing takes longer, but the machine may be busy.
-PATIENCE_SECONDS: Final = 20.0
+PATIENCE_SECONDS: Final = 60.0
 
 
 class BrokerControl:

@@ -246,4 +246,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestStory = pytest.mark.slow(Machine.TestCase)
-TestStory.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestStory.settings = settings(stateful_step_count=40)

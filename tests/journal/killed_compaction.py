@@ -1,4 +1,4 @@
-"""Compact a journal and be killed, once for every step: the test's child process.
+"""Compact a journal and be killed, at one of every few steps: the test's child process.
 
 Each run is a fork with its own copy of the state. A step is a sync, a rename, a removal or a commit
 of SQLite: instead of the Nth one the process ends by SIGKILL. Then the compaction is run again
@@ -9,6 +9,7 @@ files and the rows of the index. The last run was not killed.
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -100,22 +101,25 @@ def killed_at(directory: Path, nth: int) -> bool:
     return in_child(work) == -signal.SIGKILL
 
 
-def main(state: Path, parent: Path) -> None:
+def main(state: Path, parent: Path, group: int, seed: int) -> None:
+    """Kill a run at one step of every group, until a run ends before its step."""
+    chance = random.Random(seed)
     compaction.TRIM_ROWS_PER_STEP = 20  # type: ignore[misc]  # final for everybody else
     compaction.TOUCHED_MAX = TOUCHED  # type: ignore[misc]
     history.EVENTS_PER_FILE_MAX = EVENTS_A_FILE  # type: ignore[misc]
     archive.TASKS_PER_TRANSACTION = 2
     pa.array([0])  # Arrow imports pandas with its first array: do it here, not in every fork
-    nth, killed = 1, True
+    first, killed = 1, True
     while killed:
+        nth = chance.randrange(first, first + group)
         directory = parent / f"{nth:03}"
         shutil.copytree(state, directory)
         killed = killed_at(directory, nth)
         ended = in_child(lambda: compact(directory))  # noqa: B023 - called at once
         report = {"killed": killed, "ended": ended, **contents(directory)}
         print(json.dumps(report), flush=True)  # noqa: T201 - to the test
-        nth += 1
+        first += group
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

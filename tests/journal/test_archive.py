@@ -282,6 +282,7 @@ class TestDamage:
         with Archive(tmp_path) as index, pytest.raises(JournalDamaged, match=words):
             index.find([b"a"])
 
+    @pytest.mark.slow
     def test_flipped_bytes_and_lost_ends_never_give_another_answer(self, tmp_path: Path) -> None:
         """Lookups give the right result or an error. A full verification gives an error."""
         some = [done(b"name %d" % number, number + 1) for number in range(40)]

@@ -118,23 +118,18 @@ class TestAsProcesses:
 
     def test_damage_exits_6_and_reports_the_loss(self, shell: Shell) -> None:
         flip(shell.state / "journal.sqlite", b"result of a")
-        checked = process(shell.state, "check")
-        assert checked.returncode == 6
-        assert re.search(
-            r"DAMAGED\n  wrong: in journal.sqlite row \d+ does not match", checked.stdout
-        )
-        assert re.search(rf"  lost: rows \d+\.\.{ROWS} can't be trusted\n", checked.stdout)
+        assert shell("check") == 6
+        assert re.search(r"DAMAGED\n  wrong: in journal.sqlite row \d+ does not match", shell.out)
+        assert re.search(rf"  lost: rows \d+\.\.{ROWS} can't be trusted\n", shell.out)
         for verb in ("export", "compact"):
-            refused = process(shell.state, verb)
-            assert refused.returncode == 6
-            assert "does not match its chain" in refused.stderr
+            assert shell(verb) == 6
+            assert "does not match its chain" in shell.err
 
     def test_running_broker_refuses_the_verbs(self, shell: Shell) -> None:
         with StateLock(shell.state):
             for verb in ("check", "export", "compact"):
-                refused = process(shell.state, verb)
-                assert refused.returncode == 2
-                assert f"in use by process {os.getpid()} (stop it" in refused.stderr
+                assert shell(verb) == 2
+                assert f"in use by process {os.getpid()} (stop it" in shell.err
             assert process(shell.state, "check", "--live").returncode == 0
 
     def test_bar_is_shown_on_a_terminal(self, shell: Shell) -> None:
@@ -198,6 +193,7 @@ class TestEveryVerb:
         assert "journal.sqlite is a directory, not a file" in words
         assert "Traceback" not in words
 
+    @pytest.mark.slow
     def test_full_disk_under_the_answer_is_one_line_and_exit_2(
         self, verb: str, shell: Shell
     ) -> None:

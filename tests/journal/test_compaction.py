@@ -22,6 +22,9 @@ from taskyard.journal.store import MemoryStore
 from tests.journal import killed_compaction
 from tests.journal.scenarios import WritingYard, copied, go_on, rich_story, rich_yard, unfinished
 
+#: A compaction is killed at one of this many steps, or at every step with --whole.
+KILLED_OF = 4
+
 
 @pytest.fixture(scope="module")
 def yard() -> WritingYard:
@@ -189,17 +192,19 @@ class TestCompact:
 @pytest.mark.slow
 class TestKilled:
     def test_killed_at_every_step_and_run_again_it_comes_to_the_same_end(
-        self, tmp_path: Path
+        self, tmp_path: Path, pytestconfig: pytest.Config
     ) -> None:
+        group = 1 if pytestconfig.getoption("--whole") else KILLED_OF
+        seed = pytestconfig.getoption("--sample-seed")
         state = tmp_path / "state"
         yard = rich_yard(state)
         yard.store.close()
         command = [sys.executable, killed_compaction.__file__, str(state), str(tmp_path)]
-        output = subprocess.check_output(command, text=True)
+        output = subprocess.check_output([*command, str(group), str(seed)], text=True)
         runs = [json.loads(line) for line in output.splitlines()]
         clean = runs[-1]
         assert [run["killed"] for run in runs] == [True] * (len(runs) - 1) + [False]
-        assert len(runs) > 20
+        assert len(runs) > 60 // group
         assert len(clean["files"]) == 9
         assert [run for run in runs if run | {"killed": False} != clean] == []
 

@@ -16,7 +16,9 @@ from taskyard.errors import JournalFailed
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal import failing_disk
 
-KILLS = 20
+KILLS = 6
+#: With --whole.
+KILLS_WHOLE = 20
 HERE = Path(__file__).parent
 
 COMMIT_UNTIL_KILLED = """
@@ -54,10 +56,10 @@ def killed_after(directory: Path, reports: int, body_size: int) -> int:
 
 
 @pytest.mark.slow
-def test_every_reported_row_survives_sigkill(tmp_path: Path) -> None:
-    luck = random.Random(2)
-    for _ in range(KILLS):
-        reported = killed_after(tmp_path, luck.randint(1, 80), luck.choice([10, 1_000, 10_000]))
+def test_every_reported_row_survives_sigkill(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    chance = random.Random(pytestconfig.getoption("--sample-seed"))
+    for _ in range(KILLS_WHOLE if pytestconfig.getoption("--whole") else KILLS):
+        reported = killed_after(tmp_path, chance.randint(1, 80), chance.choice([10, 1_000, 10_000]))
         kept = rows_in(tmp_path)
         assert kept == list(range(1, len(kept) + 1))
         assert kept[-1] in (reported, reported + 1)  # one may be durable and not reported yet

@@ -6,15 +6,18 @@ block ends.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from taskyard.cli import entry
 from taskyard.process.child import ChildProcess, environment_without_settings
 
 if TYPE_CHECKING:
@@ -125,6 +128,19 @@ def run(directory: Path, *words: str) -> tuple[int, str, str]:
     """Run a command until it ends. Return its exit status, stdout and stderr."""
     with Running(directory, *words) as running:
         return running.end()
+
+
+def run_here(directory: Path, *words: str) -> tuple[int, str, str]:
+    """Run a command in this process, which is faster. Return what `run` returns.
+
+    For commands whose process is not the point, and that read nothing from stdin.
+    """
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with chdir(directory), redirect_stdout(out), redirect_stderr(err):
+        code = entry.run(entry.taskyard, words)
+    out.seek(0)
+    err.seek(0)
+    return code, out.read(), err.read()
 
 
 def campaign(directory: Path, tasks: list[dict[str, Any]], name: str = "campaign.jsonl") -> str:

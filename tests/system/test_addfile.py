@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from tests.kit import processes
-from tests.kit.processes import run
+from tests.kit.processes import run_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,14 +57,14 @@ def add_file(endpoint: str, lines: list[str]) -> list[str]:
 
 
 def status(directory: Path) -> dict[str, object]:
-    code, out, err = run(directory, "status", "--json")
+    code, out, err = run_here(directory, "status", "--json")
     assert code == 0, err
     document: dict[str, object] = json.loads(out)
     return document
 
 
 def names_in(directory: Path) -> list[str]:
-    _, out, _ = run(directory, "list", "--all", "--json")
+    _, out, _ = run_here(directory, "list", "--all", "--json")
     return [one["name"] for one in json.loads(out)["tasks"]]
 
 
@@ -73,7 +73,7 @@ def test_nine_lines_with_a_duplicate_make_eight_tasks(tmp_path: Path) -> None:
     with processes.Broker(tmp_path, *LISTEN) as broker:
         assert add_file(broker.endpoints[1], lines) == ["0806"]
         assert names_in(tmp_path) == ["a", "b", "c", "d", "e", "f", "g", "h"]
-        _, out, _ = run(tmp_path, "show", "b", "--json")
+        _, out, _ = run_here(tmp_path, "show", "b", "--json")
         assert json.loads(out)["task"]["after"] == ["a", "e"]
         assert status(tmp_path)["refused"] == 0
 
@@ -95,7 +95,7 @@ def test_block_with_a_cycle_loses_only_the_cycle_and_logs_it(
             "names": ["p", "q", "behind"],
             "text": "task p would wait for itself",
         }
-        _, out, _ = run(tmp_path, "status")
+        _, out, _ = run_here(tmp_path, "status")
         line = "3 tasks of plain dwork peers refused since the broker started, latest: p, q, "
         assert f"{line}behind (task p would wait for itself)" in out
         assert "3 task(s) of plain dwork peers refused, 3 since the start" in (broker.error_line())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.client.client import Client
 from taskyard.core.model import Submission, Terms
-from tests.kit.processes import run, until
+from tests.kit.processes import run_here, until
 from tests.system import lagging_broker
 from tests.system.kit import Broker
 from tests.system.peers import Peer, Worker
@@ -49,7 +49,7 @@ def test_producer_waits_for_a_lagging_compaction_and_continues(tmp_path: Path) -
         until(lambda: lag() >= 3, "compaction lags behind")
         until(lambda: client.status()["counts"]["ready"] == 0, "workers go on")
         waiting = producer.acknowledged
-        code, out, err = run(tmp_path, "status")
+        code, out, err = run_here(tmp_path, "status")
         assert (code, err) == (0, "")
         assert "% of its threshold), submissions are refused" in out
         assert producer.acknowledged <= waiting + BATCH  # one reply may have been on its way
@@ -61,4 +61,4 @@ def test_producer_waits_for_a_lagging_compaction_and_continues(tmp_path: Path) -
         worker.finish()
         until(lambda: lag() < 2, "compaction has caught up")
         assert broker.terminate()[0] == 0
-    assert run(tmp_path, "journal", "check", "--deep")[0] == 0
+    assert run_here(tmp_path, "journal", "check", "--deep")[0] == 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from taskyard import bundle_part
 from taskyard.client import campaigns
 from taskyard.client.client import Client
-from tests.kit.processes import run, until
+from tests.kit.processes import run_here, until
 from tests.system.kit import Broker
 from tests.system.peers import InstantRunner, Worker
 
@@ -65,7 +65,7 @@ def test_bundle_is_kept_once_by_a_broker_that_is_killed(
             assert memory_of(broker) - before < MEMORY_BYTES_MAX  # from the rows
             assert submit(broker) == 0
         assert broker.terminate()[0] == 0
-    assert run(tmp_path, "journal", "compact")[0] == 0
+    assert run_here(tmp_path, "journal", "compact")[0] == 0
     assert MEGABYTE < bytes_of(tmp_path, "snapshots/*") < DISK_BYTES_MAX
     with Broker(tmp_path) as broker:
         assert memory_of(broker) - before < MEMORY_BYTES_MAX  # from the snapshot

@@ -15,7 +15,7 @@ from taskyard.core.model import Submission, Terms
 from taskyard.journal import compaction
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
-from tests.kit.processes import run, until
+from tests.kit.processes import run_here, until
 from tests.system import killed_compaction
 from tests.system.killed_compaction import STEPS_BESIDE, STEPS_WITHIN
 from tests.system.kit import Broker
@@ -80,7 +80,7 @@ def test_broker_killed_at_every_step_of_a_compaction_loses_and_doubles_nothing(
         for peer in workers:
             peer.finish()
         assert broker.terminate()[0] == 0
-    assert run(tmp_path, "journal", "check", "--deep")[0] == 0
+    assert run_here(tmp_path, "journal", "check", "--deep")[0] == 0
     tally(tmp_path / ".taskyard", producer.acknowledged)
     record_property("system compactions killed", len(kills))
 
@@ -91,13 +91,13 @@ def test_stopped_broker_leaves_no_process_beside_it(tmp_path: Path) -> None:
         until(lambda: submit(broker, b"c") or children(tmp_path), "a child")
         assert broker.terminate()[0] == 0
         assert not any(map(is_running, children(tmp_path)))
-    assert run(tmp_path, "journal", "check")[0] == 0
+    assert run_here(tmp_path, "journal", "check")[0] == 0
 
 
 def test_compact_of_a_running_broker_is_refused_with_the_reason(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker:
         submit(broker, b"a")
-        code, out, err = run(tmp_path, "journal", "compact")
+        code, out, err = run_here(tmp_path, "journal", "compact")
         assert (code, out) == (2, "")
         assert "a running broker compacts its journal on its own" in err
 

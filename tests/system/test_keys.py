@@ -26,7 +26,7 @@ from taskyard.net.poller import Poller
 from taskyard.net.protocols import SystemClock
 from taskyard.wire.native import peer
 from taskyard.wire.roles import Role
-from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, until
+from tests.kit.processes import PATIENCE_SECONDS, Broker, Running, run, run_here, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -257,7 +257,7 @@ def test_key_that_was_revoked_before_is_refused_by_name_and_exit_code(yard: Yard
 def test_key_that_is_revoked_while_connected_is_refused_with_the_next_message(yard: Yard) -> None:
     viewer, producer = yard.client(Role.VIEWER), yard.client(Role.PRODUCER)
     assert tasks_of(viewer) == 0
-    code, out, _ = run(yard.directory, "keys", "revoke", "viewer")
+    code, out, _ = run_here(yard.directory, "keys", "revoke", "viewer")
     assert (code, out.startswith("revoked the key of viewer ")) == (0, True)
     with pytest.raises(Refused, match=r"key 'viewer' was revoked"):
         viewer.status()

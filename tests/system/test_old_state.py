@@ -9,7 +9,7 @@ import pytest
 
 from taskyard.cli.offline import OfflineClient
 from tests.kit.old_state import unpack_old_state
-from tests.kit.processes import Broker, run
+from tests.kit.processes import Broker, run_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ def state(tmp_path: Path) -> Path:
 
 def document_of(state: Path, *words: str, code: int = 0) -> dict[str, Any]:
     """Run a command on the state, and return its JSON document."""
-    ended, out, err = run(state.parent, *words, "--state", "state", "--json")
+    ended, out, err = run_here(state.parent, *words, "--state", "state", "--json")
     assert ended == code, err
     document: dict[str, Any] = json.loads(out)
     return document
@@ -57,10 +57,10 @@ def test_old_campaign_is_resumed_and_its_file_run_as_another(state: Path) -> Non
         assert stopped.show("last")["campaign"] == "nightly"
         assert stopped.result("tue/fetch/b") == "b\n"
         assert stopped.show("tue/last")["attempt"] == 1
-    assert run(here, "journal", "export", "--state", "state")[0] == 0
+    assert run_here(here, "journal", "export", "--state", "state")[0] == 0
     checked = document_of(state, "journal", "check", "--deep")
     assert checked["wrong"] == []
-    assert run(here, "journal", "compact", "--state", "state")[0] == 0
+    assert run_here(here, "journal", "compact", "--state", "state")[0] == 0
     assert document_of(state, "journal", "check", "--deep")["wrong"] == []
     assert document_of(state, "run", "nightly.jsonl", "--workers", "1")["counts"]["done"] == 4
     assert document_of(state, "show", "nightly/last")["task"]["attempt"] == 1
@@ -73,6 +73,6 @@ def test_old_bundle_and_old_names_are_recognised(state: Path) -> None:
         assert document_of(state, "bundle", *words)["new"] == 0
         deploy = ("--name", "deploy", "--service", "nobody", "--payload", "x")
         assert document_of(state, "submit", "--campaign", "week/7", *deploy)["new"] is False
-        assert run(state.parent, "submit", "--state", "state", *deploy)[0] == 2
+        assert run_here(state.parent, "submit", "--state", "state", *deploy)[0] == 2
         assert document_of(state, "submit", "--campaign", "new", *deploy)["new"] is True
         assert document_of(state, "show", "new/deploy")["task"]["campaign"] == "new"

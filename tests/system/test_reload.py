@@ -22,7 +22,7 @@ from tests.kit.processes import (
     environment,
     is_alive,
     marks,
-    run,
+    run_here,
     until,
 )
 
@@ -168,10 +168,10 @@ def test_held_lane_starts_on_request_or_when_its_hold_is_lifted(tmp_path: Path) 
     with yard_of(tmp_path, "hold = true") as yard:
         yard.submit("a", "b", script="true")
         assert yard.lane("a")["reason"] == "held"
-        code, out, _ = run(tmp_path, "why", "a")
+        code, out, _ = run_here(tmp_path, "why", "a")
         assert code == 0
         assert "retry --service exec --lane a" in out
-        assert run(tmp_path, "retry", "--lane", "a")[:2] == (0, "retried 1 task\n")
+        assert run_here(tmp_path, "retry", "--lane", "a")[:2] == (0, "retried 1 task\n")
         yard.client.wait_names(["a"], PATIENCE_SECONDS)
         assert yard.tasks()["b"]["state"] == "ready"
         yard.client.submit(["true"], name="again", lane="a")
@@ -188,16 +188,16 @@ def test_up_forwards_sighup_to_its_broker(tmp_path: Path) -> None:
         assert up.line().startswith("listening native ")
         assert "0 workers started" in up.error_line()
         settings(tmp_path, "workers_max = 2")
-        code, _, err = run(tmp_path, "config", "reload")
+        code, _, err = run_here(tmp_path, "config", "reload")
         assert (code, f"(process {up.pid})" in err) == (0, True)
         assert up.error_line().endswith("applied service.exec.workers_max 1 → 2")
         up.send(signal.SIGHUP)
         assert up.error_line().endswith("settings reloaded: no changes")
         settings(tmp_path, "workers_max = two")
-        assert run(tmp_path, "config", "reload")[0] == 2
+        assert run_here(tmp_path, "config", "reload")[0] == 2
         assert up.terminate()[0] == 0
     settings(tmp_path)
-    assert run(tmp_path, "config", "reload")[0] == 3
+    assert run_here(tmp_path, "config", "reload")[0] == 3
 
 
 @pytest.mark.parametrize("words", [["broker"], ["up", "--workers", "0"]])
@@ -219,5 +219,5 @@ def test_closed_terminal_ends_its_programs(words: list[str], tmp_path: Path) -> 
         if not ended:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    code, _, err = run(tmp_path, "status", "--line")
+    code, _, err = run_here(tmp_path, "status", "--line")
     assert (code, "showing its last state" in err) == (0, True)

@@ -188,6 +188,7 @@ def test_payload_that_is_not_a_bundle_is_refused(payload: bytes) -> None:
         bundle_part("news/0", payload)
 
 
+@pytest.mark.slow
 @given(st.text(), st.binary())
 def test_any_bytes_are_a_part_or_refused(name: str, payload: bytes) -> None:
     with pytest.raises(PeerError):

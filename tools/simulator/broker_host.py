@@ -111,7 +111,7 @@ class BrokerHost:
                 raise Crashed("between the commit and a reply")
             for route, frames in self._listeners.reply(effect):
                 world.trace("broker sends", effect, frames)
-                world.checker.on_sent(route, frames)
+                world.checker.messages.on_sent(route, frames)
                 if not world.network.to_peer(route, frames, leaves_ns):
                     world.checker.on_disconnected(route)
                     undelivered += self._listeners.disconnected(route)

@@ -130,7 +130,7 @@ class Client(Peer):
     def on(self, effect: Effect) -> None:
         request: int = getattr(effect, "request", 0)
         event = self._sent.get(request)
-        self.world.checker.on_client_reply(event, effect)
+        self.world.checker.replies.on_client_reply(event, effect)
         if isinstance(effect, effects.Refused) and effect.refusal is Refusal.FULL:
             self._full[request] = True  # is sent again after the timeout
             return
@@ -218,7 +218,7 @@ class JobClient(Client):
         if isinstance(effect, effects.Settled):
             text = effect.texts[0] or b""
         failed = isinstance(effect, effects.Refused)
-        self.world.checker.on_job_result(event.submission.names[0], text, failed=failed)
+        self.world.checker.replies.on_job_result(event.submission.names[0], text, failed=failed)
 
 
 class PingPongModelClient(JobClient):

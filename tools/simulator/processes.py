@@ -210,7 +210,9 @@ class SimRunner:
         if self._sends_attempts:
             names, attempts = [job.name], [job.attempt]
             worker = self._program.core_name()
-            self._world.checker.on_assigned(effects.Assign(worker, names, attempts, [], [], [], 0))
+            self._world.checker.replies.on_assigned(
+                effects.Assign(worker, names, attempts, [], [], [], 0)
+            )
         self._waiting[job.key] = job
         self._fill()
 
@@ -368,7 +370,9 @@ class ProductWorker(SimProcess):
         checker = self.world.checker
         for one in sent:
             if isinstance(one, events.TasksReported):
-                checker.on_reporting(one.worker, one.names, one.attempts, one.outcomes or [])
+                checker.replies.on_reporting(
+                    one.worker, one.names, one.attempts, one.outcomes or []
+                )
         if sent:
             self.world.trace("peer sends", sent[-1], frames)
         return sent

@@ -54,7 +54,7 @@ class SettableFuture:
     def settle(self, state: TaskState, result: Result) -> None:
         settled = effects.Settled(b"", 0, [self._name], [state], [result.text])
         settled.truncated = {self._name: result.bytes_total} if result.bytes_total else None
-        self._client.world.checker.on_client_reply(None, settled)
+        self._client.world.checker.replies.on_client_reply(None, settled)
         self._end()
 
     def set_result(self, result: object, /) -> None:
@@ -192,7 +192,7 @@ class RoundRobinProductClient(SimProcess):
         job = self._asked.pop(number, None) if command == b"\x06" else None
         if job is not None:
             failed = rest[0].startswith(b"ERROR ")
-            self.world.checker.on_job_result(job, rest[0], failed=failed)
+            self.world.checker.replies.on_job_result(job, rest[0], failed=failed)
 
     def turn(self) -> None:
         self._loop.turn()

@@ -138,7 +138,7 @@ class NativeWorker(ProductWorker):
         if answer.reason.startswith(b"not held: "):
             missing += answer.reason.removeprefix(b"not held: ").split(b", ")
         noted = effects.ReportAck(report.worker, answer.request, missing)
-        self.world.checker.on_report_ack(report, noted)
+        self.world.checker.replies.on_report_ack(report, noted)
 
 
 class PingPongWorker(ProductWorker):
@@ -222,7 +222,7 @@ class RoundRobinWorker(ProductWorker):
             raise _Died(task)
         self.served_ns = self.world.timeline.now_ns
         assign = effects.Assign(self.core_name(), [task], [0], [], [], [], 0)
-        self.world.checker.on_assigned(assign)
+        self.world.checker.replies.on_assigned(assign)
         return [task + BY + self.name]
 
     def turn(self) -> None:

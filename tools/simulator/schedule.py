@@ -179,7 +179,7 @@ def _waits_for(world: World, event: RequestMaker) -> bool:
     """Return whether a reply must still come. There is none about tasks that were never
     submitted."""
     if isinstance(event, SubmitRequested):
-        return not any(map(world.checker.awaits_unknown, event.submission.names))
+        return not any(map(world.checker.submissions.awaits_unknown, event.submission.names))
     if not isinstance(event, WatchRequested):
         return True
     model = world.checker.model

@@ -163,7 +163,7 @@ class Worker(Peer):
             self.on_heartbeat_ack(effect)
 
     def on_assign(self, assign: effects.Assign) -> None:
-        self.world.checker.on_assigned(assign)
+        self.world.checker.replies.on_assigned(assign)
         self.on_assigned = assign
         for name, attempt in zip(assign.names, assign.attempts, strict=True):
             if attempt and self.seen.get(name, 0) >= attempt:
@@ -229,7 +229,7 @@ class Worker(Peer):
             report.random_bits = self.rng.randrange(1 << 32)
             wall_ns = self.world.clock.wall_ns()
             report.retry_at_ns = [wall_ns + self.rng.randrange(SECOND_NS)] * len(names)
-        self.world.checker.on_reporting(self.name, names, report.attempts, outcomes)
+        self.world.checker.replies.on_reporting(self.name, names, report.attempts, outcomes)
         self.report_until_acked(report)
         if self.sends_attempts and self.on_assigned and self.chance(self.world.faults.repeats):
             self.report_all(self.on_assigned)
@@ -242,7 +242,7 @@ class Worker(Peer):
         request = self.next_request()
         report = events.TasksReported(0, self.name, names, attempts, request=request)
         done = [Outcome.DONE] * len(names)
-        self.world.checker.on_reporting(self.name, names, attempts, done)
+        self.world.checker.replies.on_reporting(self.name, names, attempts, done)
         self.report_until_acked(report)
 
     def result(self, name: bytes) -> Result:
@@ -289,7 +289,7 @@ class Worker(Peer):
     def on_report_ack(self, ack: effects.ReportAck) -> None:
         event = self.open.pop(ack.request, None)
         if isinstance(event, events.TasksReported | events.TasksReturned):
-            self.world.checker.on_report_ack(event, ack)
+            self.world.checker.replies.on_report_ack(event, ack)
             if isinstance(event, events.TasksReturned) and ack.missing:
                 self.work_anyway(event.names)  # a lease is returned whole or not at all
                 return

@@ -238,7 +238,7 @@ class WakeWorker(Worker):
         report = events.TasksReported(0, self.name, [name], [attempt], [outcome])
         report.texts = [b"%s by %s" % (name, self.name)]
         report.request = self.next_request()
-        self.world.checker.on_reporting(self.name, [name], [attempt], [outcome])
+        self.world.checker.replies.on_reporting(self.name, [name], [attempt], [outcome])
         if outcome is Outcome.REFUSED:
             self.send(report)
         else:
@@ -443,7 +443,7 @@ class AlwaysReadyWorker(Worker):
 
     def on_assign(self, assign: effects.Assign) -> None:
         self.taken += assign.names
-        wanted = [name for name in self.taken if not self.world.checker.was_cancelled(name)]
+        wanted = [name for name in self.taken if not self.world.checker.replies.was_cancelled(name)]
         slots = self.slots + len(self.taken_before_restart)
         if len(wanted) > slots:  # it does not learn of cancelled ones, so others arrive instead
             raise Violation("slots", f"{self.name!r} has {self.slots} slots, and gets {assign}")
@@ -454,7 +454,7 @@ class AlwaysReadyWorker(Worker):
         for name in names:
             report = events.TasksReported(0, self.name, [name], keeps_slots=True)
             report.texts = [b"%s by %s" % (name, self.name)]
-            self.world.checker.on_reporting(self.name, [name], None, [Outcome.DONE])
+            self.world.checker.replies.on_reporting(self.name, [name], None, [Outcome.DONE])
             del self.held[name]
             self.send(report)
             slow = 30 if self.stays and not self.world.healed else 1
@@ -524,7 +524,7 @@ class PingPongModelWorker(Worker):
             outcome = self.outcome(name)
             report = events.TasksReported(0, self.name, [name], None, [outcome])
             report.texts = [b"%s by %s" % (name, self.name)]
-            self.world.checker.on_reporting(self.name, [name], None, [outcome])
+            self.world.checker.replies.on_reporting(self.name, [name], None, [outcome])
             del self.held[name]
             self.send(report)
 

@@ -7,7 +7,7 @@ import resource
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core.limits import TASKS_PER_MESSAGE_MAX
@@ -109,7 +109,6 @@ def test_numbers_are_counted_packed_or_not(numbers: list[int], packed: bool) -> 
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=500)
 def test_any_bytes_are_counted_or_refused(body: bytes) -> None:
     for kind in (Q, pb.TaskMsg, pb.Terms):
         for raw in (body, batch(body)):

@@ -1,6 +1,6 @@
 """Planted bugs, one sentence each. The simulator must catch every one of them."""
 
-from simulator.mutations import core, dialects, lanes, programs
+from simulator.mutations import core, dialects, lanes, programs, recovery, workers
 from simulator.mutations.registry import MUTATIONS, Mutation
 
-__all__ = ["MUTATIONS", "Mutation", "core", "dialects", "lanes", "programs"]
+__all__ = ["MUTATIONS", "Mutation", "core", "dialects", "lanes", "programs", "recovery", "workers"]

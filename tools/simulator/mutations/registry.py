@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, TypeAlias
 
+from taskyard.core import apply, scheduler
+
 Mutation: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 #: Every planted bug by name.
@@ -17,6 +19,19 @@ INVARIANT_MUTATIONS: Final[list[Mutation]] = []
 
 #: Kinds of workers to hunt with, if only these can have the bug.
 WORKER_KINDS_OF: Final[dict[Mutation, tuple[str, ...]]] = {}
+
+#: The scheduler's decider of each event.
+DECIDERS: Final[dict[type, Any]] = scheduler._DECIDERS  # noqa: SLF001 - a bug is planted inside
+
+
+def apply_table_of(record: type) -> dict[type, Any]:
+    """Return the table of `apply` that holds a record."""
+    tables: tuple[dict[type, Any], ...] = (apply._APPLY, apply._APPLY_TO_TASKS)  # noqa: SLF001
+    return next(table for table in tables if record in table)
+
+
+def no_op(*_arguments: Any, **_named: Any) -> None:
+    """Do nothing."""
 
 
 def mutation(function: Callable[[], Iterator[None]]) -> Mutation:

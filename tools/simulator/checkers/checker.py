@@ -6,33 +6,27 @@ a recovery and at the end, to compare it with the reference model.
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-from msgspec import structs
-
-from simulator.codecs.dialects import DO, argument_of
+from simulator.checkers.ledger import compare
+from simulator.checkers.messages import MessageChecker
+from simulator.checkers.replies import ReplyChecker
+from simulator.checkers.submissions import SubmissionChecker
 from simulator.listeners import Listener
 from simulator.measurements import status_of
 from simulator.models import (
-    BLOCKED,
-    CANCELLED,
     DELAYED,
     DONE,
-    ENDED,
-    FAILED,
     LEASED,
     READY,
     WAITING,
     Violation,
 )
 from simulator.network import Message
-from simulator.plan import NAMED_BY_BROKER, SECOND_NS, TRUNCATED
+from simulator.plan import SECOND_NS
 from simulator.reference_model import ReferenceModel
-from taskyard.core import effects, events, identity
+from taskyard.core import events
 from taskyard.core import records as r
-from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
 from taskyard.core.records import ReturnReason
 from taskyard.journal.recovery import decode
 from taskyard.wire import dialect
@@ -45,14 +39,10 @@ if TYPE_CHECKING:
     from simulator.clock import SimClock, Timeline
     from simulator.models import TaskModel, WorkerModel
     from simulator.plan import Plan
-    from taskyard.core.effects import Effect
     from taskyard.core.events import Event
     from taskyard.core.ledger import Ledger
-    from taskyard.core.model import Submission, Terms, WorkerFacts
-    from taskyard.core.states import TaskState
+    from taskyard.core.model import WorkerFacts
     from taskyard.journal.chain import Row
-
-__all__ = ["Checker", "Violation"]
 
 #: The leases of a worker without heartbeats end within its lease time and this (G4).
 LATE_NS_MAX: Final = SECOND_NS
@@ -63,22 +53,6 @@ STALE_NS_MAX: Final = 10 * SECOND_NS
 
 #: Once all faults have ended, a task that can be leased is leased within this.
 READY_NS_MAX: Final = 45 * SECOND_NS
-
-#: Terms that a client sets. The broker sets the others.
-_ASKED_TERMS: Final = (
-    *("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns"),
-    *("retry_delays_ns", "lease_ns", "time_limit_ns", "slots", "crashes_max", "report_ns"),
-)
-
-#: WMP's WAKE, the commands that end it (TAKE and NO answer a GIVE, BYE dismisses the worker), and
-#: the places of commands and headers in a message.
-_WAKE: Final = b"\x02"
-_END_OF_WAKE: Final = (b"\x04", b"\x05", b"\x0b")
-_COMMAND_AT, _HEADERS_AT = 2, 3
-
-#: LMQ's TRACKEXEC has its command at the same place, and its arguments from here on.
-_TRACKEXEC: Final = b"\x04"
-_ARGUMENTS_AT: Final = 4
 
 _TIMED_OUT_BY_DIALECT: Final = (dialect.PING_PONG, dialect.ROUND_ROBIN)
 
@@ -93,21 +67,6 @@ _WORKER_OF: Final[dict[int, Callable[[bytes], bytes]]] = {
 
 #: The broker's wall clock may differ by this from the true one when it decides.
 WALL_DRIFT_NS_MAX: Final = SECOND_NS // 50
-
-#: The records that may follow from a report, by its outcome.
-_FOLLOWS: Final[dict[Outcome, tuple[type, ...]]] = {
-    Outcome.DONE: (r.Finished,),
-    Outcome.FAILED: (r.Failed, r.Postponed),
-    Outcome.FAILED_FINAL: (r.Failed,),
-    Outcome.RETRY_AT: (r.Postponed,),
-    Outcome.DEFER_ALL: (r.Failed, r.Postponed),
-    Outcome.DEFER_BACK: (r.Returned, r.Postponed),
-    Outcome.REFUSED: (r.Returned,),
-    Outcome.CRASHED: (r.Failed, r.Postponed),
-}
-
-#: The attempt in reports of workers whose dialect has no attempts.
-ANY_ATTEMPT: Final = 0
 
 _HEARTBEAT_EVENTS: Final = (
     events.WorkerRegistered,
@@ -148,6 +107,9 @@ class Checker:
         self._timeline = timeline
         self._clock = clock
         self.model = ReferenceModel(plan)
+        self.submissions = SubmissionChecker(self.model)
+        self.messages = MessageChecker(self.model, self.submissions)
+        self.replies = ReplyChecker(self.model, self.submissions)
         #: When the broker last received a message of each worker.
         self._last_seen_by_worker: dict[bytes, int] = {}
         #: When the broker last received a message of each process, by name and incarnation.
@@ -167,32 +129,13 @@ class Checker:
         self._lost_workers: dict[bytes, None] = {}
         #: Tasks that workers listed in this turn, in order of arrival.
         self._lists: list[tuple[bytes, int | None, dict[bytes, int]]] = []
-        #: (worker, name, attempt) to the outcomes that the worker has reported.
-        self._reports: dict[tuple[bytes, bytes, int], dict[Outcome, None]] = {}
-        #: (name, attempt) to the records that ended its lease.
-        self._ends: dict[tuple[bytes, int], list[r.AnyRecord]] = {}
         #: (name, attempt) to when it was leased.
         self._leased_ns: dict[tuple[bytes, int], int] = {}
-        #: Names in requests that make an ended task again.
-        self._extendable: dict[bytes, None] = {}
-        self._accepted: dict[bytes, None] = {}
-        #: Results and outputs that are durable, by name.
-        self._results: dict[bytes, dict[bytes, None]] = {}
-        self._outputs: dict[bytes, dict[bytes, None]] = {}
         self._draining: dict[bytes, None] = {}
         self._drain_next: dict[bytes, None] = {}
         self._full_ns: int | None = None
-        self._was_full = False
         #: Routes that turned out to be disconnected, for this process of the broker.
         self._cut: dict[bytes, None] = {}
-        #: Workers that were woken for each service in this turn, by their routes.
-        self._woken: dict[bytes, dict[bytes, None]] = {}
-        #: Tasks of each service that were ready in this turn and no longer are.
-        self._were_ready: dict[bytes, int] = {}
-        #: Names that the broker made for jobs, by their payloads.
-        self._job_names: dict[bytes, bytes] = {}
-        #: (worker, task) sent to workers whose dialects have a timeout of their own.
-        self._jobs: dict[tuple[bytes, bytes], None] = {}
         self._jumps = plan.faults.clock_jump > 0
 
     # The broker.
@@ -206,7 +149,7 @@ class Checker:
         self._lists = []
         self._lost_workers = {}
         self.model.ahead = {**self.model.ahead_last}
-        self._woken, self._were_ready = {}, {}
+        self.messages.on_received(self._turn)
         if self._up_ns is None:
             self._up_ns = now_ns
         for event in self._turn:
@@ -216,8 +159,7 @@ class Checker:
                 self.model.broker_workers_max = event.workers_max
                 self.model.lease_times_ns = {}
             elif isinstance(event, events.SubmitRequested):
-                if event.repeat is DuplicatePolicy.EXTEND:
-                    self._extendable.update(dict.fromkeys(event.submission.names))
+                self.submissions.on_request(event)
             elif isinstance(event, events.DrainRequested):
                 known = self.model.workers
                 names = [name for name in known if event.worker in (None, name)]
@@ -282,43 +224,6 @@ class Checker:
         seen_ns = self._process_seen_ns.get((worker, process), 0)
         return max(self._last_seen_by_worker.get(worker, 0), seen_ns, self._up_ns or 0)
 
-    def on_sent(self, route: bytes, frames: Sequence[bytes]) -> None:
-        """Check messages of the broker that peers can't check alone."""
-        if route[0] == Listener.PING_BACKEND:
-            what = self._task_name(frames[1].removeprefix(DO))
-            self._jobs[ping_pong_backend.name_of(route), what] = None
-        elif route[0] == Listener.ROUND_ROBIN and frames[_COMMAND_AT] == _TRACKEXEC:
-            what = self._task_name(argument_of(frames[_ARGUMENTS_AT:]))
-            self._jobs[round_robin_leases.name_of(route[1:]), what] = None
-        elif route[0] == Listener.WMP:
-            self._sent_wmp(route, frames)
-
-    def _sent_wmp(self, route: bytes, frames: Sequence[bytes]) -> None:
-        path = [*frames].index(b"")  # the routes of relays come first
-        way = b" ".join([route, *frames[:path]])
-        command = frames[path + _COMMAND_AT]
-        if command == _WAKE:
-            headers = msgspec.json.decode(frames[path + _HEADERS_AT])
-            self._check_wake_count(way, headers["service"].encode())
-        elif command in _END_OF_WAKE:
-            for woken in self._woken.values():
-                woken.pop(way, None)
-
-    def _check_wake_count(self, way: bytes, service: bytes) -> None:
-        """Require that no more workers are woken than tasks are ready."""
-        woken = self._woken.setdefault(service, {})
-        woken[way] = None
-        task_models = self.model.tasks.values()
-        ready = sum(one.state is READY and one.terms.service == service for one in task_models)
-        ready += self._were_ready.get(service, 0)
-        if len(woken) > ready + self._cancelled_wakes():
-            raise Violation("herd", f"{len(woken)} workers are woken for {ready} tasks")
-
-    def _cancelled_wakes(self) -> int:
-        """Count the READYs of this turn. Each may cancel a WAKE that left before it arrived, and
-        then another worker is woken."""
-        return sum(isinstance(one, events.TasksRequested) and one.parks for one in self._turn)
-
     def on_disconnected(self, route: bytes) -> None:
         """Note that the broker found a route disconnected."""
         self._cut[route] = None
@@ -345,65 +250,14 @@ class Checker:
         self._recovered_records = self.model.records
         for worker_model in self.model.workers.values():
             worker_model.kept_before = len(worker_model.slots_kept)
-        self.compare(ledger, "recovered")
-
-    def compare(self, ledger: Ledger, when: str) -> None:
-        model = self.model
-        if ledger.record != model.records:
-            raise Violation("recovery", f"{when}: {ledger.record} of {model.records} records")
-        expected = {
-            task_model.name: (
-                task_model.state,
-                task_model.attempt,
-                task_model.worker,
-                task_model.lane,
-                task_model.failures,
-                task_model.losses,
-            )
-            for task_model in model.tasks.values()
-            if task_model.state not in ENDED
-        }
-        known = {
-            task.name: (
-                task.state,
-                task.attempt,
-                b"" if task.lease is None else task.lease.worker.name,
-                task.lane.name,
-                task.failures,
-                task.losses,
-            )
-            for task in ledger.tasks.values()
-            if task.state not in ENDED
-        }
-        for name in [*expected, *known]:
-            one, other = expected.get(name), known.get(name)
-            if one != other:
-                task_model = model.tasks.get(name)
-                text = f"{when}: {other}, by the journal {one}"
-                model.require(False, "recovery", text, task_model)  # noqa: FBT003
-        lanes = _lane_state(ledger)
-        if lanes != model.lanes.snapshot():
-            raise Violation(
-                "recovery", f"{when}: lanes {lanes}, by the journal {model.lanes.snapshot()}"
-            )
-        replaced = {key: one.returned for key, one in ledger.replaced.items()}
-        if replaced != self._replaced:
-            raise Violation("recovery", f"{when}: replaced {replaced}, not {self._replaced}")
-        if [*ledger.workers] != [*model.workers]:
-            raise Violation(
-                "recovery", f"{when}: workers {[*ledger.workers]}, not {[*model.workers]}"
-            )
+        compare(ledger, self.model, self._replaced, "recovered")
 
     # The journal.
 
     def row_durable(self, row: Row) -> None:
         for record in decode(row.body):
             self._before(record)
-            for name in getattr(record, "names", ()):
-                task_model = self.model.tasks.get(name)
-                if task_model is not None and task_model.state is READY:
-                    service = task_model.terms.service
-                    self._were_ready[service] = self._were_ready.get(service, 0) + 1
+            self.messages.on_record(getattr(record, "names", ()))
             self.model.apply(record, self._timeline.now_ns)
             self._after(record)
             if isinstance(record, r.SlotsFreed):
@@ -421,7 +275,8 @@ class Checker:
         if abs(record.at_ns - self._clock.wall_ns()) > WALL_DRIFT_NS_MAX:
             raise Violation("clock", f"{record} is not of {self._clock.wall_ns()}")
         if isinstance(record, r.Submitted):
-            self._check_submitted(record)
+            self._check_space()
+            self.submissions.check(record, self._turn)
         elif isinstance(record, r.LeaseExpired) or (
             isinstance(record, r.Failed) and not record.own_fault
         ):
@@ -436,144 +291,27 @@ class Checker:
             self._check_leased(record)
 
     def _after(self, record: r.AnyRecord) -> None:
-        self._store_outputs(record)
+        self.replies.store_outputs(record)
         if isinstance(record, r.Finished | r.Failed | r.Postponed | r.Returned | r.LeaseExpired):
             for name, attempt in zip(record.names, record.attempts, strict=True):
-                self._ends.setdefault((name, attempt), []).append(record)
-                self._jobs.pop((record.worker, name), None)
+                self.replies.on_end(name, attempt, record)
+                self.messages.on_end(record.worker, name)
             if not isinstance(record, r.LeaseExpired):
                 self._check_runs(record)
             if isinstance(record, r.Finished) or (
                 isinstance(record, r.Failed | r.Postponed) and record.own_fault
             ):
-                self._check_reported(record)
+                self.replies.check_reported(record)
         elif isinstance(record, r.Cancelled):
-            for key in [key for key in self._jobs if key[1] in record.names]:
-                del self._jobs[key]
+            self.messages.on_cancelled(record.names)
         elif isinstance(record, r.WorkerLeft):
             self._draining.pop(record.worker, None)
             self._drain_next.pop(record.worker, None)
 
-    def _store_outputs(self, record: r.AnyRecord) -> None:
-        """Note results and outputs that clients may receive from now on."""
-        if isinstance(record, r.Finished):
-            for name, result in zip(record.names, record.results or repeat(b""), strict=False):
-                self._results.setdefault(name, {})[result] = None
-        elif isinstance(record, r.Progressed):
-            for name, text in zip(record.names, record.texts, strict=True):
-                self._outputs.setdefault(name, {})[text] = None
-
-    def _check_submitted(self, record: r.Submitted) -> None:
-        """Require that a task waits for every predecessor of its request, unless that is done or
-        ignored."""
+    def _check_space(self) -> None:
+        """Require that nothing is accepted while the disk is full."""
         if self._full_ns is not None and self._timeline.now_ns > self._full_ns + 2 * SECOND_NS:
             raise Violation("full", "a submission was accepted while the disk is full")
-        submission = record.submission
-        if submission.names[0].startswith(NAMED_BY_BROKER):
-            self._check_job(submission)
-            return
-        for index, name in enumerate(submission.names):
-            former = self.model.tasks.get(name)
-            if former is not None and name not in self._extendable:
-                raise Violation("twice", f"{name!r} was submitted again, and made again")
-            asked = [one for one in self._turn if isinstance(one, events.SubmitRequested)]
-            own = [one for one in asked if name in one.submission.names]
-            kept = submission.after[index] if submission.after is not None else []
-            own = [one for one in own if self._waits_as_asked(name, kept, one)]
-            if not own:
-                raise Violation("dependency", f"{name!r} waits for {kept}, which no request names")
-            if not any(self._is_as_asked(record, index, name, one) for one in own):
-                raise Violation("request", f"{name!r} differs from its request {own}")
-
-    def _is_as_asked(
-        self, record: r.Submitted, index: int, name: bytes, asked: events.SubmitRequested
-    ) -> bool:
-        """Return whether a task is as its client submitted it. Only expiries that the rules set for
-        a task without its own may be added."""
-        kept, sent_events = record.submission, asked.submission
-        place = sent_events.names.index(name)
-        lanes = [
-            b"" if one.lanes is None else one.lanes[at]
-            for one, at in ((kept, index), (sent_events, place))
-        ]
-        payloads = kept.payload_of(index), sent_events.payload_of(place)
-        wanted = structs.replace(sent_events.terms_of(place))
-        rules = self.model.lanes.rule((wanted.service, lanes[0])).options
-        debounce_until_ns = max(record.at_ns, wanted.due_ns)
-        if rules.expiry_ns and not wanted.expires_ns:
-            wanted.expires_ns = debounce_until_ns + rules.expiry_ns
-        if rules.expiry_hard_ns and not wanted.expires_hard_ns:
-            wanted.expires_hard_ns = debounce_until_ns + rules.expiry_hard_ns
-        if rules.report_after_ns:
-            wanted.report_ns = debounce_until_ns + rules.report_after_ns
-        same = _asked_terms(kept.terms_of(index)) == _asked_terms(wanted)
-        return lanes[0] == lanes[1] and payloads[0] == payloads[1] and same
-
-    def _check_job(self, submission: Submission) -> None:
-        """Require that a job without a name is made once for each request."""
-        job, name = submission.payloads[0], submission.names[0]
-        asked = [one for one in self._turn if isinstance(one, events.SubmitRequested)]
-        if not any(one.submission.names == [job] for one in asked):
-            raise Violation("request", f"{job!r} was never requested")
-        if job in self._job_names:
-            raise Violation("twice", f"{job!r} was requested once and made twice")
-        self._job_names[job] = name
-
-    def _task_name(self, name: bytes) -> bytes:
-        """Return the name of a task that peers identify by its payload."""
-        return self._job_names.get(name, name)
-
-    def awaits_unknown(self, job: bytes) -> bool:
-        """Return whether a job, identified by its payload, waits for a task that was never
-        submitted: a worker returned it with that dependency."""
-        task_model = self.model.tasks.get(self._job_names.get(job, b""))
-        return task_model is not None and self.model.awaits_unknown(task_model)
-
-    def on_job_result(self, job: bytes, text: bytes, *, failed: bool) -> None:
-        """Check the answer to a job. A job that failed may never have been accepted."""
-        name = self._task_name(job)
-        if failed and name is job:
-            return
-        ends = (FAILED, CANCELLED, BLOCKED) if failed else (DONE,)  # behind a failure
-        if not any((name, end) in self.model.states_reached for end in ends):
-            raise Violation("reply", f"the reply to {job!r} is {text!r}, and it never was {ends}")
-        if not failed and text not in self._results.get(name, {}):
-            raise Violation("reply", f"{text!r} was never the result of {job!r}")
-
-    def _waits_as_asked(
-        self, name: bytes, kept: list[bytes], asked: events.SubmitRequested
-    ) -> bool:
-        sent_events = asked.submission
-        if sent_events.after is None:
-            return not kept
-        wanted = [
-            self._meant(before, sent_events, index)
-            for index, (one, after) in enumerate(
-                zip(sent_events.names, sent_events.after, strict=True)
-            )
-            if one == name
-            for before in after
-        ]
-        open_ = [before for before in wanted if not self._counts_as_done(before, asked)]
-        return sorted(dict.fromkeys(open_)) == sorted(kept)
-
-    def _meant(self, before: bytes, sent_events: Submission, index: int) -> bytes:
-        """Return the key of a predecessor: in the campaign of its task, unless it exists only
-        outside."""
-        campaign = sent_events.terms_of(index).campaign
-        written = identity.split(before, campaign)
-        own = identity.spelling(campaign, written)
-        for name in (own, written):
-            if name in sent_events.names or name in self.model.tasks:
-                return name
-        return written if identity.SEPARATOR in written else own
-
-    def _counts_as_done(self, before: bytes, asked: events.SubmitRequested) -> bool:
-        task_model = self.model.tasks.get(before)
-        if task_model is None:
-            return asked.unknown is UnknownPolicy.DONE and before not in asked.submission.names
-        begun_again = asked.repeat is DuplicatePolicy.EXTEND and before in asked.submission.names
-        return task_model.state is DONE and not begun_again
 
     def _check_leased(self, record: r.Leased) -> None:
         for key in zip(record.names, record.attempts, strict=True):
@@ -708,7 +446,9 @@ class Checker:
             self._check_restarted(record)
             return
         if record.worker.startswith(_TIMED_OUT_BY_DIALECT) and reason is not ReturnReason.LEFT:
-            if not self._is_lost_by_dialect(record.worker) and self._was_sent(record):
+            if not self._is_lost_by_dialect(record.worker) and self.messages.was_sent(
+                record.worker, record.names
+            ):
                 raise Violation("taken", f"{record}, and the worker is connected")
             return
         sent_events = _RETURNED_AFTER.get(reason, events.TasksReported)
@@ -718,10 +458,6 @@ class Checker:
             raise Violation("name", f"{record}, and its holder was not reported dead")
         if reason is ReturnReason.UNLISTED:
             self._check_unlisted(record)
-
-    def _was_sent(self, record: r.Returned) -> bool:
-        """Return whether a task was sent to the worker, which may be busy or gone."""
-        return any((record.worker, name) in self._jobs for name in record.names)
 
     def _check_unlisted(self, record: r.Returned) -> None:
         holder = self.model.workers[record.worker].facts.incarnation
@@ -747,124 +483,15 @@ class Checker:
             if not leased_ns <= run.started_ns <= run.started_ns + run.run_ns <= ends_ns:
                 raise Violation("runs", f"{key}, leased at {leased_ns}, does not hold {run}")
 
-    def _check_reported(self, record: r.Finished | r.Failed | r.Postponed) -> None:
-        """Require that the worker reported this attempt with a fitting outcome."""
-        for name, attempt in zip(record.names, record.attempts, strict=True):
-            if not attempt or self.model.leases.get((name, attempt)) != record.worker:
-                continue
-            outcomes = {
-                **self._reports.get((record.worker, name, attempt), {}),
-                **self._reports.get((record.worker, name, ANY_ATTEMPT), {}),
-            }
-            if not any(isinstance(record, _FOLLOWS[outcome]) for outcome in outcomes):
-                task_model = self.model.tasks[name]
-                text = f"{type(record).__name__} of attempt {attempt}, never reported by"
-                self.model.require(False, "stale", f"{text} {record.worker!r}", task_model)  # noqa: FBT003
-            if isinstance(record, r.Failed) and Outcome.FAILED_FINAL not in outcomes:
-                task_model = self.model.tasks[name]
-                used_up = task_model.failures > len(self.model.schedule(task_model))
-                self.model.require(used_up, "retry", "FAILED with attempts left", task_model)
-
-    # Peers.
-
-    def on_client_reply(self, event: Event | None, effect: Effect) -> None:
-        if isinstance(event, events.SubmitRequested) and isinstance(effect, effects.Accepted):
-            self._check_accepted(event)
-        elif isinstance(event, events.SubmitRequested) and isinstance(effect, effects.Refused):
-            self._check_refused(event)
-        elif isinstance(effect, effects.Settled):
-            for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
-                self._check_settled(name, state)
-                if state is DONE:
-                    self._check_result(name, text or b"", (effect.truncated or {}).get(name, 0))
-        elif isinstance(effect, effects.TaskDetails | effects.TaskPage):
-            for view in effect.views:
-                self._check_view(view)
-        elif isinstance(effect, effects.StatsReply | effects.TaskOutput):
-            self._check_answer(effect)
-
-    def _check_accepted(self, event: events.SubmitRequested) -> None:
-        for name in event.submission.names:
-            self._accepted[name] = None
-            if name not in self.model.tasks:
-                raise Violation("lost", f"{name!r} was accepted and is not in the journal")
-
-    def _check_refused(self, event: events.SubmitRequested) -> None:
-        """Require that a refused plain Create lost no task without predecessors."""
-        if event.repeat is not DuplicatePolicy.EXTEND or self._was_full:
-            return
-        after = event.submission.after or [[] for _ in event.submission.names]
-        waiting = [name for name, names in zip(event.submission.names, after, strict=True) if names]
-        for name in event.submission.names:
-            if name not in waiting and name not in self.model.tasks:
-                raise Violation("lost", f"{name!r} is valid and was refused with others")
-
-    def _check_result(self, name: bytes, text: bytes, bytes_total: int) -> None:
-        """Require that a result is durable, and marked as truncated if it is."""
-        if text not in self._results.get(name, {}):
-            raise Violation("reply", f"{text!r} was never the result of {name!r}")
-        if bool(bytes_total) != text.startswith(TRUNCATED):
-            raise Violation(
-                "truncated", f"{text!r} of {name!r} was sent as one of {bytes_total} bytes"
-            )
-
-    def _check_view(self, view: effects.TaskView) -> None:
-        self._check_settled(view.name, view.state)
-        if view.worker and self.model.leases.get((view.name, view.attempt)) != view.worker:
-            raise Violation("reply", f"{view.name!r} was never held by {view.worker!r}")
-
-    def _check_answer(self, effect: effects.StatsReply | effects.TaskOutput) -> None:
-        if isinstance(effect, effects.StatsReply):
-            if effect.stats.records > self.model.records:
-                raise Violation("reply", f"{effect.stats.records} records are not in the journal")
-        elif effect.text and effect.text not in self._outputs.get(effect.name, {}):
-            raise Violation("reply", f"{effect.name!r} never printed {effect.text!r}")
-
-    def _check_settled(self, name: bytes, state: TaskState) -> None:
-        """Require that a state that a client receives is durable."""
-        if (name, state) not in self.model.states_reached:
-            raise Violation("reply", f"{name!r} was never {state.name}")
-
-    def on_assigned(self, assign: effects.Assign) -> None:
-        for name, attempt in zip(map(self._task_name, assign.names), assign.attempts, strict=True):
-            if not attempt and (name, assign.worker) in self.model.leased_to:
-                continue  # its dialect has no attempts
-            if self.model.leases.get((name, attempt)) != assign.worker:
-                raise Violation("lost", f"lease {attempt} of {name!r} is not in the journal")
-
-    def on_reporting(
-        self, worker: bytes, names: list[bytes], attempts: list[int] | None, outcomes: list[Outcome]
-    ) -> None:
-        reported = [ANY_ATTEMPT] * len(names) if attempts is None else attempts
-        for name, attempt, outcome in zip(
-            map(self._task_name, names), reported, outcomes, strict=True
-        ):
-            self._reports.setdefault((worker, name, attempt), {})[outcome] = None
-
-    def was_cancelled(self, name: bytes) -> bool:
-        return (self._task_name(name), CANCELLED) in self.model.states_reached
-
-    def on_report_ack(self, event: Event, ack: effects.ReportAck) -> None:
-        """Require that an acknowledged report is in the journal."""
-        if not isinstance(event, events.TasksReported) or event.attempts is None:
-            return
-        for index, (name, attempt) in enumerate(zip(event.names, event.attempts, strict=True)):
-            outcome = Outcome.DONE if event.outcomes is None else event.outcomes[index]
-            ends = self._ends.get((name, attempt), [])
-            kept = any(isinstance(end, _FOLLOWS[outcome]) for end in ends)
-            if name not in ack.missing and not kept:
-                text = f"acknowledged {outcome.name} of attempt {attempt} is not in the journal"
-                self.model.require(False, "lost", text, self.model.tasks.get(name))  # noqa: FBT003
-
     def disk_full(self, *, full: bool) -> None:
         self._full_ns = self._timeline.now_ns if full else None
-        self._was_full = self._was_full or full
+        self.replies.was_full = self.replies.was_full or full
 
     # The end.
 
     def check_end(self, ledger: Ledger, poisoned: dict[bytes, None]) -> None:
         """Require that every task has ended, and correctly."""
-        self.compare(ledger, "at the end")
+        compare(ledger, self.model, self._replaced, "at the end")
         wall_ns = self._clock.wall_ns()
         for task_model in self.model.tasks.values():
             terms = task_model.terms
@@ -873,7 +500,7 @@ class Checker:
                 self.model.require(False, "expiry", "has expired and waits", task_model)  # noqa: FBT003
             if task_model.name in poisoned and task_model.state is DONE:
                 self.model.require(False, "poison", "is poisoned and DONE", task_model)  # noqa: FBT003
-        for name in self._accepted:
+        for name in self.replies.accepted:
             if name not in self.model.tasks:
                 raise Violation("lost", f"{name!r} was accepted and is missing")
         self._check_nothing_held()
@@ -882,26 +509,3 @@ class Checker:
         for name, worker_model in self.model.workers.items():
             if worker_model.held:
                 raise Violation("stuck", f"{name!r} still holds {[*worker_model.held]}")
-
-
-def _lane_state(ledger: Ledger) -> dict[tuple[bytes, bytes], tuple[int, list[bytes]]]:
-    """Return the broker's state of its lanes, without their tasks."""
-    lanes = {
-        (service.name, lane.name): lane
-        for service in ledger.services.values()
-        for lane in service.lanes.values()
-        if lane.extras is not None
-    }
-    waiting = {
-        key: [] if lane.extras is None else [task.name for task in lane.extras.next_run.values()]
-        for key, lane in sorted(lanes.items())
-    }
-    return {
-        key: (lanes[key].released, names)
-        for key, names in waiting.items()
-        if names or lanes[key].released
-    }
-
-
-def _asked_terms(terms: Terms) -> list[object]:
-    return [getattr(terms, field) for field in _ASKED_TERMS]

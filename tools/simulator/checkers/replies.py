@@ -1,0 +1,186 @@
+"""Replies that peers receive: each must follow from rows that are durable."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
+
+from simulator.models import BLOCKED, CANCELLED, DONE, FAILED, Violation
+from simulator.plan import TRUNCATED
+from taskyard.core import effects, events
+from taskyard.core import records as r
+from taskyard.core.events import DuplicatePolicy, Outcome
+
+if TYPE_CHECKING:
+    from simulator.checkers.submissions import SubmissionChecker
+    from simulator.reference_model import ReferenceModel
+    from taskyard.core.effects import Effect
+    from taskyard.core.events import Event
+    from taskyard.core.states import TaskState
+
+#: The records that may follow from a report, by its outcome.
+_FOLLOWS: Final[dict[Outcome, tuple[type, ...]]] = {
+    Outcome.DONE: (r.Finished,),
+    Outcome.FAILED: (r.Failed, r.Postponed),
+    Outcome.FAILED_FINAL: (r.Failed,),
+    Outcome.RETRY_AT: (r.Postponed,),
+    Outcome.DEFER_ALL: (r.Failed, r.Postponed),
+    Outcome.DEFER_BACK: (r.Returned, r.Postponed),
+    Outcome.REFUSED: (r.Returned,),
+    Outcome.CRASHED: (r.Failed, r.Postponed),
+}
+
+#: The attempt in reports of workers whose dialect has no attempts.
+ANY_ATTEMPT: Final = 0
+
+
+class ReplyChecker:
+    """Compares replies and reports of workers with the journal."""
+
+    def __init__(self, model: ReferenceModel, submissions: SubmissionChecker) -> None:
+        self._model = model
+        self._submissions = submissions
+        #: Whether the disk was ever full: then submissions may be refused.
+        self.was_full = False
+        #: Names that clients know to be accepted.
+        self.accepted: dict[bytes, None] = {}
+        #: Results and outputs that are durable, by name.
+        self._results: dict[bytes, dict[bytes, None]] = {}
+        self._outputs: dict[bytes, dict[bytes, None]] = {}
+        #: (worker, name, attempt) to the outcomes that the worker has reported.
+        self._reports: dict[tuple[bytes, bytes, int], dict[Outcome, None]] = {}
+        #: (name, attempt) to the records that ended its lease.
+        self._ends: dict[tuple[bytes, int], list[r.AnyRecord]] = {}
+
+    def on_end(self, name: bytes, attempt: int, record: r.AnyRecord) -> None:
+        """Note the record that ended a lease."""
+        self._ends.setdefault((name, attempt), []).append(record)
+
+    def on_job_result(self, job: bytes, text: bytes, *, failed: bool) -> None:
+        """Check the answer to a job. A job that failed may never have been accepted."""
+        name = self._submissions.task_name(job)
+        if failed and name is job:
+            return
+        ends = (FAILED, CANCELLED, BLOCKED) if failed else (DONE,)  # behind a failure
+        if not any((name, end) in self._model.states_reached for end in ends):
+            raise Violation("reply", f"the reply to {job!r} is {text!r}, and it never was {ends}")
+        if not failed and text not in self._results.get(name, {}):
+            raise Violation("reply", f"{text!r} was never the result of {job!r}")
+
+    def on_client_reply(self, event: Event | None, effect: Effect) -> None:
+        if isinstance(event, events.SubmitRequested) and isinstance(effect, effects.Accepted):
+            self._check_accepted(event)
+        elif isinstance(event, events.SubmitRequested) and isinstance(effect, effects.Refused):
+            self._check_refused(event)
+        elif isinstance(effect, effects.Settled):
+            for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
+                self._check_settled(name, state)
+                if state is DONE:
+                    self._check_result(name, text or b"", (effect.truncated or {}).get(name, 0))
+        elif isinstance(effect, effects.TaskDetails | effects.TaskPage):
+            for view in effect.views:
+                self._check_view(view)
+        elif isinstance(effect, effects.StatsReply | effects.TaskOutput):
+            self._check_answer(effect)
+
+    def _check_accepted(self, event: events.SubmitRequested) -> None:
+        for name in event.submission.names:
+            self.accepted[name] = None
+            if name not in self._model.tasks:
+                raise Violation("lost", f"{name!r} was accepted and is not in the journal")
+
+    def _check_refused(self, event: events.SubmitRequested) -> None:
+        """Require that a refused plain Create lost no task without predecessors."""
+        if event.repeat is not DuplicatePolicy.EXTEND or self.was_full:
+            return
+        after = event.submission.after or [[] for _ in event.submission.names]
+        waiting = [name for name, names in zip(event.submission.names, after, strict=True) if names]
+        for name in event.submission.names:
+            if name not in waiting and name not in self._model.tasks:
+                raise Violation("lost", f"{name!r} is valid and was refused with others")
+
+    def _check_result(self, name: bytes, text: bytes, bytes_total: int) -> None:
+        """Require that a result is durable, and marked as truncated if it is."""
+        if text not in self._results.get(name, {}):
+            raise Violation("reply", f"{text!r} was never the result of {name!r}")
+        if bool(bytes_total) != text.startswith(TRUNCATED):
+            raise Violation(
+                "truncated", f"{text!r} of {name!r} was sent as one of {bytes_total} bytes"
+            )
+
+    def _check_view(self, view: effects.TaskView) -> None:
+        self._check_settled(view.name, view.state)
+        if view.worker and self._model.leases.get((view.name, view.attempt)) != view.worker:
+            raise Violation("reply", f"{view.name!r} was never held by {view.worker!r}")
+
+    def _check_answer(self, effect: effects.StatsReply | effects.TaskOutput) -> None:
+        if isinstance(effect, effects.StatsReply):
+            if effect.stats.records > self._model.records:
+                raise Violation("reply", f"{effect.stats.records} records are not in the journal")
+        elif effect.text and effect.text not in self._outputs.get(effect.name, {}):
+            raise Violation("reply", f"{effect.name!r} never printed {effect.text!r}")
+
+    def _check_settled(self, name: bytes, state: TaskState) -> None:
+        """Require that a state that a client receives is durable."""
+        if (name, state) not in self._model.states_reached:
+            raise Violation("reply", f"{name!r} was never {state.name}")
+
+    def on_assigned(self, assign: effects.Assign) -> None:
+        for name, attempt in zip(
+            map(self._submissions.task_name, assign.names), assign.attempts, strict=True
+        ):
+            if not attempt and (name, assign.worker) in self._model.leased_to:
+                continue  # its dialect has no attempts
+            if self._model.leases.get((name, attempt)) != assign.worker:
+                raise Violation("lost", f"lease {attempt} of {name!r} is not in the journal")
+
+    def on_reporting(
+        self, worker: bytes, names: list[bytes], attempts: list[int] | None, outcomes: list[Outcome]
+    ) -> None:
+        reported = [ANY_ATTEMPT] * len(names) if attempts is None else attempts
+        for name, attempt, outcome in zip(
+            map(self._submissions.task_name, names), reported, outcomes, strict=True
+        ):
+            self._reports.setdefault((worker, name, attempt), {})[outcome] = None
+
+    def was_cancelled(self, name: bytes) -> bool:
+        return (self._submissions.task_name(name), CANCELLED) in self._model.states_reached
+
+    def on_report_ack(self, event: Event, ack: effects.ReportAck) -> None:
+        """Require that an acknowledged report is in the journal."""
+        if not isinstance(event, events.TasksReported) or event.attempts is None:
+            return
+        for index, (name, attempt) in enumerate(zip(event.names, event.attempts, strict=True)):
+            outcome = Outcome.DONE if event.outcomes is None else event.outcomes[index]
+            ends = self._ends.get((name, attempt), [])
+            kept = any(isinstance(end, _FOLLOWS[outcome]) for end in ends)
+            if name not in ack.missing and not kept:
+                text = f"acknowledged {outcome.name} of attempt {attempt} is not in the journal"
+                self._model.require(False, "lost", text, self._model.tasks.get(name))  # noqa: FBT003
+
+    def check_reported(self, record: r.Finished | r.Failed | r.Postponed) -> None:
+        """Require that the worker reported this attempt with a fitting outcome."""
+        for name, attempt in zip(record.names, record.attempts, strict=True):
+            if not attempt or self._model.leases.get((name, attempt)) != record.worker:
+                continue
+            outcomes = {
+                **self._reports.get((record.worker, name, attempt), {}),
+                **self._reports.get((record.worker, name, ANY_ATTEMPT), {}),
+            }
+            if not any(isinstance(record, _FOLLOWS[outcome]) for outcome in outcomes):
+                task_model = self._model.tasks[name]
+                text = f"{type(record).__name__} of attempt {attempt}, never reported by"
+                self._model.require(False, "stale", f"{text} {record.worker!r}", task_model)  # noqa: FBT003
+            if isinstance(record, r.Failed) and Outcome.FAILED_FINAL not in outcomes:
+                task_model = self._model.tasks[name]
+                used_up = task_model.failures > len(self._model.schedule(task_model))
+                self._model.require(used_up, "retry", "FAILED with attempts left", task_model)
+
+    def store_outputs(self, record: r.AnyRecord) -> None:
+        """Note results and outputs that clients may receive from now on."""
+        if isinstance(record, r.Finished):
+            for name, result in zip(record.names, record.results or repeat(b""), strict=False):
+                self._results.setdefault(name, {})[result] = None
+        elif isinstance(record, r.Progressed):
+            for name, text in zip(record.names, record.texts, strict=True):
+                self._outputs.setdefault(name, {})[text] = None
