@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench import lanes, steady
+from bench import commands, lanes, steady
 from bench.broker import suite as broker_suite
 from bench.core import suite as core_suite
 from bench.dialects import suite as dialects
@@ -130,6 +130,27 @@ def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile:
     settings = Settings(_progress_to_stderr(), repeats, quick, profile=profile)
     suite = "lanes --quick" if quick else "lanes"
     _finish(suite, lanes.run(settings), json_file)
+
+
+@main.command("commands")
+@repeats_option
+@click.option(
+    "--python",
+    default=sys.executable,
+    help="The Python that has Celery, RQ and Dask, e.g. of another environment.",
+)
+@click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
+@json_option
+def commands_command(repeats: int, python: str, json_file: Path | None, *, quick: bool) -> None:
+    """Compare 2,000 shell commands with xargs, GNU parallel, Celery, RQ and Dask.
+
+    Systems that are not installed are left out.
+
+    Example: ./yard bench commands --python peers/bin/python --json commands.json
+    """
+    settings = Settings(_progress_to_stderr(), repeats, quick)
+    suite = "commands --quick" if quick else "commands"
+    _finish(suite, commands.run(settings, python), json_file)
 
 
 @main.command("steady")

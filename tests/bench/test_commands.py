@@ -1,0 +1,26 @@
+"""`bench commands` runs the systems that are installed and leaves out the others."""
+
+import sys
+
+import pytest
+
+from bench import commands
+from bench.settings import Settings
+
+
+@pytest.mark.slow
+def test_installed_systems_run_and_others_are_reported() -> None:
+    said: list[str] = []
+    lines = commands.run(Settings(said.append, repeats=1, quick=True), sys.executable)
+    figures = {line.what: line.best for line in lines}
+    assert {"xargs: 20 x true", "Taskyard: 20 x true"} <= figures.keys()
+    assert figures["Taskyard: of 20 after SIGKILL"] == 20
+    assert any("has no module distributed, left out" in text for text in said)
+
+
+def test_program_that_is_missing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    lost = commands.System("Lost", "no-such-program", lambda _place, _count: None)
+    monkeypatch.setattr(commands, "SYSTEMS", (lost,))
+    assert commands.run(Settings(said.append, repeats=1, quick=True), sys.executable) == []
+    assert said == ["Lost: no-such-program is not installed, left out"]
