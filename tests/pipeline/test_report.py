@@ -195,9 +195,9 @@ def test_history_is_found_in_every_kind_of_directory(
     copy = tmp_path / "copied"
     shutil.copytree(state / "history", copy)
     for place in (state, state / "history", copy):
-        assert history.read_directory(spark, place).events.count() == live
+        assert history.read_directory(spark, place, tmp_path / "scratch").events.count() == live
     with pytest.raises(UserError, match="no history found"):
-        history.read_directory(spark, tmp_path)
+        history.read_directory(spark, tmp_path, tmp_path / "scratch")
 
 
 def test_unknown_campaign_is_named(
