@@ -94,3 +94,4 @@ def test_help_starts_quickly() -> None:
 def test_core_install_is_small() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert 0 < len(project["dependencies"]) <= DEPENDENCIES_MAX
+    assert not any(one.startswith("pyarrow") for one in project["dependencies"])

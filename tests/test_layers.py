@@ -23,6 +23,7 @@ PURE = "core is pure: no clock, socket, thread, random numbers or disk"
 ONE_PACKAGE = "msgspec is core's one third-party package"
 SOCKETS = "zmq is net's alone"
 SPARK = "Spark is the pipeline's alone"
+ARROW = "pyarrow is for extras"
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def broken_contracts(copied_root: Path) -> list[str]:
     verdicts = [
         line.strip() for line in done.stdout.splitlines() if line.endswith((" KEPT", "BROKEN"))
     ]
-    assert len(verdicts) == 5, done.stdout + done.stderr
+    assert len(verdicts) == 6, done.stdout + done.stderr
     broken = [verdict.removesuffix(" BROKEN") for verdict in verdicts if "BROKEN" in verdict]
     assert done.returncode == (1 if broken else 0)
     return broken
@@ -83,6 +84,7 @@ def test_package_keeps_every_contract(copied_root: Path) -> None:
         ("journal/planted.py", "import zmq", SOCKETS),
         ("broker/planted.py", "from zmq import Poller", SOCKETS),
         ("client/planted.py", "import pyspark", SPARK),
+        ("broker/planted.py", "import pyarrow.parquet", ARROW),
     ],
 )
 def test_planted_violation_is_refused(

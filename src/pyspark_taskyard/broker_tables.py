@@ -19,7 +19,8 @@ from taskyard.client.requests import PAGE_TASKS, full_name
 from taskyard.core.model import Result
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
-from taskyard.journal.history import ColumnBuilder
+from taskyard.journal.parquet_file import to_arrow
+from taskyard.journal.row_file import ColumnBuilder
 
 if TYPE_CHECKING:
     from pyspark_taskyard.options import SourceOptions
@@ -88,17 +89,17 @@ def last_record(options: SourceOptions) -> int:
 
 
 def events(options: SourceOptions, after: int, last: int | None) -> Iterator[pa.RecordBatch]:
-    columns = ColumnBuilder(ARROW["events"])
+    columns = ColumnBuilder("events")
     known = _SubmittedTerms()
     for some in records(options, after, last):
         for one in some:
             _to_event_rows(one, known, columns)
         if columns.rows:
-            yield columns.take()
+            yield to_arrow(columns.take(), ARROW["events"], columns.names)
 
 
 def edges(options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    columns = ColumnBuilder(ARROW["edges"])
+    columns = ColumnBuilder("edges")
     for some in records(options, 0, None):
         for one in some:
             for column in (one.get("after"), one.get("after_done")):
@@ -107,7 +108,7 @@ def edges(options: SourceOptions) -> Iterator[pa.RecordBatch]:
                     if names:
                         columns.add(len(names), {**row, "after": [name.encode() for name in names]})
         if columns.rows:
-            yield columns.take()
+            yield to_arrow(columns.take(), ARROW["edges"], columns.names)
 
 
 class _SubmittedTerms:
@@ -140,7 +141,6 @@ def _to_event_rows(one: dict[str, Any], known: _SubmittedTerms, columns: ColumnB
     kind = _KINDS.get(one["kind"], one["kind"]).encode()
     values: dict[str, object] = {
         "record": one["record"],
-        "time": at_ns,
         "time_ns": at_ns,
         "kind": kind,
         **_record_columns(one),
@@ -179,5 +179,5 @@ def _task_columns(one: dict[str, Any]) -> dict[str, object]:
     if one.get("percents"):
         each["percent"] = list(one["percents"])
     if one["kind"] == "postponed":
-        each["due"] = [None if due is None else round(due * _SECOND_NS) for due in one["due"]]
+        each["due_ns"] = [None if due is None else round(due * _SECOND_NS) for due in one["due"]]
     return each

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pyspark_taskyard import broker_tables, state_tables
 from pyspark_taskyard.tables import ARROW
+from taskyard.journal import parquet_file
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
@@ -64,7 +64,7 @@ class TableReader(DataSourceReader):
         if state is None:
             return _BROKER_TABLES[options.table](options)
         if part.file:
-            batches = state_tables.read_file(Path(part.file))
+            batches = parquet_file.batches(Path(part.file))
         else:
             batches = state_tables.read_tail(state, options.table, part.after)
         return state_tables.only_campaign(batches, options.campaign)
@@ -128,7 +128,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if state is None:
             return [RecordRange(after, last)]
         files, row = state_tables.files(state, "events")
-        spans = [(file, *_records_in(file)) for file in files]
+        spans = [(file, *parquet_file.record_range(file)) for file in files]
         wanted = [
             RecordRange(after, last, str(file))
             for file, lowest, highest in spans
@@ -152,19 +152,8 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if state is None:
             return broker_tables.events(options, record_range.after, record_range.last)
         found = (
-            state_tables.read_file(Path(record_range.file))
+            parquet_file.batches(Path(record_range.file))
             if record_range.file
             else state_tables.read_tail(state, "events", record_range.row)
         )
         return state_tables.only_campaign(found, options.campaign)
-
-
-def _records_in(file: Path) -> tuple[int, int]:
-    """Return the first and the last record of a history file."""
-    with pq.ParquetFile(file) as opened:
-        column = opened.schema_arrow.get_field_index("record")
-        groups = range(opened.num_row_groups)
-        found = [opened.metadata.row_group(group).column(column).statistics for group in groups]
-    if not found:
-        return 1, 0
-    return min(one.min for one in found), max(one.max for one in found)

@@ -14,7 +14,6 @@ from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pyspark_taskyard.tables import View, results_batch, tasks_batch
 from taskyard.core import effects
@@ -23,9 +22,8 @@ from taskyard.core.model import Result
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UserError
-from taskyard.journal import recovery, witness
+from taskyard.journal import parquet_file, recovery, witness
 from taskyard.journal.archive import Archive
-from taskyard.journal.history import with_all_columns
 from taskyard.journal.reader import JournalReader
 from taskyard.pipeline.sources import history
 from taskyard.wire import views as wire_views
@@ -48,11 +46,6 @@ def files(state: Path, table: str) -> tuple[list[Path], int]:
     return [part.paths(state)[table] for part in whole], whole[-1].last if whole else 0
 
 
-def read_file(file: Path) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(file) as opened:
-        yield from map(with_all_columns, opened.iter_batches())
-
-
 def read_tail(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
     """Read the state's content after a journal row. Tasks and results are read whole."""
     if table not in HISTORY:
@@ -64,7 +57,7 @@ def _read_rows(state: Path, table: str, after: int) -> Iterator[pa.RecordBatch]:
     """Read history files that were added since, and the rows after them."""
     with tempfile.TemporaryDirectory(prefix="taskyard-rows-") as scratch:
         for file in _read_tail_files(state, table, after, Path(scratch)):
-            yield from read_file(file)
+            yield from parquet_file.batches(file)
 
 
 def _read_tail_files(state: Path, table: str, after: int, scratch: Path) -> list[Path]:

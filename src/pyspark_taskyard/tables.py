@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from taskyard.core.model import Result, shown, truncated_result_reason
-from taskyard.journal import history
+from taskyard.journal import parquet_file
 
 #: A task with the fields of `taskyard show`.
 View = dict[str, Any]
@@ -65,8 +65,8 @@ RESULTS: Final = pa.schema(
 )
 
 ARROW: Final = {
-    "events": _nullable(history.EVENTS),
-    "edges": _nullable(history.EDGES),
+    "events": _nullable(parquet_file.EVENTS),
+    "edges": _nullable(parquet_file.EDGES),
     "tasks": TASKS,
     "results": RESULTS,
 }

@@ -59,8 +59,10 @@ def arm(killer: Killer) -> None:
 
 
 def compact(directory: Path) -> None:
+    """Compact a state and replace its row files by Parquet files."""
     with closing(SqliteStore(directory)) as store:
         compaction.compact(directory, store)
+    history.convert(directory)
 
 
 def contents(directory: Path) -> dict[str, object]:

@@ -48,17 +48,18 @@ from taskyard.core.records import (
 )
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
-from taskyard.journal import archive, compaction, snapshot
+from taskyard.journal import archive, compaction, row_file, snapshot
 from taskyard.journal.archive import ArchiveRow, ArchiveWriter
 from taskyard.journal.recovery import JOURNAL_FORMAT, encode
 from taskyard.journal.sqlite import SqliteStore
-from taskyard.journal.store import Head
+from taskyard.journal.store import Head, MemoryStore
 from tests.journal.scenarios import go_on, rich_story
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_SNAPSHOTS = Path(__file__).parent / "golden_snapshots"
 LATEST = "records-latest.txt"
 GOLDEN_INDEXES = Path(__file__).parent / "golden_indexes"
+GOLDEN_ROWS = Path(__file__).parent / "golden_rows"
 
 #: The row after which the golden state directory was compacted.
 COMPACTED_AT = 30
@@ -216,6 +217,7 @@ def make_index(directory: Path) -> None:
 def main() -> None:
     _make_golden_snapshot()
     _make_golden_index()
+    _make_golden_rows()
     version = GOLDEN / f"format-{JOURNAL_FORMAT}"
     if version.exists():
         (version / LATEST).write_text("\n".join(record_lines()) + "\n")
@@ -244,6 +246,16 @@ def _make_golden_index() -> None:
     if not path.exists():
         path.mkdir(parents=True)
         make_index(path)
+        sys.stdout.write(f"made {path}\n")
+
+
+def _make_golden_rows() -> None:
+    path = GOLDEN_ROWS / f"format-{row_file.FORMAT}"
+    if not path.exists():
+        compaction.export(path, rich_story(MemoryStore()).store)
+        for other in (*path.glob("finished.sqlite*"), *path.glob("snapshots/*")):
+            other.unlink()
+        (path / "snapshots").rmdir()
         sys.stdout.write(f"made {path}\n")
 
 

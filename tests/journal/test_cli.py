@@ -97,7 +97,7 @@ class TestAsProcesses:
         exported = process(shell.state, "export")
         assert (exported.returncode, exported.stderr) == (
             0,
-            f"exporting rows: {ROWS} of {ROWS}\n",
+            f"exporting rows: {ROWS} of {ROWS}\nwriting Parquet: 1 of 1\n",
         )
         assert re.fullmatch(
             rf"exported {ROWS} rows: \d+ events and \d+ edges in 2 new files\n"

@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import EndedTask
 from taskyard.errors import JournalDamaged, JournalFailed
-from taskyard.journal import archive, compaction, history, recovery, snapshot
+from taskyard.journal import archive, compaction, history, parquet_file, recovery, snapshot
 from taskyard.journal.archive import Archive
 from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.history import HistoryPart
@@ -40,7 +39,7 @@ def table(directory: Path, name: str) -> list[dict[str, Any]]:
     """Return all rows of the history, in the order of the files."""
     whole, _ = history.parts(directory)
     paths = [part.paths(directory)[name] for part in whole]
-    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+    return [row for path in paths for row in parquet_file.read_table(path).to_pylist()]
 
 
 def files(directory: Path) -> dict[str, tuple[int, bytes]]:
@@ -71,7 +70,7 @@ class TestExport:
             rows=head.sequence,
             events=len(table(tmp_path, "events")),
             edges=len(table(tmp_path, "edges")),
-            files=[f"edges-{span}.parquet", f"events-{span}.parquet"],
+            files=[f"edges-{span}.rows", f"events-{span}.rows"],
             ended=outcome.ended,
             unfinished=tasks_in_snapshot(tmp_path, head.sequence),
         )
@@ -107,7 +106,7 @@ class TestExport:
             (21, 21),
             (22, yard.store.head.sequence),
         ]
-        for name in history.TABLES:
+        for name in parquet_file.TABLES:
             assert table(tmp_path / "steps", name) == table(tmp_path / "once", name)
 
     def test_full_files_are_closed_after_the_row_that_filled_them(
@@ -115,12 +114,12 @@ class TestExport:
     ) -> None:
         compaction.export(tmp_path / "one", store)
         monkeypatch.setattr(history, "EVENTS_PER_FILE_MAX", 10)
-        monkeypatch.setattr(history, "ROWS_PER_GROUP", 4)
+        monkeypatch.setattr(history, "ROWS_PER_BLOCK", 4)
         compaction.export(tmp_path / "many", store)
         whole, _ = history.parts(tmp_path / "many")
         assert len(whole) > 5
         assert history.gaps(whole) == []
-        for name in history.TABLES:
+        for name in parquet_file.TABLES:
             assert table(tmp_path / "many", name) == table(tmp_path / "one", name)
         assert ledger_fingerprint(
             recovery.open_ledger(tmp_path / "many", store)
@@ -222,7 +221,7 @@ class TestKilled:
                 compaction.compact(tmp_path / "killed", store)
         go_on(store, yard.store, yard.store.head.sequence)
         compaction.compact(tmp_path / "killed", store)
-        for name in history.TABLES:
+        for name in parquet_file.TABLES:
             assert table(tmp_path / "killed", name) == table(tmp_path / "clean", name)
         assert index_rows(tmp_path / "killed", names) == index_rows(tmp_path / "clean", names)
         recovered = recovery.open_ledger(tmp_path / "killed", store)
@@ -234,7 +233,7 @@ class TestKilled:
         sync = os.fsync
 
         def fail(descriptor: int) -> None:
-            if "parquet" in Path(f"/proc/self/fd/{descriptor}").readlink().name:
+            if "rows" in Path(f"/proc/self/fd/{descriptor}").readlink().name:
                 raise OSError(28, "No space left on device")
             sync(descriptor)
 
@@ -323,9 +322,7 @@ class TestDamage:
     ) -> None:
         compaction.compact(tmp_path, store)
         HistoryPart(1, store.head.sequence).paths(tmp_path)["edges"].unlink()
-        with pytest.raises(
-            JournalDamaged, match=r"edges-0.*\.parquet is missing: rows 1\.\..* are"
-        ):
+        with pytest.raises(JournalDamaged, match=r"edges-0.*\.rows is missing: rows 1\.\..* are"):
             compaction.export(tmp_path, store)
 
     def test_gap_in_the_history_is_refused(self, yard: WritingYard, tmp_path: Path) -> None:

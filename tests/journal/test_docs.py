@@ -23,7 +23,9 @@ from taskyard.journal import (
     compaction,
     history,
     history_rows,
+    parquet_file,
     recovery,
+    row_file,
     schema,
     snapshot,
     witness,
@@ -84,7 +86,7 @@ def test_arrays_are_documented_with_their_fields() -> None:
     assert documented == expected
 
 
-@pytest.mark.parametrize(("table", "columns"), history.TABLES.items(), ids=history.TABLES)
+@pytest.mark.parametrize(("table", "columns"), parquet_file.TABLES.items(), ids=parquet_file.TABLES)
 def test_columns_of_the_history_are_documented(table: str, columns: pa.Schema) -> None:
     section = PAGE.split(f"### `{table}`")[1].split("\n#")[0]
     lines = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (yes|no) \| \S", section, re.MULTILINE)
@@ -116,8 +118,11 @@ def test_layouts_are_documented_with_their_sizes() -> None:
     label, identity = len(chain.LABEL), chain.IDENTITY_BYTES
     assert sizes[:6] == [label, identity, 8, 8, chain.CHAIN_BYTES, 32]
     assert sum(sizes[:6]) == chain.SEALED_BYTES
-    assert sizes[6:] == [len(snapshot.MAGIC), 4, chain.SEALED_BYTES, 8, 8, 4]
+    assert sizes[6:12] == [len(snapshot.MAGIC), 4, chain.SEALED_BYTES, 8, 8, 4]
     assert sum(sizes[6:9]) == snapshot.HEADER_BYTES
+    assert sizes[12] == len(f"{row_file.MAGIC.decode()}{row_file.FORMAT}\n")
+    assert sum(sizes[13:]) == row_file.TRAILER_BYTES
+    assert f"up to about {row_file.ROWS_PER_BLOCK:,}" in PAGE
     assert f"at offsets 0 and {witness.SLOT_SPACING_BYTES}" in PAGE
 
 

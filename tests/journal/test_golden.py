@@ -14,14 +14,25 @@ from taskyard.core.model import Result
 from taskyard.core.records import AnyRecord, Submitted
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, StateError
-from taskyard.journal import archive, compaction, recovery, snapshot, state_check
+from taskyard.journal import (
+    archive,
+    compaction,
+    history,
+    parquet_file,
+    recovery,
+    row_file,
+    snapshot,
+    state_check,
+)
 from taskyard.journal.archive import Archive
 from taskyard.journal.recovery import JOURNAL_FORMAT, decode, encode
 from taskyard.journal.sqlite import SqliteStore
+from taskyard.journal.store import MemoryStore
 from tests.journal.make_golden import (
     COMPACTED_AT,
     GOLDEN,
     GOLDEN_INDEXES,
+    GOLDEN_ROWS,
     GOLDEN_SNAPSHOTS,
     INDEXED,
     LATEST,
@@ -29,7 +40,8 @@ from tests.journal.make_golden import (
     described,
     record_lines,
 )
-from tests.journal.scenarios import unfinished
+from tests.journal.row_files import read_rows
+from tests.journal.scenarios import rich_story, unfinished
 
 VERSIONS = sorted(GOLDEN.iterdir())
 
@@ -189,3 +201,22 @@ class TestStateDirectory:
         findings = state_check.check(state, deep=True)
         assert findings.wrong == []
         assert (findings.trimmed, findings.history_last) == (COMPACTED_AT, COMPACTED_AT)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN_ROWS.iterdir()), ids=lambda path: path.name)
+def test_golden_row_files_are_read(path: Path, tmp_path: Path) -> None:
+    """Compare with the same story, written by this version: by our reader and by the page's."""
+    compaction.export(tmp_path, rich_story(MemoryStore()).store)
+    (golden,), (written,) = history.parts(path)[0], history.parts(tmp_path)[0]
+    assert golden == written
+    assert history.check_part(path, golden, deep=True) > 100
+    for table, file in golden.paths(path).items():
+        expected = written.paths(tmp_path)[table]
+        rows = parquet_file.read_table(file)
+        assert rows == parquet_file.read_table(expected)
+        assert list(read_rows(file)) == list(read_rows(expected))
+        assert rows.num_rows > 0
+
+
+def test_every_format_of_row_files_has_golden_files() -> None:
+    assert f"format-{row_file.FORMAT}" in [path.name for path in GOLDEN_ROWS.iterdir()]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from taskyard.core import records
@@ -19,9 +18,11 @@ from taskyard.core.records import AnyRecord
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
-from taskyard.journal import compaction, history, history_rows
-from taskyard.journal.history import EDGES, EVENTS, ColumnBuilder, HistoryPart
+from taskyard.journal import compaction, history, history_rows, parquet_file, row_file
+from taskyard.journal.history import HistoryPart
+from taskyard.journal.parquet_file import EDGES, EVENTS
 from taskyard.journal.recovery import decode
+from taskyard.journal.row_file import Block, ColumnBuilder, RowFile
 from taskyard.journal.store import MemoryStore, Row
 from tests.journal.scenarios import BEGIN_NS, LONG_PAYLOAD, WritingYard, rich_story
 
@@ -47,13 +48,13 @@ def paths(directory: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def events(exported: Path) -> Rows:
-    rows: Rows = pq.read_table(paths(exported)["events"]).to_pylist()
+    rows: Rows = parquet_file.read_table(paths(exported)["events"]).to_pylist()
     return rows
 
 
 @pytest.fixture(scope="module")
 def edges(exported: Path) -> Rows:
-    rows: Rows = pq.read_table(paths(exported)["edges"]).to_pylist()
+    rows: Rows = parquet_file.read_table(paths(exported)["edges"]).to_pylist()
     return rows
 
 
@@ -74,6 +75,11 @@ def names_of(record: AnyRecord) -> list[bytes]:
 
 def text(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
+
+
+def as_arrow(block: Block, table: str) -> pa.RecordBatch:
+    columns = row_file.TABLES[table]
+    return parquet_file.to_arrow(block, parquet_file.TABLES[table], columns)
 
 
 def of_kind(rows: Rows, kind: str, **values: object) -> Rows:
@@ -204,7 +210,7 @@ class TestEvents:
         story = WritingYard(store)
         story.handle_stale(b"gone")
         compaction.export(tmp_path, store)
-        (row,) = pq.read_table(paths(tmp_path)["events"]).to_pylist()
+        (row,) = parquet_file.read_table(paths(tmp_path)["events"]).to_pylist()
         assert (row["kind"], row["task"], row["campaign"], row["lane"]) == (
             "stale",
             "gone",
@@ -215,9 +221,9 @@ class TestEvents:
     def test_tasks_of_one_record_may_differ_in_everything(self) -> None:
         terms = [Terms(campaign=b"x", priority=1, dialect=b"d", due_ns=5), Terms(slots=3)]
         submission = Submission([b"a", b"b"], [b"", b"12"], terms, [0, 1], [b"l", b""])
-        ledger, rows, no_edges = Ledger(), ColumnBuilder(EVENTS), ColumnBuilder(EDGES)
+        ledger, rows, no_edges = Ledger(), ColumnBuilder("events"), ColumnBuilder("edges")
         history_rows.write_rows(ledger, 1, records.Submitted(0, submission), rows, no_edges)
-        told_rows = rows.take().to_pylist()
+        told_rows = as_arrow(rows.take(), "events").to_pylist()
         columns = ("kind", "task", "campaign", "priority", "dialect", "slots", "lane", "attempt")
         assert [tuple(row[key] for key in columns) for row in told_rows] == [
             ("submitted", "a", "x", 1, "d", 1, "l", 0),
@@ -228,7 +234,7 @@ class TestEvents:
         assert no_edges.rows == 0
 
     def test_task_that_waits_for_nothing_has_no_edges(self) -> None:
-        rows, no_edges = ColumnBuilder(EVENTS), ColumnBuilder(EDGES)
+        rows, no_edges = ColumnBuilder("events"), ColumnBuilder("edges")
         submitted = records.Submitted(0, Submission([b"a"], after=[[]]))
         history_rows.write_rows(Ledger(), 1, submitted, rows, no_edges)
         assert (rows.rows, no_edges.rows) == (2, 0)
@@ -267,21 +273,26 @@ def waits_of(record: AnyRecord) -> list[tuple[bytes, list[bytes]]]:
 
 
 class TestFiles:
-    def test_columns_are_the_documented_ones(self, exported: Path) -> None:
+    def test_row_files_are_private_and_have_the_columns_of_their_table(
+        self, exported: Path
+    ) -> None:
         for table, path in paths(exported).items():
-            assert pq.read_schema(path).equals(history.TABLES[table])
+            assert path.stat().st_mode & 0o777 == 0o600
+            with RowFile(path) as file:
+                assert (file.table, tuple(file.columns)) == (table, row_file.TABLES[table])
+
+    def test_row_files_and_arrow_have_the_same_columns(self) -> None:
+        for table, names in row_file.TABLES.items():
+            renamed = [
+                {"due": "due_ns"}.get(name, name) for name in parquet_file.TABLES[table].names
+            ]
+            assert [name for name in renamed if name != "time"] == [*names]
 
     def test_spark_can_read_every_type(self) -> None:
         """Spark has trouble with dictionaries and with nanoseconds."""
         plain = {"int64", "string", "bool", "timestamp[us, tz=UTC]", "list<element: string>"}
         for schema in (EVENTS, EDGES):
             assert {str(field.type) for field in schema} <= plain
-
-    def test_files_are_private_and_compressed(self, exported: Path) -> None:
-        for path in paths(exported).values():
-            assert path.stat().st_mode & 0o777 == 0o600
-            metadata = pq.read_metadata(path)
-            assert metadata.row_group(0).column(0).compression == "ZSTD"
 
     def test_unfinished_files_are_hidden_from_spark(self, tmp_path: Path) -> None:
         writer = history.PartWriter(tmp_path)
@@ -293,7 +304,7 @@ class TestFiles:
     def test_strange_files_are_no_parts(self, tmp_path: Path) -> None:
         folder = tmp_path / history.FOLDER
         folder.mkdir()
-        for name in ("events.parquet", "events-1-2.parquet", "nodes-000000000001-000000000002.x"):
+        for name in ("events.rows", "events-1-2.parquet", "nodes-000000000001-000000000002.rows"):
             (folder / name).touch()
         assert history.parts(tmp_path) == ([], [])
 
@@ -303,17 +314,6 @@ class TestFiles:
             "rows 6..6 are in no history file",
             "rows 7..7 are in two history files",
         ]
-
-    def test_flipped_byte_is_found_by_a_deep_look(self, yard: WritingYard, tmp_path: Path) -> None:
-        compaction.export(tmp_path, yard.store)
-        path = paths(tmp_path)["events"]
-        content = bytearray(path.read_bytes())
-        (part,), _ = history.parts(tmp_path)
-        column = pq.read_metadata(path).row_group(0).column(4)
-        content[column.dictionary_page_offset + column.total_compressed_size - 3] ^= 0xFF
-        path.write_bytes(content)
-        with pytest.raises(JournalDamaged, match="can't be read"):
-            history.check_part(tmp_path, part, deep=True)
 
     @pytest.mark.parametrize(
         ("trimmed", "lost"),
@@ -336,16 +336,6 @@ class TestFiles:
             history.check_part(tmp_path, HistoryPart(11, 20), trimmed)
         assert caught.value.lost == lost
 
-    def test_words_of_the_reader_are_one_line(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_: object, **__: object) -> None:
-            raise pa.ArrowInvalid("it is\n  broken\n")
-
-        monkeypatch.setattr(pq, "ParquetFile", fail)
-        with pytest.raises(JournalDamaged, match=r"can't be read \(it is broken\)"):
-            history.check_part(tmp_path, HistoryPart(1, 2))
-
     def test_file_of_another_schema_is_refused(self, yard: WritingYard, tmp_path: Path) -> None:
         compaction.export(tmp_path, yard.store)
         (part,), _ = history.parts(tmp_path)
@@ -354,45 +344,54 @@ class TestFiles:
         with pytest.raises(JournalDamaged, match="unexpected columns"):
             history.check_part(tmp_path, part)
 
+    def test_file_of_other_rows_is_refused(self, yard: WritingYard, tmp_path: Path) -> None:
+        compaction.export(tmp_path, yard.store)
+        other = HistoryPart(1, 99)
+        for table, path in paths(tmp_path).items():
+            path.rename(other.paths(tmp_path, history.ROWS)[table])
+        last = yard.store.head.sequence
+        with pytest.raises(JournalDamaged, match=rf"-0+99\.rows holds rows 1\.\.{last}: "):
+            history.check_part(tmp_path, other)
+
 
 class TestColumns:
     def test_shared_and_own_values_lie_side_by_side(self) -> None:
-        columns = ColumnBuilder(EDGES)
+        columns = ColumnBuilder("edges")
         columns.add(2, {"sequence": 1, "record": 1, "task": [b"a", b"b"], "after": b"x"})
         columns.add(1, {"sequence": 2, "record": 2, "task": b"c", "after": [b"y"]})
         assert columns.rows == 3
-        assert columns.take().to_pydict() == {
+        assert as_arrow(columns.take(), "edges").to_pydict() == {
             "sequence": [1, 1, 2],
             "record": [1, 1, 2],
             "task": ["a", "b", "c"],
             "after": ["x", "x", "y"],
         }
-        assert columns.take().num_rows == 0
+        assert columns.take().rows == 0
 
     def test_bytes_that_are_not_utf8_are_escaped(self) -> None:
-        columns = ColumnBuilder(EDGES)
+        columns = ColumnBuilder("edges")
         columns.add(1, {"sequence": 1, "record": 1, "task": b"\xc3\xa9\xff", "after": b"\\xff"})
-        (row,) = columns.take().to_pylist()
+        (row,) = as_arrow(columns.take(), "edges").to_pylist()
         assert (row["task"], row["after"]) == ("é\\xff", "\\xff")
 
     def test_nulls_survive_where_some_names_are_no_utf8(self) -> None:
-        columns = ColumnBuilder(EVENTS)
+        columns = ColumnBuilder("events")
         columns.add(2, {**BEGINNING, "task": [b"\xff", None], "services": (b"\xfe",)})
-        batch = columns.take()
+        batch = as_arrow(columns.take(), "events")
         assert batch.column("task").to_pylist() == ["\\xff", None]
         assert batch.column("services").to_pylist() == [["\\xfe"]] * 2
 
     def test_numbers_that_are_too_large_stop_at_the_end_of_the_column(self) -> None:
-        columns = ColumnBuilder(EVENTS)
+        columns = ColumnBuilder("events")
         huge = [1 << 64, -(1 << 64), None]
-        columns.add(3, {**BEGINNING, "priority": huge, "due": huge})
-        batch = columns.take()
+        columns.add(3, {**BEGINNING, "priority": huge, "due_ns": huge})
+        batch = as_arrow(columns.take(), "events")
         assert batch.column("priority").to_pylist() == [(1 << 63) - 1, -(1 << 63), None]
         assert batch.column("due").cast(pa.int64()).to_pylist()[0] == ((1 << 63) - 1) // 1000
 
 
 #: The columns that every event has.
-BEGINNING = {"sequence": 1, "record": 1, "time": BEGIN_NS, "time_ns": BEGIN_NS, "kind": b"stale"}
+BEGINNING = {"sequence": 1, "record": 1, "time_ns": BEGIN_NS, "kind": b"stale"}
 
 
 @pytest.mark.parametrize(
@@ -417,7 +416,7 @@ def test_measurements_of_a_worker_become_columns(tmp_path: Path) -> None:
     measured = RunColumns(b"host", starts, [5, 0, 6], [3, None, -9], [7, 0, 8], [9, 0, 0])
     yard.finish(b"w", b"a", b"b", b"c", runs=measured)
     compaction.export(tmp_path, yard.store)
-    told_rows: Rows = pq.read_table(paths(tmp_path)["events"]).to_pylist()
+    told_rows: Rows = parquet_file.read_table(paths(tmp_path)["events"]).to_pylist()
     rows = [row for row in told_rows if row["kind"] == "finished"]
     names = ("host", "started_ns", "run_ns", "exit_status", "signal", "cpu_ns", "memory_max_bytes")
     assert [tuple(row[name] for name in names) for row in rows] == [
@@ -425,14 +424,3 @@ def test_measurements_of_a_worker_become_columns(tmp_path: Path) -> None:
         (None, None, None, None, None, None, None),
         ("host", starts[2], 6, None, 9, 8, None),
     ]
-
-
-def test_file_of_an_earlier_version_gets_the_columns_that_it_lacks() -> None:
-    whole = ColumnBuilder(EVENTS)
-    whole.add(1, {"sequence": 1, "record": 1, "time": 0, "time_ns": 0, "kind": b"due"})
-    batch = whole.take()
-    older = batch.select(EVENTS.names[:22])
-    assert history.with_all_columns(older) == batch
-    assert history.with_all_columns(batch) == batch
-    edges = ColumnBuilder(EDGES).take()
-    assert history.with_all_columns(edges) == edges

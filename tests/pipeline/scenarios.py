@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from taskyard.journal import history
+from taskyard.journal import history, parquet_file
 from taskyard.pipeline.datasets import EDGES, EVENTS
 from taskyard.pipeline.jobs.report import count_guarantees
 from taskyard.pipeline.placement import placed_tasks
@@ -130,10 +130,12 @@ def write_part(state: Path, first: int, last: int, *logs: EventLog) -> None:
     for log in logs:
         rows_of["events"] += log.events
         rows_of["edges"] += log.edges
-    for table, path in history.HistoryPart(first, last).paths(state).items():
+    for table, path in history.HistoryPart(first, last).paths(state, history.PARQUET).items():
         rows = [row for row in rows_of[table] if first <= int(str(row["sequence"])) <= last]
-        columns = {name: [row.get(name) for row in rows] for name in history.TABLES[table].names}
-        pq.write_table(pa.table(columns, schema=history.TABLES[table]), path)
+        columns = {
+            name: [row.get(name) for row in rows] for name in parquet_file.TABLES[table].names
+        }
+        pq.write_table(pa.table(columns, schema=parquet_file.TABLES[table]), path)
 
 
 def guarantees(events: DataFrame, edges: DataFrame) -> Guarantees:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
@@ -14,7 +13,7 @@ from pyspark_taskyard.options import OPTIONS
 from pyspark_taskyard.tables import results_batch
 from taskyard import testing
 from taskyard.core.model import Result
-from taskyard.journal import compaction, history
+from taskyard.journal import compaction, history, parquet_file
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal.scenarios import WritingYard
 
@@ -79,7 +78,7 @@ def _exported(state: State, table: str) -> list[dict[str, Any]]:
     whole, _ = history.parts(state.directory)
     files = [part.paths(state.directory)[table] for part in whole]
     assert len(files) == 2
-    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+    rows = [row for file in files for row in parquet_file.read_table(file).to_pylist()]
     return sorted(rows, key=repr)
 
 

@@ -7,12 +7,11 @@ from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
 import pytest
 
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UserError
-from taskyard.journal import compaction, history, recovery
+from taskyard.journal import compaction, history, parquet_file, recovery
 from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
@@ -79,8 +78,8 @@ def test_files_and_later_rows_are_one_history(
     assert part.last == frames.last == yard.store.head.sequence
     tables = {"events": frames.events, "edges": frames.edges}
     for table, path in part.paths(whole).items():
-        expected = sorted(map(repr, pq.read_table(path).to_pylist()))
-        found = tables[table].toArrow().cast(history.TABLES[table]).to_pylist()
+        expected = sorted(map(repr, parquet_file.read_table(path).to_pylist()))
+        found = tables[table].toArrow().cast(parquet_file.TABLES[table]).to_pylist()
         # Events of late reports depend on whether the task is still in memory.
         assert len(found) == len(expected)
         assert sorted(map(repr, found)) == expected
@@ -132,14 +131,14 @@ def test_fully_exported_state_has_no_later_rows(
     rows = write_rows(yard, tmp_path / "state", len(list(yard.store.rows())))
     found = source.read(spark, tmp_path / "state", tmp_path / "scratch")
     assert found.last == rows
-    assert not (tmp_path / "scratch").exists()
+    assert not (tmp_path / "scratch" / history.FOLDER).exists()
 
 
 def test_state_without_exports_is_read_from_its_journal(
     yard: WritingYard, tmp_path: Path, spark: SparkSession
 ) -> None:
     rows = write_rows(yard, tmp_path / "state", 0)
-    assert source.read(spark, tmp_path / "state").last == 0
+    assert source.read(spark, tmp_path / "state", tmp_path / "read").last == rows
     assert source.parts(tmp_path / "state") == []
     copied = source.export_tail(tmp_path / "state", [], tmp_path / "scratch")
     assert copied == history.HistoryPart(1, rows)
@@ -174,6 +173,6 @@ def test_datasets_match_the_journals_tables() -> None:
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
     for dataset in (EVENTS, EDGES):
-        exported = from_arrow_schema(history.TABLES[dataset.name])
+        exported = from_arrow_schema(parquet_file.TABLES[dataset.name])
         kinds = [(field.name, field.dataType.simpleString()) for field in exported.fields]
         assert [(one.name, one.kind.simpleString()) for one in dataset.columns] == kinds

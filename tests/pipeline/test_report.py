@@ -27,6 +27,7 @@ from taskyard.journal.audit import AuditCounts, Auditor
 from taskyard.journal.reader import JournalReader
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline.datasets import CRITICAL_PATH
+from taskyard.pipeline.jobs import history as history_job
 from taskyard.pipeline.jobs import report
 from taskyard.pipeline.report import charts, page, summary
 from taskyard.pipeline.report.format import format_duration, shorten_name
@@ -190,14 +191,15 @@ def test_tables_are_written_as_parquet_and_csv(out: Path) -> None:
 def test_history_is_found_in_every_kind_of_directory(
     state: Path, spark: SparkSession, tmp_path: Path
 ) -> None:
-    assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
     live = history.read(spark, state, tmp_path).events.count()
-    copy = tmp_path / "copied"
-    shutil.copytree(state / "history", copy)
-    for place in (state, state / "history", copy):
-        assert history.read_directory(spark, place).events.count() == live
+    history_job.export(state)
+    row_files = shutil.copytree(state / "history", tmp_path / "row files")
+    assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
+    copy = shutil.copytree(state / "history", tmp_path / "copied")
+    for place in (state, state / "history", copy, row_files):
+        assert history.read_directory(spark, place, tmp_path / "scratch").events.count() == live
     with pytest.raises(UserError, match="no history found"):
-        history.read_directory(spark, tmp_path)
+        history.read_directory(spark, tmp_path, tmp_path / "scratch")
 
 
 def test_unknown_campaign_is_named(

@@ -15,7 +15,9 @@ from typing import Any
 
 from taskyard.broker.archive import EndedTasks
 from taskyard.cli.entry import main
-from taskyard.journal import compaction_process, snapshot
+from taskyard.journal import compaction, compaction_process, snapshot
+from taskyard.journal.archive import ArchiveWriter
+from taskyard.journal.history import PartWriter
 from taskyard.journal.sqlite import SqliteStore
 
 CHILD = "beside"
@@ -38,10 +40,6 @@ STEPS_WITHIN: dict[str, tuple[Any, str]] = {
 
 
 def compact_beside(step: str, words: list[str]) -> None:
-    from taskyard.journal import compaction  # noqa: PLC0415  # Arrow: not in the broker
-    from taskyard.journal.archive import ArchiveWriter  # noqa: PLC0415
-    from taskyard.journal.history import PartWriter  # noqa: PLC0415
-
     with Path("children").open("a") as file:
         file.write(f"{os.getpid()}\n")
     owners: dict[str, Any] = {

@@ -8,13 +8,12 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
-
 from taskyard.client.client import Client
 from taskyard.core.model import Submission, Terms
 from taskyard.journal import compaction
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
+from tests.journal.row_files import read_rows
 from tests.kit.processes import run_here, until
 from tests.system import killed_compaction
 from tests.system.killed_compaction import STEPS_BESIDE, STEPS_WITHIN
@@ -139,18 +138,14 @@ def look_back(broker: Broker, names: list[bytes]) -> None:
 
 
 def history(directory: Path) -> list[Path]:
-    return [*(directory / ".taskyard" / "history").glob("events-*.parquet")]
+    return [*(directory / ".taskyard" / "history").glob("events-*.rows")]
 
 
 def tally(state: Path, names: list[bytes]) -> None:
     """Count the history and the journal."""
     with StateLock(state), closing(SqliteStore(state)) as store:
         compaction.compact(state, store)
-    rows = [
-        row
-        for path in (state / "history").glob("events-*.parquet")
-        for row in pq.read_table(path, columns=["kind", "task"]).to_pylist()
-    ]
-    submitted = [row["task"] for row in rows if row["kind"] == "submitted"]
-    finished = [row["task"] for row in rows if row["kind"] == "finished"]
-    assert sorted(submitted) == sorted(finished) == sorted(name.decode() for name in names)
+    rows = [row for path in (state / "history").glob("events-*.rows") for row in read_rows(path)]
+    submitted = [row["task"] for row in rows if row["kind"] == b"submitted"]
+    finished = [row["task"] for row in rows if row["kind"] == b"finished"]
+    assert sorted(submitted) == sorted(finished) == sorted(names)

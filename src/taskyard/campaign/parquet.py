@@ -1,6 +1,7 @@
 """Parquet: a column per key of a task, and a task per row. Line numbers are row numbers.
 
-Imports pyarrow only when a file is opened: that takes longer than reading most campaigns.
+Imports pyarrow only when a file is opened: that takes longer than reading most campaigns, and the
+extra `history` may not be installed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskyard.campaign.csv_rows import check_column
 from taskyard.campaign.lines import InvalidCampaign, InvalidRow
 from taskyard.campaign.values import InvalidValue, from_cell
+from taskyard.errors import NotInstalled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +24,13 @@ MAGIC: Final = b"PAR1"
 
 def rows(path: str) -> Iterator[tuple[int, object]]:
     """Yield the rows of a file as dicts, with their numbers. A null is a missing key."""
-    import pyarrow as pa  # noqa: PLC0415  # see above
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
+    try:
+        import pyarrow as pa  # noqa: PLC0415  # see above
+        import pyarrow.parquet as pq  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise NotInstalled(
+            f"{path}: Parquet files need {missing.name} (pip install 'taskyard[history]')"
+        ) from None
     number = 0
     try:
         with pq.ParquetFile(path) as file:

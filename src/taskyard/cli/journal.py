@@ -17,7 +17,7 @@ from taskyard.cli.options import CliContext, json_option, quiet_option, state_op
 from taskyard.cli.output import print_document
 from taskyard.cli.progress import ProgressBar
 from taskyard.errors import ExitCode, JournalDamaged, StateLocked, UnusableState
-from taskyard.journal import compaction, schema, state_check
+from taskyard.journal import compaction, history, schema, state_check
 from taskyard.journal.compaction import CompactionResult
 from taskyard.journal.lock import ReadLock, StateLock
 from taskyard.journal.sqlite import SqliteStore
@@ -116,11 +116,14 @@ def check(state: Path, *, as_json: bool, deep: bool, live: bool) -> ExitCode:
 def export(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
     """Export the history of all rows to Parquet files.
 
-    Adds files to STATE/history/, takes a snapshot and updates the index of finished tasks. No row
-    is removed. Running it again changes no existing file. The broker must be stopped (exit 2 if
-    not).
+    Replaces the row files in STATE/history/ by Parquet files, takes a snapshot and updates the
+    index of finished tasks. No row is removed from the journal. Running it again changes no Parquet
+    file. Safe to interrupt and run again. The broker must be stopped (exit 2 if not).
+
+    Needs the extra: pip install 'taskyard[history]'.
     """
-    outcome = _run(compaction.export, cli_context, state)
+    history.parquet_support()
+    outcome = _run(_export_parquet, cli_context, state)
     if as_json:
         print_document(JournalExportDocument(state=str(state), **msgspec.structs.asdict(outcome)))
     else:
@@ -149,6 +152,16 @@ def compact(cli_context: CliContext, state: Path, *, as_json: bool) -> None:
             f"trimmed {format_count(outcome.rows_trimmed, 'row')}, removed "
             f"{format_count(outcome.snapshots_removed, 'older snapshot')}"
         )
+
+
+def _export_parquet(
+    state: Path, store: SqliteStore, progress: compaction.Progress
+) -> CompactionResult:
+    """Export all rows, then replace row files by Parquet files."""
+    outcome = compaction.export(state, store, progress)
+    written = history.convert(state, lambda done, total: progress("writing Parquet", done, total))
+    outcome.files = [path.name for path in written]
+    return outcome
 
 
 def _require_state(state: Path) -> None:
@@ -213,16 +226,22 @@ class CompactionProgress(ProgressBar):
 
 
 def _format_result(outcome: CompactionResult) -> str:
+    if not outcome.rows and outcome.files:
+        return f"wrote the history up to row {outcome.sequence} to {_new_files(outcome)}"
     if not outcome.rows:
         return f"nothing to export: covered up to row {outcome.sequence}"
     return (
         f"exported {format_count(outcome.rows, 'row')}: {format_count(outcome.events, 'event')} "
         f"and {format_count(outcome.edges, 'edge')} "
-        f"in {format_count(len(outcome.files), 'new file')}\n"
+        f"in {_new_files(outcome)}\n"
         f"covered up to row {outcome.sequence}: "
         f"{format_count(outcome.unfinished, 'task')} in the snapshot, "
         f"{outcome.ended} more in the index of finished tasks"
     )
+
+
+def _new_files(outcome: CompactionResult) -> str:
+    return format_count(len(outcome.files), "new file")
 
 
 def _format_report(state: Path, findings: StateReport) -> str:

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from taskyard.errors import JournalFailed, TaskyardError
-from taskyard.journal import chain
+from taskyard.journal import chain, compaction
 from taskyard.journal.chain import Head, seal
 from taskyard.journal.files import free_bytes
 from taskyard.journal.reader import JournalReader
@@ -102,8 +102,6 @@ GC_THRESHOLD: Final = 50_000
 
 def run(directory: Path, sealed: bytes, check_abort: Callable[[], None]) -> CompactionReport:
     """Compact up to a sealed head. `check_abort` may raise to stop."""
-    from taskyard.journal import compaction  # noqa: PLC0415  # keeps Arrow out of the broker
-
     found = chain.unseal(sealed)
     if found is None:
         return CompactionReport(failed="the sealed head in the arguments is damaged")
@@ -140,15 +138,6 @@ class AbortCheck:
             )
 
 
-class NoPandas:
-    """Keeps Arrow from importing pandas with its first array, which takes 0.5 s and 40 MB."""
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Raise for pandas before any other finder runs."""
-        if name == "pandas":
-            raise ModuleNotFoundError("pandas is not used here", name=name)
-
-
 def exit_on_stdin_close() -> None:
     """Have SIGIO kill this process when the other end of stdin closes, or exit if it has."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
@@ -164,7 +153,6 @@ def main(arguments: list[str]) -> None:
     """Run the child process."""
     exit_on_stdin_close()
     os.nice(NICENESS)
-    sys.meta_path.insert(0, NoPandas())
     gc.set_threshold(GC_THRESHOLD)
     directory = Path(arguments[0])
     report = run(directory, bytes.fromhex(arguments[1]), AbortCheck(directory))

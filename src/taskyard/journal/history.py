@@ -1,93 +1,40 @@
-r"""The history as Parquet: two tables that any tool reads, written as pairs of files.
+"""The history: two tables of events and edges, in pairs of files that are never changed.
 
-`history/events-FIRST-LAST.parquet` and `edges-FIRST-LAST.parquet` hold the events of the journal's
-rows FIRST to LAST. A pair is written under other names, synced and renamed, the edges first. The
-ranges follow one another without a gap. An existing file is trusted by its name and never changed.
+`history/events-FIRST-LAST.rows` and `edges-FIRST-LAST.rows` hold the events of the journal's rows
+FIRST to LAST. A pair is written under other names, synced and renamed, the edges first. The ranges
+follow one another without a gap. An existing file is trusted by its name and never changed.
 
-Columns have plain types (strings, UTC times), so that Spark reads them directly. Names are bytes in
-the journal: bytes that are not UTF-8 are written as \xNN. Only this file imports pyarrow.
-`docs/journal.md` documents the columns, and a test compares the two.
+`convert` replaces the row files of a pair by Parquet files, which any tool reads. Earlier versions
+wrote Parquet at once. So both kinds occur in one history, and readers take both. Only
+`parquet_file` needs pyarrow, from the extra `history`, and it is imported on use.
+`docs/journal.md` documents the files and their columns, and tests compare the two.
 """
 
-import contextlib
-import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from taskyard.errors import JournalDamaged
-from taskyard.journal.files import PRIVATE_FILE, make_private_directory, sync_directory
+from taskyard.errors import JournalDamaged, NotInstalled
+from taskyard.journal.files import make_private_directory, sync_directory
+from taskyard.journal.row_file import ROWS_PER_BLOCK, TABLES, RowFile, RowFileWriter
 
 FOLDER: Final = "history"
 
-_TIME = pa.timestamp("us", tz="UTC")
-_STRINGS = pa.list_(pa.field("element", pa.string()))
-
-EVENTS: Final = pa.schema(
-    [
-        pa.field("sequence", pa.int64(), nullable=False),
-        pa.field("record", pa.int64(), nullable=False),
-        pa.field("time", _TIME, nullable=False),
-        pa.field("time_ns", pa.int64(), nullable=False),
-        pa.field("kind", pa.string(), nullable=False),
-        pa.field("task", pa.string()),
-        pa.field("attempt", pa.int64()),
-        pa.field("worker", pa.string()),
-        pa.field("dialect", pa.string()),
-        pa.field("campaign", pa.string()),
-        pa.field("service", pa.string()),
-        pa.field("lane", pa.string()),
-        pa.field("priority", pa.int64()),
-        pa.field("due", _TIME),
-        pa.field("reason", pa.string()),
-        pa.field("payload_bytes", pa.int64()),
-        pa.field("result_bytes", pa.int64()),
-        pa.field("slots", pa.int64()),
-        pa.field("own_fault", pa.bool_()),
-        pa.field("percent", pa.int64()),
-        pa.field("incarnation", pa.int64()),
-        pa.field("services", _STRINGS),
-        pa.field("host", pa.string()),
-        pa.field("started_ns", pa.int64()),
-        pa.field("run_ns", pa.int64()),
-        pa.field("exit_status", pa.int64()),
-        pa.field("signal", pa.int64()),
-        pa.field("cpu_ns", pa.int64()),
-        pa.field("memory_max_bytes", pa.int64()),
-    ]
-)
-
-#: Columns of the first files. Later columns were added at the end and are null in older files.
-_EVENTS_COLUMNS_MIN: Final = 22
-
-EDGES: Final = pa.schema(
-    [
-        pa.field("sequence", pa.int64(), nullable=False),
-        pa.field("record", pa.int64(), nullable=False),
-        pa.field("task", pa.string(), nullable=False),
-        pa.field("after", pa.string(), nullable=False),
-    ]
-)
+#: Suffixes of files with all rows of a table.
+ROWS: Final = "rows"
+PARQUET: Final = "parquet"
 
 #: A file ends with the journal row that fills it: about 50 MB, some seconds of a busy broker.
 EVENTS_PER_FILE_MAX: Final = 4_000_000
 
-#: Rows collected in memory before they are written as one row group.
-ROWS_PER_GROUP: Final = 128 * 1024
-
-_NAME = re.compile(r"(events|edges)-(\d{12,})-(\d{12,})\.parquet")
+_NAME = re.compile(rf"(events|edges)-(\d{{12,}})-(\d{{12,}})\.({ROWS}|{PARQUET})")
 #: The leading dot hides an unfinished file from Spark.
-_UNFINISHED = ".{table}.parquet.new"
-
-_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
-_MICROSECOND_NS = 1000
+_UNFINISHED = ".{table}.{suffix}.new"
 
 
 class HistoryPart(msgspec.Struct, frozen=True, order=True):
@@ -96,23 +43,36 @@ class HistoryPart(msgspec.Struct, frozen=True, order=True):
     first: int
     last: int
 
-    def paths(self, directory: Path) -> dict[str, Path]:
-        """Return the files by table, the edges first."""
+    def paths(self, directory: Path, suffix: str | None = None) -> dict[str, Path]:
+        """Return the files by table, the edges first. The suffix is that of existing files."""
         span = f"{self.first:012}-{self.last:012}"
-        return {
-            table: directory / FOLDER / f"{table}-{span}.parquet" for table in ("edges", "events")
-        }
+        found = suffix or self.suffix(directory)
+        return {table: directory / FOLDER / f"{table}-{span}.{found}" for table in TABLES}
+
+    def suffix(self, directory: Path) -> str:
+        """Return the suffix of the existing files. A complete Parquet pair replaces row files."""
+        counts = {one: self.count(directory, one) for one in (ROWS, PARQUET)}
+        return PARQUET if 0 < counts[PARQUET] >= counts[ROWS] else ROWS
+
+    def count(self, directory: Path, suffix: str) -> int:
+        """Return the number of existing files with a suffix."""
+        return sum(path.exists() for path in self.paths(directory, suffix).values())
 
 
 def parts(directory: Path) -> tuple[list[HistoryPart], list[HistoryPart]]:
     """Return the complete pairs, in order, and those with a missing file."""
-    found: dict[HistoryPart, int] = {}
-    for path in (directory / FOLDER).glob("*.parquet"):
+    found: dict[HistoryPart, list[str]] = {}
+    folder = directory / FOLDER
+    for path in folder.iterdir() if folder.is_dir() else ():
         part = part_of(path.name)
         if part is not None:
-            found[part] = found.get(part, 0) + 1
-    whole = sorted(part for part, files in found.items() if files == len(TABLES))
-    return whole, sorted(part for part, files in found.items() if files < len(TABLES))
+            found.setdefault(part, []).append(path.suffix)
+    whole = {
+        part
+        for part, suffixes in found.items()
+        if any(suffixes.count(one) == len(TABLES) for one in suffixes)
+    }
+    return sorted(whole), sorted(found.keys() - whole)
 
 
 def part_of(name: str) -> HistoryPart | None:
@@ -168,39 +128,26 @@ def check_part(directory: Path, part: HistoryPart, trimmed: int = 0, *, deep: bo
     counts: dict[str, int] = {}
     for table, path in part.paths(directory).items():
         try:
-            schema, counts[table] = _read_through(path, deep=deep)
-        except (pa.ArrowException, OSError) as error:
-            reason = " ".join(str(error).split())
-            wrong = f"{FOLDER}/{path.name} can't be read ({reason})"
-            raise JournalDamaged(wrong, _lost(table, part, trimmed)) from error
-        if not _is_readable(schema, TABLES[table]):
-            wrong = f"{FOLDER}/{path.name}: unexpected columns"
-            raise JournalDamaged(wrong, _lost(table, part, trimmed))
+            if path.suffix == f".{PARQUET}":
+                counts[table] = parquet_support().check(path, table, deep=deep)
+            else:
+                counts[table] = _check_row_file(path, table, part, deep=deep)
+        except JournalDamaged as error:
+            raise JournalDamaged(error.wrong, _lost(table, part, trimmed)) from error
     return counts["events"]
 
 
-def _is_readable(found: pa.Schema, current: pa.Schema) -> bool:
-    """Compare columns. An older file lacks the later ones, at the end."""
-    fewest = _EVENTS_COLUMNS_MIN if current is EVENTS else len(current)
-    return len(found) >= fewest and found.equals(pa.schema(list(current)[: len(found)]))
-
-
-def with_all_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Add the columns of `events` that the batch of an older file lacks, as nulls."""
-    if EVENTS.names[: batch.num_columns] != batch.schema.names:
-        return batch
-    lacking = list(EVENTS)[batch.num_columns :]
-    nulls = [pa.nulls(batch.num_rows, field.type) for field in lacking]
-    return pa.RecordBatch.from_arrays([*batch.columns, *nulls], schema=EVENTS)
-
-
-def _read_through(path: Path, *, deep: bool) -> tuple[pa.Schema, int]:
-    """Return the columns and the number of rows of a file. `deep` reads every page."""
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+def _check_row_file(path: Path, table: str, part: HistoryPart, *, deep: bool) -> int:
+    """Return the number of rows of a row file. `deep` reads every block."""
+    with RowFile(path) as file:
+        trailer = file.trailer
+        if file.table != table or tuple(file.columns) != TABLES[table]:
+            raise JournalDamaged(f"{FOLDER}/{path.name}: unexpected columns")
+        if (trailer.first, trailer.last) != (part.first, part.last):
+            raise JournalDamaged(f"{FOLDER}/{path.name} holds rows {trailer.first}..{trailer.last}")
         if deep:
-            for _ in file.iter_batches():
-                pass
-        return file.schema_arrow, file.metadata.num_rows
+            file.verify()
+        return trailer.rows
 
 
 def _lost(table: str, part: HistoryPart, trimmed: int) -> str:
@@ -214,129 +161,17 @@ def _lost(table: str, part: HistoryPart, trimmed: int) -> str:
     return f"the {table} of rows {rows} are lost: restore the file from a backup"
 
 
-class ColumnBuilder:
-    """Rows of one table, collected by column. A value shared by a record's rows is kept once."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
-        self._begin()
-
-    def _begin(self) -> None:
-        self.rows = 0
-        self._columns = {field.name: _Column() for field in self.schema}
-
-    def add(self, count: int, values: Mapping[str, object]) -> None:
-        """Add `count` rows of one record.
-
-        A list holds a value for each row. Any other value is shared. A missing column is null.
-        """
-        start = self.rows
-        self.rows = end = start + count
-        for name, value in values.items():
-            if value is not None:
-                self._columns[name].add(value, start, end)
-
-    def take(self) -> pa.RecordBatch:
-        """Return the collected rows and start over."""
-        rows = self.rows
-        arrays = [self._columns[field.name].array(field.type, rows) for field in self.schema]
-        self._begin()
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-class _Column:
-    """The values of a column as runs, each with the row where it ends. Most runs are long."""
-
-    def __init__(self) -> None:
-        self._values: list[Any] = []
-        self._ends: list[int] = []
-        self._end = 0
-
-    def add(self, value: object, start: int, end: int) -> None:
-        if self._end != start:
-            self._skip(start)
-        if type(value) is list:
-            self._values += value
-            self._ends += range(start + 1, end + 1)
-        elif start and self._values[-1] is value:
-            self._ends[-1] = end
-        else:
-            self._values.append(value)
-            self._ends.append(end)
-        self._end = end
-
-    def _skip(self, start: int) -> None:
-        """Fill the rows up to `start` with nulls."""
-        self._values.append(None)
-        self._ends.append(start)
-
-    def array(self, kind: pa.DataType, rows: int) -> pa.Array:
-        if self._end != rows:
-            self._skip(rows)
-        values = _ARRAY_BUILDERS[kind](self._values)
-        if len(self._values) == rows:
-            return values
-        ends = pa.array(self._ends, pa.int32())
-        return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
-
-
-def _strings(values: list[Any]) -> pa.Array:
-    """Decode bytes to strings, in one go where all are UTF-8."""
-    try:
-        return pa.array(values, pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([_text(value) for value in values], pa.string())
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode(errors="backslashreplace")
-
-
-def _string_lists(values: list[Any]) -> pa.Array:
-    texts = [None if names is None else [_text(name) for name in names] for names in values]
-    return pa.array(texts, _STRINGS)
-
-
-def _integers(values: list[Any]) -> pa.Array:
-    """Clamp numbers to the column's range: a peer may send larger ones."""
-    try:
-        return pa.array(values, pa.int64())
-    except (OverflowError, pa.ArrowInvalid):
-        return pa.array([_clamped(value) for value in values], pa.int64())
-
-
-def _clamped(value: int | None) -> int | None:
-    return None if value is None else min(max(value, _INT64_MIN), _INT64_MAX)
-
-
-def _times(values: list[Any]) -> pa.Array:
-    return pc.divide(_integers(values), _MICROSECOND_NS).cast(_TIME)
-
-
-def _booleans(values: list[Any]) -> pa.Array:
-    return pa.array(values, pa.bool_())
-
-
-_ARRAY_BUILDERS: dict[pa.DataType, Callable[[list[Any]], pa.Array]] = {
-    pa.string(): _strings,
-    _STRINGS: _string_lists,
-    pa.int64(): _integers,
-    _TIME: _times,
-    pa.bool_(): _booleans,
-}
-
-#: Every table, in the order in which the files of a pair are renamed.
-TABLES: Final = {"edges": EDGES, "events": EVENTS}
-
-
 class PartWriter:
-    """An unfinished pair of files."""
+    """An unfinished pair of row files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         folder = directory / FOLDER
         make_private_directory(folder)
-        self._files = {table: _TableFile(folder, table) for table in TABLES}
+        self._files = {
+            table: RowFileWriter(folder / _UNFINISHED.format(table=table, suffix=ROWS), table)
+            for table in TABLES
+        }
         self.events = self._files["events"].columns
         self.edges = self._files["edges"].columns
 
@@ -349,16 +184,16 @@ class PartWriter:
         return self._files["edges"].rows
 
     def flush_if_full(self) -> None:
-        """Write a row group if enough rows are collected."""
+        """Write a block if enough rows are collected."""
         for file in self._files.values():
-            if file.columns.rows >= ROWS_PER_GROUP:
+            if file.columns.rows >= ROWS_PER_BLOCK:
                 file.write()
 
     def finish(self, part: HistoryPart) -> None:
         """Sync and rename the files. They are durable on return."""
-        paths = part.paths(self._directory)
+        paths = part.paths(self._directory, ROWS)
         for file in self._files.values():
-            file.finish()
+            file.finish(part.first, part.last)
         for table, file in self._files.items():
             file.path.rename(paths[table])
         sync_directory(self._directory / FOLDER)
@@ -368,45 +203,62 @@ class PartWriter:
             file.close()
 
 
-class _TableFile:
-    """One unfinished file."""
-
-    def __init__(self, folder: Path, table: str) -> None:
-        self.path = folder / _UNFINISHED.format(table=table)
-        self.columns = ColumnBuilder(TABLES[table])
-        self._written = 0
-        self.path.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(self.path, flags, PRIVATE_FILE), "wb")
-        self._writer = pq.ParquetWriter(
-            self._file, TABLES[table], compression="zstd", write_page_checksum=True
-        )
-
-    @property
-    def rows(self) -> int:
-        return self._written + self.columns.rows
-
-    def write(self) -> None:
-        self._written += self.columns.rows
-        self._writer.write_batch(self.columns.take())
-
-    def finish(self) -> None:
-        if self.columns.rows:
-            self.write()
-        self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-    def close(self) -> None:
-        """Close an abandoned file, which the next one overwrites. Its write errors don't matter."""
-        for closes in (self._writer, self._file):
-            with contextlib.suppress(OSError, pa.ArrowException):
-                closes.close()
-
-
 def remove(directory: Path, part: HistoryPart) -> None:
-    """Remove what is left of an incomplete pair."""
-    for path in part.paths(directory).values():
-        path.unlink(missing_ok=True)
+    """Remove what is left of a pair."""
+    for suffix in (ROWS, PARQUET):
+        for path in part.paths(directory, suffix).values():
+            path.unlink(missing_ok=True)
     sync_directory(directory / FOLDER)
+
+
+# Parquet.
+
+
+def parquet_support() -> ModuleType:
+    """Return the module `parquet_file`. Raises `NotInstalled` without pyarrow."""
+    try:
+        from taskyard.journal import parquet_file  # noqa: PLC0415  # pyarrow is in an extra
+    except ModuleNotFoundError as error:
+        raise NotInstalled(
+            f"Parquet files need {error.name} (pip install 'taskyard[history]')"
+        ) from error
+    return parquet_file
+
+
+#: Called with the number of pairs done and in total.
+ConversionProgress = Callable[[int, int], None]
+
+
+def convert(directory: Path, progress: ConversionProgress = lambda *_: None) -> list[Path]:
+    """Replace all pairs of row files by Parquet files, and return those.
+
+    The caller holds the state lock. Row files are removed when their replacement is on disk and was
+    read back. A conversion that is killed at any point can be repeated.
+    """
+    whole, _ = parts(directory)
+    rows = [part for part in whole if part.count(directory, ROWS)]
+    written: list[Path] = []
+    for number, part in enumerate(rows, start=1):
+        if part.suffix(directory) == ROWS:
+            written += _convert_part(directory, part)
+        for path in part.paths(directory, ROWS).values():
+            path.unlink(missing_ok=True)
+        sync_directory(directory / FOLDER)
+        progress(number, len(rows))
+    return written
+
+
+def _convert_part(directory: Path, part: HistoryPart) -> list[Path]:
+    parquet = parquet_support()
+    sources, targets = part.paths(directory, ROWS), part.paths(directory, PARQUET)
+    unfinished = {
+        table: directory / FOLDER / _UNFINISHED.format(table=table, suffix=PARQUET)
+        for table in TABLES
+    }
+    for table, path in unfinished.items():
+        parquet.write(sources[table], path)
+        parquet.check(path, table, deep=True)
+    for table, path in unfinished.items():
+        path.rename(targets[table])
+    sync_directory(directory / FOLDER)
+    return list(targets.values())

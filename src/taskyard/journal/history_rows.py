@@ -120,12 +120,7 @@ def write_submission(
 
 def _shared(number: int, sequence: int, record: AnyRecord) -> Values:
     """Return the columns shared by all rows of a record."""
-    return {
-        "sequence": sequence,
-        "record": number,
-        "time": record.at_ns,
-        "time_ns": record.at_ns,
-    }
+    return {"sequence": sequence, "record": number, "time_ns": record.at_ns}
 
 
 def _of_names(submission: Submission) -> Values:
@@ -249,13 +244,17 @@ def _submission_columns(record: records.Submitted) -> Values:
     }
     if submission.terms_at is None:
         terms = submission.terms[0]
-        own: Values = {"dialect": terms.dialect, "slots": terms.slots, "due": terms.due_ns or None}
+        own: Values = {
+            "dialect": terms.dialect,
+            "slots": terms.slots,
+            "due_ns": terms.due_ns or None,
+        }
         return values | own
     each = [submission.terms_of(index) for index in range(count)]
     return values | {
         "dialect": [terms.dialect for terms in each],
         "slots": [terms.slots for terms in each],
-        "due": [terms.due_ns or None for terms in each],
+        "due_ns": [terms.due_ns or None for terms in each],
     }
 
 
@@ -301,7 +300,7 @@ def _failure_columns(record: records.Failed) -> Values:
 
 def _delay_columns(record: records.Postponed) -> Values:
     reasons = [reason or None for reason in record.reasons]
-    own = {"reason": reasons, "own_fault": record.own_fault, "due": record.due_ns}
+    own = {"reason": reasons, "own_fault": record.own_fault, "due_ns": record.due_ns}
     return own | _run_columns(record.runs)
 
 

@@ -13,10 +13,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from taskyard.journal.history import EDGES, EVENTS, ROWS_PER_GROUP, HistoryPart, with_all_columns
+from taskyard.journal import parquet_file
+from taskyard.journal.history import HistoryPart
+from taskyard.journal.parquet_file import EDGES, EVENTS
+from taskyard.journal.row_file import ROWS_PER_BLOCK
 from taskyard.pipeline.layout import DAY, KEY, NO_DAY, campaign_key, row_range
 from taskyard.pipeline.session import is_small
 
@@ -43,13 +45,13 @@ class PartSplit(msgspec.Struct, frozen=True):
         """Write the files, and return their campaigns. None stands for rows without a campaign."""
         paths = self.part.paths(self.state)
         seen: set[str | None] = set()
-        events = pq.ParquetFile(paths["events"]).iter_batches(ROWS_PER_GROUP)
-        self._write("events", EVENTS, _with_keys_and_days(map(with_all_columns, events), seen))
-        edges = _with_owner(paths["events"], pq.read_table(paths["edges"], schema=EDGES))
+        events = parquet_file.batches(paths["events"])
+        self._write("events", EVENTS, _with_keys_and_days(events, seen))
+        edges = _with_owner(paths["events"], parquet_file.read_table(paths["edges"]))
         self._write(
             "edges",
             _EDGES_WITH_OWNER,
-            _with_keys_and_days(iter(edges.to_batches(ROWS_PER_GROUP)), seen),
+            _with_keys_and_days(iter(edges.to_batches(ROWS_PER_BLOCK)), seen),
         )
         return sorted(seen, key=str)
 
@@ -66,7 +68,7 @@ class PartSplit(msgspec.Struct, frozen=True):
             # A second try by Spark writes the same files.
             existing_data_behavior="overwrite_or_ignore",
             max_partitions=_PARTITIONS_MAX,
-            max_rows_per_group=ROWS_PER_GROUP,
+            max_rows_per_group=ROWS_PER_BLOCK,
             use_threads=False,
         )
 
@@ -86,11 +88,13 @@ def _with_keys_and_days(
 
 def _with_owner(events: Path, edges: pa.Table) -> pa.Table:
     """Add the campaign and the time of the event that added each edge."""
-    added = pq.read_table(
-        events,
-        columns=["record", "task", "campaign", "time"],
-        filters=pc.field("kind").isin(_EDGE_KINDS),
-    )
+    if not edges.num_rows:
+        return _EDGES_WITH_OWNER.empty_table()
+    names = ["record", "task", "campaign", "time", "kind"]
+    kinds = pa.array(_EDGE_KINDS)
+    found = parquet_file.batches(events, names)
+    rows = [batch.filter(pc.is_in(batch["kind"], kinds)) for batch in found]
+    added = pa.Table.from_batches(rows, parquet_file.schema_of(events, names))
     joined = edges.join(added, keys=["record", "task"], join_type="left outer", use_threads=False)
     return joined.select(_EDGES_WITH_OWNER.names).cast(_EDGES_WITH_OWNER)
 

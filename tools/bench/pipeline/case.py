@@ -119,7 +119,7 @@ def spark_attempts(state: str) -> Cost:
         from taskyard.pipeline.transforms.steps import attempts  # noqa: PLC0415
 
         spark = session("bench", MASTER, short_job=False)
-        attempts(history.read(spark, Path(state)).events).write.parquet(spark_write_path(out))
+        attempts(history.read(spark, Path(state), out).events).write.parquet(spark_write_path(out))
     return took.cost
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from taskyard.journal.history import EDGES, EVENTS, FOLDER, ROWS_PER_GROUP, HistoryPart
+from taskyard.journal.history import FOLDER, PARQUET, HistoryPart
+from taskyard.journal.parquet_file import EDGES, EVENTS
+from taskyard.journal.row_file import ROWS_PER_BLOCK
 
 #: Submitted, ready, leased, finished.
 EVENTS_PER_TASK: Final = 4
@@ -33,13 +35,13 @@ def write(state: Path, tasks: int, *, seed: int = 1) -> None:
         ids = np.arange(start, min(start + _TASKS_PER_PART, tasks))
         records_a_kind = len(ids) // _TASKS_PER_RECORD + 1
         part = HistoryPart(first, first + EVENTS_PER_TASK * records_a_kind - 1)
-        paths = part.paths(state)
+        paths = part.paths(state, PARQUET)
         tables = [
             _events(ids, kind, first + number * records_a_kind, rng)
             for number, kind in enumerate(("submitted", "ready", "leased", "finished"))
         ]
         events = pa.concat_tables(tables)
-        pq.write_table(events, paths["events"], compression="zstd", row_group_size=ROWS_PER_GROUP)
+        pq.write_table(events, paths["events"], compression="zstd", row_group_size=ROWS_PER_BLOCK)
         pq.write_table(_edges(ids, first, rng), paths["edges"], compression="zstd")
         first = part.last + 1
 

@@ -36,7 +36,7 @@ COMMANDS: dict[str, LazyCommand] = {
 }
 
 #: Packages of the extra `spark` that every command needs.
-_NEEDED = ("pyspark", "pandas")
+_NEEDED = ("pyspark", "pandas", "pyarrow")
 
 
 class SparkCommand(click.Command):

@@ -105,7 +105,7 @@ def report(cli_context: CliContext, /, out: Path, master: str, **values: Any) ->
         if values["history"] is None:
             frames = history.read(tune_session, directory, Path(scratch))
         else:
-            frames = history.read_directory(tune_session, directory)
+            frames = history.read_directory(tune_session, directory, Path(scratch))
         found = job.datasets(frames.events, frames.edges, values["campaign"])
         try:
             path, facts = job.write(found, out, f"Made by Taskyard {__version__}.")

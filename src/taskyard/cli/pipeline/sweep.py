@@ -123,7 +123,7 @@ def _workload(cli_context: CliContext, spark: SparkSession, values: dict[str, An
         if values["history"] is None:
             frames = history.read(tune_session, directory, Path(scratch))
         else:
-            frames = history.read_directory(tune_session, directory)
+            frames = history.read_directory(tune_session, directory, Path(scratch))
         return sweep.workload_from_history(frames.events, frames.edges, values["campaign"])
 
 

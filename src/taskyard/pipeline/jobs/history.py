@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 
 from taskyard.errors import StateLocked
 from taskyard.journal import compaction, schema
-from taskyard.journal.history import FOLDER, HistoryPart, part_of
+from taskyard.journal.history import FOLDER, PARQUET, ROWS, HistoryPart, part_of
 from taskyard.journal.lock import StateLock
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline import tables
@@ -181,7 +181,7 @@ class HistoryJob:
         reading = (
             spark.readStream.format("binaryFile")
             .schema("path string, modificationTime timestamp, length long, content binary")
-            .option("pathGlobFilter", "events-*.parquet")
+            .option("pathGlobFilter", f"events-*.{{{ROWS},{PARQUET}}}")
             .option("maxFilesPerTrigger", FILES_PER_BATCH)
             .option("maxFileAge", _FILE_AGE_MAX)
             .load(spark_read_path(self._state / FOLDER))
@@ -204,10 +204,12 @@ class HistoryJob:
         """Move the rows of one batch of files into the tables.
 
         The stream decides which files are new. It lists a file twice if its path could be a
-        pattern.
+        pattern, and a part again after `journal export` has replaced its row files.
         """
-        found = {part_of(Path(row.path).name) for row in batch.collect()}
+        found = {part_of(Path(row.path).name) for row in batch.collect()} - {*self._tables.parts()}
         parts = sorted(part for part in found if part is not None)
+        if not parts:
+            return
         self._on_step("batch begun")
         staged = self._tables.new_staging()
         shares = [PartSplit(self._state, part, staged) for part in parts]

@@ -1,8 +1,9 @@
-"""The history of a state as DataFrames: exported files, and journal rows after them.
+"""The history of a state as DataFrames: its files, and journal rows after them.
 
-Only reads, and takes no lock, so a broker may run. Files never change, so they are read in place.
-Later rows are copied from the journal to a directory of the caller. Damage and gaps are refused
-with the journal's own errors.
+Only reads, and takes no lock, so a broker may run. Spark reads Parquet files in place. Row files
+and later rows of the journal are copied as Parquet to a scratch directory of the caller, which
+keeps it while the frames are used and removes it then. Damage and gaps are refused with the
+journal's own errors.
 """
 
 from __future__ import annotations
@@ -15,11 +16,20 @@ from pyspark.sql import DataFrame, SparkSession
 
 from taskyard.core.apply import apply
 from taskyard.errors import JournalDamaged, UnusableFile, UnusableState
-from taskyard.journal import history, history_rows, recovery, schema, state_check, witness
+from taskyard.journal import (
+    history,
+    history_rows,
+    parquet_file,
+    recovery,
+    schema,
+    state_check,
+    witness,
+)
 from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.reader import JournalReader
 from taskyard.pipeline import tables
 from taskyard.pipeline.datasets import EDGES, EVENTS, Dataset
+from taskyard.pipeline.files import run_shares
 from taskyard.pipeline.layout import spark_read_path
 
 if TYPE_CHECKING:
@@ -40,15 +50,8 @@ class HistoryFrames(msgspec.Struct, frozen=True):
     last: int
 
 
-def read(spark: SparkSession, state: Path, scratch: Path | None = None) -> HistoryFrames:
-    """Read the events and edges of a state.
-
-    Reads its history files. With a `scratch` directory, also copies later rows there and reads
-    them. The copy must stay while the frames are used.
-    """
-    if scratch is None:
-        whole = parts(state)
-        return HistoryFrames(*_frames(spark, [(state, whole)]), whole[-1].last if whole else 0)
+def read(spark: SparkSession, state: Path, scratch: Path) -> HistoryFrames:
+    """Read the events and edges of a state: its history files, and the rows after them."""
     for attempt in range(1, _READ_TRIES_MAX + 1):
         try:
             whole = parts(state)
@@ -57,20 +60,9 @@ def read(spark: SparkSession, state: Path, scratch: Path | None = None) -> Histo
             if attempt == _READ_TRIES_MAX:
                 raise
         else:
-            return _read_parts_and_tail(spark, state, whole, scratch, copied)
+            places = [(state, whole), (scratch, [copied] if copied else [])]
+            return _frames(spark, places, scratch)
     raise AssertionError  # the last try raises
-
-
-def _read_parts_and_tail(
-    spark: SparkSession,
-    state: Path,
-    whole: list[HistoryPart],
-    scratch: Path,
-    copied: HistoryPart | None,
-) -> HistoryFrames:
-    places = [(state, whole), (scratch, [copied] if copied else [])]
-    last = copied.last if copied else whole[-1].last if whole else 0
-    return HistoryFrames(*_frames(spark, places), last)
 
 
 def parts(state: Path) -> list[HistoryPart]:
@@ -116,7 +108,7 @@ def _trimmed_row(state: Path) -> int | None:
 
 
 def export_tail(state: Path, whole: list[HistoryPart], scratch: Path) -> HistoryPart | None:
-    """Write the rows after all history files to a pair of files under `scratch`.
+    """Write the rows after all history files to a pair of row files under `scratch`.
 
     None if there are no such rows. Raises JournalDamaged, also if a broker trims the journal
     meanwhile.
@@ -143,14 +135,46 @@ def export_tail(state: Path, whole: list[HistoryPart], scratch: Path) -> History
 
 
 def _frames(
-    spark: SparkSession, places: list[tuple[Path, list[HistoryPart]]]
-) -> tuple[DataFrame, DataFrame]:
+    spark: SparkSession, places: list[tuple[Path, list[HistoryPart]]], scratch: Path
+) -> HistoryFrames:
     files: dict[str, list[Path]] = {"events": [], "edges": []}
+    last = 0
     for directory, found in places:
         for part in found:
+            last = part.last
             for table, path in part.paths(directory).items():
                 files[table].append(path)
-    return frame(spark, EVENTS, files["events"]), frame(spark, EDGES, files["edges"])
+    return _read_files(spark, files["events"], files["edges"], scratch, last)
+
+
+def _read_files(
+    spark: SparkSession, events: list[Path], edges: list[Path], scratch: Path, last: int = 0
+) -> HistoryFrames:
+    """Read history files of either kind. Row files are first copied as Parquet."""
+    copies = {
+        path: scratch / f"{path.stem}.{history.PARQUET}"
+        for path in (*events, *edges)
+        if path.suffix == f".{history.ROWS}"
+    }
+    if copies:
+        scratch.mkdir(parents=True, exist_ok=True)
+    run_shares(spark, [RowFileCopy(path, copy) for path, copy in copies.items()])
+    return HistoryFrames(
+        frame(spark, EVENTS, [copies.get(path, path) for path in events]),
+        frame(spark, EDGES, [copies.get(path, path) for path in edges]),
+        last,
+    )
+
+
+class RowFileCopy(msgspec.Struct, frozen=True):
+    """A row file to copy to a Parquet file."""
+
+    source: Path
+    target: Path
+
+    def __call__(self) -> None:
+        """Write the Parquet file. A second try by Spark writes the same file."""
+        parquet_file.write(self.source, self.target)
 
 
 def frame(spark: SparkSession, dataset: Dataset, files: list[Path]) -> DataFrame:
@@ -161,30 +185,39 @@ def frame(spark: SparkSession, dataset: Dataset, files: list[Path]) -> DataFrame
     return dataset.check(found)
 
 
-def read_directory(spark: SparkSession, directory: Path) -> HistoryFrames:
-    """Read the history in a directory.
+def read_directory(spark: SparkSession, directory: Path, scratch: Path) -> HistoryFrames:
+    """Read the history in a directory, without later rows of a journal.
 
     It may be STATE, STATE/history, a copy of that, or the tables of `pipeline history`.
     """
     if (directory / EVENTS.name).is_dir():
         events, edges = (tables.read(spark, directory, one) for one in (EVENTS, EDGES))
         return HistoryFrames(events, edges, 0)
-    if directory.name == history.FOLDER and any(directory.glob("events-*.parquet")):
-        return read(spark, directory.parent)
+    files = {table: _history_files(directory, table) for table in ("events", "edges")}
+    if directory.name == history.FOLDER and files["events"]:
+        return _frames(spark, [(directory.parent, parts(directory.parent))], scratch)
     if (directory / history.FOLDER).is_dir():
-        return read(spark, directory)
-    files = sorted(directory.glob("events-*.parquet"))
-    if not files:
+        return _frames(spark, [(directory, parts(directory))], scratch)
+    if not files["events"]:
         raise UnusableFile(
             f"{directory}: no history found (use the folder {history.FOLDER} of a state "
             "directory, or the output of `taskyard pipeline history`)"
         )
-    events = frame(spark, EVENTS, files)
-    edges = frame(spark, EDGES, sorted(directory.glob("edges-*.parquet")))
-    return HistoryFrames(events, edges, 0)
+    return _read_files(spark, files["events"], files["edges"], scratch)
+
+
+def _history_files(folder: Path, table: str) -> list[Path]:
+    """List the history files of a table. A Parquet file replaces a row file of the same rows."""
+    found: dict[HistoryPart, Path] = {}
+    for path in sorted(folder.glob(f"{table}-*"), key=lambda path: path.suffix, reverse=True):
+        part = history.part_of(path.name)
+        if part is not None:
+            found[part] = path
+    return [found[part] for part in sorted(found)]
 
 
 def size_bytes(directory: Path) -> int:
     """Return the approximate size of the files to read."""
     found = [directory] if directory.is_file() else directory.rglob("*")
-    return sum(path.stat().st_size for path in found if path.suffix in (".parquet", ".sqlite"))
+    suffixes = (f".{history.PARQUET}", f".{history.ROWS}", ".sqlite")
+    return sum(path.stat().st_size for path in found if path.suffix in suffixes)

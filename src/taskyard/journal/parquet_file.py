@@ -1,0 +1,247 @@
+r"""The history as Arrow: schemas of the tables, batches of any history file, Parquet files.
+
+Needs pyarrow, which the extra `history` installs. No other module of this package imports it.
+
+Columns have plain types (strings, UTC times), so that Spark reads them directly. Names are bytes in
+row files: bytes that are not UTF-8 become \xNN. Numbers are clamped to 64 bits.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from taskyard.errors import JournalDamaged
+from taskyard.journal import row_file
+from taskyard.journal.files import PRIVATE_FILE
+from taskyard.journal.row_file import Block, ColumnRuns, RowFile
+
+_SUFFIX: Final = ".parquet"
+
+_TIME = pa.timestamp("us", tz="UTC")
+_STRINGS = pa.list_(pa.field("element", pa.string()))
+
+EVENTS: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("record", pa.int64(), nullable=False),
+        pa.field("time", _TIME, nullable=False),
+        pa.field("time_ns", pa.int64(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("task", pa.string()),
+        pa.field("attempt", pa.int64()),
+        pa.field("worker", pa.string()),
+        pa.field("dialect", pa.string()),
+        pa.field("campaign", pa.string()),
+        pa.field("service", pa.string()),
+        pa.field("lane", pa.string()),
+        pa.field("priority", pa.int64()),
+        pa.field("due", _TIME),
+        pa.field("reason", pa.string()),
+        pa.field("payload_bytes", pa.int64()),
+        pa.field("result_bytes", pa.int64()),
+        pa.field("slots", pa.int64()),
+        pa.field("own_fault", pa.bool_()),
+        pa.field("percent", pa.int64()),
+        pa.field("incarnation", pa.int64()),
+        pa.field("services", _STRINGS),
+        pa.field("host", pa.string()),
+        pa.field("started_ns", pa.int64()),
+        pa.field("run_ns", pa.int64()),
+        pa.field("exit_status", pa.int64()),
+        pa.field("signal", pa.int64()),
+        pa.field("cpu_ns", pa.int64()),
+        pa.field("memory_max_bytes", pa.int64()),
+    ]
+)
+
+#: Columns of the first Parquet files. Later columns were added at the end and are null in them.
+_EVENTS_COLUMNS_MIN: Final = 22
+
+EDGES: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("record", pa.int64(), nullable=False),
+        pa.field("task", pa.string(), nullable=False),
+        pa.field("after", pa.string(), nullable=False),
+    ]
+)
+
+TABLES: Final = {"edges": EDGES, "events": EVENTS}
+
+#: Columns that row files have in nanoseconds.
+_ROW_COLUMNS: Final = {"time": "time_ns", "due": "due_ns"}
+
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+_MICROSECOND_NS = 1000
+
+
+def schema_of(path: Path, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Return the schema of columns of a history file, by the name of the file."""
+    schema = TABLES[path.name.partition("-")[0]]
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+
+
+def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Read columns of a history file of either kind, or all columns of its table.
+
+    A row file that was replaced by a Parquet file meanwhile is read from there.
+    """
+    wanted = schema_of(path, columns)
+    if path.suffix == _SUFFIX or not path.exists():
+        with pq.ParquetFile(path.with_suffix(_SUFFIX)) as file:
+            for batch in file.iter_batches(row_file.ROWS_PER_BLOCK, columns=wanted.names):
+                yield _with_all_columns(batch, wanted)
+        return
+    with RowFile(path) as rows:
+        for block in rows.blocks():
+            yield to_arrow(block, wanted, rows.columns)
+
+
+def read_table(path: Path) -> pa.Table:
+    """Read a history file as one table."""
+    return pa.Table.from_batches(list(batches(path)), schema_of(path))
+
+
+def record_range(path: Path) -> tuple[int, int]:
+    """Return the first and the last record of a history file. The first is larger if empty."""
+    if path.suffix != _SUFFIX and path.exists():
+        with RowFile(path) as rows:
+            return rows.trailer.record_first or 1, rows.trailer.record_last
+    with pq.ParquetFile(path.with_suffix(_SUFFIX)) as file:
+        column = file.schema_arrow.get_field_index("record")
+        groups = range(file.num_row_groups)
+        found = [file.metadata.row_group(group).column(column).statistics for group in groups]
+    if not found:
+        return 1, 0
+    return min(one.min for one in found), max(one.max for one in found)
+
+
+def write(source: Path, target: Path) -> None:
+    """Write the rows of a history file to a new Parquet file, and sync it."""
+    target.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    options = {"compression": "zstd", "write_page_checksum": True}
+    with os.fdopen(os.open(target, flags, PRIVATE_FILE), "wb") as file:
+        with pq.ParquetWriter(file, schema_of(source), **options) as writer:
+            for batch in batches(source):
+                writer.write_batch(batch)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check(path: Path, table: str, *, deep: bool) -> int:
+    """Return the number of rows of a Parquet file. `deep` reads every page.
+
+    Raises JournalDamaged, without the extent of the loss.
+    """
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            if deep:
+                for _ in file.iter_batches():
+                    pass
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise JournalDamaged(f"{name} can't be read ({reason})") from error
+    if not _is_readable(schema, TABLES[table]):
+        raise JournalDamaged(f"{name}: unexpected columns")
+    return int(rows)
+
+
+def _is_readable(found: pa.Schema, current: pa.Schema) -> bool:
+    """Compare columns. An older file lacks the later ones, at the end."""
+    fewest = _EVENTS_COLUMNS_MIN if current is EVENTS else len(current)
+    return len(found) >= fewest and found.equals(pa.schema(list(current)[: len(found)]))
+
+
+def _with_all_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Add the columns that the batch of an older file lacks, as nulls."""
+    if batch.num_columns == len(schema):
+        return batch
+    found = dict(zip(batch.schema.names, batch.columns, strict=True))
+    arrays = [
+        found[field.name] if field.name in found else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def to_arrow(block: Block, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
+    """Convert a block of a row file. `schema` is that of the table, `columns` are the block's."""
+    found = dict(zip(columns, block.columns, strict=True))
+    arrays = [
+        _array(found.get(_ROW_COLUMNS.get(field.name, field.name)), field.type, block.rows)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(runs: ColumnRuns, kind: pa.DataType, rows: int) -> pa.Array:
+    if runs is None:
+        return pa.nulls(rows, kind)
+    stored, counts = runs
+    values = _ARRAY_BUILDERS[kind](stored)
+    if len(stored) == rows:
+        return values
+    ends: list[int] = []
+    end = 0
+    for count in counts:
+        if count > 0:
+            end += count
+            ends.append(end)
+        else:
+            ends += range(end + 1, end - count + 1)
+            end -= count
+    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), values))
+
+
+def _strings(values: list[Any]) -> pa.Array:
+    """Decode bytes to strings, in one go where all are UTF-8."""
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_text(value) for value in values], pa.string())
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="backslashreplace")
+
+
+def _string_lists(values: list[Any]) -> pa.Array:
+    texts = [None if names is None else [_text(name) for name in names] for names in values]
+    return pa.array(texts, _STRINGS)
+
+
+def _integers(values: list[Any]) -> pa.Array:
+    """Clamp numbers to the column's range: a peer may send larger ones."""
+    try:
+        return pa.array(values, pa.int64())
+    except (OverflowError, pa.ArrowInvalid):
+        return pa.array([_clamped(value) for value in values], pa.int64())
+
+
+def _clamped(value: int | None) -> int | None:
+    return None if value is None else min(max(value, _INT64_MIN), _INT64_MAX)
+
+
+def _times(values: list[Any]) -> pa.Array:
+    return pc.divide(_integers(values), _MICROSECOND_NS).cast(_TIME)
+
+
+def _booleans(values: list[Any]) -> pa.Array:
+    return pa.array(values, pa.bool_())
+
+
+_ARRAY_BUILDERS: dict[pa.DataType, Callable[[list[Any]], pa.Array]] = {
+    pa.string(): _strings,
+    _STRINGS: _string_lists,
+    pa.int64(): _integers,
+    _TIME: _times,
+    pa.bool_(): _booleans,
+}

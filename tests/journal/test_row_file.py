@@ -1,0 +1,202 @@
+"""Row files: what is written is read back, and every change of a byte is found."""
+
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from taskyard.errors import JournalDamaged
+from taskyard.journal import history, row_file
+from taskyard.journal.history import HistoryPart
+from taskyard.journal.row_file import Block, ColumnBuilder, RowFile, RowFileWriter
+from tests.journal.row_files import read_rows
+
+Rows = list[dict[str, Any]]
+
+PART = HistoryPart(7, 9)
+
+
+def edge(sequence: int, task: bytes, after: bytes) -> dict[str, Any]:
+    return {"sequence": sequence, "record": sequence + 1, "task": task, "after": after}
+
+
+#: Three records, in two blocks.
+EDGES: Rows = [
+    edge(7, b"a", b"x"),
+    edge(7, b"b", b"x"),
+    edge(8, b"c\xff", b"y"),
+    edge(9, b"d", b"y"),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Write a file of edges with two blocks, and its partner without rows."""
+    writer = history.PartWriter(tmp_path)
+    edges = writer.edges
+    edges.add(2, {"sequence": 7, "record": 8, "task": [b"a", b"b"], "after": b"x"})
+    edges.add(1, {"sequence": 8, "record": 9, "task": [b"c\xff"], "after": [b"y"]})
+    writer._files["edges"].write()  # noqa: SLF001  # a block
+    edges.add(1, edge(9, b"d", b"y"))
+    writer.finish(PART)
+    return PART.paths(tmp_path)["edges"]
+
+
+def test_rows_come_back_as_they_were(path: Path) -> None:
+    assert list(read_rows(path)) == EDGES
+
+
+def test_trailer_has_the_ranges_and_counts(path: Path) -> None:
+    with RowFile(path) as file:
+        assert file.trailer == row_file.Trailer(7, 9, 8, 10, rows=4, blocks=2)
+    with RowFile(path.with_name(path.name.replace("edges", "events"))) as file:
+        assert file.trailer == row_file.Trailer(7, 9, 0, 0, rows=0, blocks=0)
+        assert list(file.blocks()) == []
+
+
+def test_header_is_text_that_names_the_columns(path: Path) -> None:
+    lines = path.read_bytes().split(b"\n")
+    assert lines[:2] == [b"taskyard history 1", b"edges sequence record task after"]
+
+
+def test_shared_values_are_stored_once(path: Path) -> None:
+    with RowFile(path) as file:
+        first, _ = file.blocks()
+    assert first.columns == [
+        ([7, 8], [2, 1]),
+        ([8, 9], [2, 1]),
+        ([b"a", b"b", b"c\xff"], [-3]),
+        ([b"x", b"y"], [2, -1]),
+    ]
+
+
+def test_columns_without_values_are_nulls() -> None:
+    columns = ColumnBuilder("events")
+    columns.add(2, {"sequence": 1, "record": 1, "task": [b"a", None]})
+    columns.add(1, {"sequence": 2, "record": 2, "worker": b"w"})
+    columns.add(1, {"sequence": 2, "record": 2})
+    block = columns.take()
+    found = dict(zip(columns.names, block.columns, strict=True))
+    assert found["task"] == ([b"a", None, None], [-2, 2])
+    assert found["worker"] == ([None, b"w", None], [2, 1, 1])
+    assert found["host"] is None
+
+
+def test_equal_values_of_adjacent_records_are_one_run() -> None:
+    columns = ColumnBuilder("edges")
+    for _ in range(5):
+        columns.add(2, {"task": b"a", "after": None})
+    assert columns.take().columns[2] == ([b"a"], [10])
+
+
+def damaged(path: Path, content: bytes) -> str:
+    """Return the error for a changed file, also if it is found only by reading everything."""
+    path.write_bytes(content)
+    with pytest.raises(JournalDamaged) as caught:
+        history.check_part(path.parents[1], PART, deep=True)
+    assert caught.value.lost.startswith("nothing is lost, rows 7..9 are still in the journal")
+    return caught.value.wrong
+
+
+def test_every_flipped_byte_is_found(path: Path) -> None:
+    content = path.read_bytes()
+    for offset in range(len(content)):
+        for mask in (0x01, 0x80, 0xFF):
+            changed = bytearray(content)
+            changed[offset] ^= mask
+            assert path.name in damaged(path, bytes(changed))
+
+
+def test_every_truncation_is_found(path: Path) -> None:
+    content = path.read_bytes()
+    for length in range(len(content)):
+        assert path.name in damaged(path, content[:length])
+
+
+def test_every_missing_and_inserted_byte_is_found(path: Path) -> None:
+    content = path.read_bytes()
+    for offset in range(len(content)):
+        assert path.name in damaged(path, content[:offset] + content[offset + 1 :])
+        assert path.name in damaged(path, content[:offset] + b"\0" + content[offset:])
+
+
+def test_swapped_blocks_are_found(path: Path) -> None:
+    content = path.read_bytes()
+    start = content.index(b"after\n") + 6
+    middle = start + 12 + int.from_bytes(content[start : start + 8])
+    end = len(content) - row_file.TRAILER_BYTES
+    swapped = content[:start] + content[middle:end] + content[start:middle] + content[end:]
+    assert "block 0 does not match its checksum" in damaged(path, swapped)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "not a history file"),
+        (b"PAR1", "not a history file"),
+        (b"taskyard history 1\nedges", "truncated"),
+        (b"taskyard history 1\nedges a\n", "truncated"),
+        (b"taskyard history 2\nedges a\n", "format 2, but this version reads 1"),
+    ],
+)
+def test_other_files_are_refused(path: Path, content: bytes, problem: str) -> None:
+    assert damaged(path, content) == f"history/{path.name} can't be read ({problem})"
+
+
+def test_missing_file_and_directory_are_refused(path: Path) -> None:
+    path.unlink()
+    with pytest.raises(JournalDamaged, match=r"can't be read \(No such file or directory\)"):
+        RowFile(path)
+    path.mkdir()
+    with pytest.raises(JournalDamaged, match=r"can't be read \(Is a directory\)"):
+        RowFile(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"plain", "block 0: "),
+        (zlib.compress(b"\xc1"), "block 0: "),
+        (zlib.compress(msgspec.msgpack.encode((1, []))), "block 0 has incomplete columns"),
+        (
+            zlib.compress(msgspec.msgpack.encode(Block(2, [([1], [1])] * 4))),
+            "block 0 has incomplete columns",
+        ),
+    ],
+)
+def test_block_with_a_right_checksum_and_wrong_content_is_refused(
+    path: Path, body: bytes, problem: str
+) -> None:
+    header = path.read_bytes().partition(b"after\n")[0] + b"after\n"
+    crc = zlib.crc32(header)
+    checksum = zlib.crc32(body, zlib.crc32(struct.pack(">QQ", 0, len(body)), crc))
+    trailer = struct.pack(">QQQQQQ", 7, 9, 8, 10, 2, 1)
+    content = header + struct.pack(">QI", len(body), checksum) + body
+    content += trailer + struct.pack(">I", zlib.crc32(trailer, crc))
+    assert problem in damaged(path, content)
+
+
+def test_long_file_is_synced_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(row_file, "SYNC_BYTES", 1)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    writer = RowFileWriter(tmp_path / "a", "edges")
+    for sequence in (1, 2):
+        writer.columns.add(1, edge(sequence, b"a", b"b"))
+        writer.write()
+    writer.finish(1, 2)
+    assert len(synced) == 2
+    assert len(list(read_rows(tmp_path / "a"))) == 2
+
+
+def test_abandoned_file_is_overwritten(tmp_path: Path) -> None:
+    for _ in range(2):
+        writer = RowFileWriter(tmp_path / "a", "edges")
+        writer.columns.add(1, edge(1, b"a", b"b"))
+        writer.write()
+        writer.close()
+    assert (tmp_path / "a").stat().st_size > 0
