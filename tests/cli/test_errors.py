@@ -164,6 +164,15 @@ def test_error_names_the_things_at_fault(
     assert last_document(capsys.readouterr().err)["names"] == names
 
 
+def test_error_of_an_option_before_json_is_printed_as_json(
+    yard: Yard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = str(yard.directory / "bad.toml")
+    words = ["journal", "check", "--config", config, "--state", str(yard.state), "--json"]
+    assert run(taskyard, words) == 2
+    assert last_document(capsys.readouterr().err)["code"] == "invalid-setting"
+
+
 # How errors are printed.
 
 
