@@ -23,10 +23,10 @@ from tests.system.peers import Peer, Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROWS = "40"
+ROWS = "20"
 BATCH = 20
 #: Between two batches. This tests compactions, not load.
-REST_SECONDS = 0.2
+REST_SECONDS = 0.1
 TERMS = Terms(service=b"load", campaign=b"load")
 #: Compactions that finish while tasks run, after the last kill.
 COMPLETED = 2
