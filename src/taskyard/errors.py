@@ -160,10 +160,15 @@ class NotInstalled(UserError):
 
 
 class TaskFailed(TaskyardError):
-    """A task ended without a result. The text is its reason."""
+    """A task ended without a result. The text names it and the reason."""
 
     code = "task-failed"
     exit_code = ExitCode.TASK_FAILED
+
+    def __init__(self, text: str = "", reason: str = "") -> None:
+        super().__init__(text)
+        #: The reason alone, as the worker reported it.
+        self.reason = reason
 
 
 class TaskBlocked(TaskFailed):

@@ -82,7 +82,7 @@ def test_name_in_use_is_refused_with_its_line_and_nothing_is_submitted(
         submit(client, loaded)
     text = str(refused.value)
     assert text.startswith(f"{loaded.file}:3: task c/b ")
-    assert text.endswith("; nothing was submitted")
+    assert text.endswith(", nothing was submitted")
     assert (refused.value.code, refused.value.names) == ("conflict", ("c/b",))
     assert names(client) == ["b"]
 
@@ -103,7 +103,7 @@ def test_refusal_of_a_later_batch_says_how_many_tasks_were_submitted(
     with pytest.raises(Refused) as refused:
         submit(client, loaded)
     assert str(refused.value) == (
-        f"{loaded.file}:{count}: task c/t10001 is odd; 10,000 tasks before it were submitted"
+        f"{loaded.file}:{count}: task c/t10001 is odd, 10,000 tasks before it were submitted"
     )
     assert refused.value.code == "odd"
     assert sum(client.status()["counts"].values()) == TASKS_PER_BATCH

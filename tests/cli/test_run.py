@@ -191,7 +191,7 @@ def test_name_that_is_known_with_another_command_is_refused_and_nothing_is_submi
     assert (code, out) == (2, "")
     assert err == (
         "taskyard: campaign.jsonl:3: task campaign/b is known with another payload (choose another "
-        "name); nothing was submitted\n"
+        "name), nothing was submitted\n"
     )
     assert counts(tmp_path) == {"done": 2}
 

@@ -454,7 +454,7 @@ def test_command_submits_all_or_nothing(
         changed = _write(tmp_path / "changed.jsonl", tasks)
         code, _, err = _call(changed, *to, "--skip-bad", "--campaign", "d", capsys=capsys)
         assert code == 2
-        assert "1 task exist with other content" in err
+        assert "1 task refused, nothing submitted" in err
 
 
 @pytest.mark.usefixtures("spark")

@@ -171,4 +171,4 @@ def _located(
         lines = zip(loaded.specs, loaded.lines, strict=True)
         line = next((line for spec, line in lines if spec.name == own), None)
         place = place if line is None else f"{place}:{line}"
-    return Refused(f"{place}: {refused}; {counts.partial_note()}", refused.code, refused.names)
+    return Refused(f"{place}: {refused}, {counts.partial_note()}", refused.code, refused.names)

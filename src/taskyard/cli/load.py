@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from taskyard.campaign.formats import FileOptions, Format
+from taskyard.campaign.lines import InvalidCampaign
 from taskyard.campaign.reader import (
     LoadedCampaign,
     default_campaign_name,
@@ -213,7 +214,7 @@ def report_rejected(
     print_rejected(rejected)
     lines = format_count(len(rejected), "bad line")
     if not skip_bad:
-        raise UserError(f"{file}: {lines}; nothing was submitted (--skip-bad leaves them out)")
+        raise InvalidCampaign(f"{file}: {lines}, nothing submitted (--skip-bad leaves them out)")
     (path,) = write_rejected(all_rejected)
     click.echo(f"{lines} left out, see {path}", err=True)
 

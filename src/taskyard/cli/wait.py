@@ -240,7 +240,7 @@ class _NamedTasks(_TargetBase):
             self._ended["blocked"] += 1
         elif isinstance(error, TaskFailed):
             self._ended["failed"] += 1
-            self._failures.append((future.full_name, str(error).partition(" failed: ")[2]))
+            self._failures.append((future.full_name, error.reason))
         elif isinstance(error, NoBroker | ClientClosed):
             raise error
         else:

@@ -94,5 +94,5 @@ def truncation_text(name: str, result: Result) -> str:
 def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:
     if state is TaskState.FAILED:
         reason = shown(text) or "no reason given"
-        return TaskFailed(f"task {name} failed: {reason}")
+        return TaskFailed(f"task {name} failed: {reason}", reason)
     return TaskBlocked(f"task {name}: blocked behind a failed task (see `taskyard why {name}`)")

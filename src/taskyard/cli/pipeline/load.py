@@ -21,6 +21,7 @@ from taskyard.cli.progress import ProgressBar
 from taskyard.cli.task_options import TaskKey
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import Refusal
 from taskyard.errors import ExitCode, Refused, UserError
 
 if TYPE_CHECKING:
@@ -214,8 +215,9 @@ def _check_conflicts(conflicts: list[str]) -> None:
     if conflicts:
         print_rejected(conflicts)
         raise Refused(
-            f"{format_count(len(conflicts), 'task')} exist with other content, nothing "
-            "submitted: give other names, another --campaign or another --state"
+            f"{format_count(len(conflicts), 'task')} refused, nothing submitted (give other names, "
+            "another --campaign or another --state)",
+            Refusal.CONFLICT.value,
         )
 
 
@@ -223,8 +225,9 @@ def _check_lanes(unplaced: list[str]) -> None:
     if unplaced:
         print_rejected(unplaced)
         raise Refused(
-            f"no lane for {format_count(len(unplaced), 'task')}, nothing submitted: the "
-            "lane templates of the settings need fields that they lack"
+            f"no lane for {format_count(len(unplaced), 'task')}, nothing submitted (the "
+            "lane templates of the settings need fields that they lack)",
+            Refusal.BAD_NAME.value,
         )
 
 

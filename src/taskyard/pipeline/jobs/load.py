@@ -207,7 +207,7 @@ def submit_all(
             if text is not None:
                 where = _place_prefix(checked, name)
                 names = (name,) if name else ()
-                raise Refused(f"{where}{text}; {counts.partial_note()}", code, names)
+                raise Refused(f"{where}{text}, {counts.partial_note()}", code, names)
         progress(counts.new + counts.existing, total)
     return counts
 
