@@ -11,7 +11,7 @@ import zmq
 
 from taskyard.cli.entry import run, taskyard
 from tests.kit.processes import Running
-from tests.wire.wmp.kit import Said, frames, read
+from tests.wire.wmp.kit import Sent, frames, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Ends:
         self._stack.callback(socket.close)
         return socket
 
-    def received(self, manager: int) -> tuple[list[bytes], Said]:
+    def received(self, manager: int) -> tuple[list[bytes], Sent]:
         """Return the path and the message that a manager gets next."""
         message = received(self.managers[manager])
         at = message.index(b"")
@@ -82,16 +82,16 @@ def test_messages_go_through_two_relays_and_back(stack: ExitStack, tmp_path: Pat
     for manager in range(2):
         path, message = ends.received(manager)
         assert len(path) == 3  # the upper relay, the lower one, the worker
-        assert message == Said("READY", {"worker": "w"})
+        assert message == Sent("READY", {"worker": "w"})
         paths.append(path)
     ends.say(1, paths[1], "WAKE", {"service": "default"})
-    assert read(received(ends.worker)) == Said(
+    assert read(received(ends.worker)) == Sent(
         "WAKE", {"service": "default", "back": [1, 0]}, b"payload"
     )
     give = {"worker": "w", "request": 1, "back": [1, 0]}
     ends.worker.send_multipart(frames("GIVE", give))
     path, message = ends.received(1)
-    assert (path, message) == (paths[1], Said("GIVE", {"worker": "w", "request": 1}))
+    assert (path, message) == (paths[1], Sent("GIVE", {"worker": "w", "request": 1}))
     assert not ends.managers[0].poll(0)
     for running in (upper, lower):
         assert running.terminate() == (0, "", "")

@@ -15,7 +15,7 @@ from taskyard.client.client import Client
 from taskyard.core.model import Submission, Terms
 from tests.kit.processes import Running, marks, until
 from tests.system.kit import count
-from tests.wire.wmp.kit import Said, frames, read
+from tests.wire.wmp.kit import Sent, frames, read
 
 HERE = Path(__file__).parent
 ANY = "tcp://127.0.0.1:0"
@@ -154,7 +154,7 @@ def test_manager_that_is_killed_and_restarted_finds_its_workers_again(tmp_path: 
     assert sorted(marks(tmp_path)) == sorted(f"0-{number}" for number in range(TASKS))
 
 
-def wakes(poller: zmq.Poller, wait_ms: int) -> list[tuple[zmq.Socket[bytes], Said]]:
+def wakes(poller: zmq.Poller, wait_ms: int) -> list[tuple[zmq.Socket[bytes], Sent]]:
     """Return the workers that get a WAKE in time. A slow manager sends other messages too."""
     called = []
     for _ in range(max(1, wait_ms // 50)):
@@ -165,7 +165,7 @@ def wakes(poller: zmq.Poller, wait_ms: int) -> list[tuple[zmq.Socket[bytes], Sai
     return called
 
 
-def first_wakes(poller: zmq.Poller) -> list[tuple[zmq.Socket[bytes], Said]]:
+def first_wakes(poller: zmq.Poller) -> list[tuple[zmq.Socket[bytes], Sent]]:
     while not (called := wakes(poller, 0)):
         pass
     return called

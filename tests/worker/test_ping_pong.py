@@ -22,7 +22,7 @@ from taskyard.worker.ping_pong import PingPongGroup, PingPongWorkerLoop
 from taskyard.worker.runner import StdinRunner
 from tests.kit.processes import PATIENCE_SECONDS, environment, until
 from tests.wire.ping_pong.broker_thread import Host, a_host
-from tests.wire.ping_pong.kit import BACKEND, Hall
+from tests.wire.ping_pong.kit import BACKEND, Harness
 from tests.worker.fake_runner import FakeRunner
 from tests.worker.runner_harness import RealClock, turn_until_quiet, turns
 
@@ -48,7 +48,7 @@ class Connection:
             return False
         self.harness.sent.append(list(frames[1:]))
         if not self.harness.is_cut_off:
-            sent_words = self.harness.hall.at(BACKEND + self.identity, *frames)
+            sent_words = self.harness.harness.at(BACKEND + self.identity, *frames)
             self.inbox += [[b"", *words] for words in sent_words]
         return True
 
@@ -56,7 +56,7 @@ class Connection:
         assert self.is_open
         if self.harness.is_cut_off:
             return None
-        self.inbox += [[b"", *words] for words in self.harness.hall.to_worker(self.identity)]
+        self.inbox += [[b"", *words] for words in self.harness.harness.to_worker(self.identity)]
         return self.inbox.pop(0) if self.inbox else None
 
 
@@ -64,7 +64,7 @@ class WorkerHarness:
     """One worker and one broker. Implements `SocketFactory` and `Clock`."""
 
     def __init__(self) -> None:
-        self.hall = Hall()
+        self.harness = Harness()
         self.runner = FakeRunner()
         #: The worker's messages, without the delimiter.
         self.sent: list[list[bytes]] = []
@@ -75,7 +75,7 @@ class WorkerHarness:
         self.loop = PingPongWorkerLoop(Settings(), self, self.runner, self)
 
     def monotonic_ns(self) -> int:
-        return self.hall.now_ns
+        return self.harness.now_ns
 
     def next_identity(self) -> bytes:
         self._identities += 1
@@ -95,10 +95,10 @@ class WorkerHarness:
 
     def later(self, seconds: float) -> None:
         """Pass time in steps, and let the worker turn when it is due."""
-        ends_ns = self.hall.now_ns + int(seconds * SECOND_NS)
-        while self.hall.now_ns < ends_ns:
-            step_ns = min(max(self.loop.wake_at_ns() - self.hall.now_ns, 10**6), 10**9)
-            self.hall.later(min(step_ns, ends_ns - self.hall.now_ns) / SECOND_NS)
+        ends_ns = self.harness.now_ns + int(seconds * SECOND_NS)
+        while self.harness.now_ns < ends_ns:
+            step_ns = min(max(self.loop.wake_at_ns() - self.harness.now_ns, 10**6), 10**9)
+            self.harness.later(min(step_ns, ends_ns - self.harness.now_ns) / SECOND_NS)
             if not self.loop.has_exited:
                 self.turn()
 
@@ -111,7 +111,7 @@ class WorkerHarness:
         return [one[0] for one in sent]
 
     def give(self, job: bytes) -> None:
-        assert self.hall.client(job, job) == []
+        assert self.harness.client(job, job) == []
         self.turn()
 
 
@@ -124,7 +124,7 @@ def test_job_runs_while_pings_continue_and_its_result_is_sent() -> None:
     harness.runner.finish()
     harness.turn()
     assert harness.words() == [b"result"]
-    assert harness.hall.to_client(b"job") == [[b"result"]]
+    assert harness.harness.to_client(b"job") == [[b"result"]]
     harness.give(b"next")
     assert [job.payload for job in harness.runner.jobs] == [b"next"]
 
@@ -154,7 +154,7 @@ def test_result_is_sent_when_it_can_be() -> None:
     harness.turn()
     harness.is_jammed = False
     harness.turn()
-    assert harness.hall.to_client(b"job") == [[b"result"]]
+    assert harness.harness.to_client(b"job") == [[b"result"]]
 
 
 def test_second_shutdown_stops_the_job_and_returns_it() -> None:
@@ -168,7 +168,7 @@ def test_second_shutdown_stops_the_job_and_returns_it() -> None:
     harness.turn()
     assert harness.is_gone()
     assert harness.runner.stopped == [(b"ping-pong-1", 1)]
-    assert [*harness.hall.states().values()] == [READY]
+    assert [*harness.harness.states().values()] == [READY]
 
 
 # A program that reads jobs from stdin.

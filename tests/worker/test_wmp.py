@@ -14,7 +14,7 @@ import zmq
 
 from taskyard.wire.payloads import encode_command
 from tests.kit.processes import Running, is_alive, until
-from tests.wire.wmp.kit import Said, frames, read
+from tests.wire.wmp.kit import Sent, frames, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Manager:
         self.identity = b""
         self.incarnation = 0
 
-    def receive(self, *commands: str) -> Said:
+    def receive(self, *commands: str) -> Sent:
         """Return the next message of one of these kinds. Skip others."""
         while True:
             assert self.socket.poll(PATIENCE_MS), f"no {commands}"
@@ -94,9 +94,9 @@ def hire(stack: ExitStack, tmp_path: Path, managers: list[Manager]) -> WorkerSta
     return WorkerStarter(stack, tmp_path, managers[:1])
 
 
-def done(task: str, status: str, payload: bytes) -> Said:
+def done(task: str, status: str, payload: bytes) -> Sent:
     headers = {"worker": "w", "task": task, "attempt": 1, "status": status, "manager": "me"}
-    return Said("DONE", headers, payload)
+    return Sent("DONE", headers, payload)
 
 
 def test_program_reads_the_payload_and_prints_the_result(

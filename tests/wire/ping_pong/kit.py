@@ -35,7 +35,7 @@ NATIVE, BACKEND, FRONTEND = b"\0", b"\1", b"\2"
 W1, W2, W3 = b"\0\0\0\0\1", b"\0\0\0\0\2", b"\0\0\0\0\3"
 
 
-class Hall:
+class Harness:
     """A broker with a native socket, a backend and a frontend: frames in, frames out, in order."""
 
     def __init__(self, settings: Settings | None = None) -> None:

@@ -16,7 +16,7 @@ from taskyard.wire.ping_pong import server as ping_pong_server
 from taskyard.wire.ping_pong.backend import FORGET_NS
 from taskyard.wire.ping_pong.frames import COUNT_DIGITS_MAX, Settings
 from taskyard.wire.ping_pong.server import make_server
-from tests.wire.ping_pong.kit import BACKEND, FRONTEND, W1, W2, W3, Hall
+from tests.wire.ping_pong.kit import BACKEND, FRONTEND, W1, W2, W3, Harness
 from tests.wire.ping_pong.test_server import (
     DISCONNECT,
     DONE,
@@ -37,79 +37,79 @@ if TYPE_CHECKING:
 
 
 def test_client_gets_its_replies_in_the_order_of_its_requests() -> None:
-    hall = Hall()
+    harness = Harness()
     for job in (b"1", b"2", PONG, b"3"):
-        assert hall.client(b"c", job) == []
+        assert harness.client(b"c", job) == []
     for identity in (W1, W2, W3):
-        hall.worker(identity, READY)
-    hall.worker(W3, b"three")
-    hall.worker(W2, b"two")
-    assert hall.to_client(b"c") == []
-    hall.worker(W1, b"one")
-    first, second, (error, _), last = hall.to_client(b"c")
+        harness.worker(identity, READY)
+    harness.worker(W3, b"three")
+    harness.worker(W2, b"two")
+    assert harness.to_client(b"c") == []
+    harness.worker(W1, b"one")
+    first, second, (error, _), last = harness.to_client(b"c")
     assert [first, second, error, last] == [[b"one"], [b"two"], ERROR, [b"three"]]
 
 
 def test_clients_do_not_wait_for_each_other() -> None:
-    hall = Hall()
-    hall.client(b"c", b"1")
-    hall.client(b"d", b"2")
-    hall.worker(W1, READY)
-    hall.worker(W2, READY)
-    hall.worker(W2, b"two")
-    assert hall.to_client(b"d") == [[b"two"]]
+    harness = Harness()
+    harness.client(b"c", b"1")
+    harness.client(b"d", b"2")
+    harness.worker(W1, READY)
+    harness.worker(W2, READY)
+    harness.worker(W2, b"two")
+    assert harness.to_client(b"d") == [[b"two"]]
 
 
 def test_client_with_too_many_open_jobs_is_refused_in_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ping_pong_server, "WAITING_MAX", 2)
-    hall = Hall()
+    harness = Harness()
     for number in range(5):
-        assert hall.client(b"c", b"%d" % number) == []
-    assert len(hall.states()) == 2
-    assert hall.client(b"d", b"other") == []
-    hall.worker(W1, READY)
-    hall.worker(W1, b"zero")
-    assert hall.to_client(b"c") == [[b"zero"]]
-    hall.worker(W1, b"one")
-    assert hall.to_client(b"c") == [[b"one"], [FULL], [FULL], [FULL]]
-    assert hall.client(b"c", b"again") == []
+        assert harness.client(b"c", b"%d" % number) == []
+    assert len(harness.states()) == 2
+    assert harness.client(b"d", b"other") == []
+    harness.worker(W1, READY)
+    harness.worker(W1, b"zero")
+    assert harness.to_client(b"c") == [[b"zero"]]
+    harness.worker(W1, b"one")
+    assert harness.to_client(b"c") == [[b"one"], [FULL], [FULL], [FULL]]
+    assert harness.client(b"c", b"again") == []
 
 
 def test_queue_of_all_clients_has_a_limit() -> None:
-    hall = Hall(Settings(queue_max=2))
-    assert hall.client(b"c", b"1") == []
-    assert hall.client(b"d", b"2") == []
-    assert hall.client(b"e", b"3") == [[FULL]]
-    assert hall.client(b"e", b"3") == [[FULL]]
-    hall.worker(W1, READY)
-    hall.worker(W1, b"one")
-    assert hall.client(b"e", b"3") == []
+    harness = Harness(Settings(queue_max=2))
+    assert harness.client(b"c", b"1") == []
+    assert harness.client(b"d", b"2") == []
+    assert harness.client(b"e", b"3") == [[FULL]]
+    assert harness.client(b"e", b"3") == [[FULL]]
+    harness.worker(W1, READY)
+    harness.worker(W1, b"one")
+    assert harness.client(b"e", b"3") == []
 
 
 def test_client_gets_full_when_the_broker_accepts_no_more() -> None:
-    hall = Hall()
-    hall.scheduler.context.accepting = False
-    assert hall.client(b"c", b"job") == [[FULL]]
+    harness = Harness()
+    harness.scheduler.context.accepting = False
+    assert harness.client(b"c", b"job") == [[FULL]]
 
 
 def test_too_long_a_job_is_refused() -> None:
-    hall = Hall()
-    ((error, _),) = hall.client(b"c", b"x" * (PAYLOAD_BYTES_MAX + 1))
+    harness = Harness()
+    ((error, _),) = harness.client(b"c", b"x" * (PAYLOAD_BYTES_MAX + 1))
     assert error == ERROR
 
 
 def test_disconnected_client_is_forgotten_and_its_job_done_nevertheless() -> None:
-    hall = at_work()
-    hall.client(b"c", b"second")
-    hall.dead = [FRONTEND + b"c"]
-    assert hall.worker(W1, b"result") == [[b"second"]]
-    hall.worker(W1, b"result")
-    assert [*hall.states().values()] == [DONE, DONE]
-    assert hall.sent == []
-    assert hall.frontend.waiting == 0
-    assert not hall.scheduler.context.watchers
+    harness = at_work()
+    harness.client(b"c", b"second")
+    harness.dead = [FRONTEND + b"c"]
+    assert harness.worker(W1, b"result") == [[b"second"]]
+    harness.worker(W1, b"result")
+    assert [*harness.states().values()] == [DONE, DONE]
+    assert harness.sent == []
+    assert harness.frontend.waiting == 0
+    assert not harness.scheduler.context.watchers
 
 
 def test_names_of_jobs_are_unique_to_the_process() -> None:
@@ -149,15 +149,15 @@ NASTY: list[list[bytes]] = [
 
 @pytest.mark.parametrize("frames", NASTY, ids=range(len(NASTY)))
 def test_nasty_messages_are_counted_and_change_nothing(frames: list[bytes]) -> None:
-    hall = at_work()
-    before = ledger_fingerprint(hall.scheduler.ledger)
-    assert hall.at(BACKEND + W1, *frames) == []
-    assert hall.backend.malformed == 1
-    ((error, _),) = hall.at(FRONTEND + b"x", *frames)
-    assert (error, hall.frontend.malformed) == (ERROR, 1)
-    assert ledger_fingerprint(hall.scheduler.ledger) == before
-    hall.worker(W1, b"result")
-    assert hall.to_client(b"c") == [[b"result"]]
+    harness = at_work()
+    before = ledger_fingerprint(harness.scheduler.ledger)
+    assert harness.at(BACKEND + W1, *frames) == []
+    assert harness.backend.malformed == 1
+    ((error, _),) = harness.at(FRONTEND + b"x", *frames)
+    assert (error, harness.frontend.malformed) == (ERROR, 1)
+    assert ledger_fingerprint(harness.scheduler.ledger) == before
+    harness.worker(W1, b"result")
+    assert harness.to_client(b"c") == [[b"result"]]
 
 
 def noise(count: int, seed: int) -> Iterator[list[bytes]]:
@@ -179,68 +179,70 @@ def noise(count: int, seed: int) -> Iterator[list[bytes]]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_malformed_messages_change_nothing_at_either_side(seed: int) -> None:
-    hall = at_work()
-    hall.records()
-    before = ledger_fingerprint(hall.scheduler.ledger)
+    harness = at_work()
+    harness.records()
+    before = ledger_fingerprint(harness.scheduler.ledger)
     random_bits = random.Random(seed)
     for frames in noise(1_000, seed):
         identity = random_bits.choice([W1, W2, b"x" * 256, b""])
-        assert hall.at(BACKEND + identity, *frames) == []
-        assert [one[0] for one in hall.at(FRONTEND + identity, *frames)] == [ERROR]
-    assert (hall.backend.malformed, hall.frontend.malformed) == (1_000, 1_000)
-    assert hall.records() == []
-    assert ledger_fingerprint(hall.scheduler.ledger) == before
-    assert hall.worker(W1, b"result") == []
+        assert harness.at(BACKEND + identity, *frames) == []
+        assert [one[0] for one in harness.at(FRONTEND + identity, *frames)] == [ERROR]
+    assert (harness.backend.malformed, harness.frontend.malformed) == (1_000, 1_000)
+    assert harness.records() == []
+    assert ledger_fingerprint(harness.scheduler.ledger) == before
+    assert harness.worker(W1, b"result") == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_any_dialogue_leaves_every_task_done_once_or_waiting(seed: int) -> None:
     random_bits = random.Random(seed)
-    hall = Hall()
+    harness = Harness()
     words = [READY, PING, DISCONNECT, b"result", b"result", ERROR]
     for number in range(400):
         identity = random_bits.choice([W1, W2, W3, b"named"])
         word = random_bits.choice(words)
-        hall.worker(identity, *([word, b"why"] if word is ERROR else [word]))
+        harness.worker(identity, *([word, b"why"] if word is ERROR else [word]))
         if random_bits.random() < 0.2:
-            hall.client(b"c", b"%d" % number)
+            harness.client(b"c", b"%d" % number)
         if random_bits.random() < 0.3:
-            hall.later(random_bits.choice([0.01, 1, 3, 61]))
+            harness.later(random_bits.choice([0.01, 1, 3, 61]))
         if random_bits.random() < 0.05:
-            hall.handle(hall.board.disconnected(BACKEND + identity))
-    finished = [name for one in hall.records() if isinstance(one, Finished) for name in one.names]
+            harness.handle(harness.board.disconnected(BACKEND + identity))
+    finished = [
+        name for one in harness.records() if isinstance(one, Finished) for name in one.names
+    ]
     assert len(finished) > 20
     assert len({*finished}) == len(finished)
 
 
 def test_kept_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ping_pong_backend, "PEERS_MAX", 2)
-    hall = Hall()
-    assert hall.worker(W1, READY) == [[PONG]]
-    assert hall.worker(W2, PING) == [[PONG]]
-    assert hall.worker(W3, READY) == []
-    hall.later(3)  # a silent one on probation makes room
-    assert hall.worker(W3, READY) == [[PONG]]
+    harness = Harness()
+    assert harness.worker(W1, READY) == [[PONG]]
+    assert harness.worker(W2, PING) == [[PONG]]
+    assert harness.worker(W3, READY) == []
+    harness.later(3)  # a silent one on probation makes room
+    assert harness.worker(W3, READY) == [[PONG]]
 
 
 def test_connection_that_is_silent_for_long_is_forgotten() -> None:
-    hall = at_work()
-    hall.worker(W2, READY)
-    hall.worker(W3, PING)
-    hall.later(60)
-    hall.later(FORGET_NS / SECOND_NS)
-    assert hall.backend.peer_count == 0
-    assert hall.backend.wake_at_ns() is None
+    harness = at_work()
+    harness.worker(W2, READY)
+    harness.worker(W3, PING)
+    harness.later(60)
+    harness.later(FORGET_NS / SECOND_NS)
+    assert harness.backend.peer_count == 0
+    assert harness.backend.wake_at_ns() is None
 
 
 def test_record_of_a_lost_route_is_a_return_without_a_charge() -> None:
-    hall = Hall()
-    hall.worker(W1, READY)
-    hall.dead = [BACKEND + W1]
-    hall.records()
-    hall.client(b"c", b"job")
-    kinds = [type(one) for one in hall.records()]
+    harness = Harness()
+    harness.worker(W1, READY)
+    harness.dead = [BACKEND + W1]
+    harness.records()
+    harness.client(b"c", b"job")
+    kinds = [type(one) for one in harness.records()]
     assert kinds[1:] == [Leased, Returned, WorkerLeft]
 
 

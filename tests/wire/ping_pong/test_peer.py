@@ -11,7 +11,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.wire.ping_pong import peer
 from taskyard.wire.ping_pong.peer import EXIT_NS_MAX, REFUSED_RETRY_NS, Settings, Worker
-from tests.wire.ping_pong.kit import BACKEND, W2, Hall
+from tests.wire.ping_pong.kit import BACKEND, W2, Harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ class WorkerHarness:
     """One worker and one broker. Carries out the actions of the worker."""
 
     def __init__(self) -> None:
-        self.hall = Hall()
+        self.harness = Harness()
         #: Payloads of running jobs, by name.
         self.jobs: dict[bytes, bytes] = {}
         self.stopped: list[bytes] = []
@@ -36,8 +36,8 @@ class WorkerHarness:
         self.connections = 1
         self._identities = 0
         self.identity = self.next_identity()
-        self.worker = Worker(Settings(), self.hall.now_ns)
-        self._run(self.worker.start(self.hall.now_ns))
+        self.worker = Worker(Settings(), self.harness.now_ns)
+        self._run(self.worker.start(self.harness.now_ns))
 
     def next_identity(self) -> bytes:
         self._identities += 1
@@ -60,34 +60,34 @@ class WorkerHarness:
     def _send(self, frames: list[bytes]) -> None:
         self.sent.append(frames[1:])
         if not self.is_cut_off:
-            sent_words = self.hall.at(BACKEND + self.identity, *frames)
+            sent_words = self.harness.at(BACKEND + self.identity, *frames)
             self.inbox += [[b"", *words] for words in sent_words]
 
     def turn(self, times: int = 2) -> None:
         for _ in range(times):
             while not self.worker.has_exited and (frames := self._receive()) is not None:
-                self._run(self.worker.take(frames, self.hall.now_ns))
+                self._run(self.worker.take(frames, self.harness.now_ns))
             if not self.worker.has_exited:
-                self._run(self.worker.time_passed(self.hall.now_ns))
+                self._run(self.worker.time_passed(self.harness.now_ns))
 
     def _receive(self) -> list[bytes] | None:
         if self.is_cut_off:
             return None
-        self.inbox += [[b"", *words] for words in self.hall.to_worker(self.identity)]
+        self.inbox += [[b"", *words] for words in self.harness.to_worker(self.identity)]
         return self.inbox.pop(0) if self.inbox else None
 
     def finish(self, outcome: Outcome = Outcome.DONE, text: bytes = b"result") -> None:
         """Finish the first job."""
         name = next(iter(self.jobs))
         del self.jobs[name]
-        self._run(self.worker.done(name, outcome, text, self.hall.now_ns))
+        self._run(self.worker.done(name, outcome, text, self.harness.now_ns))
 
     def later(self, seconds: float) -> None:
         """Pass time in steps, and let the worker turn when it is due."""
-        ends_ns = self.hall.now_ns + int(seconds * SECOND_NS)
-        while self.hall.now_ns < ends_ns:
-            step_ns = min(max(self.worker.wake_at_ns() - self.hall.now_ns, 10**6), 10**9)
-            self.hall.later(min(step_ns, ends_ns - self.hall.now_ns) / SECOND_NS)
+        ends_ns = self.harness.now_ns + int(seconds * SECOND_NS)
+        while self.harness.now_ns < ends_ns:
+            step_ns = min(max(self.worker.wake_at_ns() - self.harness.now_ns, 10**6), 10**9)
+            self.harness.later(min(step_ns, ends_ns - self.harness.now_ns) / SECOND_NS)
             self.turn()
 
     def is_gone(self) -> bool:
@@ -99,7 +99,7 @@ class WorkerHarness:
         return [one[0] for one in sent]
 
     def give(self, job: bytes) -> None:
-        assert self.hall.client(job, job) == []
+        assert self.harness.client(job, job) == []
         self.turn()
 
 
@@ -118,7 +118,7 @@ def test_job_runs_while_pings_continue_and_its_result_is_sent() -> None:
     harness.finish()
     harness.turn()
     assert harness.words() == [b"result"]
-    assert harness.hall.to_client(b"job") == [[b"result"]]
+    assert harness.harness.to_client(b"job") == [[b"result"]]
     harness.give(b"next")
     assert [*harness.jobs.values()] == [b"next"]
 
@@ -129,7 +129,7 @@ def test_failure_is_sent_with_its_reason() -> None:
     harness.finish(Outcome.FAILED, b"exit status 1")
     harness.turn()
     assert harness.sent[-1] == [b"ERROR", b"exit status 1"]
-    assert harness.hall.to_client(b"job") == [[b"ERROR", b"exit status 1"]]
+    assert harness.harness.to_client(b"job") == [[b"ERROR", b"exit status 1"]]
 
 
 @pytest.mark.parametrize("word", [b"READY", b"PING", b"DISCONNECT"])
@@ -138,22 +138,22 @@ def test_result_equal_to_a_protocol_word_is_a_failure(word: bytes) -> None:
     harness.give(b"job")
     harness.finish(text=word)
     harness.turn()
-    ((error, reason),) = harness.hall.to_client(b"job")
+    ((error, reason),) = harness.harness.to_client(b"job")
     assert (error, word in reason) == (b"ERROR", True)
 
 
 def test_job_that_can_not_start_returns_and_the_worker_backs_off() -> None:
     harness = WorkerHarness()
-    harness.hall.worker(W2, b"READY")
+    harness.harness.worker(W2, b"READY")
     harness.give(b"job")
     harness.words()
     harness.finish(Outcome.REFUSED, b"no process")
     harness.turn()
     assert harness.words() == [b"DISCONNECT"]
-    assert harness.hall.to_worker(W2) == [[b"job"]]
+    assert harness.harness.to_worker(W2) == [[b"job"]]
     harness.later(REFUSED_RETRY_NS / SECOND_NS)
     assert harness.words() == [b"READY"]
-    assert len(harness.hall.workers()) == 2
+    assert len(harness.harness.workers()) == 2
 
 
 def test_worker_opens_another_connection_after_n_timeouts() -> None:
@@ -183,7 +183,7 @@ def test_keeps_its_connection_and_its_job_while_it_works_and_the_broker_is_silen
     harness.later(1)
     harness.finish()
     harness.turn()
-    assert harness.hall.to_client(b"job") == [[b"result"]]
+    assert harness.harness.to_client(b"job") == [[b"result"]]
 
 
 def test_job_of_a_renewed_connection_is_stopped_and_not_reported() -> None:
@@ -201,7 +201,7 @@ def test_job_of_a_renewed_connection_is_stopped_and_not_reported() -> None:
     assert [*harness.jobs.values()] == [b"job"]
     harness.finish()
     harness.turn()
-    assert harness.hall.to_client(b"job") == [[b"result"]]
+    assert harness.harness.to_client(b"job") == [[b"result"]]
 
 
 def test_late_count_from_before_a_backoff_does_not_stop_the_next_job() -> None:
@@ -226,14 +226,14 @@ def test_worker_does_not_spin_while_exit_is_unanswered() -> None:
     harness.worker.stopping = True
     harness.turn()
     while not harness.worker.has_exited:
-        assert harness.worker.wake_at_ns() > harness.hall.now_ns
-        harness.hall.later((harness.worker.wake_at_ns() - harness.hall.now_ns) / SECOND_NS)
+        assert harness.worker.wake_at_ns() > harness.harness.now_ns
+        harness.harness.later((harness.worker.wake_at_ns() - harness.harness.now_ns) / SECOND_NS)
         harness.turn(1)
 
 
 def test_worker_exits_after_exit() -> None:
     harness = WorkerHarness()
-    harness.hall.handle([DrainRequested(0, b"x")])
+    harness.harness.handle([DrainRequested(0, b"x")])
     harness.turn()
     assert harness.is_gone()
     assert harness.words() == [b"READY"]
@@ -247,21 +247,21 @@ def test_worker_without_a_job_exits_at_once() -> None:
     harness.turn()
     assert harness.words() == [b"DISCONNECT", b"PING"]
     assert harness.is_gone()
-    assert harness.hall.workers() == []
+    assert harness.harness.workers() == []
 
 
 def test_worker_exits_after_its_job_and_returns_later_ones() -> None:
     harness = WorkerHarness()
     harness.give(b"job")
-    assert harness.hall.client(b"next", b"next") == []
+    assert harness.harness.client(b"next", b"next") == []
     harness.worker.stopping = True
     harness.later(5)
     assert not harness.is_gone()
     harness.finish()
     harness.turn(3)
     assert harness.is_gone()
-    assert harness.hall.to_client(b"job") == [[b"result"]]
-    done, following = harness.hall.scheduler.ledger.tasks.values()
+    assert harness.harness.to_client(b"job") == [[b"result"]]
+    done, following = harness.harness.scheduler.ledger.tasks.values()
     assert (done.state, following.state, following.losses) == (DONE, READY, 0)
 
 

@@ -13,7 +13,7 @@ from taskyard.core.records import Leased, LeaseExpired, StaleReport, WorkerLeft
 from taskyard.core.states import TaskState
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.ping_pong.server import make_server
-from tests.wire.ping_pong.kit import BACKEND, FRONTEND, W1, W2, W3, Hall
+from tests.wire.ping_pong.kit import BACKEND, FRONTEND, W1, W2, W3, Harness
 
 READY, PING, PONG, EXIT, DISCONNECT = b"READY", b"PING", b"PONG", b"EXIT", b"DISCONNECT"
 ERROR, FULL = b"ERROR", b"FULL"
@@ -21,21 +21,21 @@ ERROR, FULL = b"ERROR", b"FULL"
 LEASED, DONE = TaskState.LEASED, TaskState.DONE
 
 
-def at_work(job: bytes = b"job", identity: bytes = W1) -> Hall:
+def at_work(job: bytes = b"job", identity: bytes = W1) -> Harness:
     """Return a broker whose worker has just got a client's job."""
-    hall = Hall()
-    assert hall.worker(identity, READY) == [[PONG]]
-    assert hall.client(b"c", job) == []
-    assert hall.to_worker(identity) == [[job]]
-    return hall
+    harness = Harness()
+    assert harness.worker(identity, READY) == [[PONG]]
+    assert harness.client(b"c", job) == []
+    assert harness.to_worker(identity) == [[job]]
+    return harness
 
 
-def ping(hall: Hall, seconds: int, *identities: bytes) -> None:
+def ping(harness: Harness, seconds: int, *identities: bytes) -> None:
     """Let time pass while these peers ping."""
     for _ in range(seconds):
-        hall.later(1)
+        harness.later(1)
         for identity in identities:
-            assert hall.worker(identity, PING) == [[PONG]]
+            assert harness.worker(identity, PING) == [[PONG]]
 
 
 # Words.
@@ -43,146 +43,146 @@ def ping(hall: Hall, seconds: int, *identities: bytes) -> None:
 
 @pytest.mark.parametrize("word", [b"ping", b"ping, 1", b"PING, 1", b"ping,12", b"PING"])
 def test_ping_in_any_spelling_is_not_a_result(word: bytes) -> None:
-    hall = at_work()
-    assert hall.worker(W1, word) == [[PONG]]
-    assert [*hall.states().values()] == [LEASED]
-    assert hall.worker(W1, b"result") == []
-    assert hall.to_client(b"c") == [[b"result"]]
-    assert hall.worker(W2, word) == [[PONG]]
-    assert hall.backend.peer_count == 2
+    harness = at_work()
+    assert harness.worker(W1, word) == [[PONG]]
+    assert [*harness.states().values()] == [LEASED]
+    assert harness.worker(W1, b"result") == []
+    assert harness.to_client(b"c") == [[b"result"]]
+    assert harness.worker(W2, word) == [[PONG]]
+    assert harness.backend.peer_count == 2
 
 
 def test_ping_in_small_letters_has_its_number_in_a_separate_frame() -> None:
-    hall = Hall()
-    hall.worker(W1, READY)
-    assert hall.worker(W1, b"ping", b"7") == [[PONG, b"1"]]
+    harness = Harness()
+    harness.worker(W1, READY)
+    assert harness.worker(W1, b"ping", b"7") == [[PONG, b"1"]]
 
 
 @pytest.mark.parametrize("word", [b"ping pong", b"ping, ", b"ping, x", b"Ping", b"pinging"])
 def test_result_that_begins_like_a_ping_is_a_result(word: bytes) -> None:
-    hall = at_work()
-    assert hall.worker(W1, word) == []
-    assert hall.to_client(b"c") == [[word]]
+    harness = at_work()
+    assert harness.worker(W1, word) == []
+    assert harness.to_client(b"c") == [[word]]
 
 
 def test_ready_gets_a_pong_and_a_job_brings_its_result_to_the_client() -> None:
-    hall = Hall()
-    assert hall.worker(W1, READY) == [[PONG]]
-    assert hall.client(b"c", b"job") == []
-    assert hall.to_worker(W1) == [[b"job"]]
-    assert hall.worker(W1, b"result") == []
-    assert hall.to_client(b"c") == [[b"result"]]
-    assert hall.sent == []
+    harness = Harness()
+    assert harness.worker(W1, READY) == [[PONG]]
+    assert harness.client(b"c", b"job") == []
+    assert harness.to_worker(W1) == [[b"job"]]
+    assert harness.worker(W1, b"result") == []
+    assert harness.to_client(b"c") == [[b"result"]]
+    assert harness.sent == []
 
 
 def test_pong_is_sent_before_a_waiting_job() -> None:
-    hall = Hall()
-    hall.client(b"c", b"job")
-    assert hall.worker(W1, READY) == [[PONG], [b"job"]]
+    harness = Harness()
+    harness.client(b"c", b"job")
+    assert harness.worker(W1, READY) == [[PONG], [b"job"]]
 
 
 def test_next_job_is_sent_at_once_after_a_result() -> None:
-    hall = at_work(b"1")
-    hall.client(b"d", b"2")
-    assert hall.worker(W1, b"one") == [[b"2"]]
+    harness = at_work(b"1")
+    harness.client(b"d", b"2")
+    assert harness.worker(W1, b"one") == [[b"2"]]
 
 
 def test_ping_gets_a_pong_and_makes_no_record() -> None:
-    hall = Hall()
-    hall.worker(W1, READY)
-    hall.records()
-    assert hall.worker(W1, PING) == [[PONG]]
-    assert hall.records() == []
+    harness = Harness()
+    harness.worker(W1, READY)
+    harness.records()
+    assert harness.worker(W1, PING) == [[PONG]]
+    assert harness.records() == []
 
 
 def test_counted_ping_gets_the_broker_s_count_of_that_worker_s_pings() -> None:
-    hall = Hall()
-    hall.worker(W1, READY)
-    assert hall.worker(W1, PING, b"17") == [[PONG, b"1"]]
-    assert hall.worker(W1, PING) == [[PONG]]
-    assert hall.worker(W1, PING, b"3") == [[PONG, b"3"]]
-    assert hall.worker(W2, PING, b"3") == [[PONG, b"1"]]
+    harness = Harness()
+    harness.worker(W1, READY)
+    assert harness.worker(W1, PING, b"17") == [[PONG, b"1"]]
+    assert harness.worker(W1, PING) == [[PONG]]
+    assert harness.worker(W1, PING, b"3") == [[PONG, b"3"]]
+    assert harness.worker(W2, PING, b"3") == [[PONG, b"1"]]
 
 
 def test_disconnect_returns_the_job_without_a_charge() -> None:
-    hall = at_work()
-    hall.worker(W2, READY)
-    assert hall.worker(W1, DISCONNECT) == []
-    assert hall.to_worker(W2) == [[b"job"]]
-    (task,) = hall.scheduler.ledger.tasks.values()
+    harness = at_work()
+    harness.worker(W2, READY)
+    assert harness.worker(W1, DISCONNECT) == []
+    assert harness.to_worker(W2) == [[b"job"]]
+    (task,) = harness.scheduler.ledger.tasks.values()
     assert (task.attempt, task.losses) == (2, 0)
-    assert len(hall.workers()) == 1
+    assert len(harness.workers()) == 1
 
 
 def test_disconnect_of_an_unknown_peer_is_ignored() -> None:
-    hall = Hall()
-    assert hall.worker(W1, DISCONNECT) == []
-    assert hall.backend.malformed == 0
+    harness = Harness()
+    assert harness.worker(W1, DISCONNECT) == []
+    assert harness.backend.malformed == 0
 
 
 def test_result_without_a_job_is_stale_and_gets_a_pong() -> None:
-    hall = Hall()
-    assert hall.worker(W1, b"result") == [[PONG]]
-    hall.worker(W1, READY)
-    before = ledger_fingerprint(hall.scheduler.ledger)
-    assert hall.worker(W1, b"result") == [[PONG]]
-    assert ledger_fingerprint(hall.scheduler.ledger) == before
-    assert hall.backend.stale == 2
+    harness = Harness()
+    assert harness.worker(W1, b"result") == [[PONG]]
+    harness.worker(W1, READY)
+    before = ledger_fingerprint(harness.scheduler.ledger)
+    assert harness.worker(W1, b"result") == [[PONG]]
+    assert ledger_fingerprint(harness.scheduler.ledger) == before
+    assert harness.backend.stale == 2
 
 
 def test_failure_with_its_reason_is_an_error_to_the_client() -> None:
-    hall = at_work()
-    assert hall.worker(W1, ERROR, b"no such file") == []
-    assert hall.to_client(b"c") == [[ERROR, b"no such file"]]
-    assert [*hall.states().values()] == [TaskState.FAILED]
+    harness = at_work()
+    assert harness.worker(W1, ERROR, b"no such file") == []
+    assert harness.to_client(b"c") == [[ERROR, b"no such file"]]
+    assert [*harness.states().values()] == [TaskState.FAILED]
 
 
 def test_failed_job_is_retried_by_the_schedule_of_its_task() -> None:
-    hall = Hall()
+    harness = Harness()
     terms = Terms(retry_delays_ns=(10 * SECOND_NS,))
-    hall.create(Submission([b"t"], [b"p"], [terms]))
-    assert hall.worker(W1, READY) == [[PONG], [b"p"]]
-    assert hall.worker(W1, ERROR, b"no") == []
-    ping(hall, 9, W1)
-    hall.later(1)
-    assert hall.to_worker(W1) == [[b"p"]]
+    harness.create(Submission([b"t"], [b"p"], [terms]))
+    assert harness.worker(W1, READY) == [[PONG], [b"p"]]
+    assert harness.worker(W1, ERROR, b"no") == []
+    ping(harness, 9, W1)
+    harness.later(1)
+    assert harness.to_worker(W1) == [[b"p"]]
 
 
 def test_error_of_two_frames_is_a_result() -> None:
-    hall = at_work()
-    assert hall.worker(W1, ERROR) == []
-    assert hall.to_client(b"c") == [[ERROR]]
-    assert [*hall.states().values()] == [DONE]
+    harness = at_work()
+    assert harness.worker(W1, ERROR) == []
+    assert harness.to_client(b"c") == [[ERROR]]
+    assert [*harness.states().values()] == [DONE]
 
 
 def test_too_long_a_result_fails_its_job() -> None:
-    hall = at_work()
-    assert hall.worker(W1, b"x" * (PAYLOAD_BYTES_MAX + 1)) == []
-    ((word, reason),) = hall.to_client(b"c")
+    harness = at_work()
+    assert harness.worker(W1, b"x" * (PAYLOAD_BYTES_MAX + 1)) == []
+    ((word, reason),) = harness.to_client(b"c")
     assert (word, b"%d" % PAYLOAD_BYTES_MAX in reason) == (ERROR, True)
 
 
 def test_drained_worker_gets_exit_after_its_result_and_to_every_message() -> None:
-    hall = at_work()
-    (name,) = hall.workers()
-    hall.handle([DrainRequested(0, b"x", name)])
-    assert hall.to_worker(W1) == []
-    assert hall.worker(W1, PING) == [[PONG]]
-    assert hall.worker(W1, b"result") == [[EXIT]]
-    assert hall.workers() == []
-    assert [hall.worker(W1, word) for word in (PING, READY, b"result")] == [[[EXIT]]] * 3
-    assert hall.workers() == []
+    harness = at_work()
+    (name,) = harness.workers()
+    harness.handle([DrainRequested(0, b"x", name)])
+    assert harness.to_worker(W1) == []
+    assert harness.worker(W1, PING) == [[PONG]]
+    assert harness.worker(W1, b"result") == [[EXIT]]
+    assert harness.workers() == []
+    assert [harness.worker(W1, word) for word in (PING, READY, b"result")] == [[[EXIT]]] * 3
+    assert harness.workers() == []
 
 
 def test_broker_that_shuts_down_sends_exit_and_waits_for_running_jobs() -> None:
-    hall = at_work()
-    hall.backend.leaving = True
-    hall.handle([DrainRequested(0, b"x")])
-    assert hall.worker(W2, READY) == [[EXIT]]
-    assert hall.worker(W3, PING) == [[EXIT]]
-    assert hall.worker(W1, PING) == [[PONG]]
-    assert hall.worker(W1, b"result") == [[EXIT]]
-    assert hall.to_client(b"c") == [[b"result"]]
+    harness = at_work()
+    harness.backend.leaving = True
+    harness.handle([DrainRequested(0, b"x")])
+    assert harness.worker(W2, READY) == [[EXIT]]
+    assert harness.worker(W3, PING) == [[EXIT]]
+    assert harness.worker(W1, PING) == [[PONG]]
+    assert harness.worker(W1, b"result") == [[EXIT]]
+    assert harness.to_client(b"c") == [[b"result"]]
 
 
 # Events and effects, as lists.
@@ -252,49 +252,49 @@ def test_worker_s_name_is_printable_and_unique() -> None:
 
 
 def test_waiting_worker_expires_after_three_seconds_of_silence() -> None:
-    hall = Hall()
-    hall.worker(W1, READY)
-    hall.later(2.9)
-    assert len(hall.workers()) == 1
-    hall.later(0.1)
-    assert hall.workers() == []
-    assert hall.to_worker(W1) == []
+    harness = Harness()
+    harness.worker(W1, READY)
+    harness.later(2.9)
+    assert len(harness.workers()) == 1
+    harness.later(0.1)
+    assert harness.workers() == []
+    assert harness.to_worker(W1) == []
 
 
 def test_every_message_renews_a_worker() -> None:
-    hall = Hall()
-    hall.worker(W1, READY)
+    harness = Harness()
+    harness.worker(W1, READY)
     for word in (PING, READY, b"stale", PING):
-        hall.later(2)
-        assert hall.worker(W1, word) == [[PONG]]
-    assert len(hall.workers()) == 1
+        harness.later(2)
+        assert harness.worker(W1, word) == [[PONG]]
+    assert len(harness.workers()) == 1
 
 
 def test_worker_that_expired_while_it_waited_is_registered_again_by_a_ping() -> None:
-    hall = Hall()
-    hall.worker(W1, READY)
-    hall.later(5)
-    hall.client(b"c", b"job")
-    assert hall.worker(W1, PING) == [[PONG], [b"job"]]
+    harness = Harness()
+    harness.worker(W1, READY)
+    harness.later(5)
+    harness.client(b"c", b"job")
+    assert harness.worker(W1, PING) == [[PONG], [b"job"]]
 
 
 def test_worker_that_works_without_pings_has_the_lease_time() -> None:
-    hall = at_work()
-    hall.later(59)
-    assert [*hall.states().values()] == [LEASED]
-    assert hall.worker(W1, b"result") == []
-    assert hall.to_client(b"c") == [[b"result"]]
+    harness = at_work()
+    harness.later(59)
+    assert [*harness.states().values()] == [LEASED]
+    assert harness.worker(W1, b"result") == []
+    assert harness.to_client(b"c") == [[b"result"]]
 
 
 def test_worker_that_is_silent_for_the_lease_time_loses_its_job_to_another() -> None:
-    hall = at_work()
-    hall.later(59)
-    hall.worker(W2, READY)
-    hall.records()
-    hall.later(1)
-    assert hall.to_worker(W2) == [[b"job"]]
-    assert hall.to_worker(W1) == []
-    expired, left, leased = hall.records()
+    harness = at_work()
+    harness.later(59)
+    harness.worker(W2, READY)
+    harness.records()
+    harness.later(1)
+    assert harness.to_worker(W2) == [[b"job"]]
+    assert harness.to_worker(W1) == []
+    expired, left, leased = harness.records()
     assert isinstance(expired, LeaseExpired)
     assert isinstance(left, WorkerLeft)
     assert isinstance(leased, Leased)
@@ -302,164 +302,164 @@ def test_worker_that_is_silent_for_the_lease_time_loses_its_job_to_another() -> 
 
 
 def test_worker_that_pings_at_work_expires_after_three_seconds_of_silence() -> None:
-    hall = at_work()
-    hall.worker(W2, READY)
-    ping(hall, 100, W1, W2)
-    assert [*hall.states().values()] == [LEASED]
-    hall.later(2)
-    assert hall.worker(W2, PING) == [[PONG]]
-    hall.later(1)
-    assert hall.to_worker(W2) == [[b"job"]]
+    harness = at_work()
+    harness.worker(W2, READY)
+    ping(harness, 100, W1, W2)
+    assert [*harness.states().values()] == [LEASED]
+    harness.later(2)
+    assert harness.worker(W2, PING) == [[PONG]]
+    harness.later(1)
+    assert harness.to_worker(W2) == [[b"job"]]
 
 
 def test_ping_that_crossed_the_job_does_not_count_as_a_ping_at_work() -> None:
-    hall = Hall()
-    hall.worker(W1, READY)
-    hall.later(2)  # the job is assigned long after the worker's last message
-    hall.client(b"c", b"job")
-    hall.to_worker(W1)
-    hall.later(0.1)
-    assert hall.worker(W1, PING) == [[PONG]]
-    hall.later(50)
-    assert hall.worker(W1, b"result") == []
-    assert hall.to_client(b"c") == [[b"result"]]
+    harness = Harness()
+    harness.worker(W1, READY)
+    harness.later(2)  # the job is assigned long after the worker's last message
+    harness.client(b"c", b"job")
+    harness.to_worker(W1)
+    harness.later(0.1)
+    assert harness.worker(W1, PING) == [[PONG]]
+    harness.later(50)
+    assert harness.worker(W1, b"result") == []
+    assert harness.to_client(b"c") == [[b"result"]]
 
 
 def test_task_with_a_longer_lease_extends_the_timeout() -> None:
-    hall = Hall()
-    hall.create(Submission([b"t"], [b"p"], [Terms(lease_ns=500 * SECOND_NS)]))
-    assert hall.worker(W1, READY) == [[PONG], [b"p"]]
-    hall.later(1)
-    assert hall.worker(W1, PING) == [[PONG]]
-    hall.later(499)
-    assert hall.states() == {b"t": LEASED}
-    hall.later(1)
-    assert hall.states() == {b"t": TaskState.READY}
+    harness = Harness()
+    harness.create(Submission([b"t"], [b"p"], [Terms(lease_ns=500 * SECOND_NS)]))
+    assert harness.worker(W1, READY) == [[PONG], [b"p"]]
+    harness.later(1)
+    assert harness.worker(W1, PING) == [[PONG]]
+    harness.later(499)
+    assert harness.states() == {b"t": LEASED}
+    harness.later(1)
+    assert harness.states() == {b"t": TaskState.READY}
 
 
 def test_late_result_changes_nothing_is_recorded_and_frees_its_worker() -> None:
-    hall = at_work()
-    hall.later(60)
-    hall.worker(W2, READY)
-    assert hall.to_worker(W2) == []
-    hall.records()
-    hall.client(b"d", b"other")
-    assert hall.worker(W1, b"late") == [[PONG], [b"other"]]
-    assert [type(record) for record in hall.records()].count(StaleReport) == 1
-    assert hall.worker(W2, b"in time") == []
-    assert hall.to_client(b"c") == [[b"in time"]]
+    harness = at_work()
+    harness.later(60)
+    harness.worker(W2, READY)
+    assert harness.to_worker(W2) == []
+    harness.records()
+    harness.client(b"d", b"other")
+    assert harness.worker(W1, b"late") == [[PONG], [b"other"]]
+    assert [type(record) for record in harness.records()].count(StaleReport) == 1
+    assert harness.worker(W2, b"in time") == []
+    assert harness.to_client(b"c") == [[b"in time"]]
 
 
 def test_worker_that_may_still_run_an_expired_job_gets_no_other_by_its_pings() -> None:
-    hall = at_work()
-    ping(hall, 2, W1)
-    hall.later(10)  # the network was down
-    hall.client(b"d", b"other")
-    ping(hall, 100, W1)
-    assert hall.worker(W1, READY) == [[PONG], [b"job"]]
+    harness = at_work()
+    ping(harness, 2, W1)
+    harness.later(10)  # the network was down
+    harness.client(b"d", b"other")
+    ping(harness, 100, W1)
+    assert harness.worker(W1, READY) == [[PONG], [b"job"]]
 
 
 def test_job_that_kills_its_workers_fails() -> None:
-    hall = Hall()
-    hall.client(b"c", b"poison")
+    harness = Harness()
+    harness.client(b"c", b"poison")
     for number in range(CRASHES_MAX):
         identity = b"\0\0\0\0%c" % number
-        assert hall.worker(identity, READY) == [[PONG], [b"poison"]]
-        hall.later(60)
-    assert hall.to_client(b"c") == [[ERROR, b"lost %d workers" % CRASHES_MAX]]
+        assert harness.worker(identity, READY) == [[PONG], [b"poison"]]
+        harness.later(60)
+    assert harness.to_client(b"c") == [[ERROR, b"lost %d workers" % CRASHES_MAX]]
 
 
 # Order of workers.
 
 
 def test_job_is_given_to_the_worker_that_has_waited_longest() -> None:
-    hall = Hall()
+    harness = Harness()
     for identity in (W3, W1, W2):
-        hall.worker(identity, READY)
-    hall.client(b"c", b"1")
-    assert hall.to_worker(W3) == [[b"1"]]
-    hall.worker(W3, b"one")
+        harness.worker(identity, READY)
+    harness.client(b"c", b"1")
+    assert harness.to_worker(W3) == [[b"1"]]
+    harness.worker(W3, b"one")
     for number, identity in enumerate((W1, W2, W3)):
-        hall.client(b"c", b"%d" % number)
-        assert hall.to_worker(identity) == [[b"%d" % number]]
+        harness.client(b"c", b"%d" % number)
+        assert harness.to_worker(identity) == [[b"%d" % number]]
 
 
 def test_worker_that_just_finished_is_last_in_line() -> None:
-    hall = at_work(b"long")
-    hall.worker(W2, READY)
-    hall.client(b"d", b"short")
-    assert hall.to_worker(W2) == [[b"short"]]
-    hall.worker(W2, b"done")
-    hall.worker(W1, b"done")
-    hall.client(b"c", b"next")
-    assert hall.to_worker(W2) == [[b"next"]]
+    harness = at_work(b"long")
+    harness.worker(W2, READY)
+    harness.client(b"d", b"short")
+    assert harness.to_worker(W2) == [[b"short"]]
+    harness.worker(W2, b"done")
+    harness.worker(W1, b"done")
+    harness.client(b"c", b"next")
+    assert harness.to_worker(W2) == [[b"next"]]
 
 
 def test_ping_of_a_busy_worker_does_not_make_it_ready() -> None:
-    hall = at_work()
-    hall.client(b"d", b"other")
-    ping(hall, 100, W1)
+    harness = at_work()
+    harness.client(b"d", b"other")
+    ping(harness, 100, W1)
 
 
 @pytest.mark.parametrize("identity", [W1, b"named"])
 def test_ready_of_a_busy_worker_does_not_make_it_ready(identity: bytes) -> None:
-    hall = at_work(identity=identity)
-    hall.client(b"d", b"other")
-    assert hall.worker(identity, READY) == [[PONG]]
-    assert hall.worker(identity, b"result") == [[b"other"]]
-    assert hall.to_client(b"c") == [[b"result"]]
+    harness = at_work(identity=identity)
+    harness.client(b"d", b"other")
+    assert harness.worker(identity, READY) == [[PONG]]
+    assert harness.worker(identity, b"result") == [[b"other"]]
+    assert harness.to_client(b"c") == [[b"result"]]
 
 
 def test_ready_of_a_busy_connection_that_pings_costs_it_nothing() -> None:
-    hall = at_work()
-    assert hall.worker(W1, READY) == [[PONG]]
-    ping(hall, 100, W1)
-    hall.worker(W1, b"result")
-    assert hall.to_client(b"c") == [[b"result"]]
+    harness = at_work()
+    assert harness.worker(W1, READY) == [[PONG]]
+    ping(harness, 100, W1)
+    harness.worker(W1, b"result")
+    assert harness.to_client(b"c") == [[b"result"]]
 
 
 def test_named_worker_that_sends_ready_with_a_job_has_the_lease_time_whatever_it_pings() -> None:
-    hall = at_work(identity=b"named")
-    hall.worker(b"named", READY)  # a new process under the same name, without the job
-    ping(hall, 59, b"named")
-    hall.worker(W2, READY)
-    hall.later(1)
-    assert hall.to_worker(W2) == [[b"job"]]
+    harness = at_work(identity=b"named")
+    harness.worker(b"named", READY)  # a new process under the same name, without the job
+    ping(harness, 59, b"named")
+    harness.worker(W2, READY)
+    harness.later(1)
+    assert harness.to_worker(W2) == [[b"job"]]
 
 
 # Probation.
 
 
 def test_worker_that_sent_only_ping_gets_no_job_before_ready() -> None:
-    hall = Hall()
-    hall.client(b"c", b"job")
-    ping(hall, 3, W1)
-    assert hall.workers() == []
-    assert hall.worker(W1, READY) == [[PONG], [b"job"]]
+    harness = Harness()
+    harness.client(b"c", b"job")
+    ping(harness, 3, W1)
+    assert harness.workers() == []
+    assert harness.worker(W1, READY) == [[PONG], [b"job"]]
 
 
 @pytest.mark.parametrize("period", [1, 4])
 def test_worker_on_probation_gets_pongs_until_it_should_have_reconnected(period: int) -> None:
-    hall = Hall()
-    hall.client(b"c", b"job")
-    assert hall.worker(W1, PING) == [[PONG]]
+    harness = Harness()
+    harness.client(b"c", b"job")
+    assert harness.worker(W1, PING) == [[PONG]]
     received = []
     for _ in range(90):
-        hall.later(period)
-        received += hall.worker(W1, PING)
+        harness.later(period)
+        received += harness.worker(W1, PING)
     assert received == [[PONG]] * (2 if period == 1 else 0)
-    assert hall.worker(W1, PING, b"1") == []
-    assert hall.worker(W1, b"result") == []
-    assert hall.workers() == []
-    assert hall.worker(W1, READY) == [[PONG], [b"job"]]
-    assert hall.worker(W1, PING) == [[PONG]]
+    assert harness.worker(W1, PING, b"1") == []
+    assert harness.worker(W1, b"result") == []
+    assert harness.workers() == []
+    assert harness.worker(W1, READY) == [[PONG], [b"job"]]
+    assert harness.worker(W1, PING) == [[PONG]]
 
 
 def test_result_of_a_worker_on_probation_changes_nothing() -> None:
-    hall = Hall()
-    hall.client(b"c", b"job")
-    hall.worker(W1, PING)
-    assert hall.worker(W1, b"result of another connection") == [[PONG]]
-    hall.later(60)
-    assert hall.worker(W1, b"result of another connection") == []
-    assert [*hall.states().values()] == [TaskState.READY]
+    harness = Harness()
+    harness.client(b"c", b"job")
+    harness.worker(W1, PING)
+    assert harness.worker(W1, b"result of another connection") == [[PONG]]
+    harness.later(60)
+    assert harness.worker(W1, b"result of another connection") == []
+    assert [*harness.states().values()] == [TaskState.READY]

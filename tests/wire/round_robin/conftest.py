@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.wire.round_robin.kit import Hall
+from tests.wire.round_robin.kit import Harness
 
 
 @pytest.fixture
-def hall() -> Hall:
-    return Hall()
+def harness() -> Harness:
+    return Harness()

@@ -46,7 +46,7 @@ def lmq(command: int, number: bytes, *arguments: bytes) -> list[bytes]:
     return [b"", LMQ, bytes([command]), number, *arguments, b""]
 
 
-class Hall:
+class Harness:
     """Frames in, frames out, in order, on a native socket and one of round-robin.
 
     Frames of `says` are as a peer sends them, without the server's address, which its own ROUTER

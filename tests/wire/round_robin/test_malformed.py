@@ -10,7 +10,7 @@ import pytest
 from taskyard.core import invariants
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.wire.round_robin.frames import FRAMES_MAX, Message, parse
-from tests.wire.round_robin.kit import C1, C2, LMQ, SRV, W1, W2, Hall, lmq
+from tests.wire.round_robin.kit import C1, C2, LMQ, SRV, W1, W2, Harness, lmq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,19 +58,19 @@ def spoilt(count: int, seed: int) -> Iterator[list[bytes]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_malformed_messages_are_counted_and_change_nothing(seed: int) -> None:
-    hall, random_bits, malformed = Hall(), random.Random(seed), 0
+    harness, random_bits, malformed = Harness(), random.Random(seed), 0
     for frames in spoilt(1_000, seed):
-        before = ledger_fingerprint(hall.scheduler.ledger)
-        record, count = hall.scheduler.ledger.record, hall.dialect.malformed
-        hall.send(random_bits.choice((W1, W2, C1)), *frames)
-        if hall.dialect.malformed > count:
+        before = ledger_fingerprint(harness.scheduler.ledger)
+        record, count = harness.scheduler.ledger.record, harness.dialect.malformed
+        harness.send(random_bits.choice((W1, W2, C1)), *frames)
+        if harness.dialect.malformed > count:
             malformed += 1
-            assert hall.scheduler.ledger.record == record
-            assert ledger_fingerprint(hall.scheduler.ledger) == before
-    invariants.check(hall.scheduler)
+            assert harness.scheduler.ledger.record == record
+            assert ledger_fingerprint(harness.scheduler.ledger) == before
+    invariants.check(harness.scheduler)
     assert malformed > 300
-    hall.send(W2, *lmq(3, b"WORKER", b"\x09"))
-    assert hall.send(C1, *lmq(1, b"p")) == [[b"", LMQ, b"\x02", b"p", b"", SRV]]
+    harness.send(W2, *lmq(3, b"WORKER", b"\x09"))
+    assert harness.send(C1, *lmq(1, b"p")) == [[b"", LMQ, b"\x02", b"p", b"", SRV]]
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,20 @@ def test_malformed_messages_are_counted_and_change_nothing(seed: int) -> None:
     ids=lambda frames: f"{len(frames)} frames",
 )
 def test_nasty_messages_are_counted_and_change_nothing(frames: list[bytes]) -> None:
-    hall = Hall()
-    hall.register(W1)
-    before = ledger_fingerprint(hall.scheduler.ledger)
-    assert hall.send(W1, *frames) == []
-    assert hall.dialect.malformed == 1
-    assert ledger_fingerprint(hall.scheduler.ledger) == before
+    harness = Harness()
+    harness.register(W1)
+    before = ledger_fingerprint(harness.scheduler.ledger)
+    assert harness.send(W1, *frames) == []
+    assert harness.dialect.malformed == 1
+    assert ledger_fingerprint(harness.scheduler.ledger) == before
 
 
 def test_commands_from_the_wrong_side_change_nothing() -> None:
-    hall = Hall()
-    before = ledger_fingerprint(hall.scheduler.ledger)
+    harness = Harness()
+    before = ledger_fingerprint(harness.scheduler.ledger)
     for frames in (lmq(6, b"id", b"x"), lmq(2, b"id"), [C2, *lmq(6, b"id")], lmq(3, b"i", b"\x07")):
-        assert hall.send(C1, *frames) == []
-    assert ledger_fingerprint(hall.scheduler.ledger) == before
+        assert harness.send(C1, *frames) == []
+    assert ledger_fingerprint(harness.scheduler.ledger) == before
 
 
 def test_ids_and_arguments_are_opaque() -> None:

@@ -32,7 +32,7 @@ ME = "m"
 WALL_NS = 1_700_000_000 * SECOND_NS
 
 
-class Said(NamedTuple):
+class Sent(NamedTuple):
     """A decoded message."""
 
     command: str
@@ -46,13 +46,13 @@ def frames(command: str, headers: dict[str, Any], payload: bytes | None = None) 
     return message if payload is None else [*message, payload]
 
 
-def read(message: Sequence[bytes]) -> Said:
+def read(message: Sequence[bytes]) -> Sent:
     """Return a message without a path."""
     assert message[:2] == [b"", b"WMP01"]
     command, headers, *payload = message[2:]
     assert len(payload) <= 1
     name = COMMANDS[command[0] - 1]
-    return Said(name, json.loads(headers), payload[0] if payload else None)
+    return Sent(name, json.loads(headers), payload[0] if payload else None)
 
 
 class Manager:
@@ -63,10 +63,10 @@ class Manager:
         self.dialect = Wmp(1, ME, lambda: 0, **how)
         self.now_ns = SECOND_NS
         #: Messages sent by the last call: route, path, message.
-        self.sent: list[tuple[bytes, list[bytes], Said]] = []
+        self.sent: list[tuple[bytes, list[bytes], Sent]] = []
         self.handle([ClockSet(self.now_ns, WALL_NS)])
 
-    def handle(self, events: Sequence[Event]) -> list[Said]:
+    def handle(self, events: Sequence[Event]) -> list[Sent]:
         self.sent = []
         for event in events:
             event.now_ns = self.now_ns
@@ -79,7 +79,7 @@ class Manager:
 
     def take(
         self, message: list[bytes], route: bytes = b"r", path: Sequence[bytes] = (), who: Any = None
-    ) -> list[Said]:
+    ) -> list[Sent]:
         return self.handle(self.dialect.receive(route, [*path, *message], self.now_ns, who))
 
     def send(
@@ -89,23 +89,23 @@ class Manager:
         payload: bytes | None = None,
         route: bytes = b"r",
         path: Sequence[bytes] = (),
-    ) -> list[Said]:
+    ) -> list[Sent]:
         """Send a message of a worker, and return the replies."""
         return self.take(frames(command, headers, payload), route, path)
 
-    def submit(self, *names: bytes, payload: bytes = b"payload", **terms: Any) -> list[Said]:
+    def submit(self, *names: bytes, payload: bytes = b"payload", **terms: Any) -> list[Sent]:
         submission = Submission(list(names), [payload], [Terms(**terms)])
         return self.handle([SubmitRequested(0, b"client", submission)])
 
-    def pass_time(self, ns: int) -> list[Said]:
+    def pass_time(self, ns: int) -> list[Sent]:
         self.now_ns += ns
         return self.handle([TimePassed(self.now_ns), *self.dialect.time_passed(self.now_ns)])
 
     def task(self, name: bytes) -> Task:
         return self.scheduler.ledger.tasks[name]
 
-    def ready(self, worker: str = "w", **more: Any) -> list[Said]:
+    def ready(self, worker: str = "w", **more: Any) -> list[Sent]:
         return self.send("READY", {"worker": worker, **more}, route=worker.encode())
 
-    def given(self, worker: str = "w", request: Any = "1") -> list[Said]:
+    def given(self, worker: str = "w", request: Any = "1") -> list[Sent]:
         return self.send("GIVE", {"worker": worker, "request": request}, route=worker.encode())

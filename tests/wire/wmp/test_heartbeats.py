@@ -13,7 +13,7 @@ from taskyard.core.states import TaskState, WorkerState
 from taskyard.wire.roles import AuthenticatedPeer, Role
 from taskyard.wire.wmp import server as wmp
 from taskyard.wire.wmp.server import Wmp
-from tests.wire.wmp.kit import ME, Manager, Said, frames
+from tests.wire.wmp.kit import ME, Manager, Sent, frames
 from tests.wire.wmp.test_server import WAKE, done, holding, no, state, taken
 
 # Heartbeats and timeouts.
@@ -21,13 +21,13 @@ from tests.wire.wmp.test_server import WAKE, done, holding, no, state, taken
 
 def ping(
     manager: Manager, held: list[Any] | None, command: str = "PING", **more: Any
-) -> list[Said]:
+) -> list[Sent]:
     headers = {"worker": "w", **({} if held is None else {"held": held}), **more}
     return manager.send(command, headers, route=b"w")
 
 
-def pong(*, ready: bool = True) -> Said:
-    return Said("PONG", {"worker": "w", **({} if ready else {"ready": False}), "manager": ME})
+def pong(*, ready: bool = True) -> Sent:
+    return Sent("PONG", {"worker": "w", **({} if ready else {"ready": False}), "manager": ME})
 
 
 def test_ping_gets_a_pong_and_pong_gets_nothing() -> None:
@@ -98,8 +98,8 @@ def test_listed_task_that_is_not_held_is_cancelled() -> None:
     done(manager, "a", "ok")
     replies = ping(manager, [["a", 1], ["never", 3]])
     assert replies == [
-        Said("CANCEL", {"task": "a", "attempt": 1, "manager": ME}),
-        Said("CANCEL", {"task": "never", "attempt": 3, "manager": ME}),
+        Sent("CANCEL", {"task": "a", "attempt": 1, "manager": ME}),
+        Sent("CANCEL", {"task": "never", "attempt": 3, "manager": ME}),
         pong(),
     ]
 
@@ -107,7 +107,7 @@ def test_listed_task_that_is_not_held_is_cancelled() -> None:
 def test_silent_worker_is_pinged_and_then_forgotten() -> None:
     manager = Manager()
     manager.ready()
-    asked = Said("PING", {"worker": "w", "manager": ME})
+    asked = Sent("PING", {"worker": "w", "manager": ME})
     assert manager.dialect.wake_at_ns() == manager.now_ns + wmp.PING_NS
     assert manager.pass_time(wmp.PING_NS - 1) == []
     assert manager.pass_time(1) == [asked]
@@ -135,14 +135,14 @@ def test_give_of_an_unknown_worker_gets_no() -> None:
     assert manager.given() == [no()]
 
 
-def held_by(incarnation: int) -> Said:
+def held_by(incarnation: int) -> Sent:
     reason = f"worker name 'wmp:w' is held by another process (incarnation {incarnation})"
     reason += ": wait until it exits, or choose another --name"
     headers = {"worker": "w", "reason": reason, "manager": ME}
-    return Said("BYE", {**headers, "code": "name-held"})
+    return Sent("BYE", {**headers, "code": "name-held"})
 
 
-def newcomer(manager: Manager, command: str = "READY", **more: Any) -> list[Said]:
+def newcomer(manager: Manager, command: str = "READY", **more: Any) -> list[Sent]:
     """Return the replies to process 2 of the id `w`, by its own route."""
     return manager.send(command, {"worker": "w", "incarnation": 2, **more}, route=b"2")
 
@@ -202,7 +202,7 @@ def test_bye_returns_held_tasks_without_a_charge() -> None:
 
 
 def test_drained_worker_gets_bye_when_it_holds_nothing() -> None:
-    bye = Said("BYE", {"worker": "w", "reason": "no more tasks", "manager": ME})
+    bye = Sent("BYE", {"worker": "w", "reason": "no more tasks", "manager": ME})
     manager = holding(b"a")
     assert manager.handle([DrainRequested(0, b"client")]) == []
     assert manager.given() == [no()]
@@ -217,7 +217,7 @@ def test_manager_that_shuts_down_accepts_no_worker() -> None:
     (rejected,) = manager.dialect.receive(b"r", frames("READY", {"worker": "new"}), 1)
     text = "the manager is shutting down"
     assert rejected == RequestRejected(0, b"r", 33, Refusal.SHUTTING_DOWN, text)
-    bye = Said("BYE", {"worker": "new", "reason": text, "manager": ME})
+    bye = Sent("BYE", {"worker": "new", "reason": text, "manager": ME})
     assert manager.ready("new") == [bye]
     assert [*manager.scheduler.ledger.workers] == [b"wmp:w"]
     assert manager.ready() == []

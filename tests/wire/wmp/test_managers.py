@@ -8,7 +8,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.wire.wmp import managers as wmp_managers
 from taskyard.wire.wmp import peer
 from taskyard.wire.wmp.peer import Stop
-from tests.wire.wmp.kit import Said, frames
+from tests.wire.wmp.kit import Sent, frames
 from tests.wire.wmp.test_peer import Bench, commands, give, reported
 
 # Several managers.
@@ -139,7 +139,7 @@ def test_worker_exits_when_its_tasks_are_reported() -> None:
     assert commands(bench.later(1)) == ["PING"]
     assert not bench.worker.gone
     bench.receive("CANCEL", task="a", attempt=1)
-    bye = Said("BYE", {"worker": "w", "reason": "exits"})
+    bye = Sent("BYE", {"worker": "w", "reason": "exits"})
     assert bench.later(1) == [(0, bye), (1, bye)]
     assert bench.worker.gone
 
@@ -169,7 +169,7 @@ def test_take_during_exit_is_refused() -> None:
 def test_worker_with_byes_of_all_managers_is_dismissed() -> None:
     bench = Bench(wires=2)
     bench.quiet()
-    bye = Said("BYE", {"worker": "w"})
+    bye = Sent("BYE", {"worker": "w"})
     assert bench.receive("BYE", 0, worker="w", manager="m0") == [(0, bye)]
     assert not bench.worker.is_dismissed
     assert bench.receive("BYE", 1, worker="w", manager="m1", back=[0]) == [(1, bye)]

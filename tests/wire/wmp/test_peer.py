@@ -9,10 +9,10 @@ import pytest
 from taskyard.core.limits import SECOND_NS
 from taskyard.wire.wmp import peer
 from taskyard.wire.wmp.peer import Send, Settings, Start, Stop
-from tests.wire.wmp.kit import Said, frames, read
+from tests.wire.wmp.kit import Sent, frames, read
 
-READY = Said("READY", {"worker": "w", "services": ["default"]})
-HELLO = Said("PING", {"worker": "w"})
+READY = Sent("READY", {"worker": "w", "services": ["default"]})
+HELLO = Sent("PING", {"worker": "w"})
 
 
 class Bench:
@@ -24,34 +24,34 @@ class Bench:
         self.started: list[Start] = []
         self.stopped: list[Stop] = []
 
-    def _sort(self, orders: list[peer.Action]) -> list[tuple[int, Said]]:
+    def _sort(self, orders: list[peer.Action]) -> list[tuple[int, Sent]]:
         self.started = [one for one in orders if isinstance(one, Start)]
         self.stopped = [one for one in orders if isinstance(one, Stop)]
         return [(one.wire, read(one.frames)) for one in orders if isinstance(one, Send)]
 
-    def start(self) -> list[tuple[int, Said]]:
+    def start(self) -> list[tuple[int, Sent]]:
         return self._sort(self.worker.time_passed(self.now_ns))
 
     def receive(
         self, command: str, wire: int = 0, payload: bytes | None = None, **headers: Any
-    ) -> list[tuple[int, Said]]:
+    ) -> list[tuple[int, Sent]]:
         """Deliver a message, and return the worker's messages."""
         orders = self.worker.take(wire, frames(command, headers, payload), self.now_ns)
         return self._sort(orders)
 
     def done(
         self, name: bytes, status: str = "ok", text: bytes = b"", attempt: int = 1
-    ) -> list[tuple[int, Said]]:
+    ) -> list[tuple[int, Sent]]:
         return self._sort(self.worker.done((name, attempt), status, text, self.now_ns))
 
-    def later(self, ns: int) -> list[tuple[int, Said]]:
+    def later(self, ns: int) -> list[tuple[int, Sent]]:
         self.now_ns += ns
         return self._sort(self.worker.time_passed(self.now_ns))
 
-    def leave(self) -> list[tuple[int, Said]]:
+    def leave(self) -> list[tuple[int, Sent]]:
         return self._sort(self.worker.leave(self.now_ns))
 
-    def wake(self, wire: int = 0, **more: Any) -> list[tuple[int, Said]]:
+    def wake(self, wire: int = 0, **more: Any) -> list[tuple[int, Sent]]:
         return self.receive("WAKE", wire, service="default", **more)
 
     def give(self, task: str, request: str = "1", wire: int = 0, **more: Any) -> list[Any]:
@@ -64,16 +64,16 @@ class Bench:
         self.start()
 
 
-def give(request: str = "1", **more: Any) -> Said:
-    return Said("GIVE", {"worker": "w", "request": request, "services": ["default"], **more})
+def give(request: str = "1", **more: Any) -> Sent:
+    return Sent("GIVE", {"worker": "w", "request": request, "services": ["default"], **more})
 
 
-def reported(task: str, status: str = "ok", payload: bytes = b"", **more: Any) -> Said:
+def reported(task: str, status: str = "ok", payload: bytes = b"", **more: Any) -> Sent:
     headers = {"worker": "w", "task": task, "attempt": 1, "status": status, **more}
-    return Said("DONE", headers, payload)
+    return Sent("DONE", headers, payload)
 
 
-def commands(said: list[tuple[int, Said]]) -> list[str]:
+def commands(said: list[tuple[int, Sent]]) -> list[str]:
     return [one.command for _, one in said]
 
 
@@ -90,7 +90,7 @@ def test_ready_has_the_facts_of_the_worker() -> None:
     services = ["x", "\0ÿ"]
     headers = {"worker": "w", "slots": 3, "services": services, "incarnation": 7}
     headers |= {"heartbeat_ms": 1000}
-    assert said == Said("READY", headers)
+    assert said == Sent("READY", headers)
 
 
 def test_ready_is_repeated_with_a_back_off() -> None:
@@ -116,7 +116,7 @@ def test_ready_is_sent_after_a_take_with_slots_left_and_when_a_slot_is_freed() -
     bench.wake()
     assert bench.give("b", "2") == []
     assert bench.later(64 * SECOND_NS) == [
-        (0, Said("PING", {"worker": "w", "held": [["a", 1], ["b", 1]], "heartbeat_ms": 1000}))
+        (0, Sent("PING", {"worker": "w", "held": [["a", 1], ["b", 1]], "heartbeat_ms": 1000}))
     ]
     assert commands(bench.done(b"a")) == ["DONE", "READY"]
 
@@ -266,8 +266,8 @@ def test_report_is_listed_until_its_manager_has_it() -> None:
     assert not any(said.headers.get("held") for _, said in bench.later(SECOND_NS))
 
 
-def _ping(held: list[Any]) -> Said:
-    return Said("PING", {"worker": "w", "held": held, "heartbeat_ms": 1000})
+def _ping(held: list[Any]) -> Sent:
+    return Sent("PING", {"worker": "w", "held": held, "heartbeat_ms": 1000})
 
 
 def test_report_is_repeated_when_its_manager_is_alive_and_has_not_cancelled_it() -> None:
@@ -345,7 +345,7 @@ def test_progress_has_the_owner_of_the_task() -> None:
     headers = {"worker": "w", "task": "a", "attempt": 1, "percent": 50, "text": "half"}
     (order,) = orders
     assert isinstance(order, Send)
-    assert read(order.frames) == Said("STATUS", {**headers, "manager": "m", "back": [3]})
+    assert read(order.frames) == Sent("STATUS", {**headers, "manager": "m", "back": [3]})
     assert bench.worker.progressed((b"b", 1), 50) == []
 
 

@@ -14,27 +14,27 @@ from taskyard.core.states import TaskState
 from taskyard.wire.dialect import request_numbers
 from taskyard.wire.wmp import server as wmp
 from taskyard.wire.wmp.server import Wmp, make_server
-from tests.wire.wmp.kit import ME, Manager, Said, frames
+from tests.wire.wmp.kit import ME, Manager, Sent, frames
 
 if TYPE_CHECKING:
     from taskyard.core.entities import Task
 
-WAKE = Said("WAKE", {"service": "default", "manager": ME})
+WAKE = Sent("WAKE", {"service": "default", "manager": ME})
 
 
-def taken(task: str, attempt: int = 1, request: Any = "1", payload: bytes = b"payload") -> Said:
+def taken(task: str, attempt: int = 1, request: Any = "1", payload: bytes = b"payload") -> Sent:
     headers = {"request": request, "task": task, "attempt": attempt}
     headers |= {"service": "default", "lease_ms": 15_000, "manager": ME}
-    return Said("TAKE", headers, payload)
+    return Sent("TAKE", headers, payload)
 
 
-def no(request: Any = "1") -> Said:
-    return Said("NO", {"request": request, "manager": ME})
+def no(request: Any = "1") -> Sent:
+    return Sent("NO", {"request": request, "manager": ME})
 
 
 def done(
     yard: Manager, task: str, status: str, payload: bytes = b"", attempt: int = 1, **more: Any
-) -> list[Said]:
+) -> list[Sent]:
     headers = {"worker": "w", "task": task, "attempt": attempt, "status": status, **more}
     return yard.send("DONE", headers, payload, route=b"w")
 
@@ -149,7 +149,7 @@ def test_ready_changes_the_facts_in_it() -> None:
     manager.ready(services=["x"])
     manager.ready(services=["y"])
     assert manager.submit(b"a", service=b"x") == []
-    assert manager.submit(b"b", service=b"y") == [Said("WAKE", {"service": "y", "manager": ME})]
+    assert manager.submit(b"b", service=b"y") == [Sent("WAKE", {"service": "y", "manager": ME})]
 
 
 def test_ready_cancels_an_unanswered_wake() -> None:
@@ -345,6 +345,6 @@ def test_lock_is_repeated_as_received() -> None:
 def test_task_of_another_dialect_is_cancelled_at_its_worker() -> None:
     manager = holding(b"a")
     replies = manager.handle([CancelRequested(0, b"client", Scope(names=(b"a",)))])
-    assert replies == [Said("CANCEL", {"task": "a", "attempt": 1, "manager": ME})]
+    assert replies == [Sent("CANCEL", {"task": "a", "attempt": 1, "manager": ME})]
     assert done(manager, "a", "cancelled") == []
     assert manager.task(b"a").state is TaskState.CANCELLED
