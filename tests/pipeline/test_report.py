@@ -191,7 +191,7 @@ def test_tables_are_written_as_parquet_and_csv(out: Path) -> None:
 def test_history_is_found_in_every_kind_of_directory(
     state: Path, spark: SparkSession, tmp_path: Path
 ) -> None:
-    live = history.read(spark, state, tmp_path).events.count()
+    live = history.read(spark, state, tmp_path / "live").events.count()
     history_job.export(state)
     row_files = shutil.copytree(state / "history", tmp_path / "row files")
     assert run(taskyard, ["journal", "export", "--state", str(state)]) == 0
