@@ -35,6 +35,14 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
+def small_spark(spark: SparkSession) -> SparkSession:
+    """Return the session that commands use for a small history: frames are cached without plan."""
+    from taskyard.pipeline.session import tune_session  # noqa: PLC0415  # not without Spark
+
+    return tune_session(spark, 0)
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     from tests.pipeline.browser import launched  # noqa: PLC0415  # most tests need none
 

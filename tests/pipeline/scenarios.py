@@ -17,6 +17,7 @@ from taskyard.journal import history, parquet_file
 from taskyard.pipeline.datasets import EDGES, EVENTS
 from taskyard.pipeline.jobs.report import count_guarantees
 from taskyard.pipeline.placement import placed_tasks
+from taskyard.pipeline.session import cache
 from taskyard.pipeline.transforms.links import links
 from taskyard.pipeline.transforms.steps import steps
 from taskyard.pipeline.transforms.tasks import tasks_without_graph
@@ -140,11 +141,12 @@ def write_part(state: Path, first: int, last: int, *logs: EventLog) -> None:
 
 def guarantees(events: DataFrame, edges: DataFrame) -> Guarantees:
     """Count the guarantees of a history, as the report does."""
-    task_steps = steps(events).persist()
-    alone = tasks_without_graph(task_steps).persist()
-    between = links(alone, edges).persist()
+    task_steps = cache(steps(events))
+    alone = cache(tasks_without_graph(task_steps))
+    between = cache(links(alone, edges))
+    placed = cache(placed_tasks(alone, between))
     try:
-        return count_guarantees(events, task_steps, placed_tasks(alone, between), between)
+        return count_guarantees(events, task_steps, placed, between)
     finally:
-        for frame in (task_steps, alone, between):
+        for frame in (task_steps, alone, between, placed):
             frame.unpersist()

@@ -30,7 +30,7 @@ from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 from taskyard.pipeline.layout import campaign_key
 from taskyard.pipeline.sources import history as source
 from tests.pipeline.killed_history import Bomb
-from tests.pipeline.scenarios import EventLog, at, write_part
+from tests.pipeline.scenarios import SMALL, EventLog, at, write_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,8 +159,12 @@ def test_tables_built_by_executors_are_the_same(
     expected: dict[str, list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Build all tables as for a large history, with code generation and adaptive plans."""
     monkeypatch.setattr(session, "SMALL_BYTES", 0)
-    make_tables(spark, state, tmp_path / "out")
+    large = spark.newSession()
+    for key in SMALL:
+        large.conf.set(key, "CODEGEN_ONLY" if key.endswith("factoryMode") else "true")
+    make_tables(large, state, tmp_path / "out")
     assert contents(spark, tmp_path / "out") == expected
 
 

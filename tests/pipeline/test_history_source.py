@@ -17,6 +17,7 @@ from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import MemoryStore
 from taskyard.pipeline.datasets import EDGES, EVENTS
 from taskyard.pipeline.placement import tasks_from_steps
+from taskyard.pipeline.session import cache
 from taskyard.pipeline.sources import history as source
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from taskyard.pipeline.transforms.steps import steps
@@ -60,9 +61,9 @@ def state(yard: WritingYard, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def frames(
-    spark: SparkSession, state: Path, tmp_path_factory: pytest.TempPathFactory
+    small_spark: SparkSession, state: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> source.HistoryFrames:
-    return source.read(spark, state, tmp_path_factory.mktemp("scratch"))
+    return source.read(small_spark, state, tmp_path_factory.mktemp("scratch"))
 
 
 def test_files_and_later_rows_are_one_history(
@@ -88,7 +89,7 @@ def test_files_and_later_rows_are_one_history(
 def test_states_equal_those_of_the_scheduler(
     yard: WritingYard, frames: source.HistoryFrames
 ) -> None:
-    known = tasks_from_steps(steps(frames.events), frames.edges).collect()
+    known = tasks_from_steps(cache(steps(frames.events)), frames.edges).collect()
     newest = {row["task"]: row for row in sorted(known, key=lambda row: row["submitted_record"])}
     held = {
         task.name.decode(errors="backslashreplace"): task.state.name

@@ -49,9 +49,19 @@ pytestmark = pytest.mark.timeout(900)
 CAMPAIGNS = (b"A", b"B", b"C", b"D", b"")
 #: A campaign without links to others.
 EXCLUSIVE = b"alone"
+#: Campaigns of one task each, written before the first run. Each task waits for that of the
+#: campaign before. The first one fails before the second run.
+CHAINED = (b"first", b"..=%2F [x] {y}*?", b"2024")
+#: A campaign that is never changed after the first run.
+UNCHANGED = b"unchanged"
 SEED = 29
 ROUNDS = 60
 WORKER = b"w"
+#: A worker of another service, which only the first chained task needs.
+LATE_WORKER = b"late worker"
+LATE_SERVICE = b"late"
+#: Time between records of the chained campaigns.
+STEP_SECONDS = 1.25
 
 
 class Node(Struct):
@@ -204,6 +214,24 @@ class HistoryWriter:
             self._pass_time()
             self._steer()
 
+    def write_chain(self) -> None:
+        """Submit the chained campaigns, and one that stays unchanged."""
+        after: list[list[bytes]] = [[]]
+        for campaign in CHAINED:
+            self.yard.later(STEP_SECONDS)
+            self.yard.submit(b"only", after=after, campaign=campaign, service=LATE_SERVICE)
+            after = [[spelling(campaign, b"only")]]
+        self.yard.later(STEP_SECONDS)
+        self.yard.submit(b"only", campaign=UNCHANGED, service=LATE_SERVICE, priority=-1)
+
+    def fail_chain(self) -> None:
+        """Let the first chained task fail."""
+        self.yard.later(STEP_SECONDS)
+        self.yard.join(LATE_WORKER, services=(LATE_SERVICE,))
+        (taken,) = self.yard.take(LATE_WORKER)
+        self.yard.later(STEP_SECONDS)
+        self.yard.report(LATE_WORKER, taken, Outcome.FAILED_FINAL, texts=[b"no"])
+
     def _pass_time(self) -> None:
         self.yard.later(self._random.randrange(1, 3_000_000_000) / 1e9)
 
@@ -250,24 +278,39 @@ class HistoryWriter:
             self.yard.submit(split(name, campaign), after=after, **terms)
 
 
+class Snapshot(Struct):
+    """The tables after a run."""
+
+    #: Campaigns whose tables the run computed.
+    campaigns: int
+    #: Tasks that are blocked by a failure.
+    behind: list[str]
+    #: The files of the unchanged campaign, with their inodes.
+    unchanged: dict[Path, int]
+
+
 class LinkedHistory(Struct):
     state: Path
     truth: Truth
     #: Names of tasks that are stuck, by the scheduler.
     stuck: list[str]
+    #: After the first and the second run.
+    snapshots: list[Snapshot]
 
 
 @pytest.fixture(scope="module")
 def linked_history(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> LinkedHistory:
     """Return a state and its expected graph, with its tables in `tables`, built in two runs."""
-    state = tmp_path_factory.mktemp("linked") / "state"
+    state = tmp_path_factory.mktemp("linked") / "odd [state] {x} %20"
     state.mkdir()
+    snapshots = []
     with closing(SqliteStore(state)) as store:
         writer = HistoryWriter(store)
-        for _ in range(2):
+        for write_more in (writer.write_chain, writer.fail_chain):
             writer.write(ROUNDS // 2)
+            write_more()
             compaction.export(state, store)
-            make_tables(spark, state, state.parent / "tables")
+            snapshots.append(snapshot(spark, state, state.parent / "tables"))
         truth, number = Truth(), 0
         for row in store.rows():
             for record in recovery.records_of(row, number):
@@ -276,7 +319,17 @@ def linked_history(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
     truth.remember()
     tasks = writer.yard.scheduler.ledger.tasks.values()
     failed = [task for task in tasks if task.state is TaskState.FAILED]
-    return LinkedHistory(state, truth, sorted(name.decode() for name in graph.stuck(failed)))
+    stuck = sorted(name.decode() for name in graph.stuck(failed))
+    return LinkedHistory(state, truth, stuck, snapshots)
+
+
+def snapshot(spark: SparkSession, state: Path, out: Path) -> Snapshot:
+    """Build the tables, and return what the run changed."""
+    campaigns = make_tables(spark, state, out)
+    rows = tables.read(spark, out, TASKS).where("is_behind_failure").select("task").collect()
+    unchanged = (out / "tasks" / folder(campaign_key(UNCHANGED.decode()))).glob("*/*.parquet")
+    inodes = {path: path.stat().st_ino for path in unchanged}
+    return Snapshot(campaigns, sorted(row["task"] for row in rows), inodes)
 
 
 def make_tables(spark: SparkSession, state: Path, out: Path) -> int:
@@ -353,7 +406,7 @@ def test_tables_of_two_runs_follow_dependencies_across_campaigns(
 ) -> None:
     out = linked_history.state.parent / "tables"
     check_tasks(tables.read(spark, out, TASKS), linked_history)
-    names = [name.decode() for name in (*CAMPAIGNS, EXCLUSIVE)]
+    names = [name.decode() for name in (*CAMPAIGNS, EXCLUSIVE, *CHAINED)]
     check_paths(tables.read(spark, out, CRITICAL_PATH), linked_history, *names)
 
 
@@ -369,9 +422,9 @@ def test_executors_follow_dependencies_across_campaigns(
 
 
 def test_report_counts_tasks_blocked_by_other_campaigns(
-    spark: SparkSession, linked_history: LinkedHistory, tmp_path: Path
+    small_spark: SparkSession, linked_history: LinkedHistory, tmp_path: Path
 ) -> None:
-    read = source.read(spark, linked_history.state, tmp_path)
+    read = source.read(small_spark, linked_history.state, tmp_path)
     found = report.datasets(read.events, read.edges, "C")
     try:
         facts = report.summarize(found)
@@ -389,37 +442,14 @@ def test_report_counts_tasks_blocked_by_other_campaigns(
     assert 0 < facts.number("floor_ns") <= facts.makespan_ns
 
 
-def test_change_in_one_campaign_updates_only_linked_ones(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    state, out = tmp_path / "state", tmp_path / "tables"
-    with closing(SqliteStore(state)) as store:
-        yard = WritingYard(store)
-        yard.join(WORKER)
-        yard.submit(b"a", campaign=b"A")
-        yard.submit(b"b", after=[[b"A/a"]], campaign=b"B")
-        yard.submit(b"c", after=[[b"B/b"]], campaign=b"C")
-        yard.submit(b"other", campaign=b"other", priority=-1)
-        compaction.export(state, store)
-        assert make_tables(spark, state, out) == 4
-        assert behind(spark, out) == []
-        before = files(out, "other")
-        (taken,) = yard.take(WORKER)
-        yard.report(WORKER, taken, Outcome.FAILED_FINAL, texts=[b"no"])
-        compaction.export(state, store)
-        assert make_tables(spark, state, out) == 3
-        assert behind(spark, out) == ["B/b", "C/c"]
-        assert files(out, "other") == before != {}
-
-
-def files(out: Path, campaign: str) -> dict[Path, int]:
-    found = (out / "tasks" / folder(campaign_key(campaign))).glob("*/*.parquet")
-    return {path: path.stat().st_ino for path in found}
-
-
-def behind(spark: SparkSession, out: Path) -> list[str]:
-    rows = tables.read(spark, out, TASKS).where("is_behind_failure").select("task").collect()
-    return sorted(row["task"] for row in rows)
+def test_change_in_one_campaign_updates_only_linked_ones(linked_history: LinkedHistory) -> None:
+    first, second = linked_history.snapshots
+    chained = {spelling(name, b"only").decode() for name in CHAINED}
+    assert chained.isdisjoint(first.behind)
+    assert chained & {*second.behind} == {spelling(name, b"only").decode() for name in CHAINED[1:]}
+    assert first.campaigns == len((*CAMPAIGNS, EXCLUSIVE, *CHAINED, UNCHANGED))
+    assert second.campaigns == first.campaigns - 1
+    assert second.unchanged == first.unchanged != {}
 
 
 def test_names_are_grouped_by_the_pairs_that_link_them() -> None:

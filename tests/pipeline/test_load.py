@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -361,9 +362,11 @@ from taskyard.core.events import UnknownPolicy
 from taskyard.pipeline.jobs import load
 from taskyard.pipeline.session import session
 from taskyard.pipeline.submit import make_target
+from tests.pipeline.scenarios import SMALL
 
 load.plan.__kwdefaults__ = {"wave": 20, "portion": 10}
-checked = load.read(session("killed", "local[2]"), [sys.argv[1]], FileOptions(campaign="c"))
+spark = session("tests", "local[2]", conf=SMALL)
+checked = load.read(spark, [sys.argv[1]], FileOptions(campaign="c"))
 def kill(done, total):
     if done >= 40:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -379,7 +382,8 @@ def test_rerun_after_a_kill_submits_nothing_twice(spark: SparkSession, tmp_path:
     file = _write(tmp_path / "a.jsonl", tasks)
     with Broker(tmp_path) as broker:
         command = [sys.executable, "-c", _KILLED, file, broker.endpoint]
-        killed = subprocess.run(command, check=False)
+        path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+        killed = subprocess.run(command, env=os.environ | path, check=False)
         assert killed.returncode == -signal.SIGKILL
         to = make_target(broker.endpoint, None, "c", UnknownPolicy.REFUSE)
         checked = _read(spark, file)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.pipeline.datasets import METRICS
+from taskyard.pipeline.session import cache
 from taskyard.pipeline.transforms.metrics import (
     BUCKETS_MAX,
     campaign_sums,
@@ -15,7 +16,7 @@ from taskyard.pipeline.transforms.metrics import (
     worker_sums,
     worker_times,
 )
-from taskyard.pipeline.transforms.steps import attempts, steps
+from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
 from taskyard.pipeline.transforms.workers import workers
 from tests.pipeline.scenarios import SECOND_NS, EventLog, at
 
@@ -50,17 +51,20 @@ def of_lanes() -> EventLog:
 
 
 @pytest.fixture(scope="module")
-def found(spark: SparkSession) -> list[Row]:
+def found(small_spark: SparkSession) -> list[Row]:
     whole, long = make_log(), EventLog("long")
     whole.events += [event for event in of_lanes().events if event.get("task")]
     long.submit(0, "early")
     long.submit(100_000, "late")
     whole.events += long.events
-    events, _ = whole.frames(spark)
-    task_steps, made = steps(events), attempts(events).persist()
-    of_campaigns = metrics_table(campaign_sums(task_steps, made), campaign_times(task_steps, made))
-    of_workers = metrics_table(worker_sums(made, workers(events, made)), worker_times(made))
-    return METRICS.check(of_campaigns.unionByName(of_workers)).collect()
+    events, _ = whole.frames(small_spark)
+    task_steps = cache(steps(events))
+    made = cache(attempts_from_steps(task_steps))
+    sums = cache(campaign_sums(task_steps, made))
+    of_campaigns = metrics_table(sums, campaign_times(task_steps, made))
+    sums = cache(worker_sums(made, workers(events, made)))
+    of_workers = metrics_table(sums, worker_times(made))
+    return [row for table in (of_campaigns, of_workers) for row in METRICS.check(table).collect()]
 
 
 def rows(found: list[Row], scope: str, campaign: str | None, *columns: str) -> list[Any]:

@@ -203,12 +203,12 @@ def test_history_is_found_in_every_kind_of_directory(
 
 
 def test_unknown_campaign_is_named(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = EventLog("nightly")
     log.submit(0, "a")
     with pytest.raises(UserError, match=r"unknown campaign 'weekly' \(this history has nig"):
-        report.datasets(*log.frames(spark), "weekly")
+        report.datasets(*log.frames(small_spark), "weekly")
     assert run(taskyard, ["pipeline", "report", "--state", str(tmp_path)]) == 2
     assert "not a state directory" in capsys.readouterr().err
 

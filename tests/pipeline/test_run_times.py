@@ -49,7 +49,7 @@ def tasks() -> Rows:
 
 @pytest.fixture(scope="module")
 def measured_run(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+    small_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ReportSummary, Rows]:
     """Return the summary and the attempts of a campaign of real programs."""
     directory = tmp_path_factory.mktemp("runs")
@@ -58,7 +58,7 @@ def measured_run(
     (directory / "taskyard.toml").write_text(rules)
     code, *_ = run(directory, "run", "c.jsonl", "--workers", "1", "--slots", str(SLOTS))
     assert code == 1  # two tasks fail
-    found = history.read(spark, directory / ".taskyard", directory / "scratch")
+    found = history.read(small_spark, directory / ".taskyard", directory / "scratch")
     datasets = report.datasets(found.events, found.edges, "c")
     rows = datasets.attempts.toArrow().to_pylist()
     facts = report.summarize(datasets)

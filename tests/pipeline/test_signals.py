@@ -116,6 +116,15 @@ def check_end(command: Command, number: signal.Signals, message: str = "") -> No
     assert out == ""
 
 
+def skip_repetition(config: pytest.Config, *, is_repetition: bool) -> None:
+    """Skip a signal that has the same handler as the other one, unless --whole is given.
+
+    Each costs a JVM.
+    """
+    if is_repetition and not config.getoption("--whole"):
+        pytest.skip("only with --whole")
+
+
 @pytest.mark.parametrize(("words", "number"), STARTING)
 def test_command_is_ended_while_its_jvm_starts(
     place: Path, words: Sequence[str], number: signal.Signals
@@ -127,9 +136,10 @@ def test_command_is_ended_while_its_jvm_starts(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_command_with_running_tasks_ends_with_all_its_processes(
-    place: Path, number: signal.Signals
+    place: Path, number: signal.Signals, pytestconfig: pytest.Config
 ) -> None:
     """Interrupt a sweep of many points while Spark's Python processes simulate them."""
+    skip_repetition(pytestconfig, is_repetition=number == signal.SIGHUP)
     points = (
         "--workers",
         ",".join(map(str, range(1, 400))),
@@ -144,7 +154,10 @@ def test_command_with_running_tasks_ends_with_all_its_processes(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_fleet_is_ended_without_losing_tasks(tmp_path: Path, number: signal.Signals) -> None:
+def test_fleet_is_ended_without_losing_tasks(
+    tmp_path: Path, number: signal.Signals, pytestconfig: pytest.Config
+) -> None:
+    skip_repetition(pytestconfig, is_repetition=number == signal.SIGINT)
     with Broker(tmp_path), running(tmp_path, "fleet", "--workers", "1") as fleet:
         mark = f"print({tmp_path.name!r})"
         words = (sys.executable, "-c", f"{mark}; import time; time.sleep(1000)")

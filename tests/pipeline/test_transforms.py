@@ -9,9 +9,10 @@ import pytest
 
 from taskyard.pipeline.datasets import ATTEMPTS, CRITICAL_PATH, TASKS, WORKERS
 from taskyard.pipeline.placement import tasks_from_steps
+from taskyard.pipeline.session import cache
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from taskyard.pipeline.transforms.links import links
-from taskyard.pipeline.transforms.steps import attempts, steps
+from taskyard.pipeline.transforms.steps import attempts_from_steps, steps
 from taskyard.pipeline.transforms.tasks import critical_path
 from taskyard.pipeline.transforms.workers import workers
 from tests.pipeline.scenarios import SECOND_NS, START_NS, EventLog, at, guarantees, measured
@@ -45,8 +46,9 @@ class Computed:
             self.whole.events += one.events
             self.whole.edges += one.edges
         events, edges = self.whole.frames(spark)
-        made = ATTEMPTS.check(attempts(events)).persist()
-        known = TASKS.check(tasks_from_steps(steps(events), edges)).persist()
+        task_steps = cache(steps(events))
+        made = cache(ATTEMPTS.check(attempts_from_steps(task_steps)))
+        known = cache(TASKS.check(tasks_from_steps(task_steps, edges)))
         self._tables = {
             "attempts": made.collect(),
             "tasks": known.collect(),
@@ -71,8 +73,8 @@ class Computed:
 
 
 @pytest.fixture(scope="module")
-def computed(spark: SparkSession) -> Computed:
-    return Computed(spark)
+def computed(small_spark: SparkSession) -> Computed:
+    return Computed(small_spark)
 
 
 @scenario
@@ -397,7 +399,7 @@ def test_stay_ends_when_the_worker_leaves_or_its_process_changes(computed: Compu
     ]
 
 
-def test_guarantees_hold_in_correct_histories(spark: SparkSession) -> None:
+def test_guarantees_hold_in_correct_histories(small_spark: SparkSession) -> None:
     """A running second generation does not block a task that waited for the first one."""
     log = EventLog()
     diamond(log)
@@ -406,7 +408,7 @@ def test_guarantees_hold_in_correct_histories(spark: SparkSession) -> None:
     log.submit(41, "a")
     log.lease(42, "a")
     log.run("e", 43, 44)
-    found = guarantees(*log.frames(spark))
+    found = guarantees(*log.frames(small_spark))
     assert found == Guarantees(
         submitted=6, done=5, failed=0, cancelled=0, blocked_behind_failure=0, unfinished=1, lost=0,
         completed_twice=0, dependencies_broken=0, unknown=0, stale_refused=0,
@@ -414,7 +416,7 @@ def test_guarantees_hold_in_correct_histories(spark: SparkSession) -> None:
     assert found.is_clean
 
 
-def test_every_broken_guarantee_is_found(spark: SparkSession) -> None:
+def test_every_broken_guarantee_is_found(small_spark: SparkSession) -> None:
     log = EventLog()
     log.join(0, "w")
     log.submit(0, "twice")
@@ -432,7 +434,7 @@ def test_every_broken_guarantee_is_found(spark: SparkSession) -> None:
     log.add(11, "worker_left", worker="w")
     log.lease(12, "stranger")
     log.add(13, "stale", "twice", attempt=1, campaign=None)
-    found = guarantees(*log.frames(spark))
+    found = guarantees(*log.frames(small_spark))
     assert found == Guarantees(
         submitted=7, done=3, failed=0, cancelled=0, blocked_behind_failure=0, unfinished=1, lost=3,
         completed_twice=1, dependencies_broken=1, unknown=1, stale_refused=1,
@@ -440,5 +442,5 @@ def test_every_broken_guarantee_is_found(spark: SparkSession) -> None:
     assert not found.is_clean
 
 
-def test_empty_history_has_no_tasks(spark: SparkSession) -> None:
-    assert guarantees(*EventLog().frames(spark)).submitted == 0
+def test_empty_history_has_no_tasks(small_spark: SparkSession) -> None:
+    assert guarantees(*EventLog().frames(small_spark)).submitted == 0
