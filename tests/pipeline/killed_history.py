@@ -27,7 +27,7 @@ class Bomb:
 
 def main(state: str, out: str, number: str) -> None:
     HistoryJob(Path(state), Path(out), Bomb(int(number))).run(
-        session("killed", "local[2]", conf=SMALL)
+        session("tests", "local[2]", conf=SMALL)
     )
 
 

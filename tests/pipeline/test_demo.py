@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 #: The note at the README's blocks that this file runs.
 NOTE = "run by tests/pipeline/test_demo.py"
 
+#: Tasks of the demo in place of the README's, unless --whole is given.
+FEWER_TASKS = 1000
+
 PLANNED = campaign.make_campaign(campaign.TASKS)
 KILL = BrokerKill(status=-9, settled=1, tasks=2, seconds_down=0.1)
 OK = DemoCounts(
@@ -66,13 +69,15 @@ def test_readme_demo_exits_0_and_prints_the_shown_output(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    pytestconfig: pytest.Config,
 ) -> None:
     assert spark.version  # the demo uses this session and leaves it running
     command, shown = of_readme()
     program, *arguments = shlex.split(command.body)
     assert program == "./yard"
     monkeypatch.chdir(tmp_path)
-    code = run(taskyard, arguments)
+    size = [] if pytestconfig.getoption("--whole") else ["--tasks", str(FEWER_TASKS)]
+    code = run(taskyard, [*arguments, *size])
     output = capfd.readouterr()
     assert code == 0, output
     # In this order. The README marks omitted lines.

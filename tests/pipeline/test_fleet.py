@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SPARK_HOME = Path(pyspark.__file__).parent
-TASKS = 1000
+TASKS = 400
 TIMEOUT_SECONDS = 200
 #: JVM options for short runs.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -142,7 +142,7 @@ def test_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.Monke
         Broker(tmp_path, "--listen", "dwork=tcp://127.0.0.1:0") as broker,
         Client(broker.endpoint) as client,
     ):
-        client.map(lambda n: ["sh", "-c", f"sleep 0.01; echo {n}"], range(TASKS), campaign="c")
+        client.map(lambda n: ["sh", "-c", f"sleep 0.03; echo {n}"], range(TASKS), campaign="c")
         words = ("--workers", "4", "--slots", "2", "--broker", broker.endpoints[1])
         with Running(tmp_path, "pipeline", "fleet", *words, "--master", master) as running:
             _until(lambda: _counts(client)["done"] > TASKS // 5, "a fifth is done")

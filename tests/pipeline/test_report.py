@@ -37,7 +37,7 @@ from taskyard.pipeline.report.summary import ReportSummary
 from taskyard.pipeline.sources import history
 from taskyard.pipeline.transforms.guarantees import Guarantees
 from tests.journal.scenarios import BEGIN_NS, WritingYard
-from tests.pipeline.browser import opened
+from tests.pipeline.browser import Opened, opened
 from tests.pipeline.scenarios import EventLog
 
 if TYPE_CHECKING:
@@ -131,10 +131,12 @@ def out(document: dict[str, Any]) -> Path:
     return Path(document["page"]).parent
 
 
-def test_page_opens_offline_without_errors_and_shows_every_chart(
-    out: Path, browser: Browser
-) -> None:
-    seen = opened(browser, out / report.PAGE)
+@pytest.fixture(scope="module")
+def seen(out: Path, browser: Browser) -> Opened:
+    return opened(browser, out / report.PAGE)
+
+
+def test_page_opens_offline_without_errors_and_shows_every_chart(seen: Opened) -> None:
     figures = seen.figures()
     assert seen.complaints == []
     assert seen.requests == []
@@ -158,11 +160,10 @@ def test_page_is_drawn_in_dark_mode(out: Path, browser: Browser) -> None:
 
 
 def test_counts_equal_those_of_the_journal(
-    out: Path, document: dict[str, Any], state: Path, browser: Browser
+    seen: Opened, document: dict[str, Any], state: Path
 ) -> None:
     counted = tally_of(state)
     assert (counted.submitted, counted.failed, counted.stale) == (26, 1, 1)
-    seen = opened(browser, out / report.PAGE)
     rows = seen.page.locator("#section-guarantees tbody tr").all_inner_texts()
     tiles = seen.page.locator("header dl").inner_text()
     assert rows[0].split("\t")[1] == (
