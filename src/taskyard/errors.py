@@ -37,6 +37,7 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
 """
 
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class ExitCode(IntEnum):
@@ -87,15 +88,32 @@ class UserError(TaskyardError):
     exit_code = ExitCode.USAGE
 
 
+class TaskProblem(NamedTuple):
+    """A task that can't be submitted."""
+
+    #: Its full name. Empty: the problem is not of one task.
+    name: str
+    code: str
+    text: str
+
+
 class Refused(UserError):
     """The broker refused a request and changed nothing. The text is its reason."""
 
-    def __init__(self, text: str = "", code: str = "", names: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        text: str = "",
+        code: str = "",
+        names: tuple[str, ...] = (),
+        problems: tuple[TaskProblem, ...] = (),
+    ) -> None:
         super().__init__(text)
         #: A stable code, such as "conflict" or "forbidden".
         self.code = code
         #: The full names of the tasks at fault. Empty: the whole request is refused.
         self.names = names
+        #: The tasks at fault, each with its own code and text. A reply has at most 2,000.
+        self.problems = problems
 
 
 class NameLost(Refused):

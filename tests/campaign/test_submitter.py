@@ -5,10 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
-from taskyard.campaign.submitter import BatchSubmitter, SubmitCounts, TaskProblem, problem_of
+from taskyard.campaign.submitter import BatchSubmitter, SubmitCounts, problem_of
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission, Terms
-from taskyard.errors import NoBroker, Refused
+from taskyard.errors import NoBroker, Refused, TaskProblem
+
+#: Tasks at fault that a reply lists.
+LISTED_MAX = 2
 
 
 class FakeClient:
@@ -38,9 +41,11 @@ class FakeClient:
         self.created.append((submission.names, unknown, check_only))
         self.may_answer.wait(20)
         self.has_answered.set()
-        bad = tuple(name.decode() for name in submission.names if name.startswith(b"bad"))
-        if bad:
-            raise Refused(f"task {bad[0]} is bad", "conflict", tuple(f"c/{name}" for name in bad))
+        bad = [name.decode() for name in submission.names if name.startswith(b"bad")]
+        problems = [TaskProblem(f"c/{name}", "conflict", f"task {name} is bad") for name in bad]
+        if problems:
+            first = tuple(problems[:LISTED_MAX])
+            raise Refused(first[0].text, "conflict", tuple(one.name for one in first), first)
         return sum(not name.startswith(b"old") for name in submission.names)
 
 
@@ -135,11 +140,12 @@ def test_check_changes_nothing_and_accepts_unknown_dependencies() -> None:
 
 def test_each_task_at_fault_has_its_own_sentence() -> None:
     client = FakeClient()
-    problems = BatchSubmitter(client).problems(batch("a", "bad1", "bad2"))
+    problems = BatchSubmitter(client).problems(batch("a", "bad1", "bad2", "bad3"))
     assert problems == [
-        TaskProblem("c/bad1", "conflict", "task bad1 is bad"),
-        TaskProblem("c/bad2", "conflict", "task bad2 is bad"),
+        TaskProblem(f"c/bad{number}", "conflict", f"task bad{number} is bad")
+        for number in (1, 2, 3)
     ]
+    assert [names for names, *_ in client.created][1:] == [[b"a", b"bad3"], [b"a"]]
     assert all(check_only for _, _, check_only in client.created)
     assert BatchSubmitter(client).problems(batch("a")) == []
 

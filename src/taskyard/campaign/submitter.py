@@ -9,7 +9,7 @@ nothing of files.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -17,7 +17,7 @@ from taskyard.campaign.lanes import LaneTemplates
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.identity import full_names, spelling
 from taskyard.core.model import Refusal, shown
-from taskyard.errors import Refused, TaskyardError
+from taskyard.errors import Refused, TaskProblem, TaskyardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -56,15 +56,6 @@ class SubmitCounts(Struct):
             return "nothing was submitted"
         tasks = "task before it was" if self.new == 1 else "tasks before it were"
         return f"{self.new:,} {tasks} submitted"
-
-
-class TaskProblem(NamedTuple):
-    """A task that can't be submitted."""
-
-    #: Its full name. Empty: the problem is not of one task.
-    name: str
-    code: str
-    text: str
 
 
 class BatchSubmitter:
@@ -123,22 +114,23 @@ class BatchSubmitter:
 
     def problems(self, batch: Submission) -> list[TaskProblem]:
         """Return the tasks of a batch that the broker would refuse, without a change."""
-        try:
-            self.check(batch)
-        except Refused as refused:
-            rows = {shown(name): row for row, name in enumerate(full_names(batch))}
-            parts = [batch.part([rows[name]]) for name in refused.names if name in rows]
-            return [self._problem_of(part, refused) for part in parts] or [problem_of(refused)]
-        return []
-
-    def _problem_of(self, task: Submission, refused: Refused) -> TaskProblem:
-        """Return the own sentence of a task at fault. A refusal has that of the first."""
-        name = shown(full_names(task)[0])
-        try:
-            self.check(task)
-        except Refused as own:
-            refused = own
-        return TaskProblem(name, refused.code, str(refused))
+        found: list[TaskProblem] = []
+        rows = list(range(len(batch.names)))
+        while rows:  # a reply lists a limited number of tasks
+            part = batch.part(rows)
+            try:
+                self.check(part)
+            except Refused as refused:
+                at_fault = dict.fromkeys(refused.names)
+                names = [shown(name) for name in full_names(part)]
+                left = [row for row, name in zip(rows, names, strict=True) if name not in at_fault]
+                if len(left) == len(rows):
+                    return [*found, problem_of(refused)]
+                found += refused.problems
+                rows = left
+            else:
+                break
+        return found
 
     def create(self, batch: Submission, after_campaigns: Sequence[str] = ()) -> int:
         """Submit one batch. Return how many of its tasks are new. Raises `Refused`."""

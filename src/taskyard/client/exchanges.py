@@ -14,7 +14,7 @@ from concurrent.futures import Future as AnyFuture
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from taskyard.core.model import Refusal
-from taskyard.errors import Refused, TimedOut
+from taskyard.errors import Refused, TaskProblem, TimedOut
 from taskyard.wire.native import peer
 from taskyard.wire.native.peer import Reply
 
@@ -104,9 +104,10 @@ def checked_reply(query: Query) -> Exchange[Reply]:
 
 def refused_error(reply: Reply) -> Refused:
     """Return the error for a reply that refuses a request."""
-    names = tuple(task.name for task in reply.refused_tasks())
+    problems = tuple(TaskProblem(one.name, one.code, one.reason) for one in reply.refused_tasks())
     if reply.reason:
-        return Refused(reply.reason, reply.code, names)
+        names = tuple(problem.name for problem in problems)
+        return Refused(reply.reason, reply.code, names, problems)
     text = "the broker did not understand the request (is it of this version?)"
     return Refused(text, reply.code or Refusal.MALFORMED.value)
 

@@ -21,14 +21,11 @@ from taskyard.campaign.batches import (
     BYTES_PER_BATCH,
     TASKS_PER_BATCH,
 )
-from taskyard.campaign.submitter import (
-    BatchSubmitter,
-    SubmitCounts,
-    TaskProblem,
-)
+from taskyard.campaign.submitter import BatchSubmitter, SubmitCounts
 from taskyard.client.client import Client
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission
+from taskyard.errors import TaskProblem
 from taskyard.pipeline.arrow_rows import SharedTerms
 
 #: Timeout of the first reply of a broker that many partitions connect to at once.

@@ -20,9 +20,9 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from taskyard.campaign.rejects import REJECTED_MAX, RejectedRow, too_many_error
-from taskyard.campaign.submitter import SubmitCounts, TaskProblem, problem_of
+from taskyard.campaign.submitter import SubmitCounts, problem_of
 from taskyard.core.identity import split
-from taskyard.errors import Refused, TaskyardError, UserError
+from taskyard.errors import Refused, TaskProblem, TaskyardError, UserError
 from taskyard.pipeline import submit, validate
 from taskyard.pipeline.arrow_rows import SharedTerms, pack, prepared_to_row, row_text, unpack
 from taskyard.pipeline.datasets import REJECTS
