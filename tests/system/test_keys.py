@@ -223,7 +223,7 @@ def test_worker_can_not_work_under_another_name(yard: Yard) -> None:
 
 
 def test_peers_without_a_key_are_refused(yard: Yard) -> None:
-    with pytest.raises(NoBroker, match=r"if it requires a key, give --key or Client"):
+    with pytest.raises(NoBroker, match=r"If it requires a key, give --key FILE or Client"):
         Client(yard.endpoint, timeout=NOBODY_SECONDS)
     host, _, port = yard.endpoint.removeprefix("tcp://").partition(":")
     with socket.create_connection((host, int(port)), timeout=20) as page:
@@ -297,7 +297,7 @@ def test_worker_with_a_revoked_key_reports_it(yard: Yard) -> None:
 def test_peer_refuses_a_broker_with_another_key(yard: Yard, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    with yard_in(other) as another, pytest.raises(NoBroker, match=r"for this broker"):
+    with yard_in(other) as another, pytest.raises(NoBroker, match=r"is admin a key of this broker"):
         Client(another.endpoint, key=yard.file(Role.ADMIN), timeout=NOBODY_SECONDS)
 
 
