@@ -305,7 +305,7 @@ def test_missing_spark_is_reported_with_the_install_command(
     monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
     assert run(taskyard, ["demo"]) == 2
     err = capfd.readouterr().err
-    assert "pyspark and pandas not installed" in err
+    assert "pyspark, pandas, pyarrow not installed" in err
     assert "pip install 'taskyard[spark]'" in err
     assert err.count("\n") == 1
 

@@ -354,5 +354,5 @@ def test_command_without_spark_prints_the_install_command(
     monkeypatch.setattr("taskyard.cli.pipeline.group.find_spec", lambda _name: None)
     assert run(taskyard, ["pipeline", "history", "--state", str(tmp_path)]) == 2
     err = capfd.readouterr().err
-    assert "pyspark and pandas not installed (`pip install" in err
+    assert "pyspark, pandas, pyarrow not installed (`pip install" in err
     assert run(taskyard, ["pipeline", "history", "--help"]) == 0

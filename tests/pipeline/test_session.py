@@ -57,9 +57,9 @@ def test_session_has_the_pipelines_settings(spark: SparkSession) -> None:
 
 
 def test_active_session_is_reused_and_not_stopped(spark: SparkSession) -> None:
-    assert session("another", "local[1]") is spark
+    assert session("another", "local[1]").sparkContext is spark.sparkContext
     with session_scope("another") as same:
-        assert same is spark
+        assert same.sparkContext is spark.sparkContext
     assert spark.range(1).count() == 1
 
 

@@ -46,7 +46,7 @@ class SparkCommand(click.Command):
         missing = [name for name in _NEEDED if find_spec(name) is None]
         if missing:
             raise NotInstalled(
-                f"{' and '.join(missing)} not installed (`pip install 'taskyard[spark]'`)"
+                f"{', '.join(missing)} not installed (`pip install 'taskyard[spark]'`)"
             )
         from taskyard.pipeline.jvm import end_jvm_on_signals  # noqa: PLC0415  # not needed by `--help`
 
