@@ -12,7 +12,7 @@ from simulator.regressions import REGRESSIONS
 from simulator.schedule import run
 
 TOOLS = Path(__file__).parents[2] / "tools"
-SCHEDULES = 600
+SCHEDULES = 400
 SHARDS = 20
 
 
