@@ -36,7 +36,7 @@ def key(find: style.Find) -> tuple[str, str]:
 
 def test_test_files_open_with_a_docstring() -> None:
     files = sorted((ROOT / "tests").rglob("*.py"))
-    assert [find for path in files for find in style.missing_docstrings(path)] == []
+    assert [path for path in files if not path.read_text().startswith('"""')] == []
 
 
 @pytest.fixture

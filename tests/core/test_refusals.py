@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import faults, shape, submission
@@ -249,7 +249,6 @@ def replies(effects: list[Effect]) -> list[Effect]:
 
 
 @given(batches())
-@settings(max_examples=300, deadline=None)
 def test_check_only_foretells_the_reply_and_changes_nothing(event: SubmitRequested) -> None:
     yard = yard_with_a_task_in_every_state()
     before = ledger_fingerprint(yard.scheduler.ledger)
@@ -264,7 +263,6 @@ def test_check_only_foretells_the_reply_and_changes_nothing(event: SubmitRequest
 
 
 @given(batches())
-@settings(max_examples=300, deadline=None)
 def test_batch_without_the_tasks_at_fault_has_no_others(event: SubmitRequested) -> None:
     yard = yard_with_a_task_in_every_state()
     event.partial = False
