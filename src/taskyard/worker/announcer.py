@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.core.model import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,7 +37,7 @@ class Announcer:
         """Announce that the worker exits after its running tasks, if there are any."""
         if tasks:
             self._announce(
-                f"worker {self._name} exits after {task_count(tasks)} (a second signal stops "
+                f"worker {self._name} exits after {counted(tasks, 'task')} (a second signal stops "
                 f"{'it' if tasks == 1 else 'them'})"
             )
 
@@ -46,11 +48,6 @@ class Announcer:
     def unreported(self, tasks: int) -> None:
         """Announce that the worker exits though it could not report tasks."""
         self._announce(
-            f"worker {self._name} exits without a {self._peer} to report to: {task_count(tasks)} "
-            "will run again"
+            f"worker {self._name} exits without a {self._peer} to report to: "
+            f"{counted(tasks, 'task')} will run again"
         )
-
-
-def task_count(tasks: int) -> str:
-    """Return a number of tasks in words: `1 task`, `2 tasks`."""
-    return "1 task" if tasks == 1 else f"{tasks} tasks"
