@@ -143,6 +143,20 @@ class Yard:
             self.handle(WorkerLost(0, worker))
 
 
+def with_tasks_in_most_states() -> Yard:
+    """Return a yard with a task in every state but DELAYED, named after it. `w` holds one."""
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"done", b"failed", b"leased", b"cancelled")
+    yard.take(b"w", 3)
+    yard.finish(b"w", b"done")
+    yard.report(b"w", b"failed", Outcome.FAILED_FINAL)
+    yard.cancel(b"cancelled")
+    yard.submit(b"ready")
+    yard.submit(b"blocked", after=[[b"ready"]])
+    return yard
+
+
 def a_lane(name: bytes = b"lane") -> Lane:
     """Return a lane of a new ledger."""
     return Ledger().service(b"default").lane(name)

@@ -11,27 +11,18 @@ from taskyard.core.effects import Accepted, Effect, Refused
 from taskyard.core.events import (
     DiskSpaceChanged,
     DuplicatePolicy,
-    Outcome,
     SubmitRequested,
     UnknownPolicy,
 )
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Refusal, RefusedTask, Submission, Terms
 from taskyard.core.states import TaskState
-from tests.core.kit import Yard
+from tests.core.kit import Yard, with_tasks_in_most_states
 
 
 def yard_with_a_task_in_every_state() -> Yard:
     """Return a yard with a task in every state, named after it, and one named like a campaign's."""
-    yard = Yard()
-    yard.join(b"w")
-    yard.submit(b"done", b"failed", b"leased", b"cancelled")
-    yard.take(b"w", 3)
-    yard.finish(b"w", b"done")
-    yard.report(b"w", b"failed", Outcome.FAILED_FINAL)
-    yard.cancel(b"cancelled")
-    yard.submit(b"ready")
-    yard.submit(b"blocked", after=[[b"ready"]])
+    yard = with_tasks_in_most_states()
     yard.submit(b"c/outside")
     return yard
 

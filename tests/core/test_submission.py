@@ -10,7 +10,6 @@ from taskyard.core.effects import Accepted, Refused
 from taskyard.core.events import (
     DiskSpaceChanged,
     DuplicatePolicy,
-    Outcome,
     SubmitRequested,
     UnknownPolicy,
 )
@@ -18,7 +17,7 @@ from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import TaskState
-from tests.core.kit import Yard
+from tests.core.kit import Yard, with_tasks_in_most_states
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
@@ -45,15 +44,7 @@ def extend(yard: Yard, *names: bytes, after: list[list[bytes]] | None = None, **
 @pytest.fixture
 def yard() -> Yard:
     """Return a yard with a task in every state, named after it, and a worker that holds one."""
-    yard = Yard()
-    yard.join(b"w")
-    yard.submit(b"done", b"failed", b"leased", b"cancelled")
-    yard.take(b"w", 3)
-    yard.finish(b"w", b"done")
-    yard.report(b"w", b"failed", Outcome.FAILED_FINAL)
-    yard.cancel(b"cancelled")
-    yard.submit(b"ready")
-    yard.submit(b"blocked", after=[[b"ready"]])
+    yard = with_tasks_in_most_states()
     yard.submit(b"delayed", due_ns=10**9)
     yard.submit(b"a/outside")
     return yard
