@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.kit import fork_server
+
 # Programs that a test starts should buffer their output as for a user.
 os.environ.pop("PYTHONUNBUFFERED", None)
 # Hundreds of processes are started here. None of them should compile the whole package again.
@@ -52,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     profile = "search" if config.getoption("--whole") else "repeatable"
+    fork_server.install()
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
 
 
