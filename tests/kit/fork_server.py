@@ -58,11 +58,12 @@ class ForkServer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+        self._variables = _of_interpreter(dict(os.environ))
 
     def fork_exec(self, *how: Any) -> int:
         """Start a command, as `_posixsubprocess.fork_exec` does, and return its pid."""
         request, descriptors = request_of(*how)
-        if request is None:
+        if request is None or _of_interpreter(request["environment"]) != self._variables:
             return int(_execute(*how))
         with self._lock:
             self._socket = self._socket or start_server()
@@ -127,7 +128,6 @@ def request_of(  # noqa: PLR0913, PLR0917  # the arguments are those of `fork_ex
         or any(one is not None for one in (gid, gids, uid, preexec))
         or umask >= 0
         or EXECUTED in variables
-        or _of_interpreter(variables) != _of_interpreter(dict(os.environ))
         or any(map(os.isatty, descriptors))
         or not Path(directory or ".").is_dir()
     ):
@@ -175,6 +175,7 @@ def serve(requests: socket.socket) -> None:
             return
         pid = fork_sibling()
         if pid == 0:
+            os.close(requests.detach())  # else its end would close a descriptor of the command's
             become(json.loads(request), descriptors)
         requests.send(str(pid).encode())
         for descriptor in descriptors:
