@@ -7,8 +7,7 @@ and reaped like any other. Only its imports, and `/proc/PID/cmdline`, are those 
 
 A command that depends on how its interpreter starts is still executed: another program than
 `python -m taskyard.cli`, other variables of Python or of the locale, a terminal as stdin or stdout.
-`TASKYARD_EXEC=1` in the environment of a command makes it so. All commands are executed where
-`clone` has an unknown number.
+So are commands that a command starts, and all of them where `clone` has an unknown number.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ NOT_IMPORTED: Final = (
 )
 
 MODULE: Final = ("-m", "taskyard.cli")
-EXECUTED: Final = "TASKYARD_EXEC"
-REQUEST_BYTES_MAX: Final = 1 << 20
+#: A command with a longer line or environment is executed.
+REQUEST_BYTES_MAX: Final = 1 << 16
 
 _execute: Final[Any] = subprocess._fork_exec  # type: ignore[attr-defined]  # noqa: SLF001
 
@@ -63,11 +62,16 @@ class ForkServer:
     def fork_exec(self, *how: Any) -> int:
         """Start a command, as `_posixsubprocess.fork_exec` does, and return its pid."""
         request, descriptors = request_of(*how)
-        if request is None or _of_interpreter(request["environment"]) != self._variables:
+        message = json.dumps(request).encode()
+        if (
+            request is None
+            or len(message) > REQUEST_BYTES_MAX
+            or _of_interpreter(request["environment"]) != self._variables
+        ):
             return int(_execute(*how))
         with self._lock:
             self._socket = self._socket or start_server()
-            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            socket.send_fds(self._socket, [message], descriptors)
             return int(self._socket.recv(REQUEST_BYTES_MAX))
 
 
@@ -127,7 +131,6 @@ def request_of(  # noqa: PLR0913, PLR0917  # the arguments are those of `fork_ex
         or len(passed) != 1  # the pipe for a failure to execute
         or any(one is not None for one in (gid, gids, uid, preexec))
         or umask >= 0
-        or EXECUTED in variables
         or any(map(os.isatty, descriptors))
         or not Path(directory or ".").is_dir()
     ):
@@ -168,7 +171,7 @@ def serve(requests: socket.socket) -> None:
         if not module.name.startswith(NOT_IMPORTED) and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     gc.freeze()
-    assert len(os.listdir("/proc/self/task")) == 1, "a child would wait for the missing threads"
+    (_only_thread,) = Path("/proc/self/task").iterdir()  # a child would wait for missing threads
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 3)
         if not request:
