@@ -85,7 +85,7 @@ class BrokerHost:
             self._schedule_run(0)
 
     def receive(self, wait_ns: int | None) -> Sequence[Event]:
-        del wait_ns  # the time has passed already
+        del wait_ns  # the time has passed already, see `_schedule_next_turn`
         alone = bool(self._inbox) and isinstance(self._inbox[0], RulesSet)
         count = 1 if alone else RECEIVED_MAX  # so that checkers know the rules of each message
         arrived, self._inbox = self._inbox[:count], self._inbox[count:]
@@ -238,7 +238,7 @@ class BrokerHost:
 
     def _schedule_next_turn(self, broker: Broker) -> bool:
         """Schedule the next turn. Return False if it is to run now."""
-        wait_ns = None if self._inbox else self._shortened(broker._wait_ns())  # noqa: SLF001
+        wait_ns = None if self._inbox else self._shortened(broker.wait_ns())
         if self._inbox or wait_ns == 0:
             return False
         self._idle = True
@@ -249,7 +249,7 @@ class BrokerHost:
     def _turn(self, broker: Broker) -> None:
         self._check_busy_loop()
         try:
-            broker.turn()
+            broker.process(self.receive(None))
         except Crashed as crash:
             self.crash(str(crash))
         except JournalFailed as failed:

@@ -108,7 +108,10 @@ class Broker:
 
     def turn(self) -> None:
         """Run one turn. Raises when the journal fails, and then no reply may be sent."""
-        arrived = self.transport.receive(self._wait_ns())
+        self.process(self.transport.receive(self.wait_ns()))
+
+    def process(self, arrived: Sequence[Event]) -> None:
+        """Run a turn on events that were received for it: decide, commit, reply."""
         effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
         records = self.scheduler.take_records()
         if records:
@@ -129,13 +132,15 @@ class Broker:
     def _is_reading(self, client: bytes) -> bool:
         return self.is_reading(client)
 
-    def _wait_ns(self) -> int | None:
+    def wait_ns(self) -> int | None:
+        """Return how long the next turn may wait for events, or None for no limit."""
         if self._undelivered or self._results.has_pending() or self._record_streams.has_pending():
             return 0
         if self.requests.are_ready():
             return 0
-        times = (self.scheduler.wake_at_ns(), self.backpressure.wake_at_ns())
-        wake_at_ns = min((time for time in times if time is not None), default=None)
+        wake_at_ns, release_ns = self.scheduler.wake_at_ns(), self.backpressure.wake_at_ns()
+        if wake_at_ns is None or (release_ns is not None and release_ns < wake_at_ns):
+            wake_at_ns = release_ns
         return None if wake_at_ns is None else max(0, wake_at_ns - self.clock.monotonic_ns())
 
     def note_lag(self, percent: int) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,8 +30,7 @@ from taskyard.journal.recovery import encode
 def reply_before_commit() -> Iterator[None]:
     """Send replies before their records are durable."""
 
-    def turn(self: Any) -> None:
-        arrived = self.transport.receive(self._wait_ns())
+    def process(self: Any, arrived: Sequence[events.Event]) -> None:
         effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
         decided = self.scheduler.take_records()
         with suppress(JournalDamaged):  # a result that is not there yet
@@ -40,7 +39,7 @@ def reply_before_commit() -> Iterator[None]:
         if decided:
             self.store.commit(encode(decided), len(decided))
 
-    with patched(Broker, "turn", turn):
+    with patched(Broker, "process", process):
         yield
 
 
@@ -48,8 +47,7 @@ def reply_before_commit() -> Iterator[None]:
 def failed_commit_ignored() -> Iterator[None]:
     """Send replies although the journal has failed."""
 
-    def turn(self: Any) -> None:
-        arrived = self.transport.receive(self._wait_ns())
+    def process(self: Any, arrived: Sequence[events.Event]) -> None:
         effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
         decided = self.scheduler.take_records()
         failure = None
@@ -64,7 +62,7 @@ def failed_commit_ignored() -> Iterator[None]:
         if failure is not None:
             raise failure
 
-    with patched(Broker, "turn", turn):
+    with patched(Broker, "process", process):
         yield
 
 
