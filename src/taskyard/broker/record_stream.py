@@ -105,7 +105,7 @@ class RecordStreams:
 
     def has_pending(self) -> bool:
         """Return whether the last turn left pages to fill."""
-        return any(self._is_reading(one.client) for one in self._due)
+        return bool(self._due) and any(self._is_reading(one.client) for one in self._due)
 
     def fill(self, effects: list[Effect], records: Sequence[AnyRecord]) -> None:
         """Take pages out of a turn's effects, and put in those that are complete.

@@ -118,6 +118,8 @@ class Requests:
 
     def are_ready(self) -> bool:
         """Return whether a waiting request can be handled now."""
+        if not self._queues:
+            return False
         return any(self._can_go(client, queue[0]) for client, queue in self._queues.items())
 
     def admit(self, arrived: list[Event]) -> tuple[list[Event], list[Effect]]:
@@ -128,9 +130,9 @@ class Requests:
         for event in arrived:
             estimate = _COSTS.get(type(event))
             if estimate is None:
-                if isinstance(event, events.ClientDisconnected):
+                if type(event) is events.ClientDisconnected:
                     refused += self._drop_queries(event.client)
-                if not self._follows_watch(event):
+                if not self._watches or not self._follows_watch(event):
                     now.append(event)
                 continue
             cost = estimate(self._ledger, event, self.budget)

@@ -46,6 +46,10 @@ TURN_READS_MAX: Final = 500
 TURN_READ_BYTES_MAX: Final = 2 * TURN_BYTES_MAX
 
 
+#: Replies about one task, which are completed by `_look_up`.
+_OF_ONE_TASK: Final = (TaskOutput, TaskDetails, ExplanationReply)
+
+
 class ResultLoader:
     """Completes replies from the journal's rows and, if those are trimmed, from the index."""
 
@@ -98,7 +102,7 @@ class ResultLoader:
                     owing.append(effect)
                 elif effect.records:
                     unreached.append(effect)
-            elif isinstance(effect, TaskOutput | TaskDetails | ExplanationReply):
+            elif isinstance(effect, _OF_ONE_TASK):
                 self._look_up(effect)
         if unreached:
             _remove_effects(effects, unreached)

@@ -83,8 +83,12 @@ class DialectRouter:
         return self._dialect_of_socket[route[0]].disconnected(route)
 
     def wake_at_ns(self) -> int | None:
-        times = [one.wake_at_ns() for one in self._dialects]
-        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+        earliest_ns: int | None = None
+        for one in self._dialects:
+            at_ns = one.wake_at_ns()
+            if at_ns is not None and (earliest_ns is None or at_ns < earliest_ns):
+                earliest_ns = at_ns
+        return earliest_ns
 
     def time_passed(self, now_ns: int) -> Sequence[Event]:
         events: list[Event] = []

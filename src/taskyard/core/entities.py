@@ -483,7 +483,10 @@ class Service(Struct, eq=False):
     @property
     def has_work(self) -> bool:
         """Whether some lane may have tasks to lease."""
-        return any(lane_group.rotation for lane_group in self.lane_groups)
+        for lane_group in self.lane_groups:  # noqa: SIM110 - called for every event
+            if lane_group.rotation:
+                return True
+        return False
 
     def in_rotation(self) -> Iterator[Lane]:
         """Yield the lanes that may have tasks to lease."""

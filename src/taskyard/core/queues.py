@@ -266,8 +266,9 @@ class DueHeap(Struct, Generic[T], eq=False):
 
     def next_ns(self) -> int | None:
         """Return the time of the next entry, or None."""
-        times = [heap[0][0] for heap in (self.due, self.expiry, self.late) if heap]
-        return min(times) if times else None
+        if not (self.due or self.expiry or self.late):
+            return None
+        return min(heap[0][0] for heap in (self.due, self.expiry, self.late) if heap)
 
 
 def _pop_names(

@@ -25,21 +25,17 @@ _UNSETTLED = (*_WAITING, LEASED)
 
 def next_ns(context: Context) -> int | None:
     """Return when the next timer is due, by the monotonic clock, or None."""
-    times = [heap[0][0] for heap in _heaps(context) if heap]
-    due_ns = context.ledger.due_heap.next_ns()
+    ledger = context.ledger
+    heaps = (context.timeouts, context.wakes, context.restart_deadlines, context.debounce_heap)
+    times = [heap[0][0] for heap in heaps if heap]
+    due_ns = ledger.due_heap.next_ns()
     if due_ns is not None:
         times.append(due_ns - context.wall_offset_ns)
     if context.stuck_check_ns:
         times.append(context.stuck_check_ns)
-    if context.debounce_heap:
-        times.append(context.debounce_heap[0][0])
-    if context.ledger.rule_table.has_rates:
+    if ledger.rule_table.has_rates:
         times += _rates_ns(context)
     return min(times) if times else None
-
-
-def _heaps(context: Context) -> tuple[list[tuple[int, bytes]], ...]:
-    return context.timeouts, context.wakes, context.restart_deadlines
 
 
 def _rates_ns(context: Context) -> list[int]:

@@ -350,10 +350,10 @@ class WorkerTable:
     def wake_at_ns(self) -> int | None:
         if self.overdue:
             return 0
-        times = [self._timeouts[0][0]] if self._timeouts else []
-        if self._recall_ends_ns:
-            times.append(self._recall_ends_ns)
-        return min(times, default=None)
+        if not self._timeouts:
+            return self._recall_ends_ns or None
+        timeout_ns = self._timeouts[0][0]
+        return min(timeout_ns, self._recall_ends_ns) if self._recall_ends_ns else timeout_ns
 
     def time_passed(self, ping: Callable[[bytes], events.Event]) -> list[events.Event]:
         """Ping silent workers with `ping`, and return events for those that timed out."""
