@@ -42,10 +42,13 @@ def check_ledger(ledger: Ledger) -> None:
         _check_task(ledger, task)
     _check_waits(ledger)
     _check_counts(ledger)
+    by_lane, by_worker = _tasks_by_owner(ledger)
     for service in ledger.services.values():
         _check_service(ledger, service)
+        for lane in service.lanes.values():
+            _check_lane(lane, by_lane.get(id(lane), []))
     for worker in ledger.workers.values():
-        _check_worker(ledger, worker)
+        _check_worker(worker, by_worker.get(worker.name, []))
     if ledger.has_worker_limits:
         _check_pairs(ledger)
     _check_due_heap(ledger)
@@ -58,6 +61,18 @@ def check_ledger(ledger: Ledger) -> None:
         _require(name in ledger.tasks, f"attempts at unknown {name!r}")
         numbers = [attempt.number for attempt in failed_attempts]
         _equal(numbers, sorted(dict.fromkeys(numbers)), f"attempts at {name!r}")
+
+
+def _tasks_by_owner(ledger: Ledger) -> tuple[dict[int, list[Task]], dict[bytes, list[Task]]]:
+    """Return the tasks that have not ended by the ids of their lanes, and leased ones by worker."""
+    by_lane: dict[int, list[Task]] = {}
+    by_worker: dict[bytes, list[Task]] = {}
+    for task in ledger.tasks.values():
+        if task.ending is None:
+            by_lane.setdefault(id(task.lane), []).append(task)
+        if task.lease is not None:
+            by_worker.setdefault(task.lease.worker.name, []).append(task)
+    return by_lane, by_worker
 
 
 def _equal(kept: object, derived: object, what: str) -> None:
@@ -110,13 +125,15 @@ def _check_waits(ledger: Ledger) -> None:
 def _check_counts(ledger: Ledger) -> None:
     live = [state for state in TaskState if state not in TASK_STATES_ENDED]
     for state in live:
-        tasks = [task for task in ledger.tasks.values() if task.state is state]
-        _equal(ledger.counts[state], len(tasks), f"tasks that are {state.name}")
+        terms = [task.terms for task in ledger.tasks.values() if task.state is state]
+        _equal(ledger.counts[state], len(terms), f"tasks that are {state.name}")
+        campaigns = [one.campaign for one in terms]
         for campaign in ledger.campaigns.values():
-            own = sum(task.terms.campaign == campaign.name for task in tasks)
+            own = campaigns.count(campaign.name)
             _equal(campaign.counts[state], own, f"{state.name} of campaign {campaign.name!r}")
+        services = [one.service for one in terms]
         for service in ledger.services.values():
-            own = sum(task.terms.service == service.name for task in tasks)
+            own = services.count(service.name)
             _equal(service.counts[state], own, f"{state.name} of service {service.name!r}")
     for state in TASK_STATES_ENDED:
         kept = sum(campaign.counts[state] for campaign in ledger.campaigns.values())
@@ -130,8 +147,6 @@ def _check_service(ledger: Ledger, service: Service) -> None:
     last = sorted(task.name for task in suspects if task.isolation == EXCLUSIVE)
     kept = sorted(task.name for task in service.last_attempts.values())
     _equal(kept, last, f"last attempts of {service.name!r}")
-    for lane in lanes:
-        _check_lane(ledger, lane)
     offers = sum(service.name in worker.facts.services for worker in ledger.workers.values())
     _equal(service.workers, offers, f"workers of {service.name!r}")
     in_rotation = list(service.in_rotation())
@@ -187,8 +202,7 @@ def _check_run(lane: Lane, where: str) -> None:
         _require(task.attempt > 0, f"{task.name!r} is deferred in {where} and was never tried")
 
 
-def _check_lane(ledger: Ledger, lane: Lane) -> None:
-    own = [task for task in ledger.tasks.values() if task.lane is lane and task.ending is None]
+def _check_lane(lane: Lane, own: list[Task]) -> None:
     where = f"lane {lane.service.name!r}/{lane.name!r}"
     _equal(lane.tasks, len(own), f"tasks of {where}")
     leased = [task for task in own if task.state is TaskState.LEASED]
@@ -234,9 +248,8 @@ def _holder(task: Task) -> bytes:
     return b"" if task.lease is None else task.lease.worker.name
 
 
-def _check_worker(ledger: Ledger, worker: Worker) -> None:
+def _check_worker(worker: Worker, held: list[Task]) -> None:
     name = worker.name
-    held = [task for task in ledger.tasks.values() if _holder(task) == name and task.lease]
     order = {task.name: None for task in worker.held()}
     _equal(sorted(order), sorted(task.name for task in held), f"tasks of {name!r}")
     slots = sum(task.terms.slots for task in held)
