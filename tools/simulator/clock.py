@@ -24,20 +24,15 @@ class Timeline:
         heappush(self._heap, (max(when_ns, self.now_ns), self._number, action))
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        self.at(self.now_ns + delay_ns, action)
-
-    def step(self) -> bool:
-        """Run the next action. Return False if there is none."""
-        if not self._heap:
-            return False
-        self.now_ns, _, action = heappop(self._heap)
-        action()
-        return True
+        self._number += 1
+        heappush(self._heap, (self.now_ns + delay_ns, self._number, action))
 
     def run_until(self, when_ns: int) -> None:
         """Run all actions up to a moment."""
-        while self._heap and self._heap[0][0] <= when_ns:
-            self.step()
+        heap = self._heap
+        while heap and heap[0][0] <= when_ns:
+            self.now_ns, _, action = heappop(heap)
+            action()
         self.now_ns = max(self.now_ns, when_ns)
 
 

@@ -44,15 +44,24 @@ class LaneModels:
         #: The rules changed in this turn, so those of earlier events in it are uncertain.
         self.fresh = True
         self._places = 0
+        #: The rule of each lane, found once until the rules change.
+        self._rule_by_lane: dict[_Key, Rule] = {}
 
     def set_rules(self, rule_list: tuple[Rule, ...], defaults: LaneOptions) -> None:
         """Replace the rules. A restarted broker has forgotten its debounces, too."""
         self.rule_list, self.defaults, self.fresh = rule_list, defaults, True
+        self._rule_by_lane = {}
         for lane in self.lanes.values():
             lane.debounce_until_ns = 0
 
     def rule(self, key: _Key) -> Rule:
         """Return the first rule that matches a lane."""
+        rule = self._rule_by_lane.get(key)
+        if rule is None:
+            rule = self._rule_by_lane[key] = self._find_rule(key)
+        return rule
+
+    def _find_rule(self, key: _Key) -> Rule:
         path = b"/".join(key).decode("latin-1")
         for rule in self.rule_list:
             if fnmatchcase(path, rule.match.decode("latin-1")):
@@ -66,7 +75,8 @@ class LaneModels:
         return self.lanes.setdefault(key, LaneModel())
 
     def count(self, key: _Key, state: TaskState) -> int:
-        return sum(one.state is state and one.lane_key == key for one in self._tasks.values())
+        found = [one for one in self._tasks.values() if one.state is state]
+        return len([one for one in found if one.lane_key == key])
 
     def next_place(self) -> int:
         self._places += 1

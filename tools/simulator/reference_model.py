@@ -7,7 +7,7 @@ all states of the task.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from msgspec import structs
 
@@ -115,12 +115,12 @@ class ReferenceModel:
         task_model: TaskModel | None = None,
     ) -> None:
         if not rule:
-            history = (
-                ""
-                if task_model is None
-                else "\n  " + "\n  ".join([repr(task_model.name), *task_model.lines])
-            )
-            raise Violation(checker, text + history)
+            self.fail(checker, text, task_model)
+
+    def fail(self, checker: str, text: str, task_model: TaskModel | None) -> NoReturn:
+        """Report a broken rule, with all states of the task."""
+        history = [] if task_model is None else [repr(task_model.name), *task_model.lines]
+        raise Violation(checker, "\n  ".join([text, *history]))
 
     def settled(self) -> bool:
         """Return whether every task has ended, or can't run without a user's action."""
@@ -279,6 +279,8 @@ class ReferenceModel:
         """Redirect tasks that wait for an unknown name of their own campaign to the task outside
         of it."""
         for task_model in self.tasks.values():
+            if not task_model.after:
+                continue
             own = identity.spelling(task_model.terms.campaign, name)
             if own != name and own in task_model.after and own not in self.tasks:
                 del task_model.after[own]
@@ -487,7 +489,7 @@ class ReferenceModel:
             for other in left:
                 same = other.lane_key == task_model.lane_key
                 if same and goes_before(other, task_model, is_random=is_random):
-                    self.require(False, "order", f"{other.name!r} was passed over by", task_model)  # noqa: FBT003
+                    self.fail("order", f"{other.name!r} was passed over by", task_model)
 
     def _check_rate(self, task_models: list[TaskModel]) -> None:
         for task_model in task_models:
@@ -513,7 +515,7 @@ class ReferenceModel:
         for task_model in task_models:
             self._move(task_model, DONE, "finished")
         for task_model in self.tasks.values():
-            if any(name in task_model.after for name in record.names):
+            if task_model.after and not task_model.after.keys().isdisjoint(record.names):
                 for name in record.names:
                     task_model.after.pop(name, None)
                 if not task_model.after and task_model.state is BLOCKED:

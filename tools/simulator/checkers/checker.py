@@ -6,7 +6,7 @@ a recovery and at the end, to compare it with the reference model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from simulator.checkers.ledger import compare
 from simulator.checkers.messages import MessageChecker
@@ -79,6 +79,8 @@ _HEARTBEAT_EVENTS: Final = (
 )
 
 
+_ENDS_OF_ATTEMPTS: Final = (r.Finished, r.Failed, r.Postponed, r.Returned, r.LeaseExpired)
+
 #: When the third heartbeat is due, two have been missed for certain.
 MISSED_HEARTBEATS: Final = 3
 
@@ -137,6 +139,17 @@ class Checker:
         #: Routes that turned out to be disconnected, for this process of the broker.
         self._cut: dict[bytes, None] = {}
         self._jumps = plan.faults.clock_jump > 0
+        self._checks_before: Final[dict[type, Callable[[Any], None]]] = {
+            r.Submitted: self._check_submitted,
+            r.LeaseExpired: self._check_lost,
+            r.Failed: self._check_lost,
+            r.WorkerLeft: self._check_left,
+            r.WorkerJoined: self._check_name,
+            r.WorkerReplaced: self._check_name,
+            r.Refunded: self._check_name,
+            r.Returned: self._check_returned,
+            r.Leased: self._check_leased,
+        }
 
     # The broker.
 
@@ -153,7 +166,8 @@ class Checker:
         if self._up_ns is None:
             self._up_ns = now_ns
         for event in self._turn:
-            self._note_worker(event)
+            if hasattr(event, "worker"):
+                self._note_worker(event)
             if isinstance(event, events.RulesSet):
                 self.model.lanes.set_rules(event.rules, event.defaults)
                 self.model.broker_workers_max = event.workers_max
@@ -274,32 +288,20 @@ class Checker:
     def _before(self, record: r.AnyRecord) -> None:
         if abs(record.at_ns - self._clock.wall_ns()) > WALL_DRIFT_NS_MAX:
             raise Violation("clock", f"{record} is not of {self._clock.wall_ns()}")
-        if isinstance(record, r.Submitted):
-            self._check_space()
-            self.submissions.check(record, self._turn)
-        elif isinstance(record, r.LeaseExpired) or (
-            isinstance(record, r.Failed) and not record.own_fault
-        ):
-            self._check_lost(record.worker)
-        elif isinstance(record, r.WorkerLeft) and record.reason in (b"silent", b"replaced"):
-            self._check_timed_out(record.worker)
-        elif isinstance(record, r.WorkerJoined | r.WorkerReplaced | r.Refunded):
-            self._check_name(record)
-        elif isinstance(record, r.Returned):
-            self._check_returned(record)
-        elif isinstance(record, r.Leased):
-            self._check_leased(record)
+        check = self._checks_before.get(type(record))
+        if check is not None:
+            check(record)
 
     def _after(self, record: r.AnyRecord) -> None:
         self.replies.store_outputs(record)
-        if isinstance(record, r.Finished | r.Failed | r.Postponed | r.Returned | r.LeaseExpired):
+        if isinstance(record, _ENDS_OF_ATTEMPTS):
             for name, attempt in zip(record.names, record.attempts, strict=True):
                 self.replies.on_end(name, attempt, record)
                 self.messages.on_end(record.worker, name)
             if not isinstance(record, r.LeaseExpired):
                 self._check_runs(record)
             if isinstance(record, r.Finished) or (
-                isinstance(record, r.Failed | r.Postponed) and record.own_fault
+                isinstance(record, (r.Failed, r.Postponed)) and record.own_fault
             ):
                 self.replies.check_reported(record)
         elif isinstance(record, r.Cancelled):
@@ -308,10 +310,11 @@ class Checker:
             self._draining.pop(record.worker, None)
             self._drain_next.pop(record.worker, None)
 
-    def _check_space(self) -> None:
-        """Require that nothing is accepted while the disk is full."""
+    def _check_submitted(self, record: r.Submitted) -> None:
+        """Require that nothing is accepted while the disk is full, or without a request."""
         if self._full_ns is not None and self._timeline.now_ns > self._full_ns + 2 * SECOND_NS:
             raise Violation("full", "a submission was accepted while the disk is full")
+        self.submissions.check(record, self._turn)
 
     def _check_leased(self, record: r.Leased) -> None:
         for key in zip(record.names, record.attempts, strict=True):
@@ -319,10 +322,15 @@ class Checker:
         if record.worker in self._draining:
             raise Violation("draining", f"{record.worker!r} is draining and gets {record.names}")
 
-    def _check_lost(self, worker: bytes) -> None:
+    def _check_lost(self, record: r.LeaseExpired | r.Failed) -> None:
         """Require that a lost worker came back as another process or had no heartbeat."""
-        if not self._registered_again(worker):
-            self._check_timed_out(worker)
+        is_lost = isinstance(record, r.LeaseExpired) or not record.own_fault
+        if is_lost and not self._registered_again(record.worker):
+            self._check_timed_out(record.worker)
+
+    def _check_left(self, record: r.WorkerLeft) -> None:
+        if record.reason in (b"silent", b"replaced"):
+            self._check_timed_out(record.worker)
 
     def _registered_again(self, worker: bytes) -> bool:
         facts = self.model.workers[worker].facts
@@ -422,21 +430,23 @@ class Checker:
     def check_ready(self, revive_ns: int) -> None:
         """Require that no task waits long that an available worker could run."""
         for task_model in self.model.tasks.values():
-            waits_ns = self._timeline.now_ns - max(task_model.since_ns, revive_ns)
-            late = task_model.state is READY and waits_ns > READY_NS_MAX
-            self.model.require(not late, "forgotten", "is ready and not assigned", task_model)
+            if task_model.state is READY:
+                waits_ns = self._timeline.now_ns - max(task_model.since_ns, revive_ns)
+                if waits_ns > READY_NS_MAX:
+                    self.model.fail("forgotten", "is ready and not assigned", task_model)
 
     def check_due(self) -> None:
         """Require that delayed tasks come due in time. Skipped where the wall clock jumps."""
         now_ns, wall_ns = self._timeline.now_ns, self._clock.wall_ns()
         if self._jumps or self._up_ns is None or now_ns < self._up_ns + LATE_NS_MAX:
             return
+        late_ns = wall_ns - LATE_NS_MAX
         for task_model in self.model.tasks.values():
-            late = task_model.state is DELAYED and task_model.due_ns + LATE_NS_MAX < wall_ns
-            self.model.require(not late, "late", "is due and does not come due", task_model)
-            waits = task_model.state in (*WAITING, LEASED) and not task_model.reported
-            unreported = waits and 0 < task_model.terms.report_ns < wall_ns - LATE_NS_MAX
-            self.model.require(not unreported, "lateness", "is late and not reported", task_model)
+            if task_model.state is DELAYED and task_model.due_ns < late_ns:
+                self.model.fail("late", "is due and does not come due", task_model)
+            is_late = 0 < task_model.terms.report_ns < late_ns and not task_model.reported
+            if is_late and task_model.state in (*WAITING, LEASED):
+                self.model.fail("lateness", "is late and not reported", task_model)
 
     def _check_returned(self, record: r.Returned) -> None:
         """Require that a task is only returned after a message of its worker that explains it."""
