@@ -42,7 +42,8 @@ def test_planting_leaves_nothing_behind() -> None:
 
 
 def test_command_prints_the_checker_that_caught_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--bug", "retry_never_ends"]) == 0
+    start = str(SEEDS["retry_never_ends"])
+    assert main(["--bug", "retry_never_ends", "--start", start]) == 0
     assert "retry_never_ends: caught by retry" in capsys.readouterr().out
 
 
