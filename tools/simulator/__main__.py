@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from simulator.mutations import MUTATIONS
-from simulator.schedule import ScheduleResult, find_killing_seed, run
+from simulator.schedule import ScheduleResult, find_killing_seed, find_shorter, run
 
 #: Schedules within which a planted bug must be caught.
 HUNT_SCHEDULES_MAX: Final = 1_000
 
-#: The seed that caught each planted bug the last time, a line each: tests try it first.
+#: Schedules after the first that caught a planted bug, among which a shorter one is looked for.
+SHORTER_SCHEDULES: Final = 100
+
+#: A seed that caught each planted bug, of a short schedule, a line each: tests try it first.
 KILLING_SEEDS: Final = Path(__file__).with_name("killing_seeds.txt")
 
 
@@ -56,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bugs", action="store_true", help="plant every bug in turn")
     parser.add_argument(
-        "--update", action="store_true", help="with --bugs, write the seeds that caught them"
+        "--update", action="store_true", help="with --bugs, record seeds that caught them"
     )
     parser.add_argument("--no-invariants", action="store_true", help="run the checkers only")
     parser.add_argument("-q", "--quiet", action="store_true", help="print only the digest")
@@ -116,7 +119,7 @@ def _run_many(start: int, most: int, *, hours: float, invariants: bool) -> int:
 
 
 def killing_seeds() -> dict[str, int]:
-    """Return the seed that caught each planted bug the last time."""
+    """Return the recorded seed that catches each planted bug."""
     pairs = [line.split() for line in KILLING_SEEDS.read_text().splitlines()]
     return {name: int(seed) for name, seed in pairs}
 
@@ -133,7 +136,9 @@ def _hunt_all(names: list[str], start: int, count: int, *, update: bool) -> int:
         else:
             first_line = result.text.strip().splitlines()[-1 if "Traceback" in result.text else 0]
             tried = result.seed - start + 1
-            caught[name] = result.seed
+            if update:
+                later = range(result.seed + 1, result.seed + 1 + SHORTER_SCHEDULES)
+                caught[name] = find_shorter(MUTATIONS[name], result, later).seed
             _print_line(
                 f"{name}: caught by {result.checker} after {tried} schedules: {first_line[:100]}"
             )

@@ -105,6 +105,16 @@ def find_killing_seed(mutation: Mutation, seeds: Iterable[int]) -> ScheduleResul
     return None
 
 
+def find_shorter(mutation: Mutation, found: ScheduleResult, seeds: Iterable[int]) -> ScheduleResult:
+    """Return the shortest of these schedules in which the same checker catches a planted bug, or
+    the one that was found before."""
+    for seed in seeds:
+        result = find_killing_seed(mutation, [seed])
+        if result is not None and result.checker == found.checker and result.events < found.events:
+            found = result
+    return found
+
+
 def _run_faulty_phase(world: World) -> None:
     scenario = Scenario(world)
     try:
