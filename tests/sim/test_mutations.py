@@ -49,5 +49,5 @@ def test_command_prints_the_checker_that_caught_a_bug(capsys: pytest.CaptureFixt
 
 def test_command_fails_when_a_promise_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
     with MUTATIONS["request_answered_twice"]():
-        assert main(["--schedules", "20"]) == 1
+        assert main(["--schedules", "2"]) == 1
     assert "seed " in capsys.readouterr().out

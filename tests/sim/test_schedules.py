@@ -16,15 +16,11 @@ SCHEDULES = 400
 SHARDS = 20
 
 
-#: Schedules of different lengths and faults, whose whole output is compared.
-PRINTED = ("7", "11", "19")
-
-#: Prints the schedules of several seeds in one process, because a start takes longer than a run.
-PRINT_ALL = """
-import sys
+#: Print one schedule, and the digests of two more. A start takes longer than a run.
+PRINT_SOME = """
 from simulator.__main__ import main
-for seed in sys.argv[1:]:
-    main([seed])
+for arguments in (["7"], ["11", "-q"], ["19", "-q"]):
+    main(arguments)
 """
 
 
@@ -69,10 +65,10 @@ def output(hash_seed: str, *arguments: str) -> str:
 
 
 def test_run_does_not_depend_on_the_hash_seed() -> None:
-    printed = output("1", "-c", PRINT_ALL, *PRINTED)
-    assert printed == output("2", "-c", PRINT_ALL, *PRINTED)
-    digests = [line for line in printed.splitlines() if line.startswith("digest ")]
-    assert digests == [f"digest {run(int(seed)).digest}" for seed in PRINTED]
+    printed = output("1", "-c", PRINT_SOME)
+    assert printed == output("2", "-c", PRINT_SOME)
+    assert f"digest {run(7).digest}" in printed.splitlines()
+    assert printed.count("digest ") == 3
 
 
 def test_quiet_command_prints_the_digest_alone() -> None:
