@@ -80,26 +80,28 @@ def _equal(kept: object, derived: object, what: str) -> None:
         raise InvariantViolated(f"{what}: stored {kept!r}, derived {derived!r}")
 
 
-def _require(holds: object, what: str) -> None:
+def _require(holds: object, what: str, name: bytes | None = None) -> None:
+    """Raise if a condition does not hold. The name is formatted only then."""
     if not holds:
-        raise InvariantViolated(what)
+        raise InvariantViolated(what if name is None else f"{name!r}: {what}")
 
 
 def _check_task(ledger: Ledger, task: Task) -> None:
     name, campaign = task.name, task.terms.campaign
     is_full = name.startswith(prefix(campaign)) or campaign in ledger.bare
-    _require(is_full, f"{name!r} lacks the prefix of campaign {campaign!r}")
-    _require((task.lease is not None) is (task.state is TaskState.LEASED), f"lease of {name!r}")
-    _require((task.ending is not None) is (task.state in TASK_STATES_ENDED), f"ending of {name!r}")
-    _require(task.failures >= 0 and task.losses_excused >= 0, f"charges of {name!r} are negative")
-    _require(task.state in TASK_STATES_ENDED or task.losses >= 0, f"losses of {name!r}")
+    _require(is_full, "lacks the prefix of its campaign", name)
+    _require((task.lease is not None) is (task.state is TaskState.LEASED), "lease", name)
+    has_ended = task.state in TASK_STATES_ENDED
+    _require((task.ending is not None) is has_ended, "ending", name)
+    _require(task.failures >= 0 and task.losses_excused >= 0, "charges are negative", name)
+    _require(has_ended or task.losses >= 0, "losses are negative", name)
     if task.state is TaskState.BLOCKED:
-        _require(task.waits > 0, f"{name!r} is BLOCKED and waits for nothing")
-    if task.state in (TaskState.READY, TaskState.DELAYED, TaskState.LEASED):
-        _equal(task.waits, 0, f"waits of {name!r}, which is {task.state.name}")
+        _require(task.waits > 0, "BLOCKED and waits for nothing", name)
+    elif task.state in (TaskState.READY, TaskState.DELAYED, TaskState.LEASED):
+        _require(task.waits == 0, "not BLOCKED and waits for other tasks", name)
     if task.ending is None:
-        _require(ledger.services[task.terms.service] is task.lane.service, f"service of {name!r}")
-        _require(task.lane.service.lanes.get(task.lane.name) is task.lane, f"lane of {name!r}")
+        _require(ledger.services[task.terms.service] is task.lane.service, "service", name)
+        _require(task.lane.service.lanes.get(task.lane.name) is task.lane, "lane", name)
 
 
 def _check_waits(ledger: Ledger) -> None:
