@@ -14,7 +14,7 @@ from simulator.schedule import ScheduleResult, find_killing_seed, find_shorter, 
 HUNT_SCHEDULES_MAX: Final = 1_000
 
 #: Schedules after the first that caught a planted bug, among which a shorter one is looked for.
-SHORTER_SCHEDULES: Final = 100
+SHORTER_SCHEDULES: Final = 30
 
 #: A seed that caught each planted bug, of a short schedule, a line each: tests try it first.
 KILLING_SEEDS: Final = Path(__file__).with_name("killing_seeds.txt")
