@@ -370,8 +370,10 @@ run_steps({{"spark": ["sh", "-c", "echo here; exec sleep 600"], "first": ["sleep
 
 
 @pytest.fixture
-def test_step(yard: ModuleType) -> Callable[[str], int]:
-    """Run one step of real tests: a file with this text, in the launcher's own checkout."""
+def test_step(yard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Run one step of real tests: a file with this text, in the launcher's own checkout. Plugins
+    are left out, because their imports take longer than the tests."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(text: str) -> int:
         yard.VENV.mkdir()
@@ -431,13 +433,25 @@ def test_file_with_a_syntax_error_is_not_run_again(
     assert test_step("def test_(:\n") == 1
 
 
-def test_counts_of_tests_are_in_the_report_for_ci(tmp_path: Path) -> None:
+def test_counts_of_tests_are_in_the_report_for_ci(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "test_it.py").write_text(
         "def test_it(record_property):\n    record_property('simulated schedules', 7)\n"
     )
     report = tmp_path / "report.xml"
     settings = ("-c", str(LAUNCHER.with_name("pyproject.toml")), "-p", "no:cacheprovider")
-    command = [sys.executable, "-m", "pytest", *settings, f"--junitxml={report}", str(tmp_path)]
+    plugin = ("-p", "pytest_timeout")  # of a name in the settings
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *settings,
+        *plugin,
+        f"--junitxml={report}",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert '<property name="simulated schedules" value="7" />' in report.read_text()
