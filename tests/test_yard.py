@@ -442,7 +442,7 @@ def test_counts_of_tests_are_in_the_report_for_ci(
     )
     report = tmp_path / "report.xml"
     settings = ("-c", str(LAUNCHER.with_name("pyproject.toml")), "-p", "no:cacheprovider")
-    plugin = ("-p", "pytest_timeout")  # of a name in the settings
+    plugin = ("-p", "pytest_timeout")  # the settings name an option of it
     command = [
         sys.executable,
         "-m",

@@ -9,7 +9,8 @@ from bench.settings import Settings
 
 
 @pytest.mark.slow
-def test_installed_systems_run_and_others_are_reported() -> None:
+def test_installed_systems_run_and_others_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "WORKERS", 1)
     said: list[str] = []
     lines = commands.run(Settings(said.append, repeats=1, quick=True), sys.executable)
     figures = {line.what: line.best for line in lines}

@@ -1,4 +1,4 @@
-"""Every case of the lanes' suite runs with tiny numbers and fills its lines."""
+"""Every case of the lanes' suite fills its lines, and rules reach the measured broker."""
 
 import json
 from pathlib import Path
@@ -7,33 +7,43 @@ import pytest
 from click.testing import CliRunner
 
 from bench import lanes
+from bench.broker.campaigns import Campaign, CampaignRun
 from bench.cli import main
 from bench.processes import BrokerBench
+from bench.settings import Settings
 from taskyard.client.client import Client
 from taskyard.core.events import RulesSet
 from taskyard.core.rules import LaneOptions, Rule
 
 
 def test_cases_fill_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Run three cases: each starts four processes."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    cases = lanes.cases
-    monkeypatch.setattr(lanes, "cases", lambda count: [*cases(count)[:2], cases(count)[-1]])
+    """Give the costs: `test_broker` runs campaigns."""
+    noted: list[Campaign] = []
+
+    def measure(campaign: Campaign, _: Settings) -> CampaignRun:
+        noted.append(campaign)
+        return CampaignRun(campaign.count, campaign.count * 1000 * len(noted), 0, wall_ns=1)
+
+    monkeypatch.setattr(lanes, "measure", measure)
     file = tmp_path / "figures.json"
     words = ["lanes", "--quick", "--repeats", "1", "--json", str(file)]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
+    assert noted == [one.campaign for one in lanes.cases(10_000)]
     report = json.loads(file.read_text())
     assert report["suite"] == "lanes --quick"
-    shown = [(one["what"], one["unit"], one["floor"]) for one in report["lines"]]
+    shown = [(one["what"], one["unit"], one["best"], one["floor"]) for one in report["lines"]]
     assert shown == [
-        ("flat, one open lane", "µs/task", None),
-        ("lanes of ten", "µs/task", None),
-        ("  over flat", "×", 1.6),
-        ("lanes, limits and rate", "µs/task", None),
-        ("  over flat", "×", None),
+        ("flat, one open lane", "µs/task", 1, None),
+        ("lanes of ten", "µs/task", 2, None),
+        ("  over flat", "×", 2, 1.6),
+        ("lanes, sections by pattern", "µs/task", 3, None),
+        ("  over flat", "×", 3, None),
+        ("lanes, limits", "µs/task", 4, None),
+        ("  over flat", "×", 4, None),
+        ("lanes, limits and rate", "µs/task", 5, None),
+        ("  over flat", "×", 5, None),
     ]
-    assert all(one["best"] > 0 for one in report["lines"])
 
 
 def test_rules_reach_the_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from bench.cli import main
 from bench.pipeline import campaigns as pipeline_campaigns
 from bench.pipeline import cost as pipeline_cost
 from bench.pipeline import suite as pipeline_suite
-from bench.pipeline.case import SubmitCosts
+from bench.pipeline.case import Speed, SubmitCosts
 from bench.pipeline.cost import Cost
 from taskyard.campaign.reader import read_campaign
 from taskyard.pipeline.sweep.from_file import workload_of_file
@@ -77,6 +77,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     def measured(kind: type, *words: str) -> object:
         asked.append(words)
         cost = Cost(wall_s=1.0, cpu_s=2.0)
+        if kind is Speed:
+            return Speed(160_000, 40_000)
         return SubmitCosts(cost, cost) if kind is SubmitCosts else cost
 
     monkeypatch.setattr(pipeline_suite, "run_case", measured)
@@ -84,11 +86,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return asked
 
 
-def test_sweep_is_simulated_and_judged(tmp_path: Path) -> None:
+def test_sweep_of_every_shape_is_judged(asked: list[tuple[str, ...]], tmp_path: Path) -> None:
     _, lines = bench(tmp_path, "sweep")
+    assert asked == [("sweep", shape, "100") for shape in pipeline_campaigns.SHAPES]
     assert shown(lines) == SWEEP
-    assert all(one["best"] > 0 for one in lines)
-    assert [bool(one["verdict"]) for one in lines] == [True, False] * 4
+    assert [one["best"] for one in lines] == [160_000, 40_000] * 4
+    assert [one["verdict"] for one in lines] == ["goal", ""] * 4
+
+
+def test_sweep_is_simulated_in_a_process() -> None:
+    speed = pipeline_suite.run_case(Speed, "sweep", "random graph", "50")
+    assert 0 < speed.slowest <= speed.mean
 
 
 def test_every_case_is_tried_here() -> None:
