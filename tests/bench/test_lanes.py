@@ -22,7 +22,7 @@ def test_cases_fill_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
     def measure(campaign: Campaign, _: Settings) -> CampaignRun:
         noted.append(campaign)
-        return CampaignRun(campaign.count, campaign.count * 1000 * len(noted), 0, wall_ns=1)
+        return CampaignRun(campaign.count, campaign.count * 2000 * len(noted), 0, wall_ns=1)
 
     monkeypatch.setattr(lanes, "measure", measure)
     file = tmp_path / "figures.json"
@@ -34,14 +34,14 @@ def test_cases_fill_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert report["suite"] == "lanes --quick"
     shown = [(one["what"], one["unit"], one["best"], one["floor"]) for one in report["lines"]]
     assert shown == [
-        ("flat, one open lane", "µs/task", 1, None),
-        ("lanes of ten", "µs/task", 2, None),
+        ("flat, one open lane", "µs/task", 2, None),
+        ("lanes of ten", "µs/task", 4, None),
         ("  over flat", "×", 2, 1.6),
-        ("lanes, sections by pattern", "µs/task", 3, None),
+        ("lanes, sections by pattern", "µs/task", 6, None),
         ("  over flat", "×", 3, None),
-        ("lanes, limits", "µs/task", 4, None),
+        ("lanes, limits", "µs/task", 8, None),
         ("  over flat", "×", 4, None),
-        ("lanes, limits and rate", "µs/task", 5, None),
+        ("lanes, limits and rate", "µs/task", 10, None),
         ("  over flat", "×", 5, None),
     ]
 
