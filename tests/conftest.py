@@ -56,6 +56,15 @@ def pytest_configure(config: pytest.Config) -> None:
     profile = "search" if config.getoption("--whole") else "repeatable"
     fork_server.install()
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
+    stop_first_tracer(config)
+
+
+def stop_first_tracer(config: pytest.Config) -> None:
+    """Stop the tracer that pytest-cov starts in a process of xdist before the one that it uses.
+    Without this, the first one would trace the tests that are left out of coverage."""
+    coverage = config.pluginmanager.getplugin("_cov")
+    if hasattr(config, "workerinput") and coverage is not None and coverage.cov_controller:
+        coverage.cov_controller.pause()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
