@@ -23,7 +23,7 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # Hundreds of processes are started here. None of them should compile the whole package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
 
 #: Temporary files go to memory, where a sync costs nothing. No test can lose the power.
@@ -72,11 +72,19 @@ def pytest_report_header(config: pytest.Config) -> str:
     return "sweeps: whole" if whole else f"sweeps: sample of 1 in {SAMPLED_OF}, seed {seed}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave slow tests out of coverage: they repeat the work of others many times."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests out of coverage: they repeat the work of others many times. Leave cases for
+    --whole out of other runs."""
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.no_cover)
+    if not config.getoption("--whole"):
+        config.hook.pytest_deselected(items=[one for one in items if is_for_whole_runs(one)])
+        items[:] = [one for one in items if not is_for_whole_runs(one)]
+
+
+def is_for_whole_runs(item: pytest.Item) -> bool:
+    return item.get_closest_marker("whole") is not None
 
 
 @pytest.fixture(scope="session")

@@ -239,7 +239,6 @@ def test_task_that_comes_back_to_a_random_lane_is_not_found_where_it_was_taken_f
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
 @given(steps=st.lists(st.sampled_from(["take", "cancel", "fail", "add", "due"]), max_size=60))
 def test_random_lane_keeps_all_its_tasks_whatever_happens_in_its_middle(steps: list[str]) -> None:
     yard = a_yard(is_random=True, lane_workers_max=0, retry_delays_ns=(SECOND_NS,) * 99)
@@ -372,7 +371,6 @@ def test_rest_of_a_lane_deferred_after_a_failure_waits_for_an_interval() -> None
     assert yard[b"b"].due_ns == 7 * SECOND_NS
 
 
-@settings(max_examples=30)
 @given(
     is_random=st.booleans(),
     others=st.integers(1, 12),
@@ -709,6 +707,7 @@ def test_big_lane_has_barely_begun_when_the_small_ones_are_done(
 
 
 @pytest.mark.slow
-def test_lane_of_many_beside_a_thousand_of_ten() -> None:
-    small = {b"s%d" % number: 10 for number in range(1000)}
-    assert drained_small(Scheduler(), 20_000, small, workers=4, batch=1) < 500
+@pytest.mark.parametrize("lanes", [200, pytest.param(1000, marks=pytest.mark.whole)])
+def test_lane_of_many_beside_many_of_ten(lanes: int) -> None:
+    small = {b"s%d" % number: 10 for number in range(lanes)}
+    assert drained_small(Scheduler(), 20 * lanes, small, workers=4, batch=1) < 500

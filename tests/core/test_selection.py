@@ -516,7 +516,7 @@ def test_service_that_a_worker_names_twice_counts_once() -> None:
 def test_lists_of_waiting_workers_do_not_grow_with_the_work_done() -> None:
     yard = Yard()
     yard.join(b"w", services=(b"busy", b"idle"), slots_total=1, always_ready=True)
-    for number in range(300):
+    for number in range(150):
         yard.submit(b"%d" % number, service=b"busy")
         yard.finish(b"w", b"%d" % number)
     assert len(yard.scheduler.ledger.services[b"idle"].parked) < 100

@@ -1,7 +1,7 @@
 """Snapshots: a restored ledger equals the original and behaves alike."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from taskyard.core import invariants
 from taskyard.core.effects import Accepted
@@ -117,7 +117,6 @@ def resume(service: bytes, lane: bytes | None) -> ResumeRequested:
 
 @pytest.mark.slow
 @given(steps(50, at_least=10))
-@settings(max_examples=60)
 def test_any_ledger_can_be_restored(scenario: list[Step]) -> None:
     yard = Yard()
     for step in scenario:

@@ -1,7 +1,7 @@
 """Timers: due times, expiry, wakes, rates, and a `wake_at_ns` that is never late."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import timers
@@ -225,7 +225,6 @@ def test_alarm_is_set_for_a_call() -> None:
 
 
 @given(steps(30), st.integers(1, 40))
-@settings(max_examples=60)
 def test_nothing_happens_by_time_before_the_alarm(scenario: list[Step], seconds: int) -> None:
     yard = Yard()
     for step in scenario:
@@ -240,7 +239,6 @@ def test_nothing_happens_by_time_before_the_alarm(scenario: list[Step], seconds:
 
 
 @given(steps(30))
-@settings(max_examples=60)
 def test_wake_time_is_in_the_future_after_time_passed(scenario: list[Step]) -> None:
     yard = Yard()
     for step in scenario:

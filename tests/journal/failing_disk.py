@@ -1,4 +1,4 @@
-"""Run one scenario on a failing disk, once for every call that can fail: the test's child process.
+"""Run one scenario on a failing disk, once for one of every few calls: the test's child process.
 
 Started with the shim of failing_disk.c loaded. Each run is a fork with its own directory: open,
 five commits, close. Prints a line of JSON for each run: the acknowledged rows, and how it ended.
@@ -7,6 +7,7 @@ five commits, close. Prints a line of JSON for each run: the acknowledged rows, 
 import ctypes
 import json
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -50,12 +51,15 @@ def run(directory: Path, nth: int, error: int) -> bool:
     return status == 1
 
 
-def main(parent: Path, error: int) -> None:
+def main(parent: Path, error: int, group: int, seed: int) -> None:
+    """Let one call of every group fail, until a run ends before its call."""
     sqlite.LOG_BYTES_MERGE = 20_000  # so that the scenario includes a checkpoint
-    nth = 1
-    while run(parent / f"{nth:04}", nth, error):
-        nth += 1
+    chance, first, more = random.Random(seed), 1, True
+    while more:
+        nth = chance.randrange(first, first + group)
+        more = run(parent / f"{nth:04}", nth, error)
+        first += group
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

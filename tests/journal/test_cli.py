@@ -94,27 +94,22 @@ class TestAsProcesses:
             "  finished   0 tasks, up to row 0\n"
             "sound (use --deep to read all files)\n"
         )
-        exported = process(shell.state, "export")
-        assert (exported.returncode, exported.stderr) == (
-            0,
-            f"exporting rows: {ROWS} of {ROWS}\nwriting Parquet: 1 of 1\n",
-        )
+        assert shell("export") == 0
+        assert shell.err == f"exporting rows: {ROWS} of {ROWS}\nwriting Parquet: 1 of 1\n"
         assert re.fullmatch(
             rf"exported {ROWS} rows: \d+ events and \d+ edges in 2 new files\n"
             rf"covered up to row {ROWS}: \d+ tasks in the snapshot, \d+ more in the index "
             r"of finished tasks\n",
-            exported.stdout,
+            shell.out,
         )
-        compacted = process(shell.state, "compact")
-        assert compacted.returncode == 0
-        assert compacted.stdout == (
+        assert shell("compact") == 0
+        assert shell.out == (
             f"nothing to export: covered up to row {ROWS}\n"
             f"trimmed {ROWS} rows, removed 0 older snapshots\n"
         )
-        again = process(shell.state, "check", "--deep")
-        assert again.returncode == 0
-        assert f"no rows, rows 1..{ROWS} removed" in again.stdout
-        assert again.stdout.endswith("sound (all files were read)\n")
+        assert shell("check", "--deep") == 0
+        assert f"no rows, rows 1..{ROWS} removed" in shell.out
+        assert shell.out.endswith("sound (all files were read)\n")
 
     def test_damage_exits_6_and_reports_the_loss(self, shell: Shell) -> None:
         flip(shell.state / "journal.sqlite", b"result of a")

@@ -22,7 +22,7 @@ from tests.journal import killed_compaction
 from tests.journal.scenarios import WritingYard, copied, go_on, rich_story, rich_yard, unfinished
 
 #: A compaction is killed at one of this many steps, or at every step with --whole.
-KILLED_OF = 4
+KILLED_OF = 8
 
 
 @pytest.fixture(scope="module")

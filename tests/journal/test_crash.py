@@ -16,9 +16,11 @@ from taskyard.errors import JournalFailed
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal import failing_disk
 
-KILLS = 6
+KILLS = 3
 #: With --whole.
 KILLS_WHOLE = 20
+#: One of this many calls fails, or each with --whole.
+FAILED_OF = 5
 HERE = Path(__file__).parent
 
 COMMIT_UNTIL_KILLED = """
@@ -77,9 +79,12 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def runs_on_failing_disk(shim: Path, parent: Path, error: int) -> list[dict[str, object]]:
+def runs_on_failing_disk(
+    shim: Path, parent: Path, error: int, group: int, seed: int
+) -> list[dict[str, object]]:
     environment = {**os.environ, "LD_PRELOAD": str(shim)}
-    program = [sys.executable, failing_disk.__file__, str(parent), str(error)]
+    words = (str(parent), str(error), str(group), str(seed))
+    program = [sys.executable, failing_disk.__file__, *words]
     lines = subprocess.run(program, env=environment, check=True, stdout=subprocess.PIPE).stdout
     return [json.loads(line) for line in lines.splitlines()]
 
@@ -87,11 +92,13 @@ def runs_on_failing_disk(shim: Path, parent: Path, error: int) -> list[dict[str,
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_whichever_call_fails_no_acknowledged_row_is_lost(
-    shim: Path, tmp_path: Path, error: int
+    shim: Path, tmp_path: Path, pytestconfig: pytest.Config, error: int
 ) -> None:
-    runs = runs_on_failing_disk(shim, tmp_path, error)
+    group = 1 if pytestconfig.getoption("--whole") else FAILED_OF
+    seed = pytestconfig.getoption("--sample-seed") + error  # other calls for each error
+    runs = runs_on_failing_disk(shim, tmp_path, error, group, seed)
     failed = [run for run in runs if run["ended"]]
-    assert len(failed) > 40  # an unnoticed error would make a shorter list
+    assert len(failed) > 100 // group  # an unnoticed error would make a shorter list
     for run in runs:
         acknowledged = run["acknowledged"]
         assert isinstance(acknowledged, list)

@@ -1,6 +1,7 @@
 """The end of SQLite's log, compared with SQLite itself."""
 
 import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,11 @@ def test_empty_log_has_no_tail() -> None:
 
 @pytest.mark.slow
 def test_every_cut_leaves_a_tail_after_the_last_whole_transaction(
-    database: sqlite3.Connection, tmp_path: Path
+    database: sqlite3.Connection,
+    tmp_path: Path,
+    sample: Callable[[Sequence[int]], list[int]],
 ) -> None:
+    """Cut at each end of a frame, before and after it, and at a sample of the other places."""
     ends = [HEADER_BYTES]
     for number in range(4):
         database.execute("INSERT INTO story VALUES (?)", (b"x" * 400 * number,))
@@ -52,7 +56,11 @@ def test_every_cut_leaves_a_tail_after_the_last_whole_transaction(
     log = log_of(tmp_path)
     database.close()
     whole = [HEADER_BYTES, *ends_of_commits(log)]
-    for size in range(HEADER_BYTES, len(log) + 1):
+    around = {
+        end + by for end in range(HEADER_BYTES, len(log) + 1, FRAME_BYTES) for by in (-1, 0, 1)
+    }
+    sizes = range(HEADER_BYTES, len(log) + 1)
+    for size in sorted({*sample(sizes), *around.intersection(sizes)}):
         committed = max(end for end in whole if end <= size)
         assert tail(log[:size]) == Tail(committed, size - committed)
     assert set(ends[1:]) <= set(ends_of_commits(log))

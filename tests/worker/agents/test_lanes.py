@@ -13,7 +13,8 @@ import pytest
 from taskyard.core.events import Outcome
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
-from taskyard.worker.agents.rules import LANES_CACHE_SIZE, AgentRules, AgentSettings, split_command
+from taskyard.worker.agents import rules as agent_rules
+from taskyard.worker.agents.rules import AgentRules, AgentSettings, split_command
 from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.jobs import JobResult
 from taskyard.worker.limits import AGENT_IDLE_NOTICE_NS, AGENT_RESTART_NS
@@ -394,12 +395,13 @@ def test_programs_of_an_overfed_lane_run_one_after_the_other(
     assert log.read_text() == "begin\nend\n" * 4
 
 
-def test_cache_of_lanes_is_bounded() -> None:
+def test_cache_of_lanes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_rules, "LANES_CACHE_SIZE", 1_000)
     rules = AgentRules([clause("s/1*", ("one",)), clause("*", ("other",))])
-    for number in range(LANES_CACHE_SIZE + 100):
+    for number in range(1_100):
         found = rules.agents_for((b"s", b"%d" % number))
         assert found == AgentSettings(("one" if str(number)[0] == "1" else "other",))
-    assert len(rules._cache) <= LANES_CACHE_SIZE  # noqa: SLF001
+    assert len(rules._cache) <= 1_000  # noqa: SLF001
 
 
 def test_malformed_command_stays_one_word() -> None:

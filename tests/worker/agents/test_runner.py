@@ -185,16 +185,6 @@ def test_reports_of_agents_reach_the_broker(tmp_path: Path) -> None:
         assert (later["failures"], lost["failures"], lost["state"]) == (0, 1, "failed")
 
 
-def test_comment_shows_while_the_task_runs(tmp_path: Path, gate: Gate) -> None:
-    agent = command_of(shell(f"echo '# half of it'; read _ < {gate.path}; report r ok"))
-    with a_host(tmp_path, agent) as (client, _):
-        future = client.submit(b"x", name="a", service="s")
-        until(lambda: client.show("a")["state"] == "leased")
-        until(lambda: client.output("a") == b"half of it\n")
-        gate.open()
-        assert future.result(30) == b"r"
-
-
 def test_agents_end_with_their_host_however_it_ends(tmp_path: Path) -> None:
     agent = command_of(shell("echo $$ > pid; sleep 1000"))
     with a_host(tmp_path, agent) as (client, host):
@@ -204,13 +194,15 @@ def test_agents_end_with_their_host_however_it_ends(tmp_path: Path) -> None:
         assert has_ended(int((tmp_path / "pid").read_text()))
 
 
-def test_sigterm_lets_agents_finish_before_exit(tmp_path: Path, gate: Gate) -> None:
-    agent = command_of(
-        shell(f"echo > begun; read _ < {gate.path}; report r ok", after="echo > bye")
-    )
+def test_comment_shows_while_the_task_runs_and_sigterm_lets_agents_finish(
+    tmp_path: Path, gate: Gate
+) -> None:
+    works = f"echo '# half of it'; read _ < {gate.path}; report r ok"
+    agent = command_of(shell(works, after="echo > bye"))
     with a_host(tmp_path, agent) as (client, host):
         future = client.submit(b"x", name="a", service="s")
-        until((tmp_path / "begun").exists)
+        until(lambda: client.show("a")["state"] == "leased")
+        until(lambda: client.output("a") == b"half of it\n")
         host.send(signal.SIGTERM)
         assert "exits after 1 task (" in host.error_line()
         gate.open()
