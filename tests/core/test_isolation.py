@@ -117,7 +117,7 @@ def test_one_poison_task_in_100_fails_and_no_innocent_one(poison: int) -> None:
     seconds = world.run()
     assert world.names_in(FAILED) == world.poison
     assert len(world.names_in(DONE)) == 99 * poison
-    assert seconds <= 25 * poison  # less than two for each without poison
+    assert seconds <= 5 * poison  # less than two for each without poison
 
 
 @pytest.mark.parametrize(
