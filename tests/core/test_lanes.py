@@ -371,6 +371,7 @@ def test_rest_of_a_lane_deferred_after_a_failure_waits_for_an_interval() -> None
     assert yard[b"b"].due_ns == 7 * SECOND_NS
 
 
+@pytest.mark.no_cover
 @given(
     is_random=st.booleans(),
     others=st.integers(1, 12),
@@ -680,6 +681,7 @@ def drained_small(
     return done
 
 
+@pytest.mark.no_cover
 @settings(max_examples=25)
 @given(
     small=st.lists(st.integers(1, 10), min_size=1, max_size=60),

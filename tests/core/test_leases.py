@@ -203,6 +203,7 @@ def test_worker_that_is_never_empty_keeps_only_the_patience_of_what_it_holds() -
     assert yard.state(b"short") is READY
 
 
+@pytest.mark.no_cover
 def test_timeout_heap_does_not_grow_with_the_work_done() -> None:
     yard = Yard()
     yard.join(b"w", lease_timeout_ns=1000 * SECOND_NS)

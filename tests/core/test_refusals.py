@@ -239,6 +239,7 @@ def replies(effects: list[Effect]) -> list[Effect]:
     return [effect for effect in effects if isinstance(effect, Accepted | Refused)]
 
 
+@pytest.mark.no_cover
 @given(batches())
 def test_check_only_foretells_the_reply_and_changes_nothing(event: SubmitRequested) -> None:
     yard = yard_with_a_task_in_every_state()
@@ -253,6 +254,7 @@ def test_check_only_foretells_the_reply_and_changes_nothing(event: SubmitRequest
     assert replies(yard.handle(event)) == foretold
 
 
+@pytest.mark.no_cover
 @given(batches())
 def test_batch_without_the_tasks_at_fault_has_no_others(event: SubmitRequested) -> None:
     yard = yard_with_a_task_in_every_state()

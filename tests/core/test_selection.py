@@ -73,6 +73,7 @@ def test_worker_stays_with_its_lane_and_takes_the_next_when_it_is_empty() -> Non
     assert drain(yard, b"w") == [b"x0", b"x1", b"y0", b"y1"]
 
 
+@pytest.mark.no_cover
 def test_worker_lets_other_lanes_have_their_turn_after_a_long_run() -> None:
     yard = Yard()
     yard.join(b"w")

@@ -207,6 +207,7 @@ class RandomYard(WritingYard):
             self.submit(*names, after=after, repeat=DuplicatePolicy.EXTEND)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "seed",
     [

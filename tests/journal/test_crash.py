@@ -16,7 +16,7 @@ from taskyard.errors import JournalFailed
 from taskyard.journal.sqlite import SqliteStore
 from tests.journal import failing_disk
 
-KILLS = 3
+KILLS = 6
 #: With --whole.
 KILLS_WHOLE = 20
 #: One of this many calls fails, or each with --whole.

@@ -1,7 +1,7 @@
 """Flip a byte of a small journal, or cut a file, anywhere: harmless or refused, never accepted.
 
-A run flips every byte of a witness. Of other places it tries a sample: one of every few neighbours.
-With --whole it tries all.
+A run flips every byte of a witness, and tries every offset of a file's header. Of the rest it tries
+a sample: one of every few neighbours. With --whole it tries all.
 Harmless means that exactly the acknowledged rows come back and that the journal can be written.
 Refused means a StateError, with every file unchanged.
 """
@@ -32,6 +32,8 @@ FILES = [
     for name in (DATABASE, LOG, WITNESS)
     if (state, name) != ("closed", LOG)
 ]
+#: The size of the header of an SQLite database.
+HEADER_BYTES = 100
 #: Each case is split, so that it can run on several cores.
 SHARDS = 4
 FLIPPED_BYTES_MIN = 4096
@@ -177,7 +179,9 @@ def test_damage_anywhere_is_harmless_or_refused(  # noqa: PLR0913, PLR0917 - a c
     journal = journals[state]
     choose = offsets if harm is flipped else cuts
     every = choose(state, name, journal.files[name])
-    places = (every if (name, harm) == (WITNESS, flipped) else sample(every))[shard::SHARDS]
+    kept_bytes = len(journal.files[name]) if harm is flipped else 0
+    kept = [at for at in every if at < (kept_bytes if name == WITNESS else HEADER_BYTES)]
+    places = [*kept, *sample([at for at in every if at not in kept])][shard::SHARDS]
     harmless, refused = harm_at(places, journal, name, harm, directory)
     print(f"{state} {name} {harm.__name__}: {harmless} harmless, {refused} refused")  # noqa: T201
     assert refused or name == WITNESS  # whose other slot is enough

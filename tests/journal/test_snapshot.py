@@ -86,6 +86,7 @@ def test_newest_comes_first_and_unfinished_ones_do_not_count(tmp_path: Path) -> 
     assert snapshot.sequences(tmp_path) == [1_000_000_000_000, 10, 9]
 
 
+@pytest.mark.no_cover
 def test_every_flipped_byte_is_refused(ledger: Ledger, head: Head) -> None:
     content = snapshot.encode(IDENTITY, head, ledger)
     for place in range(len(content)):

@@ -65,6 +65,7 @@ def spoilt(count: int, seed: int) -> Iterator[bytes]:
         yield bytes(body)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", RANDOM_SEEDS)
 def test_malformed_requests_get_an_error_and_change_nothing(seed: int) -> None:
     counter = Counter()

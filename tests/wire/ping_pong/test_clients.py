@@ -181,6 +181,7 @@ def noise(count: int, seed: int) -> Iterator[list[bytes]]:
             yield frames
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", RANDOM_SEEDS)
 def test_malformed_messages_change_nothing_at_either_side(seed: int) -> None:
     harness = at_work()

@@ -172,6 +172,7 @@ def test_give_with_other_services_changes_them() -> None:
 # WAKE without a thundering herd.
 
 
+@pytest.mark.no_cover
 def test_one_task_wakes_one_of_a_hundred_workers() -> None:
     manager = Manager()
     for number in range(100):
