@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: Valid messages of both sides, to be corrupted.
-#: Of random changes. The first two are tried in every run.
-RANDOM_SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.whole) for seed in (2, 3, 4))]
 SEEDS = [
     frames("READY", {"worker": "w", "slots": 2, "services": ["default", "x"], "incarnation": 3}),
     frames("GIVE", {"worker": "w", "request": "1", "services": ["default"], "back": [0]}),
@@ -80,7 +78,7 @@ def _spoil(frame: bytearray, random_bits: random.Random) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", RANDOM_SEEDS)
+@pytest.mark.parametrize("seed", range(5))
 def test_malformed_messages_to_a_manager_are_counted_and_change_nothing(seed: int) -> None:
     manager = Manager()
     manager.submit(b"a", b"b", b"c")
@@ -100,7 +98,7 @@ def test_malformed_messages_to_a_manager_are_counted_and_change_nothing(seed: in
     assert [said.command for said in manager.send("PING", {"worker": "sane"})] == ["PONG"]
 
 
-@pytest.mark.parametrize("seed", RANDOM_SEEDS)
+@pytest.mark.parametrize("seed", range(5))
 def test_malformed_messages_to_a_worker_are_counted_and_a_relay_survives(seed: int) -> None:
     worker = wmp_peer.Worker(wmp_peer.Settings(b"w", slots=2), 2, 1)
     relay = Forwarder(2)
