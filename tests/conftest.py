@@ -42,6 +42,10 @@ def is_suitable(disk: Path) -> bool:
 if is_suitable(MEMORY_DISK):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
 
+HERE = Path(__file__).parent
+#: Coverage counts these packages by their own tests. Tracing others proves little more and is slow.
+COVERED = ("core", "journal", "net", "wire")
+
 #: A sweep tries one of this many neighbours.
 SAMPLED_OF = 8
 
@@ -76,11 +80,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave slow tests out of coverage: they repeat the work of others many times. Leave cases for
     --whole out of other runs."""
     for item in items:
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow") or not is_of_covered_package(item):
             item.add_marker(pytest.mark.no_cover)
     if not config.getoption("--whole"):
         config.hook.pytest_deselected(items=[one for one in items if is_for_whole_runs(one)])
         items[:] = [one for one in items if not is_for_whole_runs(one)]
+
+
+def is_of_covered_package(item: pytest.Item) -> bool:
+    """Return whether a test is one of a package's own that coverage counts."""
+    return item.path.relative_to(HERE).parts[0] in COVERED
 
 
 def is_for_whole_runs(item: pytest.Item) -> bool:
