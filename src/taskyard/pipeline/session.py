@@ -89,7 +89,7 @@ def session(
     _set_environment(found, is_local=_is_local(master))
     own = {"spark.app.name": name, "spark.master": master}
     settings = (
-        _SETTINGS | _settings_for(found, master, name, short_job=short_job) | own | dict(conf or {})
+        _SETTINGS | _settings_for(found, master, short_job=short_job) | own | dict(conf or {})
     )
     try:
         _launch(settings)
@@ -166,7 +166,7 @@ def _set_environment(found: Java, *, is_local: bool) -> None:
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-def _settings_for(found: Java, master: str, name: str, *, short_job: bool) -> dict[str, str]:
+def _settings_for(found: Java, master: str, *, short_job: bool) -> dict[str, str]:
     """Return the settings that depend on the machine or the master."""
     at_once = local_cores(master)
     options = [f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
@@ -174,8 +174,9 @@ def _settings_for(found: Java, master: str, name: str, *, short_job: bool) -> di
         return {"spark.driver.extraJavaOptions": " ".join(options)}
     # Pauses are harmless here.
     own = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if short_job else ["-XX:+UseParallelGC"]
-    # Each job has its own archive, because each loads other classes.
-    program = f"{name} {' '.join(own)} {pyspark.__path__[0]} {pyspark.__version__}"
+    # One archive for all jobs. Most classes are Spark's own, and filling an archive costs more
+    # than a few classes that it lacks.
+    program = f"{' '.join(own)} {pyspark.__path__[0]} {pyspark.__version__}"
     options += own + java.archive_options(found, program)
     return {
         "spark.driver.extraJavaOptions": " ".join(options),
