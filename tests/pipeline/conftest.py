@@ -5,6 +5,9 @@ Without Spark (an install without the extra), the tests are skipped.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -26,12 +29,34 @@ def pytest_report_header() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def class_archive(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have one JVM store its classes, unless there is an archive, before others start."""
+    from taskyard.pipeline import java  # noqa: PLC0415  # not without Spark
+
+    if not any(java.cache_directory().glob("classes-*.jsa")):
+        directory = tmp_path_factory.mktemp("class_archive")
+        subprocess.run(
+            [sys.executable, "-m", "tests.pipeline.class_archive", directory],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            check=True,
+        )
+
+
+@pytest.fixture(scope="session")
+def spark(class_archive: None) -> Iterator[SparkSession]:  # noqa: ARG001  # only before it
     from taskyard.pipeline.session import session_scope  # noqa: PLC0415  # not without Spark
     from tests.pipeline.scenarios import SMALL  # noqa: PLC0415
 
     with session_scope("tests", "local[2]", conf=SMALL) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def short_lived(spark: SparkSession) -> str:
+    """Return JVM options for short runs, with the class archive of the shared session."""
+    options = spark.conf.get("spark.driver.extraJavaOptions") or ""
+    useful = ("-XX:Tiered", "-XX:+Use", "-XX:SharedArchiveFile")
+    return " ".join(one for one in options.split() if one.startswith(useful))
 
 
 @pytest.fixture(scope="session")
