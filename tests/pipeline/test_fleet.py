@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +29,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SPARK_HOME = Path(pyspark.__file__).parent
-TASKS = 400
+TASKS = 100
+#: The first tasks end at once, the others when the test opens their gate.
+TASKS_BEFORE_GATE = 20
 TIMEOUT_SECONDS = 200
-#: JVM options for short runs.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: Cores of each of two executors, with a worker on each core.
-CORES = 2
+#: Two executors of two cores, with a worker on each core.
+CORES = 4
+EXECUTORS = ("spark.executor.cores=2", "spark.executor.memory=512m")
 
 
 @contextmanager
-def _daemon(directory: Path, kind: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def _daemon(
+    directory: Path, java_options: str, kind: str, *words: str
+) -> Iterator[subprocess.Popen[str]]:
     """Run a daemon of a cluster."""
     main = f"org.apache.spark.deploy.{kind.lower()}.{kind}"
     places = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
@@ -46,7 +50,7 @@ def _daemon(directory: Path, kind: str, *words: str) -> Iterator[subprocess.Pope
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
+        "SPARK_DAEMON_JAVA_OPTS": java_options,
     }
     with subprocess.Popen(
         [SPARK_HOME / "bin" / "spark-class", main, *places, *words],
@@ -73,33 +77,24 @@ def _place(process: subprocess.Popen[str]) -> str:
 
 
 @contextmanager
-def _cluster(directory: Path) -> Iterator[tuple[str, list[int]]]:
-    """Run a cluster. Yields the master's URL and the processes of two Spark workers."""
-    with ExitStack() as stack:
-        url = _place(stack.enter_context(_daemon(directory, "Master")))
-        started = [
-            stack.enter_context(
-                _daemon(
-                    *(directory, "Worker", "--cores", str(CORES), "--memory", "600m"),
-                    *("--work-dir", str(directory / f"work-{number}"), url),
-                )
-            )
-            for number in range(2)
-        ]
-        assert all(map(_place, started))
-        yield url, [process.pid for process in started]
+def _cluster(directory: Path, java_options: str) -> Iterator[tuple[str, int]]:
+    """Run a cluster. Yields the master's URL and the process of its Spark worker."""
+    with _daemon(directory, java_options, "Master") as master:
+        url = _place(master)
+        size = ("--cores", str(CORES), "--memory", "1200m", "--work-dir", str(directory / "work"))
+        with _daemon(directory, java_options, "Worker", *size, url) as worker:
+            assert _place(worker)
+            yield url, worker.pid
 
 
-def _executor_of(worker: int) -> int:
-    """Return the executor process of a Spark worker, which also has short-lived children."""
+def _executors(worker: int) -> list[int]:
+    """Return the executor processes of a Spark worker, which also has short-lived children."""
     found = [
         int(child)
         for task in Path(f"/proc/{worker}/task").iterdir()
         for child in (task / "children").read_text().split()
     ]
-    executors = [pid for pid in found if b"ExecutorBackend" in _command(pid)]
-    assert len(executors) == 1, executors
-    return executors[0]
+    return [pid for pid in found if b"ExecutorBackend" in _command(pid)]
 
 
 def _command(pid: int) -> bytes:
@@ -132,24 +127,36 @@ def _counts(client: Client) -> dict[str, int]:
     return client.counts("c")
 
 
-def test_killed_executor_loses_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = f"--executor-memory 512m --conf 'spark.executor.extraJavaOptions={SHORT_LIVED}'"
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{executor} pyspark-shell")
-    monkeypatch.setenv("SPARK_SUBMIT_OPTS", SHORT_LIVED)
+def test_killed_executor_loses_no_task(
+    short_lived: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = (*EXECUTORS, f"spark.executor.extraJavaOptions={short_lived}")
+    options = shlex.join(word for one in conf for word in ("--conf", one))
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{options} pyspark-shell")
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", short_lived)
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     with (
-        _cluster(tmp_path) as (master, daemons),
+        _cluster(tmp_path, short_lived) as (master, worker),
         Broker(tmp_path, "--listen", "dwork=tcp://127.0.0.1:0") as broker,
         Client(broker.endpoint) as client,
     ):
-        client.map(lambda n: ["sh", "-c", f"sleep 0.03; echo {n}"], range(TASKS), campaign="c")
+        gate = tmp_path / "gate"
+
+        def command(n: int) -> list[str]:
+            wait = "" if n < TASKS_BEFORE_GATE else f"until [ -e {gate} ]; do sleep 0.2; done;"
+            return ["sh", "-c", f"{wait} echo {n}"]
+
+        client.map(command, range(TASKS), campaign="c")
         words = ("--workers", "4", "--slots", "2", "--broker", broker.endpoints[1])
         with Running(tmp_path, "pipeline", "fleet", *words, "--master", master) as running:
-            _until(lambda: _counts(client)["done"] > TASKS // 5, "a fifth is done")
-            os.kill(_executor_of(daemons[0]), signal.SIGKILL)
-            assert _counts(client)["done"] < TASKS
+            _until(lambda: len(client.workers()) == 4, "all workers are there")
+            _until(lambda: _counts(client)["done"] == TASKS_BEFORE_GATE, "the first tasks are done")
+            one, other = _executors(worker)
+            os.kill(one, signal.SIGKILL)
+            gate.touch()
             client.wait_campaign("c", timeout=TIMEOUT_SECONDS)
             _until(lambda: len(client.workers()) == 4, "the lost workers are back")
+            assert other in _executors(worker)
             client.drain()
             code, out, err = running.end()
         assert (code, out) == (0, "4 workers exited\n")
