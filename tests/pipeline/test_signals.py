@@ -27,10 +27,10 @@ TRACE = re.compile(r"^\s+at |Exception|Traceback|Error:|ERROR", re.MULTILINE)
 
 FILE = "campaign.jsonl"
 
-#: Each command, and the signal that ends it while its JVM starts.
+#: Each command, and the signal that ends it while its JVM starts. All have the same handler.
 STARTING: tuple[tuple[Sequence[str], signal.Signals], ...] = (
-    (("load", "--dry-run", FILE), signal.SIGTERM),
     (("history",), signal.SIGHUP),
+    (("load", "--dry-run", FILE), signal.SIGTERM),
     (("report", "--out", "report"), signal.SIGINT),
     (("sweep", FILE, "--workers", "1", "--run-time", "1s"), signal.SIGTERM),
 )
@@ -42,6 +42,7 @@ TIMEOUT_SECONDS = 280
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
     pytest.mark.timeout(900),
+    pytest.mark.usefixtures("class_archive"),
 ]
 
 
@@ -117,7 +118,7 @@ def check_end(command: Command, number: signal.Signals, message: str = "") -> No
 
 
 def skip_repetition(config: pytest.Config, *, is_repetition: bool) -> None:
-    """Skip a signal that has the same handler as the other one, unless --whole is given.
+    """Skip a command or signal with the same handler as another, unless --whole is given.
 
     Each costs a JVM.
     """
@@ -127,8 +128,9 @@ def skip_repetition(config: pytest.Config, *, is_repetition: bool) -> None:
 
 @pytest.mark.parametrize(("words", "number"), STARTING)
 def test_command_is_ended_while_its_jvm_starts(
-    place: Path, words: Sequence[str], number: signal.Signals
+    place: Path, words: Sequence[str], number: signal.Signals, pytestconfig: pytest.Config
 ) -> None:
+    skip_repetition(pytestconfig, is_repetition=words != STARTING[0][0])
     with running(place, *words) as command:
         command.wait_for("org.apache.spark")
         check_end(command, number)
