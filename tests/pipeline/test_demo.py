@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NOTE = "run by tests/pipeline/test_demo.py"
 
 #: Tasks of the demo in place of the README's, unless --whole is given.
-FEWER_TASKS = 1000
+FEWER_TASKS = 400
 
 PLANNED = campaign.make_campaign(campaign.TASKS)
 KILL = BrokerKill(status=-9, settled=1, tasks=2, seconds_down=0.1)
