@@ -21,12 +21,12 @@ from taskyard.core.effects import Accepted
 from taskyard.core.events import DuplicatePolicy, Outcome, UnknownPolicy
 from taskyard.core.identity import spelling, split
 from taskyard.core.states import TaskState
-from taskyard.journal import compaction, recovery
+from taskyard.journal import compaction, history, parquet_file, recovery
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.pipeline import session, tables
-from taskyard.pipeline.datasets import CRITICAL_PATH, TASKS
+from taskyard.pipeline.datasets import CRITICAL_PATH, EDGES, EVENTS, TASKS
 from taskyard.pipeline.jobs import report
-from taskyard.pipeline.jobs.history import HistoryJob
+from taskyard.pipeline.jobs.history import HistoryJob, HistoryResult
 from taskyard.pipeline.layout import campaign_key, folder
 from taskyard.pipeline.placement import linked
 from taskyard.pipeline.sources import history as source
@@ -281,8 +281,8 @@ class HistoryWriter:
 class Snapshot(Struct):
     """The tables after a run."""
 
-    #: Campaigns whose tables the run computed.
-    campaigns: int
+    #: The parts that were new, and the campaigns whose tables were computed.
+    result: HistoryResult
     #: Tasks that are blocked by a failure.
     behind: list[str]
     #: The files of the unchanged campaign, with their inodes.
@@ -300,7 +300,10 @@ class LinkedHistory(Struct):
 
 @pytest.fixture(scope="module")
 def linked_history(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> LinkedHistory:
-    """Return a state and its expected graph, with its tables in `tables`, built in two runs."""
+    """Return a state and its expected graph, with its tables in `tables`, built in two runs.
+
+    After each run its row files are replaced by Parquet files.
+    """
     state = tmp_path_factory.mktemp("linked") / "odd [state] {x} %20"
     state.mkdir()
     snapshots = []
@@ -311,6 +314,7 @@ def linked_history(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
             write_more()
             compaction.export(state, store)
             snapshots.append(snapshot(spark, state, state.parent / "tables"))
+            history.convert(state)
         truth, number = Truth(), 0
         for row in store.rows():
             for record in recovery.records_of(row, number):
@@ -325,17 +329,17 @@ def linked_history(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 
 def snapshot(spark: SparkSession, state: Path, out: Path) -> Snapshot:
     """Build the tables, and return what the run changed."""
-    campaigns = make_tables(spark, state, out)
+    result = make_tables(spark, state, out)
     rows = tables.read(spark, out, TASKS).where("is_behind_failure").select("task").collect()
     unchanged = (out / "tasks" / folder(campaign_key(UNCHANGED.decode()))).glob("*/*.parquet")
     inodes = {path: path.stat().st_ino for path in unchanged}
-    return Snapshot(campaigns, sorted(row["task"] for row in rows), inodes)
+    return Snapshot(result, sorted(row["task"] for row in rows), inodes)
 
 
-def make_tables(spark: SparkSession, state: Path, out: Path) -> int:
+def make_tables(spark: SparkSession, state: Path, out: Path) -> HistoryResult:
     job = HistoryJob(state, out)
     try:
-        return job.run(spark).campaigns
+        return job.run(spark)
     finally:
         job.close()
 
@@ -411,12 +415,32 @@ def test_tables_of_two_runs_follow_dependencies_across_campaigns(
     check_paths(tables.read(spark, out, CRITICAL_PATH), linked_history, *names)
 
 
+def test_part_is_added_once_also_after_its_row_files_were_replaced(
+    spark: SparkSession, linked_history: LinkedHistory
+) -> None:
+    assert [one.result.parts for one in linked_history.snapshots] == [1, 1]
+    state = linked_history.state
+    parts, _ = history.parts(state)
+    assert len(parts) == 2
+    for dataset in (EVENTS, EDGES):
+        paths = [part.paths(state)[dataset.name] for part in parts]
+        assert {path.suffix for path in paths} == {f".{history.PARQUET}"}
+        expected = [row for path in paths for row in parquet_file.read_table(path).to_pylist()]
+        found = tables.read(spark, state.parent / "tables", dataset).toArrow().to_pylist()
+        numbers = sorted((row["record"], row["task"] or "") for row in expected)
+        assert sorted((row["record"], row["task"] or "") for row in found) == numbers
+
+
 def test_executors_follow_dependencies_across_campaigns(
     spark: SparkSession,
     linked_history: LinkedHistory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
 ) -> None:
+    """Build the tables as for a large history. `test_history_job` does so for two campaigns."""
+    if not pytestconfig.getoption("--whole"):
+        pytest.skip("only with --whole")
     monkeypatch.setattr(session, "SMALL_BYTES", 0)
     make_tables(spark, linked_history.state, tmp_path / "tables")
     check_tasks(tables.read(spark, tmp_path / "tables", TASKS), linked_history)
@@ -448,8 +472,8 @@ def test_change_in_one_campaign_updates_only_linked_ones(linked_history: LinkedH
     chained = {spelling(name, b"only").decode() for name in CHAINED}
     assert chained.isdisjoint(first.behind)
     assert chained & {*second.behind} == {spelling(name, b"only").decode() for name in CHAINED[1:]}
-    assert first.campaigns == len((*CAMPAIGNS, EXCLUSIVE, *CHAINED, UNCHANGED))
-    assert second.campaigns == first.campaigns - 1
+    assert first.result.campaigns == len((*CAMPAIGNS, EXCLUSIVE, *CHAINED, UNCHANGED))
+    assert second.result.campaigns == first.result.campaigns - 1
     assert second.unchanged == first.unchanged != {}
 
 
