@@ -214,6 +214,8 @@ _SMALL_SETTINGS: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
+    "spark.sql.files.minPartitionNum": "1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
     _SMALL_KEY: "true",
 }
 
