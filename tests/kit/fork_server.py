@@ -3,7 +3,8 @@
 The tests start a thousand commands. A process of its own, without threads, imports the package
 once. `subprocess` then gets each command from it by `clone` with CLONE_PARENT: a child of the
 calling process, with its own pid, pipes, group, directory and environment, to be signalled, killed
-and reaped like any other. Only its imports, and `/proc/PID/cmdline`, are those of the server.
+and reaped like any other. Its imports and `/proc/PID/cmdline` are those of the server, and it exits
+without deleting its modules.
 
 A command that depends on how its interpreter starts is still executed: another program than
 `python -m taskyard.cli`, other variables of Python or of the locale, a terminal as stdin or stdout.
@@ -12,6 +13,7 @@ So are commands that a command starts, and all of them where `clone` has an unkn
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -219,8 +221,23 @@ def become(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
     if not request["is_safe"]:
         sys.path.insert(0, request["directory"])
     sys.argv[1:] = request["words"]
-    runpy.run_module(MODULE[1], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(MODULE[1], run_name="__main__", alter_sys=True)
+    except SystemExit as ending:
+        if isinstance(ending.code, int):
+            end(ending.code)
+        raise
     sys.exit(0)
+
+
+def end(status: int) -> NoReturn:
+    """Exit as the interpreter does, without deleting its modules, which would copy their memory."""
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,7 @@ def _counts(client: Client) -> dict[str, int]:
     return client.counts("c")
 
 
+@pytest.mark.whole  # three JVMs of a cluster; `test_signals` ends a local fleet in every run
 def test_killed_executor_loses_no_task(
     short_lived: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

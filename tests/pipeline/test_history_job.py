@@ -188,14 +188,15 @@ def test_tables_built_by_executors_are_the_same(
     state: Path,
     tmp_path: Path,
     expected: dict[str, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
 ) -> None:
-    """Build all tables as for a large history, with code generation and adaptive plans."""
-    monkeypatch.setattr(session, "SMALL_BYTES", 0)
+    """Build all tables as for a large history, and with --whole with Spark's code generation."""
     large = spark.newSession()
-    for key in SMALL:
+    for key in SMALL if pytestconfig.getoption("--whole") else ():
         large.conf.set(key, "CODEGEN_ONLY" if key.endswith("factoryMode") else "true")
-    make_tables(large, state, tmp_path / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "SMALL_BYTES", 0)
+        make_tables(large, state, tmp_path / "out")
     assert contents(spark, tmp_path / "out") == expected
 
 

@@ -28,12 +28,6 @@ print(spark.range(7).count(), home)
 spark.stop()
 """
 
-#: Runs it without a class archive: storing one takes longer than the query.
-WITHOUT_ARCHIVE = """
-from taskyard.pipeline import java
-java.archive_options = lambda *_: []
-"""
-
 
 def make_java(home: Path, answer: str, status: int = 0) -> Path:
     program = home / "bin" / "java"
@@ -69,16 +63,14 @@ def test_active_session_is_reused_and_not_stopped(spark: SparkSession) -> None:
     assert spark.range(1).count() == 1
 
 
-def test_session_runs_on_the_users_java_and_leaves_stdout_alone(
-    pytestconfig: pytest.Config,
-) -> None:
+@pytest.mark.whole  # a JVM without an archive
+def test_session_runs_on_the_users_java_and_leaves_stdout_alone() -> None:
     program = shutil.which("java")
     if program is None:
         pytest.skip("there is no other Java on this machine")
     home = Path(program).resolve().parent.parent
-    before = "" if pytestconfig.getoption("--whole") else WITHOUT_ARCHIVE
     done = subprocess.run(
-        [sys.executable, "-c", before + PROGRAM],
+        [sys.executable, "-c", PROGRAM],
         env={**os.environ, "JAVA_HOME": str(home)},
         stdout=subprocess.PIPE,
         text=True,
