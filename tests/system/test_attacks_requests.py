@@ -156,7 +156,10 @@ def test_costly_message_is_refused_at_once(tmp_path: Path, attack: str) -> None:
         check(tmp_path, attack, broker, watcher, 20 * MEGABYTE)
 
 
-@pytest.mark.parametrize("attack", ["listings", "listings-of-many", "explanations"])
+@pytest.mark.parametrize(
+    "attack",
+    ["listings", pytest.param("listings-of-many", marks=pytest.mark.whole), "explanations"],
+)
 def test_unread_replies_delay_no_other_peer(tmp_path: Path, attack: str) -> None:
     with broker_with(tmp_path, 20_000) as broker:
         with Watcher(broker) as watcher, Client(broker.endpoint) as client:
