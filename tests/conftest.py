@@ -46,6 +46,9 @@ HERE = Path(__file__).parent
 #: Coverage counts these packages by their own tests. Tracing others proves little more and is slow.
 COVERED = ("core", "journal", "net", "wire")
 
+#: Tests of these packages wait for processes most of the time.
+WAITING = ("conformance", "system")
+
 #: A sweep tries one of this many neighbours.
 SAMPLED_OF = 8
 
@@ -78,13 +81,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave slow tests out of coverage: they repeat the work of others many times. Leave cases for
-    --whole out of other runs."""
+    --whole out of other runs. Tests that wait for processes go first, beside those that compute."""
     for item in items:
         if item.get_closest_marker("slow") or not is_of_covered_package(item):
             item.add_marker(pytest.mark.no_cover)
     if not config.getoption("--whole"):
         config.hook.pytest_deselected(items=[one for one in items if is_for_whole_runs(one)])
         items[:] = [one for one in items if not is_for_whole_runs(one)]
+    items.sort(key=lambda item: item.path.relative_to(HERE).parts[0] not in WAITING)
 
 
 def is_of_covered_package(item: pytest.Item) -> bool:
