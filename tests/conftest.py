@@ -83,17 +83,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave slow tests out of coverage: they repeat the work of others many times. Leave cases for
     --whole out of other runs. Tests that wait for processes go first, beside those that compute."""
     for item in items:
-        if item.get_closest_marker("slow") or not is_of_covered_package(item):
+        if item.get_closest_marker("slow") or package_of(item) not in COVERED:
             item.add_marker(pytest.mark.no_cover)
     if not config.getoption("--whole"):
         config.hook.pytest_deselected(items=[one for one in items if is_for_whole_runs(one)])
         items[:] = [one for one in items if not is_for_whole_runs(one)]
-    items.sort(key=lambda item: item.path.relative_to(HERE).parts[0] not in WAITING)
+    items.sort(key=lambda item: package_of(item) not in WAITING)
 
 
-def is_of_covered_package(item: pytest.Item) -> bool:
-    """Return whether a test is one of a package's own that coverage counts."""
-    return item.path.relative_to(HERE).parts[0] in COVERED
+def package_of(item: pytest.Item) -> str:
+    """Return the directory of tests, named for a package, that a test is in. "" if elsewhere."""
+    return item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
 
 
 def is_for_whole_runs(item: pytest.Item) -> bool:
