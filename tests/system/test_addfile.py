@@ -98,4 +98,6 @@ def test_block_with_a_cycle_loses_only_the_cycle_and_logs_it(
         _, out, _ = run_here(tmp_path, "status")
         line = "3 tasks of plain dwork peers refused since the broker started, latest: p, q, "
         assert f"{line}behind (task p would wait for itself)" in out
-        assert "3 task(s) of plain dwork peers refused, 3 since the start" in (broker.error_line())
+        assert "tasks of plain dwork peers refused: 3 new, 3 since the start" in (
+            broker.error_line()
+        )

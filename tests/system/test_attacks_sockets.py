@@ -88,7 +88,7 @@ def assert_felt(running: Running) -> None:
     assert running.process.stderr is not None
     assert select.select([running.process.stderr], [], [], LONG_SECONDS)[0]
     line = running.error_line()
-    while ": cut " not in line and ": held back " not in line:
+    while ": connections cut: " not in line and ": peers held back: " not in line:
         assert line, running.process.poll()
         line = running.error_line()
 

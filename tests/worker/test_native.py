@@ -271,9 +271,7 @@ def test_refused_report_sets_the_refusal() -> None:
     harness.refusing = True
     harness.runner.finish()
     harness.turn()
-    assert harness.loop.refusal == (
-        "the broker refuses its report on 1 task(s), which run again: no"
-    )
+    assert harness.loop.refusal == ("the broker refuses its report on 1 task (to run again): no")
     assert harness.loop.held == 0
     harness.refusing = False
     harness.pass_time(REFUSED_RETRY_NS)

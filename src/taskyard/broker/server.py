@@ -86,15 +86,15 @@ class BrokerSettings(Struct, frozen=True):
 
 #: Log lines with the number of new rejections and the total. The details are in the replies.
 MALFORMED_TEXT: Final = (
-    "%d malformed message(s) refused, %d since the start; "
+    "malformed messages refused: %d new, %d since the start; "
     "look for a peer with another dialect or version"
 )
 FORBIDDEN_TEXT: Final = (
-    "%d request(s) refused because of their key, %d since the start; "
+    "requests refused because of their key: %d new, %d since the start; "
     "`taskyard keys list` shows the role of each key"
 )
 REFUSED_TASKS_TEXT: Final = (
-    "%d task(s) of plain dwork peers refused, %d since the start; "
+    "tasks of plain dwork peers refused: %d new, %d since the start; "
     "`taskyard status` shows the latest"
 )
 

@@ -249,7 +249,7 @@ class ExecutorCore:
                 return 0
             return client.cancel(waiting, states=UNSTARTED_STATES, timeout=client.timeout)
         except TaskyardError as error:  # they run on, and are not counted
-            logger.warning("could not cancel %d call(s): %s", len(names), error)
+            logger.warning("could not cancel calls (%d): %s", len(names), error)
             return 0
 
     def _views(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -298,7 +298,7 @@ class ExecutorCore:
             try:
                 self._client.cancel(campaign=self.campaign, timeout=INTERRUPT_SECONDS)
             except TaskyardError as error:
-                logger.warning("could not cancel %d call(s): %s", len(pending), error)
+                logger.warning("could not cancel calls (%d): %s", len(pending), error)
         for future in pending:
             self._settle(future, future.settle_cancelled)
         self._arrived.put(None)

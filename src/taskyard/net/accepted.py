@@ -56,12 +56,12 @@ FOR_FRAMES: Final = "frames"
 
 #: The log line of each reason, with a count and the address of one peer.
 _TEXTS: Final = {
-    FOR_CONNECTIONS: "cut %d connection(s) without a message: too many are open (such as %s)",
-    FOR_MEMORY: "cut %d connection(s) with unfinished messages: memory is short (such as %s)",
-    FOR_FRAMES: "cut %d connection(s): a message of too many frames (such as %s)",
+    FOR_CONNECTIONS: "connections cut: %d without a message, too many are open (such as %s)",
+    FOR_MEMORY: "connections cut: %d with unfinished messages, memory is short (such as %s)",
+    FOR_FRAMES: "connections cut: %d with a message of too many frames (such as %s)",
 }
 
-_HELD_TEXT: Final = "held back %d time(s) a peer with many large messages (such as %s)"
+_HELD_TEXT: Final = "peers held back: %d with many large messages (such as %s)"
 
 #: Shorter frames are not counted.
 COUNTED_BYTES_MIN: Final = 4 << 10

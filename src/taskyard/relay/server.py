@@ -30,8 +30,8 @@ logger = logging.getLogger("taskyard.relay")
 MESSAGES_PER_TURN: Final = 64
 
 #: Log lines with the number of new drops and the total.
-UNDELIVERED_TEXT: Final = "%d message(s) undeliverable, %d since the start"
-MALFORMED_TEXT: Final = "%d message(s) malformed or with too long a path, %d since the start"
+UNDELIVERED_TEXT: Final = "undeliverable messages: %d new, %d since the start"
+MALFORMED_TEXT: Final = "messages malformed or with too long a path: %d new, %d since the start"
 
 #: Sent to all managers. Those that are not concerned ignore it.
 _TO_ALL: Final = (wmp.READY, wmp.BYE)
@@ -190,5 +190,5 @@ def serve(
         announce(f"listening wmp {below.endpoint}")
         host.run(LoggedRelay(relay, host.clock))
         logger.info(
-            "stopped: %d message(s) undeliverable, %d malformed", relay.undelivered, relay.malformed
+            "stopped: undeliverable messages %d, malformed %d", relay.undelivered, relay.malformed
         )

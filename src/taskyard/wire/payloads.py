@@ -1,7 +1,6 @@
 """Payloads of `exec` and `call` tasks, values that calls return, and payloads of bundles.
 
 A payload is one JSON object: `{"argv": [...]}` or `{"call": "module:function", "args": [...],
-A payload is one JSON object: `{"argv": [...]}` or `{"call": "module:function", "args": [...],
 "kwargs": {...}}`, each with optional `env` and `cwd`. An unknown key is refused, because half a
 command is worse than none. Arguments and returned values are plain JSON. Bytes, sets, times and NaN
 are refused, not converted. Tuples become lists and keys become strings.

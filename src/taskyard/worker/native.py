@@ -20,7 +20,7 @@ from taskyard.core import runs
 from taskyard.core.events import Outcome
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Result, WorkerFacts
+from taskyard.core.model import Result, WorkerFacts, counted
 from taskyard.net.channel import Channel
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
@@ -241,7 +241,7 @@ class NativeWorkerLoop:
 
     def _on_refused(self, reason: str, reports: int) -> None:
         """Record the refusal, and back off: the broker would refuse the next request too."""
-        subject = f"its report on {reports} task(s), which run again" if reports else "it"
+        subject = f"its report on {counted(reports, 'task')} (to run again)" if reports else "it"
         self.refusal = f"the broker refuses {subject}: {reason}"
         self._back_off()
 
