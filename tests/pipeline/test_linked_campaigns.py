@@ -36,7 +36,7 @@ from tests.journal.scenarios import WritingYard
 from tests.pipeline.scenarios import EventLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -287,6 +287,8 @@ class Snapshot(Struct):
     behind: list[str]
     #: The files of the unchanged campaign, with their inodes.
     unchanged: dict[Path, int]
+    #: The files of all events, with their inodes.
+    event_files: dict[Path, int]
 
 
 class LinkedHistory(Struct):
@@ -332,8 +334,14 @@ def snapshot(spark: SparkSession, state: Path, out: Path) -> Snapshot:
     result = make_tables(spark, state, out)
     rows = tables.read(spark, out, TASKS).where("is_behind_failure").select("task").collect()
     unchanged = (out / "tasks" / folder(campaign_key(UNCHANGED.decode()))).glob("*/*.parquet")
-    inodes = {path: path.stat().st_ino for path in unchanged}
-    return Snapshot(result, sorted(row["task"] for row in rows), inodes)
+    added = (out / EVENTS.name).rglob("*.parquet")
+    blocked = sorted(row["task"] for row in rows)
+    return Snapshot(result, blocked, inodes(unchanged), inodes(added))
+
+
+def inodes(paths: Iterable[Path]) -> dict[Path, int]:
+    """Return the inode of each file. A file that is written again gets another one."""
+    return {path: path.stat().st_ino for path in paths}
 
 
 def make_tables(spark: SparkSession, state: Path, out: Path) -> HistoryResult:
@@ -422,6 +430,9 @@ def test_part_is_added_once_also_after_its_row_files_were_replaced(
     state = linked_history.state
     parts, _ = history.parts(state)
     assert len(parts) == 2
+    first, second = (one.event_files for one in linked_history.snapshots)
+    assert first
+    assert first.items() <= second.items()
     for dataset in (EVENTS, EDGES):
         paths = [part.paths(state)[dataset.name] for part in parts]
         assert {path.suffix for path in paths} == {f".{history.PARQUET}"}
