@@ -9,15 +9,16 @@ import pytest
 from taskyard.campaign import (
     batches,
     bundles,
-    formats,
+    detection,
     graph,
     lines,
     reader,
     rejects,
+    shell_lines,
     task_spec,
     values,
 )
-from taskyard.campaign.formats import Format
+from taskyard.campaign.detection import Format
 from taskyard.core import limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "campaigns.md").read_text()
@@ -36,7 +37,9 @@ def test_every_key_is_documented_in_order() -> None:
 def test_every_format_is_documented_with_its_endings() -> None:
     assert [row[0].lower() for row in rows("format")] == [form.value for form in Format]
     for name, endings, _ in rows("format"):
-        known = {suffix for suffix, form in formats.SUFFIXES.items() if form.value == name.lower()}
+        known = {
+            suffix for suffix, form in detection.SUFFIXES.items() if form.value == name.lower()
+        }
         assert known <= set(re.findall(r"`(\.\w+)`", endings))
 
 
@@ -61,6 +64,7 @@ def test_every_field_of_the_summary_is_documented() -> None:
         f"More than {bundles.RECIPIENTS_MAX:,} recipients",
         f"or {batches.BUNDLE_BYTES_MAX // 1024 // 1024} MiB with all",
         f"from -{limits.PRIORITY_MAX} to {limits.PRIORITY_MAX}",
+        f"at most {shell_lines.COMMAND_BYTES_MAX} bytes",
         f"at most {lines.LINE_BYTES_MAX // 1024 // 1024} MiB",
         f"`FILE{rejects.REJECTED_SUFFIX}`",
         f"`{task_spec.BACKOFF_NS // limits.SECOND_NS}s`",
@@ -79,6 +83,16 @@ def test_examples_of_the_page_are_good(tmp_path: Path) -> None:
         ("news-7/0", "a.org"),
         ("news-7/1", "b.org"),
     ]
+
+
+def test_shell_commands_of_the_page_are_read_as_it_promises(tmp_path: Path) -> None:
+    (tmp_path / "cmds.txt").write_text(PAGE.partition("```cmds\n")[2].partition("```")[0])
+    loaded = reader.read_campaign(tmp_path / "cmds.txt")
+    assert (len(loaded.specs), loaded.skipped.comments, loaded.choice.by_content) == (2, 1, True)
+    assert f"`{loaded.specs[0].name}`" in PAGE
+    assert f"`--format {'|'.join(form.value for form in Format)}`" in PAGE
+    for shell in shell_lines.SHELLS:
+        assert f"`{shell}`" in PAGE
 
 
 def test_durations_of_the_page_are_durations() -> None:

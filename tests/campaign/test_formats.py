@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from taskyard.campaign import lines, parquet, wfcommons
-from taskyard.campaign.formats import FileOptions, Format
+from taskyard.campaign.detection import Format
+from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
 from taskyard.campaign.reader import LoadedCampaign, read_campaign
 from taskyard.campaign.task_spec import TaskSpec
@@ -293,7 +294,10 @@ def test_table_without_commas_may_have_semicolons_or_tabs(content: bytes) -> Non
     ],
 )
 def test_wrong_header_is_refused_at_once(header: bytes, reason: str) -> None:
-    assert refusal("c.csv", header + b"\na,b\n") == reason
+    explained = "; read as CSV, because its name ends in .csv (--format "
+    assert refusal("c.csv", header + b"\na,b\n").startswith(reason + explained)
+    forced = FileOptions(format=Format.CSV)
+    assert refusal("c.txt", header + b"\na,b\n", forced) == reason.replace("c.csv", "c.txt")
 
 
 def test_every_bad_row_is_reported_and_the_good_ones_are_read() -> None:
@@ -493,8 +497,8 @@ def test_document_without_a_workflow_is_refused(content: bytes, reason: str) -> 
 
 def test_workflow_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wfcommons, "DOCUMENT_BYTES_MAX", 100)
-    assert refusal("w.json", b'{"workflow": ' + b" " * 100) == (
-        "w.json:1: more than 100 bytes (split it, or use JSONL)"
+    assert refusal("w.json", b'{"workflow": ' + b" " * 100).startswith(
+        "w.json:1: more than 100 bytes (split it, or use JSONL); read as WfCommons, because"
     )
 
 

@@ -124,8 +124,9 @@ def test_many_bad_lines_are_counted(
     (tmp_path / "many.jsonl").write_text("{}\n" * 100)
     none = Caller(tmp_path / "none", capsysbinary)
     lines = none("load", str(tmp_path / "many.jsonl"), "--dry-run").err.splitlines()
-    assert len(lines) == 22
+    assert len(lines) == 23
     assert lines[20] == "… and 80 more"
+    assert "read as JSONL, because its name ends in .jsonl" in lines[21]  # no line is good
 
 
 def test_file_is_loaded_and_loading_it_again_is_harmless(call: Caller, tmp_path: Path) -> None:

@@ -1,56 +1,42 @@
-"""File formats: how to detect them, and the rows of a file of any format.
+"""The rows of a file of any format.
 
 A row is `(line, raw)`: a dict for `check_task`, or an `InvalidRow`. Rows are read one by one,
 except WfCommons, which is one JSON value. JSON lines and dwork's comma lines are read here, the
-other formats in a module each.
+other formats in a module each. `detection` chooses the format.
 """
 
 from __future__ import annotations
 
-import re
-from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from taskyard.campaign import csv_rows, parquet, wfcommons
+from taskyard.campaign import csv_rows, parquet, shell_lines, wfcommons
+from taskyard.campaign.detection import (
+    Format,
+    FormatChoice,
+    choose_by_content,
+    choose_by_suffix,
+)
 from taskyard.campaign.lines import (
     STDIN,
+    DamagedFile,
     InvalidCampaign,
     InvalidRow,
+    PeekedStream,
     Stream,
     file_label,
     numbered_lines,
     open_input,
-    peek_start,
     text_error,
     text_of,
 )
+from taskyard.campaign.shell_lines import SkippedLines
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-
-class Format(Enum):
-    JSONL = "jsonl"
-    CSV = "csv"
-    PARQUET = "parquet"
-    WFCOMMONS = "wfcommons"
-    DWORK = "dwork"
-
-
-#: Suffixes that name a format. For others, such as `.json` and `.txt`, the content decides.
-SUFFIXES: Final = {
-    ".jsonl": Format.JSONL,
-    ".ndjson": Format.JSONL,
-    ".csv": Format.CSV,
-    ".tsv": Format.CSV,
-    ".parquet": Format.PARQUET,
-    ".dwork": Format.DWORK,
-}
 
 
 class FileOptions(Struct, frozen=True):
@@ -66,25 +52,51 @@ class FileOptions(Struct, frozen=True):
     campaign: str = ""
 
 
-def rows(path: str, options: FileOptions) -> Iterator[tuple[int, object]]:
-    """Yield the rows of a file. Raises `InvalidCampaign` if the file can't be read."""
+class FileReport(Struct):
+    """Facts about a file beside its rows. Complete when all rows are read."""
+
+    #: The first row sets it.
+    choice: FormatChoice = FormatChoice(Format.JSONL)
+    skipped: SkippedLines = field(default_factory=SkippedLines)
+
+
+def rows(
+    path: str, options: FileOptions, report: FileReport | None = None
+) -> Iterator[tuple[int, object]]:
+    """Yield the rows of a file. Raises `InvalidCampaign` if the file can't be read.
+
+    An error in the content names the format that was assumed, unless an option named it.
+    """
+    report = FileReport() if report is None else report
+    with open_input(path) as file:
+        report.choice, stream = choose_format(path, file, options.format)
+        check_options(options, report.choice.format)
+        try:
+            yield from _rows(path, stream, options, report)
+        except DamagedFile:
+            raise
+        except InvalidCampaign as problem:
+            explanation = report.choice.explanation()
+            raise InvalidCampaign(f"{problem}; {explanation}" if explanation else problem) from None
+
+
+def _rows(
+    path: str, stream: Stream, options: FileOptions, report: FileReport
+) -> Iterator[tuple[int, object]]:
     label = file_label(path)
-    with open_input(path) as stream:
-        form = options.format or format_of(path, stream)
-        check_options(options, form)
-        if form is Format.PARQUET:
-            if path == STDIN:
-                raise InvalidCampaign("stdin: Parquet can only be read from a file")
-            yield from parquet.rows(path)
-        elif form is Format.WFCOMMONS:
-            replay, speedup = options.replay, options.speedup
-            yield from wfcommons.rows(stream, label, replay=replay, speedup=speedup)
-        elif form is Format.CSV:
-            yield from csv_rows.rows(numbered_lines(stream, label), label)
-        elif form is Format.DWORK:
-            yield from dwork_rows(numbered_lines(stream, label))
-        else:
-            yield from jsonl_rows(numbered_lines(stream, label))
+    form = report.choice.format
+    if form is Format.PARQUET:
+        if path == STDIN:
+            raise DamagedFile("stdin: Parquet can only be read from a file")
+        return parquet.rows(path)
+    if form is Format.WFCOMMONS:
+        return wfcommons.rows(stream, label, replay=options.replay, speedup=options.speedup)
+    lines = numbered_lines(stream, label)
+    if form is Format.SHELL:
+        return shell_lines.rows(lines, label, report.skipped)
+    if form is Format.CSV:
+        return csv_rows.rows(lines, label)
+    return dwork_rows(lines) if form is Format.DWORK else jsonl_rows(lines)
 
 
 def check_options(options: FileOptions, form: Format) -> None:
@@ -97,37 +109,18 @@ def check_options(options: FileOptions, form: Format) -> None:
         raise UserError("speedup: only for a replay")
 
 
-def format_of(path: str, stream: Stream) -> Format:
-    """Return the format of an open file, without consuming any of it."""
-    if path == STDIN:
-        return Format.JSONL
-    name = path.lower().removesuffix(".gz")
-    return SUFFIXES.get(Path(name).suffix) or _guess_format(peek_start(stream, path), path)
+def choose_format(
+    path: str, stream: Stream, given: Format | None = None
+) -> tuple[FormatChoice, Stream]:
+    """Return the format of an open file, and a stream of its whole content.
 
-
-def _guess_format(start: bytes, label: str) -> Format:
-    """Return the format that the first bytes of a file suggest."""
-    if start.startswith(parquet.MAGIC):
-        return Format.PARQUET
-    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    line = text.partition(b"\n")[0].strip()
-    if line.startswith(b"{"):
-        return _guess_object_format(line, text)
-    if line.startswith(b"["):
-        raise InvalidCampaign(f"{label}:1: a JSON list (write one task per line, as JSONL)")
-    cells = re.split(rb"[,;\t]", line)
-    return Format.CSV if b"name" in [cell.strip(b' "') for cell in cells] else Format.DWORK
-
-
-def _guess_object_format(line: bytes, text: bytes) -> Format:
-    """Return WfCommons for a JSON document over many lines, or with a workflow, else JSONL."""
-    try:
-        value = msgspec.json.decode(line)
-    except (ValueError, RecursionError):
-        whole = b'"workflow"' in text or b'"schemaVersion"' in text
-        open_ended = line.endswith((b"{", b",", b"["))
-        return Format.WFCOMMONS if whole or open_ended else Format.JSONL
-    return Format.WFCOMMONS if "workflow" in value else Format.JSONL
+    The format is the given one, that of the file's suffix, or that of its first lines.
+    """
+    choice = choose_by_suffix(path) if given is None else FormatChoice(given)
+    if choice is not None:
+        return choice, stream
+    whole = PeekedStream(stream)
+    return choose_by_content(path, whole.start, is_whole=whole.is_whole), whole
 
 
 def jsonl_rows(lines: Iterable[tuple[int, bytes | InvalidRow]]) -> Iterator[tuple[int, object]]:

@@ -28,10 +28,14 @@ LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 #: Bytes per read: many lines, little memory.
 CHUNK_BYTES: Final = 256 * 1024
 
+#: Bytes from which a format is guessed.
+START_BYTES: Final = 64 * 1024
+
 #: Bytes of an overlong line that a message shows.
 _LONG_LINE_SHOWN_BYTES: Final = 200
 
 STDIN: Final = "-"
+_READ_ERRORS: Final = (OSError, EOFError, zlib.error)
 _GZIP: Final = b"\x1f\x8b"
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -41,6 +45,10 @@ class InvalidCampaign(UserError):
     """A file can't be read as a campaign. The text begins with `FILE:LINE: `."""
 
     code = "invalid-campaign"
+
+
+class DamagedFile(InvalidCampaign):
+    """The bytes of a file can't be read, whatever its format is."""
 
 
 class InvalidRow(Struct, gc=False):
@@ -98,12 +106,44 @@ def _file(path: str) -> Iterator[io.BufferedReader]:
         stream.detach()
 
 
-def peek_start(stream: Stream, label: str) -> bytes:
-    """Return some of the first bytes, without consuming them."""
-    try:
-        return stream.peek(CHUNK_BYTES)
-    except (OSError, EOFError, zlib.error) as problem:
-        raise InvalidCampaign(f"{label}:1: {_stream_error(problem)}") from None
+class PeekedStream:
+    """A stream whose first bytes were read already. They are read again, before the others."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._error: Exception | None = None
+        #: The first bytes. A pipe is read until there are enough of them.
+        self.start = self._read_start()
+        self._left = self.start
+
+    def _read_start(self) -> bytes:
+        chunks: list[bytes] = []
+        length = 0
+        #: The file has no more bytes than `start`.
+        self.is_whole = False
+        while length < START_BYTES:
+            try:
+                chunk = self._stream.read1(CHUNK_BYTES)
+            except _READ_ERRORS as problem:  # raised when these bytes are read again
+                self._error = problem
+                break
+            if not chunk:
+                self.is_whole = True
+                break
+            chunks.append(chunk)
+            length += len(chunk)
+        return b"".join(chunks)
+
+    def peek(self, size: int, /) -> bytes:
+        return self._left[:size] or self._stream.peek(size)
+
+    def read1(self, size: int, /) -> bytes:
+        if self._left:
+            chunk, self._left = self._left[:size], self._left[size:]
+            return chunk
+        if self._error is not None:
+            raise self._error
+        return self._stream.read1(size)
 
 
 def read_whole(stream: Stream, label: str, bytes_max: int) -> bytes:
@@ -156,10 +196,10 @@ def _chunks(stream: Stream, label: str) -> Iterator[bytes]:
     while True:
         try:
             chunk = stream.read1(CHUNK_BYTES)
-        except (OSError, EOFError, zlib.error) as problem:
-            raise InvalidCampaign(f"{label}:{lines}: {_stream_error(problem)}") from None
+        except _READ_ERRORS as problem:
+            raise DamagedFile(f"{label}:{lines}: {_stream_error(problem)}") from None
         if first:
-            chunk = _strip_bom(chunk, label)
+            chunk = strip_bom(chunk, label)
             first = False
         if not chunk:
             return
@@ -167,9 +207,10 @@ def _chunks(stream: Stream, label: str) -> Iterator[bytes]:
         yield chunk
 
 
-def _strip_bom(chunk: bytes, label: str) -> bytes:
+def strip_bom(chunk: bytes, label: str) -> bytes:
+    """Return the first bytes of a file without a byte order mark. Refuse UTF-16."""
     if chunk.startswith(_UTF16_BOMS):
-        raise InvalidCampaign(f"{label}:1: the file is UTF-16, not UTF-8")
+        raise DamagedFile(f"{label}:1: the file is UTF-16, not UTF-8")
     return chunk.removeprefix(_UTF8_BOM)
 
 

@@ -11,10 +11,10 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from taskyard.campaign.bundles import expand_row
-from taskyard.campaign.formats import FileOptions, rows
+from taskyard.campaign.formats import FileOptions, FileReport, rows
 from taskyard.campaign.graph import (
     Duplicate,
     Graph,
@@ -39,6 +39,9 @@ from taskyard.campaign.task_spec import InvalidTask, TaskSpec, to_row
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from taskyard.campaign.detection import FormatChoice
+    from taskyard.campaign.shell_lines import SkippedLines
+
 
 class LoadedCampaign(Struct):
     """A campaign that was read."""
@@ -53,6 +56,9 @@ class LoadedCampaign(Struct):
     rejected: list[RejectedRow]
     #: Of all tasks whose line is good, including those in cycles and behind rejected ones.
     summary: GraphSummary
+    #: Its format, and the skipped lines.
+    choice: FormatChoice
+    skipped: SkippedLines
 
 
 class _CampaignReader(Struct):
@@ -68,6 +74,7 @@ class _CampaignReader(Struct):
     #: The line of each name that was rejected.
     rejected_names: dict[str, int] = field(default_factory=dict)
     duplicates: list[Duplicate] = field(default_factory=list)
+    report: FileReport = field(default_factory=FileReport)
 
     def add_row(self, line: int, raw: object) -> None:
         if isinstance(raw, InvalidRow):
@@ -123,7 +130,7 @@ def read_campaign(path: str | Path, options: FileOptions | None = None) -> Loade
     name = str(path)
     options = options or FileOptions()
     reading = _CampaignReader(file_label(name), options.campaign)
-    for line, raw in rows(name, options):
+    for line, raw in rows(name, options, reading.report):
         reading.add_row(line, raw)
     return _check_graph(reading)
 
@@ -152,7 +159,15 @@ def _check_graph(reading: _CampaignReader) -> LoadedCampaign:
     if rejected or not graph.is_topological:
         good = [number for number in levels.order if number not in rejected]
         specs, lines = [specs[n] for n in good], array("Q", [lines[n] for n in good])
-    return LoadedCampaign(reading.file, specs, lines, reading.rejected, summary)
+    return LoadedCampaign(
+        file=reading.file,
+        specs=specs,
+        lines=lines,
+        rejected=reading.rejected,
+        summary=summary,
+        choice=reading.report.choice,
+        skipped=reading.report.skipped,
+    )
 
 
 def _is_first_of_bundle(spec: TaskSpec) -> bool:
@@ -188,10 +203,9 @@ def reject_unknown_dependencies(loaded: LoadedCampaign, names: Iterable[str]) ->
         reasons[spec.name] = rejected_dependency_text(spec.name, line)
         if _is_first_of_bundle(spec):
             rejected.append(RejectedRow(loaded.file, line, reasons[cause], to_row(spec)))
-    return LoadedCampaign(
-        file=loaded.file,
+    return structs.replace(
+        loaded,
         specs=[loaded.specs[number] for number in good],
         lines=array("Q", [loaded.lines[number] for number in good]),
         rejected=sorted(rejected, key=lambda one: one.line),
-        summary=loaded.summary,
     )

@@ -262,6 +262,10 @@ class LoadDryRunDocument(JsonDocument, tag="load"):
     """`load --dry-run`."""
 
     file: str
+    format: str
+    #: Blank lines and comments of shell commands.
+    skipped_blank: int
+    skipped_comments: int
     tasks: int
     edges: int
     roots: int

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from taskyard.campaign.formats import FileOptions, Format
+from taskyard.campaign.detection import Format
+from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import InvalidCampaign
 from taskyard.campaign.reader import (
     LoadedCampaign,
@@ -30,19 +31,55 @@ from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskyard.campaign.rejects import RejectedRow
 
 #: Bad lines that are printed. The others are counted, and --skip-bad writes them all.
 REJECTED_SHOWN_MAX: Final = 20
 
+#: Where --shell is kept until --format is read.
+_SHELL: Final = "taskyard.cli.load.shell"
+
 #: The most rejected lines in a document.
 REJECTED_LISTED_MAX: Final = 1000
 
 
+def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name the format of a file. The parameter is `form`."""
+    command = click.option(
+        "--shell",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_read_shell,
+        help="FILE has a shell command per line. Short for --format shell.",
+    )(command)
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice([one.value for one in Format]),
+        callback=_read_format,
+        help="File format. Detected if omitted.",
+    )(command)
+
+
+def _read_shell(context: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001  # click's order
+    context.meta[_SHELL] = value
+
+
+def _read_format(context: click.Context, _: click.Parameter, value: str | None) -> Format | None:
+    form = Format(value) if value else None
+    if not context.meta[_SHELL]:
+        return form
+    if form not in (None, Format.SHELL):
+        raise UserError(f"--shell and --format {value} exclude each other")
+    return Format.SHELL
+
+
 @click.command(
     epilog=example(
+        "load cmds.txt --dry-run",
         "load campaign.jsonl --dry-run",
         "load campaign.jsonl --wait",
         "load workflow.json --replay --speedup 100",
@@ -58,12 +95,7 @@ REJECTED_LISTED_MAX: Final = 1000
 @click.option(
     "--skip-bad", is_flag=True, help="Skip rejected lines and write them to a file beside FILE."
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice([one.value for one in Format]),
-    help="File format. Detected if omitted.",
-)
+@format_options
 @click.option(
     "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
 )
@@ -79,13 +111,13 @@ REJECTED_LISTED_MAX: Final = 1000
 def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: Any) -> ExitCode:  # noqa: ANN401
     """Load a graph of tasks from a file.
 
-    Reads JSONL, CSV, Parquet, WfCommons or dwork's comma lines. - is JSONL from stdin. The whole
-    file is checked first. If a line is rejected, the command prints `FILE:LINE: reason`, submits
-    nothing and exits 2. Loading the same file again has no effect.
+    Reads shell commands, one per line, or JSONL, CSV, Parquet, WfCommons or dwork's comma lines.
+    The format is detected by the file's suffix or first lines. - is stdin. The whole file is
+    checked first. If a line is rejected, the command prints `FILE:LINE: reason`, submits nothing
+    and exits 2. Loading the same file again has no effect.
     """
-    form = Format(values["form"]) if values["form"] else None
     campaign = campaign or default_campaign_name(file)
-    options = FileOptions(form, values["replay"], values["speedup"], campaign)
+    options = FileOptions(values["form"], values["replay"], values["speedup"], campaign)
     if values["dry_run"]:
         return _dry_run(cli_context, file, options, values)
     return _load(cli_context, file, campaign, options, values)
@@ -94,7 +126,7 @@ def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: 
 def _load(
     cli_context: CliContext, file: str, campaign: str, options: FileOptions, values: dict[str, Any]
 ) -> ExitCode:
-    loaded = read_or_report(file, options, skip_bad=values["skip_bad"])
+    loaded = read_or_report(cli_context, file, options, skip_bad=values["skip_bad"])
     unknown = UnknownPolicy.WAIT if values["wait_for_unknown"] else UnknownPolicy.REFUSE
     with connect_client(cli_context) as client:
         with ProgressBar(cli_context, file, participle="submitted") as bar:
@@ -141,6 +173,9 @@ def _dry_run(
     if cli_context.as_json:
         document = LoadDryRunDocument(
             file=loaded.file,
+            format=loaded.choice.format.value,
+            skipped_blank=loaded.skipped.blank,
+            skipped_comments=loaded.skipped.comments,
             **msgspec.structs.asdict(loaded.summary),
             rejected_lines=len(good.rejected),
             rejected=[
@@ -154,6 +189,7 @@ def _dry_run(
         print_rejected(good.rejected)
     if not good.rejected:
         return ExitCode.OK
+    explain_format(good)
     lines = format_count(len(good.rejected), "bad line")
     if not values["skip_bad"]:
         raise UserError(f"{file}: {lines}, nothing submitted")
@@ -185,7 +221,9 @@ def _print_summary(loaded: LoadedCampaign) -> None:
         "duplicates": f"{len(summary.duplicates):,}",
         "cycles": f"{len(summary.cycles):,}",
     }
-    click.echo(escape_line(loaded.file))
+    if skipped := _skipped_text(loaded):
+        lines["skipped"] = skipped
+    click.echo(f"{escape_line(loaded.file)}: {loaded.choice.format.title}")
     for name, value in lines.items():
         click.echo(f"  {name:<10}  {value}")
 
@@ -194,13 +232,42 @@ def _print_summary(loaded: LoadedCampaign) -> None:
 
 
 def read_or_report(
-    file: str, options: FileOptions | None = None, *, skip_bad: bool = False
+    cli_context: CliContext, file: str, options: FileOptions, *, skip_bad: bool = False
 ) -> LoadedCampaign:
-    """Read a campaign and print its bad lines. They are an error unless `skip_bad` is given."""
+    """Read a campaign, and print its format and its bad lines.
+
+    Bad lines are an error unless `skip_bad` is given.
+    """
     loaded = read_campaign(file, options)
     if loaded.rejected:
+        explain_format(loaded)
         report_rejected(file, loaded.rejected, loaded.rejected, skip_bad=skip_bad)
+    choice = loaded.choice
+    if choice.by_content or choice.format is Format.SHELL:
+        cli_context.info(_format_line(loaded))
     return loaded
+
+
+def explain_format(loaded: LoadedCampaign) -> None:
+    """Print why a file with bad lines was read as this format, unless that is beyond doubt."""
+    choice = loaded.choice
+    if choice.reason and (choice.by_content or not loaded.specs):
+        click.echo(f"{escape_line(loaded.file)}: {choice.explanation()}", err=True)
+
+
+def _format_line(loaded: LoadedCampaign) -> str:
+    """Return the format, the tasks and the skipped lines: `cmds.txt: shell commands, 5 tasks`."""
+    tasks = format_count(len(loaded.specs), "task")
+    skipped = _skipped_text(loaded)
+    more = f" (skipped {skipped})" if skipped else ""
+    return f"{escape_line(loaded.file)}: {loaded.choice.format.title}, {tasks}{more}"
+
+
+def _skipped_text(loaded: LoadedCampaign) -> str:
+    """Return the numbers of skipped lines. Empty if there are none."""
+    skipped = loaded.skipped
+    numbers = ((skipped.blank, "blank line"), (skipped.comments, "comment"))
+    return " and ".join(format_count(number, word) for number, word in numbers if number)
 
 
 def report_rejected(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 from msgspec import Struct
 
+from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submit_campaign import submit_campaign
@@ -20,7 +21,7 @@ from taskyard.cli.connection import connect_to
 from taskyard.cli.daemon_options import usable_cores
 from taskyard.cli.documents import RunDocument, RunFailure
 from taskyard.cli.format import escape_line, format_count, format_duration
-from taskyard.cli.load import read_or_report, report_rejected
+from taskyard.cli.load import format_options, read_or_report, report_rejected
 from taskyard.cli.options import (
     CliContext,
     broker_timeout_option,
@@ -67,6 +68,8 @@ class RunOptions(Struct, frozen=True):
     skip_bad: bool
     retry_failed: bool
     as_json: bool
+    #: None: detected.
+    form: Format | None = None
 
 
 class RunResources(NamedTuple):
@@ -77,7 +80,7 @@ class RunResources(NamedTuple):
     client: Client
 
 
-@click.command(epilog=example("run examples/first.jsonl --workers 2", "why bad"))
+@click.command(epilog=example("run cmds.txt", "run examples/first.jsonl --workers 2", "why bad"))
 @click.argument("file", type=click.Path())
 @setting_option(
     "worker.processes",
@@ -112,6 +115,7 @@ class RunResources(NamedTuple):
     "--no-retry-failed", is_flag=True, help="Don't retry tasks that failed in an earlier run."
 )
 @click.option("--skip-bad", is_flag=True, help="Skip rejected lines instead of doing nothing.")
+@format_options
 @click.option(
     "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
 )
@@ -132,6 +136,7 @@ def run(  # noqa: PLR0913  # one per option
     allow: tuple[str, ...],
     no_retry_failed: bool,
     skip_bad: bool,
+    form: Format | None,
     replay: bool,
     speedup: float,
     as_json: bool,
@@ -143,18 +148,17 @@ def run(  # noqa: PLR0913  # one per option
     If one was longer, the command warns and exits 1.
 
     Run it again with the same --state to resume, after Ctrl-C or a crash. Done tasks are kept and
-    failed tasks are retried. FILE can be JSONL, CSV, Parquet, WfCommons JSON or dwork's comma
-    lines. - is stdin.
+    failed tasks are retried. FILE has a shell command per line, or any other format. - is stdin.
     """
     name = campaign or default_campaign_name(file)
-    options = FileOptions(replay=replay, speedup=speedup, campaign=name)
-    loaded = read_or_report(file, options, skip_bad=skip_bad)
+    options = FileOptions(form, replay, speedup, name)
+    loaded = read_or_report(cli_context, file, options, skip_bad=skip_bad)
     slots = slots or usable_cores()
     worker_spec = WorkerSpec(workers, slots, allow, _services(loaded))
     _check_workers(cli_context, workers)
     _check_tasks_runnable(loaded, slots, allow)
     _check_state_unused(state, file)
-    run_options = RunOptions(file, name, state, skip_bad, not no_retry_failed, as_json)
+    run_options = RunOptions(file, name, state, skip_bad, not no_retry_failed, as_json, form)
     cli_context.interrupt_message = f"interrupted; resume with `{_resume_command(run_options)}`"
     with (
         sigterm_as_interrupt(),
@@ -389,7 +393,9 @@ def _resume_command(run_options: RunOptions) -> str:
         if run_options.campaign == default_campaign_name(run_options.file)
         else f" --campaign {run_options.campaign}"
     )
-    return f"taskyard run {shlex.quote(run_options.file)}{own}{_state_option(run_options.state)}"
+    form = "" if run_options.form is None else f" --format {run_options.form.value}"
+    file = shlex.quote(run_options.file)
+    return f"taskyard run {file}{form}{own}{_state_option(run_options.state)}"
 
 
 def _state_option(state: Path) -> str:

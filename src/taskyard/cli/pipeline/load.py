@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.campaign.formats import FileOptions, Format
+from taskyard.campaign.detection import Format
+from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.rejects import write_rejected
 from taskyard.cli.connection import connect_client

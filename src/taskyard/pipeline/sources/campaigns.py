@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
 from taskyard.campaign import formats, parquet, wfcommons
-from taskyard.campaign.formats import FileOptions, Format
+from taskyard.campaign.detection import Format
+from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import STDIN, InvalidCampaign, numbered_lines, open_input
 from taskyard.campaign.rejects import REJECTED_SUFFIX
 from taskyard.errors import UnusableFile, UserError
@@ -135,9 +136,9 @@ def plan(files: Sequence[str], options: FileOptions) -> CampaignFiles:
     splits: list[FileSplit] = []
     for path in files:
         with open_input(path) as stream:
-            form = options.format or formats.format_of(path, stream)
-        formats.check_options(options, form)
-        splits += _splits(path, form)
+            choice, _ = formats.choose_format(path, stream, options.format)
+        formats.check_options(options, choice.format)
+        splits += _splits(path, choice.format)
     return CampaignFiles(splits, options)
 
 

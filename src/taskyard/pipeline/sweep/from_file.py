@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from taskyard.campaign.formats import FileOptions, Format, format_of
+from taskyard.campaign.detection import Format
+from taskyard.campaign.formats import FileOptions, choose_format
 from taskyard.campaign.lines import open_input
 from taskyard.campaign.reader import read_campaign
 from taskyard.campaign.task_spec import service_of
@@ -54,7 +55,8 @@ def workload_of_file(path: str, run_ns: int | None) -> Workload:
 def _is_wfcommons(path: str) -> bool:
     """Return whether a file is in the WfCommons format, whose run times a replay sleeps."""
     with open_input(path) as stream:
-        return format_of(path, stream) is Format.WFCOMMONS
+        choice, _ = choose_format(path, stream)
+        return choice.format is Format.WFCOMMONS
 
 
 def _run_ns(spec: TaskSpec, otherwise_ns: int | None, path: str) -> int:

@@ -1,0 +1,134 @@
+"""Shell lines: a command per line, each run by a shell of its own.
+
+A task runs `sh -c LINE`, or the shell of the `#!` in the first line. Blank lines and comments are
+skipped and counted. A line that ends in a backslash is joined with the next one. Names come from
+the text, so lines can be inserted and removed. Does not decide whether a file has shell lines.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from taskyard.campaign.line_names import LineNames
+from taskyard.campaign.lines import InvalidCampaign, InvalidRow, text_error, text_of
+from taskyard.campaign.shell_syntax import CommandScanner, syntax_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    Line = tuple[int, bytes | InvalidRow]
+
+#: Linux accepts no longer argument of a program (MAX_ARG_STRLEN, with its final NUL).
+COMMAND_BYTES_MAX: Final = 128 * 1024 - 1
+
+#: Shells whose lines this module can join and check.
+SHELLS: Final = ("sh", "bash", "dash", "ash", "ksh", "mksh", "zsh")
+
+SHEBANG: Final = b"#!"
+
+
+class SkippedLines(Struct):
+    """How many lines were skipped."""
+
+    blank: int = 0
+    comments: int = 0
+
+
+def rows(lines: Iterable[Line], label: str, skipped: SkippedLines) -> Iterator[tuple[int, object]]:
+    """Yield the command of each line as a task, with its number. Count skipped lines."""
+    names = LineNames()
+    shell = ["sh"]
+    for number, line in joined(lines):
+        if isinstance(line, InvalidRow):
+            yield number, line
+            continue
+        command = line.lstrip(b" \t")
+        if number == 1 and command.startswith(SHEBANG):
+            shell = shell_of(command, label)
+        elif not command or command.isspace():
+            skipped.blank += 1
+        elif command.startswith(b"#"):
+            skipped.comments += 1
+        elif reason := _command_error(command):
+            yield number, InvalidRow(reason, text_of(command))
+        else:
+            text = command.decode()
+            yield number, {"name": names.next_name(text), "argv": [*shell, "-c", text]}
+
+
+def shell_of(line: bytes, label: str) -> list[str]:
+    """Return the shell of a `#!` line, with its options. Raises `InvalidCampaign`."""
+    try:
+        words = shlex.split(text_of(line.removeprefix(SHEBANG)))
+    except ValueError:
+        words = []
+    if words and words[0].rpartition("/")[2] == "env":
+        words = words[2:] if words[1:2] == ["-S"] else words[1:]
+    if not words or words[0].rpartition("/")[2] not in SHELLS:
+        program = words[0] if words else text_of(line)
+        raise InvalidCampaign(
+            f"{label}:1: {program!r} is not a shell that runs commands line by line "
+            f"(known: {', '.join(SHELLS)})"
+        )
+    return words
+
+
+def _command_error(command: bytes) -> str | None:
+    """Return why a line is not a command, or None if it may be one."""
+    if len(command) > COMMAND_BYTES_MAX:
+        return f"the command has {len(command)} bytes, the limit is {COMMAND_BYTES_MAX}"
+    return text_error(command) or syntax_error(command.decode())
+
+
+def joined(lines: Iterable[Line]) -> Iterator[Line]:
+    """Join lines that end in a backslash. A command has the number of its first line."""
+    held: _HeldCommand | None = None
+    for number, line in lines:
+        if isinstance(line, InvalidRow):
+            yield (number if held is None else held.number), line
+            held = None
+        elif held is None:
+            if line.endswith(b"\\") and not line.lstrip(b" \t").startswith(b"#"):
+                held = _HeldCommand(number)
+                if held.add(line):
+                    continue
+                held = None
+            yield number, line
+        elif not held.add(line):
+            yield held.number, held.command()
+            held = None
+    if held is not None:
+        yield held.number, held.command()
+
+
+class _HeldCommand:
+    """The first lines of a command that is not complete yet."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._scanner = CommandScanner()
+        self._pieces: list[bytes] = []
+        self._length = 0
+        self._continues = False
+
+    def add(self, line: bytes) -> bool:
+        """Add a line. Return whether the command continues after it."""
+        self._scanner.feed(line.decode("latin-1"))
+        self._continues = self._scanner.continues(line.decode("latin-1"))
+        if self._continues:
+            line = line[:-1]
+        self._length += len(line)
+        # Drop pieces beyond the limit: a command without an end must not fill memory.
+        if self._length - len(line) <= COMMAND_BYTES_MAX:
+            self._pieces.append(line)
+        return self._continues
+
+    def command(self) -> bytes | InvalidRow:
+        """Return the joined lines. A backslash at the end of the file is part of the command."""
+        if self._length > COMMAND_BYTES_MAX:
+            reason = f"the command has {self._length} bytes, the limit is {COMMAND_BYTES_MAX}"
+            return InvalidRow(reason, text_of(self._pieces[0][:200]))
+        return b"".join(self._pieces) + (b"\\" if self._continues else b"")
