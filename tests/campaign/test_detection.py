@@ -57,7 +57,7 @@ def choice_of(name: str, content: bytes) -> FormatChoice:
         ("awk '{print $1}' a\nawk '{print $1}' b\n", SHELL),
         ("$PROGRAM a\n${PROGRAM} b\n`which sort` c\n", SHELL),
         ("! sort -c a\n: > b\n", SHELL),
-        ("sort a\nnotes on b\n", SHELL),
+        ("sort a\nsort b\nsort c\nother-program d\n", SHELL),
         ("# nothing but comments\n", SHELL),
         # JSON under another name.
         (TASK, JSONL),
@@ -77,7 +77,7 @@ def choice_of(name: str, content: bytes) -> FormatChoice:
         ("sort\njoin,sort\n", DWORK),
         ("img1.png\nimg2.png\n", DWORK),
         ("date\n", SHELL),
-        ("date\nimg.png\n", SHELL),
+        ("data/a.csv\ndata/b.csv\n", DWORK),
     ],
 )
 def test_content_decides(content: str, form: Format) -> None:
@@ -111,6 +111,13 @@ def test_content_decides(content: str, form: Format) -> None:
         (b"Hello!\nsort a\n", "1: the file looks like prose"),
         (b"sort a\nThis is a text\nof some lines\n", "2: the file is in no format"),
         (b"unknown-program 1\nunknown-program 2\n", "1: the file is in no format"),
+        (b"date\nimg.png\n", "2: the file is in no format"),
+        (b"sort a\nnotes on b\n", "2: the file is in no format"),
+        (b"FROM debian\nRUN rm -rf /x\n", "1: the file is in no format"),
+        (b"root:x:0:0:root:/root:/bin/sh\nroot x\n", "1: the file is in no format"),
+        (b"numpy==1.2\nscipy >= 3\n", "1: the file looks like a list of packages"),
+        (b"$ sort a\n", "1: the file looks like a session of a terminal"),
+        (b"[tool.ruff]\nx = 1\n", "1: the file looks like a list of settings"),
         (b"sort a\ncd data\nsort b\n", "2: the file looks like a script: `cd` has no effect"),
         (b"set -e\nsort b\n", "1: the file looks like a script: `set` has no effect"),
         (b"N=5\nsort $N\n", "1: the file looks like a script: a variable that is set has no"),

@@ -46,6 +46,7 @@ def test_each_line_is_a_command_of_its_own_shell() -> None:
         (["sh", "-c", "sort a"], 7),
     ]
     assert (loaded.skipped.blank, loaded.skipped.comments) == (2, 2)
+    assert shell_lines.count_skipped("c") == loaded.skipped
 
 
 def test_changed_file_keeps_the_names_of_its_other_lines() -> None:
@@ -102,11 +103,13 @@ WHOLE = [
     "echo '<<END' \"<<END\"",
     "for i in 1; do echo $i; done",
     "if true; then echo; fi | cat",
-    "( for i in 1; do echo; done ) &",
+    "( for i in 1; do echo; done ) & wait",
+    "echo a & # b",
+    "setsid daemon &",
+    "echo '&>' \"&>\" >x 2>&1 && echo",
     "case x in (x) echo;; esac",
     "{ echo a; echo b; }",
     "dofile; thenx; finish",
-    "echo a &",
     "echo \\| ; echo '|'",
     "! true || exit 0",
     "(echo a; (echo b))",
@@ -138,6 +141,22 @@ PARTS = [
     ("cat <<END", "a here-document has no lines"),
     ("cat > x <<- 'END'", "a here-document has no lines"),
 ]
+
+
+BACKGROUND = "(it would be stopped at once, so leave that out, or add `wait`)"
+REDIRECTED = "`&>` means another thing in sh (begin the file with #!/bin/bash)"
+
+
+def test_work_that_would_be_lost_is_rejected() -> None:
+    loaded = load(b"echo a &\n(echo a; echo b) & \necho a &> x\necho a &>> x\necho a & wait")
+    assert complaints(loaded) == [
+        f"c:1: ends with `&` {BACKGROUND}",
+        f"c:2: ends with `&` {BACKGROUND}",
+        f"c:3: {REDIRECTED}",
+        f"c:4: {REDIRECTED}",
+    ]
+    loaded = load(b"#!/usr/bin/env bash\necho a &> x\necho a &>> x\n")
+    assert (commands(loaded), loaded.rejected) == (["echo a &> x", "echo a &>> x"], [])
 
 
 @pytest.mark.parametrize("text", WHOLE)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.pipeline import load as pipeline_load
 from tests.cli.yard import Caller
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 OK = """\
 {"name": "%s-a", "argv": ["echo", "a"]}
@@ -180,6 +177,60 @@ def test_replay_sleeps_instead(call: Caller) -> None:
     options = ["--replay", "--speedup", "1000", "--campaign", "replay", "--wait"]
     assert call("load", "examples/workflow.json", *options).code == 0
     assert call("load", "examples/first.jsonl", "--replay").code == 2
+
+
+def cmds(tmp_path: Path, content: str, name: str = "cmds.txt") -> str:
+    (tmp_path / name).write_text(content)
+    return str(tmp_path / name)
+
+
+def test_shell_commands_are_detected_counted_and_run(call: Caller, tmp_path: Path) -> None:
+    file = cmds(tmp_path, "# jobs\n\necho a | tr a b\necho 'it''s'\necho a | tr a b\n")
+    outcome = call("load", file, "--dry-run")
+    assert outcome.out.startswith(f"{file}: shell commands\n  tasks       3\n")
+    assert outcome.out.endswith("  skipped     1 blank line and 1 comment\n")
+    document = call("load", file, "--dry-run", "--json").document()
+    facts = [document[key] for key in ("format", "skipped_blank", "skipped_comments")]
+    assert facts == ["shell", 1, 1]
+    outcome = call("load", file, "--wait")
+    begin = f"{file}: shell commands, 3 tasks (skipped 1 blank line and 1 comment)\n"
+    assert (outcome.code, outcome.err.startswith(begin)) == (0, True)
+    tasks = call("list", "--campaign", "cmds", "--json").document()["tasks"]
+    results = [call("result", f"cmds/{task['name']}").out for task in tasks]
+    assert sorted(results) == ["b\n", "b\n", "its\n"]
+    (tmp_path / "cmds.txt").write_text("echo new\necho a | tr a b\n")
+    assert "2 tasks: 1 new, 1 existing" in call("load", file).out
+
+
+def test_wrong_guess_names_the_format_and_the_option(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    none = Caller(tmp_path / "none", capsysbinary)
+    file = cmds(tmp_path, "echo a\necho 'b\n")
+    outcome = none("load", file, "--dry-run")
+    bad, explained, last = outcome.err.splitlines()
+    assert (outcome.code, bad.startswith(f"{file}:2: ' is never closed")) == (2, True)
+    assert explained == (
+        f"{file}: read as shell commands, because its lines look like commands "
+        "(--format shell|jsonl|csv|parquet|wfcommons|dwork forces another)"
+    )
+    assert last.endswith("1 bad line, nothing submitted")
+    prose = cmds(tmp_path, "one of these\n", "prose.txt")
+    outcome = none("load", prose, "--dry-run")
+    assert (outcome.code, "(--shell runs each line" in outcome.err) == (2, True)
+    assert none("load", prose, "--dry-run", "--shell").code == 0
+    outcome = none("load", prose, "--shell", "--format", "csv")
+    assert "--shell and --format csv exclude each other" in outcome.err
+
+
+def test_bad_shell_lines_are_skipped_and_written(call: Caller, tmp_path: Path) -> None:
+    file = cmds(tmp_path, "echo a\necho 'b\necho c |\n", "skips.txt")
+    outcome = call("load", file, "--skip-bad")
+    assert (outcome.code, outcome.out) == (0, "campaign skips: 1 task: 1 new, 0 existing\n")
+    rejected = [
+        json.loads(line) for line in Path(f"{file}.rejected.jsonl").read_text().splitlines()
+    ]
+    assert [(one["line"], one["raw"]) for one in rejected] == [(2, "echo 'b"), (3, "echo c |")]
 
 
 def test_missing_file_is_reported(call: Caller, tmp_path: Path) -> None:

@@ -49,6 +49,21 @@ def test_example_runs_and_run_again_finds_it_done(tmp_path: Path) -> None:
     assert out.startswith("first: 12 done (")
 
 
+def test_list_of_commands_runs_and_keeps_done_lines_when_it_is_edited(tmp_path: Path) -> None:
+    """The commands count their runs in a file each."""
+    file = tmp_path / "cmds.txt"
+    file.write_text("#!/bin/sh -e\necho x >> a.runs && true\necho x >> b.runs; false; true\n")
+    code, out, err = run(tmp_path, "run", "cmds.txt")
+    assert (code, err) == (1, "cmds.txt: shell commands, 2 tasks\ncmds: 2 tasks\n")
+    assert "retry:    taskyard run cmds.txt\n" in out
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], "# new", "echo x >> c.runs", "", *lines[1:]]))
+    code, out, err = run(tmp_path, "run", "cmds.txt", "--shell", "--no-retry-failed")
+    assert (code, "1 already done, 1 failed and not retried, 1 new" in err) == (1, True)
+    assert "retry:    taskyard run cmds.txt --format shell\n" in out
+    assert [(tmp_path / f"{name}.runs").read_text() for name in "abc"] == ["x\n"] * 3
+
+
 def test_truncated_output_is_reported_and_exits_1_also_after_compaction(tmp_path: Path) -> None:
     task = {"name": "long", "argv": ["head", "-c", "1100000", "/dev/zero"]}
     (tmp_path / "f.jsonl").write_text(json.dumps(task))

@@ -62,6 +62,9 @@ SCRIPT_SUFFIXES: Final = (".sh", ".bash", ".ksh", ".zsh")
 #: Lines that a guess reads.
 LINES_READ_MAX: Final = 100
 
+#: The share of lines that must be evident commands. A list may have a program of another machine.
+EVIDENT_SHARE_MIN: Final = 0.75
+
 FORCE_HINT: Final = f"--format {'|'.join(form.value for form in Format)} forces another"
 _SHELL_HINT: Final = "--shell runs each line as a command, --format names another format"
 
@@ -142,7 +145,7 @@ def _guess(label: str, suffix: str, lines: _Lines) -> tuple[Format, str]:
     _refuse_other_text(label, lines, _TABLES)
     _refuse_script(label, lines)
     evident = sum(is_evident_command(line) for line in texts)
-    if 2 * evident < len(texts):
+    if evident < EVIDENT_SHARE_MIN * len(texts):
         number = next(number for number, line in lines if not is_evident_command(line))
         raise _unknown_format(label, number, "is in no format that can be recognized")
     return Format.SHELL, "its lines look like commands"
@@ -153,6 +156,9 @@ def _guess(label: str, suffix: str, lines: _Lines) -> tuple[Format, str]:
 #: A brace and a space begin a group of commands. JSON has a quote or nothing there.
 _COMMAND_GROUP: Final = re.compile(r"""\{\s+[^\s"'}]""")
 
+#: `[section]` of TOML and of other settings.
+_SECTION: Final = re.compile(r"\[\[?[A-Za-z][^\[\]]*\]\]?")
+
 #: `[ -f x ] && …` is a command.
 _TEST_COMMAND: Final = re.compile(r"\[\[?\s.*\s\]\]?(?=[\s;&|]|$)")
 
@@ -162,6 +168,8 @@ def _guess_json(label: str, lines: _Lines) -> tuple[Format, str] | None:
     if line.startswith("{") and not _COMMAND_GROUP.match(line):
         return _guess_object(line, [line for _, line in lines])
     if line.startswith("[") and (_is_json(line) or not _TEST_COMMAND.match(line)):
+        if _SECTION.fullmatch(line) and not _is_json(line):
+            raise _unknown_format(label, number, "looks like a list of settings")
         raise InvalidCampaign(f"{label}:{number}: a JSON list (write one task per line, as JSONL)")
     return None
 
@@ -206,10 +214,11 @@ def _guess_table(line: str) -> tuple[Format, str] | None:
 def _guess_comma_lines(lines: Sequence[str]) -> tuple[Format, str] | None:
     """Return dwork's format for lines of words without spaces, unless they may be commands."""
     fitting = [line for line in lines if _COMMA_LINE.fullmatch(line)]
-    is_evident = len(fitting) < len(lines) and any(map(is_evident_command, lines))
-    if any("," in line for line in fitting) and 2 * len(fitting) > len(lines) and not is_evident:
-        return Format.DWORK, "its lines are names with commas"
-    if len(fitting) < len(lines) or any(map(is_evident_command, lines)):
+    is_all = len(fitting) == len(lines)
+    if any("," in line for line in fitting):
+        is_mixed = 2 * len(fitting) <= len(lines) or any(map(is_evident_command, lines))
+        return (Format.DWORK, "its lines are names with commas") if is_all or not is_mixed else None
+    if not is_all or any(map(shutil.which, lines)):
         return None
     return Format.DWORK, "its lines are single words, and none is a program here"
 
@@ -224,6 +233,8 @@ _OTHER_TEXT: Final = tuple(
         (r"---|[-*]\s", "YAML or Markdown"),
         (r"[^\s:'\"$]+:(\s|$)", "YAML or a list of settings"),
         (r"\S+\s+=(\s|$)", "a list of settings"),
+        (r"[\w.,\[\]-]+\s*[=<>~!]=", "a list of packages"),
+        (r"[$%]\s", "a session of a terminal"),
         (r"(import|from)\s+[\w.]+(\s+(as|import)\s.*|\s*,.*)?$", "Python"),
         (r"[>|]", "quoted text or a table"),
         (r"\w[\w.]*\(", "a program"),
@@ -291,12 +302,17 @@ _OPERATORS: Final = re.compile(
 )
 
 
+#: A program by its path: `/usr/bin/x`, `./x`, `~/x`, `bin/x`.
+_PATH: Final = re.compile(r"(?:~|[\w.-]*/)[^:]*")
+
+
 def is_evident_command(line: str) -> bool:
     """Return whether a line is a command, by its syntax or because its program exists here."""
     rest = _SETTINGS.sub("", line, count=1) if _SETTINGS.match(line) else line
-    if rest != line or _OPERATORS.search(line) or line.startswith(("( ", "((", "$", "`")):
+    if rest != line or line.startswith(("( ", "((", "$", "`")):
         return True
     word = (rest.split() or [""])[0].lstrip("(").strip("'\"")
-    if word in _COMMAND_WORDS:
+    if word in _COMMAND_WORDS or _PATH.fullmatch(word) or shutil.which(word) is not None:
         return True
-    return "/" in word or shutil.which(word) is not None
+    # Words in capitals are keywords of Dockerfiles, SQL and others.
+    return not word.isupper() and _OPERATORS.search(line) is not None

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from taskyard.campaign.line_names import LineNames
-from taskyard.campaign.lines import InvalidCampaign, InvalidRow, text_error, text_of
+from taskyard.campaign.lines import (
+    InvalidCampaign,
+    InvalidRow,
+    numbered_lines,
+    open_input,
+    text_error,
+    text_of,
+)
 from taskyard.campaign.shell_syntax import CommandScanner, syntax_error
 
 if TYPE_CHECKING:
@@ -27,20 +34,30 @@ COMMAND_BYTES_MAX: Final = 128 * 1024 - 1
 #: Shells whose lines this module can join and check.
 SHELLS: Final = ("sh", "bash", "dash", "ash", "ksh", "mksh", "zsh")
 
+#: Shells that may lack the extensions of bash.
+_POSIX_SHELLS: Final = ("sh", "dash", "ash")
+
 SHEBANG: Final = b"#!"
 
 
 class SkippedLines(Struct):
-    """How many lines were skipped."""
+    """How many lines without a command were skipped."""
 
     blank: int = 0
     comments: int = 0
+
+    def take(self, command: bytes) -> bool:
+        """Count a line that has no command. Return whether it has none."""
+        is_blank, is_comment = not command or command.isspace(), command.startswith(b"#")
+        self.blank += is_blank
+        self.comments += is_comment
+        return is_blank or is_comment
 
 
 def rows(lines: Iterable[Line], label: str, skipped: SkippedLines) -> Iterator[tuple[int, object]]:
     """Yield the command of each line as a task, with its number. Count skipped lines."""
     names = LineNames()
-    shell = ["sh"]
+    shell, is_posix = ["sh"], True
     for number, line in joined(lines):
         if isinstance(line, InvalidRow):
             yield number, line
@@ -48,15 +65,24 @@ def rows(lines: Iterable[Line], label: str, skipped: SkippedLines) -> Iterator[t
         command = line.lstrip(b" \t")
         if number == 1 and command.startswith(SHEBANG):
             shell = shell_of(command, label)
-        elif not command or command.isspace():
-            skipped.blank += 1
-        elif command.startswith(b"#"):
-            skipped.comments += 1
-        elif reason := _command_error(command):
+            is_posix = shell[0].rpartition("/")[2] in _POSIX_SHELLS
+        elif skipped.take(command):
+            continue
+        elif reason := _command_error(command, is_posix=is_posix):
             yield number, InvalidRow(reason, text_of(command))
         else:
             text = command.decode()
             yield number, {"name": names.next_name(text), "argv": [*shell, "-c", text]}
+
+
+def count_skipped(path: str) -> SkippedLines:
+    """Count the blank lines and comments of a file that other processes read."""
+    skipped = SkippedLines()
+    with open_input(path) as stream:
+        for number, line in joined(numbered_lines(stream, path)):
+            if isinstance(line, bytes) and not (number == 1 and line.startswith(SHEBANG)):
+                skipped.take(line.lstrip(b" \t"))
+    return skipped
 
 
 def shell_of(line: bytes, label: str) -> list[str]:
@@ -76,11 +102,11 @@ def shell_of(line: bytes, label: str) -> list[str]:
     return words
 
 
-def _command_error(command: bytes) -> str | None:
+def _command_error(command: bytes, *, is_posix: bool) -> str | None:
     """Return why a line is not a command, or None if it may be one."""
     if len(command) > COMMAND_BYTES_MAX:
         return f"the command has {len(command)} bytes, the limit is {COMMAND_BYTES_MAX}"
-    return text_error(command) or syntax_error(command.decode())
+    return text_error(command) or syntax_error(command.decode(), is_posix=is_posix)
 
 
 def joined(lines: Iterable[Line]) -> Iterator[Line]:

@@ -1,8 +1,7 @@
 """The syntax of one shell command: how its line ends, and errors that make it no whole command.
 
-Finds only certain errors: a line that is rejected here is rejected by every POSIX shell, or is half
-of a command. All else is left to the shell that runs it. Works on text whose undecodable bytes are
-surrogates, and runs nothing.
+Finds only certain errors: a line that every POSIX shell rejects, that is half of a command, or that
+would seem to be done without its work. All else is left to the shell that runs it. Runs nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +23,18 @@ _BLOCK_ENDS: Final = {"if": "fi", "case": "esac"}
 #: Operators that need another command after them. A backslash makes them plain text.
 _OPEN_END: Final = re.compile(r"(?<![\\&|])(&&|\|\|?)\s*$")
 
-#: Plain text that needs no scan: no quote, substitution or here-document.
-_NEEDS_SCAN: Final = re.compile(r"""['"`]|\$\(|<<""")
+#: The worker ends the processes that a command leaves behind. `setsid` starts one on purpose.
+_BACKGROUND_END: Final = re.compile(r"(?<![\\&>|<])&\s*$")
+_BACKGROUND_HINT: Final = "it would be stopped at once, so leave that out, or add `wait`"
+
+_BASH_REDIRECTION: Final = "`&>` means another thing in sh (begin the file with #!/bin/bash)"
+
+#: Quotes, substitutions, here-documents and `&>`. A text without them needs no scan.
+_NEEDS_SCAN: Final = re.compile(r"""['"`]|\$\(|<<|&>""")
 
 # The next place that changes the state, by state. `#` begins a comment only before a word.
 _COMMAND: Final = re.compile(
-    r"""\\.|\$'|'|"|`|\$\(\(|\$\(|\(\(|\(|\)|<<<|<<-?(?=\s*["'\\]?[A-Za-z_])|(?:^|(?<=[\s;&|(]))\#""",
+    r"""\\.|\$'|'|"|`|\$\(\(|\$\(|\(\(|\(|\)|&&|&>|<<<|<<-?(?=\s*["'\\]?[A-Za-z_])|(?:^|(?<=[\s;&|(]))\#""",
     re.DOTALL,
 )
 _ARITHMETIC: Final = re.compile(r"""\\.|'|"|`|\$\(\(|\$\(|\(|\)""", re.DOTALL)
@@ -62,6 +67,7 @@ class CommandScanner:
         self.open: list[str] = []
         self.in_comment = False
         self.has_here_document = False
+        self.has_bash_redirection = False
 
     def feed(self, text: str) -> None:
         """Read the next piece of a command."""
@@ -83,6 +89,8 @@ class CommandScanner:
             self.open.append(state)  # closed by a parenthesis of its own
         elif found == "#":
             self.in_comment = True
+        elif found == "&>":
+            self.has_bash_redirection = True
         elif found.startswith("<<") and found != "<<<":
             self.has_here_document = True
 
@@ -96,12 +104,17 @@ class CommandScanner:
         return backslashes % 2 == 1 and not self.in_comment and not in_quotes
 
 
-def syntax_error(text: str) -> str | None:
-    """Return why a text is not one whole command, or None if that is not certain."""
+def syntax_error(text: str, *, is_posix: bool = True) -> str | None:
+    """Return why a text is not one whole command, or None if that is not certain.
+
+    `is_posix`: the shell may lack the extensions of bash.
+    """
     problem = _block_error(text)
-    if problem is None and _NEEDS_SCAN.search(text) is not None:
-        problem = _quote_error(text)
-    return problem and f"{problem} ({_ONE_LINE})"
+    if problem is not None:
+        return f"{problem} ({_ONE_LINE})"
+    if "#" not in text and "setsid" not in text and _BACKGROUND_END.search(text):
+        return f"ends with `&` ({_BACKGROUND_HINT})"
+    return _quote_error(text, is_posix=is_posix) if _NEEDS_SCAN.search(text) else None
 
 
 def _block_error(text: str) -> str | None:
@@ -116,10 +129,12 @@ def _block_error(text: str) -> str | None:
     return f"ends with `{last[1]}`" if last else None
 
 
-def _quote_error(text: str) -> str | None:
-    """Return which quote, substitution or here-document is not complete."""
+def _quote_error(text: str, *, is_posix: bool) -> str | None:
+    """Return which quote, substitution or redirection is not complete."""
     scanner = CommandScanner()
     scanner.feed(text)
     if scanner.open:
-        return f"{scanner.open[0]} is never closed"
-    return "a here-document has no lines" if scanner.has_here_document else None
+        return f"{scanner.open[0]} is never closed ({_ONE_LINE})"
+    if scanner.has_here_document:
+        return f"a here-document has no lines ({_ONE_LINE})"
+    return _BASH_REDIRECTION if is_posix and scanner.has_bash_redirection else None

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taskyard.campaign.rejects import RejectedRow
+    from taskyard.campaign.shell_lines import SkippedLines
 
 #: Bad lines that are printed. The others are counted, and --skip-bad writes them all.
 REJECTED_SHOWN_MAX: Final = 20
@@ -221,7 +222,7 @@ def _print_summary(loaded: LoadedCampaign) -> None:
         "duplicates": f"{len(summary.duplicates):,}",
         "cycles": f"{len(summary.cycles):,}",
     }
-    if skipped := _skipped_text(loaded):
+    if skipped := skipped_text(loaded.skipped):
         lines["skipped"] = skipped
     click.echo(f"{escape_line(loaded.file)}: {loaded.choice.format.title}")
     for name, value in lines.items():
@@ -258,14 +259,13 @@ def explain_format(loaded: LoadedCampaign) -> None:
 def _format_line(loaded: LoadedCampaign) -> str:
     """Return the format, the tasks and the skipped lines: `cmds.txt: shell commands, 5 tasks`."""
     tasks = format_count(len(loaded.specs), "task")
-    skipped = _skipped_text(loaded)
+    skipped = skipped_text(loaded.skipped)
     more = f" (skipped {skipped})" if skipped else ""
     return f"{escape_line(loaded.file)}: {loaded.choice.format.title}, {tasks}{more}"
 
 
-def _skipped_text(loaded: LoadedCampaign) -> str:
+def skipped_text(skipped: SkippedLines) -> str:
     """Return the numbers of skipped lines. Empty if there are none."""
-    skipped = loaded.skipped
     numbers = ((skipped.blank, "blank line"), (skipped.comments, "comment"))
     return " and ".join(format_count(number, word) for number, word in numbers if number)
 

@@ -11,9 +11,10 @@ from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.rejects import write_rejected
+from taskyard.campaign.shell_lines import count_skipped
 from taskyard.cli.connection import connect_client
 from taskyard.cli.format import escape_line, format_count, format_duration
-from taskyard.cli.load import print_rejected
+from taskyard.cli.load import format_options, print_rejected, skipped_text
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.pipeline.documents import BadRow, PipelineLoadDocument, PipelineLoadDryRunDocument
@@ -63,12 +64,7 @@ _NAMES_SHOWN: Final = 6
     metavar="FILE",
     help="JSONL file for rejected rows. Beside each input file if omitted.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice([one.value for one in Format]),
-    help="File format. Detected if omitted.",
-)
+@format_options
 @click.option(
     "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
 )
@@ -79,18 +75,18 @@ _NAMES_SHOWN: Final = 6
 def load(cli_context: CliContext, /, files: tuple[str, ...], **values: Any) -> ExitCode:  # noqa: ANN401
     """Load graphs of tasks from files, checked by Spark.
 
-    Reads JSONL (also .gz), CSV, Parquet, WfCommons or dwork's comma lines. FILE may be a pattern or
-    a directory. All files are checked first for duplicate names, unknown dependencies, cycles and
-    bad values. Rejected rows are written to a file with their file, line and reason. Then nothing
-    is submitted and the exit code is 2, unless --skip-bad is given. Tasks are submitted from the
-    partitions, level by level. Safe to interrupt and run again: no task is submitted twice.
+    Reads JSONL (also .gz), CSV, Parquet, WfCommons, dwork's comma lines or shell commands. FILE
+    may be a pattern or a directory. All files are checked first for duplicate names, unknown
+    dependencies, cycles and bad values. Rejected rows are written to a file with their file,
+    line and reason. Then nothing is submitted and the exit code is 2, unless --skip-bad is
+    given. Tasks are submitted from the partitions, level by level. Safe to interrupt and run
+    again: no task is submitted twice.
     """
     from taskyard.pipeline.sources import campaigns  # noqa: PLC0415  # imports Spark
 
     found = campaigns.find(files)
-    form = Format(values["form"]) if values["form"] else None
     campaign = values["campaign"] or _campaign(files, found)
-    options = FileOptions(form, values["replay"], values["speedup"], campaign)
+    options = FileOptions(values["form"], values["replay"], values["speedup"], campaign)
     if values["dry_run"]:
         return _dry_run(cli_context, found, options, values)
     with connect_client(cli_context) as client:
@@ -120,7 +116,12 @@ def _read(
     from taskyard.pipeline.jobs import load as job  # noqa: PLC0415
 
     cli_context.info(f"reading {format_count(len(found), 'file')}")
-    return job.read(spark, found, options)
+    checked = job.read(spark, found, options)
+    for path in checked.campaign.shell_files():
+        skipped = skipped_text(count_skipped(path))
+        more = f" (skipped {skipped})" if skipped else ""
+        cli_context.info(f"{escape_line(path)}: {Format.SHELL.title}{more}")
+    return checked
 
 
 def _dry_run(

@@ -92,6 +92,10 @@ class CampaignFiles(Struct):
             before = _count_lines(split.path, split.first)
         return split.path, before + place % LINES_PER_SPLIT
 
+    def shell_files(self) -> list[str]:
+        """Return the files of shell commands. They are not split, because names count lines."""
+        return [split.path for split in self.splits if split.form is Format.SHELL]
+
     def places_in_order(self) -> list[int]:
         """Return the first place of each split."""
         return [number * LINES_PER_SPLIT for number in range(len(self.splits))]
