@@ -1,12 +1,14 @@
 """Shell lines: commands, skipped and joined lines, and lines that are no whole command."""
 
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from taskyard.campaign import shell_lines
+from taskyard.campaign import shell_lines, shell_syntax
 from taskyard.campaign.batches import encode_batches
 from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
@@ -168,6 +170,18 @@ def test_whole_commands_are_accepted(text: str) -> None:
 def test_part_of_a_command_is_rejected(text: str, reason: str) -> None:
     hint = "(a command is one line, or lines that end in a backslash)"
     assert complaints(load(text.encode())) == [f"c:1: {reason} {hint}"]
+
+
+def test_quick_check_accepts_only_what_the_scan_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare both on random texts of the characters that matter."""
+    parts = ("'", '"', "`", "\\", "#", "&", "&&", "|", "<", "<<", "$(", "((", "$((", ")", "$'", ">")
+    words = ("a", " ", " ", "for ", "done", "if", "fi", "{", "}", ";", "!", "END", "$x", "\n")
+    random = Random(7)
+    texts = ["".join(random.choices(parts + words, k=random.randint(1, 9))) for _ in range(20_000)]
+    quick = [text for text in texts if shell_syntax._SURELY_WHOLE.fullmatch(text)]  # noqa: SLF001
+    assert len(quick) > 500
+    monkeypatch.setattr(shell_syntax, "_SURELY_WHOLE", re.compile("(?!)"))
+    assert [text for text in quick if syntax_error(text) is not None] == []
 
 
 def test_sh_rejects_the_same_lines() -> None:

@@ -48,10 +48,13 @@ class SkippedLines(Struct):
 
     def take(self, command: bytes) -> bool:
         """Count a line that has no command. Return whether it has none."""
-        is_blank, is_comment = not command or command.isspace(), command.startswith(b"#")
-        self.blank += is_blank
-        self.comments += is_comment
-        return is_blank or is_comment
+        if command.startswith(b"#"):
+            self.comments += 1
+        elif not command or command.isspace():
+            self.blank += 1
+        else:
+            return False
+        return True
 
 
 def rows(lines: Iterable[Line], label: str, skipped: SkippedLines) -> Iterator[tuple[int, object]]:
@@ -66,13 +69,8 @@ def rows(lines: Iterable[Line], label: str, skipped: SkippedLines) -> Iterator[t
         if number == 1 and command.startswith(SHEBANG):
             shell = shell_of(command, label)
             is_posix = shell[0].rpartition("/")[2] in _POSIX_SHELLS
-        elif skipped.take(command):
-            continue
-        elif reason := _command_error(command, is_posix=is_posix):
-            yield number, InvalidRow(reason, text_of(command))
-        else:
-            text = command.decode()
-            yield number, {"name": names.next_name(text), "argv": [*shell, "-c", text]}
+        elif not skipped.take(command):
+            yield number, _row(command, shell, names, is_posix=is_posix)
 
 
 def count_skipped(path: str) -> SkippedLines:
@@ -102,11 +100,19 @@ def shell_of(line: bytes, label: str) -> list[str]:
     return words
 
 
-def _command_error(command: bytes, *, is_posix: bool) -> str | None:
-    """Return why a line is not a command, or None if it may be one."""
+def _row(command: bytes, shell: list[str], names: LineNames, *, is_posix: bool) -> object:
+    """Return the task of a command, or the reason why there is none."""
     if len(command) > COMMAND_BYTES_MAX:
-        return f"the command has {len(command)} bytes, the limit is {COMMAND_BYTES_MAX}"
-    return text_error(command) or syntax_error(command.decode(), is_posix=is_posix)
+        reason = f"the command has {len(command)} bytes, the limit is {COMMAND_BYTES_MAX}"
+        return InvalidRow(reason, text_of(command))
+    try:
+        text = command.decode()
+    except UnicodeDecodeError:
+        return InvalidRow(text_error(command) or "", text_of(command))
+    problem = text_error(command) if "\0" in text else syntax_error(text, is_posix=is_posix)
+    if problem is not None:
+        return InvalidRow(problem, text)
+    return {"name": names.next_name(text), "argv": [*shell, "-c", text]}
 
 
 def joined(lines: Iterable[Line]) -> Iterator[Line]:

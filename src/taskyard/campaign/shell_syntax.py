@@ -29,8 +29,12 @@ _BACKGROUND_HINT: Final = "it would be stopped at once, so leave that out, or ad
 
 _BASH_REDIRECTION: Final = "`&>` means another thing in sh (begin the file with #!/bin/bash)"
 
-#: Quotes, substitutions, here-documents and `&>`. A text without them needs no scan.
-_NEEDS_SCAN: Final = re.compile(r"""['"`]|\$\(|<<|&>""")
+#: A text without any of the problems below: most commands, in a tenth of the time.
+_SURELY_WHOLE: Final = re.compile(
+    r"""(?!(?:do|done|then|else|elif|fi|esac|for|while|until|select|if|case)\b|[({!;)}&|])"""
+    r"""(?:[^'"`\\#&|<($]++|'[^']*+'|"[^"`\\$]*+"|\$[\w{?@*!-]|>&(?=[\d-])"""
+    r"""|(?:&&|\|\|?)(?=\s*[^\s&|]))*+"""
+)
 
 # The next place that changes the state, by state. `#` begins a comment only before a word.
 _COMMAND: Final = re.compile(
@@ -109,12 +113,14 @@ def syntax_error(text: str, *, is_posix: bool = True) -> str | None:
 
     `is_posix`: the shell may lack the extensions of bash.
     """
+    if _SURELY_WHOLE.fullmatch(text) is not None:
+        return None
     problem = _block_error(text)
     if problem is not None:
         return f"{problem} ({_ONE_LINE})"
     if "#" not in text and "setsid" not in text and _BACKGROUND_END.search(text):
         return f"ends with `&` ({_BACKGROUND_HINT})"
-    return _quote_error(text, is_posix=is_posix) if _NEEDS_SCAN.search(text) else None
+    return _quote_error(text, is_posix=is_posix)
 
 
 def _block_error(text: str) -> str | None:
