@@ -7,7 +7,7 @@ import click
 import pytest
 
 from taskyard import __version__
-from taskyard.cli.commands import COMMANDS, LazyCommand, LazyGroup
+from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyCommand, LazyGroup
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.options import verbose_option
 from taskyard.errors import (
@@ -178,12 +178,21 @@ def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture
     assert "Usage: taskyard" in capsys.readouterr().err
 
 
+def test_suggestions_name_commands_for_words_that_are_none() -> None:
+    assert not SUGGESTIONS.keys() & COMMANDS.keys()
+    named = {name for names in SUGGESTIONS.values() for name in names if name[0] != "-"}
+    assert named <= COMMANDS.keys()
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
         ("sumbit", "No such command 'sumbit'. Did you mean submit?"),
         ("work", "No such command 'work'. Did you mean worker or workers?"),
         ("frobnicate", "No such command 'frobnicate'."),
+        ("ps", "No such command 'ps'. Did you mean list or workers?"),
+        ("stop", "No such command 'stop'. Did you mean down or cancel?"),
+        ("top", "No such command 'top'. Did you mean status or watch?"),
     ],
 )
 def test_misspelt_command_gets_suggestions(

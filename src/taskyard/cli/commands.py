@@ -34,10 +34,16 @@ class LazyGroup(click.Group):
     """A click group that imports a command when it is called, listed in the table's order."""
 
     def __init__(
-        self, *arguments: object, lazy_commands: dict[str, LazyCommand], **settings: object
+        self,
+        *arguments: object,
+        lazy_commands: dict[str, LazyCommand],
+        suggestions: dict[str, tuple[str, ...]] | None = None,
+        **settings: object,
     ) -> None:
+        """`suggestions` maps names that are no commands to commands that are meant."""
         super().__init__(*arguments, **settings)  # type: ignore[arg-type]  # click's own signature
         self.lazy_commands = lazy_commands
+        self.suggestions = suggestions or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         return list(self.lazy_commands)
@@ -49,7 +55,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command name, with suggestions for a misspelt one.
+        """Resolve a command name, with suggestions for an unknown one.
 
         Click suggests only imported commands, and here none is.
         """
@@ -58,7 +64,7 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         import difflib  # noqa: PLC0415  # only for misspelt commands
 
-        close = difflib.get_close_matches(name, self.lazy_commands)
+        close = self.suggestions.get(name) or difflib.get_close_matches(name, self.lazy_commands)
         if close:
             ctx.fail(f"No such command '{name}'. Did you mean {' or '.join(close)}?")
         return super().resolve_command(ctx, args)
@@ -170,4 +176,29 @@ COMMANDS: dict[str, LazyCommand] = {
     "completion": LazyCommand(
         "taskyard.cli.completion:completion", "Print a shell completion script."
     ),
+}
+
+#: Commands of other programs, with those of ours that do the same.
+SUGGESTIONS: dict[str, tuple[str, ...]] = {
+    "abort": ("cancel",),
+    "add": ("submit",),
+    "delete": ("cancel",),
+    "events": ("watch",),
+    "exec": ("submit", "run", "map"),
+    "help": ("--help",),
+    "info": ("status", "show"),
+    "jobs": ("list",),
+    "kill": ("cancel", "down"),
+    "logs": ("log", "watch"),
+    "ls": ("list",),
+    "parallel": ("map",),
+    "ps": ("list", "workers"),
+    "queue": ("list", "status"),
+    "rm": ("cancel",),
+    "start": ("up", "run"),
+    "stop": ("down", "cancel"),
+    "tasks": ("list",),
+    "top": ("status", "watch"),
+    "version": ("--version",),
+    "xargs": ("map",),
 }

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 import click
 
 from taskyard import __version__
-from taskyard.cli.commands import COMMANDS, LazyGroup
+from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyGroup
 from taskyard.cli.format import escape_line
 from taskyard.cli.options import CliContext, config_option, verbose_option
 from taskyard.cli.terminal import escaping_output
@@ -34,6 +34,7 @@ COMPLETION_VARIABLE: Final = "_TASKYARD_COMPLETE"
 @click.group(
     cls=LazyGroup,
     lazy_commands=COMMANDS,
+    suggestions=SUGGESTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
