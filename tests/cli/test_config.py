@@ -15,6 +15,7 @@ import pytest
 from taskyard.cli import entry
 from taskyard.cli.commands import COMMANDS
 from taskyard.cli.options import SettingOption
+from taskyard.client import discovery
 from taskyard.client.client import Client
 from taskyard.settings.keys import CONFIG_VARIABLE, KEYS
 from tests.kit.processes import (
@@ -113,6 +114,19 @@ def test_file_is_found_from_a_subdirectory_and_paths_begin_at_it(tmp_path: Path)
     assert (code, err) == (0, "")
     assert found["broker.state"]["value"] == str(tmp_path / "yard")
     assert found["broker.state"]["place"] == f"{tmp_path}/taskyard.toml:2"
+
+
+def test_state_of_a_parent_directory_is_shown_with_its_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert shown(capsys)["broker.state"] == (".taskyard", "default", None)
+    (tmp_path / ".taskyard").mkdir()
+    place = (str(tmp_path / ".taskyard"), "default", "parent directory")
+    assert shown(capsys)["broker.state"] == place
+    assert discovery.locate(environment={}).state == tmp_path / ".taskyard"
+    assert shown(capsys, "--state", "here")["broker.state"] == ("here", "flag", "--state")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Finding the settings file, unreadable files, and line numbers."""
+"""Finding the settings file and the state directory, unreadable files, and line numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from taskyard.settings import files
-from taskyard.settings.files import InvalidSettings, find, read
+from taskyard.settings.files import InvalidSettings, find, find_state, read
 from tests.settings.kit import written
 
 
@@ -68,6 +68,52 @@ def test_working_directory_that_is_gone_has_no_file(
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert find(None, {}) is None
+
+
+# The state directory.
+
+
+def test_nearest_state_of_this_user_is_found_from_subdirectories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / ".taskyard"
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    state.mkdir()
+    (tmp_path / "a" / ".taskyard").write_text("a file is no state")
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    assert find_state() == state
+    monkeypatch.setattr(os, "geteuid", lambda: state.stat().st_uid + 1)
+    assert find_state() == Path(".taskyard")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert find_state() == Path(".taskyard")
+
+
+def test_state_of_another_user_hides_those_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".taskyard").mkdir()
+    near = tmp_path / "a" / ".taskyard"
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    near.mkdir()
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    assert find_state() == near
+    is_own = files._is_own  # noqa: SLF001
+    monkeypatch.setattr(files, "_is_own", lambda path: path != near and is_own(path))
+    assert find_state() == Path(".taskyard")
+
+
+def test_working_directory_that_is_gone_has_a_state_to_create(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert find_state() == Path(".taskyard")
+
+
+# Unreadable files, and line numbers.
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -186,13 +186,17 @@ def setting_option(
     return click.option(*names, cls=SettingOption, callback=choose, **more)
 
 
+#: The default of --state, for the help.
+NEAREST_STATE: Final = "nearest .taskyard, here or in a parent"
+
+
 def state_option(command: CommandFunction) -> CommandFunction:
     """Add --state, for commands that work on a state directory themselves."""
     option = setting_option(
         "broker.state",
         "--state",
         envvar="TASKYARD_STATE",
-        show_default="./.taskyard",
+        show_default=NEAREST_STATE,
         type=click.Path(path_type=Path),
         metavar="DIR",
         help="State directory.",
@@ -205,7 +209,7 @@ broker_state_option = click.option(
     "--state",
     cls=SettingOption,
     envvar="TASKYARD_STATE",
-    show_default="./.taskyard",
+    show_default=NEAREST_STATE,
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="State directory of the broker.",
@@ -285,7 +289,7 @@ def broker_options(command: CommandFunction) -> CommandFunction:
             "--state",
             cls=SettingOption,
             envvar="TASKYARD_STATE",
-            show_default="./.taskyard",
+            show_default=NEAREST_STATE,
             type=click.Path(path_type=Path),
             metavar="DIR",
             expose_value=False,

@@ -1,6 +1,7 @@
-"""The settings file: find it, parse it, and find the line of each key.
+"""The settings file: find it, parse it, and find the line of each key. Find the state directory.
 
-Owns `taskyard.toml` as a file. Independent of the meaning of its keys.
+Owns `taskyard.toml` as a file, and the search from the working directory upwards. Independent of
+the meaning of keys.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from msgspec import Struct
 
 from taskyard.errors import UserError
 from taskyard.settings import toml
-from taskyard.settings.keys import CONFIG_VARIABLE
+from taskyard.settings.keys import CONFIG_VARIABLE, STATE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -81,6 +82,32 @@ def _search() -> Path | None:
         if _is_ours(directory, directory / FILE_NAME):
             return Path(FILE_NAME) if directory == here else directory / FILE_NAME
     return None
+
+
+def find_state() -> Path:
+    """Return the nearest `.taskyard` from the working directory upwards, as git finds its own.
+
+    It must belong to this user: another user could replace its files. The search ends at the root
+    of the file system. If there is none, return the one to create here.
+    """
+    here = Path(STATE_NAME)
+    try:
+        start = Path.cwd()
+        device = start.stat().st_dev
+        for directory in (start, *start.parents):
+            if directory.stat().st_dev != device:
+                break
+            state = directory / STATE_NAME
+            if state.is_dir():
+                return state if directory != start and _is_own(state) else here
+    except OSError:  # the directory was removed, or one above it is not accessible
+        pass
+    return here
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether a path belongs to this user, and the directory behind a link as well."""
+    return path.lstat().st_uid == path.stat().st_uid == os.geteuid()
 
 
 def _is_ours(directory: Path, file: Path) -> bool:

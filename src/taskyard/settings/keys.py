@@ -31,6 +31,10 @@ OTHER_VARIABLES: Final = (
     "TASKYARD_STATE_OWNER",
 )
 
+#: The setting whose default is searched for in the parent directories, and the name searched for.
+STATE: Final = "broker.state"
+STATE_NAME: Final = ".taskyard"
+
 #: The section of all services: `[service.smtp]`.
 SERVICE: Final = "service"
 DEFAULTS: Final = "defaults"
@@ -114,8 +118,8 @@ KEYS: Final = (
         "broker",
         "state",
         kinds.DIRECTORY,
-        Path(".taskyard"),
-        "The state directory.",
+        Path(STATE_NAME),
+        "The state directory. If not set: the nearest one, here or in a parent directory.",
         environment="TASKYARD_STATE",
     ),
     _key(

@@ -21,6 +21,7 @@ from taskyard.settings.keys import (
     PREFIX,
     SECTIONS,
     SERVICE,
+    STATE,
     Key,
     service_keys,
 )
@@ -178,7 +179,7 @@ class _Loader:
 
     def _setting(self, key: Key) -> Setting:
         """Return the effective value of a key. Overridden values are checked, too."""
-        setting = Setting(key, key.default, Origin(Source.DEFAULT))
+        setting = _default_of(key)
         for origin, raw in self._given(key):
             try:
                 value = key.kind.read(raw)
@@ -261,6 +262,16 @@ class _Loader:
         """Add a problem about a section or key of the file."""
         describe = f"{self._document.place(*path)}: {reason}"
         self._problems.append((self._document.line(*path), describe))
+
+
+def _default_of(key: Key) -> Setting:
+    """Return the default of a key. The state directory may be that of a parent directory."""
+    if key.path != STATE:
+        return Setting(key, key.default, Origin(Source.DEFAULT))
+    state = files.find_state()
+    return Setting(
+        key, state, Origin(Source.DEFAULT, "parent directory" if state.is_absolute() else "")
+    )
 
 
 def _path_of(key: Key) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import msgspec
 
 from taskyard import __version__
 from taskyard.cli.options import (
+    NEAREST_STATE,
     CliContext,
     SettingOption,
     config_option,
@@ -45,7 +46,7 @@ def history_options(command: Any) -> Any:  # noqa: ANN401  # click's decorator
             type=click.Path(path_type=Path),
             cls=SettingOption,
             envvar="TASKYARD_STATE",
-            show_default="./.taskyard",
+            show_default=NEAREST_STATE,
             metavar="DIR",
             help="State directory.",
         ),
