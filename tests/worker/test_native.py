@@ -196,6 +196,19 @@ def test_task_assigned_during_shutdown_is_returned() -> None:
     assert harness.loop.has_exited
 
 
+def test_older_request_that_is_unanswered_is_not_sent_after_the_exit() -> None:
+    harness = WorkerHarness()
+    harness.cut_off = True
+    harness.turn()  # a heartbeat and a Steal, not yet sent
+    harness.loop.shut_down()
+    harness.turn()
+    harness.cut_off = False
+    harness.turn()
+    assert harness.sent_kinds == [peer.EXIT]
+    assert harness.loop.has_exited
+    assert b"w" not in harness.scheduler.ledger.workers
+
+
 def test_abandoned_tasks_are_stopped_and_returned() -> None:
     harness = WorkerHarness(slots=1)
     harness.create(b"a")

@@ -147,11 +147,16 @@ class NativeWorkerLoop:
         self._send_heartbeat()
         self._send_progress()
         if self.stopping and not self._held and not self._exit_request:
-            name, incarnation = self._settings.name, self._settings.incarnation
-            self._exit_request = self._channel.request(
-                lambda number: peer.leave(number, name, incarnation)
-            )
+            self._leave()
         self._channel.turn()
+
+    def _leave(self) -> None:
+        """Send `Exit` as the last request: an older one that is sent again would register anew."""
+        self._channel.drop_all()
+        name, incarnation = self._settings.name, self._settings.incarnation
+        self._exit_request = self._channel.request(
+            lambda number: peer.leave(number, name, incarnation)
+        )
 
     def set_progress(self, job: Job, printed: Result) -> None:
         """Send a running task's newest output to the broker, at most every `PROGRESS_NS`."""
