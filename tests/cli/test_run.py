@@ -235,13 +235,15 @@ def test_file_whose_full_names_are_those_of_other_tasks_is_refused(tmp_path: Pat
     assert counts(tmp_path) == {"ready": 1}
 
 
-def test_state_that_is_in_use_is_refused_with_a_hint(tmp_path: Path) -> None:
+def test_running_broker_is_used_and_stays(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a")])
-    with Broker(tmp_path) as running:
-        code, _, err = run_here(tmp_path, "run", file)
-    assert code == 2
-    assert f"in use by process {running.pid}" in err
-    assert "`taskyard load campaign.jsonl --state .taskyard`" in err
+    with Broker(tmp_path) as broker, Running(tmp_path, "worker", "--until-eof"):
+        code, out, err = run_here(tmp_path, "run", file, "--slots", "1", "--allow", "os")
+        assert (code, out.split(" (")[0]) == (0, "campaign: 1 done")
+        assert err == "using the running broker, without --slots, --allow\ncampaign: 1 task\n"
+        code, out, _ = run_here(tmp_path, "run", file, "--broker", broker.endpoint, "--json")
+        assert (code, json.loads(out)["state"]) == (0, "")
+        assert broker.poll() is None
 
 
 @pytest.mark.parametrize(

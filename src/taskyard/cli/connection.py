@@ -56,7 +56,7 @@ class ReadOnlyClient(Protocol):
 def connect_client(cli_context: CliContext) -> Client:
     """Connect to the broker that the options name. Raises `NoBroker`."""
     key = cli_context.key or cli_context.settings().broker.key
-    return connect_to(cli_context, _broker_location(cli_context).endpoint(), key)
+    return connect_to(cli_context, broker_location(cli_context).endpoint(), key)
 
 
 def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) -> Client:
@@ -73,7 +73,8 @@ def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) 
     )
 
 
-def _broker_location(cli_context: CliContext) -> BrokerLocation:
+def broker_location(cli_context: CliContext) -> BrokerLocation:
+    """Return the location of the broker that the options or the settings name."""
     from taskyard.client import discovery  # noqa: PLC0415
 
     return discovery.locate(cli_context.broker, cli_context.state, settings=cli_context.settings())
@@ -90,7 +91,7 @@ def _offline_client(cli_context: CliContext) -> Client | None:
     """Return a client for the state directory if no broker uses it."""
     from taskyard.process.locks import LOCK_FILE, lock_holder  # noqa: PLC0415
 
-    broker, state = _broker_location(cli_context)
+    broker, state = broker_location(cli_context)
     if broker is not None:
         return None
     if not (state / JOURNAL_FILE).exists() or lock_holder(state / LOCK_FILE) is not None:

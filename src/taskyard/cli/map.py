@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -21,10 +22,16 @@ import click
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.lines import STDIN
 from taskyard.campaign.task_spec import check_task, service_of
-from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import DOCUMENT_VERSION, MapSubmitDocument, MapTask
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.input_rows import rows
+from taskyard.cli.local_service import (
+    call_problem,
+    check_workers,
+    local_service,
+    make_worker_spec,
+    service_options,
+)
 from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.output import (
     encode_json,
@@ -51,6 +58,7 @@ from taskyard.cli.templates import (
 )
 from taskyard.errors import (
     ExitCode,
+    NoBroker,
     OutputTruncated,
     Refused,
     TaskBlocked,
@@ -65,6 +73,7 @@ if TYPE_CHECKING:
     from taskyard.cli.input_rows import InputRow
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
+    from taskyard.process.supervisor import WorkerSpec
 
 #: The most failures that are printed. The others are only counted.
 FAILURES_SHOWN: Final = 20
@@ -98,12 +107,17 @@ _LAST_LINE_SECONDS: Final = 2
 )
 @click.option("--jsonl", metavar="FILE", help="Submit a task per line, each a JSON object.")
 @click.option("--json-lines", is_flag=True, help="With --call: decode each line as a JSON value.")
-@click.option("--no-wait", is_flag=True, help="Submit without waiting for results.")
+@click.option(
+    "--wait/--no-wait",
+    default=True,
+    help="Wait for results, or only submit to a running broker.",
+)
 @click.option(
     "--keep-order/--as-completed",
     default=True,
     help="Print results in the order of the input or as tasks settle.",
 )
+@service_options("-j", "--jobs")
 @task_options
 @raw_option
 @broker_options
@@ -113,11 +127,14 @@ def map_rows(
     /,
     argv: tuple[str, ...],
     *,
-    no_wait: bool,
+    wait: bool,
     keep_order: bool,
     **values: Any,  # noqa: ANN401  # input and task options
 ) -> ExitCode:
     """Run a command for every line of a file or of stdin.
+
+    Uses the broker that runs on the state directory. If there is none, the command starts one with
+    workers and stops them at the end.
 
     In the command and in --lane, {} is the line, {#} its number and {column} a field of a row or
     object. If the line is a path, {.} is the path without extension, {/} the base name, {//} the
@@ -138,19 +155,48 @@ def map_rows(
     encode = _encoder(argv, values, has_columns=kind in ("csv", "jsonl"))
     if path != STDIN:
         warn_unused_stdin(cli_context, values)
-    with connect_client(cli_context) as client, _refusal_hint(values):
+    spec = make_worker_spec(values, [values["service"]] if values["service"] else [])
+    check_own = partial(_check_own, cli_context, values, spec, wait=wait)
+    with (
+        local_service(cli_context, spec, check_own=check_own, early_workers=True) as service,
+        _refusal_hint(values),
+    ):
         if not values["campaign"]:
             cli_context.info(f"campaign {campaign}")
-        cli_context.interrupt_message = (
-            "interrupted; submitted tasks continue: `taskyard cancel --campaign "
-            f"{campaign}` cancels them, the same `taskyard map --campaign {campaign}` "
-            "resumes"
-        )
-        send = _submitter(client, campaign, values, watch=not no_wait)
+        service.report_others(campaign)
+        cli_context.interrupt_message = _interrupt_message(campaign, continues=service.is_lasting)
+        send = _submitter(service.client, campaign, values, watch=wait)
         futures = (send(row, encode(row)) for row in rows(kind, path))
-        if no_wait:
-            return _submit(cli_context, client, campaign, futures)
+        if not wait:
+            return _submit(cli_context, service.client, campaign, futures)
         return _submit_and_print(cli_context, campaign, futures, in_order=keep_order)
+
+
+def _interrupt_message(campaign: str, *, continues: bool) -> str:
+    resume = f"the same `taskyard map --campaign {campaign}` resumes"
+    if not continues:
+        return f"interrupted; unfinished tasks are kept: {resume}"
+    cancel = f"`taskyard cancel --campaign {campaign}` cancels them"
+    return f"interrupted; submitted tasks continue: {cancel}, {resume}"
+
+
+def _check_own(
+    cli_context: CliContext, values: dict[str, Any], spec: WorkerSpec, *, wait: bool
+) -> None:
+    """Raise an error if the tasks could never run on a broker and workers of this command."""
+    for option, problem in (
+        ("--no-wait", "" if wait else "leaves the tasks to a running broker"),
+        ("--payload", "" if values["payload"] is None else "needs a worker of your own"),
+    ):
+        if problem:
+            raise NoBroker(f"no broker is running, and {option} {problem} (start `taskyard up`)")
+    check_workers(cli_context, spec)
+    call = values["call"]
+    if call is not None and (problem := call_problem(call, spec.allow)):
+        raise UserError(f"--call {call}: {problem}")
+    slots = int(values["slots"] or 1)
+    if spec.slots is not None and slots > spec.slots:
+        raise UserError(f"--slots {slots}: a worker has {spec.slots} slots (give --jobs {slots})")
 
 
 @contextmanager

@@ -1,13 +1,11 @@
-"""`taskyard run`: run a campaign file with its own broker and workers."""
+"""`taskyard run`: run a campaign file, with its own broker and workers if none is running."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Struct
@@ -17,37 +15,33 @@ from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.campaign.task_spec import service_of
-from taskyard.cli.connection import connect_to
-from taskyard.cli.daemon_options import usable_cores
+from taskyard.cli.connection import broker_location
 from taskyard.cli.documents import RunDocument, RunFailure
 from taskyard.cli.format import escape_line, format_count, format_duration
 from taskyard.cli.load import format_options, read_or_report, report_rejected
-from taskyard.cli.options import (
-    CliContext,
-    broker_timeout_option,
-    json_option,
-    quiet_option,
-    setting_option,
-    state_option,
-    verbose_option,
+from taskyard.cli.local_service import (
+    call_problem,
+    check_workers,
+    local_service,
+    make_worker_spec,
+    service_options,
 )
+from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
-from taskyard.errors import ClientClosed, ExitCode, Interrupted, StateLocked, TimedOut, UserError
-from taskyard.net import endpoints
-from taskyard.process.locks import LOCK_FILE, lock_holder
-from taskyard.process.supervisor import Supervisor, WorkerSpec, sigterm_as_interrupt
-from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
+from taskyard.errors import ExitCode, TimedOut, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from taskyard.campaign.reader import LoadedCampaign
     from taskyard.campaign.submit_campaign import SubmitResult
+    from taskyard.cli.local_service import LocalService
     from taskyard.client.client import Client
+    from taskyard.process.supervisor import WorkerSpec
 
 #: How often progress is polled.
 POLL_SECONDS: Final = 0.25
@@ -55,16 +49,16 @@ POLL_SECONDS: Final = 0.25
 #: The most failures that are printed. `taskyard list --failed` has all.
 FAILURES_SHOWN_MAX: Final = 20
 
-#: How long to wait for a process that is about to release the state directory.
-LOCK_WAIT_SECONDS: Final = 2.0
-
 
 class RunOptions(Struct, frozen=True):
     """The options of a run."""
 
     file: str
     campaign: str
-    state: Path
+    #: The state directory. Empty if the broker is named by its endpoint.
+    state: str
+    #: The options that lead to the same broker, for commands that are printed.
+    location: str
     skip_bad: bool
     retry_failed: bool
     as_json: bool
@@ -72,44 +66,13 @@ class RunOptions(Struct, frozen=True):
     form: Format | None = None
 
 
-class RunResources(NamedTuple):
-    """The processes of a run and the client."""
-
-    supervisor: Supervisor
-    worker_spec: WorkerSpec
-    client: Client
-
-
 @click.command(epilog=example("run cmds.txt", "run examples/first.jsonl --workers 2", "why bad"))
 @click.argument("file", type=click.Path())
-@setting_option(
-    "worker.processes",
-    "--workers",
-    type=click.IntRange(1, PROCESSES_MAX),
-    metavar="N",
-    show_default="1",
-    help="Worker processes.",
-)
-@setting_option(
-    "worker.slots",
-    "--slots",
-    type=click.IntRange(1, SLOTS_MAX),
-    metavar="N",
-    show_default="one per core",
-    help="Tasks at once per worker.",
-)
-@state_option
+@service_options("--slots", "-j", "--jobs")
 @click.option(
     "--campaign",
     metavar="NAME",
     help="Name of the campaign. The file name without suffix if omitted.",
-)
-@setting_option(
-    "worker.allow",
-    "--allow",
-    multiple=True,
-    metavar="MODULE",
-    help="Offer the functions of this module. Repeatable.",
 )
 @click.option(
     "--no-retry-failed", is_flag=True, help="Don't retry tasks that failed in an earlier run."
@@ -120,32 +83,27 @@ class RunResources(NamedTuple):
     "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
 )
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
-@broker_timeout_option
-@json_option
-@verbose_option
-@quiet_option
+@broker_options
 @click.pass_obj
 def run(  # noqa: PLR0913  # one per option
     cli_context: CliContext,
+    /,
     *,
     file: str,
-    workers: int,
-    slots: int | None,
-    state: Path,
     campaign: str | None,
-    allow: tuple[str, ...],
     no_retry_failed: bool,
     skip_bad: bool,
     form: Format | None,
     replay: bool,
     speedup: float,
-    as_json: bool,
+    **values: Any,  # noqa: ANN401  # the options of workers
 ) -> ExitCode:
     """Run a campaign file from start to finish.
 
-    Starts a broker and workers, loads FILE, waits until all tasks have settled, and stops them.
-    Exit 0 if all tasks are done, 1 if one failed. Only the last 1 MiB of a task's stdout is kept.
-    If one was longer, the command warns and exits 1.
+    Loads FILE and waits until all tasks have settled. Uses the broker that runs on the state
+    directory. If there is none, the command starts one with workers and stops them at the end. Exit
+    0 if all tasks are done, 1 if one failed. Only the last 1 MiB of a task's stdout is kept. If one
+    was longer, the command warns and exits 1.
 
     Run it again with the same --state to resume, after Ctrl-C or a crash. Done tasks are kept and
     failed tasks are retried. FILE has a shell command per line, or any other format. - is stdin.
@@ -153,38 +111,42 @@ def run(  # noqa: PLR0913  # one per option
     name = campaign or default_campaign_name(file)
     options = FileOptions(form, replay, speedup, name)
     loaded = read_or_report(cli_context, file, options, skip_bad=skip_bad)
-    slots = slots or usable_cores()
-    worker_spec = WorkerSpec(workers, slots, allow, _services(loaded))
-    _check_workers(cli_context, workers)
-    _check_tasks_runnable(loaded, slots, allow)
-    _check_state_unused(state, file)
-    run_options = RunOptions(file, name, state, skip_bad, not no_retry_failed, as_json, form)
+    worker_spec = make_worker_spec(values, _services(loaded))
+    location = broker_location(cli_context)
+    run_options = RunOptions(
+        file,
+        name,
+        "" if location.broker else str(location.state),
+        _location_options(cli_context),
+        skip_bad,
+        not no_retry_failed,
+        cli_context.as_json,
+        form,
+    )
     cli_context.interrupt_message = f"interrupted; resume with `{_resume_command(run_options)}`"
-    with (
-        sigterm_as_interrupt(),
-        Supervisor(state, cli_context.info, config=cli_context.config) as supervisor,
-    ):
-        if (status := supervisor.start_broker()) is not None:
-            raise click.exceptions.Exit(status)
-        with (
-            connect_to(cli_context, endpoints.native_endpoint(state)) as client,
-            _close_with_broker(supervisor, client),
-        ):
-            began = time.monotonic()
-            report = partial(report_rejected, file, skip_bad=skip_bad)
-            submitted = submit_campaign(client, loaded, name, on_rejected=report)
-            _run(cli_context, run_options, submitted, RunResources(supervisor, worker_spec, client))
-            return _report(run_options, client, time.monotonic() - began)
+    check_own = partial(_check_own, cli_context, loaded, worker_spec)
+    with local_service(cli_context, worker_spec, check_own=check_own) as service:
+        began = time.monotonic()
+        report = partial(report_rejected, file, skip_bad=skip_bad)
+        submitted = submit_campaign(service.client, loaded, name, on_rejected=report)
+        _run(cli_context, run_options, submitted, service)
+        return _report(run_options, service.client, time.monotonic() - began)
+
+
+def _location_options(cli_context: CliContext) -> str:
+    """Return the options that lead a command to the same broker, if they were given."""
+    given = {"--state": cli_context.state, "--broker": cli_context.broker}
+    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value)
 
 
 def _run(
     cli_context: CliContext,
     run_options: RunOptions,
     submitted: SubmitResult,
-    resources: RunResources,
+    service: LocalService,
 ) -> None:
     """Run the campaign if it has unsettled tasks."""
-    client = resources.client
+    client = service.client
     total = submitted.new + submitted.existing.total()
     retried = 0
     if run_options.retry_failed and submitted.failed:
@@ -192,9 +154,10 @@ def _run(
     cli_context.info(_start_line(run_options, submitted, total, retried))
     counts = _counts(client, run_options.campaign)
     if total and any(counts[state] for state in _UNSETTLED):
-        resources.supervisor.start_workers(resources.worker_spec)
+        service.report_others(run_options.campaign)
+        service.start_workers()
         with ProgressBar(cli_context, run_options.campaign) as bar:
-            _wait(client, run_options.campaign, resources.supervisor, bar)
+            _wait(client, run_options.campaign, bar)
 
 
 #: States from which a task may still run.
@@ -206,17 +169,13 @@ _UNSETTLED: Final = ("blocked", "delayed", "ready", "leased")
 
 def _services(loaded: LoadedCampaign) -> tuple[str, ...]:
     """Return the services that the tasks of the file need."""
-    named = (service_of(spec) for spec in loaded.specs if spec.payload is None)
-    return tuple(dict.fromkeys([*SERVICES, *named]))
+    return tuple(service_of(spec) for spec in loaded.specs if spec.payload is None)
 
 
-def _check_workers(cli_context: CliContext, workers: int) -> None:
-    """Raise `UserError` if the settings have `worker.processes = 0`."""
-    if not workers:
-        origin = cli_context.settings().all["worker.processes"].origin
-        raise UserError(
-            f"{origin}: worker.processes is 0, but `run` needs a worker (give --workers)"
-        )
+def _check_own(cli_context: CliContext, loaded: LoadedCampaign, worker_spec: WorkerSpec) -> None:
+    """Raise `UserError` if a task could never run on the workers of this command."""
+    check_workers(cli_context, worker_spec)
+    _check_tasks_runnable(loaded, worker_spec.slots or 1, worker_spec.allow)
 
 
 def _check_tasks_runnable(loaded: LoadedCampaign, slots: int, allow: Sequence[str]) -> None:
@@ -233,39 +192,11 @@ def _check_tasks_runnable(loaded: LoadedCampaign, slots: int, allow: Sequence[st
                 f"{place}: needs {spec.slots} slots, but a worker has {slots} "
                 f"(give --slots {spec.slots})"
             )
-        if spec.call is not None:
-            module = spec.call.partition(":")[0]
-            if not any(module == one or module.startswith(f"{one}.") for one in allow):
-                raise UserError(
-                    f"{place}: call {escape_line(spec.call)} is not allowed (give --allow {module})"
-                )
-
-
-def _check_state_unused(state: Path, file: str) -> None:
-    """Raise `StateLocked` if another process uses the state directory."""
-    deadline = time.monotonic() + LOCK_WAIT_SECONDS
-    while (holder := lock_holder(state / LOCK_FILE)) is not None:
-        if time.monotonic() > deadline:
-            raise StateLocked(
-                f"state directory {state}: in use by process {holder} (give another --state, or "
-                f"use its broker with `taskyard load {file} --state {state}`)"
-            )
-        time.sleep(LOCK_WAIT_SECONDS / 20)
+        if spec.call is not None and (problem := call_problem(spec.call, allow)):
+            raise UserError(f"{place}: call {escape_line(spec.call)} {problem}")
 
 
 # While tasks run.
-
-
-@contextmanager
-def _close_with_broker(supervisor: Supervisor, client: Client) -> Iterator[None]:
-    """Close the client when the broker has ended for good, and raise `Interrupted`."""
-    supervisor.broker.on_end = client.close
-    try:
-        yield
-    except ClientClosed as closed:
-        raise Interrupted(
-            f"{supervisor.exit_reason() or closed} (run it again to resume)"
-        ) from closed
 
 
 def _counts(client: Client, campaign: str) -> dict[str, int]:
@@ -280,9 +211,9 @@ def _counts_and_truncated(client: Client, campaign: str) -> tuple[dict[str, int]
     return {state.name.lower(): 0 for state in TaskState}, 0
 
 
-def _wait(client: Client, campaign: str, supervisor: Supervisor, bar: ProgressBar) -> None:
-    """Wait until the campaign has settled. Raise `Interrupted` if its processes have ended."""
-    while (over := supervisor.exit_reason()) is None:
+def _wait(client: Client, campaign: str, bar: ProgressBar) -> None:
+    """Wait until the campaign has settled."""
+    while True:
         counts = _counts(client, campaign)
         bar.count(counts, sum(counts.values()))
         try:
@@ -290,7 +221,6 @@ def _wait(client: Client, campaign: str, supervisor: Supervisor, bar: ProgressBa
         except TimedOut:
             continue
         return
-    raise Interrupted(f"{over} (run it again to resume)")
 
 
 def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, retried: int) -> str:
@@ -328,7 +258,7 @@ def _report(run_options: RunOptions, client: Client, seconds: float) -> ExitCode
     if run_options.as_json:
         document = RunDocument(
             campaign=run_options.campaign,
-            state=str(run_options.state),
+            state=run_options.state,
             seconds=round(seconds, 3),
             counts=counts,
             truncated=truncated,
@@ -379,11 +309,9 @@ def _print_failures(run_options: RunOptions, failures: list[RunFailure]) -> None
         )
     if len(failures) > FAILURES_SHOWN_MAX:
         more = len(failures) - FAILURES_SHOWN_MAX
-        click.echo(
-            f"  … and {more:,} more: taskyard list --failed{_state_option(run_options.state)}"
-        )
+        click.echo(f"  … and {more:,} more: taskyard list --failed{run_options.location}")
     name = shlex.quote(escape_line(spelling(failures[0].campaign, failures[0].name)))
-    click.echo(f"explain:  taskyard why {name}{_state_option(run_options.state)}")
+    click.echo(f"explain:  taskyard why {name}{run_options.location}")
     click.echo(f"retry:    {_resume_command(run_options)}")
 
 
@@ -395,8 +323,4 @@ def _resume_command(run_options: RunOptions) -> str:
     )
     form = "" if run_options.form is None else f" --format {run_options.form.value}"
     file = shlex.quote(run_options.file)
-    return f"taskyard run {file}{form}{own}{_state_option(run_options.state)}"
-
-
-def _state_option(state: Path) -> str:
-    return "" if str(state) == ".taskyard" else f" --state {shlex.quote(str(state))}"
+    return f"taskyard run {file}{form}{own}{run_options.location}"

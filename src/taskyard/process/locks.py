@@ -1,4 +1,4 @@
-"""The lock files of a state directory: which process uses it, and which `up` runs on it.
+"""The lock files of a state directory: which process uses it, and which one has started its broker.
 
 A lock lasts as long as its process, and the file holds that process's id.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
-from taskyard.errors import StateLocked
+from taskyard.errors import JournalFailed, StateLocked
 from taskyard.journal import lock
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 
@@ -23,6 +23,12 @@ LOCK_FILE: Final = lock.FILE_NAME
 
 #: Locked by `taskyard up`.
 UP_FILE: Final = "up.pid"
+
+#: Locked by a `map` or `run` that has started its own broker, or is about to.
+LOCAL_FILE: Final = "local.pid"
+
+#: In `LOCAL_FILE`: the broker was stopped on purpose, so no other command should start one.
+_STOPPED: Final = b"stopped"
 
 _PID_BYTES_MAX: Final = 20
 
@@ -65,3 +71,59 @@ def hold_up_lock(state: Path) -> Iterator[None]:
         with suppress(OSError):
             (state / UP_FILE).unlink()
         os.close(descriptor)
+
+
+def is_orphaned(state: Path) -> bool:
+    """Return whether the last command with its own broker was killed. Its broker ends as well."""
+    try:
+        return (state / LOCAL_FILE).read_bytes().strip().isdigit()
+    except OSError:
+        return False
+
+
+class LocalLock:
+    """The lock of a command that starts its own broker, held until `release`.
+
+    The file stays. It is empty after a normal end, and keeps the process id of a killed command.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        #: The broker of the command before was stopped on purpose.
+        self.was_stopped = os.pread(descriptor, _PID_BYTES_MAX, 0) == _STOPPED
+
+    @classmethod
+    def take(cls, state: Path) -> Self | None:
+        """Lock a state directory, and create it if it is missing. None: another process has it."""
+        try:
+            make_private_directory(state)
+            check_owner(state)
+            descriptor = open_regular(state / LOCAL_FILE, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise JournalFailed(
+                f"state directory {state}: {error.strerror} (use a directory that you may write)"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return cls(descriptor)
+
+    def write_holder(self) -> None:
+        """Write the id of this process, before its broker is started."""
+        self._write(b"%d\n" % os.getpid())
+
+    def release(self, *, stopped: bool = False) -> None:
+        """Release the lock. `stopped`: other commands should not start a broker in its place."""
+        self._write(_STOPPED if stopped else b"")
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock, and leave the file as it is."""
+        os.close(self._descriptor)
+
+    def _write(self, content: bytes) -> None:
+        with suppress(OSError):  # a full disk
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, content, 0)

@@ -294,7 +294,15 @@ class Supervisor:
             on_line=self._on_broker_line,
             is_worker=False,
         )
+        self.broker.on_end = self._on_end
         self.workers: list[ManagedProcess] = []
+        #: Called when no task can run any more, unless `stop` was called before.
+        self.on_over: Callable[[], None] = _no_callback
+        self._is_stopping = False
+
+    def _on_end(self) -> None:
+        if not self._is_stopping and self.exit_reason() is not None:
+            self.on_over()
 
     def _on_broker_line(self, line: str) -> None:
         if line.startswith("listening ") and len(self.listening) < self._expected:
@@ -306,6 +314,10 @@ class Supervisor:
         Return None then. Return its exit status if it ended before: it has printed the reason.
         """
         self.broker.start()
+        return self.await_broker()
+
+    def await_broker(self) -> int | None:
+        """Wait until the broker listens. Return None, or its exit status if it ended before."""
         while len(self.listening) < self._expected:
             if self.broker.ended.wait(0.01):
                 return self.broker.status
@@ -321,6 +333,7 @@ class Supervisor:
             name = f"local-{number}"
             arguments = [*worker_spec.arguments(self._state, name), *self._common]
             worker = ManagedProcess(f"worker {name}", arguments, WORKER_POLICY, self._info)
+            worker.on_end = self._on_end
             self.workers.append(worker)
             worker.start()
 
@@ -343,6 +356,7 @@ class Supervisor:
 
         The first interrupt ends running tasks and returns them. The second one kills everything.
         """
+        self._is_stopping = True
         try:
             self._stop_workers()
             self._stop_all([self.broker])

@@ -1,0 +1,371 @@
+"""The broker of `map` and `run`: the running one, or their own with workers until they end.
+
+Owns which of several commands on one state directory starts the broker, and what happens to the
+others when that one ends: one of them starts the next broker on the same state and continues. All
+tasks are in the journal, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.core import ParameterSource
+
+from taskyard.cli.connection import broker_location, connect_client, connect_to
+from taskyard.cli.daemon_options import usable_cores
+from taskyard.cli.format import format_count
+from taskyard.cli.options import CliContext, CommandFunction, setting_option
+from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
+from taskyard.net import endpoints
+from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, LocalLock, is_orphaned, lock_holder
+from taskyard.process.supervisor import Supervisor, WorkerSpec, sigterm_as_interrupt
+from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from taskyard.client.client import Client
+
+#: How often a command tries to replace the broker of another command.
+POLL_SECONDS: Final = 0.1
+
+#: How long to wait for a broker whose command was killed.
+ORPHAN_SECONDS: Final = 5.0
+
+#: How long another command may take to start its broker.
+START_SECONDS: Final = 60.0
+
+#: States of tasks that workers will run.
+_RUNNABLE: Final = ("delayed", "ready", "leased")
+
+#: The parameters of `service_options`.
+_PARAMETERS: Final = ("workers", "worker_slots", "allow")
+
+
+def service_options(*slot_names: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Return a decorator that adds the options of workers, with these names for the slots."""
+
+    def add_options(command: CommandFunction) -> CommandFunction:
+        for option in (
+            setting_option(
+                "worker.allow",
+                "--allow",
+                multiple=True,
+                metavar="MODULE",
+                help="Offer the functions of this module. Repeatable.",
+            ),
+            setting_option(
+                "worker.slots",
+                *slot_names,
+                "worker_slots",
+                type=click.IntRange(1, SLOTS_MAX),
+                metavar="N",
+                show_default="one per core",
+                help="Tasks at once per worker.",
+            ),
+            setting_option(
+                "worker.processes",
+                "--workers",
+                type=click.IntRange(1, PROCESSES_MAX),
+                metavar="N",
+                show_default="1",
+                help="Worker processes, unless a broker is running.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return add_options
+
+
+def make_worker_spec(values: dict[str, Any], services: Iterable[str]) -> WorkerSpec:
+    """Return the workers of a service from the values of `service_options`."""
+    return WorkerSpec(
+        workers=values["workers"],
+        slots=values["worker_slots"] or usable_cores(),
+        allow=values["allow"],
+        services=tuple(dict.fromkeys([*SERVICES, *services])),
+    )
+
+
+def check_workers(cli_context: CliContext, worker_spec: WorkerSpec) -> None:
+    """Raise `UserError` if the settings have `worker.processes = 0`."""
+    if not worker_spec.workers:
+        origin = cli_context.settings().all["worker.processes"].origin
+        raise UserError(
+            f"{origin}: worker.processes is 0, but without a running broker a worker is needed "
+            "(give --workers)"
+        )
+
+
+def call_problem(call: str, allow: Sequence[str]) -> str:
+    """Return why workers would refuse a call; an empty text if they accept it."""
+    module = call.partition(":")[0]
+    if any(module == one or module.startswith(f"{one}.") for one in allow):
+        return ""
+    return f"is not allowed (give --allow {module})"
+
+
+class LocalService:
+    """A broker on a state directory: a running one, or one that this command starts.
+
+    `open` it before use, and `close` it.
+    """
+
+    #: Connected by `open`.
+    client: Client
+
+    def __init__(
+        self,
+        cli_context: CliContext,
+        state: Path,
+        worker_spec: WorkerSpec,
+        *,
+        check_own: Callable[[], None],
+        early_workers: bool,
+    ) -> None:
+        """Call `check_own` before an own broker is started: it may raise.
+
+        With `early_workers`, start the workers together with the broker.
+        """
+        self._cli_context = cli_context
+        self._state = state
+        self._worker_spec = worker_spec
+        self._check_own = check_own
+        self._early_workers = early_workers
+        #: Whether the broker continues when this command and others like it have ended.
+        self.is_lasting = True
+        #: Why no task can run any more. Empty while tasks can run.
+        self.exit_reason = ""
+        self._lock: LocalLock | None = None
+        self._supervisor: Supervisor | None = None
+        self._closing = threading.Event()
+        self._follower: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Connect to the running broker, or start one. Raises `NoBroker`, `UserError`."""
+        while not self._try_open():
+            pass  # another command has started or ended at the same time
+        if self._supervisor is None:
+            report_unused_options(self._cli_context)
+
+    def _try_open(self) -> bool:
+        if lock_holder(self._state / LOCAL_FILE) is not None:
+            self._await_broker_of_other()
+            return self._connect_to_running(is_lasting=False)
+        if self._is_in_use() and not is_orphaned(self._state):
+            return self._connect_to_running(is_lasting=True)
+        return self._open_own()
+
+    def _is_in_use(self) -> bool:
+        return lock_holder(self._state / LOCK_FILE) is not None
+
+    def start_workers(self) -> None:
+        """Start the workers of an own broker, unless they were started early."""
+        if self._supervisor is not None and not self._supervisor.workers:
+            self._supervisor.start_workers(self._worker_spec)
+
+    def report_others(self, campaign: str) -> None:
+        """Report unfinished tasks of other campaigns, which the own workers will run as well."""
+        if self._supervisor is None:
+            return
+        status = self.client.status()
+        others = sum(status["counts"][state] for state in _RUNNABLE)
+        for one in status["campaigns"]:
+            if one["name"] == campaign:
+                others -= sum(one["counts"][state] for state in _RUNNABLE)
+        if others > 0:
+            self._cli_context.info(
+                f"{format_count(others, 'unfinished task')} of earlier commands will run too (see "
+                "`taskyard list`)"
+            )
+
+    def close(self) -> None:
+        """Stop the own broker and workers. Tasks that are running finish first."""
+        self._closing.set()
+        if self._follower is not None:
+            self._follower.join()
+        self._stop_own()
+
+    # The running broker.
+
+    def _await_broker_of_other(self) -> None:
+        """Wait until the command that holds the lock has started its broker, or has ended."""
+        deadline = time.monotonic() + START_SECONDS
+        files = self._state / LOCAL_FILE, self._state / LOCK_FILE
+        while time.monotonic() < deadline:
+            holder, broker = map(lock_holder, files)
+            if holder is None or broker is not None:
+                return
+            time.sleep(POLL_SECONDS / 10)
+
+    def _connect_to_running(self, *, is_lasting: bool) -> bool:
+        """Connect, and return whether the broker is still there."""
+        try:
+            self.client = self._connect()
+        except NoBroker:
+            if self._is_in_use():
+                raise
+            return False
+        self.is_lasting = is_lasting
+        if not is_lasting:
+            self._follower = threading.Thread(target=self._follow, name="follower", daemon=True)
+            self._follower.start()
+        return True
+
+    def _connect(self) -> Client:
+        return connect_to(self._cli_context, endpoints.native_endpoint(self._state))
+
+    # An own broker.
+
+    def _open_own(self) -> bool:
+        """Start a broker and connect. Return False if another command was faster."""
+        self._check_own()
+        lock = LocalLock.take(self._state)
+        if lock is None:
+            return False
+        if not self._may_start():
+            lock.release()
+            return False
+        status = self._start(lock)
+        if status is None:
+            self.client, self.is_lasting = self._connect(), False
+            self._watch_own()
+        elif not self._is_in_use():
+            raise click.exceptions.Exit(status)
+        return status is None
+
+    def _may_start(self) -> bool:
+        """Return whether no broker runs. The broker of a killed command ends soon."""
+        deadline = time.monotonic() + (ORPHAN_SECONDS if is_orphaned(self._state) else 0.0)
+        while self._is_in_use():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS / 10)
+        return True
+
+    def _start(self, lock: LocalLock) -> int | None:
+        """Start a broker. Return its exit status if it did not start."""
+        lock.write_holder()
+        context = self._cli_context
+        supervisor = Supervisor(self._state, context.info, config=context.config)
+        self._lock, self._supervisor = lock, supervisor
+        supervisor.broker.start()
+        if self._early_workers:
+            supervisor.start_workers(self._worker_spec)
+        status = supervisor.await_broker()
+        if status is not None:
+            self._stop_own()
+        return status
+
+    def _watch_own(self) -> None:
+        """Close the client when no task can run any more."""
+        supervisor = self._supervisor
+        assert supervisor is not None  # noqa: S101 - it was started before
+        supervisor.on_over = lambda: self._end(supervisor.exit_reason() or "")
+        if (reason := supervisor.exit_reason()) is not None:
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        self.exit_reason = reason
+        self.client.close(0)  # the tasks that it has not sent can't be acknowledged
+
+    def _stop_own(self) -> None:
+        supervisor, lock = self._supervisor, self._lock
+        self._supervisor = self._lock = None
+        if supervisor is None or lock is None:
+            return
+        was_stopped = bool(supervisor.listening) and supervisor.broker.ended.is_set()
+        try:
+            supervisor.stop()
+        finally:
+            lock.release(stopped=was_stopped)
+
+    # In a thread, while the broker of another command is used.
+
+    def _follow(self) -> None:
+        """Start a broker when the other command has ended, unless its broker was stopped."""
+        while not self._closing.wait(POLL_SECONDS):
+            lock = LocalLock.take(self._state)
+            if lock is None:
+                continue
+            if lock.was_stopped:
+                lock.close()
+                self._end("the broker has ended")
+            elif self._may_start():
+                self._take_over(lock)
+            else:
+                self.is_lasting = True
+                lock.release()
+            return
+
+    def _take_over(self, lock: LocalLock) -> None:
+        self._cli_context.info("the broker has ended with its command, starting another")
+        self._early_workers = True
+        try:
+            self._check_own()
+        except UserError as error:
+            lock.release()
+            self._end(str(error))
+            return
+        status = self._start(lock)
+        if status is None:
+            self._watch_own()
+        elif self._is_in_use():
+            self.is_lasting = True
+        else:
+            self._end(f"no broker: it exited with status {status}")
+
+
+def report_unused_options(cli_context: CliContext) -> None:
+    """Report given options of workers, which have no effect on a running broker."""
+    context = click.get_current_context()
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name in _PARAMETERS
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        cli_context.info(f"using the running broker, without {', '.join(given)}")
+
+
+@contextmanager
+def local_service(
+    cli_context: CliContext,
+    worker_spec: WorkerSpec,
+    *,
+    check_own: Callable[[], None],
+    early_workers: bool = False,
+) -> Iterator[LocalService]:
+    """Connect to the running broker, or start one with workers, which end with the block.
+
+    See `LocalService` for the arguments. Raises `Interrupted` when no task can run any more.
+    """
+    location = broker_location(cli_context)
+    service = LocalService(
+        cli_context,
+        location.state,
+        worker_spec,
+        check_own=check_own,
+        early_workers=early_workers,
+    )
+    if location.broker is not None:
+        with connect_client(cli_context) as service.client:
+            report_unused_options(cli_context)
+            yield service
+        return
+    try:
+        with sigterm_as_interrupt(), closing(service):
+            service.open()
+            with service.client:
+                yield service
+    except ClientClosed as closed:
+        if not service.exit_reason:
+            raise
+        raise Interrupted(f"{service.exit_reason} (run it again to resume)") from closed

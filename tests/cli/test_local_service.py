@@ -1,0 +1,220 @@
+"""`map` and `run` without a running broker: their own one, shared, taken over, stopped, killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskyard.cli.offline import OfflineClient
+from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, LocalLock, is_orphaned, lock_holder
+from tests.kit.processes import (
+    AT_THE_GATE,
+    Broker,
+    Running,
+    all_children_of,
+    campaign,
+    is_alive,
+    marking,
+    marks,
+    run_here,
+    until,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Marks a line, prints it, and waits for the gate if it is `slow`.
+SCRIPT = f'echo $1 >> marks; echo $1; [ "$1" != slow ] || {AT_THE_GATE}'
+
+
+def mapping(directory: Path, name: str, *options: str) -> Running:
+    """Start a `map` of lines on its stdin."""
+    words = ("map", "--campaign", name, "-j", "2", *options, "--", "sh", "-c", SCRIPT, "sh", "{}")
+    return Running(directory, *words)
+
+
+def is_free(directory: Path) -> bool:
+    """Return whether no process uses the state."""
+    files = (LOCAL_FILE, LOCK_FILE)
+    return all(lock_holder(directory / ".taskyard" / file) is None for file in files)
+
+
+def counts(directory: Path) -> dict[str, int]:
+    """Return the counts of a stopped state without empty states."""
+    with OfflineClient(directory / ".taskyard") as stopped:
+        return {name: number for name, number in stopped.status()["counts"].items() if number}
+
+
+def written(directory: Path, text: str) -> str:
+    (directory / "lines").write_text(text)
+    return "lines"
+
+
+# Alone.
+
+
+def test_map_starts_its_own_broker_and_stops_it(tmp_path: Path) -> None:
+    words = ["map", "--lines", written(tmp_path, "a\nb\n"), "--campaign", "c", "--wait"]
+    code, out, err = run_here(tmp_path, *words, "--workers", "2", "--", "echo", "{}")
+    assert (code, out, err) == (0, "a\nb\n", "campaign c: 2 tasks: 2 done\n")
+    assert is_free(tmp_path)
+    assert not is_orphaned(tmp_path / ".taskyard")
+    assert counts(tmp_path) == {"done": 2}
+    (tmp_path / "sub").mkdir()
+    code, out, _ = run_here(tmp_path / "sub", "show", "c/c-1")
+    assert code == 0
+    assert "c-1" in out
+
+
+def test_interrupted_map_is_resumed_by_the_same_command(tmp_path: Path) -> None:
+    with mapping(tmp_path, "c") as running:
+        running.write("a\nslow\n")
+        assert running.line() == "a"
+        until(lambda: len(marks(tmp_path)) == 2)
+        running.send(signal.SIGINT)
+        assert running.error_line() == "waiting for running tasks (Ctrl-C ends them)"
+        code, _, err = running.send(signal.SIGINT).end()
+    assert code == 130
+    resume = "unfinished tasks are kept: the same `taskyard map --campaign c` resumes"
+    assert err.endswith(f"taskyard: interrupted; {resume}\n")
+    assert is_free(tmp_path)
+    (tmp_path / "gate").touch()
+    lines = written(tmp_path, "a\nslow\n")
+    words = ["map", "--campaign", "c", "--lines", lines, "-q", "--", "sh", "-c", SCRIPT, "sh", "{}"]
+    assert run_here(tmp_path, *words) == (0, "a\nslow\n", "")
+    assert sorted(marks(tmp_path)) == ["a", "slow", "slow"]
+
+
+def test_tasks_of_an_earlier_command_run_too_and_are_reported(tmp_path: Path) -> None:
+    with Broker(tmp_path):
+        assert run_here(tmp_path, "submit", "--name", "old", "--", "true")[0] == 0
+    file = campaign(tmp_path, [marking("new")])
+    code, _, err = run_here(tmp_path, "run", file)
+    assert code == 0
+    assert "1 unfinished task of earlier commands will run too (see `taskyard list`)\n" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--no-wait", "--", "echo", "{}"], 3, "no broker is running, and --no-wait leaves the "),
+        (["--payload", "{}"], 3, "--payload needs a worker of your own (start `taskyard up`)"),
+        (["--call", "math:sqrt"], 2, "--call math:sqrt: is not allowed (give --allow math)"),
+        (["-j", "1", "--slots", "2", "--", "echo", "{}"], 2, "1 slots (give --jobs 2)"),
+        (["--broker", "ipc://none", "--broker-timeout", "0.2s", "--", "echo", "{}"], 3, "no answ"),
+    ],
+)
+def test_tasks_that_could_never_run_start_nothing(
+    options: list[str], code: int, message: str, tmp_path: Path
+) -> None:
+    found, out, err = run_here(tmp_path, "map", "--lines", written(tmp_path, "a\n"), *options)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert not (tmp_path / ".taskyard").exists()
+
+
+def test_broker_that_does_not_start_ends_map_with_its_exit_code(tmp_path: Path) -> None:
+    state = tmp_path / ".taskyard"
+    state.mkdir(mode=0o700)
+    (state / "journal.sqlite").write_bytes(b"damaged" * 1000)
+    words = ["map", "--lines", written(tmp_path, "a\n"), "--", "echo", "{}"]
+    with Running(tmp_path, *words) as running:
+        code, out, err = running.end()
+    assert (code, out) == (6, "")
+    assert "journal" in err
+    assert is_free(tmp_path)
+
+
+# Together.
+
+
+def test_commands_that_start_at_once_share_a_broker(tmp_path: Path) -> None:
+    with mapping(tmp_path, "a") as one, mapping(tmp_path, "b") as other:
+        for running in (one, other):
+            running.write("1\n2\n")
+            running.hang_up()
+        outcomes = [running.end() for running in (one, other)]
+    assert [(code, out) for code, out, _ in outcomes] == [(0, "1\n2\n")] * 2
+    assert counts(tmp_path) == {"done": 4}
+    assert sorted(marks(tmp_path)) == ["1", "1", "2", "2"]
+
+
+def test_broker_that_ends_with_its_command_is_replaced_by_another_command(tmp_path: Path) -> None:
+    with mapping(tmp_path, "owner") as owner:
+        owner.write("slow\n")
+        until(lambda: marks(tmp_path))
+        with mapping(tmp_path, "other") as other:
+            other.write("before\n")
+            assert other.line() == "before"
+            (tmp_path / "gate").touch()
+            owner.hang_up()
+            assert owner.end()[0] == 0
+            other.write("after\n")
+            assert other.line() == "after"
+            assert len(all_children_of(other)) == 2
+            other.hang_up()
+            code, _, err = other.end()
+    assert code == 0
+    assert err.startswith("using the running broker, without -j\n")
+    assert "the broker has ended with its command, starting another\n" in err
+    assert marks(tmp_path) == ["slow", "before", "after"]
+    assert counts(tmp_path) == {"done": 3}
+
+
+def test_killed_command_leaves_no_processes_and_another_one_continues(tmp_path: Path) -> None:
+    file = campaign(tmp_path, [marking("task", AT_THE_GATE)])
+    with mapping(tmp_path, "owner") as owner:
+        owner.write("slow\n")
+        until(lambda: marks(tmp_path))
+        children = all_children_of(owner)
+        assert len(children) == 2
+        with Running(tmp_path, "run", file) as other:
+            until(lambda: "task" in marks(tmp_path))
+            owner.kill()
+            until(lambda: not any(map(is_alive, children)))
+            until(lambda: marks(tmp_path).count("task") == 2)
+            (tmp_path / "gate").touch()
+            assert other.end()[0] == 0
+    assert is_free(tmp_path)
+    words = ["map", "--campaign", "owner", "--lines", written(tmp_path, "slow\n"), "-q", "--"]
+    assert run_here(tmp_path, *words, "sh", "-c", SCRIPT, "sh", "{}") == (0, "slow\n", "")
+
+
+def test_broker_that_is_stopped_ends_all_commands_that_use_it(tmp_path: Path) -> None:
+    with mapping(tmp_path, "owner") as owner:
+        owner.write("slow\n")
+        until(lambda: marks(tmp_path))
+        with mapping(tmp_path, "other") as other:
+            other.write("slow\n")
+            until(lambda: len(marks(tmp_path)) == 2)
+            assert run_here(tmp_path, "down", "--timeout", "0.1s")[0] == 4
+            for running in (owner, other):
+                running.hang_up()
+                code, _, err = running.end()
+                assert (code, "the broker has ended (run it again to resume)" in err) == (130, True)
+    assert is_free(tmp_path)
+
+
+# The lock.
+
+
+def test_lock_has_one_holder_and_records_its_end(tmp_path: Path) -> None:
+    lock = LocalLock.take(tmp_path)
+    assert lock is not None
+    lock.write_holder()
+    assert LocalLock.take(tmp_path) is None
+    assert lock_holder(tmp_path / LOCAL_FILE) == os.getpid()
+    lock.close()  # as if it was killed
+    assert is_orphaned(tmp_path)
+    for is_stopped in (True, False):
+        lock = LocalLock.take(tmp_path)
+        assert lock is not None
+        lock.release(stopped=is_stopped)
+        assert not is_orphaned(tmp_path)
+        again = LocalLock.take(tmp_path)
+        assert again is not None
+        assert again.was_stopped is is_stopped
+        again.close()
