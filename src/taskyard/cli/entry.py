@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     if COMPLETION_VARIABLE in os.environ:
         _complete()
-    sys.exit(run(taskyard, sys.argv[1:] if arguments is None else arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    sys.exit(run(taskyard, given, is_main_program=True))
 
 
 def _complete() -> NoReturn:
@@ -67,14 +68,16 @@ def _complete() -> NoReturn:
         os._exit(status)
 
 
-def run(group: click.Command, arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code. Errors are printed to stderr."""
+def run(group: click.Command, arguments: Sequence[str], *, is_main_program: bool = False) -> int:
+    """Run a command and return its exit code. Errors are printed to stderr.
+
+    `is_main_program`: the process runs nothing else.
+    """
     with escaping_output():
-        return _run(group, arguments)
+        return _run(group, arguments, CliContext(is_main_program=is_main_program))
 
 
-def _run(group: click.Command, arguments: Sequence[str]) -> int:
-    cli_context = CliContext()
+def _run(group: click.Command, arguments: Sequence[str], cli_context: CliContext) -> int:
     answer: object = None
     try:
         answer = group.main(arguments, prog_name="taskyard", standalone_mode=False, obj=cli_context)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -21,6 +22,7 @@ from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, CommandFunction, setting_option
 from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
+from taskyard.process.fork import can_fork
 from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, LocalLock, is_orphaned, lock_holder
 from taskyard.process.supervisor import Supervisor, WorkerSpec, sigterm_as_interrupt
 from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
@@ -167,7 +169,7 @@ class LocalService:
 
     def start_workers(self) -> None:
         """Start the workers of an own broker, unless they were started early."""
-        if self._supervisor is not None and not self._supervisor.workers:
+        if self._supervisor is not None and not self._early_workers:
             self._supervisor.start_workers(self._worker_spec)
 
     def report_others(self, campaign: str) -> None:
@@ -255,6 +257,8 @@ class LocalService:
         context = self._cli_context
         supervisor = Supervisor(self._state, context.info, config=context.config)
         self._lock, self._supervisor = lock, supervisor
+        if context.is_main_program and can_fork():
+            self._fork(supervisor)
         supervisor.broker.start()
         if self._early_workers:
             supervisor.start_workers(self._worker_spec)
@@ -262,6 +266,12 @@ class LocalService:
         if status is not None:
             self._stop_own()
         return status
+
+    def _fork(self, supervisor: Supervisor) -> None:
+        """Fork the processes, after the import of all that they need."""
+        from taskyard.cli import broker, entry, worker  # noqa: F401, PLC0415  # slow to import
+
+        supervisor.fork(partial(entry.run, entry.taskyard), self._worker_spec)
 
     def _watch_own(self) -> None:
         """Close the client when no task can run any more."""

@@ -45,7 +45,9 @@ DURATION = Duration()
 class CliContext:
     """The global options of a call, its settings and its messages to the user."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_main_program: bool = False) -> None:
+        #: Whether the process runs this command only. Then it may be forked.
+        self.is_main_program = is_main_program
         #: Show the traceback of an error, not only its message.
         self.verbose = False
         #: Print nothing but the result.

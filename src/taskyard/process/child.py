@@ -14,10 +14,12 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, Self
+
+from taskyard.process.fork import ForkedProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 #: `-P` keeps the current directory off `sys.path`: a user's `json.py` must not replace Python's.
@@ -53,6 +55,8 @@ def status_text(status: int) -> str:
 class ChildProcess:
     """A running command. `stdout` and `stderr` are as for `subprocess.Popen`."""
 
+    process: subprocess.Popen[str] | ForkedProcess
+
     def __init__(  # passed on to Popen by name
         self,
         command: Sequence[str],
@@ -73,6 +77,16 @@ class ChildProcess:
             errors="backslashreplace",
             process_group=0,
         )
+
+    @classmethod
+    def fork(cls, program: Callable[[], int], *, is_read: bool) -> Self:
+        """Fork this process. The child waits for `write`, and then runs `program`.
+
+        `is_read`: its stdout is a pipe.
+        """
+        child = cls.__new__(cls)
+        child.process = ForkedProcess(program, is_read=is_read)
+        return child
 
     @property
     def pid(self) -> int:

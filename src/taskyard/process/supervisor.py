@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -146,7 +146,7 @@ class ManagedProcess:
     ) -> None:
         """Call `info` with each restart, and `on_line` with each line of its stdout."""
         self.name = name
-        self._command = taskyard_command(arguments)
+        self._arguments = arguments
         self._policy = policy
         self._info = info
         self._on_line = on_line
@@ -178,11 +178,29 @@ class ManagedProcess:
 
     def start(self) -> None:
         """Start the child, and the thread that watches it. Raises `OSError` if it can't start."""
-        self._start_child()
+        if self._child is None:
+            self._start_child()
+        else:
+            with suppress(BrokenPipeError):  # it was killed
+                self._child.write("\n")
         self._thread.start()
+
+    def fork(self, run: Callable[[Sequence[str]], int]) -> None:
+        """Fork the child, which waits for `start` and then calls `run` with its arguments.
+
+        Later starts are new interpreters, because this process has threads then.
+        """
+        arguments = self._next_arguments()
+        self._child = ChildProcess.fork(lambda: run(arguments), is_read=self._on_line is not None)
 
     def is_started(self) -> bool:
         return self._thread.ident is not None
+
+    def discard(self) -> None:
+        """End a forked child that was never started."""
+        if self._child is not None and not self.is_started():
+            self.close_stdin()
+            self._child.wait()
 
     def stop(self) -> None:
         """Send SIGTERM, and don't restart it."""
@@ -212,13 +230,16 @@ class ManagedProcess:
         if self.is_started() and self._thread is not threading.current_thread():
             self._thread.join()
 
+    def _next_arguments(self) -> list[str]:
+        more = () if self._incarnations is None else self._incarnations.next()
+        return [*self._arguments, *more]
+
     def _start_child(self) -> ChildProcess | None:
         with self._lock:
             if self._stopping.is_set():
                 return None
-            more = () if self._incarnations is None else self._incarnations.next()
             self._child = ChildProcess(
-                [*self._command, *more],
+                taskyard_command(self._next_arguments()),
                 stdout=subprocess.DEVNULL if self._on_line is None else subprocess.PIPE,
                 cwd=self._cwd,
                 env=self._env,
@@ -328,14 +349,26 @@ class Supervisor:
         if len(self.listening) >= self._expected:
             self.broker.signal(signal.SIGHUP)
 
+    def fork(self, run: Callable[[Sequence[str]], int], worker_spec: WorkerSpec) -> None:
+        """Fork the broker and the workers, which start later. Only while there is one thread."""
+        self._make_workers(worker_spec)
+        for managed in (self.broker, *self.workers):
+            managed.fork(run)
+
     def start_workers(self, worker_spec: WorkerSpec) -> None:
+        """Start workers, unless they were forked before: then start those."""
+        if not self.workers:
+            self._make_workers(worker_spec)
+        for worker in self.workers:
+            worker.start()
+
+    def _make_workers(self, worker_spec: WorkerSpec) -> None:
         for number in range(1, worker_spec.workers + 1):
             name = f"local-{number}"
             arguments = [*worker_spec.arguments(self._state, name), *self._common]
             worker = ManagedProcess(f"worker {name}", arguments, WORKER_POLICY, self._info)
             worker.on_end = self._on_end
             self.workers.append(worker)
-            worker.start()
 
     def exit_reason(self) -> str | None:
         """Return why no task can run any more; None while the broker and a worker run."""
@@ -357,6 +390,8 @@ class Supervisor:
         The first interrupt ends running tasks and returns them. The second one kills everything.
         """
         self._is_stopping = True
+        for managed in (*self.workers, self.broker):
+            managed.discard()
         try:
             self._stop_workers()
             self._stop_all([self.broker])
