@@ -85,9 +85,8 @@ class Yard:
         self, *names: bytes, after: list[list[bytes]] | None = None, **fields: Any
     ) -> list[Effect]:
         """Submit tasks with their names as payloads, and fields of `Terms` or `SubmitRequested`."""
-        columns = {
-            key: fields.pop(key) for key in ("lanes", "payloads", "envelopes") if key in fields
-        }
+        own = ("lanes", "payloads", "envelopes", "environment")
+        columns = {key: fields.pop(key) for key in own if key in fields}
         asked = {key: fields.pop(key) for key in ("unknown", "repeat", "request") if key in fields}
         columns.setdefault("payloads", list(names))
         submission = Submission(list(names), terms=[Terms(**fields)], after=after, **columns)

@@ -145,6 +145,9 @@ RECORDS: list[AnyRecord] = [
     Returned(7, b"w", [b"a", b"b"], [1, 2], ReturnReason.REFUSED, runs=_RUNS),
     # Since format 4.
     Submitted(1, Submission([b"c/a"], terms=[Terms(campaign=b"c")])),
+    # Fields that were added at the end of records of format 4.
+    Submitted(1, Submission([b"a"], environment=b'{"host":"h","cwd":"/"}')),
+    Finished(4, b"w", [b"a"], [1], runs=RunColumns(b"", [1], [2], notes=[b"up to date"])),
 ]
 
 

@@ -149,6 +149,7 @@ class RandomYard(WritingYard):
         self.made += count
         fields: dict[str, Any] = {"service": dice.choice([b"default", b"default", b"other"])}
         fields["priority"] = dice.choice([0, 0, 0, 5])
+        fields["environment"] = dice.choice([b"", b"", b"here", b"there"])
         if not dice.randrange(3):
             fields["lanes"] = [dice.choice([b"", b"x", b"y"]) for _ in names]
         if not dice.randrange(8):

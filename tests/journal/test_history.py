@@ -233,6 +233,16 @@ class TestEvents:
         assert [row["payload_bytes"] for row in told_rows] == [0, 2, None]
         assert no_edges.rows == 0
 
+    def test_environment_and_notes_stay_out_of_the_history(self, tmp_path: Path) -> None:
+        yard = WritingYard(MemoryStore())
+        yard.join(b"w")
+        yard.submit(b"a", environment=b"SECRET")
+        yard.take(b"w")
+        yard.finish(b"w", b"a", runs=RunColumns(b"h", [1], [1], notes=[b"SECRET"]))
+        compaction.export(tmp_path, yard.store)
+        for path in paths(tmp_path).values():
+            assert "SECRET" not in str(parquet_file.read_table(path).to_pylist())
+
     def test_task_that_waits_for_nothing_has_no_edges(self) -> None:
         rows, no_edges = ColumnBuilder("events"), ColumnBuilder("edges")
         submitted = records.Submitted(0, Submission([b"a"], after=[[]]))

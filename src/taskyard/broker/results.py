@@ -16,12 +16,13 @@ from typing import Final
 from taskyard.core.effects import (
     Effect,
     ExplanationReply,
+    Reason,
     Settled,
     TaskDetails,
     TaskOutput,
     TaskView,
 )
-from taskyard.core.explain import cancelled
+from taskyard.core.explain import cancelled, done
 from taskyard.core.model import Result
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.runs import Attempt
@@ -117,7 +118,17 @@ class ResultLoader:
         elif isinstance(effect, TaskOutput) and effect.record:
             effect.text, effect.text_bytes_total = self._text(effect.record, effect.name)
         elif isinstance(effect, ExplanationReply) and effect.record:
+            self._complete_explanation(effect)
+
+    def _complete_explanation(self, effect: ExplanationReply) -> None:
+        """Add the cause of a cancelled task, or the worker's note on a task that is done."""
+        if effect.explanation.reason is Reason.CANCELLED:
             effect.explanation = cancelled(self._cause(effect.record, effect.name))
+            return
+        record = self._record(effect.record)
+        if isinstance(record, Finished) and record.runs is not None and record.runs.notes:
+            index = record.names.index(effect.name)
+            effect.explanation = done(record.attempts[index], record.runs.notes[index])
 
     def _text(self, number: int, name: bytes) -> Result:
         """Return a task's output, empty if its row is trimmed. The history still has it then."""

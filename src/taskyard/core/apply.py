@@ -47,7 +47,8 @@ def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None
 
 
 def _submitted(ledger: Ledger, record: records.Submitted) -> None:
-    submission = record.submission
+    submission = record.submission.applied(ledger.environment)
+    ledger.environment = submission.environment or ledger.environment
     for terms in submission.terms:
         ledger.campaign(terms.campaign)
         if record.bare and terms.campaign:

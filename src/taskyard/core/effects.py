@@ -224,7 +224,8 @@ class ExplanationReply(Effect):
     #: Its key, or the requested name of an unknown task.
     name: bytes
     explanation: Explanation
-    #: The record that cancelled the task, from which the broker adds the cause. 0: none.
+    #: The record that ended the task, from which the broker adds the cause or the worker's note.
+    #: 0: none.
     record: int = 0
     campaign: bytes = b""
 

@@ -55,7 +55,13 @@ def explain(context: Context, name: bytes) -> Explanation:
 
 
 def _done(_context: Context, task: Task) -> Explanation:
-    return Explanation(Reason.DONE, f"it is done (attempt {task.attempt})")
+    return done(task.attempt)
+
+
+def done(attempt: int, note: bytes = b"") -> Explanation:
+    """Explain a task that is done, with its worker's note, which only the journal has."""
+    remark = f": {shown(note)}" if note else ""
+    return Explanation(Reason.DONE, f"it is done (attempt {attempt}){remark}")
 
 
 def _cancelled(_context: Context, _task: Task) -> Explanation:

@@ -61,6 +61,8 @@ class Ledger:
         #: Some tasks take more than one slot, so slots must be counted.
         self.has_wide_tasks = False
         self.paused = False
+        #: The environment of the latest submission that has one. Equal ones share it. Volatile.
+        self.environment = b""
         #: Pairs of a lane and a worker that serves it. Counted only if there are worker limits.
         self.lane_worker_pairs = 0
         #: Number of the latest record.

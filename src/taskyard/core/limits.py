@@ -19,6 +19,9 @@ CAMPAIGNS_SEARCHED_MAX: Final = 1000
 #: Payloads stay in memory while their task waits. Put larger ones in a file and name it.
 PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
 
+#: A submitter's directory and variables are kept once per submission, and sent with every lease.
+ENVIRONMENT_BYTES_MAX: Final = 256 * 1024
+
 #: About 4 GB at 400 bytes a task. Beyond it submissions are refused, and workers continue.
 TASKS_MAX: Final = 10_000_000
 
@@ -66,6 +69,9 @@ LEASE_TASKS_MAX: Final = 10_000
 
 #: Failure texts stay in memory as long as their task. The tail usually has the error.
 REASON_BYTES_MAX: Final = 2048
+
+#: A worker's remark on an attempt: one line.
+NOTE_BYTES_MAX: Final = 512
 
 #: Every update of a task's output goes through the journal, so only the tail is kept.
 OUTPUT_BYTES_MAX: Final = 65_536

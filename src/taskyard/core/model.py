@@ -11,7 +11,7 @@ from enum import Enum, IntEnum
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, REASON_BYTES_MAX
 from taskyard.core.states import TaskState
@@ -55,6 +55,8 @@ class Terms(Struct, array_like=True, gc=False):
     submitted_ns: int = 0
     #: When it is reported as late. 0: never. Set by the rules at submission.
     report_ns: int = 0
+    #: The environment of its submission, set when that is applied. Passed on, never read.
+    environment: bytes = b""
 
 
 class Submission(Struct, array_like=True, gc=False):
@@ -72,6 +74,8 @@ class Submission(Struct, array_like=True, gc=False):
     after: list[list[bytes]] | None = None
     #: Data that the dialect keeps beside each payload, such as a return address.
     envelopes: list[bytes] | None = None
+    #: Directory and variables of the submitter, for its commands. Passed on, never read.
+    environment: bytes = b""
 
     def terms_of(self, index: int) -> Terms:
         return self.terms[0 if self.terms_at is None else self.terms_at[index]]
@@ -94,7 +98,19 @@ class Submission(Struct, array_like=True, gc=False):
             lanes=pick(self.lanes),
             after=pick(self.after),
             envelopes=pick(self.envelopes),
+            environment=self.environment,
         )
+
+    def applied(self, latest: bytes) -> Submission:
+        """Return it with its environment in its terms, as one object for all tasks.
+
+        `latest` is the environment of an earlier submission, which is used if it is equal.
+        """
+        if not self.environment:
+            return self
+        environment = latest if latest == self.environment else self.environment
+        terms = [structs.replace(one, environment=environment) for one in self.terms]
+        return structs.replace(self, terms=terms, environment=environment)
 
 
 class Refusal(Enum):

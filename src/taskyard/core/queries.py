@@ -49,7 +49,7 @@ from taskyard.core.limits import (
 from taskyard.core.model import DIGEST_BYTES, Refusal
 from taskyard.core.rules import compile_glob
 from taskyard.core.runs import Attempt
-from taskyard.core.states import BLOCKED, CANCELLED, DELAYED, DONE, FAILED
+from taskyard.core.states import BLOCKED, DELAYED, DONE, FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -282,7 +282,7 @@ def explain_requested(context: Context, event: events.ExplainRequested) -> None:
     reply = ExplanationReply(event.client, event.request, name, explain(context, name))
     if task is not None:
         reply.campaign = task.terms.campaign
-        if task.state is CANCELLED and task.ending is not None:
+        if task.ending is not None:
             reply.record = task.ending.record
     context.send(reply)
 

@@ -28,6 +28,8 @@ class Run(Struct, frozen=True, gc=False):
     cpu_ns: int = 0
     #: Peak resident memory. 0: unknown.
     memory_max_bytes: int = 0
+    #: A remark of the worker, such as why it did not run the task.
+    note: bytes = b""
 
 
 class RunColumns(Struct, array_like=True, gc=False):
@@ -44,6 +46,8 @@ class RunColumns(Struct, array_like=True, gc=False):
     cpu_ns: list[int] | None = None
     #: Peak resident memory. 0: unknown. None: unknown for all attempts.
     memory_max_bytes: list[int] | None = None
+    #: Remarks of the worker. None: no attempt has one.
+    notes: list[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.started_ns)
@@ -58,6 +62,7 @@ class RunColumns(Struct, array_like=True, gc=False):
             None if self.statuses is None else self.statuses[index],
             0 if self.cpu_ns is None else self.cpu_ns[index],
             0 if self.memory_max_bytes is None else self.memory_max_bytes[index],
+            b"" if self.notes is None else self.notes[index],
         )
 
 
@@ -76,6 +81,8 @@ class Attempt(Struct, array_like=True, gc=False):
     status: int | None = None
     cpu_ns: int = 0
     memory_max_bytes: int = 0
+    #: A remark of the worker.
+    note: bytes = b""
 
     def with_run(self, runs: RunColumns | None, index: int) -> Attempt:
         """Add the measurement at this index, if there is one."""
@@ -83,7 +90,7 @@ class Attempt(Struct, array_like=True, gc=False):
         if runs is not None and run is not None:
             self.host, self.started_ns, self.run_ns = runs.host, run.started_ns, run.run_ns
             self.status, self.cpu_ns = run.status, run.cpu_ns
-            self.memory_max_bytes = run.memory_max_bytes
+            self.memory_max_bytes, self.note = run.memory_max_bytes, run.note
         return self
 
 
@@ -95,6 +102,7 @@ def run_columns(runs: Sequence[Run | None], host: bytes) -> RunColumns | None:
     statuses = [run.status for run in each]
     cpu_ns = [run.cpu_ns for run in each]
     memory_max_bytes = [run.memory_max_bytes for run in each]
+    notes = [run.note for run in each]
     return RunColumns(
         host=host,
         started_ns=[run.started_ns for run in each],
@@ -102,6 +110,7 @@ def run_columns(runs: Sequence[Run | None], host: bytes) -> RunColumns | None:
         statuses=statuses if statuses.count(None) < len(statuses) else None,
         cpu_ns=cpu_ns if any(cpu_ns) else None,
         memory_max_bytes=memory_max_bytes if any(memory_max_bytes) else None,
+        notes=notes if any(notes) else None,
     )
 
 
@@ -128,6 +137,7 @@ def clamped_to_lease(
     if not any(started):
         return None
     statuses, cpu_ns, memory = runs.statuses, runs.cpu_ns, runs.memory_max_bytes
+    notes = runs.notes
     return RunColumns(
         runs.host,
         started,
@@ -135,4 +145,5 @@ def clamped_to_lease(
         None if statuses is None else [statuses[index] for index in indexes],
         None if cpu_ns is None else [cpu_ns[index] for index in indexes],
         None if memory is None else [memory[index] for index in indexes],
+        None if notes is None else [notes[index] for index in indexes],
     )

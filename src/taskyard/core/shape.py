@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from taskyard.core.limits import (
     AFTER_MAX,
+    ENVIRONMENT_BYTES_MAX,
     NAME_BYTES_MAX,
     NUMBER_MAX,
     PAYLOAD_BYTES_MAX,
@@ -101,6 +102,9 @@ def check_columns(submission: Submission) -> None:
         raise BatchRefused(Refusal.MALFORMED, "submission: a task refers to missing terms")
     if len(submission.terms) > count:
         raise BatchRefused(Refusal.MALFORMED, "submission: more terms than tasks")
+    if len(submission.environment) > ENVIRONMENT_BYTES_MAX:
+        text = f"environment: at most {ENVIRONMENT_BYTES_MAX} bytes (pass fewer variables)"
+        raise BatchRefused(Refusal.TOO_MANY, text)
 
 
 def _too_long(column: Iterable[Sized], limit: int) -> list[int]:

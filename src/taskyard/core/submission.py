@@ -127,8 +127,11 @@ def _unfinished(
 
 def decide(ledger: Ledger, event: SubmitRequested, at_ns: int) -> SubmissionDecision:
     """Return the records of a submission whose names are keys. Raises `SubmissionRefused`."""
-    # A copy: the client may reuse its terms, and does not set the time.
-    own = [structs.replace(terms, submitted_ns=at_ns) for terms in event.submission.terms]
+    # A copy: the client may reuse its terms, and sets neither the time nor their environment.
+    own = [
+        structs.replace(terms, submitted_ns=at_ns, environment=b"")
+        for terms in event.submission.terms
+    ]
     submission = structs.replace(event.submission, terms=own)
     if ledger.rule_table.has_expiry:
         submission = rules.with_expiry(ledger.rule_table, submission, at_ns)

@@ -266,6 +266,7 @@ class ColdLedger:
                 for one in each:
                     self._new_edges.add(own[one], place)
         self.ledger.record += 1
+        submission = submission.applied(b"")
         for terms in submission.terms:
             self._enter_terms(terms, bare=record.bare)
         for start, stop, alike in _alike(submission, record.at_ns):

@@ -74,6 +74,10 @@ class Restorer:
         self._plan(columns, terms, made)
 
     def _interned(self, terms: Terms) -> Terms:
+        if terms.environment:
+            if terms.environment == self.ledger.environment:
+                terms.environment = self.ledger.environment
+            self.ledger.environment = terms.environment
         return self._terms.setdefault(_encode(terms), terms)
 
     def _shared_payload(self, payload: bytes) -> bytes:
