@@ -179,6 +179,8 @@ def _attempt_line(attempt: dict[str, Any]) -> str:
         parts.append(f"CPU {attempt['cpu_seconds']:.2f} s")
     if attempt["memory_max"] is not None:
         parts.append(f"memory {attempt['memory_max'] / 1e6:.0f} MB")
+    if attempt["note"] is not None:
+        parts.append(attempt["note"])
     return ", ".join(parts)
 
 

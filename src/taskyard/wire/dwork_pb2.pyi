@@ -122,7 +122,7 @@ class TaskMsg(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., origin: _Optional[bytes] = ..., pred: _Optional[_Iterable[bytes]] = ..., succ: _Optional[_Iterable[bytes]] = ..., log: _Optional[_Iterable[bytes]] = ..., payload: _Optional[bytes] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., lane: _Optional[bytes] = ..., attempt: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[bytes] = ..., retry_at_ns: _Optional[int] = ..., output: _Optional[bytes] = ..., percent: _Optional[int] = ..., result_bytes_total: _Optional[int] = ..., output_bytes_total: _Optional[int] = ..., started_ns: _Optional[int] = ..., run_ns: _Optional[int] = ..., exit: _Optional[int] = ..., cpu_ns: _Optional[int] = ..., memory_max_bytes: _Optional[int] = ...) -> None: ...
 
 class Terms(_message.Message):
-    __slots__ = ("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns", "retry", "lease_ns", "time_limit_ns", "slots", "crashes_max", "origin")
+    __slots__ = ("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns", "retry", "lease_ns", "time_limit_ns", "slots", "crashes_max", "origin", "environment")
     class Retry(_message.Message):
         __slots__ = ("delay_ns",)
         DELAY_NS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class Terms(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     CRASHES_MAX_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     campaign: bytes
     service: bytes
     priority: int
@@ -152,10 +153,11 @@ class Terms(_message.Message):
     slots: int
     crashes_max: int
     origin: bytes
-    def __init__(self, campaign: _Optional[bytes] = ..., service: _Optional[bytes] = ..., priority: _Optional[int] = ..., due_ns: _Optional[int] = ..., expires_ns: _Optional[int] = ..., expires_hard_ns: _Optional[int] = ..., retry: _Optional[_Union[Terms.Retry, _Mapping]] = ..., lease_ns: _Optional[int] = ..., time_limit_ns: _Optional[int] = ..., slots: _Optional[int] = ..., crashes_max: _Optional[int] = ..., origin: _Optional[bytes] = ...) -> None: ...
+    environment: bytes
+    def __init__(self, campaign: _Optional[bytes] = ..., service: _Optional[bytes] = ..., priority: _Optional[int] = ..., due_ns: _Optional[int] = ..., expires_ns: _Optional[int] = ..., expires_hard_ns: _Optional[int] = ..., retry: _Optional[_Union[Terms.Retry, _Mapping]] = ..., lease_ns: _Optional[int] = ..., time_limit_ns: _Optional[int] = ..., slots: _Optional[int] = ..., crashes_max: _Optional[int] = ..., origin: _Optional[bytes] = ..., environment: _Optional[bytes] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "result_bytes_total", "output_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes")
+    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "result_bytes_total", "output_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes", "note")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +180,7 @@ class Batch(_message.Message):
     EXIT_FIELD_NUMBER: _ClassVar[int]
     CPU_NS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     name: _containers.RepeatedScalarFieldContainer[bytes]
     payload: _containers.RepeatedScalarFieldContainer[bytes]
     terms: _containers.RepeatedScalarFieldContainer[bytes]
@@ -200,7 +203,8 @@ class Batch(_message.Message):
     exit: _containers.RepeatedScalarFieldContainer[int]
     cpu_ns: _containers.RepeatedScalarFieldContainer[int]
     memory_max_bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., result_bytes_total: _Optional[_Iterable[int]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    note: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., result_bytes_total: _Optional[_Iterable[int]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ..., note: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class WorkerMsg(_message.Message):
     __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead", "host", "pid", "replaces", "heartbeat_ns")
@@ -287,7 +291,7 @@ class RefusedTask(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., code: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
 
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code", "refused", "check_only")
+    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code", "refused", "check_only", "environment")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -386,6 +390,7 @@ class QueryMsg(_message.Message):
     CODE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CHECK_ONLY_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
     task: _containers.RepeatedScalarFieldContainer[bytes]
     name: bytes
@@ -416,4 +421,5 @@ class QueryMsg(_message.Message):
     code: bytes
     refused: _containers.RepeatedScalarFieldContainer[bytes]
     check_only: bool
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., check_only: bool = ...) -> None: ...
+    environment: bytes
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ...) -> None: ...

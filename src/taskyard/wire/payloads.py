@@ -69,6 +69,9 @@ _kinds = msgspec.json.Decoder(_Kind)
 _values = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _plain_values = msgspec.json.Decoder()
 
+#: How an encoded command begins.
+_COMMAND_START: Final = b'{"argv":'
+
 #: Both encoders agree on these types, and msgspec's is ten times as fast.
 _FAST_TYPES: Final = frozenset((str, int, bool, type(None)))
 
@@ -85,6 +88,11 @@ def encode_command(
             f"command {argv!r}: must be a list of strings, such as ['convert', 'a.png', 'a.jpg']"
         )
     return _encode(Command(list(argv), None if env is None else dict(env), cwd))
+
+
+def is_command(payload: bytes) -> bool:
+    """Return whether `encode_command` has encoded a payload."""
+    return payload.startswith(_COMMAND_START)
 
 
 def encode_call(

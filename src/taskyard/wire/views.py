@@ -93,6 +93,8 @@ class Attempt(Document):
     cpu_seconds: float | None
     #: Peak resident memory in bytes.
     memory_max: int | None
+    #: A remark of the worker: why it did not run the task, or ran it elsewhere.
+    note: str | None
 
 
 class ShownTask(Task):
@@ -315,6 +317,7 @@ def attempt(one: runs.Attempt) -> Attempt:
         host=shown(one.host) or None,
         cpu_seconds=one.cpu_ns / SECOND_NS if one.cpu_ns else None,
         memory_max=one.memory_max_bytes or None,
+        note=shown(one.note) or None,
     )
 
 

@@ -30,8 +30,9 @@ from taskyard.core.limits import (
 )
 from taskyard.core.model import RefusedTask, Submission, Terms, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
-from taskyard.errors import Malformed
+from taskyard.errors import Malformed, PeerError
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire import environments
 from taskyard.wire.native import runs as native_runs
 from taskyard.wire.native.counts import LOGS_MAX, TooMany, check_counts, check_lengths
 
@@ -132,12 +133,26 @@ def check_count(count: int) -> None:
 
 
 def submission_of(query: pb.QueryMsg) -> tuple[Submission, bool]:
-    """Return the tasks of a Create, and whether one of them has extension fields."""
+    """Return the tasks of a Create, and whether it has extension fields."""
     if query.HasField("batch"):
         if query.task:
             raise Malformed("tasks in `task` and `batch`: only one is allowed")
-        return _from_columns(query.batch), True
-    return _from_messages(_tasks(query))
+        submission, is_extended = _from_columns(query.batch), True
+    else:
+        submission, is_extended = _from_messages(_tasks(query))
+    if any(terms.environment for terms in submission.terms):
+        raise Malformed("`environment` in the terms of a Create: only allowed beside the tasks")
+    if query.HasField("environment"):
+        submission.environment = _environment(query.environment)
+    return submission, is_extended or query.HasField("environment")
+
+
+def _environment(raw: bytes) -> bytes:
+    try:
+        environments.decode_environment(raw)
+    except PeerError as error:
+        raise Malformed(str(error)) from None
+    return raw
 
 
 def _tasks(query: pb.QueryMsg) -> list[pb.TaskMsg]:
@@ -273,6 +288,7 @@ def decode_terms(message: pb.Terms) -> Terms:
         else _PLAIN_TERMS.crashes_max,
         origin=message.origin,
         dialect=DIALECT,
+        environment=message.environment,
     )
 
 
@@ -284,14 +300,21 @@ _TERMS_FIELDS: Final = (
 _terms_values = attrgetter(*_TERMS_FIELDS)
 
 
-def encode_terms(terms: Terms) -> bytes:
-    """Encode terms. Fields with their default are left out."""
-    return _encoded_terms(_terms_values(terms), terms.retry_delays_ns)
+def encode_terms(terms: Terms, host: bytes = b"") -> bytes:
+    """Encode terms, for a worker on this host. Fields with their default are left out."""
+    environment = terms.environment
+    if environment:
+        environment = environments.without_variables(environment, host)
+    return _encoded_terms(_terms_values(terms), terms.retry_delays_ns, environment)
 
 
 @lru_cache(TERMS_CACHE_SIZE)
-def _encoded_terms(values: tuple[Any, ...], retry_delays_ns: tuple[int, ...] | None) -> bytes:
+def _encoded_terms(
+    values: tuple[Any, ...], retry_delays_ns: tuple[int, ...] | None, environment: bytes
+) -> bytes:
     message = pb.Terms()
+    if environment:
+        message.environment = environment
     for field, value, default in zip(
         _TERMS_FIELDS, values, _terms_values(_PLAIN_TERMS), strict=True
     ):

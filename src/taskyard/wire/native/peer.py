@@ -19,6 +19,7 @@ from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native import runs as native_runs
 from taskyard.wire.native.frames import decode_rule
+from taskyard.wire.payloads import is_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -219,9 +220,10 @@ def create(  # noqa: PLR0913  # one a field
     stream: bool = False,
     after_campaigns: Sequence[bytes] = (),
     check_only: bool = False,
+    environment: bytes = b"",
 ) -> bytes:
     """Encode a Create. With `stream` its replies continue as those of a watch. With `check_only`
-    the broker accepts no task."""
+    the broker accepts no task. The environment is sent if one of the tasks is a command."""
     query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
     query.batch.after_campaign.extend(after_campaigns)
     if unknown is not UnknownPolicy.REFUSE:
@@ -230,6 +232,8 @@ def create(  # noqa: PLR0913  # one a field
         query.stream = True
     if check_only:
         query.check_only = True
+    elif environment and any(map(is_command, submission.payloads)):
+        query.environment = environment
     return query.SerializeToString()
 
 

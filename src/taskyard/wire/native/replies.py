@@ -94,9 +94,11 @@ def _assign(pending: PendingRequests, effect: effects.Assign) -> list[Reply]:
     entry = pending.drop(effect.request)
     if entry is None:
         return []
+    facts = pending.facts.get(effect.worker)
+    host = b"" if facts is None else facts[0].host
     if entry.columns:
-        return [pending.reply(entry, _Q.Transfer, batch=_columns(effect), **_missing(entry))]
-    messages = _messages(effect, extended=entry.extended)
+        return [pending.reply(entry, _Q.Transfer, batch=_columns(effect, host), **_missing(entry))]
+    messages = _messages(effect, host, extended=entry.extended)
     return [pending.reply(entry, _Q.Transfer, task=messages)]
 
 
@@ -311,7 +313,7 @@ def _task_log(view: effects.TaskView) -> list[bytes]:
     return log
 
 
-def _messages(effect: effects.Assign, *, extended: bool) -> list[bytes]:
+def _messages(effect: effects.Assign, host: bytes, *, extended: bool) -> list[bytes]:
     """Encode assigned tasks as TaskMsgs. A plain worker gets names only."""
     log = [_log(pb.TaskMsg.Stolen, effect.at_ns)]
     messages: list[bytes] = []
@@ -321,14 +323,14 @@ def _messages(effect: effects.Assign, *, extended: bool) -> list[bytes]:
         if extended:
             message.payload = effect.payloads[index]
             message.attempt = effect.attempts[index]
-            message.terms.ParseFromString(tasks.encode_terms(terms))
+            message.terms.ParseFromString(tasks.encode_terms(terms, host))
             message.lane = effect.lanes[index]
         messages.append(message.SerializeToString())
     return messages
 
 
-def _columns(effect: effects.Assign) -> tasks.Columns:
-    """Encode assigned tasks as columns. Shared terms are sent once."""
+def _columns(effect: effects.Assign, host: bytes) -> tasks.Columns:
+    """Encode tasks for a worker on this host as columns. Shared terms are sent once."""
     columns: tasks.Columns = {
         "name": effect.names,
         "payload": _payloads(effect.payloads),
@@ -336,9 +338,9 @@ def _columns(effect: effects.Assign) -> tasks.Columns:
     }
     first = effect.terms[0]
     if effect.terms.count(first) == len(effect.terms):  # nearly always of one submission
-        columns["terms"] = [tasks.encode_terms(first)]
+        columns["terms"] = [tasks.encode_terms(first, host)]
     else:
-        encoded = [*map(tasks.encode_terms, effect.terms)]
+        encoded = [tasks.encode_terms(terms, host) for terms in effect.terms]
         different = {terms: place for place, terms in enumerate(dict.fromkeys(encoded))}
         columns["terms"] = [*different]
         columns["terms_at"] = [different[terms] for terms in encoded]

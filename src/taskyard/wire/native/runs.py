@@ -1,6 +1,6 @@
 """Measurements of attempts in native messages, to and from the core's columns.
 
-Owns the five columns of a Complete that carry them, and their limits. On the wire an exit is the
+Owns the columns of a Complete that carry them, and their limits. On the wire an exit is the
 status plus one, or minus the signal, so that 0 means unknown.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskyard.core.limits import NAME_BYTES_MAX, NUMBER_MAX
+from taskyard.core.limits import NAME_BYTES_MAX, NOTE_BYTES_MAX, NUMBER_MAX
 from taskyard.core.runs import RunColumns
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
@@ -22,15 +22,20 @@ STATUS_MAX: Final = 255
 _MICROSECONDS_MAX: Final = NUMBER_MAX // 1000
 
 
-def encode_runs(runs: RunColumns) -> dict[str, Sequence[int]]:
+def encode_runs(runs: RunColumns) -> dict[str, Sequence[int] | Sequence[bytes]]:
     """Encode measurements as fields of a Batch."""
-    columns: dict[str, Sequence[int]] = {"started_ns": runs.started_ns, "run_ns": runs.run_ns}
+    columns: dict[str, Sequence[int] | Sequence[bytes]] = {
+        "started_ns": runs.started_ns,
+        "run_ns": runs.run_ns,
+    }
     if runs.statuses is not None:
         columns["exit"] = [*map(_exit, runs.statuses)]
     if runs.cpu_ns is not None:
         columns["cpu_ns"] = runs.cpu_ns
     if runs.memory_max_bytes is not None:
         columns["memory_max_bytes"] = runs.memory_max_bytes
+    if runs.notes is not None:
+        columns["note"] = runs.notes
     return columns
 
 
@@ -43,10 +48,10 @@ def _exit(status: int | None) -> int:
 def decode_columns(batch: pb.Batch, host: bytes) -> RunColumns | None:
     """Return the measurements of a Batch, or None if it has none. Raise Malformed."""
     if not batch.started_ns:
-        if batch.run_ns or batch.exit or batch.cpu_ns or batch.memory_max_bytes:
+        if batch.run_ns or batch.exit or batch.cpu_ns or batch.memory_max_bytes or batch.note:
             raise Malformed("measurements without `started_ns`")
         return None
-    return _runs(
+    runs = _runs(
         host,
         len(batch.name),
         batch.started_ns[:],
@@ -55,6 +60,18 @@ def decode_columns(batch: pb.Batch, host: bytes) -> RunColumns | None:
         batch.cpu_ns[:],
         batch.memory_max_bytes[:],
     )
+    runs.notes = _notes(batch.note[:], len(batch.name))
+    return runs
+
+
+def _notes(notes: list[bytes], count: int) -> list[bytes] | None:
+    if not any(notes):
+        return None
+    if len(notes) != count:
+        raise Malformed("columns of a batch: must have one length, or be absent")
+    if max(map(len, notes)) > NOTE_BYTES_MAX:
+        raise Malformed(f"a note must have at most {NOTE_BYTES_MAX} bytes")
+    return notes
 
 
 def decode_messages(tasks: Sequence[pb.TaskMsg], host: bytes) -> RunColumns | None:
