@@ -30,6 +30,8 @@ class Job(Struct, frozen=True):
     lane: bytes = b""
     #: b"": none. Otherwise `name` begins with it.
     campaign: bytes = b""
+    #: The environment of its submission. b"": the worker's own.
+    environment: bytes = b""
 
     @property
     def key(self) -> tuple[bytes, int]:

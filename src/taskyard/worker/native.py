@@ -274,6 +274,7 @@ class NativeWorkerLoop:
                     slots=terms.slots,
                     lane=assigned.lanes[index] if assigned.lanes else b"",
                     campaign=terms.campaign,
+                    environment=terms.environment,
                 )
             )
         fresh = [job for job in jobs if job.key not in self._held]

@@ -1,8 +1,9 @@
 """Child processes of a worker: start, signals, pipes, exit, and the way from SIGTERM to SIGKILL.
 
 Each child leads a session, so that it can be ended with everything it has started. Children are
-started by `posix_spawn`, which costs a third of `subprocess`. Only a working directory needs
-`subprocess`.
+started by `posix_spawn`, which costs a third of `subprocess`. It takes no directory, so the worker
+changes to that of the child and back, around the call. The worker is one thread, and its sockets
+have absolute paths.
 
 A child ends with its worker, however that ends: it inherits one end of a pipe. When the kernel
 closes the worker's end, it sends SIGIO to the child's group, which ends it. (Linux. Elsewhere SIGIO
@@ -14,7 +15,6 @@ import fcntl
 import os
 import resource
 import signal
-import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,11 +110,8 @@ def start(
     """Start a process. Raises `OSError`, whose `filename` is the missing file, if that fails."""
     near, far = os.pipe()
     try:
-        pid = (
-            _spawn(argv, streams, env, near)
-            if cwd is None
-            else _open(argv, streams, env, near, cwd)
-        )
+        with _directory(cwd):
+            pid = _spawn(argv, streams, env, near)
         _signal_on_parent_exit(near, pid)
     except BaseException:
         os.close(far)
@@ -134,17 +131,22 @@ def _spawn(argv: Sequence[str], streams: Streams, env: Mapping[str, str], parent
     )
 
 
-def _open(
-    argv: Sequence[str], streams: Streams, env: Mapping[str, str], parent_pipe: int, cwd: str
-) -> int:
-    stdin, stdout, stderr = streams.standard
-    process = subprocess.Popen(
-        argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, start_new_session=True,
-        pass_fds=(*streams.others, parent_pipe),
-    )  # fmt: skip
-    # `Process` reaps it. With a return code set, Popen neither waits nor warns.
-    process.returncode = 0
-    return process.pid
+@contextmanager
+def _directory(cwd: str | None) -> Iterator[None]:
+    """Change to a directory and back. Raises `OSError` if that fails, before anything started."""
+    if cwd is None:
+        yield
+        return
+    own = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
+    try:
+        os.fchdir(own)  # fails here if there is no way back
+        os.chdir(cwd)
+        try:
+            yield
+        finally:
+            os.fchdir(own)
+    finally:
+        os.close(own)
 
 
 def _signal_on_parent_exit(parent_pipe: int, pid: int) -> None:

@@ -12,10 +12,13 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import tempfile
 from collections import deque
 from collections.abc import Sequence
 from typing import BinaryIO, Final, TypeAlias
+
+from msgspec import structs
 
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
@@ -30,6 +33,7 @@ from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import REAP_INTERVAL_NS
 from taskyard.worker.processes import RunnerContext, SupervisedProcess
 from taskyard.worker.programs import not_started, start_program
+from taskyard.worker.workplaces import Workplaces
 
 __all__ = ["Job", "JobResult", "ProcessRunner", "Work"]
 
@@ -69,6 +73,9 @@ class ProcessRunner:
             self._dev_null,
             clock.wall_ns,
         )
+        self._workplaces = Workplaces(socket.gethostname(), self._context.env)
+        #: Notes on running commands, by job.
+        self._notes: dict[tuple[bytes, int], bytes] = {}
         self._is_closed = False
 
     @property
@@ -153,6 +160,7 @@ class ProcessRunner:
         for process in self._processes:
             if process.is_running((name, attempt)):
                 process.cancel()
+                self._notes.pop((name, attempt), None)
 
     def run_so_far(self, name: bytes, attempt: int) -> Run | None:
         """Return the run of a job until now; None if it has not started."""
@@ -209,7 +217,16 @@ class ProcessRunner:
 
     def _start_program(self, job: Job, command: Command) -> None:
         try:
-            self._processes.append(start_program(job, command, self._context))
+            workplace = self._workplaces.of(job.environment)
+        except PeerError as error:
+            self._refuse(job, str(error))
+            return
+        command = workplace.place(command)
+        if workplace.note:
+            self._notes[job.key] = workplace.note
+        try:
+            placed = self._context._replace(env=workplace.env)
+            self._processes.append(start_program(job, command, placed))
         except (OSError, ValueError) as error:
             self._report(not_started(job, command, error))
 
@@ -236,6 +253,9 @@ class ProcessRunner:
     def _report(self, done: JobResult) -> None:
         if done.run is None and done.outcome is not Outcome.REFUSED:
             done.run = Run(self._clock.wall_ns(), 0)  # it ended before it could start
+        note = self._notes.pop(done.job.key, b"")
+        if note and done.run is not None:
+            done.run = structs.replace(done.run, note=note)
         self._done.append(done)
 
 
