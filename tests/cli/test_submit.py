@@ -121,6 +121,42 @@ def test_environment_reaches_the_command(call: Caller) -> None:
     assert outcome.out == "hi there\n"
 
 
+def test_command_runs_in_the_directory_of_the_submitter(
+    call: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert call("submit", "--wait", "--name", "here", "--", "pwd").out == f"{tmp_path}\n"
+    assert call("submit", "--wait", "--cwd", "sub", "--", "pwd").out == f"{tmp_path}/sub\n"
+    assert call("submit", "--wait", "--no-env", "--", "pwd").out == f"{tmp_path}\n"
+    monkeypatch.chdir(tmp_path / "sub")  # the first stays, and is not compared
+    assert call("submit", "--wait", "--name", "here", "--", "pwd").out == f"{tmp_path}\n"
+    assert str(tmp_path) not in call("show", "here", "--json").out
+
+
+def test_variables_of_the_submitter_are_chosen_by_options(
+    call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Mars")
+    monkeypatch.setenv("SECRET", "s3cret")
+    echo = ("--", "sh", "-c", "echo ${TZ-none} ${SECRET-none}")
+    assert call("submit", "--wait", *echo).out == "Mars none\n"
+    assert call("submit", "--wait", "--env", "SECRET", *echo).out == "Mars s3cret\n"
+    assert call("submit", "--wait", "--env-all", *echo).out == "Mars s3cret\n"
+    assert call("submit", "--wait", "--no-env", *echo).out != "Mars none\n"
+    assert call("submit", "--wait", "--env", "SECRET", "--env", "TZ=UTC", *echo).out == (
+        "UTC s3cret\n"
+    )
+    refused = call("submit", "--env-all", "--no-env", "--", "true")
+    assert refused.code == 2
+    assert "exclude each other" in refused.err
+    unset = call("submit", "--env", "NO_SUCH", "--", "true")
+    assert (unset.code, unset.err) == (
+        2,
+        "taskyard: variable NO_SUCH: not set (give NO_SUCH=VALUE)\n",
+    )
+
+
 def test_known_task_is_harmless_with_the_same_command_alone(call: Caller) -> None:
     call("submit", "--name", "twice", "--", "true")
     again = call("submit", "--name", "twice", "--", "true")
@@ -157,7 +193,7 @@ def test_unknown_dependency_is_refused_by_default(call: Caller) -> None:
         (["--payload", "x", "--call", "a:b"], "exclude each other"),
         (["--due", "soon", "--", "true"], "'--due': must be a time"),
         (["--retries", "many", "--", "true"], "'--retries': must be a number"),
-        (["--env", "A", "--", "true"], "expected NAME=VALUE"),
+        (["--env", "=A", "--", "true"], "expected NAME[=VALUE]"),
         (["--name", "", "--", "true"], "'--name': must not be empty"),
         (["--name", "a\nb", "--", "true"], "'--name'"),
         (["--backoff", "1s", "--", "true"], '"backoff" without "retries"'),

@@ -70,6 +70,7 @@ def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) 
         timeout=None if limit_ns is None else limit_ns / SECOND_NS,
         connect_timeout=FIRST_ANSWER_SECONDS,
         report=cli_context.warn,
+        env=cli_context.variables,
     )
 
 

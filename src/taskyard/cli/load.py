@@ -25,7 +25,7 @@ from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.task_options import TaskKey
+from taskyard.cli.task_options import TaskKey, environment_options
 from taskyard.cli.wait import report, wait_for, wait_target
 from taskyard.core.events import UnknownPolicy
 from taskyard.errors import ExitCode, UserError
@@ -107,6 +107,7 @@ def _read_format(context: click.Context, _: click.Parameter, value: str | None) 
     is_flag=True,
     help="Accept dependencies that are not submitted yet.",
 )
+@environment_options
 @broker_options
 @click.pass_obj
 def load(cli_context: CliContext, /, file: str, campaign: str | None, **values: Any) -> ExitCode:  # noqa: ANN401

@@ -276,7 +276,7 @@ def _encoder(
         payload = read_payload_option(values["payload"]).decode(errors="surrogateescape")
         check_templates([payload], has_columns=has_columns)
         return payload_encoder(payload)
-    env, cwd = dict(values["env"]) or None, values["cwd"]
+    env, cwd = values["env"] or None, values["cwd"]
     if values["call"] is not None:
         check_templates(argv or ["{}"], has_columns=has_columns)
         return call_encoder(values["call"], argv, env, cwd)

@@ -16,6 +16,7 @@ import click
 from taskyard.cli.terminal import escape_control, unwrap_stdout
 
 if TYPE_CHECKING:
+    from taskyard.client.environment import Variables
     from taskyard.settings.sections import Settings
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., object])
@@ -62,6 +63,8 @@ class CliContext:
         self.broker_timeout: int | None = None
         #: The key file. None: from the settings.
         self.key: Path | None = None
+        #: The variables that commands get from this process. None: the usual ones.
+        self.variables: Variables = None
         #: The settings file. None: TASKYARD_CONFIG or the nearest taskyard.toml.
         self.config: Path | None = None
         #: Whether a broker opens its native socket only.

@@ -29,6 +29,7 @@ from taskyard.cli.local_service import (
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar
+from taskyard.cli.task_options import environment_options
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
 from taskyard.core.states import TaskState
@@ -83,6 +84,7 @@ class RunOptions(Struct, frozen=True):
     "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
 )
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
+@environment_options
 @broker_options
 @click.pass_obj
 def run(  # noqa: PLR0913  # one per option

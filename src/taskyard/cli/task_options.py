@@ -10,7 +10,7 @@ import os
 import select
 import stat
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -21,6 +21,9 @@ from taskyard.cli.completion import complete_name
 from taskyard.cli.options import CliContext, CommandFunction
 from taskyard.core.model import Refusal
 from taskyard.errors import Refused, UserError
+
+if TYPE_CHECKING:
+    from taskyard.client.environment import Variables
 
 
 class TaskKey(click.ParamType[object]):
@@ -43,25 +46,27 @@ class TaskKey(click.ParamType[object]):
         return raw
 
 
-class NameValue(click.ParamType[tuple[str, str]]):
-    """A pair `NAME=VALUE`."""
+class Variable(click.ParamType[tuple[str, str | None]]):
+    """An environment variable: `NAME`, or `NAME=VALUE`."""
 
-    name = "NAME=VALUE"
+    def __init__(self, *, with_value: bool = True) -> None:
+        self.name = "NAME[=VALUE]" if with_value else "NAME"
+        self._with_value = with_value
 
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
+    ) -> tuple[str, str | None]:
         name, sign, setting = value.partition("=")
-        if not sign or not name:
-            self.fail(f"expected NAME=VALUE, got {shown(value)}", param, ctx)
-        return name, setting
+        if not name or (sign and not self._with_value):
+            self.fail(f"expected {self.name}, got {shown(value)}", param, ctx)
+        return name, setting if sign else None
 
 
 _NAME: Final = TaskKey("name", "NAME")
 
 #: The options that are not repeatable: name, type and help.
 _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
-    ("--cwd", TaskKey("cwd", "DIR"), "Working directory."),
+    ("--cwd", TaskKey("cwd", "DIR"), "Working directory of the command."),
     ("--slots", TaskKey("slots", "N"), "Slots that the task takes in its worker."),
     (
         "--time-limit",
@@ -91,11 +96,59 @@ _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
 )
 
 #: Defaults that apply to omitted options, for the help.
-_DEFAULTS: Final = {"--cwd": "the worker's", "--slots": "1", "--backoff": "1s", "--priority": "0"}
+_DEFAULTS: Final = {
+    "--cwd": "the current one, over TCP the worker's",
+    "--slots": "1",
+    "--backoff": "1s",
+    "--priority": "0",
+}
+
+
+def _choose_variables(
+    context: click.Context, option: click.Parameter, given: object
+) -> dict[str, str]:
+    """Store which variables are passed on. Return those that have a value."""
+    cli_context = context.ensure_object(CliContext)
+    pairs = given if isinstance(given, tuple) else ()
+    names = [name for name, value in pairs if value is None]
+    choice: Variables = names or None
+    if given is True:
+        choice = option.name == "env_all"
+    if choice is not None:
+        if cli_context.variables is not None:
+            raise click.UsageError("--env NAME, --env-all and --no-env exclude each other")
+        cli_context.variables = choice
+    return {name: value for name, value in pairs if value is not None}
 
 
 _ENV: Final = click.option(
-    "--env", type=NameValue(), multiple=True, help="Environment variable. Repeatable."
+    "--env",
+    type=Variable(),
+    multiple=True,
+    callback=_choose_variables,
+    help="Set a variable of the command, or pass on yours of this name. Repeatable.",
+)
+_ENV_NAMES: Final = click.option(
+    "--env",
+    type=Variable(with_value=False),
+    multiple=True,
+    expose_value=False,
+    callback=_choose_variables,
+    help="Pass on your variable of this name too. Repeatable.",
+)
+_ENV_ALL: Final = click.option(
+    "--env-all",
+    is_flag=True,
+    expose_value=False,
+    callback=_choose_variables,
+    help="Pass on all your variables, not only PATH, HOME and the like.",
+)
+_NO_ENV: Final = click.option(
+    "--no-env",
+    is_flag=True,
+    expose_value=False,
+    callback=_choose_variables,
+    help="Pass on no variables: commands get those of their worker.",
 )
 _AFTER: Final = click.option(
     "--after",
@@ -128,7 +181,14 @@ def task_options(command: CommandFunction) -> CommandFunction:
         command = click.option(flag, type=kind, help=text, show_default=_DEFAULTS.get(flag))(
             command
         )
-    for option in (_ENV, _AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL):
+    for option in (_NO_ENV, _ENV_ALL, _ENV, _AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL):
+        command = option(command)
+    return command
+
+
+def environment_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of commands that load files: which variables are passed on."""
+    for option in (_NO_ENV, _ENV_ALL, _ENV_NAMES):
         command = option(command)
     return command
 
@@ -152,7 +212,7 @@ def task_keys(values: dict[str, Any]) -> dict[str, Any]:
     if values["after"]:
         raw["after"] = list(values["after"])
     if values.get("env"):
-        raw["env"] = dict(values["env"])
+        raw["env"] = values["env"]
     return raw
 
 

@@ -19,6 +19,7 @@ from taskyard.client import campaigns, commands, discovery, record_stream, reque
 from taskyard.client.async_futures import AsyncFuture, LoopBridge
 from taskyard.client.campaigns import AsyncBundle, AsyncCampaign
 from taskyard.client.client import CLOSE_ON_ERROR_SECONDS, TIMEOUT_SECONDS
+from taskyard.client.environment import submitter_environment
 from taskyard.client.exchanges import awaited
 from taskyard.client.open_requests import ReplyTimeouts
 from taskyard.client.session import Session
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
+    from taskyard.client.environment import Variables
     from taskyard.client.exchanges import Exchange, Query
     from taskyard.client.record_stream import RecordBatch
     from taskyard.core.model import Submission, Terms
@@ -55,12 +57,13 @@ class AsyncClient:
         timeout: float | None = None,
         connect_timeout: float = TIMEOUT_SECONDS,
         report: Callable[[str], object] | None = None,
+        env: Variables = None,
     ) -> None:
         """Connect to a broker by its endpoint or its state directory, inside a running loop.
 
-        `key`, `timeout`, `connect_timeout` and `report` are those of `Client`. `report` is called
-        in another thread. `async with` raises `NoBroker` if the first answer does not arrive in
-        time. Without it, the first awaited call does.
+        `key`, `timeout`, `connect_timeout`, `report` and `env` are those of `Client`. `report` is
+        called in another thread. `async with` raises `NoBroker` if the first answer does not arrive
+        in time. Without it, the first awaited call does.
         """
         bridge = LoopBridge(asyncio.get_running_loop())
         #: Timeout in seconds of calls that have no parameter for it, such as `AsyncFuture.cancel`.
@@ -74,6 +77,7 @@ class AsyncClient:
             key=key_found,
             on_turn=bridge.wake,
             report=report,
+            environment=submitter_environment(endpoint, env),
         )
         self._submitter = Submitter(self._session, partial(AsyncFuture, self, bridge))
         self._session.start()
@@ -139,7 +143,9 @@ class AsyncClient:
 
     async def _request(self, query: Query) -> Reply:
         answer: AnyFuture[Reply] = AnyFuture()
-        self._session.request(query.build, answer, query.wait_ns)
+        self._session.request(
+            query.build, answer, query.wait_ns, has_environment=query.has_environment
+        )
         try:
             async with asyncio.timeout(query.seconds_left):
                 return await asyncio.wrap_future(answer)

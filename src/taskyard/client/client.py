@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskyard.client import campaigns, commands, discovery, record_stream, requests
 from taskyard.client.campaigns import Bundle, Campaign
+from taskyard.client.environment import submitter_environment
 from taskyard.client.exchanges import BlockingRunner, blocking, request_and_wait
 from taskyard.client.futures import Future
 from taskyard.client.open_requests import ReplyTimeouts
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
+    from taskyard.client.environment import Variables
     from taskyard.client.record_stream import RecordBatch
     from taskyard.core.model import Submission, Terms
 
@@ -49,8 +51,14 @@ class Client(BlockingRunner):
         timeout: float | None = None,
         connect_timeout: float = TIMEOUT_SECONDS,
         report: Callable[[str], object] | None = None,
+        env: Variables = None,
     ) -> None:
         """Connect to a broker by its endpoint or its state directory.
+
+        On the local socket, commands run in the current directory of this moment, with the usual
+        variables of this process: PATH, HOME and others. `env` has the names of further variables,
+        or exactly the variables to pass as a dict. True passes all, False none. Over TCP, commands
+        run where their workers were started.
 
         TCP uses the key in the file `key`, or the configured one. Beyond this machine a key is
         required. When the broker does not answer for a second, and when it answers again, `report`
@@ -64,7 +72,10 @@ class Client(BlockingRunner):
         endpoint = discovery.endpoint(broker, state)
         key_found = discovery.key_for(endpoint, key)
         limits = ReplyTimeouts.of(timeout, connect_timeout)
-        self._session = Session(endpoint, limits, key=key_found, report=report)
+        environment = submitter_environment(endpoint, env)
+        self._session = Session(
+            endpoint, limits, key=key_found, report=report, environment=environment
+        )
         self._reply_to = partial(request_and_wait, self._session)
         self._submitter = Submitter(self._session, partial(Future, self))
         self._session.start()

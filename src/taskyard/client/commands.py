@@ -53,7 +53,7 @@ def create(
     if after_campaigns:
         more["after_campaigns"] = [*map(encode_text, after_campaigns)]
     build = partial(peer.create, submission=submission, **more)
-    reply = yield from checked_reply(Query(build))
+    reply = yield from checked_reply(Query(build, has_environment=True))
     if reply.kind == peer.EXIT:
         code = Refusal.SHUTTING_DOWN.value
         raise Refused("the broker is shutting down and accepts no tasks", code)

@@ -47,7 +47,7 @@ class Deadline(NamedTuple):
 class Query(NamedTuple):
     """A request, and how long its caller waits for the reply."""
 
-    build: Callable[[int], bytes]
+    build: Callable[..., bytes]
     #: How long the broker may hold the reply back until there is something to report.
     wait_ns: int = 0
     deadline: Deadline | None = None
@@ -55,6 +55,8 @@ class Query(NamedTuple):
     grace_seconds: float = 0.0
     #: The subject of a timeout's message.
     what: str = ""
+    #: It submits tasks: `build` also takes the session's environment.
+    has_environment: bool = False
 
     @property
     def seconds_left(self) -> float | None:
@@ -86,7 +88,7 @@ def run_exchange(exchange: Exchange[_T], reply_to: Callable[[Query], Reply]) -> 
 def request_and_wait(session: Session, query: Query) -> Reply:
     """Send a query, and block until the reply arrives. Raises `TimedOut`."""
     answer: AnyFuture[Reply] = AnyFuture()
-    session.request(query.build, answer, query.wait_ns)
+    session.request(query.build, answer, query.wait_ns, has_environment=query.has_environment)
     try:
         return answer.result(query.seconds_left)
     except TimeoutError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskyard.campaign.batches import task_bytes
 from taskyard.campaign.lanes import LaneTemplates
@@ -83,6 +83,8 @@ class Outbox:
     def __init__(self, watches: Watches, clock: Clock) -> None:
         self.tasks: deque[PendingTask] = deque()
         self.tasks_max = OUTBOX_MAX
+        #: Sent with every batch that has a command.
+        self.environment = b""
         #: Tasks ever submitted, and those of them that left `tasks`.
         self.submitted_count = 0
         self._batched_count = 0
@@ -178,8 +180,9 @@ class Outbox:
         )
         try:
             submission, unknown = _submission(tasks), tasks[0].unknown
+            more: dict[str, Any] = {"stream": stream, "environment": self.environment}
             number = self.channel.request(
-                lambda number: peer.create(number, submission, unknown, stream=stream),
+                lambda number: peer.create(number, submission, unknown, **more),
                 STREAM_NS if stream else 0,
                 stream=stream,
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future as AnyFuture
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client import discovery
@@ -57,8 +58,11 @@ class Session:
         on_turn: Callable[[], None] | None = None,
         report: Callable[[str], object] | None = None,
         clock: Clock | None = None,
+        environment: bytes = b"",
     ) -> None:
         """With `blocking`, `submit` blocks while the outbox is full.
+
+        `environment` is sent with all commands that are submitted.
 
         The thread calls `on_turn` after each turn. It calls `report` with a line when the broker
         stops answering and when it answers again (default: log a warning).
@@ -77,6 +81,7 @@ class Session:
         self._lock = threading.Lock()
         self._watches = Watches()
         self._outbox = Outbox(self._watches, self._clock)
+        self.environment = environment
         self._requests = PendingRequests()
         self._waker = Waker()
         self._awake = False
@@ -106,15 +111,34 @@ class Session:
         if is_full and self._blocking and not self._is_session_thread():
             outbox.wait_for_room(self._thread.is_alive)
 
+    @property
+    def environment(self) -> bytes:
+        """The directory and variables for the commands of this session. b"": none."""
+        return self._outbox.environment
+
+    @environment.setter
+    def environment(self, environment: bytes) -> None:
+        self._outbox.environment = environment
+
     def request(
-        self, build: Callable[[int], bytes], reply_future: AnyFuture[Reply], wait_ns: int = 0
+        self,
+        build: Callable[..., bytes],
+        reply_future: AnyFuture[Reply],
+        wait_ns: int = 0,
+        *,
+        has_environment: bool = False,
     ) -> None:
-        """Queue a request. `reply_future` gets the reply."""
+        """Queue a request. `reply_future` gets the reply.
+
+        With `has_environment`, `build` also takes the environment.
+        """
         if self._is_session_thread():
             raise UserError(
                 "callback: must not wait for the client, because its thread receives the answers "
                 "(use another thread)"
             )
+        if has_environment:
+            build = partial(build, environment=self.environment)
         with self._lock:
             self._check_open()
             self._requests.waiting.append(

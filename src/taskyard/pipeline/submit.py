@@ -23,6 +23,7 @@ from taskyard.campaign.batches import (
 )
 from taskyard.campaign.submitter import BatchSubmitter, SubmitCounts
 from taskyard.client.client import Client
+from taskyard.client.environment import submitter_environment
 from taskyard.core.events import UnknownPolicy
 from taskyard.core.model import Submission
 from taskyard.errors import TaskProblem
@@ -45,11 +46,15 @@ class Target(Struct, frozen=True):
     unknown: UnknownPolicy = UnknownPolicy.REFUSE
     #: Seconds to wait for a broker that does not reply. None: without limit.
     timeout: float | None = None
+    #: Directory and variables of the driver. Executors have others.
+    environment: bytes = b""
 
     def client(self) -> Client:
-        return Client(
+        client = Client(
             self.broker, key=self.key, timeout=self.timeout, connect_timeout=CONNECT_TIMEOUT_SECONDS
         )
+        client._session.environment = self.environment  # noqa: SLF001  # the driver's
+        return client
 
 
 def make_target(
@@ -60,7 +65,8 @@ def make_target(
     timeout: float | None = None,
 ) -> Target:
     """Return a target whose durations start now."""
-    return Target(broker, key, campaign, time.time_ns(), unknown, timeout)
+    environment = submitter_environment(broker)
+    return Target(broker, key, campaign, time.time_ns(), unknown, timeout, environment)
 
 
 def submit(
