@@ -382,7 +382,7 @@ def test_everything_is_counted(yard: Yard) -> None:
         records=yard.scheduler.ledger.record,
         accepting=False,
         paused=True,
-        campaigns=[(b"c", [1, 0, 0, 1, 1, 1, 0], 0), (b"", [0, 1, 1, 0, 0, 0, 1], 0)],
+        campaigns=[(b"c", [1, 0, 0, 1, 1, 1, 0], 0, 0), (b"", [0, 1, 1, 0, 0, 0, 1], 0, 0)],
         services=[(b"default", [1, 1, 0, 1, 1, 1, 1], 1), (b"x", [0, 0, 1, 0, 0, 0, 0], 0)],
     )
     assert yard.handle(StatsRequested(0, b"client", 5)) == [StatsReply(b"client", 5, stats)]
@@ -394,7 +394,7 @@ def test_counts_in_a_reply_do_not_change_afterwards(yard: Yard) -> None:
     yard.submit(b"b")
     assert isinstance(counted, StatsReply)
     assert counted.stats.counts[READY] == 1
-    assert counted.stats.campaigns == [(b"", counted.stats.counts, 0)]
+    assert counted.stats.campaigns == [(b"", counted.stats.counts, 0, 0)]
     assert counted.stats.services == [(b"default", counted.stats.counts, 1)]
 
 

@@ -62,9 +62,10 @@ def test_run_that_fits_is_kept_as_it_was_measured() -> None:
 def test_columns_leave_out_what_no_worker_measured() -> None:
     assert runs.run_columns([None, None], b"h") is None
     assert runs.run_columns([Run(7, 1), None], b"h") == RunColumns(b"h", [7, 0], [1, 0])
-    whole = Run(7, 1, 0, 5, 6)
-    assert runs.run_columns([whole], b"h") == RunColumns(b"h", [7], [1], [0], [5], [6])
-    assert RunColumns(b"h", [7], [1], [0], [5], [6]).at(0) == whole
+    whole = Run(7, 1, 0, 5, 6, b"note")
+    columns = RunColumns(b"h", [7], [1], [0], [5], [6], [b"note"])
+    assert runs.run_columns([whole], b"h") == columns
+    assert columns.at(0) == whole
 
 
 @pytest.mark.parametrize(
@@ -95,13 +96,14 @@ def test_each_task_of_a_mixed_report_keeps_its_own_run() -> None:
     yard.later(10)
     starts = [BEGIN_NS + at for at in seconds(1, 2, 3)]
     outcomes = [Outcome.DONE, Outcome.FAILED, Outcome.DONE]
-    measured = RunColumns(b"h", starts, seconds(4, 5, 6), [0, 1, None])
+    measured = RunColumns(b"h", starts, seconds(4, 5, 6), [0, 1, None], notes=[b"x", b"y", b""])
     yard.handle(TasksReported(0, b"w", [b"a", b"b", b"c"], outcomes=outcomes, runs=measured))
     finished, failed = yard.records
     assert isinstance(finished, Finished)
     assert isinstance(failed, Failed)
-    assert finished.runs == RunColumns(b"h", [starts[0], starts[2]], seconds(4, 6), [0, None])
-    assert failed.runs == RunColumns(b"h", [starts[1]], seconds(5), [1])
+    both = [starts[0], starts[2]]
+    assert finished.runs == RunColumns(b"h", both, seconds(4, 6), [0, None], notes=[b"x", b""])
+    assert failed.runs == RunColumns(b"h", [starts[1]], seconds(5), [1], notes=[b"y"])
 
 
 def test_stale_part_of_a_report_has_no_measurements() -> None:

@@ -18,6 +18,7 @@ from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.records import Extended, Submitted
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, with_tasks_in_most_states
+from tests.kit.snapshots import reopened
 
 BLOCKED, DELAYED, READY, LEASED, DONE, FAILED, CANCELLED = TaskState
 
@@ -554,6 +555,18 @@ def test_attempts_go_on_rising_through_the_generations() -> None:
         assert yard.state(b"a") is LEASED
         yard.finish(b"w", b"a", attempts=[generation])
         assert yard.state(b"a") is DONE
+
+
+def test_restarted_tasks_are_counted_beside_their_generations() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.submit(b"a", b"b", campaign=b"c")
+    for names in ([b"c/a", b"c/b"], [b"c/a"]):
+        yard.take(b"w", 2)
+        yard.finish(b"w", *names)
+        yard.submit(b"a", campaign=b"c", repeat=DuplicatePolicy.EXTEND)
+    campaign = reopened(yard.scheduler.ledger).campaigns[b"c"]
+    assert (campaign.counts[DONE], campaign.counts[READY], campaign.restarted) == (3, 1, 2)
 
 
 def test_new_generation_waits_for_the_new_generation_of_its_predecessor() -> None:

@@ -69,6 +69,7 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
     if record.attempts is not None:
         for task, attempt in zip(tasks, record.attempts, strict=True):
             task.attempt = task.losses_excused = attempt
+            ledger.campaigns[task.terms.campaign].restarted += attempt > 0
             ledger.outputs.pop(task.name, None)  # the output of the former generation
             ledger.failed_attempts.pop(task.name, None)
     due_heap = ledger.due_heap

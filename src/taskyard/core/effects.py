@@ -195,8 +195,8 @@ class Stats(Struct, gc=False):
     accepting: bool
     #: Everything is paused.
     paused: bool
-    #: With the number of tasks whose result is truncated.
-    campaigns: list[tuple[bytes, list[int], int]]
+    #: With the numbers of tasks whose result is truncated, and of tasks that were restarted.
+    campaigns: list[tuple[bytes, list[int], int, int]]
     #: With the number of workers that offer each.
     services: list[tuple[bytes, list[int], int]]
     #: Paused services (no lane) and lanes. Services with too many lanes have no lanes here.

@@ -116,6 +116,8 @@ class Campaign(Struct, gc=False, eq=False):
     counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
     #: Tasks that are DONE with a truncated result.
     truncated: int = 0
+    #: Tasks that ended and were submitted again. `counts` has each of their generations.
+    restarted: int = 0
 
 
 class Lease(Struct, gc=False, eq=False):

@@ -24,6 +24,7 @@ def ledger_fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "counts": list(ledger.counts),
         "campaigns": {one.name: list(one.counts) for one in ledger.campaigns.values()},
         "truncated": {one.name: one.truncated for one in ledger.campaigns.values()},
+        "restarted": {one.name: one.restarted for one in ledger.campaigns.values()},
         "bare": sorted(ledger.bare),
         "services": {
             one.name: (one.paused, one.has_wide_tasks, list(one.counts))

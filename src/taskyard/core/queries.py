@@ -254,7 +254,7 @@ def stats_requested(context: Context, event: events.StatsRequested) -> None:
         records=ledger.record,
         accepting=context.accepting,
         paused=ledger.paused,
-        campaigns=[(one.name, [*one.counts], one.truncated) for one in campaigns],
+        campaigns=[(one.name, [*one.counts], one.truncated, one.restarted) for one in campaigns],
         services=[(one.name, [*one.counts], one.workers) for one in services],
         pauses=_pauses(services),
         refused=context.refused,

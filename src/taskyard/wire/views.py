@@ -113,6 +113,8 @@ class Campaign(Document):
     counts: Counts
     #: Done tasks whose result is truncated.
     truncated: int
+    #: Tasks that ended and were submitted again. `counts` has each of their generations.
+    restarted: int
 
 
 class Service(Document):
@@ -330,8 +332,8 @@ def stats(value: effects.Stats, connections_cut: Mapping[str, int]) -> Stats:
         accepting=value.accepting,
         paused=value.paused,
         campaigns=[
-            Campaign(name=shown(name), counts=counts(of), truncated=truncated)
-            for name, of, truncated in value.campaigns
+            Campaign(name=shown(name), counts=counts(of), truncated=truncated, restarted=restarted)
+            for name, of, truncated, restarted in value.campaigns
         ],
         services=[
             Service(name=shown(name), counts=counts(of), workers=workers)

@@ -81,6 +81,8 @@ class CampaignRest(Struct, array_like=True, gc=False):
     truncated: int = 0
     #: The keys of its tasks are their names alone (`identity`).
     bare: bool = False
+    #: Tasks that ended and were submitted again.
+    restarted: int = 0
 
 
 class LaneRest(Struct, array_like=True, gc=False):
@@ -334,7 +336,9 @@ def rest_of(ledger: Ledger, places: dict[int, int], counted: tuple[int, int]) ->
         paused=ledger.paused,
         counts=ledger.counts,
         campaigns=[
-            CampaignRest(one.name, one.counts, one.truncated, one.name in ledger.bare)
+            CampaignRest(
+                one.name, one.counts, one.truncated, one.name in ledger.bare, one.restarted
+            )
             for one in ledger.campaigns.values()
         ],
         services=[

@@ -147,6 +147,7 @@ def restore_frame(rest: Rest) -> Ledger:
     for one in rest.campaigns:
         campaign = ledger.campaign(one.name)
         campaign.counts, campaign.truncated = one.counts, one.truncated
+        campaign.restarted = one.restarted
         if one.bare:
             ledger.bare[one.name] = None
     for service_rest in rest.services:
