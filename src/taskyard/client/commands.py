@@ -42,14 +42,16 @@ def create(
     *,
     after_campaigns: Sequence[str] = (),
     check_only: bool = False,
+    restart: bool = False,
 ) -> Exchange[int]:
     """Submit a batch whole or not at all, and wait until the broker has it.
 
     Its tasks also wait for all unsettled tasks of `after_campaigns`. With `check_only` the broker
-    checks the batch and accepts no task. Returns how many of its tasks are new. Raises `Refused`
-    with the names of the tasks at fault.
+    checks the batch and accepts no task. With `restart` tasks that have ended start again, and
+    others get their dependencies too. Returns how many of its tasks are new. Raises `Refused` with
+    the names of the tasks at fault.
     """
-    more: dict[str, Any] = {"unknown": unknown, "check_only": check_only}
+    more: dict[str, Any] = {"unknown": unknown, "check_only": check_only, "restart": restart}
     if after_campaigns:
         more["after_campaigns"] = [*map(encode_text, after_campaigns)]
     build = partial(peer.create, submission=submission, **more)

@@ -1,9 +1,10 @@
 """Payloads of `exec` and `call` tasks, values that calls return, and payloads of bundles.
 
 A payload is one JSON object: `{"argv": [...]}` or `{"call": "module:function", "args": [...],
-"kwargs": {...}}`, each with optional `env` and `cwd`. An unknown key is refused, because half a
-command is worse than none. Arguments and returned values are plain JSON. Bytes, sets, times and NaN
-are refused, not converted. Tuples become lists and keys become strings.
+"kwargs": {...}}`, each with optional `env` and `cwd`, commands also with `inputs` and `outputs`. An
+unknown key is refused, because half a command is worse than none. Arguments and returned values are
+plain JSON. Bytes, sets, times and NaN are refused, not converted. Tuples become lists and keys
+become strings.
 
 Knows nothing of processes, nor of permissions. `pickled.py` holds pickled calls.
 """
@@ -29,10 +30,14 @@ class Command(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Run a program by its argv, never through a shell."""
 
     argv: Annotated[list[str], Meta(min_length=1)]
-    #: Added to the worker's own environment.
+    #: Added to the environment of its submission, or to the worker's own.
     env: dict[str, str] | None = None
-    #: The working directory. None: the worker's own.
+    #: The working directory. None: that of its submission, or the worker's own.
     cwd: str | None = None
+    #: Files that must exist before it runs.
+    inputs: list[str] | None = None
+    #: Files that it makes. If they are newer than all inputs, it does not run.
+    outputs: list[str] | None = None
 
 
 class Call(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -80,14 +85,21 @@ _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, ValueError)
 
 
 def encode_command(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, cwd: str | None = None
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> bytes:
     """Encode the payload of an `exec` task. Raise UserError."""
     if not argv or isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
         raise UserError(
             f"command {argv!r}: must be a list of strings, such as ['convert', 'a.png', 'a.jpg']"
         )
-    return _encode(Command(list(argv), None if env is None else dict(env), cwd))
+    command = Command(list(argv), None if env is None else dict(env), cwd)
+    command.inputs = list(inputs) if inputs else None
+    command.outputs = list(outputs) if outputs else None
+    return _encode(command)
 
 
 def is_command(payload: bytes) -> bool:
@@ -149,7 +161,7 @@ def _decoder(
 
 def _check(work: Command | Call) -> None:
     """Raise PeerError for values that no operating system accepts, naming the value."""
-    texts = work.argv if isinstance(work, Command) else [work.call]
+    texts = [work.call] if isinstance(work, Call) else [*work.argv, *_files(work)]
     if work.cwd is not None:
         texts = [*texts, work.cwd]
     if work.env:
@@ -165,6 +177,13 @@ def _check(work: Command | Call) -> None:
             raise PeerError("argv: the first word, the program, is empty")
     elif not all(work.call.partition(":")):
         raise PeerError(f"call {work.call!r}: must be module:function")
+
+
+def _files(command: Command) -> list[str]:
+    files = [*(command.inputs or ()), *(command.outputs or ())]
+    if not all(files):
+        raise PeerError("inputs and outputs: a path is empty")
+    return files
 
 
 def encode_value(value: Any, what: str = "value") -> bytes:  # noqa: ANN401 - any value of a user

@@ -60,6 +60,18 @@ def test_reply_carries_the_numbers_of_the_request_and_of_the_broker() -> None:
     assert (reply.kind, reply.request, reply.broker) == (peer.OK, 41, BROKER)
 
 
+def test_restarted_tasks_run_again_and_dependents_wait_for_them() -> None:
+    counter = Extended()
+    counter.create(b"a", b"b", after=[[], [b"a"]])
+    counter.finish(counter.take())
+    columns = Submission([b"a", b"b"], [b"1"], [Terms(service=b"exec")], after=[[], [b"a"]])
+    assert counter.request(peer.create(1, columns)).kind == peer.ERROR
+    restarted = counter.request(peer.create(1, columns, restart=True))
+    assert (restarted.kind, restarted.count) == (peer.OK, 1)
+    again = counter.take(2)
+    assert (again.names, again.attempts, again.payloads) == ([b"a"], [2], [b"1"])
+
+
 def test_created_tasks_arrive_unchanged_at_a_worker() -> None:
     counter = Extended()
     terms = [

@@ -1,6 +1,7 @@
 """Measurements of attempts: columns and single tasks agree, and malformed ones are refused."""
 
 import pytest
+from msgspec import structs
 
 from taskyard.core.model import Submission, WorkerFacts
 from taskyard.core.records import Finished
@@ -21,6 +22,7 @@ MEASURED = RunColumns(
     cpu_ns=[7, 0, 8],
     memory_max_bytes=[0, 0, 1 << 40],
 )
+NOTED = structs.replace(MEASURED, notes=[b"up to date", b"", b""])
 
 
 @pytest.fixture
@@ -40,9 +42,17 @@ def finished(counter: Counter) -> list[RunColumns | None]:
 
 
 def test_columns_are_decoded_as_sent(counter: Counter) -> None:
-    reports = peer.ReportColumns(NAMES, [1, 1, 1], runs=MEASURED)
+    reports = peer.ReportColumns(NAMES, [1, 1, 1], runs=NOTED)
     assert peer.Reply(counter.ask(peer.complete(3, b"w", reports))).kind == peer.OK
-    assert finished(counter) == [MEASURED]
+    assert finished(counter) == [NOTED]
+
+
+@pytest.mark.parametrize("notes", [[b"one"], [b"x" * 513, b"", b""]])
+def test_malformed_notes_are_refused(counter: Counter, notes: list[bytes]) -> None:
+    runs = structs.replace(MEASURED, notes=notes)
+    reports = peer.ReportColumns(NAMES, [1, 1, 1], runs=runs)
+    assert peer.Reply(counter.ask(peer.complete(3, b"w", reports))).code == "malformed"
+    assert finished(counter) == []
 
 
 def test_single_tasks_carry_the_same_measurements(counter: Counter) -> None:

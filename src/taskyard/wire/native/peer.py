@@ -220,16 +220,20 @@ def create(  # noqa: PLR0913  # one a field
     stream: bool = False,
     after_campaigns: Sequence[bytes] = (),
     check_only: bool = False,
+    restart: bool = False,
     environment: bytes = b"",
 ) -> bytes:
     """Encode a Create. With `stream` its replies continue as those of a watch. With `check_only`
-    the broker accepts no task. The environment is sent if one of the tasks is a command."""
+    the broker accepts no task. With `restart` ended tasks start again. The environment is sent if
+    one of the tasks is a command."""
     query = _Q(type=CREATE, request=request, batch=tasks.submission_columns(submission))
     query.batch.after_campaign.extend(after_campaigns)
     if unknown is not UnknownPolicy.REFUSE:
         query.unknown = _UNKNOWN[unknown]
     if stream:
         query.stream = True
+    if restart:
+        query.batch.restart = True
     if check_only:
         query.check_only = True
     elif environment and any(map(is_command, submission.payloads)):

@@ -76,10 +76,11 @@ def _create(pending: PendingRequests, incoming: Request) -> Sequence[events.Even
     number = _issue_create(pending, incoming, len(submission.names))
     if pending.leaving:
         return [events.ReplyDue(0, incoming.route, number)]
+    unknown, repeat = events.UnknownPolicy.DONE, events.DuplicatePolicy.EXTEND
     if incoming.extended:
-        unknown, repeat = _UNKNOWN[incoming.query.unknown], events.DuplicatePolicy.IGNORE
-    else:
-        unknown, repeat = events.UnknownPolicy.DONE, events.DuplicatePolicy.EXTEND
+        unknown = _UNKNOWN[incoming.query.unknown]
+        if not incoming.query.batch.restart:
+            repeat = events.DuplicatePolicy.IGNORE
     watch, campaigns = pending.entries[number].stream, tuple(incoming.query.batch.after_campaign)
     submit = events.SubmitRequested(
         *(0, incoming.route, submission, number, unknown, repeat, watch, campaigns),
