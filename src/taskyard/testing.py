@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
+from taskyard.campaign.file_times import TaskFiles
 from taskyard.client.client import Client
 from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.ledger import Ledger
@@ -271,12 +272,19 @@ def _import_allowed(call: str, allow: Sequence[str] | None) -> Callable[..., Any
 
 
 def _run_program(command: payloads.Command) -> bytes:
+    files = TaskFiles(command.inputs or (), command.outputs or (), command.cwd or "")
+    if missing := files.missing_input():
+        raise TaskFailed(f"input missing: {missing}")
+    if not files.why_stale():
+        return b""
     env = os.environ | (command.env or {})
     ran = subprocess.run(command.argv, cwd=command.cwd, env=env, capture_output=True, check=False)
     if ran.returncode:
         line = last_line(ran.stdout + ran.stderr).decode()
         status = status_text(ran.returncode)
         raise TaskFailed(f"{status}: {line}" if line else status)
+    if missing := files.missing_output():
+        raise TaskFailed(f"output missing: {missing}")
     return ran.stdout
 
 

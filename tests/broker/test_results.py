@@ -22,6 +22,7 @@ from taskyard.core.effects import (
 )
 from taskyard.core.events import (
     CancelRequested,
+    ClockSet,
     DuplicatePolicy,
     Event,
     ExplainRequested,
@@ -130,6 +131,16 @@ def test_truncated_result_is_loaded_with_its_length_also_from_the_index(harness:
     assert harness.turn(results(b"a", b"b")) == [expected]
     harness.restart()
     assert harness.turn(results(b"a", b"b")) == [expected]
+
+
+def test_explanation_has_the_note_of_the_worker(harness: Harness) -> None:
+    runs = RunColumns(b"h", [1, 1], [1, 1], notes=[b"", b"up to date: b exists"])
+    harness.turn(ClockSet(0, BEGIN_NS), TasksReported(0, b"w", [b"a", b"b"], runs=runs))
+    replies = harness.turn(*(ExplainRequested(0, b"client", name) for name in (b"a", b"b")))
+    assert [one.explanation.sentence for one in replies if isinstance(one, ExplanationReply)] == [
+        "it is done (attempt 1)",
+        "it is done (attempt 1): up to date: b exists",
+    ]
 
 
 def test_result_without_text_is_empty(harness: Harness) -> None:

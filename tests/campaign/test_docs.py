@@ -78,8 +78,8 @@ def test_examples_of_the_page_are_good(tmp_path: Path) -> None:
     examples = re.findall(r"```jsonl\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "c.jsonl").write_text("".join(examples))
     loaded = reader.read_campaign(tmp_path / "c.jsonl")
-    assert (len(loaded.specs), loaded.rejected, loaded.summary.unknown) == (5, [], [])
-    assert [(spec.name, spec.lane) for spec in loaded.specs[3:]] == [
+    assert (len(loaded.specs), loaded.rejected, loaded.summary.unknown) == (6, [], [])
+    assert [(spec.name, spec.lane) for spec in loaded.specs[4:]] == [
         ("news-7/0", "a.org"),
         ("news-7/1", "b.org"),
     ]

@@ -64,6 +64,11 @@ def test_task_with_every_key_is_accepted() -> None:
     )
 
 
+def test_files_are_lists_without_duplicates() -> None:
+    spec = a_task(inputs=["b", "a", "b"], outputs="c d")
+    assert (spec.inputs, spec.outputs) == (["b", "a"], ["c d"])
+
+
 def test_null_is_a_missing_key() -> None:
     nothing = dict.fromkeys(set(KEYS) - {"name", "argv"})
     assert a_task(**nothing) == TaskSpec(name="a", argv=["true"])
@@ -162,6 +167,10 @@ def test_number_of_retries_is_as_many_single_intervals() -> None:
             {"name": "a", "payload": "x", "cwd": "y"},
             'has "env" or "cwd", which are for "argv" and "call" only',
         ),
+        (
+            {"name": "a", "call": "m:f", "outputs": ["y"]},
+            'has "inputs" or "outputs", which are for "argv" only',
+        ),
     ],
 )
 def test_task_without_a_name_or_with_wrong_work_is_refused(raw: object, reason: str) -> None:
@@ -242,6 +251,10 @@ def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None
         ("env", {"A=B": "1"}, "must have names of variables, not 'A=B'"),
         ("env", {"A": "\0"}, "must not contain a NUL character: 'A\\x00'"),
         ("cwd", "", "must not be empty"),
+        ("inputs", 1, 'must be a list of paths, such as ["a.csv"], not 1'),
+        ("outputs", ["a", ""], "has a path that must not be empty"),
+        ("outputs", ["a", 1], "has a path that must be text, not 1"),
+        ("inputs", ["a"] * 10_001, "must have at most 10000 paths, not 10001"),
     ],
 )
 def test_wrong_value_is_refused_with_its_key(key: str, value: object, reason: str) -> None:
@@ -299,6 +312,8 @@ def test_long_value_is_cut_in_a_message() -> None:
         ("after", "a; b ;c", ["a", "b", "c"]),
         ("after", "a b", ["a", "b"]),
         ("after", '["a b"]', ["a b"]),
+        ("inputs", "a.csv 'b c.csv'", ["a.csv", "b c.csv"]),
+        ("outputs", '["b c"]', ["b c"]),
         ("args", "[1, {}]", [1, {}]),
         ("kwargs", '{"x": 1}', {"x": 1}),
         ("env", "A=1 B='2 3'", {"A": "1", "B": "2 3"}),
@@ -343,8 +358,13 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
 variables = st.dictionaries(names.filter(lambda name: "=" not in name), words, max_size=3)
 work = st.one_of(
     st.builds(
-        lambda program, arguments, env: {"argv": [program, *arguments], "env": env},
+        lambda program, arguments, env, outputs: {
+            "argv": [program, *arguments],
+            "env": env,
+            "outputs": outputs,
+        },
         *(names, st.lists(words, max_size=3), st.none() | variables),
+        st.none() | st.lists(names, min_size=1, max_size=2, unique=True),
     ),
     st.fixed_dictionaries(
         {

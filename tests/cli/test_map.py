@@ -40,6 +40,26 @@ def test_results_come_as_they_are_completed_if_wanted(call: Caller, tmp_path: Pa
     assert call("map", *words).out == "0\n1\n"
 
 
+def test_templates_fill_the_files_of_a_task(
+    call: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").touch()
+    lines = written(tmp_path / "lines", "a.txt\nb.txt\n")
+    files = ("--inputs", "{}", "--outputs", "{.}.out")
+    outcome = call("map", "--lines", lines, *files, "--campaign", "m", "--", "cp", "{}", "{.}.out")
+    assert outcome.code == 1
+    assert "task m/m-2 failed: input missing: b.txt" in outcome.err
+    assert (tmp_path / "a.out").exists()
+    assert (
+        call("why", "m/m-1").out == "m/m-1: it is done (attempt 1): ran because a.out is missing\n"
+    )
+    refused = call("map", "--lines", lines, "--outputs", "{column}", "--", "echo", "{}")
+    assert refused.code == 2
+    refused = call("map", "--lines", lines, "--outputs", "{}", "--call", "m:f")
+    assert 'has "inputs" or "outputs", which are for "argv" only' in refused.err
+
+
 def test_names_are_the_campaign_and_the_number(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "a\nb\n")
     outcome = call("map", "--lines", lines, "--", "echo", "{}")

@@ -113,7 +113,8 @@ def _service_and_payload(spec: TaskSpec) -> tuple[bytes, bytes]:
     """Return the service and the payload of a task."""
     try:
         if spec.argv is not None:
-            service, payload = EXEC, encode_command(spec.argv, spec.env, spec.cwd)
+            files = (spec.inputs, spec.outputs)
+            service, payload = EXEC, encode_command(spec.argv, spec.env, spec.cwd, *files)
         elif spec.call is not None:
             arguments = (spec.args or (), spec.kwargs or {})
             service, payload = CALL, encode_call(spec.call, *arguments, spec.env, spec.cwd)

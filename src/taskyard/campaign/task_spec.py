@@ -28,6 +28,7 @@ from taskyard.campaign.values import (
     read_multiples,
     read_name,
     read_names,
+    read_paths,
     read_payload,
     read_positive_duration,
     read_priority,
@@ -99,6 +100,9 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
     slots: int = 1
     env: dict[str, str] | None = None
     cwd: str | None = None
+    #: Files that a command needs, and files that it makes.
+    inputs: list[str] | None = None
+    outputs: list[str] | None = None
     #: Set for a task of a bundle. All tasks of a bundle share one payload object.
     bundle_ref: BundleRef | None = None
 
@@ -124,6 +128,8 @@ KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "slots": ("slots", read_slots),
     "env": ("env", read_environment),
     "cwd": ("cwd", read_directory),
+    "inputs": ("inputs", read_paths),
+    "outputs": ("outputs", read_paths),
 }
 
 #: Names of our keys in other systems, for hints.
@@ -148,6 +154,8 @@ ALIASES: Final = {
     "cpus": "slots",
     "environment": "env",
     "dir": "cwd",
+    "requires": "inputs",
+    "produces": "outputs",
 }
 
 
@@ -210,6 +218,8 @@ def _check_work(spec: TaskSpec) -> None:
         raise InvalidTask('has "args" or "kwargs" without "call"')
     if spec.payload is not None and (spec.env is not None or spec.cwd is not None):
         raise InvalidTask('has "env" or "cwd", which are for "argv" and "call" only')
+    if spec.argv is None and (spec.inputs is not None or spec.outputs is not None):
+        raise InvalidTask('has "inputs" or "outputs", which are for "argv" only')
 
 
 def _check_terms(spec: TaskSpec, given: dict[str, Any]) -> None:
@@ -263,7 +273,7 @@ def _work_fields(spec: TaskSpec) -> Mapping[str, object]:
 def to_row(spec: TaskSpec) -> dict[str, object]:
     """Return the row of this task, or of its bundle, for a line of JSON."""
     raw: dict[str, object] = {"name": spec.name}
-    plain = ("argv", "call", "args", "kwargs", "service", "env", "cwd")
+    plain = ("argv", "call", "args", "kwargs", "service", "env", "cwd", "inputs", "outputs")
     raw |= {key: getattr(spec, key) for key in plain if getattr(spec, key) is not None}
     if spec.payload is not None:
         raw["payload"] = spec.payload.decode(errors="backslashreplace")

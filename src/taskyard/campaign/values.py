@@ -52,6 +52,7 @@ __all__ = [
     "read_multiples",
     "read_name",
     "read_names",
+    "read_paths",
     "read_payload",
     "read_positive_duration",
     "read_priority",
@@ -64,6 +65,9 @@ __all__ = [
 
 #: A longer duration from now is taken for a timestamp by mistake.
 RELATIVE_NS_MAX: Final = 3650 * 86_400 * SECOND_NS
+
+#: Input or output files of one task. Each is looked at before and after a run.
+PATHS_MAX: Final = 10_000
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -132,6 +136,19 @@ def read_directory(value: object) -> str:
     if not text:
         raise InvalidValue("must not be empty")
     return text
+
+
+def read_paths(value: object) -> list[str]:
+    """Read paths of files, without duplicates. A single one may be a text."""
+    paths = [value] if isinstance(value, str) else value
+    if not isinstance(paths, LISTS):
+        raise InvalidValue(f'must be a list of paths, such as ["a.csv"], not {shown(value)}')
+    if len(paths) > PATHS_MAX:
+        raise InvalidValue(f"must have at most {PATHS_MAX} paths, not {len(paths)}")
+    try:
+        return list(dict.fromkeys(map(read_directory, paths)))
+    except InvalidValue as bad:
+        raise InvalidValue(f"has a path that {bad}") from None
 
 
 def read_environment(value: object) -> dict[str, str]:
@@ -302,6 +319,8 @@ _READERS: Final[dict[str, Callable[[str], object]]] = {
     "args": _json,
     "kwargs": _json,
     "after": _split_names,
+    "inputs": _split_command,
+    "outputs": _split_command,
     "recipients": _split_names,
     "priority": _number,
     "retries": _retries,

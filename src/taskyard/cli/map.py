@@ -136,10 +136,10 @@ def map_rows(
     Uses the broker that runs on the state directory. If there is none, the command starts one with
     workers and stops them at the end.
 
-    In the command and in --lane, {} is the line, {#} its number and {column} a field of a row or
-    object. If the line is a path, {.} is the path without extension, {/} the base name, {//} the
-    directory and {/.} the base name without extension. Any other {name} is an error. {{name}}
-    stands for a literal {name}. Other braces, as in awk '{print $1}', are left alone.
+    In the command, in --inputs, --outputs and --lane, {} is the line, {#} its number and {column} a
+    field of a row or object. If the line is a path, {.} is the path without extension, {/} the base
+    name, {//} the directory and {/.} the base name without extension. Any other {name} is an error.
+    {{name}} stands for a literal {name}. Other braces, as in awk '{print $1}', are left alone.
 
     A function (--call) gets lines and cells as strings. With --json-lines it gets the decoded value
     of the line, with --jsonl the decoded fields.
@@ -281,7 +281,9 @@ def _encoder(
         check_templates(argv or ["{}"], has_columns=has_columns)
         return call_encoder(values["call"], argv, env, cwd)
     check_templates(argv, has_columns=has_columns)
-    return command_encoder(argv, env, cwd)
+    files = (values["inputs"], values["outputs"])
+    check_templates([*argv, *files[0], *files[1]], has_columns=has_columns)
+    return command_encoder(argv, env, cwd, files)
 
 
 def _submitter(

@@ -150,6 +150,20 @@ _NO_ENV: Final = click.option(
     callback=_choose_variables,
     help="Pass on no variables: commands get those of their worker.",
 )
+_PATH: Final = TaskKey("cwd", "FILE")
+_INPUTS: Final = click.option(
+    "--inputs",
+    type=_PATH,
+    multiple=True,
+    help="File that the command needs. The task fails if it is missing. Repeatable.",
+)
+_OUTPUTS: Final = click.option(
+    "--outputs",
+    type=_PATH,
+    multiple=True,
+    help="File that the command makes. If all are newer than the inputs, it does not run. "
+    "Repeatable.",
+)
 _AFTER: Final = click.option(
     "--after",
     type=_NAME,
@@ -181,7 +195,8 @@ def task_options(command: CommandFunction) -> CommandFunction:
         command = click.option(flag, type=kind, help=text, show_default=_DEFAULTS.get(flag))(
             command
         )
-    for option in (_NO_ENV, _ENV_ALL, _ENV, _AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL):
+    files = (_OUTPUTS, _INPUTS)
+    for option in (*files, _NO_ENV, _ENV_ALL, _ENV, _AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL):
         command = option(command)
     return command
 
@@ -209,8 +224,9 @@ def task_keys(values: dict[str, Any]) -> dict[str, Any]:
     """Return the given keys of a task except those that define its work."""
     plain = ("service", "lane", "priority", "due", "expiry", "retries", "backoff", "time_limit")
     raw = {key: values[key] for key in (*plain, "slots", "cwd") if values.get(key) is not None}
-    if values["after"]:
-        raw["after"] = list(values["after"])
+    for key in ("after", "inputs", "outputs"):
+        if values.get(key):
+            raw[key] = list(values[key])
     if values.get("env"):
         raw["env"] = values["env"]
     return raw

@@ -39,9 +39,13 @@ _PATH_PARTS: Final[dict[str, Callable[[str], str]]] = {
 
 
 def command_encoder(
-    words: Sequence[str], env: dict[str, str] | None, cwd: str | None
+    words: Sequence[str],
+    env: dict[str, str] | None,
+    cwd: str | None,
+    files: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> Callable[[InputRow], bytes]:
-    """Return a function that encodes a row as a command."""
+    """Return a function that encodes a row as a command. `files` are its inputs and outputs."""
+    inputs, outputs = files
 
     def encode(row: InputRow) -> bytes:
         argv = [fill(word, row) for word in words]
@@ -49,7 +53,8 @@ def command_encoder(
             raise UserError(
                 f"{row.place}: can't run {shown(argv)} (empty program or NUL character)"
             )
-        return encode_command(argv, env, cwd)
+        filled = ([fill(path, row) for path in paths] for paths in (inputs, outputs))
+        return encode_command(argv, env, cwd, *filled)
 
     return encode
 

@@ -168,6 +168,8 @@ def _terms_text(spec: TaskSpec) -> str:
         lane="",
         env=None,
         cwd=None,
+        inputs=None,
+        outputs=None,
         service=service_of(spec),
     )
     return _encode(shared).decode()

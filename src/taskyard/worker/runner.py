@@ -18,8 +18,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import BinaryIO, Final, TypeAlias
 
-from msgspec import structs
-
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 from taskyard.errors import PeerError
@@ -29,6 +27,7 @@ from taskyard.wire.pickled import PICKLE, Pickled
 from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallProcess, start_child
+from taskyard.worker.command_files import CommandFiles
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import REAP_INTERVAL_NS
 from taskyard.worker.processes import RunnerContext, SupervisedProcess
@@ -74,8 +73,7 @@ class ProcessRunner:
             clock.wall_ns,
         )
         self._workplaces = Workplaces(socket.gethostname(), self._context.env)
-        #: Notes on running commands, by job.
-        self._notes: dict[tuple[bytes, int], bytes] = {}
+        self._files = CommandFiles()
         self._is_closed = False
 
     @property
@@ -160,7 +158,7 @@ class ProcessRunner:
         for process in self._processes:
             if process.is_running((name, attempt)):
                 process.cancel()
-                self._notes.pop((name, attempt), None)
+                self._files.drop((name, attempt))
 
     def run_so_far(self, name: bytes, attempt: int) -> Run | None:
         """Return the run of a job until now; None if it has not started."""
@@ -222,8 +220,10 @@ class ProcessRunner:
             self._refuse(job, str(error))
             return
         command = workplace.place(command)
-        if workplace.note:
-            self._notes[job.key] = workplace.note
+        result = self._files.start(job, command, workplace.note)
+        if result is not None:
+            self._report(result)
+            return
         try:
             placed = self._context._replace(env=workplace.env)
             self._processes.append(start_program(job, command, placed))
@@ -253,10 +253,7 @@ class ProcessRunner:
     def _report(self, done: JobResult) -> None:
         if done.run is None and done.outcome is not Outcome.REFUSED:
             done.run = Run(self._clock.wall_ns(), 0)  # it ended before it could start
-        note = self._notes.pop(done.job.key, b"")
-        if note and done.run is not None:
-            done.run = structs.replace(done.run, note=note)
-        self._done.append(done)
+        self._done.append(self._files.finish(done))
 
 
 def _open_null() -> int:
