@@ -107,3 +107,39 @@ def test_refusal_of_a_later_batch_says_how_many_tasks_were_submitted(
     )
     assert refused.value.code == "odd"
     assert sum(client.status()["counts"].values()) == TASKS_PER_BATCH
+
+
+def test_changed_files_run_their_tasks_and_those_behind_them_again(
+    client: Client, broker: InMemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {"inputs": ["in"], "outputs": ["out"]}
+    loaded = load(
+        tmp_path,
+        {"name": "a", "argv": ["cp", "in", "out"], **files},
+        *(plain("b", "a"), plain("c", "b"), plain("other")),
+        {"name": "bad", "argv": ["test", "-e", "good"], "after": ["a"]},
+    )
+    (tmp_path / "in").write_text("1")
+    submit(client, loaded, restart_changed=True)
+    broker.run_all()
+    assert submit(client, loaded, restart_changed=True).restarted == 0
+    (tmp_path / "in").write_text("2")
+    assert submit(client, loaded).restarted == 0
+    again = submit(client, loaded, restart_changed=True)
+    assert (again.restarted, again.failed) == (3, ["c/bad"])
+    (tmp_path / "good").touch()
+    client.retry(again.failed)
+    states = {task["name"]: task["state"] for task in client.tasks()}
+    assert states == {
+        "a": "ready",
+        "b": "blocked",
+        "c": "blocked",
+        "other": "done",
+        "bad": "blocked",
+    }
+    broker.run_all()
+    assert {task["state"] for task in client.tasks()} == {"done"}
+    assert (tmp_path / "out").read_text() == "2"
+    (tmp_path / "out").unlink()
+    assert submit(client, loaded, restart_changed=True).restarted == 4

@@ -64,6 +64,27 @@ def test_list_of_commands_runs_and_keeps_done_lines_when_it_is_edited(tmp_path: 
     assert [(tmp_path / f"{name}.runs").read_text() for name in "abc"] == ["x\n"] * 3
 
 
+def test_tasks_run_again_after_a_change_of_their_files(tmp_path: Path) -> None:
+    files = {"inputs": ["in.txt"], "outputs": ["out.txt"]}
+    tasks = [
+        {"name": "copy", "argv": ["cp", "in.txt", "out.txt"], **files},
+        {"name": "behind", "argv": ["cat", "out.txt"], "after": ["copy"]},
+        {"name": "alone", "argv": ["true"]},
+    ]
+    (tmp_path / "f.jsonl").write_text("\n".join(map(json.dumps, tasks)))
+    (tmp_path / "in.txt").write_text("1")
+    assert run_here(tmp_path, "run", "f.jsonl")[0] == 0
+    (tmp_path / "in.txt").write_text("2")
+    code, out, err = run_here(tmp_path, "run", "f.jsonl")
+    changed = "f: 3 tasks: 1 already done, 2 run again after changes of files\n"
+    assert (code, out[:9], err) == (0, "f: 3 done", changed)
+    with OfflineClient(tmp_path / ".taskyard") as stopped:
+        assert stopped.result("f/behind") == "2"
+        assert stopped.why("f/copy") == (
+            "it is done (attempt 2): ran because in.txt is newer than out.txt"
+        )
+
+
 def test_truncated_output_is_reported_and_exits_1_also_after_compaction(tmp_path: Path) -> None:
     task = {"name": "long", "argv": ["head", "-c", "1100000", "/dev/zero"]}
     (tmp_path / "f.jsonl").write_text(json.dumps(task))

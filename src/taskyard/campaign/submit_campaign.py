@@ -10,24 +10,27 @@ from __future__ import annotations
 import time
 from collections import Counter
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
 from taskyard.campaign.batches import encode_batches
 from taskyard.campaign.bundles import assign_lanes
+from taskyard.campaign.file_times import TaskFiles
 from taskyard.campaign.reader import LoadedCampaign, reject_unknown_dependencies
 from taskyard.campaign.submitter import BatchSubmitter, SubmitClient, SubmitCounts
 from taskyard.campaign.task_spec import InvalidTask, service_of
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling, split
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import Refused, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from taskyard.campaign.rejects import RejectedRow
+    from taskyard.campaign.task_spec import TaskSpec
     from taskyard.core.model import Submission
 
 #: Names in one request.
@@ -52,6 +55,8 @@ class SubmitResult(Struct):
     existing: Counter[TaskState]
     #: The full names of those that had failed.
     failed: list[str]
+    #: How many were done and run again, because a file has changed.
+    restarted: int = 0
 
 
 def submit_campaign(  # noqa: PLR0913  # all but three are named
@@ -62,12 +67,15 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
     unknown: UnknownPolicy = UnknownPolicy.REFUSE,
     on_rejected: Callable[[Sequence[RejectedRow], Sequence[RejectedRow]], None],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
+    restart_changed: bool = False,
 ) -> SubmitResult:
     """Submit the tasks that the broker does not have yet.
 
     Looks for reasons to refuse a task before anything is submitted. `on_rejected` gets the rows
     that wait for unknown names, and all rejected rows. It raises to submit nothing, or returns to
-    leave them out. `progress` gets the tasks submitted, and how many there are. Raises `Refused`.
+    leave them out. `progress` gets the tasks submitted, and how many there are. With
+    `restart_changed`, tasks that are done run again if their files have changed since, and so do
+    the tasks behind them. Raises `Refused`.
     """
     submitter = BatchSubmitter(client, unknown)
     is_empty = not any(client.status()["counts"].values())
@@ -81,18 +89,22 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
         return encode_batches(loaded.specs, campaign.encode(), now_ns)
 
     services = {service_of(spec).encode() for spec in loaded.specs}
-    total, todo, states = len(loaded.specs), batches(), dict[str, TaskState]()
+    total, todo, existing_tasks = len(loaded.specs), batches(), dict[str, _ExistingTask]()
     try:
         if not is_empty or submitter.has_templates(services):
             new_counts, existing = _check_batches(submitter, batches())
             total = sum(new_counts)
             todo = compress(batches(), new_counts) if total else iter(())
-            states = _states_of(client, campaign, existing)
+            existing_tasks = _existing_tasks(client, campaign, existing)
         submitter.submit(todo, lambda counts: progress(counts.new, total))
+        changed = _changed(loaded, campaign, existing_tasks) if restart_changed else []
+        submitter.restart(encode_batches(changed, campaign.encode(), now_ns))
     except Refused as refused:
         raise _located(refused, loaded, campaign, submitter.counts) from None
+    states = {name: one.state for name, one in existing_tasks.items()}
     failed = [name for name, state in states.items() if state is TaskState.FAILED]
-    return SubmitResult(submitter.counts.new, Counter(states.values()), failed)
+    done = [states[spelling(campaign, spec.name)] for spec in changed].count(TaskState.DONE)
+    return SubmitResult(submitter.counts.new, Counter(states.values()), failed, done)
 
 
 def _unknown_names(
@@ -147,18 +159,51 @@ def _check_batches(
     return new_counts, names
 
 
-def _states_of(
+class _ExistingTask(NamedTuple):
+    """A task that the broker has."""
+
+    state: TaskState
+    #: When it ended. 0: it has not.
+    ended_ns: int
+
+
+def _existing_tasks(
     client: CampaignClient, campaign: str, names: Sequence[bytes]
-) -> dict[str, TaskState]:
-    """Return the states of a campaign's tasks that the broker has, by their full names."""
-    states: dict[str, TaskState] = {}
+) -> dict[str, _ExistingTask]:
+    """Return a campaign's tasks that the broker has, by their full names."""
+    found: dict[str, _ExistingTask] = {}
     for first in range(0, len(names), _NAMES_PER_REQUEST):
         some = names[first : first + _NAMES_PER_REQUEST]
         full_names = tuple(spelling(campaign.encode(), name) for name in some)
         for task in client.tasks(Scope(names=full_names)):
             name = spelling(str(task["campaign"]), str(task["name"]))
-            states[name] = TaskState[task["state"].upper()]
-    return states
+            ended_ns = int((task["ended"] or 0) * SECOND_NS)
+            found[name] = _ExistingTask(TaskState[task["state"].upper()], ended_ns)
+    return found
+
+
+def _changed(
+    loaded: LoadedCampaign, campaign: str, existing: Mapping[str, _ExistingTask]
+) -> list[TaskSpec]:
+    """Return the tasks that must run again after a change of their files, and those behind them.
+
+    Tasks behind them that are not done only wait for them. A leased one is left alone.
+    """
+    changed: dict[str, TaskSpec] = {}
+    for spec in loaded.specs:  # dependencies first
+        task = existing.get(spelling(campaign, spec.name))
+        if task is None or task.state in (TaskState.LEASED, TaskState.CANCELLED):
+            continue
+        is_behind = any(name in changed for name in spec.after)
+        if is_behind or (task.state is TaskState.DONE and _has_changed(spec, task.ended_ns)):
+            changed[spec.name] = spec
+    return [*changed.values()]
+
+
+def _has_changed(spec: TaskSpec, ended_ns: int) -> bool:
+    """Return whether an output is gone, or an input has changed since the task was done."""
+    files = TaskFiles(spec.inputs or (), spec.outputs or (), spec.cwd or "")
+    return bool(files.missing_output() or files.input_since(ended_ns))
 
 
 def _located(

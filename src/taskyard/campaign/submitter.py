@@ -37,6 +37,7 @@ class SubmitClient(Protocol):
         *,
         after_campaigns: Sequence[str] = ...,
         check_only: bool = ...,
+        restart: bool = ...,
     ) -> int: ...
 
 
@@ -136,6 +137,12 @@ class BatchSubmitter:
         """Submit one batch. Return how many of its tasks are new. Raises `Refused`."""
         self.assign_lanes(batch)
         return self._client.create(batch, self._unknown, after_campaigns=after_campaigns)
+
+    def restart(self, batches: Iterable[Submission]) -> None:
+        """Start ended tasks again, and have others wait for their dependencies too."""
+        for batch in batches:
+            self.assign_lanes(batch)
+            self._client.create(batch, self._unknown, restart=True)
 
     def submit(
         self,

@@ -130,7 +130,9 @@ def run(  # noqa: PLR0913  # one per option
     with local_service(cli_context, worker_spec, check_own=check_own) as service:
         began = time.monotonic()
         report = partial(report_rejected, file, skip_bad=skip_bad)
-        submitted = submit_campaign(service.client, loaded, name, on_rejected=report)
+        submitted = submit_campaign(
+            service.client, loaded, name, on_rejected=report, restart_changed=True
+        )
         _run(cli_context, run_options, submitted, service)
         return _report(run_options, service.client, time.monotonic() - began)
 
@@ -209,7 +211,9 @@ def _counts_and_truncated(client: Client, campaign: str) -> tuple[dict[str, int]
     """Return the number of tasks in each state, and of those with a truncated result."""
     for one in client.status()["campaigns"]:
         if one["name"] == campaign:
-            return one["counts"], one["truncated"]
+            counts: dict[str, int] = one["counts"]
+            # A task that ran again after it was done counts once here.
+            return counts | {"done": counts["done"] - one["restarted"]}, one["truncated"]
     return {state.name.lower(): 0 for state in TaskState}, 0
 
 
@@ -229,7 +233,8 @@ def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, re
     existing = submitted.existing
     ended = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
     numbers = (
-        (existing[TaskState.DONE], "already done"),
+        (existing[TaskState.DONE] - submitted.restarted, "already done"),
+        (submitted.restarted, "run again after changes of files"),
         (retried, "failed and retried"),
         (existing[TaskState.FAILED] - retried, "failed and not retried"),
         (existing[TaskState.CANCELLED], "cancelled"),
