@@ -49,6 +49,12 @@ def test_command_is_decoded_as_encoded(argv: list[str], program: str, cwd: str |
     assert decode_payload(payload, EXEC) == Command([program, *argv], cwd=cwd)
 
 
+@given(st.binary())
+def test_stdin_of_a_command_is_decoded_as_encoded(stdin: bytes) -> None:
+    payload = encode_command(["cat"], stdin=stdin)
+    assert decode_payload(payload, EXEC) == Command(["cat"], stdin=stdin)
+
+
 @pytest.mark.slow
 @given(args=st.lists(json_values, max_size=4), kwargs=st.dictionaries(text, json_values))
 def test_call_is_decoded_as_encoded(args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -128,6 +134,10 @@ NONSENSE = [
     (EXEC, b'{"argv":["a"],"env":{"A":"\\u0000"}}', "contains a NUL character"),
     (EXEC, b'{"argv":["a"],"env":{"":"b"}}', "env: invalid variable name ''"),
     (EXEC, b'{"argv":["a"],"env":{"A=B":""}}', "env: invalid variable name 'A=B'"),
+    (EXEC, b'{"argv":["a"],"stdin":"YQ==","stdin_file":"b"}', "exclude each other"),
+    (EXEC, b'{"argv":["a"],"stdin":"no base64"}', "not valid for service exec"),
+    (EXEC, b'{"argv":["a"],"stdin_file":""}', "stdin_file '': not a file name"),
+    (EXEC, b'{"argv":["a"],"stdin_file":"b\\u0000"}', "not a file name"),
     (EXEC, b'{"argv":["\xff"]}', "payload is not valid for service exec"),
     (EXEC, b'{"argv":["\\ud800"]}', "payload is not valid for service exec"),
     (CALL, b'{"argv":["a"]}', "Object contains unknown field `argv`"),

@@ -100,7 +100,8 @@ def turn_until_quiet(runner: ProcessRunner) -> list[JobResult]:
 
 def command(*argv: str, name: bytes = b"t", **terms: Any) -> Job:
     """Return a job that runs a program."""
-    payload = encode_command(argv, terms.pop("env", None), terms.pop("cwd", None))
+    keys = {key: terms.pop(key, None) for key in ("env", "cwd", "stdin", "stdin_file")}
+    payload = encode_command(argv, **keys)
     return Job(name, terms.pop("attempt", 1), EXEC, payload, **terms)
 
 

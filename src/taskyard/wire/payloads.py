@@ -1,10 +1,10 @@
 """Payloads of `exec` and `call` tasks, values that calls return, and payloads of bundles.
 
 A payload is one JSON object: `{"argv": [...]}` or `{"call": "module:function", "args": [...],
-"kwargs": {...}}`, each with optional `env` and `cwd`, commands also with `inputs` and `outputs`. An
-unknown key is refused, because half a command is worse than none. Arguments and returned values are
-plain JSON. Bytes, sets, times and NaN are refused, not converted. Tuples become lists and keys
-become strings.
+"kwargs": {...}}`, each with optional `env` and `cwd`. Commands also have optional `inputs` and
+`outputs`, and `stdin` in base64 or the path of a `stdin_file`. An unknown key is refused, because
+half a command is worse than none. Arguments and returned values are plain JSON. Bytes, sets, times
+and NaN are refused, not converted. Tuples become lists and keys become strings.
 
 Knows nothing of processes, nor of permissions. `pickled.py` holds pickled calls.
 """
@@ -38,6 +38,10 @@ class Command(Struct, omit_defaults=True, forbid_unknown_fields=True):
     inputs: list[str] | None = None
     #: Files that it makes. If they are newer than all inputs, it does not run.
     outputs: list[str] | None = None
+    #: The content of its stdin. msgspec encodes bytes as base64.
+    stdin: bytes | None = None
+    #: The file that is its stdin, relative to the working directory.
+    stdin_file: str | None = None
 
 
 class Call(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -84,12 +88,15 @@ _FAST_TYPES: Final = frozenset((str, int, bool, type(None)))
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, ValueError)
 
 
-def encode_command(
+def encode_command(  # noqa: PLR0913  # the keys of a command
     argv: Sequence[str],
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
+    *,
+    stdin: bytes | None = None,
+    stdin_file: str | None = None,
 ) -> bytes:
     """Encode the payload of an `exec` task. Raise UserError."""
     if not argv or isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
@@ -99,6 +106,7 @@ def encode_command(
     command = Command(list(argv), None if env is None else dict(env), cwd)
     command.inputs = list(inputs) if inputs else None
     command.outputs = list(outputs) if outputs else None
+    command.stdin, command.stdin_file = stdin, stdin_file
     return _encode(command)
 
 
@@ -173,8 +181,7 @@ def _check(work: Command | Call) -> None:
         if "\0" in text:
             raise PeerError(f"{text!r}: contains a NUL character")
     if isinstance(work, Command):
-        if not work.argv[0]:
-            raise PeerError("argv: the first word, the program, is empty")
+        _check_command(work)
     elif not all(work.call.partition(":")):
         raise PeerError(f"call {work.call!r}: must be module:function")
 
@@ -184,6 +191,17 @@ def _files(command: Command) -> list[str]:
     if not all(files):
         raise PeerError("inputs and outputs: a path is empty")
     return files
+
+
+def _check_command(command: Command) -> None:
+    if not command.argv[0]:
+        raise PeerError("argv: the first word, the program, is empty")
+    if command.stdin_file is None:
+        return
+    if command.stdin is not None:
+        raise PeerError("stdin and stdin_file exclude each other")
+    if not command.stdin_file or "\0" in command.stdin_file:
+        raise PeerError(f"stdin_file {command.stdin_file!r}: not a file name")
 
 
 def encode_value(value: Any, what: str = "value") -> bytes:  # noqa: ANN401 - any value of a user

@@ -1,12 +1,14 @@
 """Tasks of `exec`: one program each, by its argv and never through a shell.
 
-Its stdout is the result. Of a longer one the last part is kept, with the full length: a task that
-ran for hours does not fail for printing too much. The output is the end of stdout and stderr
-together, in the order of reading.
+Its stdin is empty, bytes of the payload, or a file. Its stdout is the result. Of a longer one the
+last part is kept, with the full length: a task that ran for hours does not fail for printing too
+much. The output is the end of stdout and stderr together, in the order of reading.
 """
 
 import errno
 import os
+import stat
+import tempfile
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,8 +29,8 @@ from taskyard.worker.processes import (
     task_env,
 )
 
-#: Errors of the machine, not the program: no files, processes or memory left.
-_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+#: Errors of the machine, not the program: no files, processes, memory or space left.
+_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
 
 
 class ProgramOutput:
@@ -109,14 +111,53 @@ class Program(SupervisedProcess):
         return text + b": " + line if line and status > 0 else text
 
 
+class UnusableStdin(OSError):
+    """A file can't be the stdin of a program."""
+
+
 def start_program(job: Job, command: Command, runner_context: RunnerContext) -> Program:
     """Start a program. Raises `OSError` or `ValueError`: see `not_started`."""
+    if command.stdin is None and command.stdin_file is None:
+        return _start(job, command, runner_context, runner_context.dev_null)
+    stdin = _open_bytes(command.stdin) if command.stdin is not None else _open_file(command)
+    try:
+        return _start(job, command, runner_context, stdin)
+    finally:
+        os.close(stdin)
+
+
+def _open_bytes(content: bytes) -> int:
+    """Return an unnamed file with this content. A pipe would have to be fed meanwhile."""
+    with tempfile.TemporaryFile(buffering=0) as file:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+        file.seek(0)
+        return os.dup(file.fileno())
+
+
+def _open_file(command: Command) -> int:
+    """Open the file that is the stdin of a command. Refuse pipes, which could block the worker."""
+    path = os.path.join(command.cwd or "", command.stdin_file or "")  # noqa: PTH118 - as below
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UnusableStdin(error.errno, error.strerror) from error
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISCHR(mode):
+        os.set_blocking(descriptor, True)
+        return descriptor
+    os.close(descriptor)
+    raise UnusableStdin(errno.EINVAL, "Not a regular file")
+
+
+def _start(job: Job, command: Command, runner_context: RunnerContext, stdin: int) -> Program:
     printed = ProgramOutput()
     stdout = Pipe(runner_context.selector, printed.add_stdout)
     with stdout.writing_end() as stdout_writing:
         stderr = Pipe(runner_context.selector, printed.add_stderr)
         with stderr.writing_end() as stderr_writing:
-            streams = Streams(runner_context.dev_null, stdout_writing, stderr_writing)
+            streams = Streams(stdin, stdout_writing, stderr_writing)
             env = {
                 **runner_context.env,
                 **(command.env or {}),
@@ -141,6 +182,8 @@ def not_started(job: Job, command: Command, error: OSError | ValueError) -> JobR
 
 def _start_error_text(command: Command, error: OSError) -> str:
     program = command.argv[0]
+    if isinstance(error, UnusableStdin):
+        return f"can't read stdin from {command.stdin_file}: {error.strerror}"
     if command.cwd is not None and error.filename == command.cwd:
         return f"can't run in the directory {command.cwd}: {error.strerror}"
     if error.errno == errno.ENOENT and not _program_exists(command, error):

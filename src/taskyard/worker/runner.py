@@ -13,10 +13,9 @@ import os
 import selectors
 import signal
 import socket
-import tempfile
 from collections import deque
 from collections.abc import Sequence
-from typing import BinaryIO, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
@@ -294,24 +293,13 @@ class StdinRunner(ProcessRunner):
         allow_pickle: bool = False,
     ) -> None:
         super().__init__(slots, allow, clock, allow_pickle=allow_pickle)
-        self._command = Command(list(argv))
+        self._argv = list(argv)
 
     def start(self, job: Job) -> None:
         if job.service in _SELF_DESCRIBING:
             super().start(job)
         else:
-            self._waiting.append((job, self._command))
-
-    def _start_program(self, job: Job, command: Command) -> None:
-        if command is not self._command:
-            super()._start_program(job, command)
-            return
-        try:
-            with _payload_file(job.payload) as stdin:
-                shared = self._context._replace(dev_null=stdin.fileno())
-                self._processes.append(start_program(job, command, shared))
-        except (OSError, ValueError) as error:
-            self._report(not_started(job, command, error))
+            self._waiting.append((job, Command(self._argv, stdin=job.payload)))
 
 
 def make_runner(
@@ -326,11 +314,3 @@ def make_runner(
     if command is None:
         return ProcessRunner(slots, allow, clock, allow_pickle=allow_pickle)
     return StdinRunner(slots, command, clock, allow, allow_pickle=allow_pickle)
-
-
-def _payload_file(payload: bytes) -> BinaryIO:
-    """Return an unnamed file with the payload. A pipe would have to be fed meanwhile."""
-    stdin = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
-    stdin.write(payload)
-    stdin.seek(0)
-    return stdin

@@ -85,6 +85,33 @@ def test_arguments_reach_the_program_without_a_shell() -> None:
     assert result_of(job) == done(job, "$HOME; exit 1 ä€😀 * \n".encode())
 
 
+def test_bytes_of_the_payload_reach_stdin_exactly() -> None:
+    stdin = bytes(range(256)) * 300
+    job = command("cat", stdin=stdin)
+    assert result_of(job) == done(job, stdin)
+
+
+def test_file_is_read_as_stdin_from_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "words").write_bytes(b"\xffone\n")
+    for job in (
+        command("cat", stdin_file="words", cwd=str(tmp_path)),
+        command("cat", stdin_file=str(tmp_path / "words")),
+    ):
+        assert result_of(job) == done(job, b"\xffone\n")
+    assert (tmp_path / "words").read_bytes() == b"\xffone\n"
+
+
+def test_file_that_can_not_be_stdin_fails_with_its_name(tmp_path: Path) -> None:
+    fifo = a_fifo(tmp_path / "fifo")
+    for path, reason in (
+        ("no/such", "No such file or directory"),
+        (str(tmp_path), "Not a regular file"),
+        (fifo, "Not a regular file"),
+    ):
+        job = command("cat", stdin_file=path)
+        assert result_of(job) == failed(job, f"can't read stdin from {path}: {reason}".encode())
+
+
 def test_stderr_is_output_and_no_result() -> None:
     job = command("sh", "-c", "echo one; echo two >&2")
     assert result_of(job) == done(job, b"one\n", b"one\ntwo\n")
