@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import signal
 import threading
 from concurrent.futures import Future
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskyard.campaign.line_names import line_name
 from taskyard.cli.map import FutureWindow
 from taskyard.worker.limits import RESULT_BYTES_MAX
 from tests.cli.yard import Caller, Yard, running
@@ -144,7 +146,7 @@ def test_failures_are_reported_and_exit_1(call: Caller, tmp_path: Path) -> None:
     )
     assert (outcome.code, outcome.out) == (1, "0\n0\n")
     assert outcome.err.splitlines() == [
-        "taskyard: task f/f-2 failed: exit status 3: 3",
+        f"taskyard: task f/{line_name('3')} failed: exit status 3: 3",
         "campaign f: 3 tasks: 2 done, 1 failed",
         "retry them with `taskyard retry --campaign f --failed`",
     ]
@@ -169,10 +171,107 @@ def test_repeated_map_is_harmless_and_another_one_is_refused(call: Caller, tmp_p
     assert call("map", *words) == first
     other = call("map", *words[:-1], "{}{}")
     assert other.code == 2
-    assert "taskyard: task again/again-1: exists with another command or campaign" in other.err
+    refusal = f"taskyard: task again/{line_name('a')}: exists with another command or campaign"
+    assert refusal in other.err
     assert other.err.endswith(" (give another --campaign)\n")
     other = call("map", "--no-wait", *words[:-1], "{}{}")
-    assert "taskyard: task again/again-1: exists with another command or campaign" in other.err
+    assert refusal in other.err
+
+
+def test_edited_input_runs_only_new_lines(call: Caller, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    script = f'echo "$1" | tee -a {ran}'
+
+    def map_lines(text: str) -> tuple[str, list[str]]:
+        ran.write_text("")
+        lines = written(tmp_path / "lines", text)
+        words = [
+            "--lines",
+            lines,
+            "--campaign",
+            "edited",
+            "-q",
+            "--",
+            "sh",
+            "-c",
+            script,
+            "x",
+            "{}",
+        ]
+        outcome = call("map", *words)
+        assert (outcome.code, outcome.err) == (0, "")
+        return outcome.out, sorted(ran.read_text().split())
+
+    assert map_lines("a\nb\na\n") == ("a\nb\na\n", ["a", "a", "b"])
+    assert map_lines("new\nb\na\n\na\na\n") == ("new\nb\na\na\na\n", ["a", "new"])
+    assert map_lines("a\nnew\n") == ("a\nnew\n", [])
+
+
+def test_number_in_the_command_forbids_editing(call: Caller, tmp_path: Path) -> None:
+    words = ["--campaign", "numbered", "-q", "--", "echo", "{#}", "{}"]
+    lines = written(tmp_path / "lines", "a\n")
+    assert call("map", "--lines", lines, *words).out == "1 a\n"
+    lines = written(tmp_path / "lines", "b\na\n")
+    outcome = call("map", "--lines", lines, *words)
+    assert outcome.code == 2
+    assert f"task numbered/{line_name('a')}: exists with another command" in outcome.err
+    assert "; {#} is a part of the command, and changes when lines are inserted" in outcome.err
+
+
+def test_numbered_campaign_is_resumed_by_number(call: Caller, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines", "a\na\n")
+    words = ["--", "sh", "-c", "echo {}; date +%N"]
+    first = call("map", "--lines", lines, *words)
+    campaign = first.err.splitlines()[0].removeprefix("campaign ")
+    (tmp_path / "lines").write_text("a\na\nb\n")
+    again = call("map", "--lines", lines, "--campaign", campaign, "-q", *words)
+    assert again.out.startswith(first.out)
+    listed = call("list", "--campaign", campaign, "--json").document()["tasks"]
+    assert [task["name"] for task in listed] == [f"{campaign}-{number}" for number in (1, 2, 3)]
+    (tmp_path / "lines").write_text("b\na\n")
+    refused = call("map", "--lines", lines, "--campaign", campaign, *words)
+    assert f"task {campaign}/{campaign}-1: exists with another command" in refused.err
+    assert "numbered, so lines can only be added at the end" in refused.err
+
+
+def test_blocks_of_stdin_reach_the_command_exactly(call: Caller, tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbf" + bytes(range(256)) * 4 + b"\r\n" + "é\n".encode() * 300 + b"end"
+    (tmp_path / "input").write_bytes(content)
+    words = ["--lines", str(tmp_path / "input"), "--pipe", "--block", "256", "--campaign", "blocks"]
+    document = call("map", *words, "--json", "--", "base64", "-w0").document()
+    blocks = [base64.b64decode(task["result"]) for task in document["tasks"]]
+    assert b"".join(blocks) == content
+    assert len(blocks) > 3
+    outcome = call("map", *words[:-2], "-q", "--", "cat")
+    assert outcome.out.encode(errors="surrogateescape") == content
+    assert call("map", *words, "--no-wait", "--", "base64", "-w0").code == 0
+    assert call("status", "--campaign", "blocks", "--json").document()["counts"]["done"] == len(
+        blocks
+    )
+
+
+def test_file_named_by_a_line_reaches_stdin(call: Caller, tmp_path: Path) -> None:
+    (tmp_path / "a b").write_bytes(b"one\xff\n")
+    words = ["--stdin", "--cwd", str(tmp_path), "--campaign", "files", "--", "cat", ":::", "a b"]
+    outcome = call("map", *words, "none")
+    assert (outcome.code, outcome.out) == (1, "one\udcff\n")
+    assert "failed: can't read stdin from none: No such file or directory" in outcome.err
+
+
+def test_array_has_its_index_in_the_environment(call: Caller) -> None:
+    words = ["--array", "0-15:5", "--env", "A=b", "-q", "--"]
+    outcome = call("map", *words, "sh", "-c", "echo $A $TASKYARD_ARRAY_INDEX {} {#}")
+    assert outcome == (0, "b 0 0 1\nb 5 5 2\nb 10 10 3\nb 15 15 4\n", "")
+
+
+def test_lists_run_as_typed(call: Caller) -> None:
+    assert call("map", "-q", "echo", ":::", "a b", "c", ":::", "-n") == (0, "a b -n\nc -n\n", "")
+
+
+def test_names_that_end_with_nul_may_have_newlines(call: Caller, tmp_path: Path) -> None:
+    names = written(tmp_path / "names", "a\nb\0 \0c\r\0")
+    outcome = call("map", "-0", "--lines", names, "-q", "--", "echo", "<{}>")
+    assert outcome == (0, "<a\nb>\n< >\n<c\r>\n", "")
 
 
 def test_no_wait_only_submits(call: Caller, tmp_path: Path) -> None:
@@ -201,30 +300,19 @@ def test_call_gets_the_line_or_the_values_of_places(call: Caller, tmp_path: Path
     objects = written(tmp_path / "o.jsonl", '{"a": 1}\n')
     words = ["--jsonl", objects, "--campaign", "calls", "--no-wait", "-q", "--call", "m:f"]
     assert call("map", *words, "{}", "{a}", "{#}", "[0]").code == 0
-    known = call(
-        "submit",
-        "--campaign",
-        "calls",
-        "--name",
-        "calls-1",
-        "--call",
-        "m:f",
-        '{"a":1}',
-        "1",
-        "1",
-        "[0]",
-    )
-    assert known.err == "task calls/calls-1 exists already: nothing submitted\n"
+    name = line_name('{"a":1}')
+    words = ["--campaign", "calls", "--name", name, "--call", "m:f", '{"a":1}', "1", "1", "[0]"]
+    assert call("submit", *words).err == f"task calls/{name} exists already: nothing submitted\n"
 
 
 def test_call_gets_the_values_of_json_lines(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", '[1, 2.5]\n\n7\n{"a": null}\n"text"\n')
     words = ["--lines", lines, "--json-lines", "--campaign", "values", "--no-wait", "-q"]
     assert call("map", *words, "--call", "m:f").code == 0
-    for number, value in enumerate(("[1, 2.5]", "7", '{"a": null}', '"text"'), start=1):
-        name = ["--campaign", "values", "--name", f"values-{number}"]
-        known = call("submit", *name, "--call", "m:f", value)
-        assert known.err == f"task values/values-{number} exists already: nothing submitted\n"
+    for value in ("[1, 2.5]", "7", '{"a": null}', '"text"'):
+        name = line_name(value)
+        known = call("submit", "--campaign", "values", "--name", name, "--call", "m:f", value)
+        assert known.err == f"task values/{name} exists already: nothing submitted\n"
 
 
 def test_json_lines_that_make_no_sense_are_refused(call: Caller, tmp_path: Path) -> None:
@@ -235,7 +323,7 @@ def test_json_lines_that_make_no_sense_are_refused(call: Caller, tmp_path: Path)
     outcome = call("map", "--lines", lines, "--json-lines", "--", "echo", "{}")
     assert "--json-lines needs --call" in outcome.err
     outcome = call("map", "--csv", lines, "--json-lines", "--call", "m:f")
-    assert "--json-lines works with --lines or stdin, not with --csv" in outcome.err
+    assert "--json-lines works with --lines, stdin or lists, not with --csv" in outcome.err
 
 
 def test_tasks_may_wait_for_one_that_is_there_or_will_be(call: Caller, tmp_path: Path) -> None:
@@ -254,21 +342,23 @@ def test_payload_has_places_too(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "x\n")
     words = ["--lines", lines, "--campaign", "pay", "--no-wait", "-q", "--payload", "<{}>"]
     assert call("map", *words).code == 0
-    known = call("submit", "--campaign", "pay", "--name", "pay-1", "--payload", "<x>")
-    assert known.err.startswith("task pay/pay-1 exists already")
+    name = line_name("x")
+    known = call("submit", "--campaign", "pay", "--name", name, "--payload", "<x>")
+    assert known.err.startswith(f"task pay/{name} exists already")
 
 
 def test_document_has_every_task(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "0\n1\n")
     words = ["--lines", lines, "--campaign", "d", "--json", "--", "sh", "-c", "exit $1", "x", "{}"]
     document = call("map", *words).document()
+    done, failed = line_name("0"), line_name("1")
     assert document["tasks"] == [
-        {"name": "d-1", "campaign": "d", "state": "done", "result": "", "truncated": False},
+        {"name": done, "campaign": "d", "state": "done", "result": "", "truncated": False},
         {
-            "name": "d-2",
+            "name": failed,
             "campaign": "d",
             "state": "failed",
-            "reason": "task d/d-2 failed: exit status 1",
+            "reason": f"task d/{failed} failed: exit status 1",
         },
     ]
     assert document["counts"] == {"done": 1, "failed": 1}
@@ -281,8 +371,8 @@ def test_truncated_result_is_reported_and_exits_1(call: Caller, tmp_path: Path) 
     outcome = call("map", *words)
     assert (outcome.code, outcome.out) == (1, "\0" * 5 + "\n" + "\0" * RESULT_BYTES_MAX + "\n")
     assert outcome.err == (
-        "taskyard: task t/t-2: output truncated: only the last 1,048,576 of 1,100,000 bytes are "
-        "kept; write large output to a file\n"
+        f"taskyard: task t/{line_name('1100000')}: output truncated: only the last "
+        "1,048,576 of 1,100,000 bytes are kept; write large output to a file\n"
         "campaign t: 2 tasks: 2 done, 1 truncated\n"
     )
     again = call("map", "--json", *words)

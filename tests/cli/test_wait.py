@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.campaign.line_names import line_name
 from tests.cli.yard import Caller
 
 if TYPE_CHECKING:
@@ -69,9 +70,9 @@ def test_unknown_names_are_not_waited_for(call: Caller) -> None:
 
 
 def test_many_names_are_waited_for_at_once(call: Caller, tmp_path: Path) -> None:
-    names = [f"many-{number}" for number in range(1, 1501)]
-    (tmp_path / "lines").write_text("\n".join(names))
+    lines = [f"many {number}" for number in range(1500)]
+    (tmp_path / "lines").write_text("\n".join(lines))
     options = ["--lines", str(tmp_path / "lines"), "--campaign", "many", "--no-wait", "-q"]
     assert call("map", *options, "--service", "none", "--payload", "{}").code == 0
     assert call("cancel", "--campaign", "many").out == "cancelled 1,500 tasks\n"
-    assert call("wait", *names).err == "1,500 tasks: 1,500 cancelled\n"
+    assert call("wait", *map(line_name, lines)).err == "1,500 tasks: 1,500 cancelled\n"

@@ -45,6 +45,11 @@ def is_template(lane: str) -> bool:
     return "{" in lane or "}" in lane
 
 
+def template_keys(template: str) -> list[str]:
+    """Return the names of the fields in a template."""
+    return [found[1] for found in _PIECE.finditer(template) if found[1] is not None]
+
+
 def escape_template(lane: str) -> str:
     """Return a template that expands to this lane."""
     return lane.replace("{", "{{").replace("}", "}}")

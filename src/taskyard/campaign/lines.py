@@ -36,6 +36,8 @@ _LONG_LINE_SHOWN_BYTES: Final = 200
 
 STDIN: Final = "-"
 _READ_ERRORS: Final = (OSError, EOFError, zlib.error)
+NEWLINE: Final = b"\n"
+NUL: Final = b"\0"
 _GZIP: Final = b"\x1f\x8b"
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -74,12 +76,12 @@ def file_label(path: str) -> str:
 
 
 @contextlib.contextmanager
-def open_input(path: str) -> Iterator[Stream]:
+def open_input(path: str, *, decompress: bool = True) -> Iterator[Stream]:
     """Open a file for reading. Decompress it if its content is gzip, whatever its name."""
     with contextlib.ExitStack() as stack:
         try:
             stream = stack.enter_context(_file(path))
-            packed = stream.peek(len(_GZIP)).startswith(_GZIP)
+            packed = decompress and stream.peek(len(_GZIP)).startswith(_GZIP)
         except OSError as problem:
             raise InvalidCampaign(f"{file_label(path)}: {problem.strerror}") from None
         except ValueError:  # a NUL in the name
@@ -160,36 +162,82 @@ def read_whole(stream: Stream, label: str, bytes_max: int) -> bytes:
     return b"".join(chunks)
 
 
-def numbered_lines(stream: Stream, label: str) -> Iterator[tuple[int, bytes | InvalidRow]]:
-    """Yield the lines from number 1 on, without line ends. A line that is too long is invalid."""
+def numbered_lines(
+    stream: Stream, label: str, separator: bytes = NEWLINE
+) -> Iterator[tuple[int, bytes | InvalidRow]]:
+    """Yield the lines from number 1 on, without line ends. A line that is too long is invalid.
+
+    Lines may end with NUL instead of a newline.
+    """
+    is_text = separator == NEWLINE  # which may have Windows line ends
     number = 1
     held: list[bytes] = []  # the pieces of a line whose end was not read yet
     held_bytes = 0
-    for chunk in _chunks(stream, label):
-        first, *others = chunk.split(b"\n")
+    for chunk in _chunks(stream, label, separator):
+        first, *others = chunk.split(separator)
         # Drop what exceeds the limit: a line without an end must not fill memory.
         if held_bytes <= LINE_BYTES_MAX:
             held.append(first)
         held_bytes += len(first)
         if not others:
             continue
-        yield number, _join_pieces(held, held_bytes)
+        yield number, _join_pieces(held, held_bytes, is_text=is_text)
         for number, line in enumerate(others[:-1], start=number + 1):  # noqa: B020
-            yield number, line[:-1] if line.endswith(b"\r") else line
+            yield number, line[:-1] if is_text and line.endswith(b"\r") else line
         number += 1
         held, held_bytes = [others[-1]], len(others[-1])
     if held_bytes:
-        yield number, _join_pieces(held, held_bytes)
+        yield number, _join_pieces(held, held_bytes, is_text=is_text)
 
 
-def _join_pieces(pieces: list[bytes], length: int) -> bytes | InvalidRow:
+def blocks_of_lines(
+    stream: Stream, label: str, block_bytes: int, block_bytes_max: int
+) -> Iterator[bytes]:
+    """Yield the exact bytes of a file in blocks that end at line ends.
+
+    A block has at most `block_bytes`, unless one line is longer. Such a line is a block of its own,
+    up to `block_bytes_max`.
+    """
+    held = bytearray()
+    line = 1
+    while True:
+        try:
+            chunk = stream.read1(CHUNK_BYTES)
+        except OSError as problem:
+            raise InvalidCampaign(f"{label}:{line}: {_stream_error(problem)}") from None
+        held += chunk
+        while len(held) >= block_bytes or (held and not chunk):
+            end = _block_end(held, block_bytes, is_whole=not chunk)
+            if not end and len(held) <= block_bytes_max:
+                break
+            if not end or end > block_bytes_max:
+                raise InvalidCampaign(
+                    f"{label}:{line}: the line has more than {block_bytes_max} bytes"
+                )
+            block = bytes(held[:end])
+            del held[:end]
+            yield block
+            line += block.count(NEWLINE)
+        if not chunk:
+            return
+
+
+def _block_end(held: bytearray, block_bytes: int, *, is_whole: bool) -> int:
+    """Return the length of the first block. 0: its end was not read yet."""
+    if is_whole and len(held) <= block_bytes:
+        return len(held)
+    end = held.rfind(NEWLINE, 0, block_bytes) + 1 or held.find(NEWLINE, block_bytes) + 1
+    return end or (len(held) if is_whole else 0)
+
+
+def _join_pieces(pieces: list[bytes], length: int, *, is_text: bool) -> bytes | InvalidRow:
     if length > LINE_BYTES_MAX:
         reason = f"the line has {length} bytes, the limit is {LINE_BYTES_MAX}"
         return InvalidRow(reason, text_of(pieces[0][:_LONG_LINE_SHOWN_BYTES]))
-    return b"".join(pieces).removesuffix(b"\r")
+    return b"".join(pieces).removesuffix(b"\r" if is_text else b"")
 
 
-def _chunks(stream: Stream, label: str) -> Iterator[bytes]:
+def _chunks(stream: Stream, label: str, separator: bytes = NEWLINE) -> Iterator[bytes]:
     """Yield the file in chunks. Errors name the line that could not be read to its end."""
     lines = 1
     first = True
@@ -203,7 +251,7 @@ def _chunks(stream: Stream, label: str) -> Iterator[bytes]:
             first = False
         if not chunk:
             return
-        lines += chunk.count(b"\n")
+        lines += chunk.count(separator)
         yield chunk
 
 

@@ -106,7 +106,8 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "run": LazyCommand("taskyard.cli.run:run", "Run a campaign file from start to finish."),
     "map": LazyCommand(
-        "taskyard.cli.map:map_rows", "Run a command for every line of a file or of stdin."
+        "taskyard.cli.map:map_rows",
+        "Run a command for every line of input, or for lists of values.",
     ),
     "up": LazyCommand("taskyard.cli.up:up", "Run a broker and workers until stopped."),
     "down": LazyCommand(

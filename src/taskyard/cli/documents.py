@@ -232,6 +232,32 @@ class MapSubmitDocument(JsonDocument, tag="map"):
     submitted: int
 
 
+class MapPlannedTask(Document):
+    """A task that `map` would submit: a command, a call or a payload."""
+
+    #: Null without --campaign: names are generated.
+    name: str | None
+    #: Empty without --lane.
+    lane: str
+    argv: list[str] | UnsetType = UNSET
+    #: The file that is fed to stdin.
+    stdin_file: str | UnsetType = UNSET
+    #: The size of the block that is fed to stdin.
+    stdin_bytes: int | UnsetType = UNSET
+    call: str | UnsetType = UNSET
+    args: list[Any] | UnsetType = UNSET
+    payload: str | UnsetType | None = UNSET
+    payload_base64: bytes | UnsetType = UNSET
+
+
+class MapDryRunDocument(JsonDocument, tag="map"):
+    """`map --dry-run`."""
+
+    campaign: str | None
+    tasks: list[MapPlannedTask]
+    planned: int
+
+
 class LoadDocument(JsonDocument, tag="load"):
     """`load`."""
 

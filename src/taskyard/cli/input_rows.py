@@ -1,18 +1,21 @@
 """The input of `map` and `bundle`: lines, table rows or JSON objects.
 
 Nothing is read ahead, so a line written to stdin is submitted before the next one arrives. An
-invalid line raises `InvalidCampaign` with `FILE:LINE: reason`.
+invalid line raises `InvalidCampaign` with `FILE:LINE: reason`. `value_lists.py` has the rows of
+lists.
 """
 
 from __future__ import annotations
 
 import csv
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 from msgspec import Struct
 
 from taskyard.campaign.lines import (
+    NEWLINE,
     STDIN,
     InvalidCampaign,
     InvalidRow,
@@ -24,7 +27,7 @@ from taskyard.campaign.lines import (
 from taskyard.campaign.values import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from taskyard.campaign.lines import Stream
 
@@ -44,6 +47,20 @@ class InputRow(Struct):
     value: object
     #: The fields of a table row or JSON object. None for plain lines.
     fields: dict[str, object] | None = None
+    #: The numbered columns. Then the value is the list of their values. None: not numbered.
+    cells: Sequence[str] | None = None
+    #: A block of input that becomes stdin.
+    block: bytes | None = None
+    #: Variables of this task.
+    env: dict[str, str] | None = None
+
+    def identity(self) -> str:
+        """Return the text by which a task is recognised. Equal values give equal texts."""
+        if self.block is not None:
+            return f"block {blake2b(self.block, digest_size=16).hexdigest()}"
+        if self.fields is not None:
+            return msgspec.json.encode(self.fields, order="sorted").decode()
+        return self.text if self.cells is None else "\0".join(self.cells)
 
 
 def rows(kind: str, path: str = STDIN) -> Iterator[InputRow]:
@@ -52,9 +69,14 @@ def rows(kind: str, path: str = STDIN) -> Iterator[InputRow]:
         yield from _KINDS[kind](stream, file_label(path))
 
 
-def _texts(stream: Stream, label: str) -> Iterator[tuple[str, str]]:
-    """Yield each line with its `FILE:LINE`."""
-    for number, line in numbered_lines(stream, label):
+def placed_texts(path: str, separator: bytes = NEWLINE) -> Iterator[tuple[str, str]]:
+    """Yield all lines of a file, also blank ones, each with its `FILE:LINE`."""
+    with open_input(path) as stream:
+        yield from _texts(stream, file_label(path), separator)
+
+
+def _texts(stream: Stream, label: str, separator: bytes = NEWLINE) -> Iterator[tuple[str, str]]:
+    for number, line in numbered_lines(stream, label, separator):
         place = f"{label}:{number}"
         if isinstance(line, InvalidRow):
             _refuse(place, line.reason)

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 
 from taskyard.campaign.batches import encode_batch
-from taskyard.campaign.lines import STDIN
-from taskyard.campaign.task_spec import check_task, service_of
+from taskyard.campaign.line_names import LineNames
+from taskyard.campaign.task_spec import service_of
 from taskyard.cli.documents import DOCUMENT_VERSION, MapSubmitDocument, MapTask
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.input_rows import rows
 from taskyard.cli.local_service import (
     call_problem,
     check_workers,
@@ -32,7 +31,9 @@ from taskyard.cli.local_service import (
     make_worker_spec,
     service_options,
 )
-from taskyard.cli.options import CliContext, broker_options, raw_option
+from taskyard.cli.map_input import INPUT_OPTIONS, input_options, map_input
+from taskyard.cli.map_work import MapWork, print_commands, task_pattern
+from taskyard.cli.options import CliContext, GroupedCommand, broker_options, raw_option
 from taskyard.cli.output import (
     encode_json,
     example,
@@ -42,20 +43,12 @@ from taskyard.cli.output import (
 )
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.task_options import (
-    check_one_work,
     explain_refusal,
-    read_payload_option,
-    task_keys,
     task_options,
     warn_unused_stdin,
 )
-from taskyard.cli.templates import (
-    call_encoder,
-    check_templates,
-    command_encoder,
-    lane_function,
-    payload_encoder,
-)
+from taskyard.cli.templates import lane_function
+from taskyard.core.model import Refusal
 from taskyard.errors import (
     ExitCode,
     NoBroker,
@@ -63,6 +56,7 @@ from taskyard.errors import (
     Refused,
     TaskBlocked,
     TaskFailed,
+    UnknownName,
     UserError,
 )
 
@@ -89,24 +83,35 @@ _POLL_SECONDS: Final = 0.2
 _LAST_LINE_SECONDS: Final = 2
 
 
+#: The headings of the help.
+_OPTION_GROUPS: Final = {
+    "Input": INPUT_OPTIONS,
+    "Tasks": (
+        *("campaign", "call", "payload", "env", "cwd", "slots", "time_limit", "retries"),
+        *("env_all", "no_env", "inputs", "outputs", "backoff", "priority", "lane", "service"),
+        *("after", "wait_for_unknown", "due", "expiry"),
+    ),
+    "Workers": ("workers", "worker_slots", "allow"),
+    "Output": ("dry_run", "wait", "keep_order", "raw", "json", "quiet"),
+}
+
+
 @click.command(
     "map",
-    context_settings={"allow_interspersed_args": False},
+    cls=GroupedCommand,
+    groups=_OPTION_GROUPS,
+    context_settings={"allow_interspersed_args": False, "max_content_width": 100},
     epilog=example(
-        "map --lines urls.txt -- curl -sO {}",
-        "map --csv jobs.csv --campaign week-7 -- resize {file} --width {width}",
-        "map --lines paths.txt --call imaging:thumbnail",
-        "map --lines numbers.txt --json-lines --call statistics:mean",
+        "map gzip -k ::: *.txt",
         "map --lines photos.txt -- convert {} {.}.png",
+        "map --csv jobs.csv --campaign week-7 -- resize {file} --width {width}",
+        "map ./simulate --seed {1} --size {2} ::: 1 2 3 ::: small large",
+        "map --pipe -- wc -l < access.log",
     ),
 )
-@click.argument("argv", nargs=-1, metavar="[--] COMMAND...")
-@click.option("--lines", metavar="FILE", help="Submit a task per line of this file. - is stdin.")
-@click.option(
-    "--csv", metavar="FILE", help="Submit a task per row. The first row has the column names."
-)
-@click.option("--jsonl", metavar="FILE", help="Submit a task per line, each a JSON object.")
-@click.option("--json-lines", is_flag=True, help="With --call: decode each line as a JSON value.")
+@click.argument("argv", nargs=-1, metavar="[--] COMMAND... [::: VALUE...]...")
+@input_options
+@click.option("--dry-run", is_flag=True, help="Print the commands and run nothing.")
 @click.option(
     "--wait/--no-wait",
     default=True,
@@ -127,49 +132,65 @@ def map_rows(
     /,
     argv: tuple[str, ...],
     *,
+    dry_run: bool,
     wait: bool,
     keep_order: bool,
     **values: Any,  # noqa: ANN401  # input and task options
 ) -> ExitCode:
-    """Run a command for every line of a file or of stdin.
+    """Run a command for every line of input, or for lists of values.
+
+    \b
+    {}   the line, or all values       {1} {2} {-1}  a value: first, second, last
+    {#}  its number                    {column}      a column or field
+    {.}  the line without extension    {//}          its directory
+    {/}  its base name                 {/.}          base name without extension
+
+    {1/} is a part of a value. {{name}} is a literal {name}. Any other {name} is an error. Other
+    braces, as in awk '{print $1}', are left alone. --lane, --payload, --inputs and --outputs take
+    templates too.
 
     Uses the broker that runs on the state directory. If there is none, the command starts one with
     workers and stops them at the end.
 
-    In the command, in --inputs, --outputs and --lane, {} is the line, {#} its number and {column} a
-    field of a row or object. If the line is a path, {.} is the path without extension, {/} the base
-    name, {//} the directory and {/.} the base name without extension. Any other {name} is an error.
-    {{name}} stands for a literal {name}. Other braces, as in awk '{print $1}', are left alone.
+    ::: VALUES and :::: FILES after the command are lists, as in GNU parallel: several give all
+    combinations, :::+ and ::::+ link a list to the one before. Without a template the values are
+    appended.
 
-    A function (--call) gets lines and cells as strings. With --json-lines it gets the decoded value
-    of the line, with --jsonl the decoded fields.
-
-    Tasks are named CAMPAIGN-NUMBER. Results go to stdout, each terminated by a newline. Failures go
-    to stderr. Exit 1 if a task failed, 5 if tasks were cancelled and none failed. Only the last 1
-    MiB of a result is kept. If one was longer, the command warns and exits 1.
-
-    Running it again with the same --campaign and input has no effect on finished tasks.
-    """
-    kind, path = _source(values)
+    Results go to stdout and failures to stderr. Exit 1 if a task failed or a result was longer than
+    1 MiB, 5 if tasks were cancelled and none failed. With --campaign, a line is recognised by its
+    text: add, remove or reorder lines, run it again, and only new lines run.
+    """  # noqa: D301  # click's mark for lines that it keeps
+    source = map_input(argv, values, lambda line: cli_context.warn(f"warning: {line}"))
+    work = MapWork(source, values)
+    if dry_run:
+        return print_commands(cli_context, source, work, values)
     campaign = values["campaign"] or f"map-{secrets.token_hex(5)}"
-    encode = _encoder(argv, values, has_columns=kind in ("csv", "jsonl"))
-    if path != STDIN:
-        warn_unused_stdin(cli_context, values)
+    _mention_stdin(cli_context, values, is_input=source.is_stdin)
     spec = make_worker_spec(values, [values["service"]] if values["service"] else [])
     check_own = partial(_check_own, cli_context, values, spec, wait=wait)
     with (
         local_service(cli_context, spec, check_own=check_own, early_workers=True) as service,
-        _refusal_hint(values),
+        _refusal_hint(campaign, values, work),
     ):
         if not values["campaign"]:
             cli_context.info(f"campaign {campaign}")
         service.report_others(campaign)
         cli_context.interrupt_message = _interrupt_message(campaign, continues=service.is_lasting)
         send = _submitter(service.client, campaign, values, watch=wait)
-        futures = (send(row, encode(row)) for row in rows(kind, path))
+        futures = (send(row, work.encode(row)) for row in source.rows())
+        tasks_max = min(source.tasks_max or FUTURES_MAX, FUTURES_MAX)
         if not wait:
-            return _submit(cli_context, service.client, campaign, futures)
-        return _submit_and_print(cli_context, campaign, futures, in_order=keep_order)
+            return _submit(cli_context, service.client, campaign, futures, tasks_max)
+        answer = MapOutput(cli_context, campaign, ends_lines=not values["pipe"])
+        return _submit_and_print(answer, futures, tasks_max, in_order=keep_order)
+
+
+def _mention_stdin(cli_context: CliContext, values: dict[str, Any], *, is_input: bool) -> None:
+    """Print a message if stdin is read from a terminal, or has data and is not read."""
+    if not is_input:
+        warn_unused_stdin(cli_context, values)
+    elif sys.stdin is not None and sys.stdin.isatty():
+        cli_context.info("reading lines from the terminal: end them with Ctrl-D")
 
 
 def _interrupt_message(campaign: str, *, continues: bool) -> str:
@@ -200,21 +221,35 @@ def _check_own(
 
 
 @contextmanager
-def _refusal_hint(values: dict[str, Any]) -> Iterator[None]:
+def _refusal_hint(campaign: str, values: dict[str, Any], work: MapWork) -> Iterator[None]:
     """Rephrase a refusal of the broker in terms of options."""
     try:
         yield
     except Refused as refused:
-        subject = f"task {''.join(refused.names[:1])}"
-        raise explain_refusal(refused, subject, values, "--campaign") from refused
+        name = "".join(refused.names[:1])
+        explained = explain_refusal(refused, f"task {name}", values, "--campaign")
+        if refused.code == Refusal.CONFLICT.value:
+            is_numbered = name.startswith(f"{campaign}/{campaign}-")
+            hint = _NUMBERED if is_numbered else _NUMBER_USED if work.uses_number() else ""
+            explained = Refused(f"{explained}{hint}", refused.code, refused.names)
+        raise explained from refused
+
+
+#: Reasons for another command under the name of a task.
+_NUMBERED: Final = "; tasks of this campaign are numbered, so lines can only be added at the end"
+_NUMBER_USED: Final = (
+    "; {#} is a part of the command, and changes when lines are inserted, removed or reordered"
+)
 
 
 def _submit_and_print(
-    cli_context: CliContext, campaign: str, futures: Iterable[Future], *, in_order: bool
+    answer: MapOutput, futures: Iterable[Future], tasks_max: int, *, in_order: bool
 ) -> ExitCode:
     with (
-        MapOutput(cli_context, campaign) as answer,
-        FutureWindow(answer.write, answer.flush, in_order=in_order) as window,
+        answer,
+        FutureWindow(
+            answer.write, answer.flush, in_order=in_order, futures_max=tasks_max
+        ) as window,
     ):
         for future in futures:
             window.add(future)
@@ -225,7 +260,11 @@ def _submit_and_print(
 
 
 def _submit(
-    cli_context: CliContext, client: Client, campaign: str, futures: Iterable[Future]
+    cli_context: CliContext,
+    client: Client,
+    campaign: str,
+    futures: Iterable[Future],
+    tasks_max: int,
 ) -> ExitCode:
     wrong: list[BaseException] = []
 
@@ -241,6 +280,8 @@ def _submit(
             if wrong:
                 break
             bar.update(number, None)
+            if number % tasks_max == 0:
+                client.status()  # as below
         client.status()  # returns after all tasks are acknowledged
     if wrong:
         raise wrong[0]
@@ -253,54 +294,20 @@ def _submit(
     return ExitCode.OK
 
 
-def _source(values: dict[str, Any]) -> tuple[str, str]:
-    """Return the kind of rows and their file."""
-    kinds = {kind: values[kind] for kind in ("lines", "csv", "jsonl") if values[kind] is not None}
-    if len(kinds) > 1:
-        raise UserError(f"--{' and --'.join(kinds)} exclude each other")
-    kind, path = next(iter(kinds.items()), ("lines", STDIN))
-    if not values["json_lines"]:
-        return kind, path
-    if values["call"] is None:
-        raise UserError("--json-lines needs --call")
-    if kind != "lines":
-        raise UserError(f"--json-lines works with --lines or stdin, not with --{kind}")
-    return "json_lines", path
-
-
-def _encoder(
-    argv: tuple[str, ...], values: dict[str, Any], *, has_columns: bool
-) -> Callable[[InputRow], bytes]:
-    check_one_work(argv, values)
-    if values["payload"] is not None:
-        payload = read_payload_option(values["payload"]).decode(errors="surrogateescape")
-        check_templates([payload], has_columns=has_columns)
-        return payload_encoder(payload)
-    env, cwd = values["env"] or None, values["cwd"]
-    if values["call"] is not None:
-        check_templates(argv or ["{}"], has_columns=has_columns)
-        return call_encoder(values["call"], argv, env, cwd)
-    check_templates(argv, has_columns=has_columns)
-    files = (values["inputs"], values["outputs"])
-    check_templates([*argv, *files[0], *files[1]], has_columns=has_columns)
-    return command_encoder(argv, env, cwd, files)
-
-
 def _submitter(
     client: Client, campaign: str, values: dict[str, Any], *, watch: bool
 ) -> Callable[[InputRow, bytes], Future]:
     """Return a function that submits tasks which differ in name, payload and lane only."""
-    call, is_payload = values["call"], values["payload"] is not None
-    work = {"call": call} if call else {"payload": ""} if is_payload else {"argv": ["true"]}
-    pattern = check_task({"name": campaign, **task_keys(values), "lane": None, **work})
+    pattern = task_pattern(campaign, values)
     submission = encode_batch([pattern], campaign.encode(), time.time_ns())
     terms, unknown = submission.terms[0], values["wait_for_unknown"]
     service = service_of(pattern)
     lane = values["lane"] or client.lane_templates([service]).get(service, "")
     lane_of = lane_function(lane, campaign, service)
+    name_of = _name_function(client, campaign, is_new=not values["campaign"])
 
     def send(row: InputRow, payload: bytes) -> Future:
-        name = f"{campaign}-{row.number}"
+        name = name_of(row)
         return client.submit_encoded(
             *(name, payload, terms),
             lane=lane_of(name, row, payload),
@@ -312,15 +319,38 @@ def _submitter(
     return send
 
 
+def _name_function(client: Client, campaign: str, *, is_new: bool) -> Callable[[InputRow], str]:
+    """Return a function that names the task of a row.
+
+    A new campaign is numbered, and so is the rest of a numbered one. In a campaign that the user
+    names, a row is recognised by its text, so that the input may be edited.
+    """
+    first_name = f"{campaign}-1"
+    if is_new or _exists(client, f"{campaign}/{first_name}"):
+        return lambda row: f"{campaign}-{row.number}"
+    names = LineNames()
+    return lambda row: names.next_name(row.identity())
+
+
+def _exists(client: Client, full_name: str) -> bool:
+    try:
+        client.show(full_name)
+    except UnknownName:
+        return False
+    return True
+
+
 # Results.
 
 
 class MapOutput:
     """Writes results to stdout and failures to stderr, and counts them."""
 
-    def __init__(self, cli_context: CliContext, campaign: str) -> None:
+    def __init__(self, cli_context: CliContext, campaign: str, *, ends_lines: bool = True) -> None:
         self._cli_context = cli_context
         self._campaign = campaign
+        #: Whether a result that does not end with a newline gets one.
+        self._ends_lines = ends_lines
         self._counts: Counter[str] = Counter()
         self._truncated = 0
         self._total: int | None = None
@@ -377,7 +407,8 @@ class MapOutput:
         if self._cli_context.as_json:
             self._write_json(future, state, value, reason)
         elif state == "done":
-            write_bytes(value if not value or value.endswith(b"\n") else value + b"\n")
+            is_ended = not self._ends_lines or not value or value.endswith(b"\n")
+            write_bytes(value if is_ended else value + b"\n")
         if reason and not (self._cli_context.as_json and not is_truncated):
             self._report(reason)
         self._bar.count(self._counts, self._total, behind_failure=self._counts["blocked"])

@@ -6,7 +6,7 @@ command, or it takes its default from the settings.
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -148,6 +148,34 @@ def store_option(name: str) -> Callable[[click.Context, click.Parameter, object]
             setattr(context.ensure_object(CliContext), name, given)
 
     return store_option
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists the options under headings."""
+
+    #: The names of the options under each heading. The rest comes last.
+    groups: Mapping[str, Sequence[str]]
+
+    def __init__(
+        self,
+        *arguments: Any,  # noqa: ANN401  # click's own signature
+        groups: Mapping[str, Sequence[str]],
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self.groups = groups
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {
+            one.name: record
+            for one in self.get_params(ctx)
+            if isinstance(one, click.Option) and (record := one.get_help_record(ctx))
+        }
+        grouped = {name for names in self.groups.values() for name in names}
+        rest = [name for name in records if name not in grouped]
+        for heading, names in {**self.groups, "Other options": rest}.items():
+            with formatter.section(heading):
+                formatter.write_dl([records[name] for name in names if name in records])
 
 
 class SettingOption(click.Option):

@@ -67,7 +67,7 @@ _NAME: Final = TaskKey("name", "NAME")
 #: The options that are not repeatable: name, type and help.
 _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
     ("--cwd", TaskKey("cwd", "DIR"), "Working directory of the command."),
-    ("--slots", TaskKey("slots", "N"), "Slots that the task takes in its worker."),
+    ("--slots", TaskKey("slots", "N"), "Slots that the task takes."),
     (
         "--time-limit",
         TaskKey("time_limit", "DURATION"),
@@ -179,7 +179,7 @@ _WAIT_FOR_UNKNOWN: Final = click.option(
 _PAYLOAD: Final = click.option(
     "--payload",
     metavar="TEXT|@FILE",
-    help="Send this payload to a worker of your own instead of running a command.",
+    help="Payload for a worker of your own, instead of a command.",
 )
 _CALL: Final = click.option(
     "--call",

@@ -1,0 +1,182 @@
+"""The work of `map`: the payload of each row, and the commands that a dry run prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskyard.campaign.line_names import LineNames
+from taskyard.campaign.task_spec import check_task, service_of
+from taskyard.campaign.values import shown
+from taskyard.cli.documents import DOCUMENT_VERSION, MapPlannedTask
+from taskyard.cli.format import escape_line
+from taskyard.cli.output import encode_json, text_or_base64
+from taskyard.cli.task_options import check_one_work, read_payload_option, task_keys
+from taskyard.cli.templates import (
+    CommandOptions,
+    arguments_function,
+    call_encoder,
+    check_templates,
+    command_encoder,
+    command_function,
+    lane_function,
+    payload_encoder,
+    template_keys,
+)
+from taskyard.errors import ExitCode, UserError
+from taskyard.wire.payloads import encode_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from taskyard.campaign.task_spec import TaskSpec
+    from taskyard.cli.input_rows import InputRow
+    from taskyard.cli.map_input import MapInput
+    from taskyard.cli.options import CliContext
+
+#: Characters that would end a line or be invisible. A shell reads them as `$'\n'`.
+_CONTROL: Final = re.compile(r"[\0-\x1f\x7f'\\]")
+
+
+class MapWork:
+    """The command, call or payload of a map, with its templates."""
+
+    #: Encodes a row as a payload.
+    encode: Callable[[InputRow], bytes]
+
+    def __init__(self, source: MapInput, values: dict[str, Any]) -> None:
+        words = source.words
+        check_one_work(words, values)
+        self._call, self._is_stdin_file = values["call"], values["stdin"]
+        files = (values["inputs"], values["outputs"])
+        options = CommandOptions(values["env"] or None, values["cwd"], values["stdin"], *files)
+        if values["payload"] is not None:
+            payload = read_payload_option(values["payload"]).decode(errors="surrogateescape")
+            self._keys = check_templates([payload], source.shape, "payload")
+            self.encode = payload_encoder(payload)
+        elif self._call is not None:
+            self._keys = check_templates(words or ["{}"], source.shape)
+            self.encode = call_encoder(self._call, words, options)
+            self._arguments_of = arguments_function(words)
+        else:
+            if source.is_appended and not template_keys(words, source.shape):
+                words = (*words, "{}")
+            _check_is_no_shell_line(words)
+            check_templates(words, source.shape)
+            self._keys = check_templates([*words, *files[0], *files[1]], source.shape)
+            self.encode = command_encoder(words, options)
+            self._argv_of = command_function(words)
+        self._is_payload = values["payload"] is not None
+
+    def uses_number(self) -> bool:
+        """Return whether the number of a row is part of its work."""
+        return "#" in self._keys
+
+    def shell_line(self, row: InputRow) -> str:
+        """Return the work of a row for people: a command as a shell reads it, in one line."""
+        if self._is_payload:
+            return escape_line(self.encode(row).decode(errors="backslashreplace"))
+        if self._call is not None:
+            arguments = [encode_value(one).decode() for one in self._arguments_of(row)]
+            return quote_line([self._call, *arguments])
+        line = quote_line(self._argv_of(row))
+        return f"{line} < {quote_line([row.text])}" if self._is_stdin_file else line
+
+    def json_fields(self, row: InputRow) -> dict[str, Any]:
+        """Return the work of a row as fields of a document."""
+        if self._is_payload:
+            return text_or_base64("payload", self.encode(row))
+        if self._call is not None:
+            return {"call": self._call, "args": self._arguments_of(row)}
+        fields: dict[str, Any] = {"argv": self._argv_of(row)}
+        if self._is_stdin_file:
+            fields["stdin_file"] = row.text
+        if row.block is not None:
+            fields["stdin_bytes"] = len(row.block)
+        return fields
+
+
+def _check_is_no_shell_line(words: Sequence[str]) -> None:
+    """Raise `UserError` for a whole command line in one word, as GNU parallel takes it."""
+    program, space, _ = words[0].partition(" ")
+    if space and "/" not in program and all(word == "{}" for word in words[1:]):
+        raise UserError(
+            f"command {shown(words[0])}: one word, and no shell splits it (write the words without "
+            f"quotes, or sh -c {shlex.quote(words[0])})"
+        )
+
+
+def quote_line(words: Sequence[str]) -> str:
+    """Quote words for a shell, in one line."""
+    return " ".join(_quote(word) for word in words)
+
+
+def _quote(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = _CONTROL.sub(
+        lambda found: f"\\{found[0]}" if found[0] in "'\\" else f"\\{ord(found[0]):03o}", word
+    )
+    return f"$'{escaped}'"
+
+
+def print_commands(
+    cli_context: CliContext, source: MapInput, work: MapWork, values: dict[str, Any]
+) -> ExitCode:
+    """Print the work of each row as it is read. Needs no broker."""
+    task_pattern("", values)  # checks the options of tasks
+    names = LineNames()
+    lane_of = _lane_function(work, values)
+    is_named = values["campaign"] is not None
+
+    def planned() -> Iterator[tuple[InputRow, str, str]]:
+        for row in source.rows():
+            name = names.next_name(row.identity()) if is_named else f"map-{row.number}"
+            yield row, name, lane_of(row, name)
+
+    if cli_context.as_json:
+        _print_json(values["campaign"], planned(), work)
+        return ExitCode.OK
+    for row, _, _ in planned():
+        sys.stdout.write(work.shell_line(row) + "\n")
+    return ExitCode.OK
+
+
+def _print_json(
+    campaign: str | None, planned: Iterable[tuple[InputRow, str, str]], work: MapWork
+) -> None:
+    """Print the document `MapDryRunDocument`, task by task."""
+    start = {"document": "map", "campaign": campaign}
+    click.echo(f'{encode_json(start).decode()[:-1]},"tasks":[', nl=False)
+    number = 0
+    for number, (row, name, lane) in enumerate(planned, start=1):
+        task = MapPlannedTask(
+            name=None if campaign is None else name, lane=lane, **work.json_fields(row)
+        )
+        click.echo((b",\n" if number > 1 else b"\n") + encode_json(task), nl=False)
+    end = {"planned": number, "version": DOCUMENT_VERSION}
+    click.echo(f"\n],{encode_json(end).decode()[1:]}")
+
+
+def _lane_function(work: MapWork, values: dict[str, Any]) -> Callable[[InputRow, str], str]:
+    """Return a function from a row and its name to the lane of --lane.
+
+    The lane templates of services are in the broker's settings, and not read here.
+    """
+    if not values["lane"]:
+        return lambda _row, _name: ""
+    campaign = values["campaign"] or ""
+    service = service_of(task_pattern(campaign, values))
+    lane_of = lane_function(values["lane"], campaign, service)
+    return lambda row, name: lane_of(name, row, work.encode(row))
+
+
+def task_pattern(campaign: str, values: dict[str, Any]) -> TaskSpec:
+    """Return a task with the options of all tasks of a map. Raises `InvalidTask`."""
+    call, is_payload = values["call"], values["payload"] is not None
+    work = {"call": call} if call else {"payload": ""} if is_payload else {"argv": ["true"]}
+    return check_task({"name": campaign or "map", **task_keys(values), "lane": None, **work})
