@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskyard.campaign.line_names import line_name
-from taskyard.cli.map import FutureWindow
+from taskyard.cli.map_output import FutureWindow
 from taskyard.worker.limits import RESULT_BYTES_MAX
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import Running

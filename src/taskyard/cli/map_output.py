@@ -1,0 +1,237 @@
+"""The output of `map`: results and failures, written by a thread as tasks settle.
+
+A bounded window between that thread and the one that submits limits memory, however long the input
+is. Submits nothing.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import sys
+import threading
+from collections import Counter
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import click
+
+from taskyard.cli.documents import DOCUMENT_VERSION, MapTask
+from taskyard.cli.format import escape_line
+from taskyard.cli.output import encode_json, text_or_base64, write_bytes
+from taskyard.cli.progress import ProgressBar, format_counts
+from taskyard.errors import ExitCode, OutputTruncated, TaskBlocked, TaskFailed, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taskyard.cli.options import CliContext
+    from taskyard.client.futures import Future
+
+#: The most failures that are printed. The others are only counted.
+FAILURES_SHOWN: Final = 20
+
+#: The most unsettled tasks. More than there are slots, so that a slow task at the head does not
+#: idle workers. Takes some tens of megabytes.
+FUTURES_MAX: Final = 20_000
+
+#: How often `add` checks for an error of the output thread while it waits for room.
+_POLL_SECONDS: Final = 0.2
+
+#: How long `__exit__` waits for a line that is being written.
+_LAST_LINE_SECONDS: Final = 2
+
+
+class MapOutput:
+    """Writes results to stdout and failures to stderr, and counts them."""
+
+    def __init__(self, cli_context: CliContext, campaign: str, *, ends_lines: bool = True) -> None:
+        self._cli_context = cli_context
+        self._campaign = campaign
+        #: Whether a result that does not end with a newline gets one.
+        self._ends_lines = ends_lines
+        self._counts: Counter[str] = Counter()
+        self._truncated = 0
+        self._total: int | None = None
+        self._added = 0
+        self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
+
+    def __enter__(self) -> Self:
+        if self._cli_context.as_json:
+            campaign = encode_json(self._campaign).decode()
+            click.echo(f'{{"document":"map","campaign":{campaign},"tasks":[', nl=False)
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._bar.__exit__(None, None, None)
+        if kind is None:
+            self._close()
+        elif self._added and issubclass(kind, UserError):
+            command = f"`taskyard list --campaign {escape_line(self._campaign)}`"
+            click.echo(f"tasks submitted before continue: {command}", err=True)
+
+    def _close(self) -> None:
+        counts = dict(self._counts)
+        if self._cli_context.as_json:
+            end = {"counts": counts, "truncated": self._truncated, "version": DOCUMENT_VERSION}
+            click.echo(f"\n],{encode_json(end).decode()[1:]}")
+        if self._cli_context.quiet:
+            return
+        self.flush()  # the last result comes before the summary
+        truncated = f", {self._truncated:,} truncated" if self._truncated else ""
+        click.echo(
+            f"campaign {escape_line(self._campaign)}: {format_counts(counts)}{truncated}", err=True
+        )
+        if counts.get("failed"):
+            retry = f"`taskyard retry --campaign {escape_line(self._campaign)} --failed`"
+            click.echo(f"retry them with {retry}", err=True)
+
+    # Called by the main thread.
+
+    def submitted(self, added: int, *, is_all: bool = False) -> None:
+        """Set the number of submitted tasks."""
+        self._added = added
+        if is_all:
+            self._total = added
+
+    # Called by the output thread.
+
+    def write(self, future: Future) -> None:
+        """Write the result or the failure of a task."""
+        state, value, reason = _outcome(future)
+        is_truncated = state == "done" and bool(reason)
+        self._counts[state] += 1
+        self._truncated += is_truncated
+        if self._cli_context.as_json:
+            self._write_json(future, state, value, reason)
+        elif state == "done":
+            is_ended = not self._ends_lines or not value or value.endswith(b"\n")
+            write_bytes(value if is_ended else value + b"\n")
+        if reason and not (self._cli_context.as_json and not is_truncated):
+            self._report(reason)
+        self._bar.count(self._counts, self._total, behind_failure=self._counts["blocked"])
+
+    def _report(self, reason: str) -> None:
+        """Write the first failures and truncations to stderr."""
+        if self._counts.total() - self._counts["done"] + self._truncated <= FAILURES_SHOWN:
+            self.flush()
+            self._bar.print_above(f"taskyard: {escape_line(reason)}")
+
+    def _write_json(self, future: Future, state: str, value: bytes, reason: str) -> None:
+        fields: dict[str, Any] = {"reason": reason}
+        if state == "done":
+            fields = text_or_base64("result", value) | {"truncated": bool(reason)}
+        task = MapTask(name=future.name, campaign=future.campaign, state=state, **fields)
+        comma = b"," if self._counts.total() > 1 else b""
+        click.echo(comma + b"\n" + encode_json(task), nl=False)
+
+    def flush(self) -> None:
+        """Flush stdout while no task is settled."""
+        sys.stdout.flush()
+
+    def exit_code(self) -> ExitCode:
+        if self._counts["failed"] or self._counts["blocked"] or self._truncated:
+            return ExitCode.TASK_FAILED
+        return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.OK
+
+
+def _outcome(future: Future) -> tuple[str, bytes, str]:
+    """Return the state, the result and the reason of a settled task.
+
+    The reason of a done task is that its result is truncated. Errors that are not about the task
+    are raised.
+    """
+    if future.cancelled():
+        return "cancelled", b"", f"task {future.full_name} was cancelled"
+    error = future.exception()
+    if error is None:
+        return "done", future.result() or b"", ""
+    if isinstance(error, OutputTruncated):
+        return "done", bytes(error.output), str(error)  # type: ignore[arg-type]  # a plain payload
+    if isinstance(error, TaskBlocked):
+        return "blocked", b"", str(error)
+    if isinstance(error, TaskFailed):
+        return "failed", b"", str(error)
+    raise error
+
+
+class FutureWindow:
+    """Passes each future to `on_settled` once it is settled, in a thread.
+
+    Calls `on_idle` before it waits. A context manager: after its exit no future is passed on.
+    """
+
+    def __init__(
+        self,
+        on_settled: Callable[[Future], None],
+        on_idle: Callable[[], None],
+        *,
+        in_order: bool,
+        futures_max: int = FUTURES_MAX,
+    ) -> None:
+        self._on_settled = on_settled
+        self._on_idle = on_idle
+        self._in_order = in_order
+        self._room = threading.Semaphore(futures_max)
+        self._queue: SimpleQueue[Future | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        #: Held while output is written. Python may stop a daemon thread anywhere at exit. If it
+        #: holds stdout's lock then, the interpreter aborts.
+        self._output_lock = threading.Lock()
+        #: The number of futures added.
+        self.added = 0
+        self._thread = threading.Thread(target=self._run, name="taskyard-results", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._output_lock.acquire(timeout=_LAST_LINE_SECONDS)  # never released
+
+    def add(self, future: Future) -> None:
+        """Add a future. Blocks while the window is full."""
+        while not self._room.acquire(timeout=_POLL_SECONDS):
+            self._raise_error()
+        self._raise_error()
+        self.added += 1
+        if self._in_order:
+            self._queue.put(future)
+        else:
+            future.add_done_callback(self._queue.put)  # type: ignore[arg-type]  # the same future
+
+    def finish(self) -> None:
+        """Wait until all futures are passed on."""
+        self._queue.put(None)
+        self._thread.join()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._deliver_all()
+        except BaseException as wrong:  # noqa: BLE001  # raised again by `add` or `finish`
+            self._error = wrong
+
+    def _deliver_all(self) -> None:
+        delivered = 0
+        is_last = False
+        while not is_last or delivered < self.added:
+            if self._queue.empty():
+                with self._output_lock:
+                    self._on_idle()
+            future = self._queue.get()
+            if future is None:
+                is_last = True
+                continue
+            if not future.done():
+                with self._output_lock:
+                    self._on_idle()
+                concurrent.futures.wait([future])
+            with self._output_lock:
+                self._on_settled(future)
+            delivered += 1
+            self._room.release()
