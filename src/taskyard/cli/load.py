@@ -225,7 +225,8 @@ def _print_summary(loaded: LoadedCampaign) -> None:
     }
     if skipped := skipped_text(loaded.skipped):
         lines["skipped"] = skipped
-    click.echo(f"{escape_line(loaded.file)}: {loaded.choice.format.title}")
+    title = "" if _is_named_by_suffix(loaded) else f": {loaded.choice.format.title}"
+    click.echo(f"{escape_line(loaded.file)}{title}")
     for name, value in lines.items():
         click.echo(f"  {name:<10}  {value}")
 
@@ -244,10 +245,14 @@ def read_or_report(
     if loaded.rejected:
         explain_format(loaded)
         report_rejected(file, loaded.rejected, loaded.rejected, skip_bad=skip_bad)
-    choice = loaded.choice
-    if choice.by_content or choice.format is Format.SHELL:
+    if not _is_named_by_suffix(loaded):
         cli_context.info(_format_line(loaded))
     return loaded
+
+
+def _is_named_by_suffix(loaded: LoadedCampaign) -> bool:
+    """Return whether the file's own name has its format, so that no message needs it."""
+    return bool(loaded.choice.reason) and not loaded.choice.by_content
 
 
 def explain_format(loaded: LoadedCampaign) -> None:
