@@ -384,40 +384,48 @@ class Supervisor:
     def __exit__(self, *_error: object) -> None:
         self.stop()
 
-    def stop(self) -> None:
-        """Stop the workers, which finish their tasks, and then the broker.
+    def stop(self, *, finish_running: bool = True) -> None:
+        """Stop the workers and then the broker.
 
-        The first interrupt ends running tasks and returns them. The second one kills everything.
+        Running tasks finish first. Without `finish_running`, or after an interrupt, they are ended
+        and returned. One more interrupt kills everything.
         """
         self._is_stopping = True
         for managed in (*self.workers, self.broker):
             managed.discard()
         try:
-            self._stop_workers()
+            self._stop_workers(finish_running=finish_running)
             self._stop_all([self.broker])
         except KeyboardInterrupt:
             for managed in (*self.workers, self.broker):
                 managed.kill()
 
-    def _stop_workers(self) -> None:
+    def _stop_workers(self, *, finish_running: bool) -> None:
         if self.broker.ended.is_set():  # reports would reach no broker
             for worker in self.workers:
                 worker.kill()
         try:
-            self._stop_all(self.workers)
+            self._stop_all(self.workers, finish_running=finish_running)
         except KeyboardInterrupt:
+            if not finish_running:
+                raise
             self._info("ending running tasks, which will run again")
-            self._stop_all(self.workers)
+            self._stop_all(self.workers, finish_running=False)
 
-    def _stop_all(self, processes: Sequence[ManagedProcess]) -> None:
+    def _stop_all(
+        self, processes: Sequence[ManagedProcess], *, finish_running: bool = True
+    ) -> None:
         started = [managed for managed in processes if managed.is_started()]
         for managed in started:
             managed.stop()
+            if not finish_running:
+                # A second signal ends the tasks. Two of the same kind could become one.
+                managed.signal(signal.SIGINT)
         until = time.monotonic() + STOP_NOTICE_SECONDS
         for managed in started:
             managed.ended.wait(max(0.0, until - time.monotonic()))
         late = [managed for managed in started if not managed.ended.is_set()]
-        if late and late[0] is not self.broker:
+        if late and finish_running and late[0] is not self.broker:
             self._info("waiting for running tasks (Ctrl-C ends them)")
         for managed in late:
             while not managed.ended.wait(1.0):
