@@ -75,8 +75,6 @@ def test_interrupted_map_is_resumed_by_the_same_command(tmp_path: Path) -> None:
         running.write("a\nslow\n")
         assert running.line() == "a"
         until(lambda: len(marks(tmp_path)) == 2)
-        running.send(signal.SIGINT)
-        assert running.error_line() == "waiting for running tasks (Ctrl-C ends them)"
         code, _, err = running.send(signal.SIGINT).end()
     assert code == 130
     resume = "unfinished tasks are kept: the same `taskyard map --campaign c` resumes"
@@ -219,3 +217,14 @@ def test_lock_has_one_holder_and_records_its_end(tmp_path: Path) -> None:
         assert again is not None
         assert again.was_stopped is is_stopped
         again.close()
+
+
+def test_map_stops_after_too_many_failures_and_cancels_the_rest(tmp_path: Path) -> None:
+    words = ["map", "-j", "1", "--max-failures", "1", "--", "sh", "-c", "{}"]
+    values = [":::", "exit 3", "exec sleep 600", "true"]
+    code, _, err = run_here(tmp_path, *words, *values)
+    assert code == 1
+    lines = err.splitlines()[1:]
+    assert lines[1] == "taskyard: stopped: 1 task failed (--max-failures)"
+    assert lines[-1] == "cancelled 2 tasks"
+    assert counts(tmp_path) == {"failed": 1, "cancelled": 2}

@@ -162,10 +162,22 @@ def test_killed_run_leaves_no_processes_and_resumes(tmp_path: Path) -> None:
     }
 
 
-def test_interrupted_run_finishes_tasks_and_prints_how_to_resume(tmp_path: Path) -> None:
+def test_interrupted_run_ends_tasks_and_prints_how_to_resume(tmp_path: Path) -> None:
+    file = campaign(tmp_path, [marking("a", "exec sleep 600"), marking("b", after=["a"])])
+    with Running(tmp_path, "run", file) as running:
+        until(lambda: marks(tmp_path))
+        running.send(signal.SIGINT)
+        code, out, err = running.end()
+    assert (code, out) == (130, "")
+    resume = "taskyard: interrupted; resume with `taskyard run campaign.jsonl`"
+    assert err.split("\n") == ["campaign: 2 tasks", "", resume, ""]
+    assert counts(tmp_path) == {"ready": 1, "blocked": 1}
+
+
+def test_interrupted_run_finishes_running_tasks_on_request(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     file = campaign(tmp_path, [marking("a", "cat gate > /dev/null"), marking("b", after=["a"])])
-    with Running(tmp_path, "run", file) as running:
+    with Running(tmp_path, "run", file, "--finish-running") as running:
         until(lambda: marks(tmp_path))
         running.send(signal.SIGINT)
         assert running.error_line() == "campaign: 2 tasks"
@@ -181,7 +193,7 @@ def test_interrupted_run_finishes_tasks_and_prints_how_to_resume(tmp_path: Path)
 
 def test_run_interrupted_twice_kills_running_tasks(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a", "exec sleep 600")])
-    with Running(tmp_path, "run", file) as running:
+    with Running(tmp_path, "run", file, "--finish-running") as running:
         until(lambda: marks(tmp_path))
         running.send(signal.SIGTERM)
         assert running.error_line() == "campaign: 1 task"
@@ -189,6 +201,21 @@ def test_run_interrupted_twice_kills_running_tasks(tmp_path: Path) -> None:
         running.send(signal.SIGINT)
         assert running.end()[0] == 130
     assert counts(tmp_path) == {"ready": 1}
+
+
+def test_run_stops_after_too_many_failures_and_resumes(tmp_path: Path) -> None:
+    tasks = [{"name": f"bad-{number}", "argv": ["false"], "priority": 1} for number in range(3)]
+    file = campaign(tmp_path, [*tasks, marking("slow", "exec sleep 600")])
+    words = ("--max-failures", "2", "--slots", "2", "--notify", "cat > told")
+    code, out, err = run_here(tmp_path, "run", file, *words)
+    assert code == 1
+    assert "stopped: " in err
+    assert " unfinished" in out
+    told = json.loads((tmp_path / "told").read_text())
+    assert (told["exit_code"], told["stopped"] in err) == (1, True)
+    assert counts(tmp_path)["ready"] >= 1
+    code, out, _ = run_here(tmp_path, "run", file, "--timeout", "0.5s", "--json")
+    assert (code, json.loads(out)["stopped"]) == (4, "stopped: not settled after 0.5 s (--timeout)")
 
 
 def test_broker_and_worker_that_are_killed_are_started_again(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """When runs stop early, and the notification at their end: to a real shell and a real server."""
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,25 +11,44 @@ import msgspec
 import pytest
 
 from taskyard.cli.options import CliContext
-from taskyard.cli.run_policy import RunPolicy, RunSummary, StoppedEarly
+from taskyard.cli.run_policy import EarlyStop, RunPolicy, RunSummary, RunTimedOut, StoppedEarly
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import TimedOut, UserError
+from taskyard.errors import UserError
 
 SUMMARY = RunSummary("night", 1, 12.5, {"done": 3, "failed": 2}, "stopped: 2 tasks failed")
 
 
-def test_run_stops_at_the_maximum_of_failures() -> None:
-    policy = RunPolicy(max_failures=2)
-    policy.check({"failed": 1, "done": 50}, 1e9)
-    with pytest.raises(StoppedEarly, match=r"^stopped: 2 tasks failed \(--max-failures\)$"):
-        policy.check({"failed": 2}, 0)
+def test_failures_stop_a_main_thread_that_waits() -> None:
+    released = threading.Event()
+    with EarlyStop(RunPolicy(max_failures=2)) as early_stop:
+        early_stop.count_failures(1)
+        counter = threading.Timer(0.05, early_stop.count_failures, [2])
+        counter.start()
+        with pytest.raises(StoppedEarly, match=r"^stopped: 2 tasks failed \(--max-failures\)$"):
+            released.wait(60)
+        counter.join()
+    early_stop.count_failures(3)  # too late
 
 
-def test_run_stops_at_its_timeout() -> None:
-    policy = RunPolicy(timeout_ns=90 * SECOND_NS)
-    policy.check({"failed": 7}, 89.9)
-    with pytest.raises(TimedOut, match=r"^stopped: not settled after 1 min 30 s \(--timeout\)$"):
-        policy.check({}, 90)
+def test_timeout_stops_a_main_thread_that_reads() -> None:
+    reader, writer = os.pipe()
+    try:
+        with (
+            pytest.raises(RunTimedOut, match=r"^stopped: not settled after 0\.1 s \(--timeout\)$"),
+            EarlyStop(RunPolicy(timeout_ns=SECOND_NS // 20)),
+        ):
+            os.read(reader, 1)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_run_that_ends_in_time_is_not_stopped() -> None:
+    before, threads = signal.getsignal(signal.SIGUSR1), threading.enumerate()
+    with EarlyStop(RunPolicy(max_failures=1, timeout_ns=60 * SECOND_NS)) as early_stop:
+        early_stop.count_failures(0)
+    assert signal.getsignal(signal.SIGUSR1) is before
+    assert threading.enumerate() == threads
 
 
 @pytest.mark.parametrize("notify", ["", " ", "http://", "https:///path"])

@@ -223,6 +223,8 @@ class MapDocument(JsonDocument, tag="map"):
     counts: dict[str, int]
     #: Done tasks whose result is truncated.
     truncated: int
+    #: Why the command stopped early. Empty: it did not.
+    stopped: str
 
 
 class MapSubmitDocument(JsonDocument, tag="map"):
@@ -384,6 +386,8 @@ class RunDocument(JsonDocument, tag="run"):
     #: Done tasks whose result is truncated.
     truncated: int
     failures: list[RunFailure]
+    #: Why the run was stopped early. Empty: it was not.
+    stopped: str = ""
 
 
 class ConfigSetting(Document):

@@ -20,6 +20,7 @@ from taskyard.cli.connection import broker_location, connect_client, connect_to
 from taskyard.cli.daemon_options import usable_cores
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, CommandFunction, setting_option
+from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
 from taskyard.process.fork import can_fork
@@ -42,8 +43,12 @@ ORPHAN_SECONDS: Final = 5.0
 #: How long another command may take to start its broker.
 START_SECONDS: Final = 60.0
 
-#: States of tasks that workers will run.
+#: How long to wait until tasks of a stopped command are cancelled.
+CANCEL_SECONDS: Final = 5.0
+
+#: States of tasks that workers will run, and of tasks that no worker has yet.
 _RUNNABLE: Final = ("delayed", "ready", "leased")
+_UNSTARTED: Final = ("blocked", "delayed", "ready")
 
 #: The parameters of `service_options`.
 _PARAMETERS: Final = ("workers", "worker_slots", "allow")
@@ -144,6 +149,8 @@ class LocalService:
         self.is_lasting = True
         #: Why no task can run any more. Empty while tasks can run.
         self.exit_reason = ""
+        #: Whether `close` waits for running tasks of an own broker. They run again otherwise.
+        self.finish_running = True
         self._lock: LocalLock | None = None
         self._supervisor: Supervisor | None = None
         self._closing = threading.Event()
@@ -187,8 +194,24 @@ class LocalService:
                 "`taskyard list`)"
             )
 
+    def stop_campaign(self, campaign: str, *, finish_running: bool, is_resumable: bool) -> None:
+        """Let no more tasks of a campaign start, and end running ones unless they shall finish.
+
+        Tasks of an own broker stay queued if they are resumable, and run when it is started again.
+        Others are cancelled.
+        """
+        if self._supervisor is not None:
+            self.finish_running = finish_running
+            if is_resumable:
+                return
+        names = _UNSTARTED if finish_running else (*_UNSTARTED, "leased")
+        states = [TaskState[name.upper()] for name in names]
+        cancelled = self.client.cancel(campaign=campaign, states=states, timeout=CANCEL_SECONDS)
+        if cancelled:
+            self._cli_context.info(f"cancelled {format_count(cancelled, 'task')}")
+
     def close(self) -> None:
-        """Stop the own broker and workers. Tasks that are running finish first."""
+        """Stop the own broker and workers."""
         self._closing.set()
         if self._follower is not None:
             self._follower.join()
@@ -292,7 +315,7 @@ class LocalService:
             return
         was_stopped = bool(supervisor.listening) and supervisor.broker.ended.is_set()
         try:
-            supervisor.stop()
+            supervisor.stop(finish_running=self.finish_running)
         finally:
             lock.release(stopped=was_stopped)
 
@@ -352,10 +375,13 @@ def local_service(
     *,
     check_own: Callable[[], None],
     early_workers: bool = False,
+    finish_running: bool = False,
 ) -> Iterator[LocalService]:
     """Connect to the running broker, or start one with workers, which end with the block.
 
-    See `LocalService` for the arguments. Raises `Interrupted` when no task can run any more.
+    If the block raises, running tasks of own workers are ended and run again later, unless
+    `finish_running` is set. See `LocalService` for the other arguments. Raises `Interrupted` when
+    no task can run any more.
     """
     location = broker_location(cli_context)
     service = LocalService(
@@ -373,8 +399,12 @@ def local_service(
     try:
         with sigterm_as_interrupt(), closing(service):
             service.open()
-            with service.client:
-                yield service
+            try:
+                with service.client:
+                    yield service
+            except BaseException:
+                service.finish_running = finish_running
+                raise
     except ClientClosed as closed:
         if not service.exit_reason:
             raise

@@ -27,7 +27,7 @@ from taskyard.cli.local_service import (
     service_options,
 )
 from taskyard.cli.map_input import INPUT_OPTIONS, input_options, map_input
-from taskyard.cli.map_output import FUTURES_MAX, FutureWindow, MapOutput
+from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, MapOutput
 from taskyard.cli.map_work import MapWork, print_commands, task_pattern
 from taskyard.cli.options import CliContext, GroupedCommand, broker_options, raw_option
 from taskyard.cli.output import (
@@ -35,6 +35,7 @@ from taskyard.cli.output import (
     print_document,
 )
 from taskyard.cli.progress import ProgressBar
+from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly, run_policy_options
 from taskyard.cli.task_options import (
     explain_refusal,
     task_options,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future as AnyFuture
 
     from taskyard.cli.input_rows import InputRow
+    from taskyard.cli.local_service import LocalService
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
     from taskyard.process.supervisor import WorkerSpec
@@ -69,6 +71,7 @@ _OPTION_GROUPS: Final = {
         *("after", "wait_for_unknown", "due", "expiry"),
     ),
     "Workers": ("workers", "worker_slots", "allow"),
+    "End": ("max_failures", "timeout", "finish_running", "notify", "bell"),
     "Output": ("dry_run", "wait", "keep_order", "raw", "json", "quiet"),
 }
 
@@ -100,6 +103,7 @@ _OPTION_GROUPS: Final = {
     help="Print results in the order of the input or as tasks settle.",
 )
 @service_options("-j", "--jobs")
+@run_policy_options
 @task_options
 @raw_option
 @broker_options
@@ -145,21 +149,40 @@ def map_rows(
     _mention_stdin(cli_context, values, is_input=source.is_stdin)
     spec = make_worker_spec(values, [values["service"]] if values["service"] else [])
     check_own = partial(_check_own, cli_context, values, spec, wait=wait)
+    policy, began = RunPolicy.of(values), time.monotonic()
     with (
-        local_service(cli_context, spec, check_own=check_own, early_workers=True) as service,
+        local_service(
+            cli_context,
+            spec,
+            check_own=check_own,
+            early_workers=True,
+            finish_running=policy.finish_running,
+        ) as service,
         _refusal_hint(campaign, values, work),
     ):
         if not values["campaign"]:
             cli_context.info(f"campaign {campaign}")
         service.report_others(campaign)
-        cli_context.interrupt_message = _interrupt_message(campaign, continues=service.is_lasting)
+        is_named = bool(values["campaign"])
+        cli_context.interrupt_message = _interrupt_message(service, campaign, is_named=is_named)
         send = _submitter(service.client, campaign, values, watch=wait)
         futures = (send(row, work.encode(row)) for row in source.rows())
         tasks_max = min(source.tasks_max or FUTURES_MAX, FUTURES_MAX)
         if not wait:
             return _submit(cli_context, service.client, campaign, futures, tasks_max)
         answer = MapOutput(cli_context, campaign, ends_lines=not values["pipe"])
-        return _submit_and_print(answer, futures, tasks_max, in_order=keep_order)
+        try:
+            _submit_and_print(answer, futures, tasks_max, policy, in_order=keep_order)
+        except (StoppedEarly, KeyboardInterrupt) as error:
+            is_stopped = isinstance(error, StoppedEarly)
+            if is_stopped or not service.is_lasting:
+                service.stop_campaign(
+                    campaign, finish_running=policy.finish_running, is_resumable=is_named
+                )
+            if not is_stopped:
+                raise
+    policy.announce(cli_context, answer.summary(time.monotonic() - began))
+    return answer.exit_code()
 
 
 def _mention_stdin(cli_context: CliContext, values: dict[str, Any], *, is_input: bool) -> None:
@@ -170,12 +193,14 @@ def _mention_stdin(cli_context: CliContext, values: dict[str, Any], *, is_input:
         cli_context.info("reading lines from the terminal: end them with Ctrl-D")
 
 
-def _interrupt_message(campaign: str, *, continues: bool) -> str:
+def _interrupt_message(service: LocalService, campaign: str, *, is_named: bool) -> str:
     resume = f"the same `taskyard map --campaign {campaign}` resumes"
-    if not continues:
+    if service.is_lasting:
+        cancel = f"`taskyard cancel --campaign {campaign}` cancels them"
+        return f"interrupted; submitted tasks continue: {cancel}, {resume}"
+    if is_named:
         return f"interrupted; unfinished tasks are kept: {resume}"
-    cancel = f"`taskyard cancel --campaign {campaign}` cancels them"
-    return f"interrupted; submitted tasks continue: {cancel}, {resume}"
+    return "interrupted; unfinished tasks are cancelled (give --campaign to resume them later)"
 
 
 def _check_own(
@@ -220,20 +245,29 @@ _NUMBER_USED: Final = (
 
 
 def _submit_and_print(
-    answer: MapOutput, futures: Iterable[Future], tasks_max: int, *, in_order: bool
-) -> ExitCode:
+    answer: MapOutput,
+    futures: Iterable[Future],
+    tasks_max: int,
+    policy: RunPolicy,
+    *,
+    in_order: bool,
+) -> None:
+    """Submit tasks and print their results. Raises `StoppedEarly`."""
     with (
         answer,
         FutureWindow(
             answer.write, answer.flush, in_order=in_order, futures_max=tasks_max
         ) as window,
+        EarlyStop(policy) as early_stop,
     ):
+        failures = FailureCounter(early_stop)
         for future in futures:
+            if policy.max_failures is not None:
+                future.add_done_callback(failures.count)
             window.add(future)
             answer.submitted(window.added)
         answer.submitted(window.added, is_all=True)
         window.finish()
-    return answer.exit_code()
 
 
 def _submit(

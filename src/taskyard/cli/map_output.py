@@ -19,12 +19,21 @@ from taskyard.cli.documents import DOCUMENT_VERSION, MapTask
 from taskyard.cli.format import escape_line
 from taskyard.cli.output import encode_json, text_or_base64, write_bytes
 from taskyard.cli.progress import ProgressBar, format_counts
-from taskyard.errors import ExitCode, OutputTruncated, TaskBlocked, TaskFailed, UserError
+from taskyard.cli.run_policy import RunSummary, StoppedEarly
+from taskyard.errors import (
+    ExitCode,
+    OutputTruncated,
+    TaskBlocked,
+    TaskFailed,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future as AnyFuture
 
     from taskyard.cli.options import CliContext
+    from taskyard.cli.run_policy import EarlyStop
     from taskyard.client.futures import Future
 
 #: The most failures that are printed. The others are only counted.
@@ -53,6 +62,7 @@ class MapOutput:
         self._truncated = 0
         self._total: int | None = None
         self._added = 0
+        self._stopped: StoppedEarly | None = None
         self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
 
     def __enter__(self) -> Self:
@@ -62,9 +72,13 @@ class MapOutput:
         self._bar.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
+    ) -> None:
         self._bar.__exit__(None, None, None)
-        if kind is None:
+        if isinstance(error, StoppedEarly):
+            self._stopped = error
+        if kind is None or self._stopped is not None:
             self._close()
         elif self._added and issubclass(kind, UserError):
             command = f"`taskyard list --campaign {escape_line(self._campaign)}`"
@@ -73,11 +87,18 @@ class MapOutput:
     def _close(self) -> None:
         counts = dict(self._counts)
         if self._cli_context.as_json:
-            end = {"counts": counts, "truncated": self._truncated, "version": DOCUMENT_VERSION}
+            end = {
+                "counts": counts,
+                "truncated": self._truncated,
+                "stopped": self._stop_reason(),
+                "version": DOCUMENT_VERSION,
+            }
             click.echo(f"\n],{encode_json(end).decode()[1:]}")
         if self._cli_context.quiet:
             return
         self.flush()  # the last result comes before the summary
+        if self._stopped is not None:
+            click.echo(f"taskyard: {self._stopped}", err=True)
         truncated = f", {self._truncated:,} truncated" if self._truncated else ""
         click.echo(
             f"campaign {escape_line(self._campaign)}: {format_counts(counts)}{truncated}", err=True
@@ -85,6 +106,9 @@ class MapOutput:
         if counts.get("failed"):
             retry = f"`taskyard retry --campaign {escape_line(self._campaign)} --failed`"
             click.echo(f"retry them with {retry}", err=True)
+
+    def _stop_reason(self) -> str:
+        return "" if self._stopped is None else str(self._stopped)
 
     # Called by the main thread.
 
@@ -129,7 +153,14 @@ class MapOutput:
         """Flush stdout while no task is settled."""
         sys.stdout.flush()
 
+    def summary(self, seconds: float) -> RunSummary:
+        """Return the summary of a run that took `seconds`."""
+        counts, reason = dict(self._counts), self._stop_reason()
+        return RunSummary(self._campaign, self.exit_code(), round(seconds, 3), counts, reason)
+
     def exit_code(self) -> ExitCode:
+        if self._stopped is not None:
+            return self._stopped.exit_code
         if self._counts["failed"] or self._counts["blocked"] or self._truncated:
             return ExitCode.TASK_FAILED
         return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.OK
@@ -153,6 +184,21 @@ def _outcome(future: Future) -> tuple[str, bytes, str]:
     if isinstance(error, TaskFailed):
         return "failed", b"", str(error)
     raise error
+
+
+class FailureCounter:
+    """Counts failed tasks as they settle, in any order."""
+
+    def __init__(self, early_stop: EarlyStop) -> None:
+        self._early_stop = early_stop
+        self._failed = 0
+
+    def count(self, future: AnyFuture[Any]) -> None:
+        """Count a settled future. Called by the thread of the session."""
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, TaskFailed) and not isinstance(error, TaskBlocked):
+            self._failed += 1
+            self._early_stop.count_failures(self._failed)
 
 
 class FutureWindow:

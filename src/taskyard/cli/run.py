@@ -29,6 +29,13 @@ from taskyard.cli.local_service import (
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar
+from taskyard.cli.run_policy import (
+    EarlyStop,
+    RunPolicy,
+    RunSummary,
+    StoppedEarly,
+    run_policy_options,
+)
 from taskyard.cli.task_options import environment_options
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
@@ -36,7 +43,7 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, TimedOut, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from taskyard.campaign.reader import LoadedCampaign
     from taskyard.campaign.submit_campaign import SubmitResult
@@ -84,6 +91,7 @@ class RunOptions(Struct, frozen=True):
     "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
 )
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
+@run_policy_options
 @environment_options
 @broker_options
 @click.pass_obj
@@ -98,7 +106,7 @@ def run(  # noqa: PLR0913  # one per option
     form: Format | None,
     replay: bool,
     speedup: float,
-    **values: Any,  # noqa: ANN401  # the options of workers
+    **values: Any,  # noqa: ANN401  # options of workers and of a `RunPolicy`
 ) -> ExitCode:
     """Run a campaign file from start to finish.
 
@@ -111,6 +119,7 @@ def run(  # noqa: PLR0913  # one per option
     failed tasks are retried. FILE has a shell command per line, or any other format. - is stdin.
     """
     name = campaign or default_campaign_name(file)
+    policy = RunPolicy.of(values)
     options = FileOptions(form, replay, speedup, name)
     loaded = read_or_report(cli_context, file, options, skip_bad=skip_bad)
     worker_spec = make_worker_spec(values, _services(loaded))
@@ -127,14 +136,19 @@ def run(  # noqa: PLR0913  # one per option
     )
     cli_context.interrupt_message = f"interrupted; resume with `{_resume_command(run_options)}`"
     check_own = partial(_check_own, cli_context, loaded, worker_spec)
-    with local_service(cli_context, worker_spec, check_own=check_own) as service:
-        began = time.monotonic()
+    began = time.monotonic()
+    with local_service(
+        cli_context, worker_spec, check_own=check_own, finish_running=policy.finish_running
+    ) as service:
         report = partial(report_rejected, file, skip_bad=skip_bad)
-        submitted = submit_campaign(
-            service.client, loaded, name, on_rejected=report, restart_changed=True
-        )
-        _run(cli_context, run_options, submitted, service)
-        return _report(run_options, service.client, time.monotonic() - began)
+        submit = partial(submit_campaign, service.client, loaded, name, on_rejected=report)
+        stopped = _run(cli_context, run_options, service, submit, policy)
+        seconds = time.monotonic() - began
+        code = _report(run_options, service.client, seconds, stopped)
+        counts = _counts(service.client, name)
+    reason = "" if stopped is None else str(stopped)
+    policy.announce(cli_context, RunSummary(name, code, round(seconds, 3), counts, reason))
+    return code
 
 
 def _location_options(cli_context: CliContext) -> str:
@@ -146,10 +160,39 @@ def _location_options(cli_context: CliContext) -> str:
 def _run(
     cli_context: CliContext,
     run_options: RunOptions,
-    submitted: SubmitResult,
     service: LocalService,
-) -> None:
-    """Run the campaign if it has unsettled tasks."""
+    submit: Callable[..., SubmitResult],
+    policy: RunPolicy,
+) -> StoppedEarly | None:
+    """Submit the campaign and wait until it has settled. Return why it was stopped early."""
+    try:
+        with EarlyStop(policy) as early_stop:
+            submitted = submit(restart_changed=True)
+            failed_before = _start(cli_context, run_options, service, submitted)
+            if failed_before is not None:
+                with ProgressBar(cli_context, run_options.campaign) as bar:
+                    for counts in _wait(service.client, run_options.campaign):
+                        bar.count(counts, sum(counts.values()))
+                        early_stop.count_failures(counts["failed"] - failed_before)
+    except StoppedEarly as stopped:
+        cli_context.info(str(stopped))
+        service.stop_campaign(
+            run_options.campaign, finish_running=policy.finish_running, is_resumable=True
+        )
+        return stopped
+    return None
+
+
+def _start(
+    cli_context: CliContext,
+    run_options: RunOptions,
+    service: LocalService,
+    submitted: SubmitResult,
+) -> int | None:
+    """Retry failed tasks and start workers.
+
+    Return the failures of earlier runs that are not retried. None if all tasks have settled.
+    """
     client = service.client
     total = submitted.new + submitted.existing.total()
     retried = 0
@@ -157,11 +200,11 @@ def _run(
         retried = client.retry(submitted.failed)
     cli_context.info(_start_line(run_options, submitted, total, retried))
     counts = _counts(client, run_options.campaign)
-    if total and any(counts[state] for state in _UNSETTLED):
-        service.report_others(run_options.campaign)
-        service.start_workers()
-        with ProgressBar(cli_context, run_options.campaign) as bar:
-            _wait(client, run_options.campaign, bar)
+    if not total or not any(counts[state] for state in _UNSETTLED):
+        return None
+    service.report_others(run_options.campaign)
+    service.start_workers()
+    return submitted.existing[TaskState.FAILED] - retried
 
 
 #: States from which a task may still run.
@@ -217,11 +260,10 @@ def _counts_and_truncated(client: Client, campaign: str) -> tuple[dict[str, int]
     return {state.name.lower(): 0 for state in TaskState}, 0
 
 
-def _wait(client: Client, campaign: str, bar: ProgressBar) -> None:
-    """Wait until the campaign has settled."""
+def _wait(client: Client, campaign: str) -> Iterator[dict[str, int]]:
+    """Yield the counts of a campaign's tasks while it is unsettled."""
     while True:
-        counts = _counts(client, campaign)
-        bar.count(counts, sum(counts.values()))
+        yield _counts(client, campaign)
         try:
             client.wait_campaign(campaign, POLL_SECONDS)
         except TimedOut:
@@ -251,7 +293,9 @@ def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, re
 # The report.
 
 
-def _report(run_options: RunOptions, client: Client, seconds: float) -> ExitCode:
+def _report(
+    run_options: RunOptions, client: Client, seconds: float, stopped: StoppedEarly | None
+) -> ExitCode:
     """Print the outcome and return the exit code."""
     counts, truncated = _counts_and_truncated(client, run_options.campaign)
     failures: list[RunFailure] = []
@@ -261,7 +305,7 @@ def _report(run_options: RunOptions, client: Client, seconds: float) -> ExitCode
             RunFailure(**{field: task[field] for field in RunFailure.__struct_fields__})
             for task in client.tasks(scope)
         ]
-    code = _exit_code(counts, truncated)
+    code = _exit_code(counts, truncated) if stopped is None else stopped.exit_code
     if run_options.as_json:
         document = RunDocument(
             campaign=run_options.campaign,
@@ -270,11 +314,12 @@ def _report(run_options: RunOptions, client: Client, seconds: float) -> ExitCode
             counts=counts,
             truncated=truncated,
             failures=failures,
+            stopped="" if stopped is None else str(stopped),
         )
         print_document(document)
     else:
         click.echo(
-            f"{escape_line(run_options.campaign)}: {_outcome(counts, truncated)} "
+            f"{escape_line(run_options.campaign)}: {_outcome(counts, truncated, stopped)} "
             f"({format_duration(seconds)})"
         )
         if truncated:
@@ -289,7 +334,11 @@ def _exit_code(counts: dict[str, int], truncated: int) -> ExitCode:
     return ExitCode.CANCELLED if counts["cancelled"] else ExitCode.OK
 
 
-def _outcome(counts: dict[str, int], truncated: int) -> str:
+def _outcome(counts: dict[str, int], truncated: int, stopped: StoppedEarly | None) -> str:
+    unfinished = 0
+    if stopped is not None:
+        unfinished = sum(counts[state] for state in _UNSETTLED)
+        counts = counts | {"blocked": 0}
     parts = [
         f"{counts[state]:,} {word}"
         for state, word in (
@@ -300,6 +349,8 @@ def _outcome(counts: dict[str, int], truncated: int) -> str:
         )
         if counts[state] or state == "done"
     ]
+    if unfinished:
+        parts.append(f"{unfinished:,} unfinished")
     if truncated:
         parts.append(f"{truncated:,} with truncated output")
     return ", ".join(parts)

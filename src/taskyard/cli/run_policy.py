@@ -1,15 +1,17 @@
 """When `run` and `map` stop early, and how they announce their end.
 
 Owns --max-failures, --timeout, --finish-running, --bell and --notify. Counts come from the caller.
-Stops nothing itself: it raises `StoppedEarly` or `TimedOut`, and the caller stops the tasks.
+Stops nothing itself: `EarlyStop` raises an error, and the caller stops the tasks.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+import threading
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
 import click
@@ -19,13 +21,17 @@ from taskyard.cli.format import escape_line, format_count, format_duration
 from taskyard.cli.options import DURATION, CliContext, CommandFunction
 from taskyard.cli.output import encode_json
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import ExitCode, TaskyardError, TimedOut, UserError
+from taskyard.errors import ExitCode, TaskyardError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import FrameType
 
 #: How long a notification may take. The command has ended otherwise.
 NOTIFY_SECONDS: Final = 30.0
+
+#: Wakes the main thread. Nothing else of Taskyard uses it.
+_SIGNAL: Final = signal.SIGUSR1
 
 _STDERR: Final = 2
 
@@ -66,10 +72,17 @@ def run_policy_options(command: CommandFunction) -> CommandFunction:
 
 
 class StoppedEarly(TaskyardError):
-    """A run was stopped because too many of its tasks failed."""
+    """A run was stopped, because too many of its tasks failed or at its timeout."""
 
     code = "too-many-failures"
     exit_code = ExitCode.TASK_FAILED
+
+
+class RunTimedOut(StoppedEarly):
+    """A run was stopped at its timeout. No `TimedOut`, which loops that wait catch."""
+
+    code = "timed-out"
+    exit_code = ExitCode.TIMED_OUT
 
 
 class RunSummary(Struct):
@@ -110,15 +123,6 @@ class RunPolicy(Struct, frozen=True):
             notify,
         )
 
-    def check(self, counts: Mapping[str, int], seconds: float) -> None:
-        """Raise `StoppedEarly` or `TimedOut` if the run must stop after `seconds`."""
-        failed = counts.get("failed", 0)
-        if self.max_failures is not None and failed >= self.max_failures:
-            raise StoppedEarly(f"stopped: {format_count(failed, 'task')} failed (--max-failures)")
-        if self.timeout_ns is not None and seconds * SECOND_NS >= self.timeout_ns:
-            duration = format_duration(self.timeout_ns / SECOND_NS)
-            raise TimedOut(f"stopped: not settled after {duration} (--timeout)")
-
     def announce(self, cli_context: CliContext, summary: RunSummary) -> None:
         """Ring the bell and send the notification. Report a failed one, and raise nothing."""
         if self.bell:
@@ -133,6 +137,57 @@ class RunPolicy(Struct, frozen=True):
         if problem:
             target = escape_line(self.notify)
             cli_context.info(f"taskyard: warning: --notify {target}: {escape_line(problem)}")
+
+
+class EarlyStop:
+    """Raises `StoppedEarly` in the main thread, wherever it waits.
+
+    A context manager for the main thread, which may be blocked by its input.
+    """
+
+    def __init__(self, policy: RunPolicy) -> None:
+        self._policy = policy
+        self._error: StoppedEarly | None = None
+        self._timer: threading.Timer | None = None
+        self._handler_before: signal._HANDLER = signal.SIG_DFL
+
+    def __enter__(self) -> Self:
+        self._handler_before = signal.signal(_SIGNAL, self._on_signal)
+        if self._policy.timeout_ns is not None:
+            seconds = self._policy.timeout_ns / SECOND_NS
+            text = f"stopped: not settled after {format_duration(seconds)} (--timeout)"
+            self._timer = threading.Timer(seconds, self._stop, [RunTimedOut(text)])
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._policy = RunPolicy()
+        signal.signal(_SIGNAL, _do_nothing)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        signal.signal(_SIGNAL, self._handler_before)
+
+    def count_failures(self, failed: int) -> None:
+        """Stop the main thread if too many tasks have failed. Any thread may call it."""
+        failed_max = self._policy.max_failures
+        if failed_max is not None and failed >= failed_max and self._error is None:
+            self._stop(
+                StoppedEarly(f"stopped: {format_count(failed, 'task')} failed (--max-failures)")
+            )
+
+    def _stop(self, error: StoppedEarly) -> None:
+        self._error = self._error or error
+        signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Ignore a signal that comes too late."""
 
 
 def _is_url(target: str) -> bool:
