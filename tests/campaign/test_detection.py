@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskyard.campaign import lines
-from taskyard.campaign.detection import Format, FormatChoice
+from taskyard.campaign.detection import Format, FormatChoice, choose_by_content
 from taskyard.campaign.formats import FileOptions, choose_format
 from taskyard.campaign.lines import InvalidCampaign, open_input
 from taskyard.campaign.reader import read_campaign
@@ -113,7 +113,7 @@ def test_content_decides(content: str, form: Format) -> None:
         (b"unknown-program 1\nunknown-program 2\n", "1: the file is in no format"),
         (b"date\nimg.png\n", "2: the file is in no format"),
         (b"sort a\nnotes on b\n", "2: the file is in no format"),
-        (b"FROM debian\nRUN rm -rf /x\n", "1: the file is in no format"),
+        (b"RUN rm -rf /x\nENV A=1 B=$A\n", "1: the file is in no format"),
         (b"root:x:0:0:root:/root:/bin/sh\nroot x\n", "1: the file is in no format"),
         (b"numpy==1.2\nscipy >= 3\n", "1: the file looks like a list of packages"),
         (b"$ sort a\n", "1: the file looks like a session of a terminal"),
@@ -217,6 +217,13 @@ def test_whole_file_is_read_after_the_guess(monkeypatch: pytest.MonkeyPatch) -> 
         assert [spec.argv[2] for spec in loaded.specs if spec.argv] == [
             f"sort file-{number}.txt" for number in range(100)
         ]
+
+
+def test_line_that_is_not_read_to_its_end_is_no_evidence() -> None:
+    start = b"sort file\nunkn"
+    assert choose_by_content("c.txt", start, is_whole=False).format is SHELL
+    with pytest.raises(InvalidCampaign):
+        choose_by_content("c.txt", start, is_whole=True)
 
 
 def test_damage_after_the_first_bytes_is_reported_where_it_is() -> None:

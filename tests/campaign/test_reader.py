@@ -389,6 +389,7 @@ def test_campaign_that_is_written_as_json_lines_is_read_again(specs: list[TaskSp
         ("first.csv", 6, 4),
         ("first.dwork", 4, 3),
         ("workflow.json", 4, 3),
+        ("cmds.txt", 5, 1),
     ],
 )
 def test_examples_are_good(name: str, tasks: int, depth: int) -> None:
@@ -398,8 +399,9 @@ def test_examples_are_good(name: str, tasks: int, depth: int) -> None:
 
 
 def test_examples_are_all_tested() -> None:
-    tested = ["failing.jsonl", "first.csv", "first.dwork", "first.jsonl", "workflow.json"]
-    suffixes = (".jsonl", ".csv", ".dwork", ".json", ".parquet")
+    tested = ["cmds.txt", "failing.jsonl", "first.csv", "first.dwork", "first.jsonl"]
+    tested += ["workflow.json"]
+    suffixes = (".jsonl", ".csv", ".dwork", ".json", ".parquet", ".txt")
     assert sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in suffixes) == tested
 
 

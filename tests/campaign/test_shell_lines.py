@@ -78,7 +78,7 @@ JOINED = [
     (b"a \\\n\nb", ["a ", "b"]),
     (b"a 'x' \\\n# y", ["a 'x' # y"]),
     (b"a # y \\\nb", ["a # y \\", "b"]),
-    (b"# y \\\nb", ["b"]),
+    (b" # y \\\nb", ["b"]),
     (b'a "x \\\ny" z', ['a "x y" z']),
     (b"a \\", ["a \\"]),
     (b"a \\\n b \\", ["a  b \\"]),
@@ -225,6 +225,9 @@ def test_state_of_quotes_is_kept_between_pieces() -> None:
     for piece in ('a "b $(c ', "'d) \" ", "' e"):
         scanner.feed(piece)
     assert scanner.open == ['"', "$("]
+    scanner = CommandScanner()
+    scanner.feed("$( (a) $((1 + (2)) ")
+    assert scanner.open == ["$(", "(("]
 
 
 def test_payload_has_the_command_as_it_was_written() -> None:

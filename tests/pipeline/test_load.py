@@ -19,6 +19,7 @@ from docs import schemas
 from taskyard import testing
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.lines import LINE_BYTES_MAX, InvalidCampaign
+from taskyard.campaign.reader import read_campaign
 from taskyard.campaign.rejects import write_rejected
 from taskyard.campaign.submitter import SubmitCounts
 from taskyard.cli.entry import run, taskyard
@@ -143,6 +144,16 @@ def test_dwork_lines_and_workflows_are_read(spark: SparkSession, tmp_path: Path)
     checked = _read(spark, str(tmp_path / "w.json"), replay=True, speedup=10)
     assert checked.validation.critical_path.names == ["x", "y"]
     assert checked.validation.critical_path.seconds == pytest.approx(4.2)
+
+
+def test_shell_commands_have_the_names_of_a_plain_load(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "cmds.txt").write_text("# jobs\n\necho a \\\n  b\necho 'c\necho c\necho c\n")
+    path = str(tmp_path / "cmds.txt")
+    checked = _read(spark, path)
+    loaded = read_campaign(path)
+    assert [task["name"] for task in _prepared(checked)] == [spec.name for spec in loaded.specs]
+    assert [str(one) for one in checked.rejects] == [str(one) for one in loaded.rejected]
+    assert checked.campaign.shell_files() == [path]
 
 
 def test_files_are_found_by_pattern_and_in_directories(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.campaign import parquet, shell_lines
-from taskyard.campaign.lines import STDIN, InvalidCampaign, file_label, strip_bom
+from taskyard.campaign.lines import InvalidCampaign, file_label, strip_bom
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +87,7 @@ class FormatChoice(Struct, frozen=True):
 def choose_by_suffix(path: str) -> FormatChoice | None:
     """Return the format that a file's name decides, or None if its content must."""
     suffix = Path(path.lower().removesuffix(".gz")).suffix
-    form = None if path == STDIN else SUFFIXES.get(suffix)
+    form = SUFFIXES.get(suffix)
     return None if form is None else FormatChoice(form, f"its name ends in {suffix}")
 
 

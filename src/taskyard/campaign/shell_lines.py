@@ -123,7 +123,7 @@ def joined(lines: Iterable[Line]) -> Iterator[Line]:
             yield (number if held is None else held.number), line
             held = None
         elif held is None:
-            if line.endswith(b"\\") and not line.lstrip(b" \t").startswith(b"#"):
+            if line.endswith(b"\\"):
                 held = _HeldCommand(number)
                 if held.add(line):
                     continue
