@@ -1,5 +1,6 @@
 """Which format a file has: by suffix, by content, and when no guess is safe."""
 
+import contextlib
 import gzip
 import io
 import re
@@ -13,6 +14,7 @@ from taskyard.campaign.detection import Format, FormatChoice, choose_by_content
 from taskyard.campaign.formats import FileOptions, choose_format
 from taskyard.campaign.lines import InvalidCampaign, open_input
 from taskyard.campaign.reader import read_campaign
+from taskyard.campaign.shell_syntax import syntax_error
 from taskyard.errors import UserError
 
 SHELL, JSONL, CSV, DWORK = Format.SHELL, Format.JSONL, Format.CSV, Format.DWORK
@@ -94,6 +96,7 @@ def test_content_decides(content: str, form: Format) -> None:
         (b"PK\x03\x04", "1: the file is binary, or has NUL bytes"),
         (b"sort a\0\n", "1: the file is binary, or has NUL bytes"),
         (b"<?xml version='1.0'?>\n<adag>\n", "1: the file looks like XML"),
+        (b'sort a\n{"name": "a"}\nsort b\nsort c\n', "2: the file looks like JSON"),
         (b"<html><body>", "1: the file looks like XML"),
         (b"---\ntasks:\n", "1: the file looks like YAML or Markdown"),
         (b"- rm -rf x\n", "1: the file looks like YAML or Markdown"),
@@ -144,6 +147,8 @@ def test_script_runs_line_by_line_only_on_request() -> None:
     content = b"#!/bin/sh\nsort a\nsort b\n"
     with pytest.raises(InvalidCampaign, match=r"c\.sh:1: the file is a script \(\.sh\), "):
         choice_of("c.sh", content)
+    with pytest.raises(InvalidCampaign, match="the file is a script"):
+        choice_of("c.sh.gz", gzip.compress(content))
     loaded = read_campaign("c.sh", FileOptions(format=SHELL))
     assert [spec.argv for spec in loaded.specs] == [
         ["/bin/sh", "-c", "sort a"],
@@ -217,6 +222,15 @@ def test_whole_file_is_read_after_the_guess(monkeypatch: pytest.MonkeyPatch) -> 
         assert [spec.argv[2] for spec in loaded.specs if spec.argv] == [
             f"sort file-{number}.txt" for number in range(100)
         ]
+
+
+@pytest.mark.parametrize("unit", ["a=", "a= ", "'", "$(", "a |", "[ ", "a\t", "<< ", "a,"])
+def test_long_line_of_one_pattern_takes_no_long_time(unit: str) -> None:
+    """An expression that backtracks would take hours."""
+    text = "a=1 " + unit * 20_000 + " |"
+    syntax_error(text)
+    with contextlib.suppress(InvalidCampaign):
+        choose_by_content("c.txt", text.encode(), is_whole=True)
 
 
 def test_line_that_is_not_read_to_its_end_is_no_evidence() -> None:

@@ -86,9 +86,13 @@ class FormatChoice(Struct, frozen=True):
 
 def choose_by_suffix(path: str) -> FormatChoice | None:
     """Return the format that a file's name decides, or None if its content must."""
-    suffix = Path(path.lower().removesuffix(".gz")).suffix
+    suffix = _suffix(path)
     form = SUFFIXES.get(suffix)
     return None if form is None else FormatChoice(form, f"its name ends in {suffix}")
+
+
+def _suffix(path: str) -> str:
+    return Path(path.lower().removesuffix(".gz")).suffix
 
 
 def choose_by_content(path: str, start: bytes, *, is_whole: bool) -> FormatChoice:
@@ -113,7 +117,7 @@ def choose_by_content(path: str, start: bytes, *, is_whole: bool) -> FormatChoic
         for number, line in shell_lines.joined(numbered)
         if isinstance(line, bytes) and line.strip() and not line.lstrip().startswith(b"#")
     ]
-    form, reason = _guess(label, Path(path).suffix.lower(), lines[:LINES_READ_MAX])
+    form, reason = _guess(label, _suffix(path), lines[:LINES_READ_MAX])
     return FormatChoice(form, reason, by_content=True)
 
 
@@ -230,6 +234,7 @@ _OTHER_TEXT: Final = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
         (r"<[?!/A-Za-z]", "XML"),
+        (r"""[{\[]\s*["{\[]""", "JSON"),
         (r"---|[-*]\s", "YAML or Markdown"),
         (r"[^\s:'\"$]+:(\s|$)", "YAML or a list of settings"),
         (r"\S+\s+=(\s|$)", "a list of settings"),
@@ -241,7 +246,6 @@ _OTHER_TEXT: Final = tuple(
         (r"[^\s$'\"`=]*[!?]+(\s|$)", "prose"),
     )
 )
-
 
 #: Patterns of a row of a table. Commas also separate names of dwork's lines.
 _TABLES: Final = (
@@ -267,9 +271,8 @@ _SHELL_STATE: Final = re.compile(
     r"(cd|export|set|source|\.|alias|unset|shopt|trap|umask|ulimit|pushd|popd|module|wait|declare"
     r"|readonly|local|function|conda\s+activate)(?=\s|$)[^;&|]*$"
 )
-_ASSIGNMENT: Final = re.compile(
-    r"""(\w+=("[^"]*"|'[^']*'|\$\([^)]*\)|[^\s;&|"'`$(]|\$\w|\$\{)*\s*)+"""
-)
+_VALUE: Final = r"""(?:"[^"]*+"|'[^']*+'|\$\([^)]*+\)|[^\s;&|"'`$(]|\$[\w{])*+"""
+_ASSIGNMENT: Final = re.compile(rf"\w+={_VALUE}(?:\s+\w+={_VALUE})*+")
 
 
 def _refuse_script(label: str, lines: _Lines) -> None:
@@ -300,7 +303,6 @@ _SETTINGS: Final = re.compile(r"""(?:\w+=(?:"[^"]*"|'[^']*'|[^\s"'])*\s+)+""")
 _OPERATORS: Final = re.compile(
     r"""\s--?[A-Za-z0-9][\w-]*|&&|\|\||\S\s*\|\s*\w|\d?>>?\s*[\w./$&-]|\s<\s*[\w./$]|\$[\w{(]|;\s+\w|\s&$"""
 )
-
 
 #: A program by its path: `/usr/bin/x`, `./x`, `~/x`, `bin/x`.
 _PATH: Final = re.compile(r"(?:~|[\w.-]*/)[^:]*")
