@@ -97,8 +97,7 @@ class Running(ChildProcess):
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        with self.process:
-            pass  # closes the pipes
+        self.wait()
 
 
 class Broker(Running):

@@ -15,7 +15,9 @@ import subprocess
 import sys
 import threading
 import traceback
-from typing import IO, TYPE_CHECKING, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Final, NoReturn, TextIO, cast
+
+from taskyard.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,9 +62,8 @@ class ForkedProcess:
         #: Guards the process id: it may belong to another process once the child is reaped.
         self._lock = threading.Lock()
         self.returncode: int | None = None
-        text = {"encoding": "utf-8", "errors": "backslashreplace"}
-        self.stdin: IO[str] = cast("IO[str]", os.fdopen(to_child, "w", **text))
-        self.stdout = cast("IO[str]", os.fdopen(from_child, "r", **text)) if is_read else None
+        self.stdin = _open_text(to_child, "w")
+        self.stdout = _open_text(from_child, "r") if is_read else None
         self.stderr = None
 
     def send_signal(self, number: int) -> None:
@@ -102,6 +103,13 @@ class ForkedProcess:
         return True
 
 
+def _open_text(descriptor: int, mode: str, *, closefd: bool = True) -> TextIO:
+    opened = os.fdopen(
+        descriptor, mode, encoding="utf-8", errors="backslashreplace", closefd=closefd
+    )
+    return cast("TextIO", opened)
+
+
 def _run(program: Callable[[], int], stdin: int, stdout: int) -> NoReturn:
     """Run the program of a child, and exit."""
     status = 1
@@ -114,7 +122,7 @@ def _run(program: Callable[[], int], stdin: int, stdout: int) -> NoReturn:
         status = program() if os.read(0, 1) else 0
         sys.stdout.flush()
     except KeyboardInterrupt:  # before it had its own group
-        status = -signal.SIGINT
+        status = ExitCode.INTERRUPTED
     except BaseException:  # noqa: BLE001 - nothing of the parent may run
         traceback.print_exc()
     finally:
@@ -128,9 +136,8 @@ def _reset_interpreter() -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    text = {"encoding": "utf-8", "errors": "backslashreplace"}
     sys.stdin, sys.stdout, sys.stderr = (
-        os.fdopen(number, mode, closefd=False, **text) for number, mode in enumerate("rww")
+        _open_text(number, mode, closefd=False) for number, mode in enumerate("rww")
     )
     if not sys.flags.safe_path:
         del sys.path[:1]  # as with -P

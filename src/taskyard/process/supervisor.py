@@ -523,7 +523,10 @@ def _no_info(_line: str) -> None:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` on SIGTERM, as on Ctrl-C."""
+    """Raise `KeyboardInterrupt` on SIGTERM, as on Ctrl-C. Does nothing outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
