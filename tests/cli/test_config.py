@@ -425,7 +425,7 @@ def test_run_uses_the_file_and_listens_nowhere_else(tmp_path: Path) -> None:
     assert (code, json.loads(out)["state"]) == (0, "yard")
     code, _, err = called(tmp_path, "run", file, TASKYARD_WORKER_PROCESSES="0")
     assert code == 2
-    assert "TASKYARD_WORKER_PROCESSES: worker.processes is 0, but `run` needs a worker" in err
+    assert "TASKYARD_WORKER_PROCESSES: worker.processes is 0, but without a running" in err
 
 
 def test_child_processes_do_not_repeat_warnings_about_variables(tmp_path: Path) -> None:

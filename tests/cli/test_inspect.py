@@ -236,10 +236,12 @@ def test_missing_broker_exits_3_within_5_seconds_with_a_hint(tmp_path: Path) -> 
 
 
 def test_map_names_its_campaign_to_a_broker_that_is_there_alone(tmp_path: Path) -> None:
-    # Both at once, because each waits some seconds for a broker.
+    # Both at once, because each waits some seconds for a broker. A broker that is named is not
+    # started.
+    words = ("--broker", "ipc://none", "--", "echo", "{}")
     with (
-        Running(tmp_path, "map", "-q", "--", "echo", "{}") as quiet,
-        Running(tmp_path, "map", "--", "echo", "{}") as usual,
+        Running(tmp_path, "map", "-q", *words) as quiet,
+        Running(tmp_path, "map", *words) as usual,
     ):
         (code, out, err), message = quiet.end(), usual.end()
     assert (code, out) == (3, "")

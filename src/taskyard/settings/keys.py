@@ -162,7 +162,7 @@ KEYS: Final = (
         "processes",
         kinds.integer(0, PROCESSES_MAX),
         1,
-        "Workers that `run` and `up` start.",
+        "Workers that `map`, `run` and `up` start.",
     ),
     _key(
         "worker",
@@ -177,7 +177,7 @@ KEYS: Final = (
         "services",
         kinds.NAMES,
         SERVICES,
-        "The services of `worker` and `up`. `run` serves what its file needs.",
+        "The services of `worker` and `up`. `map` and `run` serve what their tasks need.",
     ),
     _key(
         "worker",
