@@ -126,6 +126,8 @@ def test_changed_files_run_their_tasks_and_those_behind_them_again(
     assert submit(client, loaded, restart_changed=True).restarted == 0
     (tmp_path / "in").write_text("2")
     assert submit(client, loaded).restarted == 0
+    more = [msgspec.json.decode(line) for line in (tmp_path / "c.jsonl").read_bytes().splitlines()]
+    loaded = load(tmp_path, *more, plain("new", "a"))
     again = submit(client, loaded, restart_changed=True)
     assert (again.restarted, again.failed) == (3, ["c/bad"])
     (tmp_path / "good").touch()
@@ -137,9 +139,10 @@ def test_changed_files_run_their_tasks_and_those_behind_them_again(
         "c": "blocked",
         "other": "done",
         "bad": "blocked",
+        "new": "blocked",
     }
     broker.run_all()
     assert {task["state"] for task in client.tasks()} == {"done"}
     assert (tmp_path / "out").read_text() == "2"
     (tmp_path / "out").unlink()
-    assert submit(client, loaded, restart_changed=True).restarted == 4
+    assert submit(client, loaded, restart_changed=True).restarted == 5

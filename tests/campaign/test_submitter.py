@@ -36,8 +36,10 @@ class FakeClient:
         *,
         after_campaigns: Sequence[str] = (),
         check_only: bool = False,
+        restart: bool = False,
     ) -> int:
         assert not after_campaigns
+        assert not restart
         self.created.append((submission.names, unknown, check_only))
         self.may_answer.wait(20)
         self.has_answered.set()

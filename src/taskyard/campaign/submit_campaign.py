@@ -96,9 +96,9 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
             total = sum(new_counts)
             todo = compress(batches(), new_counts) if total else iter(())
             existing_tasks = _existing_tasks(client, campaign, existing)
-        submitter.submit(todo, lambda counts: progress(counts.new, total))
         changed = _changed(loaded, campaign, existing_tasks) if restart_changed else []
         submitter.restart(encode_batches(changed, campaign.encode(), now_ns))
+        submitter.submit(todo, lambda counts: progress(counts.new, total))
     except Refused as refused:
         raise _located(refused, loaded, campaign, submitter.counts) from None
     states = {name: one.state for name, one in existing_tasks.items()}
@@ -202,6 +202,8 @@ def _changed(
 
 def _has_changed(spec: TaskSpec, ended_ns: int) -> bool:
     """Return whether an output is gone, or an input has changed since the task was done."""
+    if not spec.inputs and not spec.outputs:
+        return False
     files = TaskFiles(spec.inputs or (), spec.outputs or (), spec.cwd or "")
     return bool(files.missing_output() or files.input_since(ended_ns))
 

@@ -139,10 +139,13 @@ class BatchSubmitter:
         return self._client.create(batch, self._unknown, after_campaigns=after_campaigns)
 
     def restart(self, batches: Iterable[Submission]) -> None:
-        """Start ended tasks again, and have others wait for their dependencies too."""
+        """Start ended tasks again, and have others wait for their dependencies too.
+
+        Dependencies may be unknown: they may be in batches that are submitted next.
+        """
         for batch in batches:
             self.assign_lanes(batch)
-            self._client.create(batch, self._unknown, restart=True)
+            self._client.create(batch, UnknownPolicy.WAIT, restart=True)
 
     def submit(
         self,

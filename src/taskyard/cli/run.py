@@ -115,8 +115,9 @@ def run(  # noqa: PLR0913  # one per option
     0 if all tasks are done, 1 if one failed. Only the last 1 MiB of a task's stdout is kept. If one
     was longer, the command warns and exits 1.
 
-    Run it again with the same --state to resume, after Ctrl-C or a crash. Done tasks are kept and
-    failed tasks are retried. FILE has a shell command per line, or any other format. - is stdin.
+    Run it again with the same --state to resume, after Ctrl-C or a crash. Done tasks are kept,
+    unless an input has changed or an output is gone. Failed tasks are retried. FILE has a shell
+    command per line, or any other format. - is stdin.
     """
     name = campaign or default_campaign_name(file)
     policy = RunPolicy.of(values)
