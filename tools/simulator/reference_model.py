@@ -256,7 +256,7 @@ class ReferenceModel:
             former = self.tasks.get(name)
             ended = former is None or former.state in ENDED
             self.require(ended, "twice", "a task that has not ended was made again", former)
-            terms = submission.terms_of(index)
+            terms = structs.replace(submission.terms_of(index), environment=submission.environment)
             lane = submission.lanes[index] if submission.lanes is not None else b""
             after = submission.after[index] if submission.after is not None else []
             task_model = TaskModel(name, terms, lane, BLOCKED, dict.fromkeys(after), terms.due_ns)

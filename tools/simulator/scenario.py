@@ -10,6 +10,7 @@ from collections import Counter
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeAlias
+from zlib import crc32
 
 from simulator import processes, product_workers
 from simulator.clients import CLIENTS, Client, JobClient, RequestMaker
@@ -43,6 +44,9 @@ _FAULT_SEED_OFFSET: Final = 1 << 41
 
 #: Campaigns of product clients.
 CAMPAIGNS: Final = (b"", b"k0")
+
+#: Environments of submissions.
+ENVIRONMENTS: Final = (b"", b'{"host":"h","cwd":"/a"}', b'{"host":"h","cwd":"/b"}')
 
 
 class Scenario:
@@ -190,6 +194,8 @@ class Scenario:
         for name in submission.names:
             if self.rng.random() < self.plan.odds.poison:
                 self.world.poisoned[name] = None
+        # By the name, so that random numbers stay those of earlier schedules.
+        submission.environment = ENVIRONMENTS[crc32(submission.names[0]) % len(ENVIRONMENTS)]
         event = events.SubmitRequested(0, b"", submission)
         self._shape(event, submission)
         self.world.names += submission.names

@@ -43,6 +43,7 @@ def _compare_tasks(ledger: Ledger, model: ReferenceModel, when: str) -> None:
             task_model.lane,
             task_model.failures,
             task_model.losses,
+            task_model.terms.environment,
         )
         for task_model in model.tasks.values()
         if task_model.state not in ENDED
@@ -55,6 +56,7 @@ def _compare_tasks(ledger: Ledger, model: ReferenceModel, when: str) -> None:
             task.lane.name,
             task.failures,
             task.losses,
+            task.terms.environment,
         )
         for task in ledger.tasks.values()
         if task.state not in ENDED

@@ -83,6 +83,7 @@ class SubmissionChecker:
         if rules.report_after_ns:
             wanted.report_ns = debounce_until_ns + rules.report_after_ns
         same = _asked_terms(kept.terms_of(index)) == _asked_terms(wanted)
+        same = same and kept.environment == sent_events.environment
         return lanes[0] == lanes[1] and payloads[0] == payloads[1] and same
 
     def _check_job(self, submission: Submission, turn: Sequence[Event]) -> None:

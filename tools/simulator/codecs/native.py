@@ -77,7 +77,12 @@ class NativeCodec:
     # Requests of clients.
 
     def _submit(self, event: events.SubmitRequested, _said: Sequence[Event]) -> bytes:
-        return peer.create(event.request, _in_campaigns(event.submission), event.unknown)
+        body = peer.create(event.request, _in_campaigns(event.submission), event.unknown)
+        if not event.submission.environment:
+            return body
+        query = pb.QueryMsg.FromString(body)  # clients send it only with commands
+        query.environment = event.submission.environment
+        return query.SerializeToString()
 
     def _act(
         self,
