@@ -12,6 +12,7 @@ import pytest
 
 from simulator.mutations import MUTATIONS
 from taskyard.broker import compaction
+from taskyard.campaign.values import PATHS_MAX
 from taskyard.cli import connection
 from taskyard.cli.commands import COMMANDS
 from taskyard.client.open_requests import REPORT_NS
@@ -145,6 +146,8 @@ def test_figures_of_the_guarantees_are_those_of_the_tests(text: str) -> None:
     [
         f"campaign | {limits.NAME_BYTES_MAX:,} bytes |",
         f"payload of a task | {limits.PAYLOAD_BYTES_MAX // MEBIBYTE} MiB |",
+        f"variables of a submitter | {limits.ENVIRONMENT_BYTES_MAX // 1024} KiB |",
+        f"`outputs` of a task | {PATHS_MAX:,} |",
         f"result of a task | {worker_limits.RESULT_BYTES_MAX // MEBIBYTE} MiB |",
         f"output kept of a task | {worker_limits.OUTPUT_TAIL_BYTES // 1024} KiB, the end |",
         f"reason of a failure | {limits.REASON_BYTES_MAX:,} bytes |",
