@@ -110,6 +110,8 @@ rules = st.fixed_dictionaries(
         "lane_workers_max": st.sampled_from([1, 2]),
         "overfeed": st.sampled_from([0, 1]),
         "rate_interval_ns": st.sampled_from([0, 0, SECOND_NS]),
+        "lane_rate_interval_ns": st.sampled_from([0, 0, 2 * SECOND_NS]),
+        "weight": st.sampled_from([1, 1, 3]),
         "retry_delays_ns": st.sampled_from([(), (SECOND_NS,)]),
         "jitter_percent": st.sampled_from([0, 50]),
         "interval_ns": st.sampled_from([SECOND_NS, 3 * SECOND_NS]),

@@ -225,6 +225,13 @@ def test_paused_task(yard: Yard, scope: dict[str, Any], expected: str) -> None:
             RulesSet(0, defaults=LaneOptions(rate_interval_ns=SECOND_NS, lane_workers_max=9)),
             "its service's rate limit is reached",
         ),
+        (
+            Reason.LANE_RATE,
+            RulesSet(
+                0, defaults=LaneOptions(lane_rate_interval_ns=60 * SECOND_NS, lane_workers_max=9)
+            ),
+            "its lane's rate limit is reached: 1/m, next in 60.0 s",
+        ),
     ],
 )
 def test_task_held_back_by_a_limit(

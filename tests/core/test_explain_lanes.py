@@ -20,6 +20,8 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.core.rules import LaneOptions, Rule
 from tests.core.kit import Yard
 
+BUSY = "no worker of its service that requests tasks has room for its next one"
+
 
 def view(yard: Yard, lane: bytes = b"x") -> LaneView:
     replies = yard.handle(LanesRequested(0, b"client", lane=lane))
@@ -117,6 +119,25 @@ def rate(yard: Yard) -> None:
     yard.take(b"w")
 
 
+def lane_rate(yard: Yard) -> None:
+    yard.join(b"w")
+    rule(yard, lane_rate_interval_ns=SECOND_NS // 5, lane_workers_max=2)
+    submit(yard)
+    yard.take(b"w")
+    yard.later(0.05)
+
+
+def workers_busy_by_weight(yard: Yard) -> None:
+    yard.set_rules(
+        Rule(b"rule", b"*/x", LaneOptions(weight=2)), Rule(b"big", b"*/y", LaneOptions(weight=3))
+    )
+    yard.join(b"w", slots_total=1)
+    yard.submit(b"out", lanes=[b"z"])
+    yard.take(b"w")
+    yard.submit(b"other", lanes=[b"y"])
+    submit(yard)
+
+
 def workers_busy(yard: Yard) -> None:
     yard.join(b"w")
     submit(yard)
@@ -183,11 +204,13 @@ SCENARIOS: list[tuple[Reason, Callable[[Yard], None], str]] = [
     ),
     (Reason.LIMIT_LANE, lane_limit, "its limit on leased tasks is reached"),
     (Reason.RATE, rate, "its service's rate limit is reached"),
+    (Reason.LANE_RATE, lane_rate, "its rate limit is reached: 5/s, next in 0.1 s"),
     (
         Reason.WORKERS_BUSY,
-        workers_busy,
-        "no worker of its service that requests tasks has room for its next one",
+        workers_busy_by_weight,
+        BUSY + " (weight 2, beside waiting lanes of weight 3)",
     ),
+    (Reason.WORKERS_BUSY, workers_busy, BUSY),
     (Reason.SERVED, served, "1 worker holds 2 of its tasks"),
     (Reason.TIME, time, "the next of its tasks is due in 5 s"),
     (Reason.TASKS, tasks, "its tasks wait for other tasks"),

@@ -469,6 +469,8 @@ def test_lane_is_shown_with_all_there_is_to_see() -> None:
         workers=1,
         limit=2,
         rule_limit=0,
+        rate_interval_ns=0,
+        weight=1,
         oldest_ns=100 * SECOND_NS,
         attempts=1,
         next_due_ns=111 * SECOND_NS,

@@ -58,6 +58,8 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "hold": (True, True),
     "debounce": ("0s", 0),
     "rate": ("10/s", Rate(10, "s")),
+    "lane_rate": ("5/s", Rate(5, "s")),
+    "weight": (3, 3),
     "report_after": ("4h", 14_400_000_000_000),
 }
 

@@ -124,6 +124,17 @@ def test_rate_has_an_interval() -> None:
         ("worker", 'services = ["a\\nb"]', "worker.services must be a list, such as"),
         ("service.s", 'rate = "10"', "service.s.rate must be tasks per time, such as 10/s, 5/m"),
         ("service.s", 'rate = "0/s"', "service.s.rate must be tasks per time"),
+        ("service.s", "lane_rate = 5", "service.s.lane_rate must be tasks per time"),
+        (
+            "service.s",
+            "weight = 0",
+            "service.s.weight must be a whole number from 1 to 1000, not 0",
+        ),
+        (
+            "service.s",
+            "weight = 1001",
+            "service.s.weight must be a whole number from 1 to 1000, not 1001",
+        ),
         ("service.s", 'rate = "1/ms"', "service.s.rate must be tasks per time"),
         ("service.s", 'match = "a[b"', "service.s.match must be a pattern, such as smtp/*, but"),
         ("service.s", 'match = ""', "service.s.match must not be empty"),

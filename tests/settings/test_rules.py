@@ -48,6 +48,8 @@ hunger_max = "10m"
 hold = true
 debounce = "5s"
 rate = "10/s"
+lane_rate = "5/m"
+weight = 3
 report_after = "4h"
 """
     assert made(tmp_path, text) == RulesSet(
@@ -63,6 +65,8 @@ report_after = "4h"
                     lane_workers_max=2,
                     overfeed=10,
                     rate_interval_ns=SECOND_NS // 10,
+                    lane_rate_interval_ns=MINUTE_NS // 5,
+                    weight=3,
                     retry_delays_ns=(MINUTE_NS, 150 * SECOND_NS),
                     jitter_percent=20,
                     expiry_ns=5 * 1440 * MINUTE_NS,

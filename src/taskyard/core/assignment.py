@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import holds, reservations, subscriptions, worker_names
+from taskyard.core import holds, lane_rates, reservations, subscriptions, worker_names
 from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
 from taskyard.core.lane_queues import one_lane
 from taskyard.core.limits import PARKED_STALE_MAX, WAKE_NS_MAX
@@ -21,7 +21,7 @@ from taskyard.core.states import DRAINING, PARKED, WOKEN, WorkerCause
 if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.context import Context
-    from taskyard.core.entities import Service, Task, Worker
+    from taskyard.core.entities import Lease, Service, Task, Worker
     from taskyard.core.ledger import Ledger
 
 
@@ -158,9 +158,9 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
     lane = tasks[-1].lane
     worker.lane_run = worker.lane_run + len(tasks) if lane is worker.lane else len(tasks)
     worker.lane = lane
-    if context.ledger.rule_table.has_rates:
-        for task in tasks:
-            holds.spend_rate(task.lane.lane_group.active_rule, 1, context.now_ns)
+    rule_table = context.ledger.rule_table
+    if rule_table.has_rates or rule_table.has_lane_rates:
+        _spend_rates(context, worker.leases[context.ledger.record])
     waited = worker.state in (PARKED, WOKEN)
     cancel_wake(context.ledger, worker)  # it may have got a task of another service
     worker.turn(WorkerCause.ASSIGNED)
@@ -168,6 +168,18 @@ def _update_worker(context: Context, worker: Worker, tasks: list[Task]) -> None:
         park(context, worker, worker.slots_free)
     elif worker.facts.wants_wake and waited and worker.slots_free > 0:
         park(context, worker, worker.tasks_wanted)  # it waits while it has free slots
+
+
+def _spend_rates(context: Context, lease: Lease) -> None:
+    """Count leased tasks against the rates of their rules and lanes."""
+    rule_table = context.ledger.rule_table
+    if rule_table.has_rates:
+        for lane, count in lease.counts:
+            holds.spend_rate(lane.lane_group.active_rule, count, context.now_ns)
+    if rule_table.has_lane_rates:
+        forgotten = lane_rates.spend(lease.counts, context.now_ns)
+        if forgotten:
+            context.warn(f"too many lanes with used-up rates: {forgotten} without tasks forgotten")
 
 
 # Parked workers. The least recently used one is served first.

@@ -36,6 +36,7 @@ class Reason(Enum):
     LIMIT_SERVICE = "service-limit"
     LIMIT_LANE = "lane-limit"
     RATE = "rate-limit"
+    LANE_RATE = "lane-rate-limit"
     NO_WORKER = "no-worker"
     TROUBLE = "agent-start-failed"
     NO_HEARTBEAT = "heartbeat-late"
@@ -250,6 +251,10 @@ class LaneView(Struct, gc=False):
     workers: int
     #: Tasks that may be leased at once. 0: no limit.
     limit: int
+    #: Average time between two of its leased tasks. 0: no limit.
+    rate_interval_ns: int
+    #: Its share among waiting lanes of its service, relative to 1.
+    weight: int
     #: Submission time of the oldest task and most attempts of one, among leased, delayed and next
     #: tasks.
     oldest_ns: int

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskyard.core.model import Terms, WorkerFacts
-    from taskyard.core.rules import ActiveRule, LaneOptions, Matcher, RuleMatchers
+    from taskyard.core.rules import ActiveRule, LaneOptions, LaneRate, Matcher, RuleMatchers
 
-#: A turn of a lane group costs this much divided by the number of its lanes.
-_TURN_WEIGHT: Final = 1 << 40
+#: A leased task costs its lane group this much, divided by the weights of its waiting lanes.
+_TURN_COST: Final = 1 << 40
 
 #: More slots than any worker could fill.
 SLOTS_UNLIMITED: Final = 1 << 60
@@ -260,6 +260,10 @@ class Lane(Struct, gc=False, eq=False):
     paused: bool = False
     #: It is in its group's rotation.
     in_rotation: bool = False
+    #: Its rate, if some of it is used up (`lane_rates`). Volatile.
+    rate: LaneRate | None = None
+    #: It left the rotation because no more of its tasks may be leased at once. Volatile.
+    is_full: bool = False
     #: A lower bound on the slots of tasks in its queues. `selection` raises it.
     slots_min: int = 1
 
@@ -399,23 +403,50 @@ class LaneGroup(Struct, eq=False):
     rotation: deque[Lane] = field(default_factory=deque)
     #: Its next turn, in the service's virtual time. Volatile.
     turn: int = 0
+    #: How many lanes are full and have ready tasks: they compete, but are not in the rotation.
+    lanes_full: int = 0
+    #: The rates of its lanes by name, also of deleted ones (`lane_rates`). Volatile.
+    lane_rates: dict[bytes, LaneRate] = field(default_factory=dict)
+    #: Number of rates at which those that are over are dropped.
+    lane_rates_sweep_at: int = 0
 
     def add_to_rotation(self, lane: Lane) -> None:
         """Add a lane that may have tasks to lease to the rotation."""
         if not lane.in_rotation:
             lane.in_rotation = True
+            if lane.is_full:
+                lane.is_full = False
+                self.lanes_full -= 1
             if not self.rotation and self.turn < self.service.turn:
                 self.turn = self.service.turn  # unused turns are not saved up
             self.rotation.append(lane)
+
+    def note_removed(self, lane: Lane) -> None:
+        """Note that a lane was taken out of the rotation."""
+        lane.in_rotation = False
+        full = lane.name and lane.leased >= self.active_rule.lane_tasks_max
+        if full and lane.ready and not lane.paused:
+            lane.is_full = True
+            self.lanes_full += 1
 
     def __repr__(self) -> str:
         """Show names only, because the linked objects refer back."""
         return f"LaneGroup({self.service.name!r}, {self.active_rule.rule.name!r})"
 
-    def count_turn(self) -> None:
-        """Count a turn of one lane. Groups get turns in proportion to their lanes."""
-        self.service.turn = self.turn
-        self.turn += _TURN_WEIGHT // max(1, len(self.rotation))
+    def count_turn(self, tasks: int) -> None:
+        """Count a turn in which one lane gave so many tasks. A turn without any is not saved up."""
+        service = self.service
+        service.turn = max(service.turn, self.turn)
+        if tasks:
+            self.count_tasks(tasks)
+        else:
+            self.turn = service.turn
+
+    def count_tasks(self, tasks: int) -> None:
+        """Count tasks to lease. Groups get tasks in proportion to the weights of their waiting
+        lanes."""
+        lanes = len(self.rotation) + self.lanes_full or 1
+        self.turn += tasks * _TURN_COST // (lanes * self.active_rule.options.weight)
 
 
 class Service(Struct, eq=False):
@@ -452,6 +483,7 @@ class Service(Struct, eq=False):
             lane_groups = self.lane_groups
             lane_group = lane_groups[0] if len(lane_groups) == 1 else self.lane_group_of(name)
             lane = self.lanes[name] = Lane(name, self, lane_group)
+            lane.rate = lane_group.lane_rates.get(name)
         return lane
 
     def lane_group_of(self, lane: bytes) -> LaneGroup:
@@ -466,7 +498,7 @@ class Service(Struct, eq=False):
 
     def apply_rules(self, matchers: RuleMatchers) -> None:
         """Regroup the lanes by new rules. Lanes in rotation keep their order, and every lane with
-        ready tasks gets into a rotation."""
+        ready tasks gets into a rotation. The new groups have no rates of lanes yet."""
         in_rotation = list(self.in_rotation())
         self.lane_groups = [
             LaneGroup(self, active_rule, matches) for active_rule, matches in matchers
@@ -474,7 +506,8 @@ class Service(Struct, eq=False):
         self.turn = 0
         for lane in self.lanes.values():
             lane.lane_group = self.lane_group_of(lane.name)
-            lane.in_rotation = False
+            lane.in_rotation = lane.is_full = False
+            lane.rate = None
         for lane in in_rotation:
             if self.lanes.get(lane.name) is lane:  # others were deleted meanwhile
                 lane.lane_group.add_to_rotation(lane)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, cast
 
-from taskyard.core import graph, holds, reservations
+from taskyard.core import graph, holds, lane_rates, reservations
 from taskyard.core.effects import Explanation, Reason
 from taskyard.core.holds import HoldReason
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
@@ -37,6 +37,7 @@ LANE_REASONS: Final = (
     Reason.LIMIT_SERVICE,
     Reason.LIMIT_LANE,
     Reason.RATE,
+    Reason.LANE_RATE,
     Reason.WORKERS_BUSY,
     Reason.SERVED,
     Reason.TIME,
@@ -187,7 +188,8 @@ def _ready(context: Context, task: Task) -> Explanation:
     if kept_back is not None:
         return kept_back
     full = _no_room_text(context, task) or _unused_slot_text(context, task)
-    return Explanation(Reason.WORKERS_BUSY, f"it is ready, but {full}")
+    sentence = f"it is ready, but {full}{_weight_text(task.lane)}"
+    return Explanation(Reason.WORKERS_BUSY, sentence)
 
 
 def _reserved(context: Context, task: Task) -> Explanation | None:
@@ -250,7 +252,25 @@ def _hold_text(context: Context, lane: Lane, hold: HoldReason) -> str:
     if hold is HoldReason.DEBOUNCED:
         seconds = max(0, lane.debounce_until_ns - context.now_ns) / SECOND_NS
         return f"{hold.value}: {seconds:.1f} s left"
+    if hold is HoldReason.LANE_RATE:
+        rate = lane_rates.rate_text(lane.options.lane_rate_interval_ns)
+        seconds = lane_rates.wait_ns(lane, context.now_ns) / SECOND_NS
+        return f"{hold.value}: {rate}, next in {seconds:.1f} s"
     return str(hold.value)
+
+
+def _weight_text(lane: Lane) -> str:
+    """Return a clause about a lane's weight, or "" if all waiting lanes have the same."""
+    waiting = [
+        one.active_rule.options.weight
+        for one in lane.service.lane_groups
+        if one.lanes_full or any(other.ready for other in one.rotation)
+    ]
+    own = lane.options.weight
+    others = sorted(dict.fromkeys(weight for weight in waiting if weight != own))
+    if not others:
+        return ""
+    return f" (weight {own}, beside waiting lanes of weight {', '.join(map(str, others))})"
 
 
 def release_command(lane: Lane) -> str:
@@ -333,7 +353,7 @@ def _lane_ready(context: Context, lane: Lane, hold: HoldReason | None) -> Explan
     if hold is not None:
         return Explanation(_BY_HOLD[hold], _lane_sentence(context, lane, hold))
     sentence = "no worker of its service that requests tasks has room for its next one"
-    return Explanation(Reason.WORKERS_BUSY, sentence)
+    return Explanation(Reason.WORKERS_BUSY, sentence + _weight_text(lane))
 
 
 def _lane_waits(context: Context, waits: Mapping[TaskState, int], next_due_ns: int) -> Explanation:
@@ -380,6 +400,7 @@ LANE_SENTENCES: Final = {
     HoldReason.LIMIT_SERVICE: "its service's limit on workers is reached",
     HoldReason.LIMIT_LANE: "its limit on leased tasks is reached",
     HoldReason.RATE: "its service's rate limit is reached",
+    HoldReason.LANE_RATE: "its rate limit is reached",
     HoldReason.NO_WORKER: "no worker of its service is connected",
     HoldReason.TROUBLE: "no worker of its service can start its agent",
 }
@@ -405,5 +426,6 @@ _BY_HOLD = {
     HoldReason.LIMIT_SERVICE: Reason.LIMIT_SERVICE,
     HoldReason.LIMIT_LANE: Reason.LIMIT_LANE,
     HoldReason.RATE: Reason.RATE,
+    HoldReason.LANE_RATE: Reason.LANE_RATE,
     HoldReason.NO_WORKER: Reason.NO_WORKER,
 }

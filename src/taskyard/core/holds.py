@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from taskyard.core import lane_rates
 from taskyard.core.limits import RATE_BURST_NS_MAX, TASKS_MAX
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class HoldReason(Enum):
     LIMIT_SERVICE = "its service's limit on workers is reached"
     LIMIT_LANE = "its lane's limit on leased tasks is reached"
     RATE = "its service's rate limit is reached"
+    LANE_RATE = "its lane's rate limit is reached"
     NO_WORKER = "no worker of its service is connected"
     TROUBLE = "no worker of its service can start its agent"
 
@@ -52,7 +54,7 @@ def hold_reason(lane: Lane, now_ns: int) -> HoldReason | None:
 def limit_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
     """Return the limit that refuses a task of a lane to one more worker, if any.
 
-    Limits apply in this order: broker, rule, lane, rate.
+    Limits apply in this order: broker, rule, lane, rate, rate of the lane.
     """
     active_rule = lane.lane_group.active_rule
     if remaining(ledger.rules.workers_max, ledger.lane_worker_pairs) <= 0:
@@ -63,7 +65,9 @@ def limit_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:
         return HoldReason.LIMIT_LANE
     if lane.name and lane.leased >= active_rule.lane_tasks_max:
         return HoldReason.LIMIT_LANE
-    return None if rate_allowance(active_rule, now_ns) else HoldReason.RATE
+    if not rate_allowance(active_rule, now_ns):
+        return HoldReason.RATE
+    return None if lane_rates.allowance(lane, now_ns) else HoldReason.LANE_RATE
 
 
 def rate_allowance(active_rule: ActiveRule, now_ns: int) -> int:
@@ -94,7 +98,8 @@ def is_open_to(ledger: Ledger, lane: Lane, worker: Worker, now_ns: int) -> bool:
         return True
     active_rule = lane.lane_group.active_rule
     room = not lane.name or lane.leased < active_rule.lane_tasks_max
-    return room and rate_allowance(active_rule, now_ns) > 0 and lane.is_served_by(worker)
+    in_rate = rate_allowance(active_rule, now_ns) > 0 and lane_rates.allowance(lane, now_ns) > 0
+    return room and in_rate and lane.is_served_by(worker)
 
 
 def block_reason(ledger: Ledger, lane: Lane, now_ns: int) -> HoldReason | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskyard.core import lane_rates
 from taskyard.core.graph import AwaitedNames
 from taskyard.core.holds import rate_allowance
 from taskyard.core.identity import prefix
@@ -158,11 +159,15 @@ def _check_service(ledger: Ledger, service: Service) -> None:
     for lane_group in service.lane_groups:
         strange = [lane.name for lane in lane_group.rotation if lane.lane_group is not lane_group]
         _equal(strange, [], f"lanes of other groups in a group of {service.name!r}")
+        full = [lane for lane in lanes if lane.is_full and lane.lane_group is lane_group]
+        _equal(lane_group.lanes_full, len(full), f"full lanes of {lane_group!r}")
     for lane in lanes:
         _require(
             lane.lane_group is service.lane_group_of(lane.name), f"rules of lane {lane.name!r}"
         )
         _equal(lane.in_rotation, id(lane) in places, f"in_rotation of lane {lane.name!r}")
+        _require(not (lane.is_full and lane.in_rotation), f"full lane {lane.name!r} rotates")
+        _require(lane.leased or not lane.is_full, f"lane {lane.name!r} is full without a lease")
     waiting = [lane.name for lane in lanes if lane.ready and not lane.in_rotation]
     for name in waiting:
         _require(_is_held(ledger, service.lanes[name]), f"lane {name!r} is out of rotation")
@@ -175,7 +180,8 @@ def _is_held(ledger: Ledger, lane: Lane) -> bool:
     )
     held = lane.options.is_held and lane.released <= lane.leased
     paused = lane.paused or lane.service.paused or ledger.paused
-    return paused or held or lane.debounce_until_ns > 0 or (bool(lane.name) and full)
+    waits = lane.debounce_until_ns > 0 or (lane.rate is not None and lane.rate.waits)
+    return paused or held or waits or (bool(lane.name) and full)
 
 
 def _check_pairs(ledger: Ledger) -> None:
@@ -300,6 +306,7 @@ def _check_volatile(context: Context) -> None:
     _require(not ledger.dirty, "a dirty service was not assigned")
     _require(not ledger.debouncing, "a lane got work and its debounce was not decided")
     _check_debounce(context)
+    _check_lane_rates(context)
     _check_reservations(ledger)
     _check_work_conservation(context)
     watched = dict.fromkeys(context.timeouts)
@@ -426,6 +433,10 @@ def _is_open(context: Context, lane: Lane, *, begins: bool) -> bool:
     spent = bool(rules.rate_interval_ns) and rate_allowance(active_rule, context.now_ns) <= 0
     if lane.debounce_until_ns > context.now_ns or spent:
         return False
+    if lane_rates.allowance(lane, context.now_ns) <= 0:
+        return False
+    if lane.rate is not None and lane.rate.waits:  # for a fraction of a millisecond
+        return False
     over_broker = 0 < ledger.rules.workers_max <= ledger.lane_worker_pairs
     over_section = 0 < rules.workers_max <= active_rule.lane_worker_pairs
     return not (begins and (over_broker or over_section))
@@ -461,6 +472,27 @@ def _check_debounce(context: Context) -> None:
         for lane in service.lanes.values():
             scheduled = not lane.debounce_until_ns or (id(lane), lane.debounce_until_ns) in planned
             _require(scheduled, f"no timer ends the debounce of lane {lane.name!r}")
+
+
+def _check_lane_rates(context: Context) -> None:
+    """Check that every lane that waits for its rate has one timer, which is not late."""
+    ledger = context.ledger
+    timers = ledger.rate_timers
+    planned = {id(lane.rate): at_ns for at_ns, lanes in timers.lanes.items() for lane in lanes}
+    _equal(sorted(timers.times_ns), sorted(timers.lanes), "times of lanes that wait for rates")
+    _equal(len(planned), sum(map(len, timers.lanes.values())), "timers of lanes")
+    waiting = 0
+    for service in ledger.services.values():
+        for lane in service.lanes.values():
+            kept = lane.lane_group.lane_rates.get(lane.name)
+            _require(lane.rate is kept, f"rate of lane {lane.name!r}")
+        for lane_group in service.lane_groups:
+            for name, rate in lane_group.lane_rates.items():
+                waiting += rate.waits
+                at_ns = planned.get(id(rate), 0)
+                in_time = context.now_ns < at_ns < rate.next_ns + lane_rates.STEP_NS
+                _require(in_time is rate.waits, f"timer of lane {name!r}, which waits for its rate")
+    _equal(len(planned), waiting, "lanes that wait for their rates")
 
 
 def _check_parked_lists(ledger: Ledger, worker: Worker) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from taskyard.core import graph, lane_queues
+from taskyard.core import graph, lane_queues, lane_rates
 from taskyard.core.entities import Campaign, Ending, Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
 from taskyard.core.lane_queues import lane_counts, lower_slots_min, one_queue
@@ -77,6 +77,8 @@ class Ledger:
         self.reservations: list[Reservation] = []
         #: Lanes that got work and may have to debounce. Volatile.
         self.debouncing: list[Lane] = []
+        #: Lanes that wait for their rates. Volatile.
+        self.rate_timers = lane_rates.RateTimers()
         #: The options of lanes. Settings, not history: volatile.
         self.rules = RulesSet(0)
         self.rule_table = RuleTable()
@@ -102,8 +104,11 @@ class Ledger:
         self.has_worker_limits = self.rule_table.has_worker_limits
         self.has_debounce = self.rule_table.has_debounce
         self.lane_groups = {active_rule: [] for active_rule in self.rule_table}
+        self.rate_timers = lane_rates.RateTimers()
         for service in self.services.values():
+            lane_groups = service.lane_groups
             self._apply_rules(service)
+            lane_rates.carry_over(lane_groups, rules.now_ns)
         if self.has_worker_limits:
             self._count_pairs()
         self.dirty.update(self.services)

@@ -136,6 +136,13 @@ WIDE_LOOKAHEAD: Final = 64
 #: only every few milliseconds.
 RATE_BURST_NS_MAX: Final = SECOND_NS // 10
 
+#: Used-up rates of deleted lanes that are kept for a rule in a service: 170 MB. Beyond that the
+#: oldest ones are forgotten, so that their lanes may get a task too early.
+LANE_RATES_MAX: Final = 1_000_000
+
+#: The largest weight of a lane. A turn of 1,000,000 such lanes still has a cost in virtual time.
+WEIGHT_MAX: Final = 1000
+
 #: How far compaction may lag before producers are slowed, before clients that retry are refused,
 #: and before all submissions are, in percent of the work that makes a compaction due. Tasks stay
 #: in memory until they are compacted.

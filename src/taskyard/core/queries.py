@@ -482,6 +482,8 @@ def _lane_view(context: Context, scan: LaneScan) -> LaneView:
         leased=lane.leased,
         workers=lane.workers,
         limit=active_rule.lane_tasks_max if limited else 0,
+        rate_interval_ns=active_rule.options.lane_rate_interval_ns,
+        weight=active_rule.options.weight,
         oldest_ns=scan.oldest_ns,
         attempts=scan.attempts,
         next_due_ns=scan.next_due_ns,

@@ -44,6 +44,10 @@ class LaneOptions(Struct, frozen=True):
     overfeed: int = 0
     #: Average time between two leased tasks. 0: no limit.
     rate_interval_ns: int = 0
+    #: Average time between two leased tasks of one lane, also of the open lane. 0: no limit.
+    lane_rate_interval_ns: int = 0
+    #: Share of each of its lanes among waiting lanes of their service, relative to 1.
+    weight: int = 1
     retry_delays_ns: tuple[int, ...] = ()
     jitter_percent: int = 0
     #: Unit of the retry schedule. A task that is deferred alone waits for one interval.
@@ -91,13 +95,22 @@ class ActiveRule(Struct, eq=False):
     options: LaneOptions
     #: Tasks of one named lane that may be leased at once.
     lane_tasks_max: int
-    #: Its lanes wait only for workers and their own limits: no rate, no limit over all lanes, no
-    #: random order.
+    #: Its lanes wait only for workers and their own limits and rates: no rate or limit over all
+    #: lanes, no random order.
     is_simple: bool
     #: Pairs of a lane and a worker that serves it. Counted only if some rule limits workers.
     lane_worker_pairs: int = 0
     #: When the rate allows the next lease.
     rate_next_ns: int = 0
+
+
+class LaneRate(Struct, gc=False, eq=False):
+    """The rate of one lane, as far as it is used up."""
+
+    #: When it allows the next lease.
+    next_ns: int = 0
+    #: A timer is set for it (`lane_rates`).
+    waits: bool = False
 
 
 class RuleTable:
@@ -112,6 +125,8 @@ class RuleTable:
         each = [active_rule.options for active_rule in self._all]
         #: Some rule has a rate.
         self.has_rates = any(one.rate_interval_ns for one in each)
+        #: Some rule has a rate for each of its lanes.
+        self.has_lane_rates = any(one.lane_rate_interval_ns for one in each)
         #: The broker or some rule limits workers.
         self.has_worker_limits = bool(workers_max) or any(one.workers_max for one in each)
         #: Some rule has a debounce time.

@@ -46,6 +46,8 @@ class Scheduler:
         decided = len(context.records)
         if ledger.rule_table.has_rates:
             timers.reopen_rates(context, since_ns)
+        if ledger.rate_timers.times_ns:
+            timers.reopen_lane_rates(context)
         _DECIDERS[type(event)](context, event)
         if ledger.debouncing:
             timers.start_debounce(context)

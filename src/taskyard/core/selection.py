@@ -15,6 +15,7 @@ from zlib import crc32
 
 from taskyard.core.entities import SLOTS_UNLIMITED
 from taskyard.core.holds import block_reason, hold_reason, rate_allowance, remaining
+from taskyard.core.lane_rates import allowance
 from taskyard.core.limits import (
     EXCLUSIVE,
     LANE_RUN_TASKS_MAX,
@@ -105,7 +106,10 @@ class Selection:
             return
         if self.worker.lane_run < LANE_RUN_TASKS_MAX:
             self.kept_lane = lane
+            chosen = len(self.tasks)
             self._take(lane)
+            if len(service.lane_groups) > 1:
+                lane.lane_group.count_tasks(len(self.tasks) - chosen)
 
     def _rotate(self, service: Service) -> None:
         """Give each lane in rotation one turn."""
@@ -120,8 +124,9 @@ class Selection:
         }
         while turns and self.count > 0 and not self.closed:
             lane_group = min(turns, key=_turn_of_group)
+            chosen = len(self.tasks)
             has_more = self._rotate_group(lane_group, 1)
-            lane_group.count_turn()
+            lane_group.count_turn(len(self.tasks) - chosen)
             turns[lane_group] -= 1
             if not has_more or not turns[lane_group]:
                 del turns[lane_group]
@@ -143,12 +148,17 @@ class Selection:
         overfed = lane_group.active_rule.options.overfeed and self.extra
         plain = not (
             service.has_wide_tasks or service.suspects or self.reserved_payloads or overfed
-        )
-        kept_lane, chosen = self.kept_lane, self.tasks
+        ) and (lane_tasks_max == 1 or not lane_group.active_rule.options.lane_rate_interval_ns)
+        kept_lane, chosen, now_ns = self.kept_lane, self.tasks, self.now_ns
         for _ in range(turns):
             lane = rotation.popleft()
+            rate = lane.rate
+            if rate is not None and rate.next_ns > now_ns and lane.ready:
+                lane.in_rotation = False  # added again by its timer
+                self.ledger.rate_timers.add(lane, rate)
+                continue
             if not lane.ready or lane.paused or (lane.leased >= lane_tasks_max and lane.name):
-                lane.in_rotation = False  # added again when it gets work or a lease ends
+                lane_group.note_removed(lane)  # added again when it gets work or a lease ends
                 continue
             rotation.append(lane)
             if lane is kept_lane:
@@ -182,7 +192,11 @@ class Selection:
             lane = rotation.popleft()
             full = lane.leased >= active_rule.lane_tasks_max and lane.name
             if not lane.ready or lane.paused or full or hold_reason(lane, self.now_ns):
-                lane.in_rotation = False  # added again when that ends
+                lane_group.note_removed(lane)  # added again when that ends
+                continue
+            if lane.rate is not None and lane.rate.next_ns > self.now_ns:
+                lane.in_rotation = False  # added again by its timer
+                self.ledger.rate_timers.add(lane, lane.rate)
                 continue
             rotation.append(lane)
             if lane is not self.kept_lane:
@@ -284,7 +298,7 @@ class Selection:
         )
 
     def _room(self, lane: Lane, *, begins: bool, is_reserved: bool = False) -> int:
-        """Return how many tasks of a lane its own limits and the rate allow this worker. A task
+        """Return how many tasks of a lane its own limits and the rates allow this worker. A task
         with a reservation keeps its place in the lane."""
         room, active_rule = self.count, lane.lane_group.active_rule
         if lane.name:
@@ -294,6 +308,8 @@ class Selection:
                 room = min(room + self.extra, self._slots_left())
             kept = 0 if is_reserved else self._reserved_places(lane)
             room = min(room, active_rule.lane_tasks_max - lane.leased - kept)
+        if active_rule.options.lane_rate_interval_ns:
+            room = min(room, allowance(lane, self.now_ns))
         if active_rule.is_simple:
             return room
         if active_rule.options.rate_interval_ns:

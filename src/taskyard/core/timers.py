@@ -28,6 +28,8 @@ def next_ns(context: Context) -> int | None:
     ledger = context.ledger
     heaps = (context.timeouts, context.wakes, context.restart_deadlines, context.debounce_heap)
     times = [heap[0][0] for heap in heaps if heap]
+    if ledger.rate_timers.times_ns:
+        times.append(ledger.rate_timers.times_ns[0])
     due_ns = ledger.due_heap.next_ns()
     if due_ns is not None:
         times.append(due_ns - context.wall_offset_ns)
@@ -79,6 +81,19 @@ def reopen_rates(context: Context, since_ns: int) -> None:
         if since_ns < active_rule.rate_next_ns <= context.now_ns:
             for lane_group in context.ledger.lane_groups[active_rule]:
                 context.ledger.dirty[lane_group.service.name] = lane_group.service
+
+
+def reopen_lane_rates(context: Context) -> None:
+    """Return lanes to the rotation whose own rates have allowed a task since the last event."""
+    dirty = context.ledger.dirty
+    for waiting in context.ledger.rate_timers.pop_due(context.now_ns):
+        lane = waiting
+        if not lane.ready:  # it may have been deleted and created anew
+            lane = lane.service.lanes.get(lane.name, lane)
+        if lane.ready:
+            if not lane.in_rotation:
+                lane.lane_group.add_to_rotation(lane)
+            dirty[lane.service.name] = lane.service
 
 
 def _come_due(context: Context) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from taskyard.core.limits import LEASE_TASKS_MAX, SECOND_NS
+from taskyard.core.limits import LEASE_TASKS_MAX, SECOND_NS, WEIGHT_MAX
 from taskyard.settings import kinds
 from taskyard.settings.kinds import Kind
 
@@ -281,6 +281,19 @@ _SERVICE_KEYS: Final[tuple[_ServiceKey, ...]] = (
         "How long a lane collects tasks before it starts.",
     ),
     _ServiceKey("rate", kinds.RATE, "no limit", "Tasks leased per time, over all workers."),
+    _ServiceKey(
+        "lane_rate",
+        kinds.RATE,
+        "no limit",
+        "Tasks of one lane leased per time, over all workers. Tasks without a lane count as one "
+        "lane.",
+    ),
+    _ServiceKey(
+        "weight",
+        kinds.integer(1, WEIGHT_MAX),
+        "1",
+        "The share of each lane while lanes of its service wait for workers, relative to 1.",
+    ),
     _ServiceKey(
         "report_after",
         kinds.DURATION,

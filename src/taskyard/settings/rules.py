@@ -44,12 +44,14 @@ def with_defaults(section: ServiceSection, defaults: ServiceSection) -> ServiceS
 
 def lane_options(section: ServiceSection) -> LaneOptions:
     """Return a section's options over the built-in defaults."""
-    rate = section.rate
+    rate, lane_rate = section.rate, section.lane_rate
     values: dict[str, Any] = {
         "workers_max": section.workers_max,
         "lane_workers_max": section.lane_workers_max,
         "overfeed": section.overfeed,
         "rate_interval_ns": None if rate is None else rate.interval_ns,
+        "lane_rate_interval_ns": None if lane_rate is None else lane_rate.interval_ns,
+        "weight": section.weight,
         "retry_delays_ns": _delays_ns(section),
         "jitter_percent": section.jitter,
         "expiry_ns": section.expiry_ns,

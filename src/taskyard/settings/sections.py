@@ -96,6 +96,8 @@ class ServiceSection(Struct, frozen=True):
     hold: bool | None = None
     debounce_ns: int | None = None
     rate: Rate | None = None
+    lane_rate: Rate | None = None
+    weight: int | None = None
     report_after_ns: int | None = None
 
     def match_for(self, name: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from taskyard.core.identity import split
+from taskyard.core.lane_rates import rate_text
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.core.states import WorkerState
@@ -219,6 +220,10 @@ class Lane(Document):
     workers: int
     #: Tasks that may be leased at once. 0: no limit.
     limit: int
+    #: Tasks of this lane that may be leased per time, such as "5/s". null: no limit.
+    lane_rate: str | None
+    #: Its share among waiting lanes of its service, relative to 1.
+    weight: int
     #: When the oldest of its tasks was submitted.
     oldest: float | None
     #: The largest number of attempts of one of its tasks.
@@ -396,6 +401,8 @@ def lane(view: effects.LaneView) -> Lane:
         leased=view.leased,
         workers=view.workers,
         limit=view.limit,
+        lane_rate=rate_text(view.rate_interval_ns) if view.rate_interval_ns else None,
+        weight=view.weight,
         oldest=seconds(view.oldest_ns),
         attempts=view.attempts,
         next_due=seconds(view.next_due_ns),
