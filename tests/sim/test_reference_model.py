@@ -218,6 +218,15 @@ def test_rate_is_watched() -> None:
         model.apply(leased(b), 899_999_999)
 
 
+def test_rate_of_each_lane_is_watched() -> None:
+    rules = LaneOptions(lane_rate_interval_ns=1_000_000_000, lane_workers_max=9)
+    records = [submitted(a, b, lane=b"l"), submitted(b"c", lane=b"m"), joined(slots=3)]
+    model = told(*records, leased(a), leased(b"c"), rules=rules)
+    with pytest.raises(Violation, match="lane rate"):
+        model.apply(leased(b), 899_999_999)
+    told(*records, leased(a), leased(b"c"), rules=rules).apply(leased(b), 900_000_000)
+
+
 def test_held_lane_is_watched() -> None:
     rules = LaneOptions(is_held=True, lane_workers_max=9)
     records = [submitted(a, b, lane=b"l"), joined()]

@@ -146,6 +146,8 @@ class Plan(Struct):
     #: The rules of the lanes at the start.
     clauses: tuple[Rule, ...]
     broker_workers_max: int
+    #: Whether some rules, also later ones, have rates for each lane, and weights.
+    lane_rates: bool
 
     def lines(self) -> list[str]:
         """Return the drawn numbers as lines to print."""
@@ -175,14 +177,23 @@ def draw(seed: int, kinds: Sequence[str] = WORKER_KINDS) -> Plan:
     # Plain dwork and ping-pong have only the first.
     services = (b"default", *(b"s%d" % number for number in range(1, size.services)))
     limited = chance(rng, 0.5)
+    # A generator of its own, so that seeds without rates of lanes draw what they drew before.
+    of_lanes = Random(f"rates of lanes {seed}")
+    lane_rates = chance(of_lanes, 0.2)
+    odds = _draw_wants(rng)
+    if lane_rates and chance(of_lanes, 0.5):  # lanes that run empty again and again
+        odds.lane, size.lanes, size.batch, size.work_ns_max = 1.0, 1, 1, 20 * MILLISECOND_NS
     return Plan(
         seed=seed,
         size=size,
-        odds=_draw_wants(rng),
+        odds=odds,
         faults=_draw_faults(rng),
         services=services,
-        clauses=draw_rules_of_services(rng, services, limited=limited),
+        clauses=with_lane_rates(
+            of_lanes, draw_rules_of_services(rng, services, limited=limited), wanted=lane_rates
+        ),
         broker_workers_max=rng.choice((0, 0, 0, 1, 3)) if limited else 0,
+        lane_rates=lane_rates,
     )
 
 
@@ -255,6 +266,23 @@ def draw_rules_of_services(
             _draw_special(rng, draw_lane_options(rng, limited=limited), special=special),
         )
         for name, match in matches.items()
+    )
+
+
+def with_lane_rates(rng: Random, rules: tuple[Rule, ...], *, wanted: bool) -> tuple[Rule, ...]:
+    """Return the rules, if wanted with rates for each lane, and with weights."""
+    if not wanted:
+        return rules
+    return tuple(
+        structs.replace(
+            rule,
+            options=structs.replace(
+                rule.options,
+                lane_rate_interval_ns=rng.choice((0, 40, 250, 1500)) * MILLISECOND_NS,
+                weight=rng.choice((1, 1, 3, 10)),
+            ),
+        )
+        for rule in rules
     )
 
 

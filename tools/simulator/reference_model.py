@@ -64,8 +64,8 @@ class ReferenceModel:
         self.ahead_last: dict[bytes, int] = {}
         self.paused: dict[tuple[bytes, bytes | None], None] = {}
         self.records = 0
-        #: When tasks of each rule were leased, since the broker's start.
-        self.lease_times_ns: dict[bytes, list[int]] = {}
+        #: When tasks of each rule and of each lane were leased, since the broker's start.
+        self.lease_times_ns: dict[bytes | tuple[bytes, bytes], list[int]] = {}
         #: (name, attempt) to the worker.
         self.leases: dict[tuple[bytes, int], bytes] = {}
         #: (name, worker) of all leases.
@@ -493,17 +493,24 @@ class ReferenceModel:
 
     def _check_rate(self, task_models: list[TaskModel]) -> None:
         for task_model in task_models:
-            rule = self.lanes.rule(task_model.lane_key)
-            interval_ns = rule.options.rate_interval_ns
-            if not interval_ns:
-                continue
-            times_ns = self.lease_times_ns.setdefault(rule.name, [])
-            times_ns.append(self.now_ns)
-            for back, then_ns in enumerate(reversed(times_ns[-20:]), start=1):
-                allowed = (self.now_ns - then_ns + RATE_BURST_NS) // interval_ns + 1
-                self.require(
-                    back <= allowed, "rate", f"{back} leases within too short a time", task_model
-                )
+            key = task_model.lane_key
+            rule = self.lanes.rule(key)
+            if rule.options.rate_interval_ns:
+                self._count_lease(task_model, rule.name, rule.options.rate_interval_ns)
+            if rule.options.lane_rate_interval_ns:
+                self._count_lease(task_model, key, rule.options.lane_rate_interval_ns)
+
+    def _count_lease(
+        self, task_model: TaskModel, key: bytes | tuple[bytes, bytes], interval_ns: int
+    ) -> None:
+        """Require that a lease is within the rate of a rule or a lane."""
+        times_ns = self.lease_times_ns.setdefault(key, [])
+        times_ns.append(self.now_ns)
+        checker = "rate" if isinstance(key, bytes) else "lane rate"
+        for back, then_ns in enumerate(reversed(times_ns[-20:]), start=1):
+            allowed = (self.now_ns - then_ns + RATE_BURST_NS) // interval_ns + 1
+            text = f"{back} leases within too short a time"
+            self.require(back <= allowed, checker, text, task_model)
 
     def _finished(self, record: r.Finished) -> None:
         task_models = self._named(record.names, (LEASED,), "completion")

@@ -16,7 +16,14 @@ from simulator import processes, product_workers
 from simulator.clients import CLIENTS, Client, JobClient, RequestMaker
 from simulator.codecs.dialects import DO
 from simulator.models import ENDED, LEASED, READY
-from simulator.plan import MILLISECOND_NS, SECOND_NS, Faults, chance, draw_rules_of_services
+from simulator.plan import (
+    MILLISECOND_NS,
+    SECOND_NS,
+    Faults,
+    chance,
+    draw_rules_of_services,
+    with_lane_rates,
+)
 from simulator.product_clients import NativeProductClient, RoundRobinProductClient
 from simulator.worker import Worker
 from simulator.workers import KINDS as FOREIGN_KINDS
@@ -479,7 +486,8 @@ class Scenario:
 
     def _change_rules(self) -> None:
         limited = chance(self.rng, 0.7)
-        clauses = draw_rules_of_services(self.rng, self.services, limited=limited)
+        drawn = draw_rules_of_services(self.rng, self.services, limited=limited)
+        clauses = with_lane_rates(self.rng, drawn, wanted=self.plan.lane_rates)
         broker_max = self.rng.choice((0, 0, 1, 3)) if limited else 0
         self.world.host.set_rules(events.RulesSet(0, clauses, workers_max=broker_max))
 

@@ -255,6 +255,34 @@ def reservation_not_released() -> Iterator[None]:
         yield
 
 
+@mutation
+def lane_rate_ignored() -> Iterator[None]:
+    """Ignore the rate of a lane."""
+    with _with_rules(lane_rate_interval_ns=0):
+        yield
+
+
+@mutation
+def deleted_lane_forgets_its_rate() -> Iterator[None]:
+    """Start the rate of a lane anew when the lane was empty."""
+    sound = Service.drop_if_empty
+
+    def drop_if_empty(self: Service, lane: Lane) -> None:
+        sound(self, lane)
+        if lane.name not in self.lanes:
+            lane.lane_group.lane_rates.pop(lane.name, None)
+
+    with patched(Service, "drop_if_empty", drop_if_empty):
+        yield
+
+
+@mutation_for_invariants
+def lane_rate_opens_unnoticed() -> Iterator[None]:
+    """Miss the time at which the rate of a lane allows the next task."""
+    with patched(timers, "reopen_lane_rates", _no_op):
+        yield
+
+
 @mutation_for_invariants
 def rate_opens_unnoticed() -> Iterator[None]:
     """Miss the time at which a rate allows the next task."""
