@@ -9,6 +9,8 @@ from click.testing import CliRunner
 from bench import lanes
 from bench.broker.campaigns import Campaign, CampaignRun
 from bench.cli import main
+from bench.core import rated_lanes
+from bench.core.rated_lanes import RatedLanes
 from bench.processes import BrokerBench
 from bench.settings import Settings
 from taskyard.client.client import Client
@@ -24,7 +26,12 @@ def test_cases_fill_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         noted.append(campaign)
         return CampaignRun(campaign.count, campaign.count * 2000 * len(noted), 0, wall_ns=1)
 
+    def measure_rated(case: RatedLanes) -> RatedLanes:
+        case.leased, case.cpu_ns = 10, 24_000 if case.rated else 20_000
+        return case
+
     monkeypatch.setattr(lanes, "measure", measure)
+    monkeypatch.setattr(rated_lanes, "measure", measure_rated)
     file = tmp_path / "figures.json"
     words = ["lanes", "--quick", "--repeats", "1", "--json", str(file)]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
@@ -43,6 +50,10 @@ def test_cases_fill_their_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         ("  over flat", "×", 4, None),
         ("lanes, limits and rate", "µs/task", 10, None),
         ("  over flat", "×", 5, None),
+        ("1,000 lanes, scheduler alone", "µs/task", 2, None),
+        ("  5/s in each", "µs/task", 2.4, None),
+        ("  over no rate", "×", 1.2, 1.3),
+        ("  largest deviation", "%", 0, 1.0),
     ]
 
 

@@ -123,7 +123,7 @@ def dialects_command(repeats: int, json_file: Path | None, *, quick: bool) -> No
 @click.option("--profile", is_flag=True, help="Print where the broker spends its time.")
 @json_option
 def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile: bool) -> None:
-    """Compare 100,000 lanes with one, with and without limits.
+    """Compare 100,000 lanes with one, with and without limits, and 1,000 with a rate each.
 
     Example: ./yard bench lanes --json lanes.json
     """

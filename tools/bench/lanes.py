@@ -3,6 +3,9 @@
 The whole broker, durable, workers after the producer. The lanes have no rules, rules found by
 pattern, or limits and a rate that are counted and never reached: the cost of having them, not of
 waiting.
+
+Then 1,000 lanes with a rate each that is used up all the time, beside lanes without. The scheduler
+alone, in simulated time.
 """
 
 from typing import Final
@@ -10,13 +13,20 @@ from typing import Final
 from msgspec import Struct
 
 from bench.broker.campaigns import Campaign, CampaignRun, measure
+from bench.core import rated_lanes
+from bench.core.rated_lanes import RatedLanes
 from bench.settings import Settings
 from bench.table import TableLine, table_line
-from bench.targets import SHAPE_COST
+from bench.targets import LANE_RATE_COST, LANE_RATE_DEVIATION, SHAPE_COST
 from taskyard.core.events import RulesSet
 from taskyard.core.rules import LaneOptions, Rule
 
 COUNT: Final = 1_000_000
+
+#: Lanes with rates, their tasks per second, and simulated seconds.
+LANES: Final = 1000
+RATE: Final = 5
+SECONDS: Final = 100
 
 #: The case that has a floor.
 PLAIN: Final = "lanes of ten"
@@ -75,4 +85,23 @@ def run(settings: Settings) -> list[TableLine]:
         bound = SHAPE_COST if what == PLAIN else None  # rules have no target
         lines.append(table_line(what, "µs/task", costs))
         lines.append(table_line("  over flat", "×", [one / min(flat[1]) for one in costs], bound))
-    return lines
+    return lines + _rate_lines(settings)
+
+
+def _rate_lines(settings: Settings) -> list[TableLine]:
+    """Return the lines of lanes with a rate each, beside the same number of lanes without."""
+    runs: dict[bool, list[RatedLanes]] = {False: [], True: []}
+    for turn in settings.times():
+        for rated, done in runs.items():
+            settings.say(f"{turn + 1}. {LANES:,} lanes, {'rates' if rated else 'no rates'}")
+            case = RatedLanes(LANES, RATE, settings.count(SECONDS), rated=rated)
+            done.append(rated_lanes.measure(case))
+    plain, costs = ([one.task_us for one in done] for done in runs.values())
+    deviations = [100 * one.deviation for one in runs[True]]
+    what = f"{LANES:,} lanes, scheduler alone"
+    return [
+        table_line(what, "µs/task", plain),
+        table_line(f"  {RATE}/s in each", "µs/task", costs),
+        table_line("  over no rate", "×", [one / min(plain) for one in costs], LANE_RATE_COST),
+        table_line("  largest deviation", "%", deviations, LANE_RATE_DEVIATION),
+    ]

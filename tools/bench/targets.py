@@ -50,6 +50,10 @@ BROKER_TASK_US: Final[dict[Kind, Target]] = {
 }
 #: Cost per task in chains or lanes over that of flat tasks, whole broker.
 SHAPE_COST: Final = Target(1.6, 1.3)
+#: Cost per task in lanes with a rate each over that in lanes without, scheduler alone.
+LANE_RATE_COST: Final = Target(1.3, 1.15)
+#: The largest deviation of a lane from its rate, per cent.
+LANE_RATE_DEVIATION: Final = Target(1.0, 0.1)
 #: Tasks per second of dwork's own server, batch 1.
 DWORK_TASKS_PER_SECOND: Final = 5_500
 #: Tasks per second, eight plain peers with one task at a time: 1.5 and 3 times dwork's server.
