@@ -159,6 +159,16 @@ def test_rate_is_kept_until_it_is_taken_away(tmp_path: Path) -> None:
         yard.hang_up()
         yard.submit("next", "late", script="true")
         until(lambda: "rate-limit" in [one["reason"] for one in yard.client.lanes()])
+        settings(tmp_path, 'lane_rate = "1/h"', "weight = 3")
+        yard.hang_up()
+        for name in ("x1", "x2"):
+            yard.client.submit(["true"], name=name, lane="x")
+        yard.client.wait_names(["late", "x1"], PATIENCE_SECONDS)  # lanes of their own
+        lane = yard.lane("x")
+        assert (lane["reason"], lane["lane_rate"], lane["weight"]) == ("lane-rate-limit", "1/h", 3)
+        code, out, _ = run_here(tmp_path, "why", "x2")
+        assert code == 0
+        assert "its lane's rate limit is reached: 1/h, next in 35" in out
         settings(tmp_path)
         yard.hang_up()
         yard.finish()
