@@ -239,7 +239,7 @@ def test_lanes_are_ranked_by_reason() -> None:
 
 def test_row_has_ages_and_due_times() -> None:
     lane = of_lane(oldest=100.0, next_due=165.0, tasks=3, ready=2, leased=1, limit=4)
-    assert row(lane, 160.0) == ("s", "", 3, 2, 1, 4, "1 min 0 s", 0, "in 5.0 s", "")
+    assert row(lane, 160.0) == ("s", "", 3, 2, 1, 4, "1 min", 0, "in 5 s", "")
     assert row(lane, 170.0)[8] == "now"
     assert row(of_lane(), 0.0)[5:9] == ("none", "", 0, "")
 

@@ -170,14 +170,6 @@ def test_notebook_gets_a_bar_that_is_drawn_again(cell: Cell, clock: list[float])
     assert all("<div" in bundle["text/html"] for bundle in cell.drawn)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.2, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (7_320, "2 h 2 min"), (4e6, "1,111 h 6 min")],
-)
-def test_time_left_has_two_units_at_most(seconds: float, words: str) -> None:
-    assert progress.format_duration(seconds) == words
-
-
 def test_slow_tasks_have_a_rate_a_minute(cell: Cell, clock: list[float]) -> None:
     for _ in progress.with_progress([settled(1), settled(1)], 4):
         clock[0] += 10

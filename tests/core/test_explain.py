@@ -108,7 +108,7 @@ def test_leased_task_when_the_clock_has_jumped_back(yard: Yard) -> None:
 
 def test_task_that_waits_for_its_time(yard: Yard) -> None:
     yard.submit(b"a", due_ns=90 * SECOND_NS)
-    assert sentence(yard, b"a", Reason.TIME) == "it is due in 90 s"
+    assert sentence(yard, b"a", Reason.TIME) == "it is due in 1 min 30 s"
     yard.submit(b"b", retry_delays_ns=(5 * SECOND_NS,))
     yard.take(b"w")
     yard.report(b"w", b"b", Outcome.FAILED, texts=[b"host is down"])

@@ -90,9 +90,8 @@ def look_up(yard: Yard, *names: bytes) -> list[TaskView]:
     assert isinstance(found, TaskDetails)
     assert (found.client, found.request) == (b"client", 7)
     # Payloads and attempts are looked at in test_runs.
-    return [
-        structs.replace(view, attempts=[], finished_record=0, payload=None) for view in found.views
-    ]
+    gone = {"attempts": [], "finished_record": 0, "payload": None, "terms": None}
+    return [structs.replace(view, **gone) for view in found.views]
 
 
 def some_of_everything(yard: Yard) -> None:
@@ -275,6 +274,25 @@ def test_list_shows_the_same_as_a_lookup_except_predecessors(yard: Yard) -> None
     assert views[3].after == [b"c/b failed"]
     views[3].after = []
     assert listed == TaskPage(b"client", 0, views, 0)
+
+
+def test_measured_page_has_the_latest_attempts_and_where_to_go_on(yard: Yard) -> None:
+    yard.submit(b"a done", b"b failed", b"c leased", b"d ready")
+    yard.take(b"w", 3)
+    yard.finish(b"w", b"a done")
+    yard.report(b"w", b"b failed", Outcome.FAILED, texts=[b"oh"])
+    scope = Scope(states=(FAILED, DONE, LEASED))
+    (listed,) = yard.handle(ListRequested(0, b"client", scope, measured=True))
+    assert isinstance(listed, TaskPage)
+    done, failed, leased = listed.views
+    assert (done.attempts, done.finished_record) == ([], yard.scheduler.ledger.record - 1)
+    assert [(one.number, one.reason) for one in failed.attempts] == [(1, b"oh")]
+    assert [(one.number, one.outcome) for one in leased.attempts] == [(1, b"")]
+    assert leased.attempts[0].leased_ns == 1000 * SECOND_NS
+    assert listed.places == [1, 2, 3]
+    (listed,) = yard.handle(ListRequested(0, b"client", scope, count=2, measured=True, cursor=1))
+    assert isinstance(listed, TaskPage)
+    assert (listed.places, listed.cursor) == ([2, 3], 3)
 
 
 def test_pages_follow_one_another_to_the_end(yard: Yard) -> None:

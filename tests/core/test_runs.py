@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from taskyard.core import runs
 from taskyard.core.effects import Refused, TaskDetails, TaskView
-from taskyard.core.events import LookupRequested, Outcome, TasksReported
-from taskyard.core.limits import ATTEMPTS_SHOWN_MAX, SECOND_NS
+from taskyard.core.events import LookupRequested, Outcome, TasksReported, WorkerLost
+from taskyard.core.limits import ATTEMPT_REASON_BYTES_MAX, ATTEMPTS_SHOWN_MAX, SECOND_NS
 from taskyard.core.model import Refusal
 from taskyard.core.records import Failed, Finished, Postponed, Returned, StaleReport
 from taskyard.core.runs import Attempt, Run, RunColumns
@@ -144,8 +144,27 @@ def test_task_is_shown_with_its_attempts() -> None:
     yard.take(b"w")
     settled_ns = BEGIN_NS + 10 * SECOND_NS
     run = (b"h", BEGIN_NS + SECOND_NS, 5 * SECOND_NS, 7, 8, 9)
-    first = Attempt(1, b"w", b"postponed", settled_ns, *run)
-    assert looked_up(yard, b"a") == [first, Attempt(2, b"w")]
+    first = Attempt(1, b"w", b"postponed", settled_ns, *run, leased_ns=BEGIN_NS)
+    again_ns = BEGIN_NS + 12 * SECOND_NS
+    assert looked_up(yard, b"a") == [first, Attempt(2, b"w", leased_ns=again_ns)]
+
+
+def test_attempt_has_the_reason_of_its_end_and_the_host_of_its_worker() -> None:
+    yard = Yard()
+    yard.clock(BEGIN_NS)
+    yard.join(b"w", host=b"h")
+    yard.submit(b"a", retry_delays_ns=(SECOND_NS,))
+    yard.take(b"w")
+    yard.report(b"w", b"a", Outcome.FAILED, texts=[b"x" * ATTEMPT_REASON_BYTES_MAX + b"!"])
+    yard.later(2)
+    yard.take(b"w")
+    yard.handle(WorkerLost(0, b"w"))
+    failed, lost = looked_up(yard, b"a")
+    assert failed.reason == b"x" * (ATTEMPT_REASON_BYTES_MAX - 1) + b"!"
+    lost_ns = BEGIN_NS + 2 * SECOND_NS
+    assert lost == Attempt(
+        *(2, b"w", b"expired", lost_ns, b"h"), leased_ns=lost_ns, reason=b"the worker was lost"
+    )
 
 
 def test_payload_is_shown_while_it_is_kept() -> None:

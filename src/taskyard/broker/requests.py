@@ -21,6 +21,7 @@ from taskyard.core import commands, events, graph
 from taskyard.core.effects import CommandAck, Refused
 from taskyard.core.limits import (
     LIST_LANES_MAX,
+    LIST_MEASURED_MAX,
     LIST_SCAN_MAX,
     LIST_TASKS_MAX,
     STATS_ROWS_MAX,
@@ -365,6 +366,8 @@ _WALKED: Final = 2
 
 #: A row of the journal that is read and decoded.
 _ROW: Final = 500
+#: The latest attempt of a listed task: tasks share rows.
+_MEASURED: Final = 100
 
 #: A portion of a command.
 _PORTION: Final = 20_000
@@ -373,9 +376,11 @@ _PORTION: Final = 20_000
 def _list_cost(ledger: Ledger, event: events.ListRequested, _budget: Budget) -> int:
     scope, total = event.scope, len(ledger.tasks)
     if scope.names is not None:
-        return 50 + (_VIEW + _NAME) * len(scope.names)
+        measured = _MEASURED * LIST_MEASURED_MAX if event.measured else 0
+        return 50 + (_VIEW + _NAME) * len(scope.names) + measured
     scanned = 0 if scope == _EVERYTHING and not event.match else min(total, LIST_SCAN_MAX)
-    return 50 + _VIEW * min(event.count, LIST_TASKS_MAX, total) + scanned // _SCANNED
+    limit, each = (LIST_MEASURED_MAX, _MEASURED) if event.measured else (LIST_TASKS_MAX, _VIEW)
+    return 50 + each * min(event.count, limit, total) + scanned // _SCANNED
 
 
 def _lookup_cost(ledger: Ledger, event: events.LookupRequested, _budget: Budget) -> int:

@@ -20,6 +20,7 @@ from taskyard.core.effects import (
     Settled,
     TaskDetails,
     TaskOutput,
+    TaskPage,
     TaskView,
 )
 from taskyard.core.explain import cancelled, done
@@ -105,6 +106,8 @@ class ResultLoader:
                     unreached.append(effect)
             elif isinstance(effect, _OF_ONE_TASK):
                 self._look_up(effect)
+            elif type(effect) is TaskPage and effect.places:
+                self._complete_page(effect, effect.places)
         if unreached:
             _remove_effects(effects, unreached)
         self._incomplete = [*unreached, *[reply for reply in owing if reply.records]]
@@ -141,9 +144,21 @@ class ResultLoader:
             self._add_attempt(view)
             self._add_payload(view)
 
-    def _add_attempt(self, view: TaskView) -> None:
-        """Add the attempt that finished a task, unless its row is trimmed."""
-        if not view.finished_record or not self._may_read():
+    def _complete_page(self, page: TaskPage, places: list[int]) -> None:
+        """Add the attempts of a page. End it where the budget ends, after one task at least."""
+        for index, view in enumerate(page.views):
+            if index and view.finished_record and not self._may_read():
+                del page.views[index:]
+                page.cursor = places[index - 1]
+                return
+            self._add_attempt(view, is_first=not index)
+
+    def _add_attempt(self, view: TaskView, *, is_first: bool = False) -> None:
+        """Add the attempt that finished a task, unless its row is trimmed.
+
+        The first one is read beyond the budget, too.
+        """
+        if not view.finished_record or not (is_first or self._may_read()):
             return
         record = self._record(view.finished_record)
         if isinstance(record, Finished):

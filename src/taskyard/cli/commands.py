@@ -126,9 +126,9 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "watch": LazyCommand("taskyard.cli.watch:watch", "Print events as they happen."),
     "list": LazyCommand(
-        "taskyard.cli.inspect:list_tasks", "List tasks in the order of submission."
+        "taskyard.cli.task_list:list_tasks", "List tasks in the order of submission, or sorted."
     ),
-    "show": LazyCommand("taskyard.cli.inspect:show", "Show the details of a task."),
+    "show": LazyCommand("taskyard.cli.task_details:show", "Show the details of a task."),
     "result": LazyCommand(
         "taskyard.cli.inspect:result", "Print the result of a task, byte for byte."
     ),

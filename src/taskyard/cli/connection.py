@@ -42,7 +42,9 @@ class ReadOnlyClient(Protocol):
 
     def explain(self, name: str) -> dict[str, Any]: ...
 
-    def tasks(self, scope: Scope | None = None, match: str = "") -> Iterator[dict[str, Any]]: ...
+    def tasks(
+        self, scope: Scope | None = None, match: str = "", *, measured: bool = False
+    ) -> Iterator[dict[str, Any]]: ...
 
     def lanes(
         self, service: str | None = None, pattern: str | None = None

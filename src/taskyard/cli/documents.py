@@ -23,10 +23,18 @@ if TYPE_CHECKING:
     Lane = dict[str, Any]
     Pause = dict[str, Any]
     ShownTask = dict[str, Any]
-    Task = dict[str, Any]
+    MeasuredTask = dict[str, Any]
     Worker = dict[str, Any]
 else:
-    from taskyard.wire.views import Counts, Explanation, Lane, Pause, ShownTask, Task, Worker
+    from taskyard.wire.views import (
+        Counts,
+        Explanation,
+        Lane,
+        MeasuredTask,
+        Pause,
+        ShownTask,
+        Worker,
+    )
 
 #: The version of every document. Adding a field does not change it.
 DOCUMENT_VERSION: Final = 2
@@ -65,7 +73,7 @@ class CampaignStatusDocument(JsonDocument, tag="status"):
 class ListDocument(JsonDocument, tag="list"):
     """`list`."""
 
-    tasks: list[Task]
+    tasks: list[MeasuredTask]
     #: Whether more tasks match than are listed.
     more: bool
 

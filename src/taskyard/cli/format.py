@@ -1,20 +1,35 @@
-"""Text for people: counts, durations and escaped names."""
+"""Text for people: counts, durations, moments, sizes and escaped names.
+
+Moments are relative on a terminal (`12 min ago`, `yesterday 14:03`), in the local time zone. Tables
+in a pipe have them in UTC (`2026-11-16T14:03:05Z`), so that output is stable. `--json` has numbers.
+"""
 
 from __future__ import annotations
 
 import re
+import signal
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+
+from taskyard.core.durations import HOUR_SECONDS, duration_text, rough_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MINUTE_SECONDS: Final = 60
-_HOUR_SECONDS: Final = 3600
-_DAY_SECONDS: Final = 86_400
+#: Durations read the same in the broker's sentences.
+format_duration: Final = duration_text
 
-#: Shorter durations are shown with tenths of a second.
-_SHORT_SECONDS: Final = 10
+#: Moments further away are shown by day and time.
+_RELATIVE_SECONDS_MAX: Final = 12 * HOUR_SECONDS
 
+#: Units of sizes, 1,024 of each in the next.
+_SIZE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZE_STEP: Final = 1024
+#: Smaller numbers have one decimal.
+_SIZE_TENTHS_MAX: Final = 10
+
+#: Replaces the middle of a shortened name.
+_ELLIPSIS: Final = "…"
 
 #: Characters with a meaning in a pattern.
 _SPECIAL: Final = re.compile(r"[*?[]")
@@ -46,18 +61,58 @@ def format_slots(slots: int, used: int) -> str:
     return f"{min(used, slots)} of {slots}" if slots else str(used)
 
 
-def format_duration(seconds: float) -> str:
-    """Format a duration with at most two units."""
-    if seconds < _SHORT_SECONDS:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < _MINUTE_SECONDS:
-        return f"{whole} s"
-    if whole < _HOUR_SECONDS:
-        return f"{whole // _MINUTE_SECONDS} min {whole % _MINUTE_SECONDS} s"
-    if whole < _DAY_SECONDS:
-        return f"{whole // _HOUR_SECONDS} h {whole % _HOUR_SECONDS // _MINUTE_SECONDS} min"
-    return f"{whole // _DAY_SECONDS} d {whole % _DAY_SECONDS // _HOUR_SECONDS} h"
+def format_moment(at: float, now: float) -> str:
+    """Format a moment relative to now: `in 59 min`, `12 min ago`, `yesterday 14:03`."""
+    if abs(at - now) < 1:
+        return "now"
+    if abs(at - now) < _RELATIVE_SECONDS_MAX:
+        distance = rough_duration(abs(at - now))
+        return f"in {distance}" if at > now else f"{distance} ago"
+    when, today = _local(at), _local(now).date()
+    for days, name in ((0, "today"), (-1, "yesterday"), (1, "tomorrow")):
+        if when.date() == today + timedelta(days=days):
+            return f"{name} {when:%H:%M}"
+    return f"{when:%Y-%m-%d %H:%M}"
+
+
+def format_date(at: float) -> str:
+    """Format a moment as local date and time: `2026-11-16 14:03:05`."""
+    return f"{_local(at):%Y-%m-%d %H:%M:%S}"
+
+
+def format_utc(at: float) -> str:
+    """Format a moment for programs: `2026-11-16T14:03:05Z`."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _local(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC).astimezone()
+
+
+def format_size(size_bytes: float) -> str:
+    """Format a size: `512 B`, `4.2 GiB`."""
+    size, unit = float(size_bytes), 0
+    while round(size) >= _SIZE_STEP and unit < len(_SIZE_UNITS) - 1:
+        size, unit = size / _SIZE_STEP, unit + 1
+    digits = 1 if unit and round(size, 1) < _SIZE_TENTHS_MAX else 0
+    return f"{size:,.{digits}f} {_SIZE_UNITS[unit]}"
+
+
+def format_signal(number: int) -> str:
+    """Return the name of a signal: `SIGKILL`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def shorten_middle(text: str, width: int) -> str:
+    """Replace the middle of a text that is longer than `width` with an ellipsis."""
+    if len(text) <= width:
+        return text
+    kept = max(0, width - len(_ELLIPSIS))
+    end = kept // 2
+    return text[: kept - end] + _ELLIPSIS + text[len(text) - end :]
 
 
 def full_name(view: Mapping[str, Any]) -> str:

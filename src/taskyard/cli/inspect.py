@@ -1,13 +1,10 @@
-"""Commands that only read: `list`, `show`, `result`, `log`, `why`, `workers`, `status`.
+"""Commands that only read: `result`, `log`, `why`, `workers`, `status`.
 
 The broker builds the views. This module formats them.
 """
 
 from __future__ import annotations
 
-import shlex
-from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,11 +14,9 @@ from taskyard.cli.completion import complete_lane, complete_name, complete_servi
 from taskyard.cli.connection import connect_read_only
 from taskyard.cli.control import format_pauses
 from taskyard.cli.documents import (
-    DOCUMENT_VERSION,
     CampaignStatusDocument,
     LogDocument,
     ResultDocument,
-    ShowDocument,
     WhyDocument,
     WorkersDocument,
 )
@@ -36,8 +31,6 @@ from taskyard.cli.format import (
 )
 from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.output import (
-    ROWS_DRAWN_MAX,
-    encode_json,
     example,
     print_document,
     print_table,
@@ -48,22 +41,12 @@ from taskyard.cli.output import (
     write_result,
 )
 from taskyard.cli.progress import format_counts
-from taskyard.cli.scopes import campaign_option, scope_options, to_scope, with_service_of_lane
+from taskyard.cli.scopes import campaign_option, with_service_of_lane
 from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
-from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from taskyard.cli.connection import ReadOnlyClient
-
-#: The default of --limit: a few screens.
-LIST_LIMIT: Final = 100
-
-#: The columns of a list, and of a list of failed tasks.
-_KEYS: Final = ("name", "state", "campaign", "service", "lane", "attempt")
-_FAILED_KEYS: Final = ("name", "campaign", "attempt", "reason")
 
 #: The most campaigns and services in the text of `status`. --json has more.
 _STATUS_ROWS_MAX: Final = 20
@@ -73,121 +56,6 @@ _ACTIVE_STATES: Final = ("blocked", "delayed", "ready", "leased")
 
 #: The path of stdout.
 _STDOUT: Final = "-"
-
-
-@click.command(
-    "list", epilog=example("list --campaign thumbs --failed", "list --match fetch --all")
-)
-@scope_options
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(1),
-    default=LIST_LIMIT,
-    help="Maximum number of tasks.",
-)
-@click.option("--all", "all_tasks", is_flag=True, help="List all tasks.")
-@broker_options
-@click.pass_obj
-def list_tasks(
-    cli_context: CliContext,
-    /,
-    limit: int,
-    *,
-    all_tasks: bool,
-    **given: Any,  # noqa: ANN401  # scope options
-) -> None:
-    """List tasks in the order of submission.
-
-    With options, only the tasks that match every option.
-    """
-    with connect_read_only(cli_context) as broker:
-        scope = to_scope(given)
-        found = iter(broker.tasks(scope))
-        views = found if all_tasks else islice(found, limit)
-        if cli_context.as_json:
-            more = _write_list(views, found)
-        else:
-            failed = scope.states == (TaskState.FAILED,)
-            keys = _FAILED_KEYS if failed else _KEYS
-            columns = [key.upper() for key in keys]
-            full = ({**view, "name": full_name(view)} for view in views)
-            lines = ([view[key] for key in keys] for view in full)
-            print_table(columns, lines, wrapped=["REASON"])
-            more = next(found, None) is not None
-        if more and not cli_context.quiet:
-            click.echo(
-                f"only the first {limit:,} tasks are listed (use --all or --limit)", err=True
-            )
-
-
-def _write_list(views: Iterable[dict[str, Any]], rest: Iterator[object]) -> bool:
-    """Write the document while tasks arrive. Return whether there are more tasks."""
-    click.echo('{"document":"list","tasks":[', nl=False)
-    line = iter(views)
-    comma = b""
-    while some := list(islice(line, ROWS_DRAWN_MAX)):
-        click.echo(comma + b"\n" + b",\n".join(map(encode_json, some)), nl=False)
-        comma = b","
-    more = next(rest, None) is not None
-    click.echo(f'\n],"more":{"true" if more else "false"},"version":{DOCUMENT_VERSION}}}')
-    return more
-
-
-@click.command(epilog=example("show fetch-a"))
-@click.argument("name", shell_complete=complete_name)
-@broker_options
-@click.pass_obj
-def show(cli_context: CliContext, name: str) -> None:
-    """Show the details of a task.
-
-    Includes its dependencies, its attempts and an explanation of its state.
-    """
-    with connect_read_only(cli_context) as broker:
-        (name,) = broker.resolve([name])
-        view = broker.show(name)
-        why = broker.explain(name)["sentence"]
-    if cli_context.as_json:
-        print_document(ShowDocument(task=view, why=why))
-        return
-    view["name"] = full_name(view)
-    view["after"] = ", ".join(map(escape_line, view["after"]))
-    view["argv"] = shlex.join(view["argv"] or [])
-    attempts = view.pop("attempts")
-    for key, value in view.items():
-        if value not in (None, "", 0) or key in ("priority", "attempt"):
-            click.echo(f"{key.replace('_', ' '):<11} {_value(key, value)}")
-    click.echo(f"{'why':<11} {escape_line(why)}")
-    for attempt in attempts:
-        click.echo(
-            f"{'attempt ' + str(attempt['attempt']):<11} {escape_line(_attempt_line(attempt))}"
-        )
-
-
-def _attempt_line(attempt: dict[str, Any]) -> str:
-    """Format an attempt in one line."""
-    where = attempt["worker"] + (f" on {attempt['host']}" if attempt["host"] else "")
-    parts = [f"{attempt['outcome'] or 'leased'}, {where}"]
-    if attempt["started"] is not None:
-        parts.append(f"ran {format_duration(attempt['ended'] - attempt['started'])}")
-        parts.append(f"started {_value('started', attempt['started'])}")
-    if attempt["exit_status"] is not None:
-        parts.append(f"exit status {attempt['exit_status']}")
-    if attempt["signal"] is not None:
-        parts.append(f"signal {attempt['signal']}")
-    if attempt["cpu_seconds"] is not None:
-        parts.append(f"CPU {attempt['cpu_seconds']:.2f} s")
-    if attempt["memory_max"] is not None:
-        parts.append(f"memory {attempt['memory_max'] / 1e6:.0f} MB")
-    if attempt["note"] is not None:
-        parts.append(attempt["note"])
-    return ", ".join(parts)
-
-
-def _value(key: str, value: object) -> str:
-    if isinstance(value, float) and key in ("submitted", "due", "leased", "started", "ended"):
-        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return escape_line(str(value))
 
 
 @click.command(epilog=example("result fetch-a --output a.bin"))

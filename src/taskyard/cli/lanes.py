@@ -15,7 +15,7 @@ import msgspec
 
 from taskyard.cli.connection import connect_read_only
 from taskyard.cli.documents import LanesDocument, ServiceRow, ServiceRule, ServicesDocument
-from taskyard.cli.format import format_count, format_duration, format_slots
+from taskyard.cli.format import format_count, format_duration, format_moment, format_slots
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document, print_table
 from taskyard.cli.scopes import service_option
@@ -143,7 +143,7 @@ def time_until(at: float | None, now: float) -> str:
     """Format the time until a moment."""
     if at is None:
         return ""
-    return f"in {format_duration(at - now)}" if at > now else "now"
+    return format_moment(at, now) if at > now else "now"
 
 
 @click.command(epilog=example("services"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from taskyard.cli.documents import DOCUMENT_VERSION
-from taskyard.cli.format import escape_line
+from taskyard.cli.format import escape_line, format_moment, format_utc
 from taskyard.cli.terminal import escape_control_json, raw_stream
 from taskyard.errors import ExitCode
 
@@ -90,6 +90,13 @@ def warn_if_truncated(name: str, result: Result) -> ExitCode:
     sys.stdout.flush()
     click.echo(f"taskyard: {escape_line(truncation_text(name, result))}", err=True)
     return ExitCode.TASK_FAILED
+
+
+def moment_cell(at: float | None, now: float) -> str:
+    """Format a moment in a table: relative to now on a terminal, in UTC in a pipe."""
+    if at is None:
+        return ""
+    return format_moment(at, now) if sys.stdout.isatty() else format_utc(at)
 
 
 def print_table(

@@ -299,17 +299,21 @@ class AsyncClient:
     # Iterating.
 
     async def tasks(
-        self, scope: Scope | None = None, match: str = ""
+        self, scope: Scope | None = None, match: str = "", *, measured: bool = False
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the tasks of a scope in the order of their submission, page by page."""
-        some, cursor = await self._run_query(requests.tasks_page(scope or Scope(), match))
+        """Yield the tasks of a scope in the order of their submission, page by page.
+
+        With `measured`, each has the measurements of its latest attempt: `started`, `duration`,
+        `cpu_seconds`, `memory_max`, `exit_status`, `signal` and `host`. This takes longer.
+        """
+        page = partial(requests.tasks_page, scope or Scope(), match, measured=measured)
+        some, cursor = await self._run_query(page())
         while True:
             for view in some:
                 yield view
             if not cursor:
                 return
-            page = requests.tasks_page(scope or Scope(), match, cursor)
-            some, cursor = await self._run_query(page)
+            some, cursor = await self._run_query(page(cursor=cursor))
 
     async def lanes(
         self, service: str | None = None, pattern: str | None = None

@@ -267,12 +267,19 @@ class Client(BlockingRunner):
 
     # Iterating.
 
-    def tasks(self, scope: Scope | None = None, match: str = "") -> Iterator[dict[str, Any]]:
-        """Yield the tasks of a scope in the order of their submission, page by page."""
-        some, cursor = self._run_query(requests.tasks_page(scope or Scope(), match))
+    def tasks(
+        self, scope: Scope | None = None, match: str = "", *, measured: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the tasks of a scope in the order of their submission, page by page.
+
+        With `measured`, each has the measurements of its latest attempt: `started`, `duration`,
+        `cpu_seconds`, `memory_max`, `exit_status`, `signal` and `host`. This takes longer.
+        """
+        page = partial(requests.tasks_page, scope or Scope(), match, measured=measured)
+        some, cursor = self._run_query(page())
         yield from some
         while cursor:
-            some, cursor = self._run_query(requests.tasks_page(scope or Scope(), match, cursor))
+            some, cursor = self._run_query(page(cursor=cursor))
             yield from some
 
     def lanes(

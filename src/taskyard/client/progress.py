@@ -10,6 +10,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
+from taskyard.core.durations import rough_duration
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -20,7 +22,6 @@ _SHOWN_SECONDS: Final = 0.1
 _RATE_SECONDS: Final = 20.0
 
 _MINUTE_SECONDS: Final = 60
-_HOUR_SECONDS: Final = 3600
 
 
 class SettledFuture(Protocol):
@@ -101,17 +102,7 @@ class ProgressBar:
         if not rate or not left:
             return []
         caption = f"{rate:,.0f}/s" if rate >= 1 else f"{_MINUTE_SECONDS * rate:,.1f}/min"
-        return [caption, f"about {format_duration(left / rate)} left"]
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in at most two units."""
-    whole = round(seconds)
-    if whole < _MINUTE_SECONDS:
-        return f"{whole} s"
-    if whole < _HOUR_SECONDS:
-        return f"{whole // _MINUTE_SECONDS} min {whole % _MINUTE_SECONDS} s"
-    return f"{whole // _HOUR_SECONDS:,} h {whole % _HOUR_SECONDS // _MINUTE_SECONDS} min"
+        return [caption, f"about {rough_duration(left / rate)} left"]
 
 
 def _screen(total: int) -> ProgressDisplay | None:

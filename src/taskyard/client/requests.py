@@ -132,11 +132,21 @@ def state_and_why(name: str, timeout: float) -> Exchange[tuple[str, str]]:
 
 
 def tasks_page(
-    scope: Scope, match: str = "", cursor: int = 0, deadline: Deadline | None = None
+    scope: Scope,
+    match: str = "",
+    cursor: int = 0,
+    deadline: Deadline | None = None,
+    *,
+    measured: bool = False,
 ) -> Exchange[tuple[list[View], int]]:
     """Return a page of a scope's tasks, and the cursor of the next page: 0 after the last."""
     build = partial(
-        peer.list_tasks, scope=scope, match=encode_text(match), cursor=cursor, count=PAGE_TASKS
+        peer.list_tasks,
+        scope=scope,
+        match=encode_text(match),
+        cursor=cursor,
+        count=PAGE_TASKS,
+        measured=measured,
     )
     reply = yield from checked_reply(Query(build, deadline=deadline))
     return reply.document(), reply.cursor

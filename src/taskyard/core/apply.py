@@ -9,14 +9,19 @@ under another policy means the same.
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
 from taskyard.core import graph, lane_queues, records
 from taskyard.core.entities import Ending, Lease, Task, Worker
 from taskyard.core.lane_queues import lane_counts, one_lane
-from taskyard.core.limits import ATTEMPTS_SHOWN_MAX, REPLACED_MAX, REPLACED_TASKS_MAX
+from taskyard.core.limits import (
+    ATTEMPT_REASON_BYTES_MAX,
+    ATTEMPTS_SHOWN_MAX,
+    REPLACED_MAX,
+    REPLACED_TASKS_MAX,
+)
 from taskyard.core.model import Replaced, Terms
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
 from taskyard.core.rules import OPEN_LANE
@@ -24,7 +29,7 @@ from taskyard.core.runs import Attempt
 from taskyard.core.states import BLOCKED, DELAYED, FAILED, READY, Cause, TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.core.entities import Lane, Service
     from taskyard.core.lane_queues import Counts, Tasks
@@ -32,6 +37,19 @@ if TYPE_CHECKING:
     from taskyard.core.model import Submission
     from taskyard.core.records import AnyRecord
     from taskyard.core.runs import RunColumns
+
+
+#: Reasons of attempts that ended without a failure, for users.
+_LOST_TEXT: Final = b"the worker was lost"
+_RETURN_TEXTS: Final = {
+    ReturnReason.REFUSED: b"the worker had no room for it",
+    ReturnReason.TRANSFERRED: b"the worker returned it",
+    ReturnReason.DEFERRED_BACK: b"the worker deferred it",
+    ReturnReason.UNLISTED: b"lost on its way to the worker",
+    ReturnReason.LEFT: b"the worker exited",
+    ReturnReason.RESTARTED: b"the worker was restarted",
+    ReturnReason.BROKER_RESTARTED: b"the broker was restarted",
+}
 
 
 def apply(ledger: Ledger, record: AnyRecord, tasks: Tasks | None = None) -> None:
@@ -247,19 +265,27 @@ def _release(ledger: Ledger, tasks: Tasks, at_ns: int) -> None:
 
 
 def _record_attempts(
-    ledger: Ledger, tasks: Tasks, outcome: bytes, at_ns: int, runs: RunColumns | None = None
+    ledger: Ledger,
+    tasks: Tasks,
+    ended: tuple[bytes, int],
+    reasons: Sequence[bytes],
+    runs: RunColumns | None = None,
 ) -> None:
-    """Keep the attempts of these tasks, which end without a result."""
+    """Keep the attempts of these tasks, which end without a result. `ended`: how and when."""
     for index, task in enumerate(tasks):
-        if task.lease is not None:
-            attempt = Attempt(task.attempt, task.lease.worker.name, outcome, at_ns)
+        lease = task.lease
+        if lease is not None:
+            worker, reason = lease.worker, reasons[index % len(reasons)]
+            attempt = Attempt(task.attempt, worker.name, *ended, worker.facts.host)
+            attempt.leased_ns = lease.at_ns
+            attempt.reason = reason[-ATTEMPT_REASON_BYTES_MAX:]
             failed_attempts = ledger.failed_attempts.setdefault(task.name, [])
             failed_attempts.append(attempt.with_run(runs, index))
             del failed_attempts[:-ATTEMPTS_SHOWN_MAX]
 
 
 def _failed(ledger: Ledger, record: records.Failed, tasks: Tasks) -> None:
-    _record_attempts(ledger, tasks, b"failed", record.at_ns, record.runs)
+    _record_attempts(ledger, tasks, (b"failed", record.at_ns), record.reasons, record.runs)
     ledger.release(tasks)
     ledger.move(tasks, Cause.EXHAUSTED)
     for task, reason in zip(tasks, record.reasons, strict=True):
@@ -268,7 +294,7 @@ def _failed(ledger: Ledger, record: records.Failed, tasks: Tasks) -> None:
 
 
 def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
-    _record_attempts(ledger, tasks, b"postponed", record.at_ns, record.runs)
+    _record_attempts(ledger, tasks, (b"postponed", record.at_ns), record.reasons, record.runs)
     held = [task for task in tasks if task.lease is not None]
     ledger.withdraw([task for task in tasks if task.lease is None])
     ledger.release(held)
@@ -285,7 +311,8 @@ def _postponed(ledger: Ledger, record: records.Postponed, tasks: Tasks) -> None:
 
 
 def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
-    _record_attempts(ledger, tasks, b"returned", record.at_ns, record.runs)
+    reasons = [_RETURN_TEXTS[record.reason]]
+    _record_attempts(ledger, tasks, (b"returned", record.at_ns), reasons, record.runs)
     blameless = record.reason not in (*RETURNS_CHARGED, *RETURNS_TO_BACK)
     released = [(lane, lane.released) for lane, _ in lane_counts(tasks)] if blameless else []
     ledger.release(tasks)
@@ -306,7 +333,7 @@ def _returned(ledger: Ledger, record: records.Returned, tasks: Tasks) -> None:
 
 
 def _lease_expired(ledger: Ledger, record: records.LeaseExpired, tasks: Tasks) -> None:
-    _record_attempts(ledger, tasks, b"expired", record.at_ns)
+    _record_attempts(ledger, tasks, (b"expired", record.at_ns), [_LOST_TEXT])
     ledger.release(tasks)
     ledger.requeue(tasks, Cause.LEASE_EXPIRED, front=True)
     ledger.schedule_expiry(tasks)
@@ -325,7 +352,7 @@ def _task_expired(ledger: Ledger, record: records.TaskExpired, tasks: Tasks) -> 
 
 
 def _cancelled(ledger: Ledger, record: records.Cancelled, tasks: Tasks) -> None:
-    _record_attempts(ledger, tasks, b"cancelled", record.at_ns)
+    _record_attempts(ledger, tasks, (b"cancelled", record.at_ns), [b""])
     ledger.release([task for task in tasks if task.lease is not None])
     ready = [task for task in tasks if task.state is READY]
     for task in tasks:

@@ -148,12 +148,14 @@ class TaskView(Struct, gc=False):
     reason: bytes = b""
     #: BLOCKED and looked up by name: some of its predecessors.
     after: list[bytes] = field(default_factory=list)
-    #: Looked up by name: the latest attempts.
+    #: Looked up by name: the latest attempts. Listed with measurements: the last one.
     attempts: list[Attempt] = field(default_factory=list)
-    #: DONE and looked up by name: the record of its last attempt, which the broker adds.
+    #: DONE, and its attempts are wanted: the record of its last attempt, which the broker adds.
     finished_record: int = 0
     #: Looked up by name: its payload. None: not in memory, the broker adds it.
     payload: bytes | None = None
+    #: Looked up by name: its terms.
+    terms: Terms | None = None
 
 
 class TaskDetails(Effect):
@@ -172,6 +174,9 @@ class TaskPage(Effect):
     views: list[TaskView]
     #: Where the next page begins. 0: this is the last.
     cursor: int
+    #: For each task the cursor behind it, if the page has the latest attempts. The broker reads
+    #: some of them from the journal, and ends the page early if that takes too long.
+    places: list[int] | None = None
 
 
 class RefusedTasks(Struct, gc=False):

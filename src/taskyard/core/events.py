@@ -354,6 +354,8 @@ class ListRequested(Event):
     cursor: int = 0
     count: int = 100
     request: int = 0
+    #: With the latest attempt of each task, on shorter pages.
+    measured: bool = False
 
 
 class StatsRequested(Event):

@@ -6,6 +6,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, cast
 
 from taskyard.core import graph, holds, lane_rates, reservations
+from taskyard.core.durations import duration_text, rough_duration_ns
 from taskyard.core.effects import Explanation, Reason
 from taskyard.core.holds import HoldReason
 from taskyard.core.limits import EXCLUSIVE, SECOND_NS
@@ -94,9 +95,9 @@ def _failed(context: Context, task: Task) -> Explanation:
 
 def _leased(context: Context, task: Task) -> Explanation:
     lease = cast("Lease", task.lease)
-    seconds = max(0, context.at_ns - lease.at_ns) // SECOND_NS
+    held = rough_duration_ns(context.at_ns - lease.at_ns)
     worker = shown(lease.worker.name)
-    sentence = f"worker {worker} has had it for {seconds} s (attempt {task.attempt})"
+    sentence = f"worker {worker} has had it for {held} (attempt {task.attempt})"
     late = _late_heartbeat_text(context, lease.worker)
     if late:
         return Explanation(Reason.NO_HEARTBEAT, f"{sentence}, and {late}")
@@ -114,13 +115,12 @@ def _late_heartbeat_text(context: Context, worker: Worker) -> str:
     since_ns = context.now_ns - worker.last_seen_ns
     if not lease_timeout_ns or since_ns * HEARTBEAT_LATE_SHARE <= lease_timeout_ns:
         return ""
-    left = max(0, lease_timeout_ns - since_ns) // SECOND_NS
-    return f"has sent no heartbeat for {since_ns // SECOND_NS} s; its leases expire in {left} s"
+    since, left = rough_duration_ns(since_ns), rough_duration_ns(lease_timeout_ns - since_ns)
+    return f"has sent no heartbeat for {since}; its leases expire in {left}"
 
 
 def _delayed(context: Context, task: Task) -> Explanation:
-    seconds = max(0, task.due_ns - context.at_ns) // SECOND_NS
-    sentence = f"it is due in {seconds} s"
+    sentence = f"it is due in {rough_duration_ns(task.due_ns - context.at_ns)}"
     last = context.ledger.reasons.get(task.name)
     if last:
         sentence += f", after {counted(task.failures, 'failure')}, the last: {shown(last)}"
@@ -250,12 +250,12 @@ def _hold_text(context: Context, lane: Lane, hold: HoldReason) -> str:
         troubled = _workers_of_service(context, lane.service.name)
         return f"{hold.value}: {shown(troubled[0].trouble)}"
     if hold is HoldReason.DEBOUNCED:
-        seconds = max(0, lane.debounce_until_ns - context.now_ns) / SECOND_NS
-        return f"{hold.value}: {seconds:.1f} s left"
+        left = duration_text(max(0, lane.debounce_until_ns - context.now_ns) / SECOND_NS)
+        return f"{hold.value}: {left} left"
     if hold is HoldReason.LANE_RATE:
         rate = lane_rates.rate_text(lane.options.lane_rate_interval_ns)
-        seconds = lane_rates.wait_ns(lane, context.now_ns) / SECOND_NS
-        return f"{hold.value}: {rate}, next in {seconds:.1f} s"
+        left = duration_text(lane_rates.wait_ns(lane, context.now_ns) / SECOND_NS)
+        return f"{hold.value}: {rate}, next in {left}"
     return str(hold.value)
 
 
@@ -359,8 +359,8 @@ def _lane_ready(context: Context, lane: Lane, hold: HoldReason | None) -> Explan
 def _lane_waits(context: Context, waits: Mapping[TaskState, int], next_due_ns: int) -> Explanation:
     """Explain a lane that has neither ready nor leased tasks."""
     if waits[TaskState.DELAYED]:
-        seconds = max(0, next_due_ns - context.at_ns) // SECOND_NS
-        return Explanation(Reason.TIME, f"the next of its tasks is due in {seconds} s")
+        left = rough_duration_ns(next_due_ns - context.at_ns)
+        return Explanation(Reason.TIME, f"the next of its tasks is due in {left}")
     if waits[TaskState.BLOCKED]:
         return Explanation(Reason.TASKS, "its tasks wait for other tasks")
     if waits[TaskState.FAILED]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 if TYPE_CHECKING:
     from taskyard.core.entities import Task
     from taskyard.core.ledger import Ledger
+    from taskyard.core.runs import Attempt
 
 
 def ledger_fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def ledger_fingerprint(ledger: Ledger, *, ended: bool = True) -> dict[str, Any]:
         "reasons": dict(ledger.reasons),
         "envelopes": dict(ledger.envelopes),
         "outputs": {name: ledger.outputs[name] for name in tasks if name in ledger.outputs},
-        "tries": {name: list(attempts[name]) for name in tasks if name in attempts},
+        "tries": {name: _attempts(attempts[name]) for name in tasks if name in attempts},
     }
 
 
@@ -80,6 +83,15 @@ def _task_fingerprint(task: Task) -> tuple[Any, ...]:
         task.losses_excused,
         task.due_ns,
     )
+
+
+def _attempts(attempts: list[Attempt]) -> list[Attempt]:
+    """Return attempts without the values that snapshots of older versions lack. They are only
+    shown."""
+    return [
+        structs.replace(one, leased_ns=0, reason=b"", host=one.host if one.started_ns else b"")
+        for one in attempts
+    ]
 
 
 def _names(tasks: list[Task]) -> list[bytes]:

@@ -99,6 +99,10 @@ TIMER_TASKS_MAX: Final = 10_000
 #: Tasks on one page of a listing: one message and about a millisecond.
 LIST_TASKS_MAX: Final = 1000
 
+#: Tasks on one page with the measurements of their latest attempts, which are read from the
+#: journal: about 20 milliseconds.
+LIST_MEASURED_MAX: Final = 250
+
 #: Lanes on one page, and how many of each lane's next tasks are read.
 LIST_LANES_MAX: Final = 1000
 LANE_SCAN_MAX: Final = 100
@@ -114,6 +118,9 @@ AFTER_SHOWN_MAX: Final = 100
 
 #: The latest unsuccessful attempts kept of a task. The history has all of them.
 ATTEMPTS_SHOWN_MAX: Final = 20
+
+#: The reason kept with each of these attempts, beside the whole one of the latest failure.
+ATTEMPT_REASON_BYTES_MAX: Final = 200
 
 #: Tasks that a refusal names: all of a batch that our clients send, so that they send the rest in
 #: one further message. The reply stays below 10 MB with the longest names.

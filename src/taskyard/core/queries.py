@@ -40,6 +40,7 @@ from taskyard.core.limits import (
     LANE_SCAN_MAX,
     LIST_BATCH,
     LIST_LANES_MAX,
+    LIST_MEASURED_MAX,
     LIST_SCAN_MAX,
     LIST_TASKS_MAX,
     STATS_ROWS_MAX,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
     from taskyard.core import events
     from taskyard.core.context import Context
-    from taskyard.core.entities import Lane, Service, Task, Worker
+    from taskyard.core.entities import Lane, Lease, Service, Task, Worker
     from taskyard.core.events import Scope
     from taskyard.core.ledger import Ledger
 
@@ -89,20 +90,33 @@ def lookup_requested(context: Context, event: events.LookupRequested) -> None:
     for view, task in zip(views, tasks, strict=True):
         view.after = after.get(view.name, [])
         view.attempts = _attempts(ledger, task)
+        view.terms = task.terms
         # An ended task keeps only a digest, which is the payload itself if that is short.
         if task.ending is None or len(task.payload) < DIGEST_BYTES:
             view.payload = task.payload
-        if task.state is DONE and task.ending is not None:
-            view.finished_record = task.ending.record
+        view.finished_record = _finished_record(task)
     context.send(TaskDetails(event.client, event.request, views))
+
+
+def _finished_record(task: Task) -> int:
+    """Return the record with a task's last attempt, or 0 if memory has it."""
+    return task.ending.record if task.state is DONE and task.ending is not None else 0
 
 
 def _attempts(ledger: Ledger, task: Task) -> list[Attempt]:
     """Return the unsuccessful attempts, and the current one."""
     attempts = [*ledger.failed_attempts.get(task.name, ())]
     if task.lease is not None:
-        attempts.append(Attempt(task.attempt, task.lease.worker.name))
+        attempts.append(_current_attempt(task, task.lease))
     return attempts
+
+
+def _current_attempt(task: Task, lease: Lease) -> Attempt:
+    """Return the attempt of a leased task, which its worker has not reported yet."""
+    worker = lease.worker
+    attempt = Attempt(task.attempt, worker.name, host=worker.facts.host)
+    attempt.leased_ns = lease.at_ns
+    return attempt
 
 
 def _too_many(context: Context, event: events.LookupRequested | events.ResultsRequested) -> bool:
@@ -194,19 +208,30 @@ def list_requested(context: Context, event: events.ListRequested) -> None:
     elif scope.states == (FAILED,):
         tasks = map(ledger.tasks.__getitem__, ledger.reasons)  # every failed task has a reason
         total = len(ledger.reasons)
-    found, cursor = _task_page(tasks, total, event)
+    found, cursor, places = _task_page(tasks, total, event)
     views = [_task_view(ledger, task) for task in found]
-    context.send(TaskPage(event.client, event.request, views, cursor))
+    page = TaskPage(event.client, event.request, views, cursor)
+    if event.measured:
+        page.places = places
+        for view, task in zip(views, found, strict=True):
+            view.attempts = _attempts(ledger, task)[-1:]
+            view.finished_record = _finished_record(task)
+    context.send(page)
 
 
 def _task_page(
     tasks: Iterable[Task], total: int, event: events.ListRequested
-) -> tuple[list[Task], int]:
-    """Return the next matching tasks of a listing and the next cursor, 0 at the end."""
-    count = min(max(event.count, 1), LIST_TASKS_MAX)
+) -> tuple[list[Task], int, list[int]]:
+    """Return the next matching tasks of a listing and the next cursor, 0 at the end.
+
+    With measurements, also return the cursor behind each of these tasks.
+    """
+    limit = LIST_MEASURED_MAX if event.measured else LIST_TASKS_MAX
+    count = min(max(event.count, 1), limit)
     cursor = min(max(event.cursor, 0), total)
     end = min(cursor + LIST_SCAN_MAX, total)
     found: list[Task] = []
+    places: list[int] = []
     rest = islice(tasks, cursor, end)
     while cursor < end:
         step = list(islice(rest, LIST_BATCH))
@@ -214,11 +239,14 @@ def _task_page(
             : count - len(found)
         ]
         found += fitting
+        if event.measured:
+            behind = {id(task): cursor + index for index, task in enumerate(step, start=1)}
+            places += [behind[id(task)] for task in fitting]
         if len(found) == count:
             cursor += step.index(fitting[-1]) + 1
             break
         cursor += len(step)
-    return found, cursor if cursor < total else 0
+    return found, cursor if cursor < total else 0, places
 
 
 def _matching(tasks: list[Task], scope: Scope, match: bytes) -> list[Task]:

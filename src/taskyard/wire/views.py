@@ -10,19 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from taskyard.core import runs
 from taskyard.core.identity import split
 from taskyard.core.lane_rates import rate_text
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import shown
+from taskyard.core.model import Terms, shown
 from taskyard.core.states import WorkerState
-from taskyard.wire.payloads import EXEC
+from taskyard.wire.payloads import CALL, EXEC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taskyard.core import effects, runs
+    from taskyard.core import effects
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
@@ -76,6 +77,20 @@ class Task(Document):
     ended: float | None
 
 
+class MeasuredTask(Task):
+    """A task of a list with the measurements of its latest attempt. Missing ones are null."""
+
+    #: As in `Attempt`.
+    started: float | UnsetType | None = UNSET
+    #: Seconds that the attempt ran. null: it runs, or was not measured.
+    duration: float | UnsetType | None = UNSET
+    exit_status: int | UnsetType | None = UNSET
+    signal: int | UnsetType | None = UNSET
+    host: str | UnsetType | None = UNSET
+    cpu_seconds: float | UnsetType | None = UNSET
+    memory_max: int | UnsetType | None = UNSET
+
+
 class Attempt(Document):
     """An attempt at a task. Values that were not measured are null."""
 
@@ -83,7 +98,9 @@ class Attempt(Document):
     worker: str
     #: `finished`, `failed`, `postponed`, `returned`, `expired` or `cancelled`. null: leased.
     outcome: str | None
+    #: By its worker. Of an attempt that runs, or whose worker was lost: when it was leased.
     started: float | None
+    #: By its worker. If the worker was lost: when its lease ended.
     ended: float | None
     #: When the broker received the report, or ended the lease.
     settled: float | None
@@ -96,6 +113,10 @@ class Attempt(Document):
     memory_max: int | None
     #: A remark of the worker: why it did not run the task, or ran it elsewhere.
     note: str | None
+    #: When the broker leased it. null: not kept, as for `finished`.
+    leased: float | None
+    #: Why it ended without a result. Of a long one the end.
+    reason: str
 
 
 class ShownTask(Task):
@@ -105,6 +126,22 @@ class ShownTask(Task):
     argv: list[str] | None
     #: The latest attempts. Those of a task that has left the journal are in its history only.
     attempts: list[Attempt]
+    #: The function that it calls, `module:function`. null: it calls none, as for `argv`.
+    call: str | None
+    #: The directory and the environment variables that it sets. null: its worker's.
+    cwd: str | None
+    env: dict[str, str] | None
+    #: Seconds that one attempt may run. null: no limit.
+    time_limit: float | None
+    #: Seconds before each further attempt after a failure. null: by the rule of its lane.
+    retry_delays: list[float] | None
+    #: Workers that it may lose.
+    crashes_max: int
+    #: When it fails if it was tried before, and when it fails in any case. null: never.
+    expires: float | None
+    expires_hard: float | None
+    #: The machine of its latest attempt. null: unknown.
+    host: str | None
 
 
 class Campaign(Document):
@@ -289,35 +326,68 @@ def task(view: effects.TaskView) -> Task:
     )
 
 
+def measured_task(view: effects.TaskView) -> MeasuredTask:
+    latest = view.attempts[-1] if view.attempts else runs.Attempt(0, b"", b"none")
+    last = attempt(latest)
+    return MeasuredTask(
+        **msgspec.structs.asdict(task(view)),
+        started=last.started,
+        duration=_seconds_run(latest),
+        exit_status=last.exit_status,
+        signal=last.signal,
+        host=last.host,
+        cpu_seconds=last.cpu_seconds,
+        memory_max=last.memory_max,
+    )
+
+
 def shown_task(view: effects.TaskView) -> ShownTask:
+    terms = Terms() if view.terms is None else view.terms
+    delays, last = terms.retry_delays_ns, view.attempts[-1] if view.attempts else None
+    command = _command(view)
     return ShownTask(
         **msgspec.structs.asdict(task(view)),
-        argv=_argv(view),
+        argv=command.argv,
         attempts=[*map(attempt, view.attempts)],
+        call=command.call,
+        cwd=command.cwd,
+        env=command.env,
+        time_limit=terms.time_limit_ns / SECOND_NS or None,
+        retry_delays=None if delays is None else [delay_ns / SECOND_NS for delay_ns in delays],
+        crashes_max=terms.crashes_max,
+        expires=seconds(terms.expires_ns),
+        expires_hard=seconds(terms.expires_hard_ns),
+        host=(shown(last.host) or None) if last else None,
     )
 
 
 class _Command(Struct):
-    argv: list[str]
+    """The parts of a payload that are shown. Payloads of other services are opaque."""
+
+    argv: list[str] | None = None
+    call: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
 
 
-def _argv(view: effects.TaskView) -> list[str] | None:
-    if view.payload is None or view.service != EXEC:
-        return None
+def _command(view: effects.TaskView) -> _Command:
+    if view.payload is None or view.service not in (EXEC, CALL):
+        return _Command()
     try:
-        return msgspec.json.decode(view.payload, type=_Command).argv
+        return msgspec.json.decode(view.payload, type=_Command)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+        return _Command()
 
 
 def attempt(one: runs.Attempt) -> Attempt:
     status = one.status
+    started_ns, ended_ns = _span_ns(one)
     return Attempt(
         attempt=one.number,
         worker=shown(one.worker),
         outcome=shown(one.outcome) or None,
-        started=seconds(one.started_ns),
-        ended=seconds(one.started_ns + one.run_ns) if one.started_ns else None,
+        started=seconds(started_ns),
+        ended=seconds(ended_ns),
         settled=seconds(one.settled_ns),
         exit_status=status if status is not None and status >= 0 else None,
         signal=-status if status is not None and status < 0 else None,
@@ -325,7 +395,27 @@ def attempt(one: runs.Attempt) -> Attempt:
         cpu_seconds=one.cpu_ns / SECOND_NS if one.cpu_ns else None,
         memory_max=one.memory_max_bytes or None,
         note=shown(one.note) or None,
+        leased=seconds(one.leased_ns),
+        reason=shown(one.reason),
     )
+
+
+#: Outcomes of attempts that may have run although their worker did not measure them.
+_UNREPORTED: Final = (b"", b"expired", b"cancelled")
+
+
+def _span_ns(one: runs.Attempt) -> tuple[int, int]:
+    """Return when an attempt started and ended, zeros where that is unknown."""
+    if one.started_ns:
+        return one.started_ns, one.started_ns + one.run_ns
+    if one.outcome in _UNREPORTED:
+        return one.leased_ns, one.settled_ns if one.leased_ns else 0
+    return 0, 0
+
+
+def _seconds_run(one: runs.Attempt) -> float | None:
+    started_ns, ended_ns = _span_ns(one)
+    return (ended_ns - started_ns) / SECOND_NS if ended_ns else None
 
 
 def stats(value: effects.Stats, connections_cut: Mapping[str, int]) -> Stats:

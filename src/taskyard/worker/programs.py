@@ -99,16 +99,18 @@ class Program(SupervisedProcess):
 
     def _result_of(self, job: Job, status: int) -> JobResult:
         """Return the job's result without its run."""
-        if self._ending is not None:
-            return self._printed.failed(job, self._ending)
-        if status == 0:
+        if self._ending is None and status == 0:
             return self._printed.done(job)
         return self._printed.failed(job, self._reason(status))
 
     def _reason(self, status: int) -> bytes:
-        text = status_text(status).encode()
+        """Return why it failed, with the last line of its output."""
         line = last_line(self._printed.output.value())
-        return text + b": " + line if line and status > 0 else text
+        if self._ending is None and status > 0:
+            text = status_text(status).encode()
+            return text + b": " + line if line else text
+        text = self._ending or status_text(status).encode()
+        return text + b", last line: " + line if line else text
 
 
 class UnusableStdin(OSError):

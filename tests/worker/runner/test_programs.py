@@ -136,7 +136,7 @@ def test_last_line_is_printable() -> None:
 
 def test_signal_is_reported_by_name() -> None:
     job = command("sh", "-c", "echo one; kill -SEGV $$")
-    assert result_of(job) == failed(job, b"killed by SIGSEGV", b"one\n")
+    assert result_of(job) == failed(job, b"killed by SIGSEGV, last line: one", b"one\n")
 
 
 def test_signal_without_a_name_is_reported_by_number() -> None:

@@ -410,10 +410,19 @@ def command(request: int, kind: int, scope: Scope) -> bytes:
     return query.SerializeToString()
 
 
-def list_tasks(
-    request: int, scope: Scope, match: bytes = b"", cursor: int = 0, count: int = 0
+def list_tasks(  # noqa: PLR0913  # the parts of one request
+    request: int,
+    scope: Scope,
+    match: bytes = b"",
+    cursor: int = 0,
+    count: int = 0,
+    *,
+    measured: bool = False,
 ) -> bytes:
+    """Encode a List request for a page of tasks, `measured` with their latest attempts."""
     query = _Q(type=LIST, request=request, cursor=cursor)
+    if measured:
+        query.everything = True
     _fill_scope(query, scope)
     if match:
         query.scope.match = match

@@ -220,7 +220,8 @@ def _counted(pending: PendingRequests, effect: effects.StatsReply) -> list[Reply
 
 
 def _listed(pending: PendingRequests, effect: effects.TaskPage) -> list[Reply]:
-    document = views.encode([views.task(view) for view in effect.views])
+    build = views.task if effect.places is None else views.measured_task
+    document = views.encode([build(view) for view in effect.views])
     cursor = {"cursor": effect.cursor} if effect.cursor else {}
     return pending.answer(effect.request, _Q.List, document=document, **cursor)
 

@@ -271,8 +271,9 @@ def _list(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]
     query = incoming.query
     scope, count = _scope(query), _count(query, LIST_COUNT)
     cursor, match = min(query.cursor, NUMBER_MAX), query.scope.match
-    number = pending.add(incoming)
-    return [events.ListRequested(0, incoming.route, scope, match, cursor, count, number)]
+    asks = events.ListRequested(0, incoming.route, scope, match, cursor, count)
+    asks.request, asks.measured = pending.add(incoming), query.everything
+    return [asks]
 
 
 def _workers(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
