@@ -97,6 +97,34 @@ def test_running_attempt_has_its_worker_its_host_and_its_start(call: Caller) -> 
     assert (one["outcome"], one["ended"]) == ("cancelled", one["settled"])
 
 
+def test_summaries_name_failures_and_slow_tasks(
+    call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskyard.cli.slow_tasks.SLOW_SECONDS_MIN", 0.25)
+    *lines, slowest = call("wait", "--campaign", "c").err.splitlines()
+    assert "  c/killed failed: killed by SIGKILL, last line: last words" in lines
+    assert slowest.startswith("  slowest: ")
+    assert "c/nap 0." in slowest
+    explained = call("why", "--campaign", "c").out.splitlines()
+    assert explained[0].startswith("campaign c: 7 tasks: 3 done, 3 failed")
+    thrice = "  c/thrice: it failed after 3 attempts: exit status 3: try 3; 1 task waits for it"
+    assert thrice in explained
+    assert explained[-1] == slowest
+    document = call("why", "--campaign", "c", "--json").document()
+    assert sorted(one["name"] for one in document["tasks"]) == ["killed", "limited", "thrice"]
+    assert "nap" in [one["name"] for one in document["slowest"]]
+    assert call("why", "--campaign", "none").code == 2
+    assert call("why", "quick", "--campaign", "c").code == 2
+
+
+def test_slow_tasks_of_many_are_left_to_list(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskyard.cli.slow_tasks.SLOWEST_SEARCHED_MAX", 2)
+    assert call("wait", "nap", "quick", "greedy").err.splitlines() == [
+        "3 tasks: 3 done",
+        "  slowest: see `taskyard list --sort duration`",
+    ]
+
+
 def column(call: Caller, name: str, *words: str) -> list[str]:
     _, *lines = call("list", "--columns", name, *words).out.splitlines()
     return lines

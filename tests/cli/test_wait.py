@@ -61,6 +61,24 @@ def test_everything_is_waited_for_without_names(call: Caller) -> None:
     assert call("show", "slow", "--json").document()["task"]["state"] == "done"
 
 
+def test_any_returns_the_first_settled_task_with_its_exit_code(call: Caller) -> None:
+    call.submit("never", due="1h", campaign="any")
+    call.submit("fails", "false", campaign="any")
+    assert call("wait", "--any", "never", "fails") == (1, "any/fails\n", "")
+    document = call("wait", "--any", "--json", "never", "fails").document()
+    assert (document["name"], document["campaign"], document["state"]) == ("fails", "any", "failed")
+    call.submit("works", campaign="any")
+    assert call("wait", "works").code == 0
+    # Of several settled ones it is the first on the command line.
+    assert call("wait", "--any", "never", "works", "fails") == (0, "any/works\n", "")
+    outcome = call("wait", "--any", "never", "--timeout", "0.1s")
+    assert (outcome.code, outcome.out) == (4, "")
+    assert "none of 1 task settled in time" in outcome.err
+    call("cancel", "never")
+    assert call("wait", "--any", "never").code == 5
+    assert call("wait", "--any", "--campaign", "any", "--match", "works").out == "any/works\n"
+
+
 def test_unknown_names_are_not_waited_for(call: Caller) -> None:
     outcome = call("wait", "no-such", "nor-this")
     assert outcome.code == 2

@@ -107,12 +107,23 @@ class LogDocument(JsonDocument, tag="log"):
     output_base64: bytes | UnsetType = UNSET
 
 
+class SlowTask(Document):
+    """A task that took long."""
+
+    name: str
+    campaign: str
+    #: The run time of its latest attempt.
+    seconds: float
+
+
 class WhyDocument(JsonDocument, tag="why"):
-    """`why`."""
+    """`why`. With --campaign, its failed tasks, the first 20."""
 
     tasks: list[Explanation]
     #: The reason of each lane is its `why`.
     lanes: list[Lane]
+    #: The slowest ended tasks of the campaign, at most 3.
+    slowest: list[SlowTask] | UnsetType = UNSET
 
 
 class WorkersDocument(JsonDocument, tag="workers"):
@@ -325,6 +336,15 @@ class WaitDocument(JsonDocument, tag="wait"):
     behind_failure: int
 
 
+class WaitAnyDocument(JsonDocument, tag="wait"):
+    """`wait --any`: the first task that has settled."""
+
+    name: str
+    campaign: str
+    #: "done", "failed", "cancelled", or "blocked" behind a failure.
+    state: str
+
+
 class RetryDocument(JsonDocument, tag="retry"):
     """`retry`."""
 
@@ -394,6 +414,8 @@ class RunDocument(JsonDocument, tag="run"):
     #: Done tasks whose result is truncated.
     truncated: int
     failures: list[RunFailure]
+    #: The slowest tasks, at most 3 that took a second or more. Empty for more than 10,000 tasks.
+    slowest: list[SlowTask]
     #: Why the run was stopped early. Empty: it was not.
     stopped: str = ""
 

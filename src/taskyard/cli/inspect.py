@@ -5,12 +5,18 @@ The broker builds the views. This module formats them.
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.cli.completion import complete_lane, complete_name, complete_service
+from taskyard.cli.completion import (
+    complete_campaign,
+    complete_lane,
+    complete_name,
+    complete_service,
+)
 from taskyard.cli.connection import connect_read_only
 from taskyard.cli.control import format_pauses
 from taskyard.cli.documents import (
@@ -42,7 +48,10 @@ from taskyard.cli.output import (
 )
 from taskyard.cli.progress import format_counts
 from taskyard.cli.scopes import campaign_option, with_service_of_lane
+from taskyard.cli.slow_tasks import SLOWEST_SEARCHED_MAX, format_slowest, slowest_tasks
+from taskyard.cli.wait import FAILURES_LISTED_MAX
 from taskyard.core.limits import LAG_REFUSE_PERCENT, LAG_SLOW_PERCENT
+from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, UnknownName, UserError
 
 if TYPE_CHECKING:
@@ -115,7 +124,14 @@ def log(cli_context: CliContext, name: str) -> None:
         click.echo(f"task {escape_line(name)} ({view['state']}): no output{ended}", err=True)
 
 
-@click.command(epilog=example("why join", "why fetch-a fetch-b", "why --service smtp --lane a.org"))
+@click.command(
+    epilog=example(
+        "why join",
+        "why fetch-a fetch-b",
+        "why --campaign thumbs",
+        "why --service smtp --lane a.org",
+    )
+)
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @click.option("--lane", metavar="LANE", help="Explain this lane.", shell_complete=complete_lane)
 @click.option(
@@ -124,17 +140,32 @@ def log(cli_context: CliContext, name: str) -> None:
     help="Service of the lane. Without --lane, explain all its lanes.",
     shell_complete=complete_service,
 )
+@click.option(
+    "--campaign",
+    metavar="NAME",
+    help="Explain the failures of this campaign, and name its slowest tasks.",
+    shell_complete=complete_campaign,
+)
 @broker_options
 @click.pass_obj
 def why(
-    cli_context: CliContext, names: tuple[str, ...], lane: str | None, service: str | None
+    cli_context: CliContext,
+    names: tuple[str, ...],
+    lane: str | None,
+    service: str | None,
+    campaign: str | None,
 ) -> None:
     """Explain the state of tasks or lanes.
 
-    Prints a sentence for each: why it waits, or how it ended.
+    Prints a sentence for each: why it waits, or how it ended. Of a campaign, the first 20 failed
+    tasks are explained.
     """
-    if bool(names) is not (lane is None and service is None):
-        raise UserError("give names of tasks, or --lane and --service, not both")
+    chosen = (bool(names), lane is not None or service is not None, campaign is not None)
+    if sum(chosen) != 1:
+        raise UserError("give names of tasks, or --campaign, or --lane and --service")
+    if campaign is not None:
+        _explain_campaign(cli_context, campaign)
+        return
     with connect_read_only(cli_context) as broker:
         stats = [broker.explain(name) for name in broker.resolve(names)] if names else []
         found = [] if names else _find_lanes(broker, lane, service)
@@ -147,6 +178,32 @@ def why(
         click.echo(
             f"{escape_line(one['service'])}/{escape_line(one['lane'])}: {escape_line(one['why'])}"
         )
+
+
+def _explain_campaign(cli_context: CliContext, campaign: str) -> None:
+    """Print the counts of a campaign, its failures and its slowest tasks."""
+    from taskyard.client.requests import scope_of  # noqa: PLC0415  # not needed by completion
+
+    with connect_read_only(cli_context) as broker:
+        counts = _campaign_stats(broker.status(), campaign)["counts"]
+        total, scope = sum(counts.values()), scope_of(campaign=campaign)
+        failed = broker.tasks(scope_of(campaign=campaign, states=[TaskState.FAILED]))
+        names = [full_name(view) for view in islice(failed, FAILURES_LISTED_MAX)]
+        failures = [broker.explain(name) for name in names]
+        slowest = slowest_tasks(broker, scope) if total <= SLOWEST_SEARCHED_MAX else []
+    if cli_context.as_json:
+        print_document(WhyDocument(tasks=failures, lanes=[], slowest=slowest))
+        return
+    click.echo(f"campaign {escape_line(campaign)}: {format_counts(counts)}")
+    for one in failures:
+        click.echo(f"  {escape_line(full_name(one))}: {escape_line(one['sentence'])}")
+    if counts["failed"] > len(failures):
+        more = counts["failed"] - len(failures)
+        click.echo(f"  and {more:,} more failed (see `taskyard list --failed`)")
+    if total > SLOWEST_SEARCHED_MAX:
+        click.echo("  slowest: see `taskyard list --sort duration`")
+    elif slowest:
+        click.echo(format_slowest(slowest))
 
 
 def _find_lanes(

@@ -16,7 +16,7 @@ from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.campaign.task_spec import service_of
 from taskyard.cli.connection import broker_location
-from taskyard.cli.documents import RunDocument, RunFailure
+from taskyard.cli.documents import RunDocument, RunFailure, SlowTask
 from taskyard.cli.format import escape_line, format_count, format_duration
 from taskyard.cli.load import format_options, read_or_report, report_rejected
 from taskyard.cli.local_service import (
@@ -36,6 +36,7 @@ from taskyard.cli.run_policy import (
     StoppedEarly,
     run_policy_options,
 )
+from taskyard.cli.slow_tasks import SLOWEST_SEARCHED_MAX, format_slowest, slowest_tasks
 from taskyard.cli.task_options import environment_options
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
@@ -307,6 +308,9 @@ def _report(
             for task in client.tasks(scope)
         ]
     code = _exit_code(counts, truncated) if stopped is None else stopped.exit_code
+    slowest: list[SlowTask] = []
+    if (total := sum(counts.values())) <= SLOWEST_SEARCHED_MAX:
+        slowest = slowest_tasks(client, Scope(campaign=run_options.campaign.encode()))
     if run_options.as_json:
         document = RunDocument(
             campaign=run_options.campaign,
@@ -316,6 +320,7 @@ def _report(
             truncated=truncated,
             failures=failures,
             stopped="" if stopped is None else str(stopped),
+            slowest=slowest,
         )
         print_document(document)
     else:
@@ -325,6 +330,10 @@ def _report(
         )
         if truncated:
             click.echo("truncated: only the last 1 MiB of stdout is kept")
+        if total > SLOWEST_SEARCHED_MAX:
+            click.echo(f"slowest:  taskyard list --sort duration{run_options.location}")
+        elif slowest:
+            click.echo(format_slowest(slowest))
         _print_failures(run_options, failures)
     return code
 

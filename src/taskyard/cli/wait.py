@@ -11,12 +11,13 @@ import click
 
 from taskyard.cli.completion import complete_name
 from taskyard.cli.connection import connect_client
-from taskyard.cli.documents import WaitDocument
+from taskyard.cli.documents import WaitAnyDocument, WaitDocument
 from taskyard.cli.format import escape_line, format_count, format_duration, full_name
 from taskyard.cli.options import DURATION, CliContext, broker_options
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.scopes import target_options, to_scope
+from taskyard.cli.slow_tasks import slowest_line
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
 from taskyard.errors import (
@@ -45,7 +46,7 @@ POLL_SECONDS: Final = 0.5
 _LOOK_SECONDS_FIRST: Final = 0.02
 
 #: The most failures that are printed. The others are only counted.
-FAILURES_LISTED_MAX: Final = 10
+FAILURES_LISTED_MAX: Final = 20
 
 #: The extra time for a reply after --timeout.
 REPLY_SECONDS: Final = 1.0
@@ -53,8 +54,17 @@ REPLY_SECONDS: Final = 1.0
 _RUNNABLE: Final = ("delayed", "ready", "leased")
 
 
-@click.command(epilog=example("wait fetch-a fetch-b", "wait --campaign thumbs --timeout 1h30m"))
+@click.command(
+    epilog=example(
+        "wait fetch-a fetch-b",
+        "wait --campaign thumbs --timeout 1h30m",
+        "wait --any fetch-a fetch-b",
+    )
+)
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+@click.option(
+    "--any", "is_any", is_flag=True, help="Return when the first task has settled. Print its name."
+)
 @target_options
 @click.option("--timeout", type=DURATION, help="Maximum time to wait, as in 90s or 5m.")
 @broker_options
@@ -64,6 +74,8 @@ def wait(
     /,
     names: tuple[str, ...],
     timeout: int | None,
+    *,
+    is_any: bool,
     **values: Any,  # noqa: ANN401  # scope options
 ) -> ExitCode:
     """Wait until tasks have settled.
@@ -73,14 +85,17 @@ def wait(
 
     A task has settled when it is done, failed or cancelled, or is behind a failure and can't run
     without intervention. Exit 0 if all are done, 1 if a task failed or is behind a failure, 5 if
-    tasks were cancelled and none failed, 4 on timeout.
+    tasks were cancelled and none failed, 4 on timeout. With --any, the exit code is that of the
+    task that settled first.
     """
     if names and any(values.values()):
         raise UserError("names exclude options (--campaign, --service, --lane and --match)")
     cli_context.interrupt_message = "interrupted; the tasks continue"
     with connect_client(cli_context) as client:
-        target = _target_from_options(client, names, values)
         deadline = None if timeout is None else time.monotonic() + timeout / SECOND_NS
+        if is_any:
+            return _wait_any(cli_context, _AnyTask(client, _names(client, names, values)), deadline)
+        target = _target_from_options(client, names, values)
         settled = wait_for(cli_context, target, deadline)
         document = WaitDocument(
             settled=settled, counts=target.counts, behind_failure=target.behind_failure
@@ -91,6 +106,23 @@ def wait(
             f"{format_count(target.unsettled(), 'task')} not settled after "
             f"{format_duration(timeout / SECOND_NS)} (see `taskyard why NAME`)"
         )
+    return target.exit_code()
+
+
+def _wait_any(cli_context: CliContext, target: _AnyTask, deadline: float | None) -> ExitCode:
+    """Wait until one task has settled, print its name and return its exit code."""
+    settled = wait_for(cli_context, target, deadline)
+    first = target.first
+    if not settled or first is None:
+        raise TimedOut(
+            f"none of {format_count(target.unsettled(), 'task')} settled in time "
+            "(see `taskyard why NAME`)"
+        )
+    if cli_context.as_json:
+        campaign, name, state = first.campaign, first.name, target.first_state
+        print_document(WaitAnyDocument(name=name, campaign=campaign, state=state))
+    else:
+        click.echo(escape_line(first.full_name))
     return target.exit_code()
 
 
@@ -114,6 +146,9 @@ class WaitTarget(Protocol):
     def failures(self) -> Iterator[tuple[str, str]]:
         """Yield failed tasks with their reasons."""
 
+    def slowest(self) -> str:
+        """Return a line that names the slowest tasks, or "" if all were fast."""
+
     def unsettled(self) -> int: ...
 
     def count_waiting(self) -> None:
@@ -134,6 +169,15 @@ class _TargetBase:
 
     def count_waiting(self) -> None:
         """Do nothing: the counts are the broker's."""
+
+    def _scope(self) -> Scope:
+        """Return the scope of its tasks."""
+        return _scope()
+
+    def slowest(self) -> str:
+        if self.client.unanswered_since is not None:
+            return ""
+        return slowest_line(self.client, self._scope(), sum(self.counts.values()))
 
     def _failed(self, scope: Scope) -> Iterator[tuple[str, str]]:
         """Yield tasks with their reasons, or nothing while the broker does not reply."""
@@ -201,13 +245,17 @@ class _CampaignTasks(_TargetBase):
     def failures(self) -> Iterator[tuple[str, str]]:
         return self._failed(_scope(campaign=self.campaign, states=[TaskState.FAILED]))
 
+    def _scope(self) -> Scope:
+        return _scope(campaign=self.campaign)
+
 
 class _NamedTasks(_TargetBase):
     """Tasks by name."""
 
     def __init__(self, client: Client, names: Sequence[str]) -> None:
         super().__init__(client, format_count(len(names), "task"))
-        self._waiting: set[Future] = set(client.futures(list(dict.fromkeys(names))))
+        self._futures = client.futures(list(dict.fromkeys(names)))
+        self._waiting: set[Future] = set(self._futures)
         self._ended: Counter[str] = Counter()
         self._failures: list[tuple[str, str]] = []
 
@@ -249,6 +297,30 @@ class _NamedTasks(_TargetBase):
     def failures(self) -> Iterator[tuple[str, str]]:
         yield from self._failures
 
+    def _scope(self) -> Scope:
+        return _scope(names=[future.full_name for future in self._futures])
+
+
+class _AnyTask(_NamedTasks):
+    """Tasks by name, of which the first to settle counts."""
+
+    #: The task that settled first, and its state. Of several the first by name on the command line.
+    first: Future | None = None
+    first_state = ""
+
+    def poll(self, seconds: float, timeout: float | None = None) -> bool:  # noqa: ARG002  # from the protocol
+        concurrent.futures.wait(
+            self._waiting, seconds, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        self.counts["ready"] = len(self._waiting)
+        self.first = next((future for future in self._futures if future.done()), None)
+        if self.first is None:
+            return False
+        self._on_settled(self.first)
+        ((self.first_state, _),) = self._ended.items()
+        self.counts |= {"ready": len(self._waiting) - 1, self.first_state: 1}
+        return True
+
 
 def wait_target(
     client: Client, names: Sequence[str] = (), campaign: str | None = None
@@ -265,10 +337,17 @@ def _target_from_options(
     """Return a target for names, for a campaign or for the tasks that match now."""
     if not any(values[key] for key in ("service", "lane", "match")):
         return wait_target(client, client.resolve(names), values["campaign"])
+    return _NamedTasks(client, _names(client, names, values))
+
+
+def _names(client: Client, names: Sequence[str], values: dict[str, Any]) -> list[str]:
+    """Return the full names of tasks, or of those that match the options now."""
+    if names:
+        return client.resolve(names)
     found = [full_name(view) for view in client.tasks(to_scope(values))]
     if not found:
         raise UnknownName("no matching task (see `taskyard list`)")
-    return _NamedTasks(client, found)
+    return found
 
 
 def wait_for(cli_context: CliContext, target: WaitTarget, deadline: float | None = None) -> bool:
@@ -298,6 +377,8 @@ def report(cli_context: CliContext, target: WaitTarget, document: JsonDocument) 
         return
     click.echo(f"{target.title}{format_counts(target.counts, target.behind_failure)}", err=True)
     print_failures(target)
+    if slowest := target.slowest():
+        click.echo(slowest, err=True)
 
 
 def print_failures(target: WaitTarget) -> None:
