@@ -15,7 +15,7 @@ from taskyard.core import effects, events, invariants
 from taskyard.core.effects import CommandAck, Refused, TaskPage
 from taskyard.core.events import Scope
 from taskyard.core.fingerprint import ledger_fingerprint
-from taskyard.core.model import Refusal, Submission, Terms
+from taskyard.core.model import Refusal, Submission, Terms, TermsChanges
 from taskyard.core.records import Cancelled
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import BLOCKED, CANCELLED, FAILED, READY
@@ -192,6 +192,7 @@ COMMANDS: dict[str, Event] = {
     "retry": events.RetryRequested(0, b"c", Scope(campaign=b"c"), 7),
     "move": events.MoveRequested(0, b"c", Scope(campaign=b"c"), None, b"lane", 7),
     "expire": events.ExpireRequested(0, b"c", Scope(campaign=b"c"), 7),
+    "edit": events.EditRequested(0, b"c", Scope(campaign=b"c"), TermsChanges(priority=3), 7),
 }
 
 

@@ -57,6 +57,51 @@ def test_cancel_includes_dependents_and_kills_running_tasks(call: Caller) -> Non
     assert call("cancel", "long").out.startswith("nothing to cancel")
 
 
+def test_edit_changes_tasks_that_wait_and_counts_the_others(call: Caller) -> None:
+    call.submit("waits", due="1h", campaign="e", expiry="2h")
+    call.submit("ends", campaign="e")
+    call("wait", "ends")
+    outcome = call("edit", "waits", "ends", "--priority", "7", "--retries", "[1, 2]")
+    assert outcome == (0, "edited 1 task\n", "not changed: 1 ended task\n")
+    task = call("show", "waits", "--json").document()["task"]
+    assert (task["priority"], task["retry_delays"]) == (7, [1.0, 2.0])
+    options = ("--campaign", "e", "--time-limit", "90s", "--expiry", "none", "--json")
+    document = call("edit", *options).document()
+    assert (document["edited"], document["leased"], document["ended"]) == (1, 0, 0)
+    task = call("show", "waits", "--json").document()["task"]
+    assert (task["time_limit"], task["expires_hard"], task["priority"]) == (90.0, None, 7)
+    assert "runs at most 1 min 30 s, 2 retries after 1.0 s, 2.0 s" in call("show", "waits").out
+    call("cancel", "waits")
+
+
+def test_edit_reports_leased_tasks_as_not_changed(call: Caller) -> None:
+    call.submit("busy", "sleep", "600", campaign="b")
+    while state(call, "busy") != "leased":
+        pass
+    unchanged = (0, "edited 0 tasks\n", "not changed: 1 leased task\n")
+    assert call("edit", "busy", "--priority", "1") == unchanged
+    assert call("edit", "--campaign", "b", "--priority", "1") == unchanged
+    call("cancel", "busy")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("x", "nothing to change (give --priority, --time-limit, --retries or --expiry)"),
+        ("x --backoff 5s", "--backoff needs --retries"),
+        ("x --expiry 2001-01-01T00:00:00Z", "--expiry is in the past (see `taskyard expire`)"),
+        ("x --priority high", "--priority"),
+        ("x --priority 1", "unknown task 'x'"),
+        ("--priority 1", "no tasks chosen"),
+        ("--campaign e --priority 1001", "--priority"),
+    ],
+)
+def test_wrong_edit_changes_nothing(call: Caller, words: str, problem: str) -> None:
+    outcome = call("edit", *words.split())
+    assert outcome.code == 2
+    assert problem in outcome.err
+
+
 def test_cancelling_everything_wants_a_yes(call: Caller) -> None:
     call.submit("one", due="1h")
     call.submit("two", due="1h", campaign="c")

@@ -67,6 +67,7 @@ VERBS = [
     ("lanes", 0),
     ("lanes --service none --waiting", 0),
     ("move late --to-lane l", 0),
+    ("edit late --priority 3", 0),
     ("expire --match no-such-name", 0),
     ("submit -- true", 0),
     ("submit --wait -- echo hi", 0),

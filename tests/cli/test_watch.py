@@ -166,6 +166,17 @@ def test_watch_survives_a_killed_broker_without_gaps_or_repetitions(
             "moved a to service s to lane -",
         ),
         ({"kind": "moved", "names": ["a"], "service": None, "lane": "l"}, "moved a to lane l"),
+        (
+            {
+                "kind": "edited",
+                "names": ["a"],
+                "priority": 5,
+                "time_limit": 0.0,
+                "retry_delays": [1.0, 2.0],
+                "expires_hard": None,
+            },
+            "edited a priority 5 time limit none retries 2",
+        ),
         ({"kind": "reported", "names": ["a"]}, "late a"),
         ({"kind": "released", "names": ["a"]}, "released a"),
     ],

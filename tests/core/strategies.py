@@ -13,6 +13,7 @@ from taskyard.core.events import (
     ClientDisconnected,
     DrainRequested,
     DuplicatePolicy,
+    EditRequested,
     Event,
     ExpireRequested,
     ExplainRequested,
@@ -48,7 +49,7 @@ from taskyard.core.events import (
     WorkerUnreachable,
 )
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Refusal, Submission, Terms, WorkerFacts
+from taskyard.core.model import Refusal, Submission, Terms, TermsChanges, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard
@@ -175,6 +176,17 @@ STEPS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             "scope": scopes,
             "service": st.none() | service,
             "lane": st.none() | lane,
+        }
+    ),
+    "edit": st.fixed_dictionaries(
+        {
+            "scope": scopes,
+            "changes": st.builds(
+                TermsChanges,
+                priority=st.none() | st.sampled_from([-1, 0, 1]),
+                retry_delays_ns=st.none() | st.sampled_from([(), (0, SECOND_NS)]),
+                expires_hard_ns=st.none() | st.sampled_from([0, 5 * SECOND_NS]),
+            ),
         }
     ),
     "expire": scopes,
@@ -309,6 +321,9 @@ _TAKE: dict[str, Callable[..., list[Any]]] = {
     "cancel": lambda yard, **given: yard.handle(CancelRequested(0, b"client", Scope(**given))),
     "retry": lambda yard, **given: yard.handle(RetryRequested(0, b"client", Scope(**given))),
     "move": _move,
+    "edit": lambda yard, scope, changes: yard.handle(
+        EditRequested(0, b"client", Scope(**scope), changes)
+    ),
     "expire": lambda yard, **given: yard.handle(ExpireRequested(0, b"client", Scope(**given))),
     "pause": lambda yard, **given: yard.handle(PauseRequested(0, b"client", **given)),
     "resume": lambda yard, **given: yard.handle(ResumeRequested(0, b"client", **given)),

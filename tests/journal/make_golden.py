@@ -17,11 +17,12 @@ from typing import Any
 from taskyard.core.apply import apply
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
-from taskyard.core.model import EndedTask, Result, Submission, Terms, WorkerFacts
+from taskyard.core.model import EndedTask, Result, Submission, Terms, TermsChanges, WorkerFacts
 from taskyard.core.records import (
     AnyRecord,
     CameDue,
     Cancelled,
+    Edited,
     Extended,
     Failed,
     Finished,
@@ -148,6 +149,9 @@ RECORDS: list[AnyRecord] = [
     # Fields that were added at the end of records of format 4.
     Submitted(1, Submission([b"a"], environment=b'{"host":"h","cwd":"/"}')),
     Finished(4, b"w", [b"a"], [1], runs=RunColumns(b"", [1], [2], notes=[b"up to date"])),
+    # Since format 5.
+    Edited(25, [b"a"], TermsChanges(5, 6, (7, 8), 9)),
+    Edited(25, [b"a"], TermsChanges(retry_delays_ns=())),
 ]
 
 

@@ -11,6 +11,7 @@ from taskyard.core import invariants
 from taskyard.core.apply import apply
 from taskyard.core.events import (
     DuplicatePolicy,
+    EditRequested,
     MoveRequested,
     Outcome,
     Scope,
@@ -21,6 +22,7 @@ from taskyard.core.events import (
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.ledger import Ledger
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.model import TermsChanges
 from taskyard.core.records import AnyRecord, Submitted
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.snapshots import cold_ledger
@@ -187,7 +189,7 @@ class RandomYard(WritingYard):
             self.join(worker, services=(b"default", b"other"), slots_total=0)
 
     def steer(self) -> None:
-        kind = self.dice.randrange(4)
+        kind = self.dice.randrange(5)
         if kind == 0:
             self.cancel(*self.pick(self.names(BLOCKED, READY, LEASED, DELAYED, FAILED), 2))
         elif kind == 1:
@@ -196,6 +198,10 @@ class RandomYard(WritingYard):
             waiting = tuple(self.pick(self.names(READY, BLOCKED)))
             lane = self.dice.choice([b"x", b"z"])
             self.handle(MoveRequested(0, b"client", Scope(names=waiting), b"other", lane))
+        elif kind == 3:
+            scope = Scope(names=tuple(self.pick(self.names(READY, BLOCKED, DELAYED), 3)))
+            changes = TermsChanges(priority=self.dice.choice([-1, 0, 2]), time_limit_ns=SECOND_NS)
+            self.handle(EditRequested(0, b"client", scope, changes))
         else:
             self.later(self.dice.randrange(1, 90))
 

@@ -40,6 +40,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
 ARRAYS = [
     model.Submission,
     model.Terms,
+    model.TermsChanges,
     model.WorkerFacts,
     runs.RunColumns,
     runs.Attempt,

@@ -37,6 +37,7 @@ RequestMaker: TypeAlias = (
     | events.PauseRequested
     | events.ResumeRequested
     | events.MoveRequested
+    | events.EditRequested
     | events.ExpireRequested
     | events.WatchRequested
     | events.DrainRequested

@@ -63,7 +63,7 @@ class ReferenceModel:
         self.ahead: dict[bytes, int] = {}
         self.ahead_last: dict[bytes, int] = {}
         self.paused: dict[tuple[bytes, bytes | None], None] = {}
-        self.records = 0
+        self.records = self.now_ns = 0
         #: When tasks of each rule and of each lane were leased, since the broker's start.
         self.lease_times_ns: dict[bytes | tuple[bytes, bytes], list[int]] = {}
         #: (name, attempt) to the worker.
@@ -73,7 +73,6 @@ class ReferenceModel:
         #: (name, state) of all states that tasks had.
         self.states_reached: dict[tuple[bytes, TaskState], None] = {}
         self._wide: dict[bytes, None] = {}
-        self.now_ns = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             r.Submitted: self._submitted,
             r.Extended: self._extended,
@@ -95,6 +94,7 @@ class ReferenceModel:
             r.Paused: self._paused,
             r.Resumed: self._resumed,
             r.Moved: self._moved,
+            r.Edited: self._edited,
             r.ReportedLate: self._reported,
             r.Released: self._released,
             r.WorkerReplaced: self._replaced,
@@ -671,6 +671,21 @@ class ReferenceModel:
                 self._ready(task_model, record.at_ns, "moved", front=False, is_due=True)
             else:
                 self._move(task_model, state, "moved")
+
+    def _edited(self, record: r.Edited) -> None:
+        for task_model in self._named(record.names, WAITING, "an edit"):
+            terms = record.changes.applied_to(task_model.terms)
+            self.require(terms != task_model.terms, "edit", "changed nothing", task_model)
+            state, moves = task_model.state, terms.priority != task_model.terms.priority
+            if state is READY and moves:
+                task_model.state = BLOCKED  # so that it is left out of the count
+                self.lanes.count_removed([task_model])
+                self.lanes.cap_released([task_model.lane_key])
+            task_model.terms = terms
+            if state is READY and moves:
+                self._ready(task_model, record.at_ns, "edited", front=False, is_due=True)
+            else:
+                self._move(task_model, state, "edited")
 
     def _reported(self, record: r.ReportedLate) -> None:
         for task_model in self._named(record.names, (*WAITING, LEASED), "lateness"):

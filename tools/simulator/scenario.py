@@ -29,7 +29,7 @@ from simulator.worker import Worker
 from simulator.workers import KINDS as FOREIGN_KINDS
 from taskyard.core import events, identity
 from taskyard.core.events import DuplicatePolicy, Scope, UnknownPolicy
-from taskyard.core.model import Refusal, Submission, Terms
+from taskyard.core.model import Refusal, Submission, Terms, TermsChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,7 @@ KINDS: Final[dict[str, type[AnyWorker]]] = {**FOREIGN_KINDS, **product_workers.K
 _FAR_NS: Final = 1 << 62
 
 _FAULT_SEED_OFFSET: Final = 1 << 41
+_EDIT_SEED_OFFSET: Final = 1 << 42
 
 #: Campaigns of product clients.
 CAMPAIGNS: Final = (b"", b"k0")
@@ -82,6 +83,8 @@ class Scenario:
         self._extensions = 0
         #: Separate, so that seeds without two workers of one name draw as before.
         self._fault_rng = Random(world.plan.seed + _FAULT_SEED_OFFSET)
+        #: Random choices of edits, which leave those of other requests as they are.
+        self._edit_rng = Random(world.plan.seed + _EDIT_SEED_OFFSET)
 
     def begin(self) -> None:
         self.world.host.start()
@@ -371,14 +374,31 @@ class Scenario:
         return kind(0, b"", service, lane)
 
     def _move(self) -> RequestMaker | None:
-        """Move tasks to another lane."""
+        """Move tasks to another lane, edit or expire them."""
         if self.rng.random() >= self.plan.odds.move:
             return None
         if chance(self.rng, 0.3):
             return events.ExpireRequested(0, b"", self._scope())
         lane = self.rng.choice((None, b"l0", b"l1", b""))
         service = self.rng.choice((None, *self.services)) if lane is not None else b"default"
-        return events.MoveRequested(0, b"", self._scope(), service, lane)
+        scope = self._scope()
+        if chance(self._edit_rng, 0.5):
+            return events.EditRequested(0, b"", scope, self._changes())
+        return events.MoveRequested(0, b"", scope, service, lane)
+
+    def _changes(self) -> TermsChanges:
+        """Draw changes of terms, mostly of the priority."""
+        rng, changes = self._edit_rng, TermsChanges()
+        if chance(rng, 0.7):
+            changes.priority = rng.choice((-1, 0, 1, 5))
+        if chance(rng, 0.3):
+            changes.retry_delays_ns = rng.choice(((), (0,), (SECOND_NS, SECOND_NS)))
+        if chance(rng, 0.3) or changes.priority is None:
+            soon_ns = self.world.clock.wall_ns() + rng.randrange(10 * SECOND_NS)
+            changes.expires_hard_ns = rng.choice((0, soon_ns))
+        if chance(rng, 0.2):
+            changes.time_limit_ns = rng.choice((0, 60 * SECOND_NS))
+        return changes
 
     def _watch(self) -> RequestMaker | None:
         if self.rng.random() >= self.plan.odds.watch or not self.world.names:

@@ -67,11 +67,15 @@ class Budget(Struct, frozen=True):
 
 
 Command = (
-    events.CancelRequested | events.RetryRequested | events.MoveRequested | events.ExpireRequested
+    events.CancelRequested
+    | events.RetryRequested
+    | events.MoveRequested
+    | events.EditRequested
+    | events.ExpireRequested
 )
 _COMMANDS: Final = (
     *(events.CancelRequested, events.RetryRequested),
-    *(events.MoveRequested, events.ExpireRequested),
+    *(events.MoveRequested, events.EditRequested, events.ExpireRequested),
 )
 
 
@@ -457,5 +461,6 @@ _COSTS: Final[dict[type[Any], Callable[[Ledger, Any, Budget], int]]] = {
     events.CancelRequested: _command_cost,
     events.RetryRequested: _command_cost,
     events.MoveRequested: _command_cost,
+    events.EditRequested: _command_cost,
     events.ExpireRequested: _command_cost,
 }

@@ -143,6 +143,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "retry": LazyCommand("taskyard.cli.control:retry", "Retry failed tasks, and delayed ones now."),
     "cancel": LazyCommand("taskyard.cli.control:cancel", "Cancel tasks and their dependents."),
     "move": LazyCommand("taskyard.cli.control:move", "Move tasks to another lane or service."),
+    "edit": LazyCommand("taskyard.cli.edit:edit", "Change tasks that wait."),
     "expire": LazyCommand(
         "taskyard.cli.control:expire", "Expire tasks, as if their expiry had passed."
     ),

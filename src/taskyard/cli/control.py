@@ -54,7 +54,7 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> 
     its ready tasks are released. --service may be omitted if only one service has the lane.
     """
     with connect_client(cli_context) as client:
-        names, values = _resolve_targets(client, names, values)
+        names, values = resolve_targets(client, names, values)
         retried = client.retry(names or to_scope(values))
     if cli_context.as_json:
         print_document(RetryDocument(retried=retried))
@@ -91,7 +91,7 @@ def cancel(
         _check_all(names, values, yes=yes)
         values["only"] = [state.name.lower() for state in _UNSETTLED_STATES]
     with connect_client(cli_context) as client:
-        names, values = _resolve_targets(client, names, values)
+        names, values = resolve_targets(client, names, values)
         cancelled = client.cancel(names or to_scope(values))
     if cli_context.as_json:
         print_document(CancelDocument(cancelled=cancelled))
@@ -108,7 +108,7 @@ def _check_all(names: tuple[str, ...], values: dict[str, Any], *, yes: bool) -> 
         raise UserError("--all: cancels every task of the broker (confirm with --yes)")
 
 
-def _resolve_targets(
+def resolve_targets(
     client: Client, names: tuple[str, ...], values: dict[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return full task names, or a scope with its service.
@@ -163,7 +163,7 @@ def move(
     if to_lane is None and to_service is None:
         raise UserError("missing target (give --to-lane, --to-service or both)")
     with connect_client(cli_context) as client:
-        names, values = _resolve_targets(client, names, values)
+        names, values = resolve_targets(client, names, values)
         moved = client.move(names or to_scope(values), to_lane=to_lane, to_service=to_service)
     if cli_context.as_json:
         print_document(MoveDocument(moved=moved))
@@ -186,7 +186,7 @@ def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) ->
     expired. To end tasks together with their dependents, use `taskyard cancel`.
     """
     with connect_client(cli_context) as client:
-        names, values = _resolve_targets(client, names, values)
+        names, values = resolve_targets(client, names, values)
         expired = client.expire(names or to_scope(values))
     if cli_context.as_json:
         print_document(ExpireDocument(expired=expired))

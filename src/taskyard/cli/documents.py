@@ -363,6 +363,15 @@ class MoveDocument(JsonDocument, tag="move"):
     moved: int
 
 
+class EditDocument(JsonDocument, tag="edit"):
+    """`edit`."""
+
+    edited: int
+    #: Tasks that were not changed: those that a worker has, and named ones that have ended.
+    leased: int
+    ended: int
+
+
 class ExpireDocument(JsonDocument, tag="expire"):
     """`expire`."""
 

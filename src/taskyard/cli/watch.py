@@ -15,7 +15,7 @@ import click
 
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import GapDocument
-from taskyard.cli.format import escape_line
+from taskyard.cli.format import escape_line, format_date, format_duration
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document, print_view
 from taskyard.cli.scopes import target_options, to_scope
@@ -57,6 +57,7 @@ RECORD_LABELS: Final = {
     "released": "released",
     "worker_replaced": "replaced",
     "refunded": "refunded",
+    "edited": "edited",
 }
 _WIDTH: Final = max(map(len, RECORD_LABELS.values()))
 
@@ -191,9 +192,24 @@ def _details(record: dict[str, Any]) -> Iterator[str | None]:
         return repeat(f": {record['reason'].replace('_', ' ')}")
     if record["kind"] == "aged" and record["requested"]:
         return repeat(f": {escape_line(record['reason'])}")
-    if record["kind"] == "moved":
-        return repeat(_destination(record))
-    return repeat("")
+    more = _CHANGES.get(record["kind"])
+    return repeat("" if more is None else more(record))
+
+
+def _changes(record: dict[str, Any]) -> str:
+    """Format the new terms of edited tasks."""
+    parts = []
+    if record["priority"] is not None:
+        parts.append(f"  priority {record['priority']}")
+    if record["time_limit"] is not None:
+        limit = format_duration(record["time_limit"]) if record["time_limit"] else "none"
+        parts.append(f"  time limit {limit}")
+    if record["retry_delays"] is not None:
+        parts.append(f"  retries {len(record['retry_delays'])}")
+    if record["expires_hard"] is not None:
+        at = record["expires_hard"]
+        parts.append(f"  expiry {format_date(at) if at else 'none'}")
+    return "".join(parts)
 
 
 def _destination(record: dict[str, Any]) -> str:
@@ -201,3 +217,7 @@ def _destination(record: dict[str, Any]) -> str:
     service, lane = record["service"], record["lane"]
     to_service = "" if service is None else f"  to service {escape_line(service)}"
     return to_service + ("" if lane is None else f"  to lane {escape_line(lane) or '-'}")
+
+
+#: The end of a line on tasks that were changed, by the kind of the record.
+_CHANGES: Final = {"moved": _destination, "edited": _changes}

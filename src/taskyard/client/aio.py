@@ -183,6 +183,7 @@ class AsyncClient:
     retry = awaited(commands.retry)
     expire = awaited(commands.expire)
     move = awaited(commands.move)
+    edit = awaited(commands.edit)
     drain = awaited(commands.drain)
     pause = awaited(commands.pause)
     resume = awaited(commands.resume)

@@ -148,6 +148,7 @@ class Client(BlockingRunner):
     retry = blocking(commands.retry)
     expire = blocking(commands.expire)
     move = blocking(commands.move)
+    edit = blocking(commands.edit)
     drain = blocking(commands.drain)
     pause = blocking(commands.pause)
     resume = blocking(commands.resume)

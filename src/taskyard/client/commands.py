@@ -1,4 +1,4 @@
-"""Requests that change something: submit, cancel, retry, expire, move, pause, resume and drain.
+"""Requests that change something: submit, cancel, retry, expire, move, edit, pause and drain.
 
 Each function returns an exchange. `Client` and `AsyncClient` have them as methods, with these
 docstrings. Also here: the lookups that a submission needs, of lanes and of dependencies.
@@ -21,8 +21,8 @@ from taskyard.client.requests import (
 )
 from taskyard.core.events import Scope, UnknownPolicy
 from taskyard.core.identity import spelling
-from taskyard.core.limits import SERVICES_MAX
-from taskyard.core.model import Refusal
+from taskyard.core.limits import SECOND_NS, SERVICES_MAX
+from taskyard.core.model import Refusal, TermsChanges
 from taskyard.errors import Refused
 from taskyard.wire.native import peer
 
@@ -146,6 +146,35 @@ def move(
     service, lane = (None if one is None else encode_text(one) for one in (to_service, to_lane))
     build = partial(peer.move, service=service, lane=lane)
     return (yield from _command(build, names, scope, timeout))
+
+
+def edit(  # noqa: PLR0913  # all but the first are named
+    names: Iterable[str] | Scope | None = None,
+    *,
+    priority: int | None = None,
+    time_limit: float | None = None,
+    retry_delays: Sequence[float] | None = None,
+    expires: float | None = None,
+    timeout: float | None = None,
+    **scope: Any,  # noqa: ANN401  # the keywords of `scope_of`
+) -> Exchange[int]:
+    """Change tasks that wait: by names, or by campaign, service, lane, states.
+
+    `time_limit` and `retry_delays` are in seconds, and `expires` is in seconds since the epoch. 0
+    removes a limit or an expiry. Returns how many tasks were changed: leased and ended ones stay as
+    they are. Raises `TimedOut`.
+    """
+
+    def nanoseconds(seconds: float) -> int:
+        return round(seconds * SECOND_NS)
+
+    changes = TermsChanges(
+        priority=priority,
+        time_limit_ns=None if time_limit is None else nanoseconds(time_limit),
+        retry_delays_ns=None if retry_delays is None else tuple(map(nanoseconds, retry_delays)),
+        expires_hard_ns=None if expires is None else nanoseconds(expires),
+    )
+    return (yield from _command(partial(peer.edit, changes=changes), names, scope, timeout))
 
 
 def _command(

@@ -406,6 +406,18 @@ def _moved(ledger: Ledger, record: records.Moved, tasks: Tasks) -> None:
         ledger.change_lane(task, ledger.service(terms.service).lane(name), terms)
 
 
+def _edited(ledger: Ledger, record: records.Edited, tasks: Tasks) -> None:
+    renewed: dict[int, Terms] = {}
+    for task in tasks:
+        former = task.terms
+        terms = renewed.get(id(former))
+        if terms is None:
+            terms = renewed[id(former)] = record.changes.applied_to(former)
+        ledger.change_terms(task, terms)
+    if record.changes.expires_hard_ns:
+        ledger.schedule_expiry(tasks)
+
+
 def _reported_late(ledger: Ledger, record: records.ReportedLate) -> None:
     ledger.reported.update(dict.fromkeys(record.names))
 
@@ -509,6 +521,7 @@ _APPLY_TO_TASKS: dict[type, Callable[[Ledger, Any, Tasks], None]] = {
     records.Retried: _retried,
     records.Released: _released,
     records.Moved: _moved,
+    records.Edited: _edited,
     records.Refunded: _refunded,
 }
 

@@ -1,4 +1,4 @@
-"""Decides on the commands of clients: submit, cancel, retry, move, expire, pause, resume, drain.
+"""Decides on the commands of clients: submit, cancel, retry, move, edit, expire, pause, drain.
 
 `submission` decides on the tasks of a submission. Questions are in `queries`.
 """
@@ -18,6 +18,7 @@ from taskyard.core.limits import (
 from taskyard.core.model import Refusal, shown
 from taskyard.core.records import (
     Cancelled,
+    Edited,
     Moved,
     Paused,
     Released,
@@ -25,7 +26,7 @@ from taskyard.core.records import (
     Retried,
     TaskExpired,
 )
-from taskyard.core.shape import BatchRefused, SubmissionRefused
+from taskyard.core.shape import BatchRefused, SubmissionRefused, changes_fault
 from taskyard.core.states import BLOCKED, DELAYED, FAILED, READY, WorkerCause
 
 if TYPE_CHECKING:
@@ -172,6 +173,19 @@ def _is_elsewhere(task: Task, event: events.MoveRequested) -> bool:
     )
 
 
+def edit_requested(context: Context, event: events.EditRequested) -> None:
+    fault = changes_fault(event.changes)
+    if fault is not None:
+        context.send(Refused(event.client, event.request, *fault))
+        return
+    changes, found = event.changes, _tasks_of(context.ledger, event)
+    waiting = [task for task in found if task.state in _WAITING]
+    tasks = [task for task in waiting if changes.applied_to(task.terms) is not task.terms]
+    if tasks:
+        context.emit(Edited(context.at_ns, [task.name for task in tasks], changes), tasks)
+    context.send(CommandAck(event.client, event.request, len(tasks)))
+
+
 def expire_requested(context: Context, event: events.ExpireRequested) -> None:
     found = _tasks_of(context.ledger, event)
     tasks = [task for task in found if task.state in _WAITING]
@@ -224,6 +238,7 @@ def _tasks_of(
     event: events.CancelRequested
     | events.RetryRequested
     | events.MoveRequested
+    | events.EditRequested
     | events.ExpireRequested,
 ) -> list[Task]:
     return tasks_in_scope(ledger, event.scope) if event.chosen is None else event.chosen

@@ -12,7 +12,7 @@ from enum import Enum, IntEnum
 from msgspec import Struct, field
 
 from taskyard.core.entities import Task
-from taskyard.core.model import Refusal, Submission, WorkerFacts
+from taskyard.core.model import Refusal, Submission, TermsChanges, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
@@ -271,6 +271,17 @@ class MoveRequested(Event):
     #: None: each task keeps its service, or the name of its lane.
     service: bytes | None = None
     lane: bytes | None = None
+    request: int = 0
+    #: The tasks of this portion, where the command is executed in portions. None: all of the scope.
+    chosen: list[Task] | None = None
+
+
+class EditRequested(Event):
+    """Change the terms of waiting tasks. Leased and ended tasks stay as they are."""
+
+    client: bytes
+    scope: Scope
+    changes: TermsChanges
     request: int = 0
     #: The tasks of this portion, where the command is executed in portions. None: all of the scope.
     chosen: list[Task] | None = None

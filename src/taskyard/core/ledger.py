@@ -457,6 +457,18 @@ class Ledger:
         if ready:
             self.enqueue([task])
 
+    def change_terms(self, task: Task, terms: Terms) -> None:
+        """Change the terms of a task that is not leased. Its campaign, service and slots stay.
+
+        A ready task of another priority goes to the end of that priority's queue.
+        """
+        if task.state is READY and terms.priority != task.terms.priority:
+            self.withdraw([task])
+            task.terms = terms
+            self.enqueue([task])
+        else:
+            task.terms = terms
+
     def schedule_due(self, tasks: Tasks) -> None:
         """Schedule DELAYED tasks. Those that come due together share an entry."""
         together: dict[int, Tasks] = {}

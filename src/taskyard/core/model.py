@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum, IntEnum
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from msgspec import Struct, field, structs
@@ -57,6 +57,26 @@ class Terms(Struct, array_like=True, gc=False):
     report_ns: int = 0
     #: The environment of its submission, set when that is applied. Passed on, never read.
     environment: bytes = b""
+
+
+class TermsChanges(Struct, array_like=True, gc=False):
+    """Changes to the terms of submitted tasks. None: unchanged. All times are of the wall clock."""
+
+    priority: int | None = None
+    #: 0: no limit.
+    time_limit_ns: int | None = None
+    retry_delays_ns: tuple[int, ...] | None = None
+    #: 0: never.
+    expires_hard_ns: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the changed fields of `Terms`."""
+        return {name: value for name, value in structs.asdict(self).items() if value is not None}
+
+    def applied_to(self, terms: Terms) -> Terms:
+        """Return the changed terms, or the same object if nothing changes."""
+        changed = structs.replace(terms, **self.given())
+        return terms if changed == terms else changed
 
 
 class Submission(Struct, array_like=True, gc=False):

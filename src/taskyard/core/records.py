@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from taskyard.core.model import Submission, WorkerFacts
+from taskyard.core.model import Submission, TermsChanges, WorkerFacts
 from taskyard.core.runs import RunColumns
 
 
@@ -258,6 +258,13 @@ class Refunded(Record, tag=24):
     attempts: list[int]
 
 
+class Edited(Record, tag=25):
+    """Waiting tasks got other terms. Ready ones of another priority go to the end of its queue."""
+
+    names: list[bytes]
+    changes: TermsChanges
+
+
 AnyRecord: TypeAlias = (
     Submitted
     | Extended
@@ -283,4 +290,5 @@ AnyRecord: TypeAlias = (
     | Released
     | WorkerReplaced
     | Refunded
+    | Edited
 )

@@ -100,6 +100,7 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.CancelRequested: commands.cancel_requested,
     events.RetryRequested: commands.retry_requested,
     events.MoveRequested: commands.move_requested,
+    events.EditRequested: commands.edit_requested,
     events.ExpireRequested: commands.expire_requested,
     events.PauseRequested: commands.pause_requested,
     events.ResumeRequested: commands.resume_requested,

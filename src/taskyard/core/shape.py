@@ -19,13 +19,13 @@ from taskyard.core.limits import (
     RETRIES_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import Refusal
+from taskyard.core.model import Refusal, Terms
 from taskyard.errors import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
-    from taskyard.core.model import Submission, Terms
+    from taskyard.core.model import Submission, TermsChanges
 
 #: Why a task is refused: a code and a sentence.
 Fault = tuple[Refusal, str]
@@ -130,6 +130,13 @@ def _terms_fault(terms: Terms) -> Fault | None:
     if min(numbers) < 0 or max(numbers) > NUMBER_MAX:
         return Refusal.MALFORMED, f"times, durations and counts must be from 0 to {NUMBER_MAX}"
     return None
+
+
+def changes_fault(changes: TermsChanges) -> Fault | None:
+    """Return why changes of terms are invalid. None: they are valid."""
+    if not changes.given():
+        return Refusal.MALFORMED, "edit: no changes"
+    return _terms_fault(changes.applied_to(Terms()))
 
 
 def _faults_by_terms(submission: Submission) -> Iterator[tuple[int, Fault]]:

@@ -47,6 +47,7 @@ KINDS: Final[dict[type, bytes]] = {
     records.Released: b"released",
     records.WorkerReplaced: b"worker_replaced",
     records.Refunded: b"refunded",
+    records.Edited: b"edited",
 }
 #: The one kind without a record type.
 READY: Final = b"ready"

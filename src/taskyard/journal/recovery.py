@@ -40,8 +40,8 @@ logger = logging.getLogger("taskyard.journal")
 
 #: Written by this version. Format 2 added Moved, Reported and Released. Format 3 added
 #: WorkerReplaced and Refunded. In format 4 a task's key begins with its campaign
-#: (`core.identity`).
-JOURNAL_FORMAT: Final = 4
+#: (`core.identity`). Format 5 added Edited.
+JOURNAL_FORMAT: Final = 5
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[AnyRecord])
@@ -62,6 +62,7 @@ _READERS: dict[int, Callable[[bytes], list[AnyRecord]]] = {
     2: _decode_bare,
     3: _decode_bare,
     4: _decoder.decode,
+    5: _decoder.decode,
 }
 
 

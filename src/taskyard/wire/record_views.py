@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core import records
+from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
 from taskyard.wire.views import Document, seconds
 
@@ -214,6 +215,19 @@ class Refunded(RecordDocument, tag="refunded"):
     attempts: list[int]
 
 
+class Edited(RecordDocument, tag="edited"):
+    """Waiting tasks got other terms. null: unchanged."""
+
+    names: list[str]
+    priority: int | None
+    #: Seconds that one attempt may run. 0: no limit.
+    time_limit: float | None
+    #: Seconds before each further attempt after a failure.
+    retry_delays: list[float] | None
+    #: When they fail if they still wait. 0: never.
+    expires_hard: float | None
+
+
 AnyRecordDocument = (
     Submitted
     | Extended
@@ -239,6 +253,7 @@ AnyRecordDocument = (
     | Released
     | WorkerReplaced
     | Refunded
+    | Edited
 )
 
 
@@ -328,6 +343,20 @@ def _moved(record: records.Moved) -> dict[str, Any]:
     return _named(record) | {"service": service, "lane": lane}
 
 
+def _edited(record: records.Edited) -> dict[str, Any]:
+    changes = record.changes
+    limit_ns, delays_ns, expires_ns = (
+        *(changes.time_limit_ns, changes.retry_delays_ns),
+        changes.expires_hard_ns,
+    )
+    return _named(record) | {
+        "priority": changes.priority,
+        "time_limit": None if limit_ns is None else limit_ns / SECOND_NS,
+        "retry_delays": None if delays_ns is None else [one / SECOND_NS for one in delays_ns],
+        "expires_hard": None if expires_ns is None else seconds(expires_ns) or 0.0,
+    }
+
+
 _DOCUMENTS: Final[
     dict[type[records.Record], tuple[type[RecordDocument], Callable[[Any], dict[str, Any]]]]
 ] = {
@@ -363,5 +392,6 @@ _DOCUMENTS: Final[
         WorkerReplaced,
         lambda one: _held(one) | {"incarnation": one.incarnation},
     ),
+    records.Edited: (Edited, _edited),
     records.Refunded: (Refunded, lambda one: _held(one) | {"incarnation": one.incarnation}),
 }

@@ -77,6 +77,7 @@ PERMISSIONS: Final[dict[int, Permission]] = {
     _Q.Cancel: Permission(_PRODUCERS, "cancel tasks"),
     _Q.Retry: Permission(_PRODUCERS, "retry tasks"),
     _Q.Move: Permission(_PRODUCERS, "move tasks"),
+    _Q.Edit: Permission(_PRODUCERS, "edit tasks"),
     _Q.Expire: Permission(_PRODUCERS, "expire tasks"),
     _Q.Steal: Permission(_WORKERS, "take tasks", is_by_worker=True),
     _Q.Complete: Permission(_WORKERS, "report on tasks", is_by_worker=True),

@@ -11,7 +11,7 @@ from taskyard.core import records
 from taskyard.core.effects import RecordPage
 from taskyard.core.events import FollowOptions, ReplyDue, Scope
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Submission, Terms, WorkerFacts
+from taskyard.core.model import Submission, Terms, TermsChanges, WorkerFacts
 from taskyard.core.records import AnyRecord, ReturnReason
 from taskyard.core.states import TaskState
 from taskyard.wire.native import peer
@@ -51,6 +51,7 @@ EVERY: list[AnyRecord] = [
     records.Released(1, NAMES),
     records.WorkerReplaced(1, b"w", 7, NAMES, [1, 1]),
     records.Refunded(1, b"w", 7, NAMES, [1, 1]),
+    records.Edited(1, NAMES, TermsChanges(5, 10**9, (2 * 10**9,), 0)),
 ]
 
 
@@ -89,6 +90,10 @@ def test_documents_have_reasons_services_and_lanes() -> None:
     )
     document = document_of(records.Moved(1, NAMES, b"s", None))
     assert (document["service"], document["lane"]) == ("s", None)
+    changes = TermsChanges(time_limit_ns=SECOND_NS, retry_delays_ns=(), expires_hard_ns=0)
+    document = document_of(records.Edited(1, NAMES, changes))
+    assert (document["priority"], document["time_limit"]) == (None, 1.0)
+    assert (document["retry_delays"], document["expires_hard"]) == ([], 0.0)
 
 
 def asked(**given: Any) -> ReplyDue:

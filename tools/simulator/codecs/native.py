@@ -94,6 +94,9 @@ class NativeCodec:
     def _move(self, event: events.MoveRequested, _said: Sequence[Event]) -> bytes:
         return peer.move(event.request, event.scope, event.service, event.lane)
 
+    def _edit(self, event: events.EditRequested, _said: Sequence[Event]) -> bytes:
+        return peer.edit(event.request, event.scope, event.changes)
+
     def _pause(
         self, event: events.PauseRequested | events.ResumeRequested, _: Sequence[Event]
     ) -> bytes:
@@ -189,6 +192,7 @@ class NativeCodec:
         events.RetryRequested: _act,
         events.ExpireRequested: _act,
         events.MoveRequested: _move,
+        events.EditRequested: _edit,
         events.PauseRequested: _pause,
         events.ResumeRequested: _pause,
         events.WatchRequested: _watch,

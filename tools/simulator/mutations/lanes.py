@@ -204,6 +204,24 @@ def move_forgotten() -> Iterator[None]:
 
 
 @mutation
+def edit_forgotten() -> Iterator[None]:
+    """Keep the terms of an edited task."""
+    with patched_item(apply._APPLY_TO_TASKS, records.Edited, _no_op):
+        yield
+
+
+@mutation
+def edited_priority_ignored() -> Iterator[None]:
+    """Leave an edited task in the queue of its former priority."""
+
+    def change_terms(_ledger: Any, task: Any, terms: Any) -> None:
+        task.terms = terms
+
+    with patched(Ledger, "change_terms", change_terms):
+        yield
+
+
+@mutation
 def expiry_of_rule_ignored() -> Iterator[None]:
     """Ignore the expiries of a rule."""
 

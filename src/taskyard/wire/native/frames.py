@@ -28,7 +28,7 @@ from taskyard.core.limits import (
     SERVICES_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
-from taskyard.core.model import RefusedTask, Submission, Terms, WorkerFacts
+from taskyard.core.model import RefusedTask, Submission, Terms, TermsChanges, WorkerFacts
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.errors import Malformed, PeerError
 from taskyard.wire import dwork_pb2 as pb
@@ -290,6 +290,33 @@ def decode_terms(message: pb.Terms) -> Terms:
         dialect=DIALECT,
         environment=message.environment,
     )
+
+
+#: Fields of the same name in `TermsChanges` and in `Terms` of the wire.
+_CHANGED_FIELDS: Final = ("priority", "time_limit_ns", "expires_hard_ns")
+
+
+def encode_changes(changes: TermsChanges, message: pb.Terms) -> None:
+    """Set the changed fields in a message."""
+    for field, value in changes.given().items():
+        if field in _CHANGED_FIELDS:
+            setattr(message, field, value)
+    if changes.retry_delays_ns is not None:
+        message.retry.SetInParent()
+        message.retry.delay_ns.extend(changes.retry_delays_ns)
+
+
+def decode_changes(message: pb.Terms) -> TermsChanges:
+    """Decode changes of terms. Raise Malformed for a field that can't be changed."""
+    changes = TermsChanges()
+    for descriptor, value in message.ListFields():
+        if descriptor.name in _CHANGED_FIELDS:
+            setattr(changes, descriptor.name, value)
+        elif descriptor.name == "retry":
+            changes.retry_delays_ns = tuple(message.retry.delay_ns)
+        else:
+            raise Malformed(f"an Edit can't change `{descriptor.name}`")
+    return changes
 
 
 #: Fields of the same name in `Terms` of the core and of the wire.

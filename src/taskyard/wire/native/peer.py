@@ -24,7 +24,7 @@ from taskyard.wire.payloads import is_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskyard.core.model import Submission, Terms, WorkerFacts
+    from taskyard.core.model import Submission, Terms, TermsChanges, WorkerFacts
     from taskyard.core.rules import Rule
 
 _Q: Final = pb.QueryMsg
@@ -44,7 +44,7 @@ OUTPUT, WORKERS, PAUSE, RESUME, RESULTS = (
     *(_Q.Resume, _Q.Results),
 )
 FOLLOW, LANES, MOVE, EXPIRE = _Q.Follow, _Q.Lanes, _Q.Move, _Q.Expire
-RULES = _Q.Rules
+RULES, EDIT = _Q.Rules, _Q.Edit
 
 #: Codes of refusals: another process has the worker's name, or got it for good.
 NAME_HELD, NAME_LOST = Refusal.NAME_HELD.value, Refusal.NAME_LOST.value
@@ -464,6 +464,14 @@ def move(request: int, scope: Scope, service: bytes | None, lane: bytes | None) 
         query.place.service = service
     if lane is not None:
         query.place.lane = lane
+    return query.SerializeToString()
+
+
+def edit(request: int, scope: Scope, changes: TermsChanges) -> bytes:
+    """Encode an Edit of a scope."""
+    query = _Q(type=EDIT, request=request)
+    _fill_scope(query, scope)
+    tasks.encode_changes(changes, query.changes)
     return query.SerializeToString()
 
 

@@ -343,6 +343,11 @@ def _move(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]
     return [events.MoveRequested(0, incoming.route, scope, service, lane, pending.add(incoming))]
 
 
+def _edit(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    scope, changes = _nonempty_scope(incoming.query), tasks.decode_changes(incoming.query.changes)
+    return [events.EditRequested(0, incoming.route, scope, changes, pending.add(incoming))]
+
+
 def _rules(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
     services = tuple(incoming.query.worker.service)
     check_services(services)
@@ -377,6 +382,7 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Move: _move,
     _Q.Expire: _command,
     _Q.Rules: _rules,
+    _Q.Edit: _edit,
 }
 
 
