@@ -18,6 +18,7 @@ from taskyard.core.effects import (
     Settled,
     TaskDetails,
     TaskOutput,
+    TaskPage,
     TaskView,
 )
 from taskyard.core.events import (
@@ -26,6 +27,7 @@ from taskyard.core.events import (
     DuplicatePolicy,
     Event,
     ExplainRequested,
+    ListRequested,
     LookupRequested,
     OutputRequested,
     ResultsRequested,
@@ -367,6 +369,37 @@ def test_broker_does_not_wait_while_results_are_owed(harness: Harness) -> None:
 
 
 # Output.
+
+
+def listed(harness: Harness, cursor: int = 0) -> TaskPage:
+    harness.turn(ListRequested(0, b"client", Scope(), cursor=cursor, measured=True))
+    (page,) = [effect for effect in harness.effects if isinstance(effect, TaskPage)]
+    return page
+
+
+def test_listed_tasks_get_their_latest_attempts(harness: Harness) -> None:
+    harness.turn(TasksReported(0, b"w", [b"b"]))
+    outcomes = [[one.outcome for one in view.attempts] for view in listed(harness).views]
+    assert outcomes == [[b""], [b"finished"], [b""]]
+
+
+def test_page_with_attempts_ends_where_the_budget_of_a_turn_ends(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_results, "ROWS_KEPT_BYTES", 0)
+    monkeypatch.setattr(broker_results, "TURN_READS_MAX", 1)
+    for name in (b"a", b"b", b"c"):
+        harness.turn(TasksReported(0, b"w", [name]))
+    names, cursor = [], 0
+    while True:
+        page = listed(harness, cursor)
+        assert all(len(view.attempts) == 1 for view in page.views)
+        names += [view.name for view in page.views]
+        cursor = page.cursor
+        if not cursor:
+            break
+        assert len(page.views) == 1
+    assert names == [b"a", b"b", b"c"]
 
 
 def test_output_is_put_in(harness: Harness) -> None:

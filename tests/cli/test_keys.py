@@ -73,7 +73,7 @@ def test_keys_are_listed_with_revocations_and_without_secrets(keys: Keys) -> Non
     revoked = keys("revoke", "eye")
     assert re.fullmatch(r"revoked the key of eye \(role viewer, [0-9a-f]{16}\)\n", revoked.out)
     lines = keys("list").out.splitlines()
-    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
     assert lines[0].split() == ["NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"]
     assert re.fullmatch(rf"boss  admin   [0-9a-f]{{16}}  {time}  -", lines[1])
     assert re.fullmatch(rf"eye   viewer  [0-9a-f]{{16}}  {time}  {time}", lines[2])

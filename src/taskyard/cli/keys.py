@@ -4,7 +4,7 @@ Owns the output and the documents. A secret is written only to its key file and 
 """
 
 import shlex
-from datetime import UTC, datetime
+import time
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ import click
 
 from taskyard.cli.documents import KeyRecord, KeysListDocument, KeysNewDocument, KeysRevokeDocument
 from taskyard.cli.options import json_option, quiet_option, state_option, verbose_option
-from taskyard.cli.output import example, print_document, print_table
+from taskyard.cli.output import example, moment_cell, print_document, print_table
 from taskyard.core.limits import SECOND_NS
 from taskyard.net.keyring import Keyring
 from taskyard.net.keys import KeyEntry
@@ -85,7 +85,7 @@ def list_keys(state: Path, *, as_json: bool) -> None:
         print_document(KeysListDocument(keys=[_record(entry) for entry in entries]))
         return
     rows = [
-        (entry.name, entry.role, entry.fingerprint, _day(entry.made_ns), _day(entry.revoked_ns))
+        (entry.name, entry.role, entry.fingerprint, _cell(entry.made_ns), _cell(entry.revoked_ns))
         for entry in entries
     ]
     print_table(("NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"), rows)
@@ -121,7 +121,5 @@ def _record(entry: KeyEntry) -> KeyRecord:
     )
 
 
-def _day(at_ns: int) -> str:
-    if not at_ns:
-        return ""
-    return datetime.fromtimestamp(at_ns // SECOND_NS, tz=UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+def _cell(at_ns: int) -> str:
+    return moment_cell(at_ns / SECOND_NS if at_ns else None, time.time())

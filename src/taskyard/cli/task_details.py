@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +23,7 @@ from taskyard.cli.format import (
     full_name,
 )
 from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.output import example, moment_cell, print_document, print_table
+from taskyard.cli.output import WIDE_COLUMNS, example, moment_cell, print_document, print_table
 from taskyard.cli.task_list import exit_cell
 
 if TYPE_CHECKING:
@@ -60,8 +62,17 @@ def show(cli_context: CliContext, name: str) -> None:
             click.echo(f"{label:<{_LABEL_WIDTH}} {escape_line(value)}")
     if view["attempts"]:
         click.echo()
-        rows = [_attempt_row(one, now) for one in view["attempts"]]
-        print_table(_COLUMNS, rows, wrapped=["REASON"], optional=["HOST"])
+        _print_attempts(view["attempts"], now)
+
+
+def _print_attempts(attempts: list[dict[str, Any]], now: float) -> None:
+    """Print the table of attempts. On a narrow terminal their reasons are below it."""
+    rows = [_attempt_row(one, now) for one in attempts]
+    print_table(_COLUMNS, rows, wrapped=["REASON"], optional=["HOST", "REASON"])
+    if sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE_COLUMNS:
+        for one in attempts:
+            if one.get("reason"):
+                click.echo(f"attempt {one['attempt']}: {escape_line(one['reason'])}")
 
 
 def _lines(view: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
