@@ -353,6 +353,58 @@ def test_wide_task_that_finds_too_few_slots_free(yard: Yard) -> None:
     assert sentence(yard, b"b", Reason.WORKERS_BUSY) == expected
 
 
+def test_task_that_waits_for_resources_names_the_workers_that_could_have_them() -> None:
+    yard = Yard()
+    yard.join(b"a", slots_total=9, resources=((b"gpus", 40_000), (b"memory", 8 << 30)))
+    yard.join(b"b", slots_total=9)
+    yard.submit(b"1", resources=((b"gpus", 30_000), (b"memory", 6 << 30)))
+    assert yard.take(b"a") == [b"1"]
+    yard.submit(b"2", resources=((b"gpus", 20_000),))
+    expected = "it is ready, but waits for 2 gpus: worker a has 1 of 4 free, worker b has none"
+    assert sentence(yard, b"2", Reason.RESOURCES_BUSY) == expected
+    assert yard.take(b"a") == []
+    reserved = f"{expected}; worker a is reserved for it"
+    assert sentence(yard, b"2", Reason.RESOURCES_BUSY) == reserved
+    yard.submit(b"3", resources=((b"gpus", 15_000), (b"memory", 5 << 29)))
+    expected = (
+        "it is ready, but waits for 1.5 gpus and 2.5 GiB of memory: "
+        "worker a has 1 of 4 gpus free and 2 GiB of 8 GiB memory free, "
+        "worker b has no gpus and no memory"
+    )
+    assert sentence(yard, b"3", Reason.RESOURCES_BUSY) == expected
+    yard.finish(b"a", b"1")
+    assert why(yard, b"3").reason is Reason.WORKERS_BUSY
+
+
+@pytest.mark.parametrize(
+    ("slots", "needed", "expected"),
+    [
+        (1, ((b"gpus", 80_000),), "no worker has 8 gpus (the largest has 4)"),
+        (1, ((b"license", 10_000),), "no worker has 1 license (none has any)"),
+        (
+            9,
+            ((b"gpus", 10_000), (b"memory", 1 << 30)),
+            "no worker has 9 slots and 1 gpu and 1 GiB of memory together",
+        ),
+    ],
+)
+def test_task_with_more_resources_than_any_worker_has(
+    slots: int, needed: tuple[tuple[bytes, int], ...], expected: str
+) -> None:
+    yard = Yard()
+    yard.join(b"a", slots_total=1, resources=((b"gpus", 40_000), (b"memory", 8 << 30)))
+    yard.join(b"b", slots_total=9)
+    yard.submit(b"1", slots=slots, resources=needed)
+    assert sentence(yard, b"1", Reason.NO_RESOURCES) == f"it is ready, but {expected}"
+
+
+def test_task_with_resources_where_workers_have_none(yard: Yard) -> None:
+    yard.submit(b"a", resources=((b"cpus", 5_000),))
+    needs = "it is ready, but needs 0.5 cpus"
+    expected = f"{needs}, and the 1 worker of service default has no named resources"
+    assert sentence(yard, b"a", Reason.NO_RESOURCES) == expected
+
+
 def test_every_reason_is_given_in_this_file() -> None:
     here = Path(__file__)
     text = here.read_text() + here.with_name("test_explain_lanes.py").read_text()

@@ -149,6 +149,9 @@ RECORDS: list[AnyRecord] = [
     # Fields that were added at the end of records of format 4.
     Submitted(1, Submission([b"a"], environment=b'{"host":"h","cwd":"/"}')),
     Finished(4, b"w", [b"a"], [1], runs=RunColumns(b"", [1], [2], notes=[b"up to date"])),
+    # Fields that were added at the end since.
+    Submitted(1, Submission([b"a"], terms=[Terms(resources=((b"gpus", 5_000),))])),
+    WorkerJoined(15, b"w", WorkerFacts(resources=((b"gpus", 20_000), (b"memory", 1 << 33)))),
     # Since format 5.
     Edited(25, [b"a"], TermsChanges(5, 6, (7, 8), 9)),
     Edited(25, [b"a"], TermsChanges(retry_delays_ns=())),

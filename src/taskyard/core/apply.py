@@ -15,7 +15,7 @@ from msgspec import structs
 
 from taskyard.core import graph, lane_queues, records
 from taskyard.core.entities import Ending, Lease, Task, Worker
-from taskyard.core.lane_queues import lane_counts, one_lane
+from taskyard.core.lane_queues import lane_counts, lower_lane_needs, one_lane
 from taskyard.core.limits import (
     ATTEMPT_REASON_BYTES_MAX,
     ATTEMPTS_SHOWN_MAX,
@@ -72,7 +72,7 @@ def _submitted(ledger: Ledger, record: records.Submitted) -> None:
         if record.bare and terms.campaign:
             ledger.bare[terms.campaign] = None
         service = ledger.service(terms.service)
-        if terms.slots != 1:
+        if terms.is_wide:
             service.has_wide_tasks = ledger.has_wide_tasks = True
     enter = _enter_uniform if submission.terms_at is None else _enter_each
     tasks = enter(ledger, submission, record.at_ns)
@@ -157,7 +157,7 @@ def _enqueue_ready(ledger: Ledger, tasks: Tasks, terms: Terms, lane: Lane | None
         ledger.debouncing.append(lane)
     lane.tasks += len(tasks)
     lane.ready += len(tasks)
-    lane.slots_min = min(lane.slots_min, terms.slots)
+    lower_lane_needs(lane, terms)
     lane.queue(terms.priority).items += tasks
     ledger.mark_dirty(lane)
 

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from taskyard.core.events import Scope
 from taskyard.core.model import Refusal, RefusedTask, Terms, WorkerFacts
 from taskyard.core.records import AnyRecord
+from taskyard.core.resources import Resources
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Attempt
 from taskyard.core.states import TaskState, WorkerState
@@ -41,10 +42,12 @@ class Reason(Enum):
     TROUBLE = "agent-start-failed"
     NO_HEARTBEAT = "heartbeat-late"
     NO_ROOM = "too-many-slots"  #: more than any worker of the service has
+    NO_RESOURCES = "too-many-resources"  #: more than any worker of the service has
+    RESOURCES_BUSY = "resources-busy"  #: other tasks have them
     WORKERS_BUSY = "workers-busy"
     ISOLATED = "isolated"  #: it lost workers, so few tasks like it may share one
     EXCLUSIVE = "exclusive"  #: its last attempt needs a worker of its own
-    RESERVED = "worker-reserved"  #: a worker with enough slots is kept free for it
+    RESERVED = "worker-reserved"  #: a worker that is large enough is kept free for it
     SERVED = "served"
     IDLE = "idle"
 
@@ -156,6 +159,8 @@ class TaskView(Struct, gc=False):
     payload: bytes | None = None
     #: Looked up by name: its terms.
     terms: Terms | None = None
+    #: Named resources that it takes beside its slots.
+    resources: Resources = ()
 
 
 class TaskDetails(Effect):
@@ -314,6 +319,9 @@ class WorkerView(Struct, gc=False):
     pid: int = 0
     #: Lines of its agents that are neither report nor comment.
     malformed: int = 0
+    #: Its named resources, in total and those that no task has.
+    resources_total: Resources = ()
+    resources_free: Resources = ()
 
 
 class WorkerList(Effect):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskyard.core.model import Terms, WorkerFacts
+    from taskyard.core.resources import Resources
     from taskyard.core.rules import ActiveRule, LaneOptions, LaneRate, Matcher, RuleMatchers
 
 #: A leased task costs its lane group this much, divided by the weights of its waiting lanes.
@@ -154,6 +155,8 @@ class Worker(Struct, eq=False):
     slots_used: int = 0
     #: Slots of finished tasks that it has not freed yet, oldest first.
     slots_kept: list[int] = field(default_factory=list)
+    #: Named resources of the tasks it holds.
+    resources_used: dict[bytes, int] = field(default_factory=dict)
 
     # Volatile from here on.
     state: WorkerState = BUSY
@@ -207,6 +210,12 @@ class Worker(Struct, eq=False):
         return self.facts.slots_total + self.prefetch - self.slots_used - sum(self.slots_kept)
 
     @property
+    def resources_free(self) -> dict[bytes, int]:
+        """Named resources for more tasks. Prefetched tasks count as running."""
+        used = self.resources_used
+        return {name: total - used.get(name, 0) for name, total in self.facts.resources}
+
+    @property
     def lease_timeout_ns(self) -> int:
         """Time without a message before it is lost. 0: no limit. Shorter for a contested name."""
         allowed_ns = max(self.facts.lease_timeout_ns, self.lease_ns_max)
@@ -229,11 +238,11 @@ class Worker(Struct, eq=False):
 
 
 class Reservation(Struct, eq=False):
-    """A worker kept free for one task. It gets no other. Volatile."""
+    """A worker kept free for one task. It gets no other that could delay this one. Volatile."""
 
     worker: Worker
     task: Task
-    #: The task must run alone in its worker. False: it takes many slots.
+    #: The task must run alone in its worker. False: it takes many slots, or resources.
     exclusive: bool
 
 
@@ -264,8 +273,9 @@ class Lane(Struct, gc=False, eq=False):
     rate: LaneRate | None = None
     #: It left the rotation because no more of its tasks may be leased at once. Volatile.
     is_full: bool = False
-    #: A lower bound on the slots of tasks in its queues. `selection` raises it.
+    #: Lower bounds on the slots and the resources of tasks in its queues. `selection` raises them.
     slots_min: int = 1
+    resources_min: Resources = ()
 
     def __repr__(self) -> str:
         """Show names and counts only, because the linked objects refer back."""
@@ -457,7 +467,7 @@ class Service(Struct, eq=False):
     lane_groups: list[LaneGroup] = field(default_factory=list)
     lanes: dict[bytes, Lane] = field(default_factory=dict)
     paused: bool = False
-    #: Some of its tasks take more than one slot, so slots must be counted.
+    #: Some of its tasks take more than one slot, or resources, so these must be counted.
     has_wide_tasks: bool = False
 
     # Volatile from here on.
@@ -471,8 +481,8 @@ class Service(Struct, eq=False):
     last_attempts: OrderedDict[int, Task] = field(default_factory=OrderedDict)
     #: How many workers offer it.
     workers: int = 0
-    #: Slots of the largest of them. -1: not computed yet.
-    worker_slots_max: int = -1
+    #: The different slots and resources of these. None: not computed yet.
+    worker_sizes: list[tuple[int, Resources]] | None = None
     #: How many of its tasks are in each state, by `TaskState`.
     counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, cast
 
-from taskyard.core import graph, holds, lane_rates, reservations
+from taskyard.core import graph, holds, lane_rates, reservations, resources
 from taskyard.core.durations import duration_text, rough_duration_ns
 from taskyard.core.effects import Explanation, Reason
 from taskyard.core.holds import HoldReason
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.context import Context
     from taskyard.core.entities import Lane, Lease, Task, Worker
+    from taskyard.core.model import WorkerFacts
 
 #: A sentence names this many tasks and counts the rest.
 NAMED_MAX: Final = 5
@@ -184,12 +185,68 @@ def _ready(context: Context, task: Task) -> Explanation:
     if _too_wide(context, task):
         sentence = f"it is ready, but takes {task.terms.slots} slots, and no worker has that many"
         return Explanation(Reason.NO_ROOM, sentence)
-    kept_back = _reserved(context, task) or _isolated(context, task)
+    missing = _missing_resources(context, task) if task.terms.resources else None
+    kept_back = missing or _reserved(context, task) or _isolated(context, task)
     if kept_back is not None:
         return kept_back
     full = _no_room_text(context, task) or _unused_slot_text(context, task)
     sentence = f"it is ready, but {full}{_weight_text(task.lane)}"
     return Explanation(Reason.WORKERS_BUSY, sentence)
+
+
+def _missing_resources(context: Context, task: Task) -> Explanation | None:
+    """Explain a task whose named resources no worker has, or none has free."""
+    needed, workers = task.terms.resources, _workers(context, task)
+    able = [worker for worker in workers if reservations.is_large_enough(worker.facts, task.terms)]
+    if not able:
+        why = f"it is ready, but {_too_large_text(task, [worker.facts for worker in workers])}"
+        return Explanation(Reason.NO_RESOURCES, why)
+    lacks = [resources.lacking(needed, worker.resources_free) for worker in able]
+    if not all(lacks):
+        return None
+    names = [name for name, _ in chain.from_iterable(lacks)]
+    lacking = [(name, amount) for name, amount in needed if name in names]
+    free = sorted(able, key=lambda worker: [-worker.resources_free[name] for name, _ in lacking])
+    others = [worker for worker in workers if worker not in able]
+    words = (_free_text(worker, lacking) for worker in chain(free, others))
+    sentence = f"it is ready, but waits for {resources.format_resources(lacking)}: "
+    sentence += _first_few(words, len(workers))
+    kept = reservations.reservation_of(context.ledger, task)
+    if kept is not None:
+        sentence += f"; worker {shown(kept.worker.name)} is reserved for it"
+    return Explanation(Reason.RESOURCES_BUSY, sentence)
+
+
+def _free_text(worker: Worker, lacking: list[tuple[bytes, int]]) -> str:
+    """Return how much of some resources a worker has free."""
+    total, free = dict(worker.facts.resources), worker.resources_free
+    words = []
+    for name, _ in lacking:
+        noun = f" {shown(name)}" if len(lacking) > 1 else ""
+        if name not in total:
+            words.append(f"no{noun}" if noun else "none")
+        else:
+            left = resources.format_amount(name, max(0, free[name]))
+            words.append(f"{left} of {resources.format_amount(name, total[name])}{noun} free")
+    return f"worker {shown(worker.name)} has {' and '.join(words)}"
+
+
+def _too_large_text(task: Task, facts: list[WorkerFacts]) -> str:
+    """Return why no worker could ever run a task with resources."""
+    service = shown(task.terms.service)
+    if not any(one.resources for one in facts):
+        workers = counted(len(facts), "worker")
+        has = "has" if len(facts) == 1 else "have"
+        needed = resources.format_resources(task.terms.resources)
+        return f"needs {needed}, and the {workers} of service {service} {has} no named resources"
+    for name, amount in task.terms.resources:
+        largest = max(dict(one.resources).get(name, 0) for one in facts)
+        if largest < amount:
+            most = f"the largest has {resources.format_amount(name, largest)}"
+            needed = resources.format_resource(name, amount)
+            return f"no worker has {needed} ({most if largest else 'none has any'})"
+    needed = resources.format_resources(task.terms.resources)
+    return f"no worker has {counted(task.terms.slots, 'slot')} and {needed} together"
 
 
 def _reserved(context: Context, task: Task) -> Explanation | None:

@@ -250,6 +250,9 @@ def _check_lane(lane: Lane, own: list[Task]) -> None:
             _require(not task.losses, f"{task.name!r} lost a worker and is no suspect")
             _equal(queue.priority, task.terms.priority, f"priority of {task.name!r}")
             _require(task.terms.slots >= lane.slots_min, f"slots of {task.name!r} in {where}")
+            needed = dict(task.terms.resources)
+            for name, amount in lane.resources_min:
+                _require(needed.get(name, 0) >= amount, f"{name!r} of {task.name!r} in {where}")
 
 
 def _holder(task: Task) -> bytes:
@@ -262,6 +265,8 @@ def _check_worker(worker: Worker, held: list[Task]) -> None:
     _equal(sorted(order), sorted(task.name for task in held), f"tasks of {name!r}")
     slots = sum(task.terms.slots for task in held)
     _equal(worker.slots_used, slots, f"slots that {name!r} uses")
+    used = {resource: amount for resource, amount in worker.resources_used.items() if amount}
+    _equal(used, _resources_of(held), f"resources that {name!r} uses")
     for lease in worker.leases.values():
         out = [task for task in lease.tasks if task.lease is lease]
         _equal(lease.tasks_left, len(out), f"tasks left of lease {lease.number} of {name!r}")
@@ -274,6 +279,15 @@ def _check_worker(worker: Worker, held: list[Task]) -> None:
         if lease.tasks_left == len(lease.tasks):  # settled tasks may have moved to another lane
             _equal(lease.counts, lane_counts(lease.tasks), f"lanes of lease {lease.number}")
     _check_isolation(worker, held)
+
+
+def _resources_of(tasks: Iterable[Task]) -> dict[bytes, int]:
+    """Add up the resources of tasks."""
+    sums: dict[bytes, int] = {}
+    for task in tasks:
+        for resource, amount in task.terms.resources:
+            sums[resource] = sums.get(resource, 0) + amount
+    return sums
 
 
 def _check_isolation(worker: Worker, held: list[Task]) -> None:
@@ -356,7 +370,10 @@ def _check_work_conservation(context: Context) -> None:
     facts = [worker.facts for worker in ledger.workers.values()]
     reserved = [payload for one in facts for payload in one.reserved_payloads]
     kinds = {
-        (id(task.lane), task.terms.slots, task.isolation, _payload_if(task, reserved)): task
+        (
+            *(id(task.lane), task.terms.slots, task.terms.resources, task.isolation),
+            _payload_if(task, reserved),
+        ): task
         for task in ready
     }
     for worker in ledger.workers.values():
@@ -369,7 +386,8 @@ def _check_work_conservation(context: Context) -> None:
         kept_for = None if worker.reservation is None else worker.reservation.task
         if kept_for is not None:
             _check_reservation_needed(context, worker, kept_for)
-        tasks = kinds.values() if kept_for is None else [kept_for]
+        tasks = [*kinds.values()] if kept_for is None or _lacks(worker, kept_for) else []
+        tasks += [] if kept_for is None else [kept_for]
         idle = [task for task in tasks if _could_go(context, worker, task)]
         if idle and not (worker.facts.wants_wake and _enough_woken(context, idle, ready)):
             name = worker.name
@@ -377,7 +395,7 @@ def _check_work_conservation(context: Context) -> None:
 
 
 def _check_reservation_needed(context: Context, worker: Worker, task: Task) -> None:
-    """Check that a reserved worker's task lacks only slots."""
+    """Check that a reserved worker's task lacks only slots or resources."""
     begins = all(one.lane is not task.lane for one in worker.held())
     open_to = _is_open(context, task.lane, begins=begins)
     placed = _lane_has_room(context.ledger, worker, task, begins=begins)
@@ -385,6 +403,24 @@ def _check_reservation_needed(context: Context, worker: Worker, task: Task) -> N
         open_to and placed,
         f"{worker.name!r} is reserved for {task.name!r}, which a limit holds back",
     )
+
+
+def _lacks(worker: Worker, task: Task) -> bool:
+    """Return whether a worker has less of some resource free than a task needs."""
+    used, total = _resources_of(worker.held()), dict(worker.facts.resources)
+    needed = task.terms.resources
+    return any(total.get(name, 0) - used.get(name, 0) < amount for name, amount in needed)
+
+
+def _has_resources(worker: Worker, task: Task) -> bool:
+    """Return whether a worker has the resources of a task free, beside those of a task that it is
+    kept for."""
+    kept = worker.reservation
+    if kept is None or kept.exclusive or kept.task is task:
+        return not _lacks(worker, task)
+    used, total = _resources_of([*worker.held(), kept.task]), dict(worker.facts.resources)
+    needed = task.terms.resources
+    return all(total.get(name, 0) - used.get(name, 0) >= amount for name, amount in needed)
 
 
 def _payload_if(task: Task, reserved: Container[bytes]) -> bytes:
@@ -412,6 +448,7 @@ def _could_go(context: Context, worker: Worker, task: Task) -> bool:
         task.lane.service.name in worker.facts.services
         and task.terms.slots <= worker.slots_free
         and task.terms.slots <= (worker.facts.slots_total or task.terms.slots)
+        and _has_resources(worker, task)
         and (task.payload or task.name) not in worker.facts.reserved_payloads
         and not any(one.isolation == EXCLUSIVE for one in held)
         and _isolation_allows(worker, held, task)
@@ -448,10 +485,14 @@ def _lane_has_room(ledger: Ledger, worker: Worker, task: Task, *, begins: bool) 
     if not lane.name:
         return True
     kept = [one.task for one in ledger.reservations if one.task.lane is lane and not one.exclusive]
-    kept = [one for one in kept if one is not task and one.terms.slots > worker.slots_free]
+    kept = [one for one in kept if one is not task and not _fits_now(worker, one)]
     room = lane.lane_group.active_rule.lane_tasks_max - lane.leased - len(kept)
     full = begins and 0 < lane.options.lane_workers_max <= lane.workers
     return room > 0 and not full
+
+
+def _fits_now(worker: Worker, task: Task) -> bool:
+    return task.terms.slots <= worker.slots_free and _has_resources(worker, task)
 
 
 def _isolation_allows(worker: Worker, held: list[Task], task: Task) -> bool:

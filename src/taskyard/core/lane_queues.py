@@ -7,13 +7,16 @@ run. All others wait in the queue of their priority. `Lane` has the order in whi
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import reduce
 from itertools import groupby, repeat
 from typing import TYPE_CHECKING, TypeAlias
 
 from taskyard.core.limits import EXCLUSIVE
+from taskyard.core.resources import common_minimum
 
 if TYPE_CHECKING:
     from taskyard.core.entities import Lane, Task
+    from taskyard.core.model import Terms
     from taskyard.core.queues import Queue
 
 Tasks: TypeAlias = "list[Task]"
@@ -59,7 +62,7 @@ def count_removed(lane: Lane, count: int) -> None:
         extras.run_left -= count
         if extras.run_left <= 0 or lane.ready <= len(extras.next_run):
             waiting, extras.next_run = extras.next_run, {}
-            lane.slots_min = 1
+            lane.slots_min, lane.resources_min = 1, ()
             for task in waiting.values():
                 lane.queue(task.terms.priority).items.append(task)
     if extras.is_empty:
@@ -148,10 +151,24 @@ def _clear_suspect(lane: Lane, task: Task, isolation: int) -> None:
 # Batches of tasks.
 
 
-def lower_slots_min(tasks: Tasks) -> None:
-    """Lower the bound on the slots of each lane's tasks for tasks that join it."""
+def lower_needs_min(tasks: Tasks) -> None:
+    """Lower the bounds on slots and resources of each lane's tasks for tasks that join it."""
     for task in tasks:
-        task.lane.slots_min = min(task.lane.slots_min, task.terms.slots)
+        lower_lane_needs(task.lane, task.terms)
+
+
+def lower_lane_needs(lane: Lane, terms: Terms) -> None:
+    """Lower the bounds on slots and resources of a lane's tasks for tasks with these terms."""
+    lane.slots_min = min(lane.slots_min, terms.slots)
+    if lane.resources_min:
+        lane.resources_min = common_minimum(lane.resources_min, terms.resources)
+
+
+def raise_lane_needs(lane: Lane, tasks: Tasks) -> None:
+    """Set the bounds on slots and resources of a lane's tasks. `tasks` are all in its queues."""
+    each = list({id(task.terms): task.terms for task in tasks}.values())
+    lane.slots_min = min((terms.slots for terms in each), default=1)
+    lane.resources_min = reduce(common_minimum, (terms.resources for terms in each)) if each else ()
 
 
 def one_lane(tasks: Tasks) -> Lane | None:

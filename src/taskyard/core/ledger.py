@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from taskyard.core import graph, lane_queues, lane_rates
 from taskyard.core.entities import Campaign, Ending, Lane, Lease, Service, Task, Worker
 from taskyard.core.events import RulesSet
-from taskyard.core.lane_queues import lane_counts, lower_slots_min, one_queue
+from taskyard.core.lane_queues import lane_counts, lower_needs_min, one_queue
 from taskyard.core.model import DIGEST_BYTES, Digests, EndedTask, Replaced, Terms, counted
 from taskyard.core.queues import DueHeap
 from taskyard.core.rules import OPEN_LANE, RuleTable
@@ -58,7 +58,7 @@ class Ledger:
         self.reported: dict[bytes, None] = {}
         #: How many tasks are in each state, by `TaskState`, including archived ones.
         self.counts = [0] * len(TaskState)
-        #: Some tasks take more than one slot, so slots must be counted.
+        #: Some tasks take more than one slot, or resources, so these must be counted.
         self.has_wide_tasks = False
         self.paused = False
         #: The environment of the latest submission that has one. Equal ones share it. Volatile.
@@ -198,7 +198,7 @@ class Ledger:
         if self.has_debounce:
             self._note_work(tasks)
         if self.has_wide_tasks:
-            lower_slots_min(tasks)
+            lower_needs_min(tasks)
         for task in tasks:
             lane = task.lane
             lane.tasks += 1
@@ -223,7 +223,7 @@ class Ledger:
         if self.has_debounce:
             self._note_work(tasks)
         if self.has_wide_tasks:
-            lower_slots_min(tasks)
+            lower_needs_min(tasks)
         queue = one_queue(tasks)
         if queue is None:
             for task in reversed(tasks) if front else tasks:
@@ -283,6 +283,8 @@ class Ledger:
         worker = lease.worker
         worker.leases[lease.number] = lease
         worker.slots_used += self._slots(tasks)
+        if self.has_wide_tasks:
+            _count_resources(worker, tasks, 1)
         has_worker_limits = self.has_worker_limits
         for lane, count in lease.counts:
             if not lane.leased:
@@ -333,6 +335,8 @@ class Ledger:
     def _release(self, lease: Lease, tasks: Tasks, counts: Counts) -> None:
         worker = lease.worker
         worker.slots_used -= self._slots(tasks)
+        if self.has_wide_tasks:
+            _count_resources(worker, tasks, -1)
         has_worker_limits = self.has_worker_limits
         for lane, count in counts:
             lane.leased -= count
@@ -448,7 +452,7 @@ class Ledger:
         if lane.service is not service:
             service.counts[task.state] -= 1
             lane.service.counts[task.state] += 1
-        if terms.slots != 1:
+        if terms.is_wide:
             lane.service.has_wide_tasks = True
         task.lane, task.terms = lane, terms
         lane.tasks += 1
@@ -486,7 +490,7 @@ class Ledger:
         for name in worker.facts.services:
             service = self.service(name)
             service.workers += by
-            service.worker_slots_max = -1
+            service.worker_sizes = None
         self.unreserve(worker)
 
     def reserve(self, reservation: Reservation) -> None:
@@ -505,6 +509,14 @@ class Ledger:
             self.mark_dirty(reservation.task.lane)
         for name in worker.facts.services:
             self.dirty[name] = self.service(name)
+
+
+def _count_resources(worker: Worker, tasks: Tasks, sign: int) -> None:
+    """Count the resources of tasks in their worker, up or down."""
+    used = worker.resources_used
+    for task in tasks:
+        for name, amount in task.terms.resources:
+            used[name] = used.get(name, 0) + sign * amount
 
 
 def is_whole_lease(lease: Lease, tasks: Tasks) -> bool:

@@ -35,6 +35,7 @@ from taskyard.core.records import (
     WorkerJoined,
     WorkerLeft,
 )
+from taskyard.core.resources import is_valid
 from taskyard.core.states import BUSY, PARKED, WorkerCause
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def _facts_valid(facts: WorkerFacts) -> bool:
         and max(numbers) <= NUMBER_MAX
         and len(facts.services) <= SERVICES_MAX
         and max(map(len, names)) <= NAME_BYTES_MAX
+        and is_valid(facts.resources, NUMBER_MAX, NAME_BYTES_MAX)
     )
 
 

@@ -14,6 +14,7 @@ from zlib import crc32
 from msgspec import Struct, field, structs
 
 from taskyard.core.limits import CRASHES_MAX, EXCLUSIVE, REASON_BYTES_MAX
+from taskyard.core.resources import Resources
 from taskyard.core.states import TaskState
 
 _T = TypeVar("_T")
@@ -57,6 +58,13 @@ class Terms(Struct, array_like=True, gc=False):
     report_ns: int = 0
     #: The environment of its submission, set when that is applied. Passed on, never read.
     environment: bytes = b""
+    #: Named resources that it takes in its worker, beside its slots.
+    resources: Resources = ()
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it takes more than one slot, so that it may not fit a worker with a free one."""
+        return self.slots != 1 or bool(self.resources)
 
 
 class TermsChanges(Struct, array_like=True, gc=False):
@@ -201,6 +209,8 @@ class WorkerFacts(Struct, array_like=True, frozen=True):
     #: or as name without a payload, goes to other workers.
     reserved_payloads: tuple[bytes, ...] = ()
     queue_order: QueueOrder = QueueOrder.LEAST_RECENTLY_USED
+    #: Named resources beside its slots, in total. It gets no task that needs another one.
+    resources: Resources = ()
 
 
 class Replaced(Struct, array_like=True):

@@ -194,6 +194,7 @@ def _task_view(ledger: Ledger, task: Task) -> TaskView:
         waits=task.waits if live else 0,
         dependents=len(task.dependents_list()),
         reason=ledger.reasons.get(task.name, b""),
+        resources=terms.resources,
     )
 
 
@@ -338,6 +339,8 @@ def _worker_view(worker: Worker, now_ns: int) -> WorkerView:
         host=facts.host,
         pid=facts.pid,
         malformed=worker.malformed,
+        resources_total=facts.resources,
+        resources_free=tuple(worker.resources_free.items()),
     )
 
 

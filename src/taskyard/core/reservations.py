@@ -1,17 +1,19 @@
 """Reservations: workers kept free for one task each.
 
-A task that takes more slots than any worker has free, or must run alone while every worker is
-busy, gets a worker that takes no other task. A service has at most one reservation of each kind.
-All of this is volatile.
+A task that takes more slots or resources than any worker has free, or must run alone while every
+worker is busy, gets a worker that takes no other task. While the task lacks a named resource, the
+worker takes tasks that do without it: `selection`. A service has at most one reservation of each
+kind. All of this is volatile.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.entities import SLOTS_UNLIMITED, Reservation
 from taskyard.core.holds import block_reason, is_open_to
 from taskyard.core.limits import EXCLUSIVE
+from taskyard.core.resources import fits
 from taskyard.core.states import DRAINING, PARKED, READY
 
 if TYPE_CHECKING:
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 
     from taskyard.core.entities import Lane, Service, Task, Worker
     from taskyard.core.ledger import Ledger
+    from taskyard.core.model import Terms, WorkerFacts
+    from taskyard.core.resources import Resources
+
+#: Lacking resources are compared in hundredths of the amount that a task needs.
+_PERCENT: Final = 100
 
 
 def holds_last_attempt(worker: Worker) -> bool:
@@ -52,7 +59,7 @@ def reserve(ledger: Ledger, tasks: Iterable[Task], now_ns: int) -> None:
 
 
 def reserved_in(ledger: Ledger, service: Service, *, exclusive: bool) -> Reservation | None:
-    """Return the reservation of a service for a last attempt, or for a task of many slots."""
+    """Return the reservation of a service for a last attempt, or for a wide task."""
     for one in ledger.reservations:
         if one.exclusive is exclusive and one.task.lane.service is service:
             return one
@@ -60,8 +67,8 @@ def reserved_in(ledger: Ledger, service: Service, *, exclusive: bool) -> Reserva
 
 
 def reserved_task(ledger: Ledger, lane: Lane) -> Task | None:
-    """Return the task of many slots in this lane that a worker is reserved for. If the lane has a
-    limit, others do not overtake it."""
+    """Return the wide task in this lane that a worker is reserved for. If the lane has a limit,
+    others do not overtake it."""
     for one in ledger.reservations:
         if one.task.lane is lane and not one.exclusive:
             return one.task
@@ -96,7 +103,7 @@ def _worker_to_reserve(ledger: Ledger, task: Task, now_ns: int) -> Worker | None
     free = [worker for worker in able if worker.reservation is None]
     if exclusive:
         return min(free, key=_order_by_load, default=None)
-    return max(free, key=_most_slots_free, default=None)
+    return max(free, key=lambda worker: _order_by_room(worker, task), default=None)
 
 
 def _has_room_now(worker: Worker, task: Task) -> bool:
@@ -105,7 +112,9 @@ def _has_room_now(worker: Worker, task: Task) -> bool:
         return False
     if task.isolation == EXCLUSIVE:
         return not worker.leases
-    return worker.slots_free >= task.terms.slots
+    if worker.slots_free < task.terms.slots:
+        return False
+    return fits(task.terms.resources, worker.resources_free)
 
 
 def _order_by_load(worker: Worker) -> tuple[bool, int, int]:
@@ -113,24 +122,42 @@ def _order_by_load(worker: Worker) -> tuple[bool, int, int]:
     return not worker.facts.lease_timeout_ns, worker.slots_used, worker.last_used
 
 
-def _most_slots_free(worker: Worker) -> tuple[bool, int, int]:
-    return bool(worker.facts.lease_timeout_ns), worker.slots_free, -worker.last_used
+def _order_by_room(worker: Worker, task: Task) -> tuple[bool, int, int, int]:
+    """Sort workers by room for a task. The last one has the most."""
+    needed, free = task.terms.resources, worker.resources_free if task.terms.resources else {}
+    lack = max((_PERCENT - _PERCENT * free[name] // amount for name, amount in needed), default=0)
+    asks = bool(worker.facts.lease_timeout_ns)
+    return asks, -max(0, lack), worker.slots_free, -worker.last_used
 
 
-def worker_slots_max(ledger: Ledger, service: Service) -> int:
-    """Return the slots of the largest worker of a service."""
-    if service.worker_slots_max < 0:
+def fits_some_worker(ledger: Ledger, service: Service, terms: Terms) -> bool:
+    """Return whether some worker of a service is large enough for a task, once it is idle."""
+    return any(
+        terms.slots <= slots and fits(terms.resources, dict(resources))
+        for slots, resources in _worker_sizes(ledger, service)
+    )
+
+
+def _worker_sizes(ledger: Ledger, service: Service) -> list[tuple[int, Resources]]:
+    """Return the different slots and resources of a service's workers. Cached until one changes."""
+    if service.worker_sizes is None:
         facts = [worker.facts for worker in ledger.workers.values()]
         offers = [one for one in facts if service.name in one.services]
-        slots = [one.slots_total or SLOTS_UNLIMITED for one in offers]
-        service.worker_slots_max = max(slots, default=0)
-    return service.worker_slots_max
+        sizes = [(one.slots_total or SLOTS_UNLIMITED, one.resources) for one in offers]
+        service.worker_sizes = list(dict.fromkeys(sizes))
+    return service.worker_sizes
+
+
+def is_large_enough(facts: WorkerFacts, terms: Terms) -> bool:
+    """Return whether an idle worker with these facts has the slots and resources of a task."""
+    if facts.slots_total and terms.slots > facts.slots_total:
+        return False
+    return not terms.resources or fits(terms.resources, dict(facts.resources))
 
 
 def could_hold(worker: Worker, task: Task) -> bool:
     """Return whether a worker can get a task once it has room."""
-    slots_total = worker.facts.slots_total
-    if worker.state is DRAINING or (slots_total and task.terms.slots > slots_total):
+    if worker.state is DRAINING or not is_large_enough(worker.facts, task.terms):
         return False
     return (task.payload or task.name) not in worker.facts.reserved_payloads
 

@@ -29,6 +29,7 @@ from taskyard.core.records import (
     SlotsFreed,
     StaleReport,
 )
+from taskyard.core.resources import fits
 from taskyard.core.shape import SubmissionRefused
 from taskyard.core.states import DELAYED
 
@@ -245,9 +246,10 @@ def _defer_to_back(
 
 def _is_before_others(task: Task, worker: Worker) -> bool:
     """Return whether the task's lane has an untried task that fits the worker."""
-    following = task.lane.peek(1)
-    slots_total = worker.facts.slots_total or SLOTS_UNLIMITED
-    return bool(following) and not following[0].attempt and task.lane.slots_min <= slots_total
+    lane, facts, following = task.lane, worker.facts, task.lane.peek(1)
+    slots_total = facts.slots_total or SLOTS_UNLIMITED
+    fitting = lane.slots_min <= slots_total and fits(lane.resources_min, dict(facts.resources))
+    return bool(following) and not following[0].attempt and fitting
 
 
 def defer_ns(task: Task) -> int:

@@ -15,6 +15,7 @@ from zlib import crc32
 
 from taskyard.core.entities import SLOTS_UNLIMITED
 from taskyard.core.holds import block_reason, hold_reason, rate_allowance, remaining
+from taskyard.core.lane_queues import raise_lane_needs
 from taskyard.core.lane_rates import allowance
 from taskyard.core.limits import (
     EXCLUSIVE,
@@ -24,19 +25,21 @@ from taskyard.core.limits import (
 )
 from taskyard.core.model import isolation_room
 from taskyard.core.reservations import (
+    fits_some_worker,
     held_by_isolation,
     holds_last_attempt,
     reserve,
     reserved_task,
-    worker_slots_max,
 )
+from taskyard.core.resources import Room, fits, free_beside
 from taskyard.core.states import READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taskyard.core.entities import Lane, LaneGroup, Service, Task, Worker
+    from taskyard.core.entities import Lane, LaneGroup, Reservation, Service, Task, Worker
     from taskyard.core.ledger import Ledger
+    from taskyard.core.resources import Resources
     from taskyard.core.rules import ActiveRule
 
 
@@ -73,8 +76,10 @@ class Selection:
         #: Held and chosen tasks by isolation. None: not counted yet.
         self.isolated: dict[int, int] | None = None
         #: Tasks without room now, which a worker may be reserved for: the first of each service,
-        #: number of slots, and whether it must run alone.
-        self.unfit: dict[tuple[bytes, int, bool], Task] = {}
+        #: number of slots, resources, and whether it must run alone.
+        self.unfit: dict[tuple[bytes, int, Resources, bool], Task] = {}
+        #: Named resources that tasks may take, of a worker that is kept for a task. None: all.
+        self.resources: dict[bytes, int] | None = None
         #: This worker gets no more tasks.
         self.closed = ledger.paused or holds_last_attempt(worker)
 
@@ -83,7 +88,8 @@ class Selection:
         services = worker.facts.services
         if worker.reservation is not None:
             self._take_reserved(worker.reservation.task)
-            return self.tasks
+            if self.tasks or not self._keep_for(worker.reservation):
+                return self.tasks
         self._take_last_attempt()
         if worker.lane is not None and worker.lane.ready and not self.closed:
             self._continue_lane(worker.lane)
@@ -95,6 +101,17 @@ class Selection:
             if service is not None and not service.paused and service.has_work:
                 self._rotate(service)
         return self.tasks
+
+    def _keep_for(self, reservation: Reservation) -> bool:
+        """Keep the resources of a reserved task from others. Return whether others may go ahead.
+
+        They may while it lacks a resource. If it lacks only slots, any other would delay it.
+        """
+        free, needed = self.worker.resources_free, reservation.task.terms.resources
+        if reservation.exclusive or fits(needed, free):
+            return False
+        self.resources = free_beside(needed, free)
+        return True
 
     def _continue_lane(self, lane: Lane) -> None:
         """Choose tasks of the lane that the worker served last, up to the length of a lane run."""
@@ -282,6 +299,15 @@ class Selection:
             return self.slots - len(self.tasks)
         return self.slots - sum(task.terms.slots for task in self.tasks)
 
+    def _room_left(self) -> Room:
+        """Return the slots and resources that are left beside the chosen tasks."""
+        kept = self.resources
+        resources = self.worker.resources_free if kept is None else dict(kept)
+        left = Room(self.slots, self.slots_widest, resources)
+        for task in self.tasks:
+            left.take(task.terms)
+        return left
+
     def _may_begin(self, active_rule: ActiveRule) -> bool:
         """Return whether worker limits allow one more pair of a lane and a worker."""
         if not self.has_worker_limits:
@@ -321,23 +347,24 @@ class Selection:
     def _reserved_places(self, lane: Lane) -> int:
         """Return 1 if the lane keeps a place for a task that waits for another worker, else 0."""
         task = reserved_task(self.ledger, lane)
-        return int(task is not None and task.terms.slots > self._slots_left())
+        if task is None:
+            return 0
+        return int(not self._room_left().fits(task.terms.slots, task.terms.resources))
 
     def _fitting(self, lane: Lane, room: int) -> list[Task]:
-        """Return the next tasks that the worker has slots for, skipping wider ones."""
-        slots = self._slots_left()
-        if lane.slots_min > slots:
+        """Return the next tasks that the worker has room for, skipping wider ones."""
+        if not self._room_left().fits(lane.slots_min, lane.resources_min):
             self._note_unfit(self._next(lane, WIDE_LOOKAHEAD))
             return []
         looked = room + WIDE_LOOKAHEAD
         while True:
             seen = self._next(lane, looked)
-            chosen, wider = self._first_fit(seen, slots, room)
+            chosen, wider = self._first_fit(seen, self._room_left(), room)
             if len(chosen) == room or len(seen) < looked:
                 break
             looked *= 4
         if len(chosen) < room and not self.reserved_payloads:  # the whole lane was scanned
-            lane.slots_min = min((task.terms.slots for task in seen), default=1)
+            raise_lane_needs(lane, seen)
         self._note_unfit(wider)
         if wider and lane.name:
             reserve(self.ledger, self.unfit.values(), self.now_ns)
@@ -353,16 +380,16 @@ class Selection:
         )
 
     def _note_unfit(self, tasks: Iterable[Task], *, exclusive: bool = False) -> None:
-        """Note tasks that this worker has no room for now, the first of each number of slots, for
-        a reservation."""
-        slots_seen = 0
+        """Note tasks that this worker has no room for now, the first of each size, for a
+        reservation."""
+        last = None
         for task in islice(tasks, WIDE_LOOKAHEAD):
-            slots = task.terms.slots
-            if slots != slots_seen:
-                slots_seen = slots
-                service = task.lane.service
-                if slots <= worker_slots_max(self.ledger, service):
-                    self.unfit.setdefault((service.name, slots, exclusive), task)
+            terms, service = task.terms, task.lane.service
+            if terms is not last:
+                last = terms
+                key = (service.name, terms.slots, terms.resources, exclusive)
+                if key not in self.unfit and fits_some_worker(self.ledger, service, terms):
+                    self.unfit[key] = task
 
     def _next(self, lane: Lane, count: int) -> list[Task]:
         """Return the next tasks whose payload the worker can receive, skipping any number of
@@ -393,7 +420,7 @@ class Selection:
     def _suspects(self, lane: Lane, room: int) -> list[Task]:
         """Return the next tasks of a lane that lost workers, as far as their isolation allows."""
         chosen: list[Task] = []
-        slots = self._slots_left()
+        left = self._room_left()
         for isolation, group in lane.suspect_groups.items():
             if isolation == EXCLUSIVE:
                 self._note_unfit(group.values(), exclusive=True)
@@ -401,8 +428,7 @@ class Selection:
             open_count = min(self._isolation_room(isolation), room - len(chosen))
             if open_count <= 0:
                 continue
-            some = self._fit(group.values(), slots, open_count)
-            slots -= sum(task.terms.slots for task in some)
+            some = self._fit(group.values(), left, open_count)
             self._isolated()[isolation] += len(some)
             chosen += some
         return chosen
@@ -413,29 +439,34 @@ class Selection:
         next_run = [] if lane.extras is None else lane.extras.next_run.values()
         if lane.name:
             room = min(room, self._places_left(lane))
-        return self._fit(next_run, self._slots_left(), room)
+        return self._fit(next_run, self._room_left(), room)
 
-    def _fit(self, tasks: Iterable[Task], slots: int, count: int) -> list[Task]:
-        """Return the first tasks, by priority, that the worker can receive and has slots for."""
+    def _fit(self, tasks: Iterable[Task], left: Room, count: int) -> list[Task]:
+        """Return the first tasks, by priority, that the worker can receive and has room for."""
         receivable = [task for task in tasks if self._can_receive(task)]
-        chosen, wider = self._first_fit(_by_priority(receivable), slots, count)
+        chosen, wider = self._first_fit(_by_priority(receivable), left, count)
         self._note_unfit(wider)
         return chosen
 
     def _first_fit(
-        self, tasks: list[Task], slots: int, count: int
+        self, tasks: list[Task], left: Room, count: int
     ) -> tuple[list[Task], list[Task]]:
-        """Return the first tasks that fit into the slots, and the wider ones before them."""
+        """Return the first tasks that fit into the room, and the wider ones before them."""
         chosen: list[Task] = []
         wider: list[Task] = []
+        too_wide = None
         for task in tasks:
             if len(chosen) == count:
                 break
-            if task.terms.slots > min(slots, self.slots_widest):
+            terms = task.terms
+            if terms is too_wide:  # room only shrinks
                 wider.append(task)
-            else:
-                slots -= task.terms.slots
+            elif left.fits(terms.slots, terms.resources):
+                left.take(terms)
                 chosen.append(task)
+            else:
+                too_wide = terms
+                wider.append(task)
         return chosen, wider
 
     def _isolation_room(self, isolation: int) -> int:
@@ -476,7 +507,8 @@ class Selection:
 
     def _has_room_for(self, task: Task) -> bool:
         """Return whether the worker could take this task now, limits aside."""
-        if task.terms.slots > min(self.slots, self.slots_widest) or not self._can_receive(task):
+        fits_now = self._room_left().fits(task.terms.slots, task.terms.resources)
+        if not fits_now or not self._can_receive(task):
             return False
         if block_reason(self.ledger, task.lane, self.now_ns):
             return False

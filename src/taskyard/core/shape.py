@@ -20,6 +20,7 @@ from taskyard.core.limits import (
     TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.core.model import Refusal, Terms
+from taskyard.core.resources import RESOURCES_MAX, is_valid
 from taskyard.errors import PeerError
 
 if TYPE_CHECKING:
@@ -117,8 +118,9 @@ def _terms_fault(terms: Terms) -> Fault | None:
     if not terms.service or longest > NAME_BYTES_MAX:
         text = f"a service's or campaign's name must have at most {NAME_BYTES_MAX} bytes"
         return Refusal.BAD_NAME, text
-    if terms.slots < 1 or terms.crashes_max < 1:
-        return Refusal.MALFORMED, "slots and crash attempts must be 1 or more"
+    too_little = _amounts_fault(terms)
+    if too_little is not None:
+        return Refusal.MALFORMED, too_little
     if len(terms.retry_delays_ns or ()) > RETRIES_MAX:
         return Refusal.TOO_MANY, f"a task can be retried at most {RETRIES_MAX} times"
     if abs(terms.priority) > PRIORITY_MAX:
@@ -137,6 +139,15 @@ def changes_fault(changes: TermsChanges) -> Fault | None:
     if not changes.given():
         return Refusal.MALFORMED, "edit: no changes"
     return _terms_fault(changes.applied_to(Terms()))
+
+
+def _amounts_fault(terms: Terms) -> str | None:
+    """Return why slots, crash attempts or resources are invalid. None: they are valid."""
+    if terms.slots < 1 or terms.crashes_max < 1:
+        return "slots and crash attempts must be 1 or more"
+    if not terms.resources or is_valid(terms.resources, NUMBER_MAX, NAME_BYTES_MAX):
+        return None
+    return f"resources must be up to {RESOURCES_MAX} names in order, with amounts above 0"
 
 
 def _faults_by_terms(submission: Submission) -> Iterator[tuple[int, Fault]]:

@@ -279,7 +279,7 @@ class ColdLedger:
         if bare and terms.campaign:
             self.ledger.bare[terms.campaign] = None
         service = self.ledger.service(terms.service)
-        if terms.slots != 1:
+        if terms.is_wide:
             service.has_wide_tasks = self.ledger.has_wide_tasks = True
 
     def _enter_run(
