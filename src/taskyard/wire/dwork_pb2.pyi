@@ -122,7 +122,7 @@ class TaskMsg(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., origin: _Optional[bytes] = ..., pred: _Optional[_Iterable[bytes]] = ..., succ: _Optional[_Iterable[bytes]] = ..., log: _Optional[_Iterable[bytes]] = ..., payload: _Optional[bytes] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., lane: _Optional[bytes] = ..., attempt: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[bytes] = ..., retry_at_ns: _Optional[int] = ..., output: _Optional[bytes] = ..., percent: _Optional[int] = ..., result_bytes_total: _Optional[int] = ..., output_bytes_total: _Optional[int] = ..., started_ns: _Optional[int] = ..., run_ns: _Optional[int] = ..., exit: _Optional[int] = ..., cpu_ns: _Optional[int] = ..., memory_max_bytes: _Optional[int] = ...) -> None: ...
 
 class Terms(_message.Message):
-    __slots__ = ("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns", "retry", "lease_ns", "time_limit_ns", "slots", "crashes_max", "origin", "environment")
+    __slots__ = ("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns", "retry", "lease_ns", "time_limit_ns", "slots", "crashes_max", "origin", "environment", "resources")
     class Retry(_message.Message):
         __slots__ = ("delay_ns",)
         DELAY_NS_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class Terms(_message.Message):
     CRASHES_MAX_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
     campaign: bytes
     service: bytes
     priority: int
@@ -154,7 +155,16 @@ class Terms(_message.Message):
     crashes_max: int
     origin: bytes
     environment: bytes
-    def __init__(self, campaign: _Optional[bytes] = ..., service: _Optional[bytes] = ..., priority: _Optional[int] = ..., due_ns: _Optional[int] = ..., expires_ns: _Optional[int] = ..., expires_hard_ns: _Optional[int] = ..., retry: _Optional[_Union[Terms.Retry, _Mapping]] = ..., lease_ns: _Optional[int] = ..., time_limit_ns: _Optional[int] = ..., slots: _Optional[int] = ..., crashes_max: _Optional[int] = ..., origin: _Optional[bytes] = ..., environment: _Optional[bytes] = ...) -> None: ...
+    resources: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, campaign: _Optional[bytes] = ..., service: _Optional[bytes] = ..., priority: _Optional[int] = ..., due_ns: _Optional[int] = ..., expires_ns: _Optional[int] = ..., expires_hard_ns: _Optional[int] = ..., retry: _Optional[_Union[Terms.Retry, _Mapping]] = ..., lease_ns: _Optional[int] = ..., time_limit_ns: _Optional[int] = ..., slots: _Optional[int] = ..., crashes_max: _Optional[int] = ..., origin: _Optional[bytes] = ..., environment: _Optional[bytes] = ..., resources: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Resource(_message.Message):
+    __slots__ = ("name", "amount")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    amount: int
+    def __init__(self, name: _Optional[bytes] = ..., amount: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "result_bytes_total", "output_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes", "note", "restart")
@@ -209,7 +219,7 @@ class Batch(_message.Message):
     def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., result_bytes_total: _Optional[_Iterable[int]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ..., note: _Optional[_Iterable[bytes]] = ..., restart: bool = ...) -> None: ...
 
 class WorkerMsg(_message.Message):
-    __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead", "host", "pid", "replaces", "heartbeat_ns")
+    __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead", "host", "pid", "replaces", "heartbeat_ns", "resources")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_NS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +229,7 @@ class WorkerMsg(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     REPLACES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
     service: _containers.RepeatedScalarFieldContainer[bytes]
     slots: int
     silence_ns: int
@@ -228,7 +239,8 @@ class WorkerMsg(_message.Message):
     pid: int
     replaces: int
     heartbeat_ns: int
-    def __init__(self, service: _Optional[_Iterable[bytes]] = ..., slots: _Optional[int] = ..., silence_ns: _Optional[int] = ..., incarnation: _Optional[int] = ..., ahead: _Optional[int] = ..., host: _Optional[bytes] = ..., pid: _Optional[int] = ..., replaces: _Optional[int] = ..., heartbeat_ns: _Optional[int] = ...) -> None: ...
+    resources: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, service: _Optional[_Iterable[bytes]] = ..., slots: _Optional[int] = ..., silence_ns: _Optional[int] = ..., incarnation: _Optional[int] = ..., ahead: _Optional[int] = ..., host: _Optional[bytes] = ..., pid: _Optional[int] = ..., replaces: _Optional[int] = ..., heartbeat_ns: _Optional[int] = ..., resources: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ScopeMsg(_message.Message):
     __slots__ = ("campaign", "service", "lane", "standing", "match")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from taskyard.core.events import Outcome, Scope, UnknownPolicy, WorkerLost, WorkerRegistered
 from taskyard.core.limits import SECOND_NS
@@ -70,6 +71,28 @@ def test_restarted_tasks_run_again_and_dependents_wait_for_them() -> None:
     assert (restarted.kind, restarted.count) == (peer.OK, 1)
     again = counter.take(2)
     assert (again.names, again.attempts, again.payloads) == ([b"a"], [2], [b"1"])
+
+
+def test_resources_of_tasks_and_workers_arrive_unchanged() -> None:
+    counter = Extended()
+    needed = ((b"gpus", 5_000), (b"memory", 1 << 40))
+    submission = Submission([b"a"], terms=[Terms(service=b"exec", resources=needed)])
+    counter.request(peer.create(1, submission))
+    (nothing,) = counter.steal()
+    assert nothing.kind == peer.NOT_FOUND
+    facts = structs.replace(FACTS, resources=needed)
+    (body,) = counter.frames([b"", peer.steal(2, b"v", peer.worker_message(facts), 1)], b"v")
+    assert Reply(body).assigned().terms_of(0).resources == needed
+    assert counter.scheduler.ledger.workers[b"v"].facts.resources == needed
+
+
+@pytest.mark.parametrize(("count", "amount"), [(33, 1), (1, 0), (1, 1 << 63)])
+def test_invalid_resources_are_refused(count: int, amount: int) -> None:
+    resources = tuple((b"%02d" % number, amount) for number in range(count))
+    submission = Submission([b"a"], terms=[Terms(resources=resources)])
+    reply = Extended().request(peer.create(1, submission))
+    assert reply.kind == peer.ERROR
+    assert "resources" in reply.reason
 
 
 def test_created_tasks_arrive_unchanged_at_a_worker() -> None:

@@ -39,6 +39,7 @@ SEEDS = [
     peer.watch(5, [b"a"], stream=True),
     peer.list_tasks(6, Scope(campaign=b"c"), b"m", 1, 5),
     peer.command(7, peer.CANCEL, Scope(names=(b"nobody",))),
+    peer.create(8, Submission([b"a"], terms=[Terms(resources=((b"gpus", 5_000),))])),
 ]
 
 

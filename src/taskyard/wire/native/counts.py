@@ -22,6 +22,7 @@ from taskyard.core.limits import (
     SERVICES_MAX,
     TASKS_PER_MESSAGE_MAX,
 )
+from taskyard.core.resources import RESOURCES_MAX
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 
@@ -54,6 +55,8 @@ LIMITS: Final = {
     "TaskMsg.succ": AFTER_MAX,
     "TaskMsg.log": LOGS_MAX,
     "Terms.Retry.delay_ns": RETRIES_MAX,
+    "Terms.resources": RESOURCES_MAX,
+    "WorkerMsg.resources": RESOURCES_MAX,
     "WorkerMsg.service": SERVICES_MAX,
     "ScopeMsg.standing": STANDINGS_MAX,
     "QueryMsg.refused": REFUSED_TASKS_MAX,

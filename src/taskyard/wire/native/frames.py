@@ -29,6 +29,7 @@ from taskyard.core.limits import (
     TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.core.model import RefusedTask, Submission, Terms, TermsChanges, WorkerFacts
+from taskyard.core.resources import RESOURCES_MAX
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.errors import Malformed, PeerError
 from taskyard.wire import dwork_pb2 as pb
@@ -39,6 +40,7 @@ from taskyard.wire.native.counts import LOGS_MAX, TooMany, check_counts, check_l
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from taskyard.core.resources import Resources
     from taskyard.core.runs import RunColumns
 
 
@@ -289,6 +291,7 @@ def decode_terms(message: pb.Terms) -> Terms:
         origin=message.origin,
         dialect=DIALECT,
         environment=message.environment,
+        resources=_decode_resources(message.resources),
     )
 
 
@@ -319,6 +322,21 @@ def decode_changes(message: pb.Terms) -> TermsChanges:
     return changes
 
 
+def _decode_resources(encoded: Sequence[bytes]) -> Resources:
+    """Decode resources and sort them. Names and amounts are checked with the terms or facts."""
+    if not encoded:
+        return ()
+    if len(encoded) > RESOURCES_MAX:
+        raise TooMany(f"resources: at most {RESOURCES_MAX} are allowed")
+    messages = [parse(pb.Resource, raw) for raw in encoded]
+    check_text([one.name for one in messages], "names of resources")
+    return tuple(sorted([(one.name, one.amount) for one in messages]))
+
+
+def encode_resources(resources: Resources) -> list[bytes]:
+    return [pb.Resource(name=name, amount=one).SerializeToString() for name, one in resources]
+
+
 #: Fields of the same name in `Terms` of the core and of the wire.
 _TERMS_FIELDS: Final = (
     *("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns"),
@@ -332,12 +350,15 @@ def encode_terms(terms: Terms, host: bytes = b"") -> bytes:
     environment = terms.environment
     if environment:
         environment = environments.without_variables(environment, host)
-    return _encoded_terms(_terms_values(terms), terms.retry_delays_ns, environment)
+    return _encoded_terms(_terms_values(terms), terms.retry_delays_ns, environment, terms.resources)
 
 
 @lru_cache(TERMS_CACHE_SIZE)
 def _encoded_terms(
-    values: tuple[Any, ...], retry_delays_ns: tuple[int, ...] | None, environment: bytes
+    values: tuple[Any, ...],
+    retry_delays_ns: tuple[int, ...] | None,
+    environment: bytes,
+    resources: Resources,
 ) -> bytes:
     message = pb.Terms()
     if environment:
@@ -350,6 +371,7 @@ def _encoded_terms(
     if retry_delays_ns is not None:
         message.retry.SetInParent()
         message.retry.delay_ns.extend(retry_delays_ns)
+    message.resources.extend(encode_resources(resources))
     return message.SerializeToString()
 
 
@@ -490,6 +512,7 @@ def decode_facts(raw: bytes) -> WorkerFacts:
         host=worker.host,
         pid=min(worker.pid, NUMBER_MAX),
         heartbeat_ns=min(heartbeat_ns, NUMBER_MAX),
+        resources=_decode_resources(worker.resources),
     )
 
 

@@ -256,6 +256,7 @@ def worker_message(facts: WorkerFacts, ahead: int = 0, replaces: int = 0) -> Wor
         message.heartbeat_ns = facts.heartbeat_ns
     if replaces:
         message.replaces = replaces
+    message.resources.extend(tasks.encode_resources(facts.resources))
     return message
 
 
