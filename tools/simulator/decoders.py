@@ -78,6 +78,9 @@ def _registered(query: pb.QueryMsg) -> events.WorkerRegistered:
         lease_timeout_ns=said.silence_ns,
         incarnation=said.incarnation,
         heartbeat_ns=said.heartbeat_ns,
+        resources=tuple(
+            (one.name, one.amount) for one in map(pb.Resource.FromString, said.resources)
+        ),
     )
     return events.WorkerRegistered(0, query.location, facts, said.ahead, said.replaces)
 

@@ -16,6 +16,8 @@ from taskyard.core.rules import LaneOptions, Rule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskyard.core.resources import Resources
+
 SECOND_NS: Final = 1_000_000_000
 MILLISECOND_NS: Final = 1_000_000
 
@@ -133,6 +135,7 @@ class TaskOdds(Struct):
     watch: float
     drain: float
     ask: float
+    resources: float = 0.0
 
 
 class Plan(Struct):
@@ -163,11 +166,30 @@ def chance(rng: Random, probability: float) -> bool:
     return rng.random() < probability
 
 
+#: Separates the choices about resources from all others.
+RESOURCE_SEED_OFFSET: Final = 1 << 41
+
+#: Resources of a worker that has some, and of a task that needs some.
+WORKER_RESOURCES: Final[tuple[Resources, ...]] = (
+    ((b"gpus", 10_000),),
+    ((b"gpus", 20_000), (b"memory", 2 << 30)),
+)
+TASK_RESOURCES: Final[tuple[Resources, ...]] = (
+    ((b"gpus", 5_000),),
+    ((b"gpus", 10_000),),
+    ((b"gpus", 20_000),),
+    ((b"gpus", 10_000), (b"memory", 1 << 30)),
+    ((b"memory", 2 << 30),),
+)
+
 CLIENT_KINDS: Final = ("plain", "ping", "round-robin")
 #: Model workers, and product workers.
 FOREIGN_KINDS: Final = ("pull", "plain", "standing", "called", "ping")
 SHIPPED_KINDS: Final = ("native", "wmp", "ping-pong", "round-robin")
 WORKER_KINDS: Final = (*FOREIGN_KINDS, *SHIPPED_KINDS)
+
+#: Workers whose dialect has a field for resources.
+KINDS_WITH_RESOURCES: Final = ("pull", "native")
 
 
 def draw(seed: int, kinds: Sequence[str] = WORKER_KINDS) -> Plan:
@@ -183,6 +205,9 @@ def draw(seed: int, kinds: Sequence[str] = WORKER_KINDS) -> Plan:
     odds = _draw_wants(rng)
     if lane_rates and chance(of_lanes, 0.5):  # lanes that run empty again and again
         odds.lane, size.lanes, size.batch, size.work_ns_max = 1.0, 1, 1, 20 * MILLISECOND_NS
+    # Separate, so that seeds without resources draw as before.
+    resource_rng = Random(seed + RESOURCE_SEED_OFFSET)
+    odds.resources = resource_rng.choice((0.3, 0.8)) if chance(resource_rng, 0.25) else 0.0
     return Plan(
         seed=seed,
         size=size,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from simulator.clock import Timeline
     from simulator.world import World
     from taskyard.core.events import Event
+    from taskyard.core.resources import Resources
     from taskyard.core.rules import Rule
 
 #: Turns at once, without a message, that a loop may request. More are a busy loop.
@@ -319,6 +320,8 @@ class ProductWorker(SimProcess):
     is_supervised = True
     #: Some results are too long and truncated.
     truncates_results = False
+    #: Named resources, if its dialect has a field for them.
+    resources: Resources = ()
 
     def __init__(self, world: World, name: bytes, services: tuple[bytes, ...], slots: int) -> None:
         super().__init__(world, name)

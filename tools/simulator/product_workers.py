@@ -82,6 +82,7 @@ class NativeWorker(ProductWorker):
             lease_timeout_ns=self.world.plan.size.silence_ns,
             host=b"host",
             replaces=first if self.is_supervised else 0,
+            resources=self.resources,
         )
         strange = (*UNUSUAL_OUTCOMES, Outcome.REFUSED)
         runner = SimRunner(self, self.slots, strange)

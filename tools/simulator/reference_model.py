@@ -262,7 +262,7 @@ class ReferenceModel:
             task_model = TaskModel(name, terms, lane, BLOCKED, dict.fromkeys(after), terms.due_ns)
             if former is not None:
                 self._begin_again(record, index, task_model, former)
-            if terms.slots != 1:
+            if terms.slots != 1 or terms.resources:
                 self._wide[terms.service] = None
             made.append(task_model)
         for task_model in made:
@@ -325,6 +325,7 @@ class ReferenceModel:
         self._check_lanes(task_models, record.at_ns)
         worker_model.lease_ns_max = max(worker_model.lease_ns_max, record.lease_ns)
         self._check_slots(record.worker, worker_model, task_models)
+        self._check_resources(record.worker, worker_model, task_models)
         if not self.lanes.fresh:  # else the first decisions of the turn followed other rules
             self._check_limits(pairs, task_models, record.worker)
             self._check_order(task_models)
@@ -389,6 +390,7 @@ class ReferenceModel:
             and task_model.place != WAITS
             and not task_model.losses
             and task_model.terms.slots <= room
+            and not task_model.terms.resources  # the worker may have none free
             for task_model in self.tasks.values()
         )
 
@@ -426,6 +428,17 @@ class ReferenceModel:
             raise Violation(
                 "slots", f"{worker!r} has {slots} slots, and gets wider tasks: {task_models}"
             )
+
+    def _check_resources(
+        self, worker: bytes, worker_model: WorkerModel, task_models: list[TaskModel]
+    ) -> None:
+        """Require that the tasks of a worker use no more of a resource than it has."""
+        total = dict(worker_model.facts.resources)
+        held = [resource for one in worker_model.held.values() for resource in one.terms.resources]
+        for name in {name for one in task_models for name, _ in one.terms.resources}:
+            used = sum(amount for other, amount in held if other == name)
+            if used > total.get(name, 0):
+                raise Violation("resources", f"{worker!r} has {used} of {name!r} taken: {total}")
 
     def _pairs(self) -> dict[tuple[bytes, bytes, bytes], int]:
         """Count the tasks of each lane by worker."""
@@ -665,7 +678,7 @@ class ReferenceModel:
                 task_model.terms = structs.replace(terms, service=record.service)
             if record.lane is not None:
                 task_model.lane = record.lane
-            if terms.slots != 1:
+            if terms.slots != 1 or terms.resources:
                 self._wide[task_model.terms.service] = None
             if state is READY:
                 self._ready(task_model, record.at_ns, "moved", front=False, is_due=True)

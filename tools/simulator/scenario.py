@@ -17,8 +17,12 @@ from simulator.clients import CLIENTS, Client, JobClient, RequestMaker
 from simulator.codecs.dialects import DO
 from simulator.models import ENDED, LEASED, READY
 from simulator.plan import (
+    KINDS_WITH_RESOURCES,
     MILLISECOND_NS,
+    RESOURCE_SEED_OFFSET,
     SECOND_NS,
+    TASK_RESOURCES,
+    WORKER_RESOURCES,
     Faults,
     chance,
     draw_rules_of_services,
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from simulator.models import TaskModel
     from simulator.network import Network
     from simulator.world import World
+    from taskyard.core.resources import Resources
 
 
 AnyWorker: TypeAlias = Worker | processes.ProductWorker
@@ -85,6 +90,7 @@ class Scenario:
         self._fault_rng = Random(world.plan.seed + _FAULT_SEED_OFFSET)
         #: Random choices of edits, which leave those of other requests as they are.
         self._edit_rng = Random(world.plan.seed + _EDIT_SEED_OFFSET)
+        self._resource_rng = Random(world.plan.seed + RESOURCE_SEED_OFFSET)
 
     def begin(self) -> None:
         self.world.host.start()
@@ -165,17 +171,22 @@ class Scenario:
         count = self.rng.randrange(len(self.services)) + 1
         services = tuple(self.rng.sample(self.services, count))
         worker = KINDS[kind](self.world, name, services, self.plan.size.slots)
+        if kind in KINDS_WITH_RESOURCES and chance(self._resource_rng, self.plan.odds.resources):
+            worker.resources = self._resource_rng.choice(WORKER_RESOURCES)
         self.workers.append(worker)
         self.world.timeline.after(self.rng.randrange(SECOND_NS), worker.start)
         if worker.sends_incarnation:
             worker.is_supervised = chance(self._fault_rng, 0.7)
             if chance(self._fault_rng, 0.2):
-                self._add_twin(kind, name, services)
+                self._add_twin(kind, name, services, worker.resources)
 
-    def _add_twin(self, kind: str, name: bytes, services: tuple[bytes, ...]) -> None:
+    def _add_twin(
+        self, kind: str, name: bytes, services: tuple[bytes, ...], resources: Resources
+    ) -> None:
         """Add another worker of the same name."""
         twin = KINDS[kind](self.world, name, services, self.plan.size.slots)
         twin.twin, twin.is_supervised = 1, chance(self._fault_rng, 0.5)
+        twin.resources = resources
         self.workers.append(twin)
         self.world.timeline.after(self._fault_rng.randrange(4 * SECOND_NS), twin.start)
 
@@ -333,6 +344,8 @@ class Scenario:
         if rng.random() < odds.lease:
             terms.lease_ns = rng.choice((2, 8)) * SECOND_NS
         terms.crashes_max = rng.choice((1, 2, 3, 5))
+        if chance(self._resource_rng, odds.resources):
+            terms.resources = self._resource_rng.choice(TASK_RESOURCES)
         return terms
 
     def _campaign(self) -> bytes:
@@ -568,8 +581,17 @@ class Scenario:
             fresh = KINDS[kind](self.world, b"h%d" % number, (service,), 4)
             self.workers.append(fresh)
             fresh.start()
+            if self.plan.odds.resources:
+                self._add_large_worker(b"g%d" % number, service)
         self.world.timeline.after(SECOND_NS, self._probe)
         self.world.timeline.after(SECOND_NS, self._flush)
+
+    def _add_large_worker(self, name: bytes, service: bytes) -> None:
+        """Add a worker that has the resources of every task."""
+        large = KINDS["native"](self.world, name, (service,), 4)
+        large.resources = WORKER_RESOURCES[-1]
+        self.workers.append(large)
+        large.start()
 
     def _flush(self) -> None:
         """Release all tasks in held lanes."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from simulator.world import World
     from taskyard.core.effects import Effect
     from taskyard.core.events import Event
+    from taskyard.core.resources import Resources
 
 #: How long a worker waits for a reply before it resends.
 REPLY_TIMEOUT_NS: Final = 1500 * MILLISECOND_NS
@@ -68,6 +69,8 @@ class Worker(Peer):
     sends_incarnation = False
     #: Distinguishes workers of one name.
     twin = 0
+    #: Named resources, if its dialect has a field for them.
+    resources: Resources = ()
     #: A supervisor restarts it, and reports the end of the former process.
     is_supervised = True
 
@@ -100,6 +103,7 @@ class Worker(Peer):
             incarnation=self.incarnation,
             dialect=self.kind.encode(),
             heartbeat_ns=self.heartbeat_ns if self.sends_incarnation else 0,
+            resources=self.resources,
         )
 
     @property

@@ -32,6 +32,7 @@ from simulator.plan import (
     RESULT_BYTES,
     SECOND_NS,
     TRUNCATED,
+    WORKER_RESOURCES,
 )
 from simulator.worker import REPLY_TIMEOUT_NS, Worker
 from taskyard.core import effects, events
@@ -101,6 +102,8 @@ class PullWorker(Worker):
         super().on_heartbeat_timer()
         if self.chance(self.world.faults.facts_change):
             self.slots = self.rng.choice((1, 2, 4))
+            if self.resources:
+                self.resources = self.rng.choice(WORKER_RESOURCES)
         waited_ns = self.world.timeline.now_ns - max(self.asked_ns, self.heard_ns)
         if waited_ns > 2 * self.heartbeat_ns and not self.joined_after_heal:
             self.ask()  # the request, or its reply, may be lost

@@ -11,6 +11,7 @@ from msgspec import Struct
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX
 from taskyard.core.model import Result
+from taskyard.core.resources import Resources
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Run
 from taskyard.worker.limits import LAST_LINE_BYTES_MAX
@@ -32,6 +33,8 @@ class Job(Struct, frozen=True):
     campaign: bytes = b""
     #: The environment of its submission. b"": the worker's own.
     environment: bytes = b""
+    #: Named resources that it takes beside its slots.
+    resources: Resources = ()
 
     @property
     def key(self) -> tuple[bytes, int]:

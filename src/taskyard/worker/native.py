@@ -275,6 +275,7 @@ class NativeWorkerLoop:
                     lane=assigned.lanes[index] if assigned.lanes else b"",
                     campaign=terms.campaign,
                     environment=terms.environment,
+                    resources=terms.resources,
                 )
             )
         fresh = [job for job in jobs if job.key not in self._held]
@@ -314,6 +315,7 @@ class NativeWorkerLoop:
             host=settings.host,
             pid=settings.pid,
             heartbeat_ns=settings.heartbeat_ns,
+            resources=settings.resources,
         )
         # Overfed tasks of a lane take no slots.
         overfed = settings.slots * self._overfeed_max

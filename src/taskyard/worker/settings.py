@@ -19,6 +19,7 @@ from taskyard.wire.roles import Role, may_act_as, with_article
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskyard.core.resources import Resources
     from taskyard.net.keys import PeerKey
 
 #: Characters of a rejected name in an error.
@@ -41,6 +42,8 @@ class WorkerSettings(Struct, frozen=True):
     pid: int = 0
     #: The supervisor saw all processes of this name end, from this incarnation on. 0: none.
     replaces: int = 0
+    #: Named resources beside the slots, in total.
+    resources: Resources = ()
 
 
 def default_name() -> bytes:

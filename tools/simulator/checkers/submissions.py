@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _ASKED_TERMS: Final = (
     *("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns"),
     *("retry_delays_ns", "lease_ns", "time_limit_ns", "slots", "crashes_max", "report_ns"),
+    "resources",
 )
 
 

@@ -18,12 +18,24 @@ from simulator.mutations.registry import (
     DECIDERS,
     apply_table_of,
     mutation,
+    mutation_for_invariants,
     no_op,
     patched,
     patched_item,
 )
 from taskyard.broker import results as result_loader
-from taskyard.core import events, graph, queues, records, results, runs, submission, timers
+from taskyard.core import (
+    events,
+    graph,
+    ledger,
+    queues,
+    records,
+    results,
+    runs,
+    selection,
+    submission,
+    timers,
+)
 from taskyard.core.context import Context
 from taskyard.core.entities import Lane, Lease, Task, Worker
 from taskyard.core.ledger import Ledger
@@ -265,6 +277,37 @@ def slot_freed_twice() -> Iterator[None]:
         sound(self, tasks, *more)
 
     with patched(Ledger, "release", release):
+        yield
+
+
+@mutation
+def resources_not_counted() -> Iterator[None]:
+    """Lease the resources of a worker again while a task has them."""
+    with patched(ledger, "_count_resources", no_op):
+        yield
+
+
+@mutation_for_invariants
+def resources_lost_with_a_lease() -> Iterator[None]:
+    """Forget to return the resources of a lease that is lost on its way to the worker."""
+    table = apply_table_of(records.Returned)
+    sound = table[records.Returned]
+
+    def returned(durable: Ledger, record: records.Returned, tasks: list[Task]) -> None:
+        worker = durable.workers[record.worker]
+        used = dict(worker.resources_used)
+        sound(durable, record, tasks)
+        if record.reason is records.ReturnReason.UNLISTED:
+            worker.resources_used = used
+
+    with patched_item(table, records.Returned, returned):
+        yield
+
+
+@mutation_for_invariants
+def resources_kept_from_all() -> Iterator[None]:
+    """Give nothing to a worker that is kept for a task which lacks a resource."""
+    with patched(selection.Selection, "_keep_for", no_op):
         yield
 
 

@@ -27,6 +27,7 @@ from taskyard.core.entities import Lane, Service, Task
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Submission
+from taskyard.core.resources import Room
 from taskyard.core.snapshots.restorer import Restorer
 from taskyard.core.states import READY
 
@@ -252,13 +253,13 @@ def wide_task_blocks_its_lane() -> Iterator[None]:
     """Block a worker at a task that needs more slots than it has free."""
 
     def first_match(
-        _self: selection.Selection, tasks: list[Task], slots: int, count: int
+        _self: selection.Selection, tasks: list[Task], left: Room, count: int
     ) -> tuple[list[Task], list[Task]]:
         chosen: list[Task] = []
         for task in tasks[:count]:
-            slots -= task.terms.slots
-            if slots < 0:
+            if not left.fits(task.terms.slots, task.terms.resources):
                 break
+            left.take(task.terms)
             chosen.append(task)
         return chosen, []
 
