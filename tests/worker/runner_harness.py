@@ -53,9 +53,12 @@ class RealClock:
 
 @contextmanager
 def a_runner(
-    slots: int = 1, allow: Sequence[str] = (), clock: SetClock | RealClock | None = None
+    slots: int = 1,
+    allow: Sequence[str] = (),
+    clock: SetClock | RealClock | None = None,
+    gpus: Sequence[str] = (),
 ) -> Iterator[ProcessRunner]:
-    runner = ProcessRunner(slots, allow, clock or RealClock())
+    runner = ProcessRunner(slots, allow, clock or RealClock(), gpus=gpus)
     try:
         yield runner
     finally:

@@ -114,11 +114,15 @@ def format_amount(name: bytes, amount: int) -> str:
     return format(amount / UNIT, ".4f").rstrip("0").rstrip(".")
 
 
-def format_bytes(count: int) -> str:
-    """Format a number of bytes with a binary unit: `4 GiB`, `1.5 GiB`, `512 MiB`."""
+def format_bytes(count: int, *, up: bool = False) -> str:
+    """Format a number of bytes with a binary unit: `4 GiB`, `1.5 GiB`, `512 MiB`.
+
+    Rounds to a tenth, with `up` to the next higher one.
+    """
     for unit, word in _BINARY_UNITS:
         if count >= unit:
-            return f"{count / unit:.1f}".removesuffix(".0") + f" {word}"
+            tenths = -(-10 * count // unit) if up else round(10 * count / unit)
+            return f"{tenths / 10:.1f}".removesuffix(".0") + f" {word}"
     return f"{count} bytes"
 
 

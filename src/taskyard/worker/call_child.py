@@ -158,15 +158,18 @@ class CallRunner:
         self._main_scripts = MainScripts()
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
-    def run(self, name: bytes, attempt: int, payload: bytes, campaign: bytes) -> CallResult:
+    def run(
+        self, name: bytes, attempt: int, payload: bytes, campaign: bytes, env: Mapping[str, str]
+    ) -> CallResult:
         """Call a function. An exception becomes a result, unless the function ends the process."""
         work = decode_call(payload)
         os.environ.update(task_env(name, attempt, campaign))
+        own = {} if isinstance(work, Pickled) else work.env or {}
         try:
-            if isinstance(work, Pickled):
-                return self._run_pickled(work)
-            with _extra_environment(work.env or {}):
-                return self._run_call(work)
+            with _extra_environment({**own, **env}):
+                return (
+                    self._run_pickled(work) if isinstance(work, Pickled) else self._run_call(work)
+                )
         finally:
             # The next call begins in the worker's directory.
             os.fchdir(self._directory)

@@ -1,18 +1,20 @@
 """The frames between a worker and its Python child processes.
 
-A frame is its length and that many bytes. A call has the task's name, attempt, campaign and
-payload. A result has an outcome byte, the run's measurements, the text, and a last line for the
-output. The first frame of a child is empty: it is ready. Knows no sockets.
+A frame is its length and that many bytes. A call has the task's name, attempt, campaign,
+environment variables and payload. A result has an outcome byte, the run's measurements, the text,
+and a last line for the output. The first frame of a child is empty: it is ready. Knows no sockets.
 """
 
+from collections.abc import Mapping
 from struct import Struct
 
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 
 _LENGTH = Struct("<I")
-_CALL = Struct("<IQHH")  # length of the rest, attempt, lengths of the name and the campaign
-_CALL_REST = Struct("<QHH")
+#: Length of the rest, attempt, lengths of the name, the campaign and the variables.
+_CALL = Struct("<IQHHH")
+_CALL_REST = Struct("<QHHH")
 #: Length of the rest, outcome, start, duration, CPU time, peak memory, length of the text.
 _RESULT = Struct("<IBQQQQI")
 _RESULT_REST = Struct("<BQQQQI")
@@ -42,18 +44,29 @@ class FrameBuffer:
         return len(self._pending)
 
 
-def pack_call(name: bytes, attempt: int, payload: bytes, campaign: bytes = b"") -> bytes:
-    length = _CALL_REST.size + len(name) + len(campaign) + len(payload)
-    return _CALL.pack(length, attempt, len(name), len(campaign)) + name + campaign + payload
+def pack_call(
+    name: bytes,
+    attempt: int,
+    payload: bytes,
+    campaign: bytes = b"",
+    env: Mapping[str, str] | None = None,
+) -> bytes:
+    variables = "\0".join([f"{key}={value}" for key, value in (env or {}).items()]).encode()
+    lengths = (len(name), len(campaign), len(variables))
+    length = _CALL_REST.size + sum(lengths) + len(payload)
+    return _CALL.pack(length, attempt, *lengths) + name + campaign + variables + payload
 
 
-def unpack_call(frame: bytes) -> tuple[bytes, int, bytes, bytes]:
-    """Return the name, the attempt, the payload and the campaign."""
-    attempt, name_length, campaign_length = _CALL_REST.unpack_from(frame)
-    start = _CALL_REST.size
-    end = start + name_length
-    name, campaign = frame[start:end], frame[end : end + campaign_length]
-    return name, attempt, frame[end + campaign_length :], campaign
+def unpack_call(frame: bytes) -> tuple[bytes, int, bytes, bytes, dict[str, str]]:
+    """Return the name, the attempt, the payload, the campaign and the variables."""
+    attempt, *lengths = _CALL_REST.unpack_from(frame)
+    parts, start = [], _CALL_REST.size
+    for length in lengths:
+        parts.append(frame[start : start + length])
+        start += length
+    name, campaign, variables = parts
+    pairs = [one.partition("=") for one in variables.decode().split("\0") if one]
+    return name, attempt, frame[start:], campaign, {key: value for key, _, value in pairs}
 
 
 def pack_result(

@@ -16,6 +16,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.worker import call_frames
+from taskyard.worker.devices import Shares, resource_env
 from taskyard.worker.jobs import Job, JobResult, Tail
 from taskyard.worker.limits import (
     CHILD_START_NS_MAX,
@@ -64,15 +65,17 @@ class CallProcess(SupervisedProcess):
     def is_free(self) -> bool:
         return self.job is None and self._is_connected and not self.is_ending()
 
-    def call(self, job: Job) -> None:
-        """Start a job. Only for a process that is free."""
+    def call(self, job: Job, gpus: Shares) -> None:
+        """Start a job with parts of GPUs. Only for a process that is free."""
         self._assign(job)
+        self.gpus = gpus
         if not self._is_ready:
             # The start of Python does not count against the task's time limit.
             self.due_ns = self._context.now_ns() + CHILD_START_NS_MAX
         # Threads of an earlier call may have printed since.
         self._output.clear()
-        frame = call_frames.pack_call(job.name, job.attempt, job.payload, job.campaign)
+        env = resource_env(job.resources, gpus)
+        frame = call_frames.pack_call(job.name, job.attempt, job.payload, job.campaign, env)
         self._send(memoryview(frame))
 
     def _limit_text(self) -> bytes:
@@ -150,6 +153,8 @@ class CallProcess(SupervisedProcess):
             done.run = run
             self._clear_job()
             self._context.report(done)
+            if self.gpus:
+                self.end(b"its GPUs belong to another call now")
 
     def _on_malformed(self) -> None:
         """End the process: its socket can't be trusted any more."""

@@ -60,5 +60,9 @@ AGENT_LOG_LINES_MAX: Final = 20
 #: Comments sent to the broker while a task runs. Each is journalled, so only the newest are sent.
 PROGRESS_BYTES_MAX: Final = 2048
 
+#: Interval at which the memory of tasks with a limit is measured. A program can allocate about a
+#: gigabyte meanwhile.
+MEMORY_CHECK_NS: Final = SECOND_NS // 5
+
 #: Polling interval for the end of a process on kernels without pidfds.
 REAP_INTERVAL_NS: Final = SECOND_NS // 100

@@ -129,13 +129,14 @@ def serve(  # noqa: PLR0913  # the last ones are named
     agents: AgentSettings | None = None,
     env: Mapping[str, str] | None = None,
     allow_pickle: bool = False,
+    gpus: Sequence[str] = (),
     until_eof: bool = False,
 ) -> None:
     """Work for a broker until a signal, or until the broker drains this worker.
 
     `announce` takes lines for the user. `command` runs tasks of services without a payload format.
     `agents` take all tasks, with `env` added to their environment. Without both, the broker's rules
-    name the agents of each service.
+    name the agents of each service. `gpus` are the ids of the GPUs among its resources.
 
     Raises `Refused` if the broker refuses the key, `NameLost` if it gave the name to another
     process.
@@ -144,10 +145,17 @@ def serve(  # noqa: PLR0913  # the last ones are named
         slots, rule_runner = settings.slots, None
         if command is None:
             rule_runner = AgentRunner(
-                slots, host.clock, agents, allow=allow, allow_pickle=allow_pickle, env=env
+                slots,
+                host.clock,
+                agents,
+                allow=allow,
+                allow_pickle=allow_pickle,
+                env=env,
+                gpus=gpus,
             )
         runner = host.add_resource(
-            rule_runner or make_runner(slots, host.clock, command, allow, allow_pickle=allow_pickle)
+            rule_runner
+            or make_runner(slots, host.clock, command, allow, allow_pickle=allow_pickle, gpus=gpus)
         )
         wire = host.add_socket(sockets.connect(endpoint, key, counts=True))
         channel = Channel(wire, host.clock)

@@ -26,8 +26,10 @@ from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.runs import Run
 from taskyard.process.child import STATUS_UNKNOWN
+from taskyard.worker.devices import Shares
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import DRAIN_BYTES_MAX, KILL_GRACE_NS, READ_BYTES_MAX
+from taskyard.worker.memory import memory_limit_bytes
 
 #: Python ignores these signals. Programs expect their defaults.
 _RESTORED_SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -268,6 +270,10 @@ class SupervisedProcess(ABC):
         self.job: Job | None = None
         #: Slots in use while the process works on its job.
         self.slots = 0
+        #: The most memory that its job may use. 0: no limit.
+        self.memory_limit_bytes = 0
+        #: Parts of GPUs that it has, by id. It keeps them until it has ended.
+        self.gpus: Shares = {}
         #: When SIGTERM or SIGKILL is due.
         self.due_ns: int | None = None
         #: The process was reaped and its descriptors are closed.
@@ -310,6 +316,13 @@ class SupervisedProcess(ABC):
             self.due_ns = self._context.now_ns() + KILL_GRACE_NS
             self.process.signal(signal.SIGTERM)
 
+    def end_over_memory(self, reason: bytes) -> None:
+        """Kill it at once, before it takes the memory of others."""
+        if self._ending is None:
+            self._ending = reason
+        self.memory_limit_bytes = 0
+        self.process.signal(signal.SIGKILL)
+
     def cancel(self) -> None:
         """End it, and report nothing."""
         self._is_wanted = False
@@ -331,6 +344,7 @@ class SupervisedProcess(ABC):
         """Set its job, and start the time limit."""
         self.job = job
         self.slots = job.slots
+        self.memory_limit_bytes = memory_limit_bytes(job.resources)
         self._began_ns = self._context.now_ns()
         self._start_limit()
 
@@ -343,7 +357,7 @@ class SupervisedProcess(ABC):
     def _clear_job(self) -> None:
         """Forget the finished job."""
         self.job = None
-        self.slots = 0
+        self.slots = self.memory_limit_bytes = 0
         self.due_ns = None
 
     def _start_limit(self) -> None:

@@ -17,6 +17,7 @@ from msgspec import structs
 from taskyard.core.events import Outcome
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.payloads import Command
+from taskyard.worker.devices import Shares, resource_env
 from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
 from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
 from taskyard.worker.processes import (
@@ -117,13 +118,15 @@ class UnusableStdin(OSError):
     """A file can't be the stdin of a program."""
 
 
-def start_program(job: Job, command: Command, runner_context: RunnerContext) -> Program:
-    """Start a program. Raises `OSError` or `ValueError`: see `not_started`."""
+def start_program(
+    job: Job, command: Command, runner_context: RunnerContext, gpus: Shares
+) -> Program:
+    """Start a program with parts of GPUs. Raises `OSError` or `ValueError`: see `not_started`."""
     if command.stdin is None and command.stdin_file is None:
-        return _start(job, command, runner_context, runner_context.dev_null)
+        return _start(job, command, runner_context, gpus, runner_context.dev_null)
     stdin = _open_bytes(command.stdin) if command.stdin is not None else _open_file(command)
     try:
-        return _start(job, command, runner_context, stdin)
+        return _start(job, command, runner_context, gpus, stdin)
     finally:
         os.close(stdin)
 
@@ -153,7 +156,9 @@ def _open_file(command: Command) -> int:
     raise UnusableStdin(errno.EINVAL, "Not a regular file")
 
 
-def _start(job: Job, command: Command, runner_context: RunnerContext, stdin: int) -> Program:
+def _start(
+    job: Job, command: Command, runner_context: RunnerContext, gpus: Shares, stdin: int
+) -> Program:
     printed = ProgramOutput()
     stdout = Pipe(runner_context.selector, printed.add_stdout)
     with stdout.writing_end() as stdout_writing:
@@ -164,6 +169,7 @@ def _start(job: Job, command: Command, runner_context: RunnerContext, stdin: int
                 **runner_context.env,
                 **(command.env or {}),
                 **task_env(job.name, job.attempt, job.campaign),
+                **resource_env(job.resources, gpus),
             }
             began_ns = runner_context.now_ns()
             process = start(command.argv, streams, env, command.cwd)

@@ -27,8 +27,10 @@ from taskyard.worker.agents.rules import AgentSettings
 from taskyard.worker.allow_list import PICKLE_REFUSAL, is_module_allowed, refusal
 from taskyard.worker.call_process import CallProcess, start_child
 from taskyard.worker.command_files import CommandFiles
+from taskyard.worker.devices import DevicePool, gpus_of
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import REAP_INTERVAL_NS
+from taskyard.worker.memory import MemoryGuard
 from taskyard.worker.processes import RunnerContext, SupervisedProcess
 from taskyard.worker.programs import not_started, start_program
 from taskyard.worker.workplaces import Workplaces
@@ -43,16 +45,24 @@ _STANDARD_DESCRIPTORS: Final = 3
 
 
 class ProcessRunner:
-    """Runs up to `slots` jobs at once.
+    """Runs up to `slots` jobs at once, with the GPUs of `gpus` by id.
 
     Functions come from the modules in `allow` and below them. With `allow_pickle`, pickled
     functions are called too.
     """
 
     def __init__(
-        self, slots: int, allow: Sequence[str], clock: Clock, *, allow_pickle: bool = False
+        self,
+        slots: int,
+        allow: Sequence[str],
+        clock: Clock,
+        *,
+        allow_pickle: bool = False,
+        gpus: Sequence[str] = (),
     ) -> None:
         self.slots_total = slots
+        self._gpus = DevicePool(gpus)
+        self._memory_guard = MemoryGuard(clock.monotonic_ns)
         self._allow = list(allow)
         self._allow_pickle = allow_pickle
         self._clock = clock
@@ -132,6 +142,9 @@ class ProcessRunner:
         if self._done or (self._waiting and self._has_room()):
             return now_ns
         moments = [process.due_ns for process in self._processes if process.due_ns is not None]
+        memory_due_ns = self._memory_guard.wake_at_ns(self._processes)
+        if memory_due_ns is not None:
+            moments.append(memory_due_ns)
         if any(process.process.pidfd is None for process in self._processes):
             moments.append(now_ns + REAP_INTERVAL_NS)
         return min(moments, default=None)
@@ -191,11 +204,27 @@ class ProcessRunner:
                 process.poll()
             if process.due_ns is not None and process.due_ns <= now_ns:
                 process.on_due()
+            if process.has_ended:
+                self._gpus.give_back(process.gpus)
         self._processes = [process for process in self._processes if not process.has_ended]
+        self._memory_guard.check(self._processes)
 
     def _has_room(self) -> bool:
-        """Return whether the first waiting job can start."""
-        return self._has_slots(self._waiting[0][0])
+        """Return whether a waiting job can start."""
+        return self._next_place() is not None
+
+    def _next_place(self) -> int | None:
+        """Return the place of the next job that can start. Those without GPUs are overtaken."""
+        for place, (job, _) in enumerate(self._waiting):
+            if not self._has_slots(job):
+                return None
+            if self._has_gpus(job):
+                return place
+        return None
+
+    def _has_gpus(self, job: Job) -> bool:
+        """Return whether the GPUs of a job are free, also of processes that are being ended."""
+        return self._gpus.has(gpus_of(job.resources))
 
     def _has_slots(self, job: Job) -> bool:
         """Return whether a job can start. One wider than the worker runs alone."""
@@ -203,8 +232,10 @@ class ProcessRunner:
         return slots_used == 0 or slots_used + job.slots <= self.slots_total
 
     def _start_waiting(self) -> None:
-        while self._waiting and self._has_room():
-            self._start_work(*self._waiting.popleft())
+        while (place := self._next_place()) is not None:
+            job, work = self._waiting[place]
+            del self._waiting[place]
+            self._start_work(job, work)
 
     def _start_work(self, job: Job, work: Work) -> None:
         if isinstance(work, Command):
@@ -223,22 +254,29 @@ class ProcessRunner:
         if result is not None:
             self._report(result)
             return
+        placed = self._context._replace(env=workplace.env)
+        gpus = self._gpus.take(gpus_of(job.resources))
         try:
-            placed = self._context._replace(env=workplace.env)
-            self._processes.append(start_program(job, command, placed))
+            program = start_program(job, command, placed, gpus)
         except (OSError, ValueError) as error:
+            self._gpus.give_back(gpus)
             self._report(not_started(job, command, error))
+        else:
+            program.gpus = gpus
+            self._processes.append(program)
 
     def _start_call(self, job: Job) -> None:
+        amount = gpus_of(job.resources)
         try:
-            child = self._idle_child()
+            child = self._idle_child(fresh=bool(amount))
         except OSError as error:
             self._report(JobResult(job, Outcome.REFUSED, f"can't start Python: {error}".encode()))
         else:
-            child.call(job)
+            child.call(job, self._gpus.take(amount))
 
-    def _idle_child(self) -> CallProcess:
-        for process in self._processes:
+    def _idle_child(self, *, fresh: bool) -> CallProcess:
+        """Return a child without a job. A process can't change its GPUs, so it gets them fresh."""
+        for process in () if fresh else self._processes:
             if isinstance(process, CallProcess) and process.is_free():
                 return process
         child = start_child(self._allow, self._context)
@@ -283,7 +321,7 @@ class StdinRunner(ProcessRunner):
     payload from stdin, and its stdout is the result.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         slots: int,
         argv: Sequence[str],
@@ -291,8 +329,9 @@ class StdinRunner(ProcessRunner):
         allow: Sequence[str] = (),
         *,
         allow_pickle: bool = False,
+        gpus: Sequence[str] = (),
     ) -> None:
-        super().__init__(slots, allow, clock, allow_pickle=allow_pickle)
+        super().__init__(slots, allow, clock, allow_pickle=allow_pickle, gpus=gpus)
         self._argv = list(argv)
 
     def start(self, job: Job) -> None:
@@ -302,15 +341,16 @@ class StdinRunner(ProcessRunner):
             self._waiting.append((job, Command(self._argv, stdin=job.payload)))
 
 
-def make_runner(
+def make_runner(  # noqa: PLR0913  # the last ones are named
     slots: int,
     clock: Clock,
     command: Sequence[str] | None,
     allow: Sequence[str] = (),
     *,
     allow_pickle: bool = False,
+    gpus: Sequence[str] = (),
 ) -> ProcessRunner:
     """Return a runner. `command` takes the payloads that don't describe their work."""
     if command is None:
-        return ProcessRunner(slots, allow, clock, allow_pickle=allow_pickle)
-    return StdinRunner(slots, command, clock, allow, allow_pickle=allow_pickle)
+        return ProcessRunner(slots, allow, clock, allow_pickle=allow_pickle, gpus=gpus)
+    return StdinRunner(slots, command, clock, allow, allow_pickle=allow_pickle, gpus=gpus)

@@ -17,6 +17,7 @@ orders = st.lists(
     st.tuples(
         *(st.binary(max_size=20), st.integers(0, 2**63)),
         *(st.binary(max_size=50), st.binary(max_size=9)),
+        st.dictionaries(st.sampled_from(["A", "B"]), st.sampled_from(["", "1", "x=y"])),
     )
 )
 
@@ -28,7 +29,7 @@ def pieces(content: bytes, cuts: list[int]) -> list[bytes]:
 
 @given(orders, st.lists(st.integers(0, 1000)))
 def test_calls_arrive_whole_however_they_are_split(
-    sent: list[tuple[bytes, int, bytes, bytes]], cuts: list[int]
+    sent: list[tuple[bytes, int, bytes, bytes, dict[str, str]]], cuts: list[int]
 ) -> None:
     inbox = call_frames.FrameBuffer()
     stream = b"".join(call_frames.pack_call(*order) for order in sent)

@@ -153,8 +153,9 @@ class AgentRunner(runner.ProcessRunner):
         allow: Sequence[str] = (),
         allow_pickle: bool = False,
         env: Mapping[str, str] | None = None,
+        gpus: Sequence[str] = (),
     ) -> None:
-        super().__init__(slots, allow, clock, allow_pickle=allow_pickle)
+        super().__init__(slots, allow, clock, allow_pickle=allow_pickle, gpus=gpus)
         environment = clean_environment(os.environ) | dict(env or {})
         runner_context = self._context._replace(env=environment)
         self._agent_context = AgentContext(runner_context, clock.wall_ns, self._forward_output)
@@ -317,6 +318,8 @@ class AgentRunner(runner.ProcessRunner):
             return StartResult.DEFERRED
         if not self._has_slots(job):
             return StartResult.NO_SLOTS
+        if not self._has_gpus(job):
+            return StartResult.DEFERRED
         lanes.lane_started(job)
         self._start_work(job, work)
         return StartResult.STARTED

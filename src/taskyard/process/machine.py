@@ -1,0 +1,144 @@
+"""The resources of this machine, as far as this process may use them.
+
+Reads the affinity mask, control groups, /proc and device files. Slots are not counted here. Paths
+and environment are arguments, so that tests can show another machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from taskyard.core.resources import CPUS, GPUS, MEMORY, UNIT, Resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: A driver that does not answer within this time has no usable GPU.
+_NVIDIA_SMI_SECONDS_MAX: Final = 10
+
+#: Values of CUDA_VISIBLE_DEVICES that hide all devices.
+_NO_DEVICES: Final = ("-1", "none", "nodevfiles")
+
+#: The format of version 2 of control groups, where all controllers share a tree.
+_UNIFIED: Final = ""
+
+
+class Machine(Struct, frozen=True):
+    """Resources of a machine, or of a worker's share of it."""
+
+    #: In ten-thousandths.
+    cpus: int = 0
+    #: In bytes. 0: unknown.
+    memory: int = 0
+    #: The ids of its GPUs.
+    gpus: tuple[str, ...] = ()
+    #: Others, which only a user can name.
+    others: Resources = ()
+
+    def resources(self) -> Resources:
+        """Return all of them by name, without those that there are none of."""
+        amounts = {**dict(self.others), CPUS: self.cpus, MEMORY: self.memory}
+        amounts[GPUS] = len(self.gpus) * UNIT
+        return tuple(sorted((name, amount) for name, amount in amounts.items() if amount))
+
+    def share(self, index: int, count: int) -> Machine:
+        """Return the share of one of `count` workers: equal parts, and whole GPUs in turn."""
+        return Machine(self.cpus // count, self.memory // count, self.gpus[index::count])
+
+
+def detect(root: Path = Path("/"), env: Mapping[str, str] | None = None) -> Machine:
+    """Return the resources that this process may use."""
+    return Machine(_cpus(root), _memory(root), gpu_ids(root, os.environ if env is None else env))
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpus(root: Path) -> int:
+    """Return the usable cores in ten-thousandths, within the quotas of the control groups."""
+    amounts = [usable_cores() * UNIT]
+    for group in _groups(root, _UNIFIED):
+        quota, _, period = _read(group / "cpu.max").partition(" ")
+        amounts += _part_of_cores(quota, period)
+    for group in _groups(root, "cpu"):
+        quota, period = (_read(group / f"cpu.cfs_{one}_us") for one in ("quota", "period"))
+        amounts += _part_of_cores(quota, period)
+    return min(amounts)
+
+
+def _part_of_cores(quota: str, period: str) -> list[int]:
+    """Return a quota of CPU time in ten-thousandths of a core, or nothing if there is none."""
+    if not quota.isdecimal() or not period.isdecimal() or not int(period):
+        return []
+    return [max(1, int(quota) * UNIT // int(period))]
+
+
+def _memory(root: Path) -> int:
+    """Return the memory of the machine, within the limits of the control groups. 0: unknown."""
+    found = re.search(r"^MemTotal: *(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    amounts = [int(found[1]) * 1024] if found else []
+    limits = [_read(group / "memory.max") for group in _groups(root, _UNIFIED)]
+    limits += [_read(group / "memory.limit_in_bytes") for group in _groups(root, "memory")]
+    amounts += [int(limit) for limit in limits if limit.isdecimal()]
+    return min(amounts, default=0)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the control group of this process for a controller, and those above it."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            top = root / "sys/fs/cgroup" / controller
+            own = top / path.lstrip("/")
+            # In a container the path may be that of the host, and only the top is visible.
+            yield from dict.fromkeys([own, *own.parents, top])
+
+
+def gpu_ids(root: Path, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the ids of the GPUs that this process may use.
+
+    Those of CUDA_VISIBLE_DEVICES if it is set, else as many as there are devices.
+    """
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        ids = [one.strip() for one in visible.split(",") if one.strip()]
+        return () if any(one.lower() in _NO_DEVICES for one in ids) else tuple(ids)
+    count = len(list((root / "dev").glob("nvidia[0-9]*"))) or _nvidia_smi_count(env)
+    return tuple(map(str, range(count or _rocm_count(root))))
+
+
+def _nvidia_smi_count(env: Mapping[str, str]) -> int:
+    """Return the number of GPUs that the driver lists."""
+    with suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"],  # noqa: S607  # found by the PATH, as a user's own command
+            env=env, stdin=subprocess.DEVNULL, capture_output=True, check=True,
+            timeout=_NVIDIA_SMI_SECONDS_MAX,
+        )  # fmt: skip
+        return len(re.findall(rb"^GPU \d+:", listed.stdout, re.MULTILINE))
+    return 0
+
+
+def _rocm_count(root: Path) -> int:
+    """Return the number of GPUs of AMD. Nodes without SIMD units are processors."""
+    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    return sum(
+        re.search(r"^simd_count [1-9]", _read(one), re.MULTILINE) is not None for one in nodes
+    )
+
+
+def _read(path: Path) -> str:
+    """Return the text of a small file, "" if it can't be read."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
