@@ -98,6 +98,10 @@ def test_retries_become_delays(keys: dict[str, Any], delays_ns: tuple[int, ...] 
         {"retries": 0, "backoff": "2s"},
         {"time_limit": 1},
         {"slots": 2},
+        {"cpus": 2},
+        {"memory": "1G"},
+        {"gpus": 0.5},
+        {"resources": {"license": 1}},
     ],
 )
 def test_tasks_that_differ_do_not_share_their_terms(keys: dict[str, Any]) -> None:

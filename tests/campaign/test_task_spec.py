@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.campaign.task_spec import KEYS, InvalidTask, TaskSpec, check_task, to_row
+from taskyard.campaign.task_spec import (
+    KEYS,
+    InvalidTask,
+    TaskSpec,
+    check_task,
+    resources_of,
+    to_row,
+)
 from taskyard.campaign.values import InvalidValue, TimeSpec, from_cell, read_duration
 from taskyard.core.limits import AFTER_MAX, NUMBER_MAX, SECOND_NS
 
@@ -67,6 +74,62 @@ def test_task_with_every_key_is_accepted() -> None:
 def test_files_are_lists_without_duplicates() -> None:
     spec = a_task(inputs=["b", "a", "b"], outputs="c d")
     assert (spec.inputs, spec.outputs) == (["b", "a"], ["c d"])
+
+
+def test_resources_are_read_exactly() -> None:
+    spec = a_task(cpus=1.5, memory="4G", gpus="0.1", resources={"tape-drive": 2, "none": 0})
+    needed = ((b"cpus", 15_000), (b"gpus", 1_000), (b"memory", 4 << 30), (b"tape-drive", 20_000))
+    assert resources_of(spec) == needed
+    assert resources_of(check_task(to_row(spec))) == needed
+    assert resources_of(a_task(cpus=0, memory=0, gpus=0, resources={})) == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "amount"),
+    [
+        ("512M", 512 << 20),
+        (" 1.5 GiB ", 3 << 29),
+        ("4gb", 4_000_000_000),
+        ("7", 7),
+        ("1k", 1024),
+        ("2TiB", 2 << 40),
+        (10**12, 10**12),
+        (4e9, 4_000_000_000),
+    ],
+)
+def test_memory_is_read_in_bytes(value: object, amount: int) -> None:
+    assert a_task(memory=value).memory == amount
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("memory", "4 X", "must be an amount of memory"),
+        ("memory", "-1", "must be an amount of memory"),
+        ("memory", True, "must be an amount of memory"),
+        ("memory", "9999999T", "must be from 0 to"),
+        ("cpus", -1, "must be a number of 0 or more"),
+        ("cpus", 0.00001, "must be a number of 0 or more"),
+        ("cpus", True, "must be a number of 0 or more"),
+        ("gpus", "0,1", "must be a number of 0 or more"),
+        ("gpus", 10**18, "must be at most"),
+        ("resources", ["license"], "must be an object"),
+        ("resources", {"a b": 1}, "must have names of letters"),
+        ("resources", {"gpus": 1}, 'must not have "gpus"'),
+        ("resources", {"license": "x"}, 'has "license", which must be a number'),
+        ("resources", {f"r{number}": 1 for number in range(30)}, "must have at most 29 names"),
+    ],
+)
+def test_invalid_resource_is_refused(key: str, value: object, problem: str) -> None:
+    with pytest.raises(InvalidTask) as refused:
+        a_task(**{key: value})
+    assert str(refused.value).startswith(f'"{key}" {problem}')
+
+
+def test_resources_of_a_cell_are_words_or_json() -> None:
+    expected = {"license": "1", "tape": "0.5"}
+    assert from_cell("resources", "license=1 tape=0.5") == expected
+    assert from_cell("resources", '{"license": 1}') == {"license": 1}
 
 
 def test_null_is_a_missing_key() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 
-from taskyard.campaign.task_spec import InvalidTask, TaskSpec
+from taskyard.campaign.task_spec import InvalidTask, TaskSpec, resources_of
 from taskyard.core.limits import AFTER_A_MESSAGE_MAX, PAYLOAD_BYTES_MAX
 from taskyard.core.model import Submission, Terms
+from taskyard.core.resources import Resources
 from taskyard.errors import UserError
 from taskyard.wire.payloads import CALL, EXEC, encode_call, encode_command
 
@@ -40,7 +41,7 @@ AFTER_EXTRA_BYTES: Final = BYTES_PER_BATCH // AFTER_A_MESSAGE_MAX
 _DEFAULT: Final = Terms().service
 
 #: The fields of terms. Tasks with an equal key share their terms.
-_Key = tuple[bytes, int, object, object, object, int, int, int]
+_Key = tuple[bytes, int, object, object, object, int, int, int, int, int, int, Resources]
 
 
 def encode_batch(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Submission:
@@ -55,6 +56,7 @@ def encode_batch(specs: Sequence[TaskSpec], campaign: bytes, now_ns: int) -> Sub
         key = (
             *(service, spec.priority, spec.due, spec.expiry, spec.retries),
             *(spec.backoff_ns, spec.time_limit_ns, spec.slots),
+            *(spec.cpus, spec.memory, spec.gpus, spec.resources),
         )
         place = places.get(key)
         if place is None:
@@ -139,6 +141,7 @@ def _terms(spec: TaskSpec, service: bytes, campaign: bytes, now_ns: int) -> Term
         retry_delays_ns=delays_ns,
         time_limit_ns=spec.time_limit_ns,
         slots=spec.slots,
+        resources=resources_of(spec),
     )
 
 

@@ -17,6 +17,7 @@ from taskyard.campaign.values import (
     TimeSpec,
     duration_text,
     format_time,
+    read_amount,
     read_arguments,
     read_call,
     read_command,
@@ -25,6 +26,7 @@ from taskyard.campaign.values import (
     read_environment,
     read_keywords,
     read_lane,
+    read_memory,
     read_multiples,
     read_name,
     read_names,
@@ -33,11 +35,13 @@ from taskyard.campaign.values import (
     read_positive_duration,
     read_priority,
     read_recipients,
+    read_resources,
     read_slots,
     read_time,
     shown,
 )
 from taskyard.core.limits import NUMBER_MAX, SECOND_NS
+from taskyard.core.resources import CPUS, GPUS, MEMORY, UNIT, Resources
 from taskyard.errors import UserError
 from taskyard.wire import payloads
 
@@ -98,6 +102,11 @@ class TaskSpec(Struct, kw_only=True, gc=False, omit_defaults=True):
     #: 0 for no limit.
     time_limit_ns: int = 0
     slots: int = 1
+    #: Named resources: ten-thousandths of all but memory, which is in bytes.
+    cpus: int = 0
+    memory: int = 0
+    gpus: int = 0
+    resources: Resources = ()
     env: dict[str, str] | None = None
     cwd: str | None = None
     #: Files that a command needs, and files that it makes.
@@ -126,6 +135,10 @@ KEYS: Final[dict[str, tuple[str, Callable[[object], object]]]] = {
     "backoff": ("backoff_ns", read_duration),
     "time_limit": ("time_limit_ns", read_positive_duration),
     "slots": ("slots", read_slots),
+    "cpus": ("cpus", read_amount),
+    "memory": ("memory", read_memory),
+    "gpus": ("gpus", read_amount),
+    "resources": ("resources", read_resources),
     "env": ("env", read_environment),
     "cwd": ("cwd", read_directory),
     "inputs": ("inputs", read_paths),
@@ -150,8 +163,11 @@ ALIASES: Final = {
     "deadline": "expiry",
     "expires": "expiry",
     "timeout": "time_limit",
-    "cores": "slots",
-    "cpus": "slots",
+    "cores": "cpus",
+    "mem": "memory",
+    "gpu": "gpus",
+    "cpu": "cpus",
+    "resource": "resources",
     "environment": "env",
     "dir": "cwd",
     "requires": "inputs",
@@ -236,6 +252,12 @@ def _check_terms(spec: TaskSpec, given: dict[str, Any]) -> None:
         raise InvalidTask('"expiry" must be later than "due"')
 
 
+def resources_of(spec: TaskSpec) -> Resources:
+    """Return all named resources of a task, sorted."""
+    own = ((CPUS, spec.cpus), (MEMORY, spec.memory), (GPUS, spec.gpus))
+    return tuple(sorted([*spec.resources, *((name, amount) for name, amount in own if amount)]))
+
+
 def service_of(spec: TaskSpec) -> str:
     """Return the service of a task."""
     if spec.service is not None:
@@ -297,6 +319,15 @@ def to_row(spec: TaskSpec) -> dict[str, object]:
         raw["time_limit"] = duration_text(spec.time_limit_ns)
     if spec.slots != 1:
         raw["slots"] = spec.slots
+    return raw | _resources_row(spec)
+
+
+def _resources_row(spec: TaskSpec) -> dict[str, object]:
+    """Return the keys of a task's resources."""
+    raw: dict[str, object] = {"memory": spec.memory} if spec.memory else {}
+    raw |= {key: getattr(spec, key) / UNIT for key in ("cpus", "gpus") if getattr(spec, key)}
+    if spec.resources:
+        raw["resources"] = {name.decode(): amount / UNIT for name, amount in spec.resources}
     return raw
 
 

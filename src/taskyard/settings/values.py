@@ -1,4 +1,4 @@
-"""Readers of user-written values: names, numbers, durations, multiples.
+"""Readers of user-written values: names, numbers, durations, multiples, resources.
 
 A reader takes a value from TOML, JSON, a table cell, a variable or Python. It returns the internal
 form or raises `InvalidValue`. The caller adds the key.
@@ -14,10 +14,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import NAME_BYTES_MAX, NUMBER_MAX, RETRIES_MAX, SECOND_NS
+from taskyard.core.resources import CPUS, GPUS, MEMORY, RESOURCES_MAX, UNIT
 from taskyard.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from taskyard.core.resources import Resources
 
 #: The length of a value in a message.
 SHOWN_CHARACTERS: Final = 60
@@ -35,6 +38,20 @@ UNITS_NS: Final = {
 _NUMBER = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)"
 _DURATION = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in UNITS_NS))
 _SECONDS = re.compile(_NUMBER)
+_AMOUNT = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,4})?")
+_MEMORY = re.compile(rf"{_NUMBER} ?([KMGT]?(?:i?B)?)", re.IGNORECASE)
+#: 4G and 4GiB are binary, as memory is sold. 4GB is decimal.
+_MEMORY_UNITS: Final = {
+    "": 1,
+    "B": 1,
+    **{
+        f"{letter}{end}": 1024**power
+        for power, letter in enumerate("KMGT", 1)
+        for end in ("", "IB")
+    },
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
+}
+_RESOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 #: TOML and JSON have lists. Python may pass tuples.
 LISTS: Final = (list, tuple)
@@ -155,3 +172,53 @@ def duration_text(duration_ns: int) -> str:
     """Format a duration exactly, as in a file."""
     seconds, rest_ns = divmod(duration_ns, SECOND_NS)
     return f"{seconds}.{rest_ns:09}".rstrip("0") + "s" if rest_ns else f"{seconds}s"
+
+
+# Resources: amounts are bytes of memory, and ten-thousandths of everything else.
+
+
+def read_memory(value: object) -> int:
+    """Read an amount of memory: a number of bytes, or a text such as 4G."""
+    found = _MEMORY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found:
+        amount = int(Decimal(found[1]) * _MEMORY_UNITS[found[2].upper()])
+    elif type(value) is int or (type(value) is float and value.is_integer()):
+        amount = int(value)
+    else:
+        example = "such as 512M, 1.5G or a number of bytes"
+        raise InvalidValue(f"must be an amount of memory, {example}, not {shown(value)}")
+    if not 0 <= amount <= NUMBER_MAX:
+        raise InvalidValue(f"must be from 0 to {NUMBER_MAX} bytes, not {shown(value)}")
+    return amount
+
+
+def read_amount(value: object) -> int:
+    """Read an amount of a resource other than memory, such as 2 or 0.5."""
+    text = value.strip() if isinstance(value, str) else str(value)
+    if isinstance(value, bool) or not _AMOUNT.fullmatch(text):
+        example = "with at most four decimals, such as 2 or 0.5"
+        raise InvalidValue(f"must be a number of 0 or more, {example}, not {shown(value)}")
+    amount = int(Decimal(text) * UNIT)
+    if amount > NUMBER_MAX:
+        raise InvalidValue(f"must be at most {NUMBER_MAX // UNIT}, not {shown(value)}")
+    return amount
+
+
+def read_resources(value: object) -> Resources:
+    """Read named resources that have no key of their own: an object of names and amounts."""
+    if not isinstance(value, dict):
+        raise InvalidValue(f'must be an object, such as {{"license": 1}}, not {shown(value)}')
+    amounts: dict[bytes, int] = {}
+    for name, amount in value.items():
+        if not isinstance(name, str) or not _RESOURCE_NAME.fullmatch(name):
+            text = "must have names of letters, digits, - and _ that begin with a letter"
+            raise InvalidValue(f"{text}, not {shown(name)}")
+        if name.encode() in (CPUS, MEMORY, GPUS):
+            raise InvalidValue(f'must not have "{name}", which has a key or option of its own')
+        try:
+            amounts[name.encode()] = read_amount(amount)
+        except InvalidValue as bad:
+            raise InvalidValue(f'has "{name}", which {bad}') from None
+    if len(amounts) > RESOURCES_MAX - 3:
+        raise InvalidValue(f"must have at most {RESOURCES_MAX - 3} names, not {len(amounts)}")
+    return tuple(sorted((name, amount) for name, amount in amounts.items() if amount))
