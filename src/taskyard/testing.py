@@ -34,8 +34,9 @@ from taskyard.campaign.file_times import TaskFiles
 from taskyard.client.client import Client
 from taskyard.core.events import Outcome, RulesSet
 from taskyard.core.ledger import Ledger
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import NUMBER_MAX, SECOND_NS
 from taskyard.core.model import WorkerFacts, shown
+from taskyard.core.resources import CPUS, GPUS, MEMORY
 from taskyard.core.scheduler import Scheduler
 from taskyard.errors import ClientClosed, TaskFailed
 from taskyard.journal.store import MemoryStore
@@ -171,6 +172,10 @@ def broker() -> Generator[InMemoryBroker, None, None]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+#: More of the usual resources than any task needs.
+_RESOURCES: Final = tuple((name, NUMBER_MAX) for name in (CPUS, GPUS, MEMORY))
+
+
 class _Worker:
     """Runs tasks in the calling thread, one at a time."""
 
@@ -180,7 +185,12 @@ class _Worker:
         self._handlers |= {name.encode(): handler for name, handler in (services or {}).items()}
         self._name = f"testing-{secrets.token_hex(4)}".encode()
         # Without a lease timeout: there are no heartbeats while a function is stepped through.
-        facts = WorkerFacts(tuple(self._handlers), slots_total=1, incarnation=secrets.randbits(62))
+        facts = WorkerFacts(
+            tuple(self._handlers),
+            slots_total=1,
+            incarnation=secrets.randbits(62),
+            resources=_RESOURCES,
+        )
         self._worker_message = peer.worker_message(facts)
         self._wire = sockets.connect(endpoint)
         self._clock = SystemClock()

@@ -189,11 +189,12 @@ def test_unknown_name_exits_2(call: Caller, verb: str) -> None:
 def test_workers_are_listed_with_their_slots(call: Caller) -> None:
     header, row = call("workers").out.splitlines()
     columns = ["NAME", "STATE", "SERVICES", "USED", "TASKS", "SEEN", "HOST", "PID", "DIALECT"]
-    assert header.split() == columns
+    assert header.split() == [*columns, "FREE"]
     assert "exec, call" in row
     (worker,) = call("workers", "--json").document()["workers"]
     assert worker["services"] == ["exec", "call"]
     assert worker["slots"] == 2
+    assert worker["resources_free"] == worker["resources"] != {}
     assert " of " in row
     assert worker["host"] == socket.gethostname()
     assert f" {worker['pid']} " in row

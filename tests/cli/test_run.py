@@ -299,6 +299,7 @@ def test_running_broker_is_used_and_stays(tmp_path: Path) -> None:
     [
         ({"payload": "x"}, [], "service default needs your own worker"),
         ({"argv": ["true"], "slots": 3}, ["--slots", "2"], "needs 3 slots, but a worker has"),
+        ({"argv": ["true"], "memory": "999T"}, [], "needs 999 TiB of memory, but a local worker"),
         ({"call": "os.path:join"}, ["--allow", "o"], "not allowed (give --allow os.path)"),
         ({"argv": "true"}, [], "campaign.jsonl: 1 bad line"),
         ({"argv": ["true"], "after": ["x"]}, [], "waits for 'x', which neither the file nor"),

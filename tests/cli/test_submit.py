@@ -98,11 +98,14 @@ def test_terms_reach_the_broker(call: Caller) -> None:
     options = ["--name", "rich", "--service", "gpu", "--lane", "l", "--priority", "7"]
     options += ["--slots", "3", "--campaign", "terms", "--due", "1h", "--expiry", "2h"]
     options += ["--retries", "[1, 2]", "--backoff", "5s", "--time-limit", "90s"]
+    options += ["--cpus", "2", "--memory", "4G", "--gpus", "0.5", "--resource", "license=1"]
     assert call("submit", *options, "--env", "A=b=c", "--cwd", ".", "--", "true").code == 0
     task = call("show", "rich", "--json").document()["task"]
     shown = {
         key: task[key] for key in ("service", "lane", "priority", "slots", "campaign", "state")
     }
+    assert task["resources"] == {"cpus": 2, "gpus": 0.5, "license": 1, "memory": 4 << 30}
+    assert "2 cpus, 0.5 gpus, 1 license and 4 GiB of memory" in call("show", "rich").out
     assert shown == {
         "service": "gpu",
         "lane": "l",

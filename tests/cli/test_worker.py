@@ -67,6 +67,21 @@ def test_worker_finishes_running_tasks_on_sigterm_and_returns_the_rest(
     assert client.status()["workers"] == 0
 
 
+def test_worker_hands_out_the_resources_that_it_was_given(tmp_path: Path, client: Client) -> None:
+    given = ("--cpus", "0.5", "--memory", "1G", "--gpus", "3,7", "--resource", "license=1")
+    show = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES $TASKYARD_CPUS $TASKYARD_MEMORY"]
+    with Worker(tmp_path, "--slots", "2", *given):
+        needs = {"cpus": 0.5, "memory": "512M", "resources": {"license": 1}}
+        one = client.submit(show, name="one", gpus=1, **needs)
+        two = client.submit(show, name="two", gpus=2, **needs)
+        assert (one.result(), two.result()) == ("3 0.5 536870912\n", "3,7 0.5 536870912\n")
+        client.submit(["true"], name="large", gpus=3)
+        explained = client.explain("large")["sentence"]
+        assert explained == "it is ready, but no worker has 3 gpus (the largest has 2)"
+        (worker,) = client.workers()
+    assert worker["resources"] == {"cpus": 0.5, "gpus": 2, "license": 1, "memory": 1 << 30}
+
+
 def test_second_sigterm_kills_running_tasks_and_returns_them(
     tmp_path: Path, client: Client
 ) -> None:
@@ -166,6 +181,12 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
         (["--lease", "2s"], "--lease must be at least three times --heartbeat"),
         (["--heartbeat", "soon"], "must be a duration"),
         (["--slots", "0"], "0 is not in the range"),
+        (["--gpus", "many"], "must be a number from 0 to 10000, or ids such as 0,3"),
+        (["--gpus", "1,1"], "names an id twice"),
+        (["--memory", "much"], "must be an amount of memory"),
+        (["--resource", "license"], 'has "license", which must be a number'),
+        (["--resource", "gpus=1"], 'must not have "gpus"'),
+        (["--cpus", "1", "--dialect", "wmp"], "--resource need --dialect dwork"),
     ],
 )
 def test_wrong_option_is_one_line_and_exit_2(

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from taskyard.core.resources import UNIT
 from taskyard.errors import ExitCode
 from taskyard.process import supervisor
+from taskyard.process.machine import Machine
 from taskyard.process.supervisor import (
     BROKER_POLICY,
     NAME_REFUSAL_SECONDS,
@@ -48,13 +50,29 @@ def test_two_workers_have_different_numbers() -> None:
 
 
 def test_worker_spec_becomes_options() -> None:
-    worker_spec = WorkerSpec(2, 3, ("a", "b"), ("s",), allow_pickle=True)
-    arguments = worker_spec.arguments(Path("state"), "w")
+    worker_spec = WorkerSpec(1, 3, ("a", "b"), ("s",), allow_pickle=True)
+    arguments = worker_spec.arguments(Path("state"), "w", 1)
     assert arguments[:5] == ["worker", "--state", "state", "--name", "w"]
     assert arguments[5:] == [
         *("--quiet", "--until-eof", "--slots", "3", "--allow", "a", "--allow", "b"),
         *("--service", "s", "--allow-pickle"),
     ]
+
+
+def test_workers_get_their_shares_as_options() -> None:
+    machine = Machine(2 * UNIT + 1, 999, ("0", "GPU-1", "2"), ((b"license", 3 * UNIT + 1),))
+    worker_spec = WorkerSpec(2, machine=machine)
+    shares = [worker_spec.arguments(Path("state"), "w", number)[7:] for number in (1, 2)]
+    assert shares == [
+        [
+            *("--cpus", "1", "--memory", "499", "--gpus", "0,2,"),
+            *("--resource", "license=2.0001"),
+        ],
+        [*("--cpus", "1", "--memory", "499", "--gpus", "GPU-1,"), *("--resource", "license=1")],
+    ]
+    alone = WorkerSpec(3, machine=Machine(UNIT, 30)).arguments(Path("state"), "w", 3)[7:]
+    assert alone == ["--cpus", "0.3333", "--memory", "10", "--gpus", "0"]
+    assert "--memory" in WorkerSpec(2).arguments(Path("state"), "w", 2)
 
 
 @pytest.mark.parametrize(

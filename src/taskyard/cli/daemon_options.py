@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -129,8 +128,3 @@ def log_to_stderr(cli_context: CliContext, process_name: str) -> None:
     logger = logging.getLogger("taskyard")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.ERROR if cli_context.quiet else level)
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -115,6 +115,34 @@ def shorten_middle(text: str, width: int) -> str:
     return text[: kept - end] + _ELLIPSIS + text[len(text) - end :]
 
 
+def format_resources(amounts: Mapping[str, float]) -> str:
+    """Format the resources of a document: `2 gpus and 4 GiB of memory`."""
+    from taskyard.core import resources  # noqa: PLC0415  # not needed by `--help`
+
+    return resources.format_resources(_read_amounts(amounts))
+
+
+def format_free_resources(total: Mapping[str, float], free: Mapping[str, float]) -> str:
+    """Format free resources as `3 of 4 cpus, 6 GiB of 8 GiB memory`."""
+    from taskyard.core.resources import format_amount  # noqa: PLC0415  # not needed by `--help`
+
+    left = dict(_read_amounts(free))
+    words = [
+        f"{format_amount(name, max(0, left.get(name, 0)))} of {format_amount(name, amount)} "
+        f"{escape_line(name.decode())}"
+        for name, amount in _read_amounts(total)
+    ]
+    return ", ".join(words)
+
+
+def _read_amounts(amounts: Mapping[str, float]) -> list[tuple[bytes, int]]:
+    """Return the resources of a document as names and integer amounts."""
+    from taskyard.core.resources import MEMORY, UNIT  # noqa: PLC0415  # not needed by `--help`
+
+    units = {name: 1 if name.encode() == MEMORY else UNIT for name in amounts}
+    return [(name.encode(), round(amount * units[name])) for name, amount in amounts.items()]
+
+
 def full_name(view: Mapping[str, Any]) -> str:
     """Return the full name of a task, CAMPAIGN/NAME."""
     from taskyard.core.identity import spelling  # noqa: PLC0415  # not needed by `--help`

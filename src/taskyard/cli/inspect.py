@@ -31,6 +31,7 @@ from taskyard.cli.format import (
     escape_pattern,
     format_count,
     format_duration,
+    format_free_resources,
     format_slots,
     full_name,
     task_name_fields,
@@ -226,7 +227,8 @@ def workers(cli_context: CliContext) -> None:
     """List the workers.
 
     Shows their load, when the broker last received a message from them, and where they run. A
-    worker is idle, running (it has free slots), full or draining (it gets no more tasks).
+    worker is idle, running (it has free slots), full or draining (it gets no more tasks). FREE
+    shows its named resources that no task has.
     """
     with connect_read_only(cli_context) as broker:
         found = broker.workers()
@@ -237,7 +239,9 @@ def workers(cli_context: CliContext) -> None:
         click.echo("no workers (start one with `taskyard worker`)", err=True)
         return
     columns = ("NAME", "STATE", "SERVICES", "USED", "TASKS", "SEEN", "HOST", "PID", "DIALECT")
-    print_table(columns, [_worker_row(one) for one in found])
+    has_resources = any(one.get("resources") for one in found)
+    free = ("FREE",) if has_resources else ()
+    print_table((*columns, *free), [_worker_row(one)[: len(columns + free)] for one in found])
     for one in found:
         if one["malformed"] and not cli_context.quiet:
             lines = format_count(one["malformed"], "malformed line")
@@ -260,6 +264,7 @@ def _worker_row(one: dict[str, Any]) -> tuple[object, ...]:
         last_seen,
         *where,
         one["dialect"],
+        format_free_resources(one.get("resources", {}), one.get("resources_free", {})) or "-",
     )
 
 

@@ -17,7 +17,6 @@ import click
 from click.core import ParameterSource
 
 from taskyard.cli.connection import broker_location, connect_client, connect_to
-from taskyard.cli.daemon_options import usable_cores
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, CommandFunction, setting_option
 from taskyard.core.states import TaskState
@@ -25,6 +24,7 @@ from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
 from taskyard.process.fork import can_fork
 from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, LocalLock, is_orphaned, lock_holder
+from taskyard.process.machine import usable_cores
 from taskyard.process.supervisor import Supervisor, WorkerSpec, sigterm_as_interrupt
 from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
 

@@ -14,7 +14,7 @@ from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submit_campaign import submit_campaign
-from taskyard.campaign.task_spec import service_of
+from taskyard.campaign.task_spec import resources_of, service_of
 from taskyard.cli.connection import broker_location
 from taskyard.cli.documents import RunDocument, RunFailure, SlowTask
 from taskyard.cli.format import escape_line, format_count, format_duration
@@ -40,16 +40,19 @@ from taskyard.cli.slow_tasks import SLOWEST_SEARCHED_MAX, format_slowest, slowes
 from taskyard.cli.task_options import environment_options
 from taskyard.core.events import Scope
 from taskyard.core.identity import spelling
+from taskyard.core.resources import fits, format_resources, lacking
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, TimedOut, UserError
+from taskyard.process.machine import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from taskyard.campaign.reader import LoadedCampaign
     from taskyard.campaign.submit_campaign import SubmitResult
     from taskyard.cli.local_service import LocalService
     from taskyard.client.client import Client
+    from taskyard.core.resources import Resources
     from taskyard.process.supervisor import WorkerSpec
 
 #: How often progress is polled.
@@ -224,11 +227,13 @@ def _services(loaded: LoadedCampaign) -> tuple[str, ...]:
 def _check_own(cli_context: CliContext, loaded: LoadedCampaign, worker_spec: WorkerSpec) -> None:
     """Raise `UserError` if a task could never run on the workers of this command."""
     check_workers(cli_context, worker_spec)
-    _check_tasks_runnable(loaded, worker_spec.slots or 1, worker_spec.allow)
+    _check_tasks_runnable(loaded, worker_spec)
 
 
-def _check_tasks_runnable(loaded: LoadedCampaign, slots: int, allow: Sequence[str]) -> None:
+def _check_tasks_runnable(loaded: LoadedCampaign, worker_spec: WorkerSpec) -> None:
     """Raise `UserError` for tasks that could never run here."""
+    slots, allow = worker_spec.slots or usable_cores(), worker_spec.allow
+    checked: dict[Resources, None] = {}
     for spec, line in zip(loaded.specs, loaded.lines, strict=True):
         place = f"{loaded.file}:{line}: task {escape_line(spec.name)}"
         if spec.payload is not None:
@@ -241,8 +246,25 @@ def _check_tasks_runnable(loaded: LoadedCampaign, slots: int, allow: Sequence[st
                 f"{place}: needs {spec.slots} slots, but a worker has {slots} "
                 f"(give --slots {spec.slots})"
             )
+        if (needed := resources_of(spec)) and needed not in checked:
+            _check_resources(place, needed, worker_spec)
+            checked[needed] = None
         if spec.call is not None and (problem := call_problem(spec.call, allow)):
             raise UserError(f"{place}: call {escape_line(spec.call)} {problem}")
+
+
+def _check_resources(place: str, needed: Resources, worker_spec: WorkerSpec) -> None:
+    """Raise `UserError` if no local worker has the resources of a task."""
+    workers = [worker_spec.share(number + 1).resources() for number in range(worker_spec.workers)]
+    if any(fits(needed, dict(one)) for one in workers):
+        return
+    largest = max(workers, key=lambda one: -len(lacking(needed, dict(one))))
+    missing = format_resources(lacking(needed, dict(largest)))
+    own = format_resources(largest)
+    raise UserError(
+        f"{place}: needs {missing}, but a local worker has {own} (start a larger one with "
+        "`taskyard up`, and use `taskyard load`)"
+    )
 
 
 # While tasks run.

@@ -46,6 +46,20 @@ class TaskKey(click.ParamType[object]):
         return raw
 
 
+class NameValue(click.ParamType[tuple[str, str]]):
+    """A pair `NAME=VALUE`."""
+
+    name = "NAME=VALUE"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        name, sign, setting = value.partition("=")
+        if not sign or not name:
+            self.fail(f"expected NAME=VALUE, got {shown(value)}", param, ctx)
+        return name, setting
+
+
 class Variable(click.ParamType[tuple[str, str | None]]):
     """An environment variable: `NAME`, or `NAME=VALUE`."""
 
@@ -67,6 +81,13 @@ _NAME: Final = TaskKey("name", "NAME")
 #: The options that are not repeatable: name, type and help.
 _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
     ("--cwd", TaskKey("cwd", "DIR"), "Working directory of the command."),
+    ("--gpus", TaskKey("gpus", "N"), "GPUs that the task needs, as in 2 or 0.5."),
+    (
+        "--memory",
+        TaskKey("memory", "SIZE"),
+        "Memory that the task needs, as in 512M or 4G. It is killed if it uses more.",
+    ),
+    ("--cpus", TaskKey("cpus", "N"), "Cores that the task needs, as in 2 or 0.5."),
     ("--slots", TaskKey("slots", "N"), "Slots that the task takes."),
     (
         "--time-limit",
@@ -164,6 +185,13 @@ _OUTPUTS: Final = click.option(
     help="File that the command makes. If all are newer than the inputs, it does not run. "
     "Repeatable.",
 )
+_RESOURCE: Final = click.option(
+    "--resource",
+    "resources",
+    type=NameValue(),
+    multiple=True,
+    help="Amount of another resource that the task needs, as in license=1. Repeatable.",
+)
 _AFTER: Final = click.option(
     "--after",
     type=_NAME,
@@ -196,7 +224,9 @@ def task_options(command: CommandFunction) -> CommandFunction:
             command
         )
     files = (_OUTPUTS, _INPUTS)
-    for option in (*files, _NO_ENV, _ENV_ALL, _ENV, _AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL):
+    variables = (_NO_ENV, _ENV_ALL, _ENV)
+    work = (_AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL)
+    for option in (_RESOURCE, *files, *variables, *work):
         command = option(command)
     return command
 
@@ -215,7 +245,7 @@ def bundle_options(command: CommandFunction) -> CommandFunction:
             command = click.option(flag, type=kind, help=text, show_default=_DEFAULTS.get(flag))(
                 command
             )
-    for option in (_AFTER, _WAIT_FOR_UNKNOWN, _BODY):
+    for option in (_RESOURCE, _AFTER, _WAIT_FOR_UNKNOWN, _BODY):
         command = option(command)
     return command
 
@@ -223,7 +253,10 @@ def bundle_options(command: CommandFunction) -> CommandFunction:
 def task_keys(values: dict[str, Any]) -> dict[str, Any]:
     """Return the given keys of a task except those that define its work."""
     plain = ("service", "lane", "priority", "due", "expiry", "retries", "backoff", "time_limit")
-    raw = {key: values[key] for key in (*plain, "slots", "cwd") if values.get(key) is not None}
+    sizes = ("slots", "cpus", "memory", "gpus")
+    raw = {key: values[key] for key in (*plain, *sizes, "cwd") if values.get(key) is not None}
+    if values.get("resources"):
+        raw["resources"] = dict(values["resources"])
     for key in ("after", "inputs", "outputs"):
         if values.get(key):
             raw[key] = list(values[key])

@@ -26,6 +26,7 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.output import example
+from taskyard.cli.resource_options import machine_of, resource_options
 from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
@@ -81,6 +82,7 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     show_default="one per core",
     help="Tasks at once per worker.",
 )
+@resource_options
 @state_option
 @listen_option
 @setting_option(
@@ -114,6 +116,10 @@ def up(  # noqa: PLR0913  # one per option
     listen: tuple[str, ...],
     allow: tuple[str, ...],
     services: tuple[str, ...],
+    cpus: int | None,
+    memory: int | None,
+    gpus: tuple[str, ...] | None,
+    resources: tuple[tuple[bytes, int], ...],
     detach: bool,
 ) -> ExitCode | None:
     """Run a broker and workers until stopped.
@@ -121,17 +127,22 @@ def up(  # noqa: PLR0913  # one per option
     Runs in the foreground until Ctrl-C, SIGTERM or `taskyard down`. Then the workers finish their
     running tasks and the broker exits. Processes that die are restarted. With --detach, the command
     returns when all processes are ready. SIGHUP or `taskyard config reload` reloads the settings.
+
+    The workers share the cores, the memory, the GPUs and the other resources of this machine.
     """
     read_listen(listen)  # fail before anything is started
+    given = resources or (cpus, memory, gpus) != (None, None, None)
+    machine = machine_of(cpus, memory, gpus, resources) if given else None
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
         arguments += _as_arguments(slots=slots, listen=listen, allow=allow, service=services)
         arguments += _as_arguments(config=cli_context.config) + (
             [] if listen else ["--native-only"]
         )
+        arguments += [] if machine is None else machine.arguments()
         _detach(cli_context, state, workers, arguments)
         return None
-    worker_spec = WorkerSpec(workers, slots, allow, services)
+    worker_spec = WorkerSpec(workers, slots, allow, services, machine=machine)
     with sigterm_as_interrupt():
         return _run_until_stopped(cli_context, state, worker_spec, listen)
 

@@ -7,13 +7,12 @@ import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskyard.cli.daemon_options import (
     check_dialect,
     log_to_stderr,
     until_eof_option,
-    usable_cores,
 )
 from taskyard.cli.options import (
     DURATION,
@@ -27,10 +26,12 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.output import example
+from taskyard.cli.resource_options import machine_of, resource_options
 from taskyard.client import discovery
 from taskyard.core.limits import NUMBER_MAX
 from taskyard.errors import UserError
 from taskyard.net import endpoints
+from taskyard.process.machine import usable_cores
 from taskyard.settings.keys import SLOTS_MAX
 from taskyard.settings.loader import HEARTBEATS_PER_LEASE_MIN
 from taskyard.wire.pickled import PICKLE
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.net.protocols import Clock
+    from taskyard.process.machine import Machine
     from taskyard.worker.runner import ProcessRunner
     from taskyard.worker.settings import WorkerSettings
 
@@ -67,6 +69,11 @@ class WorkerOptions(Struct, frozen=True):
     command: str | None
     agent: str | None
     env: tuple[str, ...]
+    #: None: detected.
+    cpus: int | None
+    memory: int | None
+    gpus: tuple[str, ...] | None
+    resources: tuple[tuple[bytes, int], ...]
     #: The incarnation of this process and the first one that it replaces. Set by a supervisor.
     incarnation: int | None
     replaces: int
@@ -100,6 +107,13 @@ class WorkerOptions(Struct, frozen=True):
             more["incarnation"] = self.incarnation
         return worker_settings(self.slots or usable_cores(), services, name, **more)
 
+    def machine(self) -> Machine:
+        """Return the resources of this worker."""
+        return machine_of(self.cpus, self.memory, self.gpus, self.resources)
+
+    def has_resource_options(self) -> bool:
+        return bool(self.resources) or (self.cpus, self.memory, self.gpus) != (None, None, None)
+
     def runner_options(self) -> dict[str, Any]:
         """Return the keyword arguments for the task runner."""
         return {
@@ -131,6 +145,7 @@ class WorkerOptions(Struct, frozen=True):
     show_default="one per core",
     help="Tasks at once.",
 )
+@resource_options
 @click.option(
     "--service",
     "services",
@@ -200,6 +215,9 @@ def worker(cli_context: CliContext, /, **options: Any) -> None:  # noqa: ANN401 
     started on demand in the worker's working directory. Its environment has PATH, HOME, LANG, LC_*,
     TZ, USER, TMPDIR and the variables of --env.
 
+    The worker has as many cores, as much memory and as many GPUs for tasks that ask for some as the
+    system shows, unless given. GPUs are passed to tasks by id in CUDA_VISIBLE_DEVICES.
+
     With --dialect ping-pong or wmp the worker offers the service default, for wmp also others with
     --service. --broker is then the endpoint where the broker listens for that dialect.
 
@@ -222,6 +240,10 @@ def _check(values: WorkerOptions) -> None:
         _check_agent(values)
     if values.lease < HEARTBEATS_PER_LEASE_MIN * values.heartbeat:
         raise UserError("--lease must be at least three times --heartbeat")
+    if values.has_resource_options() and values.dialect != "dwork":
+        raise UserError(
+            f"--cpus, --memory, --gpus and --resource need --dialect dwork, not {values.dialect}"
+        )
     if len(values.brokers) > 1 and values.dialect != "wmp":
         raise UserError(f"--broker: a {values.dialect} worker has one broker")
 
@@ -241,8 +263,11 @@ def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     broker = values.brokers[0] if values.brokers else None
     endpoint = discovery.endpoint(broker, values.state, settings=cli_context.settings())
     key = discovery.key_for(endpoint, cli_context.key, settings=cli_context.settings())
+    machine = values.machine()
     settings = values.settings(services, name_for_key(key, values.name))
+    settings = structs.replace(settings, resources=machine.resources())
     how = {**values.runner_options(), "agents": values.agent_settings(), "env": values.variables()}
+    how["gpus"] = machine.gpus
     serve(endpoint, settings, values.allow, cli_context.info, key=key, **how)
 
 

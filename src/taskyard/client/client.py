@@ -169,9 +169,9 @@ class Client(BlockingRunner):
         """Submit one task: an argv, a "module:function" with `args` and `kwargs`, or bytes.
 
         Options are those of a task in a file: after (names or futures), service, lane, priority,
-        due, expiry, retries, backoff, time_limit, slots, env, cwd, inputs, outputs. Returns at
-        once. Raises `UserError` for invalid arguments. If the broker refuses the task, its future
-        raises `Refused`.
+        due, expiry, retries, backoff, time_limit, slots, cpus, memory, gpus, resources, env, cwd,
+        inputs, outputs. Returns at once. Raises `UserError` for invalid arguments. If the broker
+        refuses the task, its future raises `Refused`.
         """
         return self._submitter.submit(
             work, name, campaign, (args, kwargs), options, wait_for_unknown=wait_for_unknown

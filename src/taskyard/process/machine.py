@@ -10,12 +10,13 @@ import os
 import re
 import subprocess
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from taskyard.core.resources import CPUS, GPUS, MEMORY, UNIT, Resources
+from taskyard.core.resources import CPUS, GPUS, MEMORY, UNIT, Resources, format_amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,13 +50,39 @@ class Machine(Struct, frozen=True):
         return tuple(sorted((name, amount) for name, amount in amounts.items() if amount))
 
     def share(self, index: int, count: int) -> Machine:
-        """Return the share of one of `count` workers: equal parts, and whole GPUs in turn."""
-        return Machine(self.cpus // count, self.memory // count, self.gpus[index::count])
+        """Return the share of one of `count` workers.
+
+        Cores and memory in equal parts. GPUs and other resources in turn, each as a whole.
+        """
+        shares = [(name, _whole_share(amount, index, count)) for name, amount in self.others]
+        others = tuple((name, amount) for name, amount in shares if amount)
+        return Machine(self.cpus // count, self.memory // count, self.gpus[index::count], others)
+
+    def arguments(self) -> list[str]:
+        """Return the options of `worker` that give it these resources."""
+        gpus = "".join(f"{one}," for one in self.gpus) or "0"
+        options = ["--cpus", format_amount(CPUS, self.cpus), "--memory", str(self.memory)]
+        options += ["--gpus", gpus]
+        for name, amount in self.others:
+            options += ["--resource", f"{name.decode()}={format_amount(name, amount)}"]
+        return options
+
+
+def _whole_share(amount: int, index: int, count: int) -> int:
+    """Return a part of an amount in whole units. The first one gets the fraction."""
+    units, fraction = divmod(amount, UNIT)
+    return (units // count + (index < units % count)) * UNIT + (0 if index else fraction)
 
 
 def detect(root: Path = Path("/"), env: Mapping[str, str] | None = None) -> Machine:
     """Return the resources that this process may use."""
     return Machine(_cpus(root), _memory(root), gpu_ids(root, os.environ if env is None else env))
+
+
+@cache
+def this_machine() -> Machine:
+    """Return the resources that this process may use, detected once."""
+    return detect()
 
 
 def usable_cores() -> int:

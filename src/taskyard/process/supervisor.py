@@ -31,6 +31,7 @@ from taskyard.process.child import (
     status_text,
     taskyard_command,
 )
+from taskyard.process.machine import Machine, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,9 +99,16 @@ class WorkerSpec(Struct, frozen=True):
     #: Empty: the worker's default services.
     services: tuple[str, ...] = ()
     allow_pickle: bool = False
+    #: The resources that all workers share. None: those of this machine.
+    machine: Machine | None = None
 
-    def arguments(self, state: Path, name: str) -> list[str]:
-        """Return the command line of the worker `name`."""
+    def share(self, number: int) -> Machine:
+        """Return the resources of the worker with this number, from 1 on."""
+        whole = this_machine() if self.machine is None else self.machine
+        return whole.share(number - 1, self.workers)
+
+    def arguments(self, state: Path, name: str, number: int) -> list[str]:
+        """Return the command line of the worker `name`, which has this number from 1 on."""
         arguments = ["worker", "--state", str(state), "--name", name, "--quiet", "--until-eof"]
         if self.slots is not None:
             arguments += ["--slots", str(self.slots)]
@@ -110,6 +118,8 @@ class WorkerSpec(Struct, frozen=True):
             arguments += ["--service", service]
         if self.allow_pickle:
             arguments.append("--allow-pickle")
+        if self.machine is not None or self.workers > 1:
+            arguments += self.share(number).arguments()
         return arguments
 
 
@@ -365,7 +375,7 @@ class Supervisor:
     def _make_workers(self, worker_spec: WorkerSpec) -> None:
         for number in range(1, worker_spec.workers + 1):
             name = f"local-{number}"
-            arguments = [*worker_spec.arguments(self._state, name), *self._common]
+            arguments = [*worker_spec.arguments(self._state, name, number), *self._common]
             worker = ManagedProcess(f"worker {name}", arguments, WORKER_POLICY, self._info)
             worker.on_end = self._on_end
             self.workers.append(worker)
@@ -447,7 +457,7 @@ class LocalCluster:
         self._workers = [
             ManagedProcess(
                 f"worker-{number}",
-                worker_spec.arguments(self.state, f"worker-{number}"),
+                worker_spec.arguments(self.state, f"worker-{number}", number),
                 PRIVATE_WORKER_POLICY,
                 _no_info,
             )

@@ -17,6 +17,7 @@ from taskyard.core.identity import split
 from taskyard.core.lane_rates import rate_text
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Terms, shown
+from taskyard.core.resources import MEMORY, UNIT
 from taskyard.core.states import WorkerState
 from taskyard.wire.payloads import CALL, EXEC
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taskyard.core import effects
+    from taskyard.core.resources import Resources
 
 _MILLISECOND_NS: Final = SECOND_NS // 1000
 
@@ -60,6 +62,8 @@ class Task(Document):
     lane: str
     priority: int
     slots: int
+    #: Named resources beside its slots: bytes of memory, and numbers of all others.
+    resources: dict[str, float]
     attempt: int
     failures: int
     #: Workers that were lost while they ran it.
@@ -225,6 +229,9 @@ class Worker(Document):
     #: 0: no limit.
     slots: int
     slots_used: int
+    #: Named resources beside its slots, in total and those that no task has.
+    resources: dict[str, float]
+    resources_free: dict[str, float]
     tasks: int
     #: Seconds since its last message.
     last_seen_ago: float
@@ -289,6 +296,17 @@ def seconds(ns: int) -> float | None:
     return ns // _MILLISECOND_NS / 1000 if ns else None
 
 
+def resources(amounts: Resources) -> dict[str, float]:
+    """Return resources by name: bytes of memory, and numbers of all others."""
+    return {
+        shown(name): _in_units(amount) if name != MEMORY else amount for name, amount in amounts
+    }
+
+
+def _in_units(amount: int) -> float:
+    return amount / UNIT if amount % UNIT else amount // UNIT
+
+
 def counts(values: list[int]) -> Counts:
     blocked, delayed, ready, leased, done, failed, cancelled = values
     return Counts(
@@ -311,6 +329,7 @@ def task(view: effects.TaskView) -> Task:
         lane=shown(view.lane),
         priority=view.priority,
         slots=view.slots,
+        resources=resources(view.resources),
         attempt=view.attempt,
         failures=view.failures,
         losses=view.losses,
@@ -461,6 +480,8 @@ def worker(view: effects.WorkerView) -> Worker:
         services=[shown(name) for name in view.services],
         slots=view.slots_total,
         slots_used=view.slots_used,
+        resources=resources(view.resources_total),
+        resources_free=resources(view.resources_free),
         tasks=view.held,
         last_seen_ago=seconds(view.last_seen_ns_ago) or 0.0,
         lease_timeout=seconds(view.lease_timeout_ns),
