@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_worker_hands_out_the_resources_that_it_was_given(tmp_path: Path, client
     given = ("--cpus", "0.5", "--memory", "1G", "--gpus", "3,7", "--resource", "license=1")
     show = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES $TASKYARD_CPUS $TASKYARD_MEMORY"]
     with Worker(tmp_path, "--slots", "2", *given):
-        needs = {"cpus": 0.5, "memory": "512M", "resources": {"license": 1}}
+        needs: dict[str, Any] = {"cpus": 0.5, "memory": "512M", "resources": {"license": 1}}
         one = client.submit(show, name="one", gpus=1, **needs)
         two = client.submit(show, name="two", gpus=2, **needs)
         assert (one.result(), two.result()) == ("3 0.5 536870912\n", "3,7 0.5 536870912\n")

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from taskyard.cli.daemon_options import (
     check_dialect,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from taskyard.core.resources import Resources
     from taskyard.net.protocols import Clock
     from taskyard.process.machine import Machine
     from taskyard.worker.runner import ProcessRunner
@@ -100,12 +101,14 @@ class WorkerOptions(Struct, frozen=True):
         """Return the environment of agents from --env."""
         return read_variables(self.env, os.environ)
 
-    def settings(self, services: Sequence[str], name: str | None) -> WorkerSettings:
+    def settings(
+        self, services: Sequence[str], name: str | None, resources: Resources = ()
+    ) -> WorkerSettings:
         more = {"heartbeat_ns": self.heartbeat, "lease_timeout_ns": self.lease}
         more |= {"replaces": self.replaces}
         if self.incarnation is not None:
             more["incarnation"] = self.incarnation
-        return worker_settings(self.slots or usable_cores(), services, name, **more)
+        return worker_settings(self.slots or usable_cores(), services, name, resources, **more)
 
     def machine(self) -> Machine:
         """Return the resources of this worker."""
@@ -264,8 +267,8 @@ def _run_native_worker(cli_context: CliContext, values: WorkerOptions) -> None:
     endpoint = discovery.endpoint(broker, values.state, settings=cli_context.settings())
     key = discovery.key_for(endpoint, cli_context.key, settings=cli_context.settings())
     machine = values.machine()
-    settings = values.settings(services, name_for_key(key, values.name))
-    settings = structs.replace(settings, resources=machine.resources())
+    name = name_for_key(key, values.name)
+    settings = values.settings(services, name, machine.resources())
     how = {**values.runner_options(), "agents": values.agent_settings(), "env": values.variables()}
     how["gpus"] = machine.gpus
     serve(endpoint, settings, values.allow, cli_context.info, key=key, **how)

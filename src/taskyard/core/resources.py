@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from taskyard.core.model import Terms
-
 #: Names and amounts, sorted by name. Each amount is positive.
 Resources: TypeAlias = tuple[tuple[bytes, int], ...]
 
@@ -50,10 +48,10 @@ class Room:
             return False
         return fits(resources, self.resources)
 
-    def take(self, terms: Terms) -> None:
+    def take(self, slots: int, resources: Resources) -> None:
         """Count down what a task takes."""
-        self.slots -= terms.slots
-        for name, amount in terms.resources:
+        self.slots -= slots
+        for name, amount in resources:
             self.resources[name] = self.resources.get(name, 0) - amount
 
 

@@ -305,7 +305,7 @@ class Selection:
         resources = self.worker.resources_free if kept is None else dict(kept)
         left = Room(self.slots, self.slots_widest, resources)
         for task in self.tasks:
-            left.take(task.terms)
+            left.take(task.terms.slots, task.terms.resources)
         return left
 
     def _may_begin(self, active_rule: ActiveRule) -> bool:
@@ -462,7 +462,7 @@ class Selection:
             if terms is too_wide:  # room only shrinks
                 wider.append(task)
             elif left.fits(terms.slots, terms.resources):
-                left.take(terms)
+                left.take(terms.slots, terms.resources)
                 chosen.append(task)
             else:
                 too_wide = terms

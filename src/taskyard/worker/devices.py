@@ -1,6 +1,6 @@
-"""GPUs by id: which task has which, and the variables that tell a task's process its resources.
+"""GPUs by id, and the environment variables for the resources of a task.
 
-The broker counts amounts. Only the worker knows ids. Knows no processes.
+The broker counts amounts, and the worker hands out ids. Knows no processes.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from msgspec import Struct
 from taskyard.core.events import Outcome
 from taskyard.core.limits import REASON_BYTES_MAX
 from taskyard.core.model import Result
-from taskyard.core.resources import Resources
+from taskyard.core.resources import MEMORY, Resources
 from taskyard.core.rules import Rule
 from taskyard.core.runs import Run
 from taskyard.worker.limits import LAST_LINE_BYTES_MAX
@@ -39,6 +39,11 @@ class Job(Struct, frozen=True):
     @property
     def key(self) -> tuple[bytes, int]:
         return self.name, self.attempt
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The most memory that it may use. 0: no limit."""
+        return dict(self.resources).get(MEMORY, 0) if self.resources else 0
 
 
 class JobResult(Struct):

@@ -13,13 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskyard.core.resources import MEMORY, format_bytes
+from taskyard.core.resources import format_bytes
 from taskyard.worker.limits import MEMORY_CHECK_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from taskyard.core.resources import Resources
     from taskyard.worker.processes import SupervisedProcess
 
 logger = logging.getLogger("taskyard.worker")
@@ -42,11 +41,6 @@ class ProcessRow(NamedTuple):
     session: int
     #: Its resident memory, with shared pages.
     resident_bytes: int
-
-
-def memory_limit_bytes(resources: Resources) -> int:
-    """Return the memory among the resources of a task. 0: no limit."""
-    return dict(resources).get(MEMORY, 0) if resources else 0
 
 
 class MemoryGuard:

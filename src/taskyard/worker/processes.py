@@ -29,7 +29,6 @@ from taskyard.process.child import STATUS_UNKNOWN
 from taskyard.worker.devices import Shares
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import DRAIN_BYTES_MAX, KILL_GRACE_NS, READ_BYTES_MAX
-from taskyard.worker.memory import memory_limit_bytes
 
 #: Python ignores these signals. Programs expect their defaults.
 _RESTORED_SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -344,7 +343,7 @@ class SupervisedProcess(ABC):
         """Set its job, and start the time limit."""
         self.job = job
         self.slots = job.slots
-        self.memory_limit_bytes = memory_limit_bytes(job.resources)
+        self.memory_limit_bytes = job.memory_limit_bytes
         self._began_ns = self._context.now_ns()
         self._start_limit()
 

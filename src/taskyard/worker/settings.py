@@ -74,7 +74,11 @@ def name_for_key(key: PeerKey | None, name: str | None) -> str | None:
 
 
 def worker_settings(
-    slots: int, services: Sequence[str], name: str | None = None, **more: int
+    slots: int,
+    services: Sequence[str],
+    name: str | None = None,
+    resources: Resources = (),
+    **more: int,
 ) -> WorkerSettings:
     """Return the settings of this process. Raises `UserError` for a name of a wrong length."""
     return WorkerSettings(
@@ -84,6 +88,7 @@ def worker_settings(
         host=socket.gethostname().encode(errors="replace")[:NAME_BYTES_MAX],
         pid=os.getpid(),
         incarnation=more.pop("incarnation", 0) or 1 + secrets.randbits(61),
+        resources=resources,
         **more,
     )
 

@@ -259,7 +259,7 @@ def wide_task_blocks_its_lane() -> Iterator[None]:
         for task in tasks[:count]:
             if not left.fits(task.terms.slots, task.terms.resources):
                 break
-            left.take(task.terms)
+            left.take(task.terms.slots, task.terms.resources)
             chosen.append(task)
         return chosen, []
 
