@@ -1,6 +1,6 @@
 """Options for the resources of workers, of commands that start some.
 
-Amounts that are not given are detected. The options of a task that needs resources are in `task_options`.
+Amounts that are not given are detected. The options of tasks are in `task_options`.
 """
 
 from __future__ import annotations
