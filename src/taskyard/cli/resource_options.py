@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskyard.errors import UserError
 from taskyard.process.machine import Machine, this_machine
-from taskyard.settings.values import InvalidValue, read_amount, read_memory, read_resources
+from taskyard.settings.values import (
+    OTHER_RESOURCES_MAX,
+    InvalidValue,
+    read_amount,
+    read_memory,
+    read_resources,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,10 +105,12 @@ def machine_of(
     resources: tuple[tuple[bytes, int], ...],
 ) -> Machine:
     """Return the resources of workers: those of the options, and the others detected."""
-    found = this_machine()
+    found, others = this_machine(), dict(resources)
+    if len(others) > OTHER_RESOURCES_MAX:
+        raise UserError(f"--resource: at most {OTHER_RESOURCES_MAX} names, not {len(others)}")
     return Machine(
         found.cpus if cpus is None else cpus,
         found.memory if memory is None else memory,
         found.gpus if gpus is None else gpus,
-        tuple(sorted((name, amount) for name, amount in dict(resources).items() if amount)),
+        tuple(sorted((name, amount) for name, amount in others.items() if amount)),
     )

@@ -51,6 +51,9 @@ _MEMORY_UNITS: Final = {
     },
     **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
 }
+#: Resources beside those that have keys of their own.
+OTHER_RESOURCES_MAX: Final = RESOURCES_MAX - len((CPUS, MEMORY, GPUS))
+
 _RESOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 #: TOML and JSON have lists. Python may pass tuples.
@@ -219,6 +222,6 @@ def read_resources(value: object) -> Resources:
             amounts[name.encode()] = read_amount(amount)
         except InvalidValue as bad:
             raise InvalidValue(f'has "{name}", which {bad}') from None
-    if len(amounts) > RESOURCES_MAX - 3:
-        raise InvalidValue(f"must have at most {RESOURCES_MAX - 3} names, not {len(amounts)}")
+    if len(amounts) > OTHER_RESOURCES_MAX:
+        raise InvalidValue(f"must have at most {OTHER_RESOURCES_MAX} names, not {len(amounts)}")
     return tuple(sorted((name, amount) for name, amount in amounts.items() if amount))
