@@ -87,13 +87,13 @@ def test_interrupted_map_is_resumed_by_the_same_command(tmp_path: Path) -> None:
     assert sorted(marks(tmp_path)) == ["a", "slow", "slow"]
 
 
-def test_tasks_of_an_earlier_command_run_too_and_are_reported(tmp_path: Path) -> None:
+def test_tasks_of_other_campaigns_run_too_and_are_reported(tmp_path: Path) -> None:
     with Broker(tmp_path):
         assert run_here(tmp_path, "submit", "--name", "old", "--", "true")[0] == 0
     file = campaign(tmp_path, [marking("new")])
     code, _, err = run_here(tmp_path, "run", file)
     assert code == 0
-    assert "1 unfinished task of earlier commands will run too (see `taskyard list`)\n" in err
+    assert "1 unfinished task of other campaigns will run too (see `taskyard list`)\n" in err
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ class LocalService:
                 others -= sum(one["counts"][state] for state in _RUNNABLE)
         if others > 0:
             self._cli_context.info(
-                f"{format_count(others, 'unfinished task')} of earlier commands will run too (see "
+                f"{format_count(others, 'unfinished task')} of other campaigns will run too (see "
                 "`taskyard list`)"
             )
 
