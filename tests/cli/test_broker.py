@@ -113,7 +113,9 @@ def test_drained_broker_exits_when_running_tasks_are_done(tmp_path: Path) -> Non
         Worker(tmp_path, "--slots", "1") as working,
         Client(state=state) as client,
     ):
-        client.submit(marking("slow", "cat gate > /dev/null")["argv"], name="slow")
+        client.submit(
+            marking("slow", "cat gate > /dev/null")["argv"], name="slow", cwd=str(tmp_path)
+        )
         client.submit(["true"], name="later")
         until(lambda: marks(tmp_path))
         assert client.drain() == 1

@@ -54,7 +54,7 @@ def test_up_runs_until_it_is_interrupted(tmp_path: Path) -> None:
 def test_sigterm_lets_tasks_finish(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     with up(tmp_path) as (running, client):
-        client.submit(marking("a", "cat gate > /dev/null")["argv"], name="a")
+        client.submit(marking("a", "cat gate > /dev/null")["argv"], name="a", cwd=str(tmp_path))
         until(lambda: marks(tmp_path))
         running.send(signal.SIGTERM)
         (tmp_path / "gate").write_text("")
@@ -93,7 +93,7 @@ def test_worker_that_lost_its_name_is_started_again_and_waits(tmp_path: Path) ->
 
 def test_killed_it_takes_everything_with_it(tmp_path: Path) -> None:
     with up(tmp_path) as (running, client):
-        client.submit(["sh", "-c", "echo $$ > pid; exec sleep 600"])
+        client.submit(["sh", "-c", "echo $$ > pid; exec sleep 600"], cwd=str(tmp_path))
         until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         children = [*all_children_of(running), int((tmp_path / "pid").read_text())]
         running.kill()
@@ -129,8 +129,8 @@ def test_detached_up_reports_why_it_could_not_start(tmp_path: Path) -> None:
 def test_down_waits_for_running_tasks(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     with up(tmp_path) as (running, client):
-        client.submit(marking("a", "cat gate > /dev/null")["argv"], name="a")
-        client.submit(marking("b")["argv"], name="b")
+        client.submit(marking("a", "cat gate > /dev/null")["argv"], name="a", cwd=str(tmp_path))
+        client.submit(marking("b")["argv"], name="b", cwd=str(tmp_path))
         until(lambda: marks(tmp_path))
         with Running(tmp_path, "down") as stopping:
             assert stopping.error_line() == "waiting for 1 worker to finish 1 task"
@@ -142,7 +142,7 @@ def test_down_waits_for_running_tasks(tmp_path: Path) -> None:
 
 def test_down_interrupts_tasks_after_the_timeout_and_reports_them(tmp_path: Path) -> None:
     with up(tmp_path) as (running, client):
-        client.submit(marking("a", "exec sleep 600")["argv"], name="a")
+        client.submit(marking("a", "exec sleep 600")["argv"], name="a", cwd=str(tmp_path))
         until(lambda: marks(tmp_path))
         code, _, err = run_here(tmp_path, "down", "--timeout", "0.2s")
         assert running.end()[0] == 0

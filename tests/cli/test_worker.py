@@ -44,7 +44,7 @@ def attended(directory: Path) -> Iterator[tuple[Running, Client]]:
 def submit_gated(client: Client, directory: Path, *names: str) -> None:
     """Submit tasks that start and wait for a gate."""
     for name in names:
-        client.submit(marking(name, AT_THE_GATE)["argv"], name=name)
+        client.submit(marking(name, AT_THE_GATE)["argv"], name=name, cwd=str(directory))
     until(lambda: len(marks(directory)) >= len(names))
 
 
@@ -148,7 +148,8 @@ def test_worker_exits_at_once_with_its_tasks_when_stdin_is_closed(
     tmp_path: Path, client: Client
 ) -> None:
     with Worker(tmp_path, "--slots", "1") as working:
-        client.submit(["sh", "-c", "echo $$ > pid; exec sleep 600"], name="long")
+        argv = ["sh", "-c", "echo $$ > pid; exec sleep 600"]
+        client.submit(argv, name="long", cwd=str(tmp_path))
         until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         working.hang_up()
         assert working.end() == (0, "", "")

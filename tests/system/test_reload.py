@@ -52,7 +52,7 @@ class Yard:
         """Submit one task per lane."""
         for name in names:
             argv = ["sh", "-c", f"echo {name} >> marks; {script}"]
-            self.client.submit(argv, name=name, lane=name)
+            self.client.submit(argv, name=name, lane=name, cwd=str(self.directory))
 
     def leased(self) -> int:
         return int(self.client.status()["counts"]["leased"])
