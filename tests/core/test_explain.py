@@ -230,7 +230,7 @@ def test_paused_task(yard: Yard, scope: dict[str, Any], expected: str) -> None:
             RulesSet(
                 0, defaults=LaneOptions(lane_rate_interval_ns=60 * SECOND_NS, lane_workers_max=9)
             ),
-            "its lane's rate limit is reached: 1/m, next in 60.0 s",
+            "its lane's rate limit is reached: 1/m, next in 1 min",
         ),
     ],
 )

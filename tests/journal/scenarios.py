@@ -1,7 +1,7 @@
 """Scenarios for the journal's tests: a yard that writes its decisions, one row for each event.
 
-`rich_story` has every kind of record, tasks in every state and most of a snapshot's content. It is
-deterministic.
+`rich_story` has every kind of record but `Edited`, tasks in every state and most of a snapshot's
+content. It is deterministic.
 """
 
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 from taskyard.core.effects import Effect
 from taskyard.core.events import (
     DuplicatePolicy,
+    EditRequested,
     Event,
     ExpireRequested,
     MoveRequested,
@@ -26,7 +27,7 @@ from taskyard.core.events import (
 )
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.limits import SECOND_NS
-from taskyard.core.model import Submission, Terms
+from taskyard.core.model import Submission, Terms, TermsChanges
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.states import TaskState
 from taskyard.journal.recovery import encode
@@ -68,11 +69,18 @@ def rich_story(store: Store) -> WritingYard:
     yard = WritingYard(store)
     _beginning(yard)
     _troubles(yard)
-    _wishes(yard)
+    _commands(yard)
     _late_turns(yard)
     _lanes(yard)
     _names(yard)
     return yard
+
+
+def edit(yard: WritingYard) -> None:
+    """Edit a task that no worker has. Not part of the scenario, whose rows golden files have."""
+    yard.submit(b"edited", service=b"edits")
+    changes = TermsChanges(priority=2, time_limit_ns=SECOND_NS)
+    yard.handle(EditRequested(0, b"client", Scope(names=(b"edited",)), changes))
 
 
 def _names(yard: WritingYard) -> None:
@@ -122,7 +130,7 @@ def _troubles(yard: WritingYard) -> None:
     yard.later(5)  # delayed tasks are due
 
 
-def _wishes(yard: WritingYard) -> None:
+def _commands(yard: WritingYard) -> None:
     """Run users' commands: cancel, retry, pause, resume, extend."""
     yard.submit(b"g", b"h", after=[[], [b"g"]], campaign=b"second")
     yard.submit(b"old", expires_hard_ns=BEGIN_NS + 20 * SECOND_NS, after=[[b"second/g"]])

@@ -24,7 +24,7 @@ from taskyard.journal.parquet_file import EDGES, EVENTS
 from taskyard.journal.recovery import decode
 from taskyard.journal.row_file import Block, ColumnBuilder, RowFile
 from taskyard.journal.store import MemoryStore, Row
-from tests.journal.scenarios import BEGIN_NS, LONG_PAYLOAD, WritingYard, rich_story
+from tests.journal.scenarios import BEGIN_NS, LONG_PAYLOAD, WritingYard, edit, rich_story
 
 Rows = list[dict[str, Any]]
 
@@ -106,7 +106,14 @@ class TestEvents:
 
     def test_every_kind_of_record_is_in_the_scenario(self, events: Rows) -> None:
         kinds = {kind.decode() for kind in history_rows.KINDS.values()} | {"ready"}
-        assert {row["kind"] for row in events} == kinds
+        assert {row["kind"] for row in events} == kinds - {"edited"}
+
+    def test_edit_is_an_event_of_its_task(self, tmp_path: Path) -> None:
+        yard = WritingYard(MemoryStore())
+        edit(yard)
+        compaction.export(tmp_path, yard.store)
+        found = parquet_file.read_table(paths(tmp_path)["events"]).to_pylist()
+        assert (found[-1]["kind"], found[-1]["task"]) == ("edited", "edited")
 
     def test_ready_rows_are_those_tasks_that_a_record_made_ready(
         self, yard: WritingYard, events: Rows

@@ -198,13 +198,16 @@ class TestDamage:
 
 
 @pytest.mark.parametrize("version", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
-def test_history_of_an_earlier_version_has_all_columns(version: Path) -> None:
-    part = part_in(version / "state")
-    paths = part.paths(version / "state")
+def test_history_of_an_earlier_version_has_all_columns(version: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(version / "state", state)
+    history.convert(state)
+    part = part_in(state)
+    paths = part.paths(state)
     assert {path.suffix for path in paths.values()} == {f".{PARQUET}"}
     events = parquet_file.read_table(paths["events"])
     assert events.schema.equals(EVENTS)
-    assert events.num_rows == history.check_part(version / "state", part, deep=True)
+    assert events.num_rows == history.check_part(state, part, deep=True)
     assert "finished" in events["kind"].to_pylist()
     batches = parquet_file.batches(paths["events"], ["task", "host"])
     assert [batch.schema.names for batch in batches] == [["task", "host"]]
