@@ -237,3 +237,20 @@ def test_missing_file_is_reported(call: Caller, tmp_path: Path) -> None:
     outcome = call("load", str(tmp_path / "none.jsonl"))
     assert (outcome.code, outcome.out) == (2, "")
     assert "none.jsonl: No such file" in outcome.err
+
+
+def test_tasks_of_a_file_run_here_with_the_variables_that_are_named(
+    call: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECRET", "s3cret")
+    path = tmp_path / "here.jsonl"
+    path.write_text('{"name": "a", "argv": ["sh", "-c", "pwd; echo $SECRET"], "cwd": "sub"}\n')
+    refused = call("load", str(path), "--env", "SECRET=x")
+    assert refused.code == 2
+    assert "expected NAME, got 'SECRET=x'" in refused.err
+    assert call("load", str(path), "--env", "SECRET", "--wait").code == 0
+    assert call("result", "here/a").out == f"{tmp_path}/sub\ns3cret\n"
+    monkeypatch.chdir("/")  # neither directory nor variables are compared
+    assert call("load", str(path)).out == "campaign here: 1 task: 0 new, 1 existing\n"
