@@ -41,7 +41,7 @@ class CommandFiles:
         if not stale and job.attempt == 1:
             self._add_note(job, f"up to date: {_summary(files)}")
             return JobResult(job, Outcome.DONE)
-        self._add_note(job, f"ran because {stale or 'an earlier attempt may be incomplete'}")
+        self._add_note(job, f"ran because {stale or 'this is not its first attempt'}")
         self._files[job.key] = files
         return None
 

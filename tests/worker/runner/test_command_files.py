@@ -94,7 +94,7 @@ def test_later_attempt_runs_because_outputs_may_be_incomplete() -> None:
     touch("out")
     assert ran(job("echo ran", [], ["out"], attempt=2)) == (
         *(Outcome.DONE, b"ran\n"),
-        b"ran because an earlier attempt may be incomplete",
+        b"ran because this is not its first attempt",
     )
 
 
