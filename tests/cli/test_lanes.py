@@ -131,9 +131,10 @@ def test_why_explains_a_lane(call: Caller) -> None:
     message = call("why", "--service", "kept", "--json")
     schemas.check(message.out)
     assert [one["reason"] for one in message.document()["lanes"]] == ["held"]
-    assert "give names of tasks, or --lane and --service" in call("why").err
+    assert "give names of tasks, or --campaign, or --lane and --service" in call("why").err
     assert (
-        "give names of tasks, or --lane and --service" in call("why", "kept-one", "--lane", "l").err
+        "give names of tasks, or --campaign, or --lane and --service"
+        in call("why", "kept-one", "--lane", "l").err
     )
     assert "lane m: no waiting or running tasks" in call("why", "--lane", "m").err
 

@@ -143,6 +143,10 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "No broker answers at the endpoint, or none runs on the state directory.",
             "Start one with `taskyard up`, or give its `--broker` or `--state`.",
         ),
+        "too-many-failures": Explanation(
+            "`run` or `map` was stopped, because `--max-failures` tasks have failed.",
+            "Fix the cause, and run the same command again.",
+        ),
         "timed-out": Explanation(
             "A timeout passed.",
             "Wait longer. `taskyard why NAME` explains what a task waits for.",

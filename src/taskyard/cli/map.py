@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from taskyard.cli.input_rows import InputRow
     from taskyard.cli.local_service import LocalService
+    from taskyard.cli.map_input import MapInput
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
     from taskyard.process.supervisor import WorkerSpec
@@ -66,7 +67,8 @@ if TYPE_CHECKING:
 _OPTION_GROUPS: Final = {
     "Input": INPUT_OPTIONS,
     "Tasks": (
-        *("campaign", "call", "payload", "env", "cwd", "slots", "time_limit", "retries"),
+        *("campaign", "call", "payload", "env", "cwd", "slots", "cpus", "memory", "gpus"),
+        *("resources", "time_limit", "retries"),
         *("env_all", "no_env", "inputs", "outputs", "backoff", "priority", "lane", "service"),
         *("after", "wait_for_unknown", "due", "expiry"),
     ),
@@ -127,11 +129,9 @@ def map_rows(
     {/}  its base name                 {/.}          base name without extension
 
     {1/} is a part of a value. {{name}} is a literal {name}. Any other {name} is an error. Other
-    braces, as in awk '{print $1}', are left alone. --lane, --payload, --inputs and --outputs take
-    templates too.
+    braces, as in awk '{print $1}', are left alone. Options of tasks take templates too.
 
-    Uses the broker that runs on the state directory. If there is none, the command starts one with
-    workers and stops them at the end.
+    Uses the broker that runs on the state directory, or its own, with workers, until the end.
 
     ::: VALUES and :::: FILES after the command are lists, as in GNU parallel: several give all
     combinations, :::+ and ::::+ link a list to the one before. Without a template the values are
@@ -145,44 +145,73 @@ def map_rows(
     work = MapWork(source, values)
     if dry_run:
         return print_commands(cli_context, source, work, values)
-    campaign = values["campaign"] or f"map-{secrets.token_hex(5)}"
     _mention_stdin(cli_context, values, is_input=source.is_stdin)
+    return _run(cli_context, source, work, values, wait=wait, keep_order=keep_order)
+
+
+def _run(  # noqa: PLR0913  # the last ones are named
+    cli_context: CliContext,
+    source: MapInput,
+    work: MapWork,
+    values: dict[str, Any],
+    *,
+    wait: bool,
+    keep_order: bool,
+) -> ExitCode:
+    """Submit a task per row of the input, and wait for them."""
+    campaign = values["campaign"] or f"map-{secrets.token_hex(5)}"
     spec = make_worker_spec(values, [values["service"]] if values["service"] else [])
-    check_own = partial(_check_own, cli_context, values, spec, wait=wait)
     policy, began = RunPolicy.of(values), time.monotonic()
     with (
         local_service(
             cli_context,
             spec,
-            check_own=check_own,
+            check_own=partial(_check_own, cli_context, values, spec, wait=wait),
             early_workers=True,
             finish_running=policy.finish_running,
         ) as service,
         _refusal_hint(campaign, values, work),
     ):
-        if not values["campaign"]:
-            cli_context.info(f"campaign {campaign}")
-        service.report_others(campaign)
-        is_named = bool(values["campaign"])
-        cli_context.interrupt_message = _interrupt_message(service, campaign, is_named=is_named)
+        is_named = _announce_campaign(cli_context, service, campaign, values)
         send = _submitter(service.client, campaign, values, watch=wait)
         futures = (send(row, work.encode(row)) for row in source.rows())
         tasks_max = min(source.tasks_max or FUTURES_MAX, FUTURES_MAX)
         if not wait:
             return _submit(cli_context, service.client, campaign, futures, tasks_max)
         answer = MapOutput(cli_context, campaign, ends_lines=not values["pipe"])
-        try:
+        with _stopped_early(service, campaign, policy, is_named=is_named):
             _submit_and_print(answer, futures, tasks_max, policy, in_order=keep_order)
-        except (StoppedEarly, KeyboardInterrupt) as error:
-            is_stopped = isinstance(error, StoppedEarly)
-            if is_stopped or not service.is_lasting:
-                service.stop_campaign(
-                    campaign, finish_running=policy.finish_running, is_resumable=is_named
-                )
-            if not is_stopped:
-                raise
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
+
+
+def _announce_campaign(
+    cli_context: CliContext, service: LocalService, campaign: str, values: dict[str, Any]
+) -> bool:
+    """Print the campaign if its name is generated. Return whether the user named it."""
+    is_named = bool(values["campaign"])
+    if not is_named:
+        cli_context.info(f"campaign {campaign}")
+    service.report_others(campaign)
+    cli_context.interrupt_message = _interrupt_message(service, campaign, is_named=is_named)
+    return is_named
+
+
+@contextmanager
+def _stopped_early(
+    service: LocalService, campaign: str, policy: RunPolicy, *, is_named: bool
+) -> Iterator[None]:
+    """Stop the tasks of a block that is stopped early. Only an interrupt is raised again."""
+    try:
+        yield
+    except (StoppedEarly, KeyboardInterrupt) as error:
+        is_stopped = isinstance(error, StoppedEarly)
+        if is_stopped or not service.is_lasting:
+            service.stop_campaign(
+                campaign, finish_running=policy.finish_running, is_resumable=is_named
+            )
+        if not is_stopped:
+            raise
 
 
 def _mention_stdin(cli_context: CliContext, values: dict[str, Any], *, is_input: bool) -> None:

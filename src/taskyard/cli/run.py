@@ -128,16 +128,9 @@ def run(  # noqa: PLR0913  # one per option
     options = FileOptions(form, replay, speedup, name)
     loaded = read_or_report(cli_context, file, options, skip_bad=skip_bad)
     worker_spec = make_worker_spec(values, _services(loaded))
-    location = broker_location(cli_context)
+    as_json, location = cli_context.as_json, _location(cli_context)
     run_options = RunOptions(
-        file,
-        name,
-        "" if location.broker else str(location.state),
-        _location_options(cli_context),
-        skip_bad,
-        not no_retry_failed,
-        cli_context.as_json,
-        form,
+        file, name, *location, skip_bad, not no_retry_failed, as_json=as_json, form=form
     )
     cli_context.interrupt_message = f"interrupted; resume with `{_resume_command(run_options)}`"
     check_own = partial(_check_own, cli_context, loaded, worker_spec)
@@ -151,15 +144,18 @@ def run(  # noqa: PLR0913  # one per option
         seconds = time.monotonic() - began
         code = _report(run_options, service.client, seconds, stopped)
         counts = _counts(service.client, name)
-    reason = "" if stopped is None else str(stopped)
-    policy.announce(cli_context, RunSummary(name, code, round(seconds, 3), counts, reason))
+    policy.announce(
+        cli_context, RunSummary(name, code, round(seconds, 3), counts, str(stopped or ""))
+    )
     return code
 
 
-def _location_options(cli_context: CliContext) -> str:
-    """Return the options that lead a command to the same broker, if they were given."""
+def _location(cli_context: CliContext) -> tuple[str, str]:
+    """Return the state directory, and the given options that lead a command to the same broker."""
+    location = broker_location(cli_context)
     given = {"--state": cli_context.state, "--broker": cli_context.broker}
-    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value)
+    options = [f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value]
+    return "" if location.broker else str(location.state), "".join(options)
 
 
 def _run(

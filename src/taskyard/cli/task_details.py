@@ -19,6 +19,7 @@ from taskyard.cli.format import (
     format_date,
     format_duration,
     format_moment,
+    format_resources,
     format_size,
     full_name,
 )
@@ -71,8 +72,8 @@ def _print_attempts(attempts: list[dict[str, Any]], now: float) -> None:
     print_table(_COLUMNS, rows, wrapped=["REASON"], optional=["HOST", "REASON"])
     if sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE_COLUMNS:
         for one in attempts:
-            if one.get("reason"):
-                click.echo(f"attempt {one['attempt']}: {escape_line(one['reason'])}")
+            if remark := _remark(one):
+                click.echo(f"attempt {one['attempt']}: {escape_line(remark)}")
 
 
 def _lines(view: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
@@ -89,6 +90,7 @@ def _lines(view: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     yield "lane", view["lane"]
     yield "priority", str(view["priority"])
     yield "slots", str(view["slots"]) if view["slots"] != 1 else ""
+    yield "resources", format_resources(view.get("resources") or {})
     yield "limits", ", ".join(_limits(view, now))
     yield "submitted", _moment(view["submitted"], now)
     yield "worker", view["worker"] or ""
@@ -150,5 +152,10 @@ def _attempt_row(one: dict[str, Any], now: float) -> tuple[object, ...]:
         "" if memory is None else format_size(memory),
         exit_cell(one),
         "running" if running else one["outcome"],
-        one.get("reason") or "",
+        _remark(one),
     )
+
+
+def _remark(one: dict[str, Any]) -> str:
+    """Return why an attempt failed, or the note of its worker."""
+    return str(one.get("reason") or one.get("note") or "")

@@ -71,18 +71,22 @@ class Ledger:
         self._stuck: tuple[int, dict[bytes, Task]] = (-1, {})
         self._digests = Digests()
         self.due_heap: DueHeap[Task] = DueHeap()
-        #: Services with a change that may allow a lease. Volatile.
+        self._begin_volatile()
+
+    def _begin_volatile(self) -> None:
+        """Set the fields that a restart loses, and that records don't change."""
+        #: Services with a change that may allow a lease.
         self.dirty: dict[bytes, Service] = {}
-        #: Workers kept free for one task each (`reservations`). Volatile.
+        #: Workers kept free for one task each (`reservations`).
         self.reservations: list[Reservation] = []
-        #: Lanes that got work and may have to debounce. Volatile.
+        #: Lanes that got work and may have to debounce.
         self.debouncing: list[Lane] = []
-        #: Lanes that wait for their rates. Volatile.
+        #: Lanes that wait for their rates.
         self.rate_timers = lane_rates.RateTimers()
         #: The options of lanes. Settings, not history: volatile.
         self.rules = RulesSet(0)
         self.rule_table = RuleTable()
-        #: The lane groups of each rule, over all services. Volatile.
+        #: The lane groups of each rule, over all services.
         self.lane_groups: dict[ActiveRule, list[LaneGroup]] = {rule: [] for rule in self.rule_table}
         #: Copies from `rule_table`, for speed.
         self.has_worker_limits = self.has_debounce = False
