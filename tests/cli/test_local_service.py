@@ -190,8 +190,7 @@ def test_broker_that_is_stopped_ends_all_commands_that_use_it(tmp_path: Path) ->
             other.write("slow\n")
             until(lambda: len(marks(tmp_path)) == 2)
             assert run_here(tmp_path, "down", "--timeout", "0.1s")[0] == 4
-            for running in (owner, other):
-                running.hang_up()
+            for running in (owner, other):  # they wait for more input
                 code, _, err = running.end()
                 assert (code, "the broker has ended (run it again to resume)" in err) == (130, True)
     assert is_free(tmp_path)

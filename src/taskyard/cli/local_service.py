@@ -7,6 +7,8 @@ tasks are in the journal, so nothing is lost.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -42,6 +44,9 @@ ORPHAN_SECONDS: Final = 5.0
 
 #: How long another command may take to start its broker.
 START_SECONDS: Final = 60.0
+
+#: How long a command may take to see that its client is closed. Later, it waits for input.
+REACTION_SECONDS: Final = 1.0
 
 #: How long to wait until tasks of a stopped command are cancelled.
 CANCEL_SECONDS: Final = 5.0
@@ -154,6 +159,7 @@ class LocalService:
         self._lock: LocalLock | None = None
         self._supervisor: Supervisor | None = None
         self._closing = threading.Event()
+        self._is_main_thread = threading.current_thread() is threading.main_thread()
         self._follower: threading.Thread | None = None
 
     def open(self) -> None:
@@ -305,8 +311,16 @@ class LocalService:
             self._end(reason)
 
     def _end(self, reason: str) -> None:
+        """Have the command end: its calls of the client fail. Interrupt it if it makes none."""
         self.exit_reason = reason
         self.client.close(0)  # the tasks that it has not sent can't be acknowledged
+        if not self._closing.wait(REACTION_SECONDS) and self._is_main_thread:
+            self._cli_context.interrupt_message = self.end_message()
+            os.kill(os.getpid(), signal.SIGTERM)  # the kernel prefers the main thread
+
+    def end_message(self) -> str:
+        """Return why no task can run any more, and the remedy."""
+        return f"{self.exit_reason} (run it again to resume)"
 
     def _stop_own(self) -> None:
         supervisor, lock = self._supervisor, self._lock
@@ -408,4 +422,4 @@ def local_service(
     except ClientClosed as closed:
         if not service.exit_reason:
             raise
-        raise Interrupted(f"{service.exit_reason} (run it again to resume)") from closed
+        raise Interrupted(service.end_message()) from closed
