@@ -72,6 +72,14 @@ def test_waiting_worker_gets_the_task_when_the_timer_of_its_lane_ends() -> None:
     assert assigned(yard.later(0)) == [b"y1"]  # a worker stays with its lane
 
 
+def test_worker_that_may_begin_no_other_lane_waits_for_the_rate_of_its_own() -> None:
+    yard = a_yard(workers_max=1)
+    yard.submit(b"a", b"b")
+    yard.take(b"w")
+    yard.ask(b"w", parks=True)
+    assert assigned(yard.later(1)) == [b"b"]
+
+
 def test_lanes_of_one_millisecond_share_a_timer() -> None:
     yard = a_yard()
     for number in range(4):

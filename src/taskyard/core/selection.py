@@ -241,7 +241,9 @@ class Selection:
             )
             if not fits or not lane.ready or lane.paused or lane.service.paused:
                 continue
-            if lane is not self.kept_lane and not hold_reason(lane, self.now_ns):
+            if lane.rate is not None and lane.rate.next_ns > self.now_ns:
+                self.ledger.rate_timers.add(lane, lane.rate)
+            elif lane is not self.kept_lane and not hold_reason(lane, self.now_ns):
                 self._take(lane)
 
     def _rate_left(self, active_rule: ActiveRule) -> int:
