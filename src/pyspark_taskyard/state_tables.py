@@ -16,9 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_taskyard.tables import View, results_batch, tasks_batch
+from taskyard.broker.output_store import FOLDER, OutputFiles, StreamKey
 from taskyard.core import effects
 from taskyard.core.events import ListRequested, Scope
+from taskyard.core.identity import split
 from taskyard.core.model import Result
+from taskyard.core.output import Stream
 from taskyard.core.scheduler import Scheduler
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UserError
@@ -126,6 +129,7 @@ class _StateReader:
             raise UserError(f"{state}: no journal, only its history (read the table events)")
         self._reader = JournalReader(state, *witnessed)
         self._index = Archive(state)
+        self._outputs = OutputFiles(state / FOLDER)
         self._ledger = recovery.open_ledger(state, self._reader)
         self._scheduler = Scheduler(self._ledger)
 
@@ -157,7 +161,13 @@ class _StateReader:
         return [{"key": view.name, **_fields(wire_views.task(view))} for view in page.views]
 
     def result(self, view: View) -> Result | None:
-        return recovery.result_of(self._reader, self._index, self._ledger, view["key"])
+        kept = recovery.result_of(self._reader, self._index, self._ledger, view["key"])
+        if kept is None or not kept.in_file:
+            return kept
+        campaign, attempt = view["campaign"].encode(), view["attempt"]
+        key = StreamKey(campaign, split(view["key"], campaign), attempt, Stream.STDOUT)
+        found = self._outputs.read(key, 0, kept.bytes_total)
+        return kept if found is None else Result(found[0])
 
 
 def _fields(task: wire_views.Task) -> View:

@@ -91,7 +91,7 @@ def _row(view: View, result: Result | None) -> View:
         return {**view, "result": None}
     row = {**view, "result": result.text}
     if result.bytes_total:
-        row["reason"] = shown(truncated_result_reason(*result))
+        row["reason"] = shown(truncated_result_reason(result.text, result.bytes_total))
     return row
 
 

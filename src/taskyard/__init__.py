@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from taskyard.errors import (
         ClientClosed,
         NoBroker,
+        OutputRemoved,
         OutputTruncated,
         Refused,
         TaskBlocked,
@@ -41,6 +42,7 @@ __all__ = [
     "ExecutorBroken",
     "Future",
     "NoBroker",
+    "OutputRemoved",
     "OutputTruncated",
     "Refused",
     "TaskBlocked",

@@ -22,7 +22,8 @@ never on the text. `docs/errors.md` lists all codes with cause and remedy.
     │   └── NotInstalled       an optional package or a program is missing
     ├── TaskFailed             the task ended without a result
     │   └── TaskBlocked        it waits behind a task that failed
-    ├── OutputTruncated        the task is done, but only the end of its output is kept
+    ├── OutputTruncated        the task is done, but only a part of its output is kept
+    ├── OutputRemoved          the output of the task was removed
     ├── TimedOut               a timeout passed
     ├── ClientClosed           the client was closed before the answer arrived
     ├── Interrupted            the command was interrupted
@@ -196,7 +197,7 @@ class TaskBlocked(TaskFailed):
 
 
 class OutputTruncated(TaskyardError):
-    """A task is done, but only the end of its output is kept."""
+    """A task is done, but only a part of its output is kept."""
 
     code = "output-truncated"
     exit_code = ExitCode.TASK_FAILED
@@ -207,6 +208,13 @@ class OutputTruncated(TaskyardError):
         self.output = output
         #: Length of the whole output.
         self.bytes_total = bytes_total
+
+
+class OutputRemoved(TaskyardError):
+    """The output of a task was removed, by `taskyard clean` or by its age."""
+
+    code = "output-removed"
+    exit_code = ExitCode.TASK_FAILED
 
 
 class TimedOut(TaskyardError, TimeoutError):

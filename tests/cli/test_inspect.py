@@ -138,8 +138,8 @@ def test_result_is_byte_for_byte(call: Caller, tmp_path: Path) -> None:
 def test_result_ends_its_line_on_a_terminal(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert call("result", "bytes", "--raw").out == "\udcff\0\n"
-    assert call("log", "bytes", "--raw").out == "\udcff\0\n"
-    assert call("log", "bytes").out == "\\xff\\x00\n"
+    assert call("log", "bytes", "--raw").out == "\udcff\0"
+    assert call("log", "bytes").out == "\\xff\\x00"
     assert call("result", "done").out == "out\n"
     assert call("result", "quiet").out == ""
 
@@ -155,15 +155,22 @@ def test_task_without_a_result_exits_1_with_the_reason(call: Caller) -> None:
 
 
 def test_log_has_stdout_and_stderr(call: Caller) -> None:
-    assert sorted(call("log", "done").out.splitlines()) == ["err", "out"]
-    assert call("log", "bad").out == "trouble\n"
+    assert call("log", "done").out == "out\nerr\n"
+    assert call("log", "done", "--stdout").out == "out\n"
+    assert call("log", "done", "--stderr").out == "err\n"
+    assert call("log", "bad", "--attempt", "1").out == "trouble\n"
     assert call("log", "bytes").out == "\udcff\0"
     assert call("log", "quiet") == (
         0,
         "",
-        "task looks/quiet (done): no output, or its output is in the history\n",
+        "task looks/quiet (done): no output\n",
     )
     assert call("log", "idle").err == "task looks/idle (ready): no output\n"
+    document = call("log", "done", "--json").document()
+    assert (document["attempt"], document["stdout"], document["stderr"]) == (1, "out\n", "err\n")
+    missing = call("log", "done", "--attempt", "2")
+    text = "taskyard: task looks/done: no attempt 2 (the latest is 1)\n"
+    assert (missing.code, missing.err) == (2, text)
 
 
 def test_why_names_failures_and_dependents(call: Caller) -> None:

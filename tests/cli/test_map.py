@@ -12,7 +12,6 @@ import pytest
 
 from taskyard.campaign.line_names import line_name
 from taskyard.cli.map_output import FutureWindow
-from taskyard.worker.limits import RESULT_BYTES_MAX
 from tests.cli.yard import Caller, Yard, running
 from tests.kit.processes import Running
 
@@ -365,20 +364,15 @@ def test_document_has_every_task(call: Caller, tmp_path: Path) -> None:
     assert document["truncated"] == 0
 
 
-def test_truncated_result_is_reported_and_exits_1(call: Caller, tmp_path: Path) -> None:
+def test_long_result_is_whole(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "5\n1100000\n")
     words = ["--lines", lines, "--campaign", "t", "--", "head", "-c", "{}", "/dev/zero"]
     outcome = call("map", *words)
-    assert (outcome.code, outcome.out) == (1, "\0" * 5 + "\n" + "\0" * RESULT_BYTES_MAX + "\n")
-    assert outcome.err == (
-        f"taskyard: task t/{line_name('1100000')}: output truncated: only the last "
-        "1,048,576 of 1,100,000 bytes are kept; write large output to a file\n"
-        "campaign t: 2 tasks: 2 done, 1 truncated\n"
-    )
-    again = call("map", "--json", *words)
-    document = again.document()
-    assert (again.code, document["truncated"]) == (1, 1)
-    assert [task["truncated"] for task in document["tasks"]] == [False, True]
+    assert (outcome.code, outcome.out) == (0, "\0" * 5 + "\n" + "\0" * 1_100_000 + "\n")
+    assert outcome.err == "campaign t: 2 tasks: 2 done\n"
+    document = call("map", "--json", *words).document()
+    assert document["truncated"] == 0
+    assert [len(task["result"]) for task in document["tasks"]] == [5, 1_100_000]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from taskyard.cli.offline import OfflineClient
-from taskyard.errors import OutputTruncated
-from taskyard.worker.limits import RESULT_BYTES_MAX
 from tests.kit.processes import (
     AT_THE_GATE,
     Broker,
@@ -85,18 +83,19 @@ def test_tasks_run_again_after_a_change_of_their_files(tmp_path: Path) -> None:
         )
 
 
-def test_truncated_output_is_reported_and_exits_1_also_after_compaction(tmp_path: Path) -> None:
-    task = {"name": "long", "argv": ["head", "-c", "1100000", "/dev/zero"]}
+def test_long_output_is_whole_also_after_compaction(tmp_path: Path) -> None:
+    command = "head -c 1100000 /dev/zero; printf err >&2"
+    task = {"name": "long", "argv": ["sh", "-c", command]}
     (tmp_path / "f.jsonl").write_text(json.dumps(task))
     code, out, _ = run_here(tmp_path, "run", "f.jsonl")
-    assert code == 1
-    assert out.startswith("f: 1 done, 1 with truncated output (")
+    assert code == 0
+    assert out.startswith("f: 1 done (")
     assert run_here(tmp_path, "journal", "compact")[0] == 0
     code, out, _ = run_here(tmp_path, "run", "f.jsonl", "--json")
-    assert (code, json.loads(out)["truncated"]) == (1, 1)
-    with OfflineClient(tmp_path / ".taskyard") as stopped, pytest.raises(OutputTruncated) as raised:
-        stopped.result("f/long")
-    assert (raised.value.bytes_total, len(raised.value.output)) == (1_100_000, RESULT_BYTES_MAX)
+    assert (code, json.loads(out)["truncated"]) == (0, 0)
+    with OfflineClient(tmp_path / ".taskyard") as stopped:
+        assert stopped.result("f/long") == "\0" * 1_100_000
+        assert stopped.stream("f/long", stderr=True) == b"err"
 
 
 def test_failure_is_reported_with_its_dependents_and_retried(tmp_path: Path) -> None:

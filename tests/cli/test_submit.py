@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
+from taskyard.core.limits import STREAM_BYTES_MAX
 from tests.cli.yard import Caller, Yard
 from tests.kit.processes import TASKYARD
 
@@ -224,29 +224,20 @@ def test_documents_have_name_and_state(call: Caller) -> None:
     assert (failed["state"], "exit status 1" in failed["reason"]) == ("failed", True)
 
 
-def test_truncated_result_is_reported_where_it_is_read(call: Caller) -> None:
-    made = ["head", "-c", "1100000", "/dev/zero"]
-    message = (
-        "taskyard: task long: output truncated: only the last {} of 1,100,000 bytes are kept; "
-        "write large output to a file\n"
-    )
-    expected = (1, "\0" * RESULT_BYTES_MAX, message.format("1,048,576"))
-    assert call("submit", "--wait", "--name", "long", "--", *made) == expected
-    assert call("result", "long") == expected
-    log = (0, "\0" * OUTPUT_TAIL_BYTES, message.format("16,384"))
-    assert call("log", "long") == log
+@pytest.mark.parametrize("size", [STREAM_BYTES_MAX, STREAM_BYTES_MAX + 1, 1_100_000])
+def test_result_of_any_length_is_whole(call: Caller, tmp_path: Path, size: int) -> None:
+    made, name = ["head", "-c", str(size), "/dev/zero"], f"long-{size}"
+    expected = (0, "\0" * size, "")
+    assert call("submit", "--wait", "--name", name, "--", *made) == expected
     for verb in ("result", "log"):
-        assert call(verb, "long", "--json").document()["truncated"] is True
-    again = call("submit", "--wait", "--name", "long", "--json", "--", *made)
-    assert (again.code, again.document()["truncated"]) == (1, True)
-
-
-def test_result_of_the_very_limit_is_not_truncated(call: Caller) -> None:
-    made = ["head", "-c", str(RESULT_BYTES_MAX), "/dev/zero"]
-    outcome = call("submit", "--wait", "--name", "limit", "--", *made)
-    assert outcome == (0, "\0" * RESULT_BYTES_MAX, "")
-    assert call("result", "limit", "--json").document()["truncated"] is False
-    assert call("log", "limit", "--json").document()["truncated"] is False
+        assert call(verb, name) == expected
+    document = call("result", name, "--json").document()
+    assert (document["truncated"], document["result"]) == (False, "\0" * size)
+    assert call("log", name, "--json").document()["stdout"] == "\0" * size
+    again = call("submit", "--wait", "--name", name, "--json", "--", *made)
+    assert (again.code, again.document()["result"]) == (0, "\0" * size)
+    assert call("result", name, "--output", str(tmp_path / "copy")).code == 0
+    assert (tmp_path / "copy").read_bytes() == bytes(size)
 
 
 WARNING = (

@@ -401,7 +401,7 @@ def test_inspecting_methods_are_awaited(yard: Yard) -> None:
         assert await client.result("seen") == "out\n"
         assert await client.result_bytes("seen") == b"out\n"
         assert await client.submit(["printf", r"\377"]).bytes() == b"\xff"
-        assert await client.result_with_size("seen") == Result(b"out\n")
+        assert await client.result_with_size("seen") == Result(b"out\n", has_stderr=True)
         assert await client.output_with_size("seen") == Result(await client.output("seen"))
         assert b"err" in await client.output("seen")
         assert await client.why("seen") == (await client.explain("seen"))["sentence"]

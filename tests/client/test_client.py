@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import pickle
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,14 +19,12 @@ from taskyard.core.states import TaskState
 from taskyard.errors import (
     ClientClosed,
     NoBroker,
-    OutputTruncated,
     Refused,
     TaskBlocked,
     TaskFailed,
     TimedOut,
     UserError,
 )
-from taskyard.worker.limits import RESULT_BYTES_MAX
 from tests.cli.yard import Yard, running
 from tests.kit.processes import PATIENCE_SECONDS
 
@@ -67,22 +64,17 @@ def test_binary_output_is_text_with_surrogates_and_exact_bytes(client: Client) -
     assert client.submit("operator:add", args=["a", "b"]).bytes(20) == b'"ab"'
 
 
-def test_truncated_output_raises_with_its_end(client: Client) -> None:
-    future = client.submit(["sh", "-c", "head -c 1100000 /dev/zero; printf '\\377'"])
-    for ask in (future.result, future.bytes, lambda: client.result(future.name)):
-        with pytest.raises(
-            OutputTruncated, match="only the last 1,048,576 of 1,100,001 bytes"
-        ) as e:
-            ask()
-        assert (type(e.value.output), e.value.bytes_total) == (str, 1_100_001)
-        assert e.value.output == "\0" * (RESULT_BYTES_MAX - 1) + "\udcff"
-    with pytest.raises(OutputTruncated) as raised:
-        client.result_bytes(future.name)
-    assert raised.value.output == bytes(RESULT_BYTES_MAX - 1) + b"\xff"
-    assert client.result_with_size(future.name) == Result(raised.value.output, 1_100_001)
-    assert client.results([future.name])[future.name].bytes_total == 1_100_001
-    again = pickle.loads(pickle.dumps(raised.value))  # noqa: S301  # our own
-    assert (str(again), again.output) == (str(raised.value), raised.value.output)
+def test_long_output_is_the_result_as_a_whole(client: Client) -> None:
+    future = client.submit(["sh", "-c", "head -c 2100000 /dev/zero; printf '\\377'"])
+    whole = bytes(2_100_000) + b"\xff"
+    assert future.result() == whole.decode(errors="surrogateescape")
+    assert future.bytes() == client.result_bytes(future.name) == whole
+    assert client.stream(future.name) == whole
+    assert client.result_with_size(future.name) == Result(whole)
+    assert client.results([future.name])[future.name].text == whole
+    kept = client.kept_result(future.name)
+    assert kept == Result(whole[:8192] + whole[-8192:], len(whole), in_file=True)
+    assert client.future(future.name).result() == future.result()
 
 
 def test_result_of_a_call_is_its_return_value(client: Client) -> None:

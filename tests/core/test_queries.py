@@ -517,7 +517,7 @@ def test_results_of_known_tasks_are_sent_at_once_without_a_subscription(yard: Ya
     states = [FAILED, DONE, LEASED, BLOCKED, CANCELLED]
     texts = [b"oh", None, b"", b"", b""]
     assert yard.handle(ResultsRequested(0, b"client", [*names, b"nobody"], 2)) == [
-        Settled(b"client", 2, names, states, texts, [done.record])
+        Settled(*(b"client", 2, names, states, texts, [done.record]), printed={b"c/c leased": None})
     ]
     assert yard.scheduler.context.watchers == {}
 

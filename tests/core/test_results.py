@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskyard.core import results
+from taskyard.core import shape
 from taskyard.core.effects import Effect, Refused, ReportAck, Settled, UnknownWorker
 from taskyard.core.events import (
     Outcome,
@@ -338,8 +338,8 @@ def test_report_with_columns_of_different_length_is_refused_as_a_whole(
 def test_report_on_too_many_tasks_is_refused_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(results, "TASKS_PER_MESSAGE_MAX", 1)
     yard = holding(b"a", b"b")
+    monkeypatch.setattr(shape, "TASKS_PER_MESSAGE_MAX", 1)
     (refused,) = yard.finish(b"w", b"a", b"b")
     assert isinstance(refused, Refused)
     assert yard.states(b"a", b"b") == [LEASED, LEASED]

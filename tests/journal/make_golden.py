@@ -50,7 +50,7 @@ from taskyard.core.records import (
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.journal import archive, compaction, row_file, snapshot
-from taskyard.journal.archive import ArchiveRow, ArchiveWriter
+from taskyard.journal.archive import ArchiveRow, ArchiveWriter, OutputRow
 from taskyard.journal.recovery import JOURNAL_FORMAT, encode
 from taskyard.journal.sqlite import SqliteStore
 from taskyard.journal.store import Head, MemoryStore
@@ -147,6 +147,11 @@ RECORDS: list[AnyRecord] = [
     # Since format 4.
     Submitted(1, Submission([b"c/a"], terms=[Terms(campaign=b"c")])),
     # Fields that were added at the end of records of format 4.
+    Finished(4, b"w", [b"a"], [1], [b"ends"], result_bytes_total=[20_000], files=[1]),
+    Progressed(
+        *(13, b"w", [b"a", b"b"], [1, 2], [0, 0], [b"out", b""], [20_000, 0]),
+        *([b"", b"err"], [0, 30_000], [1, 2], [0, 7]),
+    ),
     Submitted(1, Submission([b"a"], environment=b'{"host":"h","cwd":"/"}')),
     Finished(4, b"w", [b"a"], [1], runs=RunColumns(b"", [1], [2], notes=[b"up to date"])),
     # Fields that were added at the end since.
@@ -163,6 +168,13 @@ INDEXED: list[ArchiveRow] = [
     (EndedTask(b"a", TaskState.DONE, b"c", b"exec", 1, b"digest", 7, 8), Result(b"whole")),
     (EndedTask(b"b", TaskState.DONE, b"c", b"exec", 1, b"digest", 7, 8), Result(b"end", 2_000_000)),
     (EndedTask(b"c", TaskState.CANCELLED, b"", b"default", 0, b"", 9, 8), None),
+]
+
+
+#: Output of attempts in the golden index, since its format 3.
+OUTPUTS: list[OutputRow] = [
+    (b"a", 1, Result(b"out"), Result(b"err")),
+    (b"a", 2, Result(b"ends", 20_000, in_file=True), Result(b"end", 30_000)),
 ]
 
 
@@ -221,6 +233,7 @@ def make_index(directory: Path) -> None:
     """Make an index with a whole result, a truncated one, and a task without a result."""
     with closing(ArchiveWriter(directory, b"sixteen bytes ..")) as writer:
         writer.add(INDEXED)
+        writer.add_outputs(OUTPUTS)
         writer.commit(Head(5, 9, bytes(32)))
 
 

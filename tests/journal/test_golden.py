@@ -11,6 +11,7 @@ import pytest
 from taskyard.core import invariants
 from taskyard.core.fingerprint import ledger_fingerprint
 from taskyard.core.model import Result
+from taskyard.core.output import Stream
 from taskyard.core.records import AnyRecord, Submitted
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, StateError
@@ -36,6 +37,7 @@ from tests.journal.make_golden import (
     GOLDEN_SNAPSHOTS,
     INDEXED,
     LATEST,
+    OUTPUTS,
     RECORDS,
     described,
     record_lines,
@@ -182,6 +184,9 @@ class TestStateDirectory:
                 assert index.verify() == len(INDEXED)
                 for ended, result in INDEXED:
                     assert (index.find([ended.name]), index.result(ended.name)) == ([ended], result)
+                for name, attempt, *streams in OUTPUTS if version.name != "format-2" else ():
+                    assert [index.output(name, attempt, one) for one in Stream] == streams
+                assert index.output(b"a", 9, Stream.STDOUT) is None
 
     def test_every_index_format_has_a_golden_file(self) -> None:
         later = sorted(path.name.removeprefix("format-") for path in GOLDEN_INDEXES.iterdir())

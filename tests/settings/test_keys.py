@@ -37,6 +37,8 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "heartbeat": ("1.5s", 1_500_000_000),
     "expire": ("1m30s", 90_000_000_000),
     "plain": ("1h", 3_600_000_000_000),
+    "quota": ("1536M", 1536 << 20),
+    "keep": ("30d", 30 * 86_400_000_000_000),
     "processes": (0, 0),
     "slots": (7, 7),
     "services": (["exec", "gpu"], ("exec", "gpu")),

@@ -13,9 +13,11 @@ from typing import Any, Final
 import pytest
 
 from taskyard.core.model import Submission, Terms, WorkerFacts
+from taskyard.core.output import Stream
 from taskyard.wire import dwork_pb2 as pb
-from taskyard.wire.native import peer
+from taskyard.wire.native import peer, streams
 from taskyard.wire.native import requests as native_requests
+from taskyard.wire.native.streams import StreamChunk
 from taskyard.wire.roles import (
     PERMISSIONS,
     UNKNOWN_PEER,
@@ -57,6 +59,7 @@ TABLE: Final = {
     "Complete": "--wa",
     "Transfer": "--wa",
     "Progress": "--wa",
+    "Append": "--wa",
     "Heartbeat": "--wa",
     "Exit": "--wa",
     "Drain": "---a",
@@ -102,6 +105,7 @@ def requests(location: bytes = WORKER) -> dict[str, bytes]:
         "Complete": reported("Complete"),
         "Transfer": reported("Transfer"),
         "Progress": reported("Progress"),
+        "Append": streams.append(7, location, [StreamChunk(b"held", 1, Stream.STDOUT, 0, b"x")]),
         "Heartbeat": reported("Heartbeat"),
         "Exit": asked("Exit", location=location),
         "Drain": asked("Drain", everything=True),
@@ -236,7 +240,7 @@ def test_malformed_request_of_an_authenticated_peer_is_malformed() -> None:
 PAGE_ROWS: Final = {
     "read": "Stats List Show Explain Workers Watch Follow Results Output",
     "change tasks": "Create Cancel Retry",
-    "run tasks": "Steal Complete Transfer Progress Heartbeat Exit",
+    "run tasks": "Steal Complete Transfer Progress Append Heartbeat Exit",
     "control": "Drain Pause Resume",
 }
 

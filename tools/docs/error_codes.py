@@ -219,8 +219,12 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Retry the failed task. `taskyard why NAME` names it.",
         ),
         "output-truncated": Explanation(
-            "A task is done, but only the last 1 MiB of its output is kept.",
-            "Write large output to a file.",
+            "A task is done, but only a part of its output is kept.",
+            "Let an agent or a WMP worker write large results to a file. See the broker's log.",
+        ),
+        "output-removed": Explanation(
+            "The output of a task was removed by `taskyard clean`, or by its age.",
+            "Run the task again, or keep output longer: `output.keep`.",
         ),
     },
     "State directory and journal": {

@@ -151,7 +151,10 @@ class BrokerHost:
         world.checker.on_recovered(ledger)
         self._compare(ledger)
         self._listeners = listeners.open_all(world.plan, self._random_bits)
-        self._broker = Broker(Scheduler(ledger), self, self.store, world.clock, self._index)
+        outputs = world.checker.outputs.files
+        self._broker = Broker(
+            Scheduler(ledger), self, self.store, world.clock, self._index, outputs=outputs
+        )
         self._inbox = [self._rules]
         world.trace("broker starts", self.store.head.sequence)
         world.network.broker_came_up()

@@ -16,6 +16,7 @@ from taskyard.core.events import Outcome
 from taskyard.core.model import WorkerFacts
 from taskyard.wire import dialect
 from taskyard.wire import dwork_pb2 as pb
+from taskyard.wire.native import streams
 from taskyard.wire.ping_pong import backend as ping_pong_backend
 from taskyard.wire.round_robin import leases as round_robin_leases
 
@@ -61,13 +62,21 @@ def _native(_route: bytes, frames: Sequence[bytes]) -> tuple[Event, ...]:
     if kind == _Q.Complete:
         report = _native_report(query)
         return (_registered(query), report) if query.n else (report,)
-    if kind == _Q.Progress:
-        headers = events.TasksProgressed(0, worker, query.batch.name[:], query.batch.attempt[:])
-        headers.incarnation = query.incarnation
-        return (headers,)
+    if kind in (_Q.Progress, _Q.Append):
+        return (_native_output(query),)
     if kind == _Q.Exit:
         return (events.WorkerExited(0, worker, query.request, query.incarnation),)
     return ()
+
+
+def _native_output(query: pb.QueryMsg) -> events.TasksProgressed | events.OutputAppended:
+    batch, worker = query.batch, query.location
+    if query.type == _Q.Append:
+        columns = streams.decode_chunks(batch)
+        return events.OutputAppended(0, worker, *columns, query.request, query.incarnation)
+    headers = events.TasksProgressed(0, worker, batch.name[:], batch.attempt[:])
+    headers.incarnation = query.incarnation
+    return headers
 
 
 def _registered(query: pb.QueryMsg) -> events.WorkerRegistered:

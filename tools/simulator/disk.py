@@ -14,11 +14,12 @@ from simulator.plan import Faults, chance
 from taskyard.core.entities import to_ended_task
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask, Result
-from taskyard.core.records import Cancelled, Finished
+from taskyard.core.output import Stream
+from taskyard.core.records import Cancelled, Finished, Progressed
 from taskyard.errors import JournalFailed
 from taskyard.journal import chain
 from taskyard.journal.chain import Head, Row
-from taskyard.journal.recovery import archivable, causes_in, decode, results_in
+from taskyard.journal.recovery import archivable, causes_in, decode, outputs_in, results_in
 from taskyard.journal.store import DISK_RESERVE_BYTES, MemoryStore, check_row
 
 
@@ -123,12 +124,18 @@ class SimIndex:
         #: Results in trimmed rows.
         self._results: dict[bytes, Result] = {}
         self._causes: dict[bytes, bytes | None] = {}
+        #: stdout and stderr of attempts, in trimmed rows.
+        self._outputs: dict[tuple[bytes, int], tuple[Result, Result]] = {}
 
     def find(self, names: list[bytes]) -> list[EndedTask]:
         return [self._ended[name] for name in names if name in self._ended]
 
     def result(self, name: bytes) -> Result | None:
         return self._results.get(name)
+
+    def output(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
+        found = self._outputs.get((name, attempt))
+        return None if found is None else found[stream - 1]
 
     def cause(self, name: bytes) -> bytes | None:
         return self._causes.get(name)
@@ -140,6 +147,9 @@ class SimIndex:
                 if isinstance(record, Finished):
                     results = results_in(record, 0, record.names)
                     self._results.update(zip(record.names, results, strict=True))
+                elif isinstance(record, Progressed):
+                    for name, attempt, *streams in outputs_in(record):
+                        self._outputs[name, attempt] = (streams[0], streams[1])
                 elif isinstance(record, Cancelled):
                     self._causes.update(zip(record.names, causes_in(record), strict=True))
 

@@ -15,6 +15,7 @@ from simulator.clock import WALL_START_NS
 from simulator.decoders import BY, decode
 from simulator.measurements import measured
 from simulator.models import Violation
+from simulator.outputs import output_of
 from simulator.plan import (
     MILLISECOND_NS,
     NAMED_BY_BROKER,
@@ -25,6 +26,7 @@ from simulator.plan import (
 from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.model import Result
+from taskyard.core.output import Stream
 from taskyard.core.runs import Run
 from taskyard.worker.agents.rules import AgentRules
 from taskyard.worker.jobs import Job, JobResult
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from taskyard.core.events import Event
     from taskyard.core.resources import Resources
     from taskyard.core.rules import Rule
+    from taskyard.worker.spool import OutputSpool, SpooledStream
 
 #: Turns at once, without a message, that a loop may request. More are a busy loop.
 TURNS_AT_ONCE_MAX: Final = 20
@@ -187,6 +190,7 @@ class SimRunner:
         outcomes: Sequence[Outcome],
         *,
         sends_attempts: bool = True,
+        spool: OutputSpool | None = None,
     ) -> None:
         self._program = program
         self._world = program.world
@@ -200,6 +204,9 @@ class SimRunner:
         #: Attempts that this process ever started.
         self._seen: dict[tuple[bytes, int], None] = {}
         self._rules = AgentRules()
+        #: Takes what jobs print. None: they print nothing.
+        self._spool = spool
+        self._streams: dict[tuple[bytes, int], SpooledStream] = {}
         #: Called with the output of a task.
         self.on_output: Callable[[Job, Result], None] | None = None
 
@@ -223,8 +230,19 @@ class SimRunner:
             key = next(iter(self._waiting))
             job = self._waiting.pop(key)
             self._running[key] = job, now_ns + self._work_ns()
+            if self._spool is not None:
+                self._streams[key] = self._spool.stream(job, Stream.STDERR)
+                self._print(job, 0, 1)
             if self.on_output is not None and self._chance(self._world.faults.progress):
                 self.on_output(job, Result(b"half of " + job.name))
+
+    def _print(self, job: Job, first: int, last: int) -> None:
+        """Print the halves of a job's output from the first to the last."""
+        printed = output_of(job.name, job.attempt)
+        half = len(printed) // 2
+        data = printed[first * half : len(printed) if last > 1 else half]
+        if data:
+            self._streams[job.key].add(data)
 
     def _work_ns(self) -> int:
         world = self._world
@@ -236,6 +254,7 @@ class SimRunner:
     def stop(self, name: bytes, attempt: int) -> None:
         self._waiting.pop((name, attempt), None)
         self._running.pop((name, attempt), None)
+        self._streams.pop((name, attempt), None)
 
     def run_so_far(self, name: bytes, attempt: int) -> Run | None:
         del name, attempt
@@ -261,6 +280,11 @@ class SimRunner:
         outcome = self._outcome()
         text = task + BY + self._program.name
         done = JobResult(job, outcome, text)
+        if self._spool is not None:
+            self._print(job, 1, 2)
+            stderr = self._streams.pop(job.key)
+            if stderr.bytes_total:
+                done.streams = (self._spool.stream(job, Stream.STDOUT), stderr)
         if outcome is Outcome.RETRY_AT:
             done.retry_at_ns = self._world.clock.wall_ns() + self._world.rng.randrange(SECOND_NS)
         if outcome is Outcome.REFUSED:

@@ -18,6 +18,7 @@ from simulator.codecs.dialects import DO
 from simulator.decoders import BY, decode
 from simulator.listeners import DEFAULT, Listener
 from simulator.network import Network
+from simulator.outputs import prints_output
 from simulator.processes import ProductWorker, SimProcess, SimRunner
 from simulator.sockets import ENDPOINT, Socket
 from taskyard.core import effects, events
@@ -33,6 +34,7 @@ from taskyard.wire.round_robin import peer as round_robin_peer
 from taskyard.worker import native, ping_pong, round_robin, wmp
 from taskyard.worker.native_process import WorkerMonitor
 from taskyard.worker.settings import WorkerSettings
+from taskyard.worker.spool import OutputSpool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +87,10 @@ class NativeWorker(ProductWorker):
             resources=self.resources,
         )
         strange = (*UNUSUAL_OUTCOMES, Outcome.REFUSED)
-        runner = SimRunner(self, self.slots, strange)
+        spool = None
+        if prints_output(self.world.plan.seed):
+            spool = OutputSpool(self.clock.monotonic_ns)
+        runner = SimRunner(self, self.slots, strange, spool=spool)
         self._socket = Socket(
             self.world.network,
             self,
@@ -94,7 +99,9 @@ class NativeWorker(ProductWorker):
             on_received=self._on_received,
         )
         channel = Channel(self._socket, self.clock)
-        self._loop = native.NativeWorkerLoop(settings, channel, runner, self.clock, runner)
+        self._loop = native.NativeWorkerLoop(
+            settings, channel, runner, self.clock, runner, spool=spool
+        )
         runner.on_output = self._loop.set_progress
         self._worker = WorkerMonitor(self._loop, channel, runner, settings, _say_nothing)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.ledger import Ledger
     from taskyard.core.model import EndedTask, Result
+    from taskyard.core.output import Stream
     from taskyard.journal.archive import Archive
 
 #: Tasks dropped, or names read, in one step: a millisecond or two.
@@ -125,6 +126,9 @@ class EndedTasks:
 
     def cause(self, name: bytes) -> bytes | None:
         return self.index.cause(name)
+
+    def output(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
+        return self.index.output(name, attempt, stream)
 
     def forget(self, sequence: int, record: int) -> Iterator[None]:
         """Drop the tasks that ended up to row `sequence`, which the index covers, in steps."""

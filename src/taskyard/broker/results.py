@@ -13,6 +13,8 @@ from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final
 
+from taskyard.broker.output_pages import OutputPages
+from taskyard.broker.output_store import OutputMemory, OutputStore
 from taskyard.core.effects import (
     Effect,
     ExplanationReply,
@@ -25,6 +27,7 @@ from taskyard.core.effects import (
 )
 from taskyard.core.explain import cancelled, done
 from taskyard.core.model import Result
+from taskyard.core.output import Stream
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
 from taskyard.core.runs import Attempt
 from taskyard.errors import JournalDamaged
@@ -60,9 +63,11 @@ class ResultLoader:
         store: StoreReader,
         index: EndedTaskIndex | None,
         is_reading: Callable[[bytes], bool] = lambda _client: True,
+        outputs: OutputStore | None = None,
     ) -> None:
-        """`is_reading` returns whether a client reads its replies."""
+        """`is_reading` returns whether a client reads its replies. `outputs` has long streams."""
         self._store = store
+        self._pages = OutputPages(self, OutputMemory() if outputs is None else outputs)
         self._index = index
         self._is_reading = is_reading
         #: The first record of a row, all its records, and their bytes.
@@ -118,8 +123,11 @@ class ResultLoader:
         """Complete a reply about one task."""
         if isinstance(effect, TaskDetails):
             self._complete_views(effect.views)
+        elif isinstance(effect, TaskOutput) and effect.stream is not None:
+            self._pages.load(effect)
         elif isinstance(effect, TaskOutput) and effect.record:
-            effect.text, effect.text_bytes_total = self._text(effect.record, effect.name)
+            found = self._text(effect.record, effect.name)
+            effect.text, effect.text_bytes_total = found.text, found.bytes_total
         elif isinstance(effect, ExplanationReply) and effect.record:
             self._complete_explanation(effect)
 
@@ -128,15 +136,28 @@ class ResultLoader:
         if effect.explanation.reason is Reason.CANCELLED:
             effect.explanation = cancelled(self._cause(effect.record, effect.name))
             return
-        record = self._record(effect.record)
+        record = self.record(effect.record)
         if isinstance(record, Finished) and record.runs is not None and record.runs.notes:
             index = record.names.index(effect.name)
             effect.explanation = done(record.attempts[index], record.runs.notes[index])
 
     def _text(self, number: int, name: bytes) -> Result:
         """Return a task's output, empty if its row is trimmed. The history still has it then."""
-        record = self._record(number)
+        record = self.record(number)
         return Result(b"") if record is None else output_in(record, number, name)
+
+    def finished(self, number: int, name: bytes) -> Result:
+        """Return the result that a record holds."""
+        record = self.record(number)
+        return (
+            self._archived(number, name)
+            if record is None
+            else results_in(record, number, [name])[0]
+        )
+
+    def archived(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
+        """Return a stream from the index, or None if it is not there."""
+        return None if self._index is None else self._index.output(name, attempt, stream)
 
     def _complete_views(self, views: list[TaskView]) -> None:
         """Add attempts and payloads, which memory does not keep."""
@@ -160,7 +181,7 @@ class ResultLoader:
         """
         if not view.finished_record or not (is_first or self._may_read()):
             return
-        record = self._record(view.finished_record)
+        record = self.record(view.finished_record)
         if isinstance(record, Finished):
             index = record.names.index(view.name)
             attempt = Attempt(record.attempts[index], record.worker, b"finished", record.at_ns)
@@ -189,7 +210,7 @@ class ResultLoader:
 
     def _cause(self, number: int, name: bytes) -> bytes | None:
         """Return why a record cancelled a task."""
-        record = self._record(number)
+        record = self.record(number)
         if isinstance(record, Cancelled) and name in record.names:
             return causes_in(record)[record.names.index(name)]
         return None if self._index is None else self._index.cause(name)
@@ -203,6 +224,8 @@ class ResultLoader:
             if put and put + len(result.text) > room:
                 break
             reply.texts[place] = result.text
+            if result.in_file:
+                reply.in_files = {**(reply.in_files or {}), reply.names[place]: None}
             if result.bytes_total:
                 reply.truncated = {
                     **(reply.truncated or {}),
@@ -220,7 +243,7 @@ class ResultLoader:
             if not self._may_read():
                 return
             places = [place for _, place in group]
-            record = self._record(number)
+            record = self.record(number)
             if record is None:
                 for place in takewhile(lambda _: self._may_read(), places):
                     yield place, self._archived(number, names[place])
@@ -239,7 +262,7 @@ class ResultLoader:
             raise JournalDamaged(wrong, RESTORE_HINT)
         return result
 
-    def _record(self, number: int) -> AnyRecord | None:
+    def record(self, number: int) -> AnyRecord | None:
         """Return a record of the journal, or None if its row is trimmed."""
         for first, records, _ in self._rows:
             if first <= number < first + len(records):

@@ -14,15 +14,18 @@ import signal
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from taskyard.broker import compaction
+from taskyard.broker import compaction, output_store
 from taskyard.broker.archive import EndedTasks
 from taskyard.broker.auth import Authenticator, keyring_for
 from taskyard.broker.compaction import Compactor
 from taskyard.broker.listeners import NATIVE, Listeners
+from taskyard.broker.output_retention import OutputLimits, OutputRetention
+from taskyard.broker.output_store import OutputFiles
 from taskyard.broker.transport import SocketTransport
 from taskyard.broker.turn import Broker
 from taskyard.core.events import RulesSet
@@ -82,6 +85,8 @@ class BrokerSettings(Struct, frozen=True):
     rules: RulesSet = field(default_factory=lambda: RulesSet(0))
     #: When the journal is compacted.
     compact: compaction.CompactionLimits = compaction.CompactionLimits()
+    #: How much output is kept, unless a `SettingsReloader` provides it.
+    output: OutputLimits = OutputLimits()
 
 
 #: Log lines with the number of new rejections and the total. The details are in the replies.
@@ -109,6 +114,7 @@ class SettingsReloader:
         """`read` returns new settings or raises `InvalidSettings`."""
         self._settings = settings
         self._read = read
+        self.output = _output_limits(settings)
 
     @property
     def rules(self) -> RulesSet:
@@ -123,7 +129,12 @@ class SettingsReloader:
             return None
         logger.warning("settings reloaded: %s", changes.diff(self._settings, found).sentence())
         self._settings = found
+        self.output = _output_limits(found)
         return self.rules
+
+
+def _output_limits(settings: Settings) -> OutputLimits:
+    return OutputLimits(settings.output.quota_bytes, settings.output.keep_ns)
 
 
 def serve(
@@ -167,7 +178,8 @@ def serve(
             CountLog(lambda: listeners.dwork.refused, clock, logger, FORBIDDEN_TEXT),
             CountLog(lambda: broker.scheduler.context.refused, clock, logger, REFUSED_TASKS_TEXT),
         )
-        housekeeping = _Housekeeping(rejection_logs, opened.compactor, broker.note_lag)
+        retention = opened.retention(clock, reloading or settings)
+        housekeeping = _Housekeeping(rejection_logs, opened.compactor, retention, broker)
         _run_until_stopped(
             broker, transport, listeners, housekeeping, lambda: controls.should_stop(broker)
         )
@@ -191,26 +203,34 @@ class _OpenState(Struct):
 
     store: Store
     ledger: Ledger
+    outputs: OutputFiles
     archive: EndedTasks | None = None
     compactor: Compactor | None = None
 
     def broker(self, transport: SocketTransport, clock: Clock) -> Broker:
-        broker = Broker(Scheduler(self.ledger), transport, self.store, clock, self.archive)
+        scheduler = Scheduler(self.ledger)
+        broker = Broker(scheduler, transport, self.store, clock, self.archive, outputs=self.outputs)
         broker.on_commit = None if self.archive is None else self.archive.on_commit
         return broker
+
+    def retention(self, clock: Clock, limits: BrokerSettings | SettingsReloader) -> OutputRetention:
+        return OutputRetention(self.outputs, self.ledger, clock, lambda: limits.output)
 
 
 def _open(settings: BrokerSettings, clock: Clock, stack: ExitStack) -> _OpenState:
     state = settings.state
     if settings.in_memory:
-        return _OpenState(MemoryStore(), Ledger())
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="taskyard-outputs-")))
+        outputs = stack.enter_context(closing(OutputFiles(folder)))
+        return _OpenState(MemoryStore(), Ledger(), outputs)
+    outputs = stack.enter_context(closing(OutputFiles(state / output_store.FOLDER)))
     store = stack.enter_context(closing(SqliteStore(state)))
     ledger = recovery.open_ledger(state, store)
     index = stack.enter_context(Archive(state))
     archive = EndedTasks(index, ledger, store.head.sequence)
     compactor = Compactor(state, store, archive, clock, settings.compact)
     stack.enter_context(closing(compactor))
-    return _OpenState(store, ledger, archive, compactor)
+    return _OpenState(store, ledger, outputs, archive, compactor)
 
 
 def _listen(listeners: Listeners, settings: BrokerSettings, keyring: Keyring | None) -> None:
@@ -248,21 +268,24 @@ class _Housekeeping:
         self,
         rejection_logs: tuple[CountLog, ...],
         compactor: Compactor | None,
-        note_lag: Callable[[int], None],
+        retention: OutputRetention,
+        broker: Broker,
     ) -> None:
         self._rejection_logs = rejection_logs
         self._compactor = compactor
-        self._note_lag = note_lag
+        self._retention = retention
+        self._broker = broker
 
     def run_step(self) -> int | None:
         """Run one step and return the time until the next, or None."""
         for log in self._rejection_logs:
             log.log_if_due()
-        if self._compactor is None:
-            return None
-        wait_ns = self._compactor.run_step()
-        self._note_lag(self._compactor.lag_percent)
-        return wait_ns
+        waits = [self._retention.run_step()]
+        self._broker.note_output_space(self._retention.problem())
+        if self._compactor is not None:
+            waits.append(self._compactor.run_step())
+            self._broker.note_lag(self._compactor.lag_percent)
+        return min((wait for wait in waits if wait is not None), default=None)
 
 
 def _run_until_stopped(

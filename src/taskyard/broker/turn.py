@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from taskyard.broker.backpressure import Backpressure
+from taskyard.broker.output_store import OutputMemory, OutputStore
+from taskyard.broker.output_writer import OutputWriter
 from taskyard.broker.record_stream import RecordStreams
 from taskyard.broker.requests import Requests
 from taskyard.broker.results import ResultLoader
 from taskyard.core.effects import Effect
-from taskyard.core.events import ClockSet, DiskSpaceChanged, Event, TimePassed
+from taskyard.core.events import ClockSet, DiskSpaceChanged, Event, OutputSpaceChanged, TimePassed
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.records import AnyRecord
 from taskyard.core.scheduler import Scheduler
@@ -76,13 +78,15 @@ class CatchUp:
 class Broker:
     """One scheduler, one journal, one transport."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all parts of a broker
         self,
         scheduler: Scheduler,
         transport: EventTransport,
         store: Store,
         clock: Clock,
         index: EndedTaskIndex | None = None,
+        *,
+        outputs: OutputStore | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.transport = transport
@@ -94,13 +98,17 @@ class Broker:
         self.on_commit: Callable[[int, Sequence[AnyRecord]], None] | None = None
         #: Returns whether a client reads its replies. Set by the owner of the sockets.
         self.is_reading: Callable[[bytes], bool] = lambda _client: True
-        self._results = ResultLoader(store, index, self._is_reading)
+        #: Long streams, and those of running attempts.
+        self.outputs = OutputMemory() if outputs is None else outputs
+        self._output_writer = OutputWriter(self.outputs)
+        self._results = ResultLoader(store, index, self._is_reading, self.outputs)
         self._record_streams = RecordStreams(store, scheduler.ledger, index, self._is_reading)
         self.requests = Requests(scheduler.ledger, self._is_reading)
         #: Delays replies to submissions while compaction lags behind.
         self.backpressure = Backpressure()
         #: Events for the next turn: undelivered effects and enqueued events.
         self._undelivered: Sequence[Event] = ()
+        self._output_problem = ""
         self._catch_up = CatchUp()
         self._disk_checked_ns: int | None = None
         self._bytes_since_check = 0
@@ -114,12 +122,15 @@ class Broker:
         """Run a turn on events that were received for it: decide, commit, reply."""
         effects = self._decide([*self._undelivered, *arrived], has_read=bool(arrived))
         records = self.scheduler.take_records()
+        self._output_writer.sync(effects)
         if records:
             body = encode(records)
             head = self.store.commit(body, len(records))
             if self.on_commit is not None:
                 self.on_commit(head.sequence, records)
             self._bytes_since_check += len(body)
+        has_room = self.scheduler.context.accepting
+        self._bytes_since_check += self._output_writer.write(effects, has_room=has_room)
         self._results.fill(effects)
         self._record_streams.fill(effects, records)
         passed = self.backpressure.throttle(effects, self.clock.monotonic_ns())
@@ -148,6 +159,12 @@ class Broker:
         event = self.backpressure.update(percent)
         if event is not None:
             self.enqueue(event)
+
+    def note_output_space(self, problem: str) -> None:
+        """Set why no tasks are accepted because of their output. Empty: they are."""
+        if problem != self._output_problem:
+            self._output_problem = problem
+            self.enqueue(OutputSpaceChanged(0, problem))
 
     def _decide(self, arrived: list[Event], *, has_read: bool) -> list[Effect]:
         now_ns = self.clock.monotonic_ns()

@@ -130,9 +130,14 @@ COMMANDS: dict[str, LazyCommand] = {
     ),
     "show": LazyCommand("taskyard.cli.task_details:show", "Show the details of a task."),
     "result": LazyCommand(
-        "taskyard.cli.inspect:result", "Print the result of a task, byte for byte."
+        "taskyard.cli.task_output:result", "Print the result of a task, byte for byte."
     ),
-    "log": LazyCommand("taskyard.cli.inspect:log", "Print the end of a task's output."),
+    "results": LazyCommand(
+        "taskyard.cli.task_output:results", "Print the results of all tasks of a campaign."
+    ),
+    "log": LazyCommand(
+        "taskyard.cli.task_output:log", "Print the output of a task, live while it runs."
+    ),
     "why": LazyCommand("taskyard.cli.inspect:why", "Explain the state of tasks or lanes."),
     "status": LazyCommand("taskyard.cli.inspect:status", "Count the tasks in each state."),
     "workers": LazyCommand("taskyard.cli.inspect:workers", "List the workers."),
@@ -168,6 +173,7 @@ COMMANDS: dict[str, LazyCommand] = {
         "taskyard.cli.config:config", "Show every setting with its value and origin."
     ),
     "keys": LazyCommand("taskyard.cli.keys:keys", "Create, list and revoke access keys."),
+    "clean": LazyCommand("taskyard.cli.clean:clean", "Remove output files of settled tasks."),
     "journal": LazyCommand(
         "taskyard.cli.journal:journal", "Check, export or compact a state directory."
     ),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import StateLocked
+from taskyard.errors import StateLocked, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from taskyard.client.discovery import BrokerLocation
     from taskyard.core.events import Scope
     from taskyard.core.model import Result
+    from taskyard.wire.native.streams import OutputPage
 
 #: The timeout of the first reply. With the start of the process it makes about 5 s.
 FIRST_ANSWER_SECONDS: Final = 4.5
@@ -35,6 +36,8 @@ class ReadOnlyClient(Protocol):
     def status(self) -> dict[str, Any]: ...
 
     def workers(self) -> list[dict[str, Any]]: ...
+
+    def existing(self, names: Sequence[str]) -> dict[str, dict[str, Any]]: ...
 
     def resolve(self, names: Sequence[str]) -> list[str]: ...
 
@@ -52,7 +55,19 @@ class ReadOnlyClient(Protocol):
 
     def result_with_size(self, name: str) -> Result: ...
 
+    def kept_result(self, name: str) -> Result: ...
+
     def output_with_size(self, name: str) -> Result: ...
+
+    def output_page(
+        self,
+        name: str,
+        offset: int = 0,
+        *,
+        stderr: bool = False,
+        attempt: int | None = None,
+        count: int | None = None,
+    ) -> OutputPage: ...
 
 
 def connect_client(cli_context: CliContext) -> Client:
@@ -66,7 +81,7 @@ def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) 
     from taskyard.client.client import Client  # noqa: PLC0415  # slow to import
 
     limit_ns = cli_context.broker_timeout
-    return Client(
+    client = Client(
         endpoint,
         key=key,
         timeout=None if limit_ns is None else limit_ns / SECOND_NS,
@@ -74,6 +89,9 @@ def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) 
         report=cli_context.warn,
         env=cli_context.variables,
     )
+    # Commands read long results part by part, so that memory stays bounded.
+    client._session.skip_long_results()  # noqa: SLF001  # not for users of the client
+    return client
 
 
 def broker_location(cli_context: CliContext) -> BrokerLocation:
@@ -81,6 +99,14 @@ def broker_location(cli_context: CliContext) -> BrokerLocation:
     from taskyard.client import discovery  # noqa: PLC0415
 
     return discovery.locate(cli_context.broker, cli_context.state, settings=cli_context.settings())
+
+
+def local_state(cli_context: CliContext) -> Path:
+    """Return the state directory on this machine. Raises `UserError` if only a broker is given."""
+    broker, state = broker_location(cli_context)
+    if broker is not None:
+        raise UserError(f"broker {broker}: its files are not here (give its state with --state)")
+    return state
 
 
 @contextmanager
@@ -108,3 +134,20 @@ def _offline_client(cli_context: CliContext) -> Client | None:
         return None
     cli_context.info(f"no broker is running on {state}: showing its last state")
     return offline
+
+
+def stream_parts(
+    broker: ReadOnlyClient, name: str, attempt: int | None = None, *, stderr: bool = False
+) -> Iterator[bytes]:
+    """Yield a stream part by part. Raises `OutputTruncated` at its end if bytes are missing."""
+    from taskyard.client.results import check_complete, is_last  # noqa: PLC0415  # not for `--help`
+
+    offset = 0
+    while True:
+        page = broker.output_page(name, offset, stderr=stderr, attempt=attempt)
+        offset += len(page.data)
+        yield page.data
+        if is_last(page, offset):
+            check_complete(name, page, offset)
+            return
+        attempt = page.attempt

@@ -96,15 +96,41 @@ class ResultDocument(JsonDocument, tag="result"):
     result_base64: bytes | UnsetType = UNSET
 
 
-class LogDocument(JsonDocument, tag="log"):
-    """`log`."""
+class ResultsDocument(JsonDocument, tag="results"):
+    """A line of `results`: a result, or the reason that there is none."""
 
     name: str
     campaign: str
-    output: str | None
-    #: Whether only the end is kept.
-    truncated: bool
-    output_base64: bytes | UnsetType = UNSET
+    state: str
+    result: str | UnsetType | None = UNSET
+    result_base64: bytes | UnsetType = UNSET
+    #: Whether only a part of the result is kept.
+    truncated: bool | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+
+
+class LogDocument(JsonDocument, tag="log"):
+    """`log`. Bytes that are not UTF-8 are in `stdout_base64`, and `stdout` is null."""
+
+    name: str
+    campaign: str
+    attempt: int
+    #: With --stderr it is left out, and `stderr` with --stdout.
+    stdout: str | UnsetType | None = UNSET
+    stdout_base64: bytes | UnsetType = UNSET
+    stderr: str | UnsetType | None = UNSET
+    stderr_base64: bytes | UnsetType = UNSET
+
+
+class CleanDocument(JsonDocument, tag="clean"):
+    """`clean`."""
+
+    files: int
+    tasks: int
+    bytes: int
+    #: Tasks that may still run, whose output stays.
+    active_tasks: int
+    dry_run: bool
 
 
 class SlowTask(Document):

@@ -1,4 +1,4 @@
-"""Commands that only read: `result`, `log`, `why`, `workers`, `status`.
+"""Commands that only read: `why`, `workers`, `status`.
 
 The broker builds the views. This module formats them.
 """
@@ -6,7 +6,6 @@ The broker builds the views. This module formats them.
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -21,8 +20,6 @@ from taskyard.cli.connection import connect_read_only
 from taskyard.cli.control import format_pauses
 from taskyard.cli.documents import (
     CampaignStatusDocument,
-    LogDocument,
-    ResultDocument,
     WhyDocument,
     WorkersDocument,
 )
@@ -34,18 +31,13 @@ from taskyard.cli.format import (
     format_free_resources,
     format_slots,
     full_name,
-    task_name_fields,
 )
-from taskyard.cli.options import CliContext, broker_options, raw_option
+from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import (
     example,
     print_document,
     print_table,
     print_view,
-    result_fields,
-    text_or_base64,
-    warn_if_truncated,
-    write_result,
 )
 from taskyard.cli.progress import format_counts
 from taskyard.cli.scopes import campaign_option, with_service_of_lane
@@ -60,69 +52,6 @@ if TYPE_CHECKING:
 
 #: The most campaigns and services in the text of `status`. --json has more.
 _STATUS_ROWS_MAX: Final = 20
-
-#: The output of tasks in other states may be in the history.
-_ACTIVE_STATES: Final = ("blocked", "delayed", "ready", "leased")
-
-#: The path of stdout.
-_STDOUT: Final = "-"
-
-
-@click.command(epilog=example("result fetch-a --output a.bin"))
-@click.argument("name", shell_complete=complete_name)
-@click.option("--output", metavar="FILE", help="Write to this file instead of stdout.")
-@raw_option
-@broker_options
-@click.pass_obj
-def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
-    """Print the result of a task, byte for byte.
-
-    The result of a command is its stdout, that of a function its return value as JSON. On a
-    terminal, control characters are escaped (see --raw) and a missing last newline is added. Exit 1
-    if there is no result because the task failed, was cancelled or is not done. Only the last 1 MiB
-    of a result is kept. If it was longer, the command prints the rest, warns and exits 1.
-    """
-    with connect_read_only(cli_context) as broker:
-        (name,) = broker.resolve([name])
-        value = broker.result_with_size(name)
-        names = task_name_fields(broker.show(name)) if cli_context.as_json else {}
-    if output not in (None, _STDOUT):
-        Path(str(output)).write_bytes(value.text)
-    if cli_context.as_json:
-        print_document(ResultDocument(**names, **result_fields(value)))
-    elif output in (None, _STDOUT):
-        write_result(value.text)
-    return warn_if_truncated(name, value)
-
-
-@click.command(epilog=example("log fetch-a"))
-@click.argument("name", shell_complete=complete_name)
-@raw_option
-@broker_options
-@click.pass_obj
-def log(cli_context: CliContext, name: str) -> None:
-    """Print the end of a task's output.
-
-    Prints stdout and stderr of the latest attempt, byte for byte. On a terminal, control characters
-    are escaped (see --raw).
-    """
-    with connect_read_only(cli_context) as broker:
-        (name,) = broker.resolve([name])
-        printed = broker.output_with_size(name)
-        view = broker.show(name)
-        if not printed.text and view["state"] == "done" and view["service"] != "call":
-            printed = broker.result_with_size(name)  # the output is the result
-    is_cut = bool(printed.bytes_total)
-    if cli_context.as_json:
-        stats = text_or_base64("output", printed.text)
-        print_document(LogDocument(**task_name_fields(view), **stats, truncated=is_cut))
-        return
-    write_result(printed.text)
-    if is_cut and not cli_context.quiet:
-        warn_if_truncated(name, printed)
-    elif not printed.text and not cli_context.quiet:
-        ended = "" if view["state"] in _ACTIVE_STATES else ", or its output is in the history"
-        click.echo(f"task {escape_line(name)} ({view['state']}): no output{ended}", err=True)
 
 
 @click.command(

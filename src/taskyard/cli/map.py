@@ -8,8 +8,9 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,8 +18,10 @@ import click
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.line_names import LineNames
 from taskyard.campaign.task_spec import service_of
+from taskyard.cli.connection import stream_parts
 from taskyard.cli.documents import MapSubmitDocument
 from taskyard.cli.format import escape_line, format_count
+from taskyard.cli.live_lines import LiveLines
 from taskyard.cli.local_service import (
     call_problem,
     check_workers,
@@ -34,6 +37,7 @@ from taskyard.cli.output import (
     example,
     print_document,
 )
+from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly, run_policy_options
 from taskyard.cli.task_options import (
@@ -54,6 +58,7 @@ from taskyard.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future as AnyFuture
+    from contextlib import AbstractContextManager
 
     from taskyard.cli.input_rows import InputRow
     from taskyard.cli.local_service import LocalService
@@ -74,7 +79,17 @@ _OPTION_GROUPS: Final = {
     ),
     "Workers": ("workers", "worker_slots", "allow"),
     "End": ("max_failures", "timeout", "finish_running", "notify", "bell"),
-    "Output": ("dry_run", "wait", "keep_order", "raw", "json", "quiet"),
+    "Output": (
+        "dry_run",
+        "wait",
+        "tag",
+        "line_buffer",
+        "output",
+        "keep_order",
+        "raw",
+        "json",
+        "quiet",
+    ),
 }
 
 
@@ -104,6 +119,9 @@ _OPTION_GROUPS: Final = {
     default=True,
     help="Print results in the order of the input or as tasks settle.",
 )
+@click.option("--tag", is_flag=True, help="Begin every line of a result with its input and a tab.")
+@click.option("--line-buffer", is_flag=True, help="Print lines of running tasks as they arrive.")
+@output_option
 @service_options("-j", "--jobs")
 @run_policy_options
 @task_options
@@ -137,8 +155,8 @@ def map_rows(
     combinations, :::+ and ::::+ link a list to the one before. Without a template the values are
     appended.
 
-    Results go to stdout and failures to stderr. Exit 1 if a task failed or a result was longer than
-    1 MiB, 5 if tasks were cancelled and none failed. With --campaign, a line is recognised by its
+    Results go to stdout, failures and stderr of the commands to stderr. Exit 1 if a task failed, 5
+    if tasks were cancelled and none failed. With --campaign, a line is recognised by its
     text: add, remove or reorder lines, run it again, and only new lines run.
     """  # noqa: D301  # click's mark for lines that it keeps
     source = map_input(argv, values, lambda line: cli_context.warn(f"warning: {line}"))
@@ -174,13 +192,19 @@ def _run(  # noqa: PLR0913  # the last ones are named
     ):
         is_named = _announce_campaign(cli_context, service, campaign, values)
         send = _submitter(service.client, campaign, values, watch=wait)
-        futures = (send(row, work.encode(row)) for row in source.rows())
+        rows = ((row, send(row, work.encode(row))) for row in source.rows())
         tasks_max = min(source.tasks_max or FUTURES_MAX, FUTURES_MAX)
         if not wait:
+            futures = (future for _, future in rows)
             return _submit(cli_context, service.client, campaign, futures, tasks_max)
-        answer = MapOutput(cli_context, campaign, ends_lines=not values["pipe"])
-        with _stopped_early(service, campaign, policy, is_named=is_named):
-            _submit_and_print(answer, futures, tasks_max, policy, in_order=keep_order)
+        answer = _make_output(cli_context, service.client, campaign, values)
+        directory = _make_directory(cli_context, service.client, values)
+        with _stopped_early(service, campaign, policy, is_named=is_named), directory as copies:
+            answer.copy_to = None if copies is None else copies.write
+            window = FutureWindow(
+                answer.write, answer.flush, in_order=keep_order, futures_max=tasks_max
+            )
+            _submit_and_print(answer, window, rows, policy, tag=values["tag"])
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
 
@@ -273,24 +297,47 @@ _NUMBER_USED: Final = (
 )
 
 
+def _make_output(
+    cli_context: CliContext, client: Client, campaign: str, values: dict[str, Any]
+) -> MapOutput:
+    """Return the output of a map, live with --line-buffer."""
+    parts = partial(stream_parts, client)
+    output = MapOutput(cli_context, campaign, parts, ends_lines=not values["pipe"])
+    if values["line_buffer"]:
+        if cli_context.as_json:
+            raise UserError("--line-buffer: can't be used with --json")
+        output.live = LiveLines(client, campaign, output.write_live)
+    return output
+
+
+def _make_directory(
+    cli_context: CliContext, client: Client, values: dict[str, Any]
+) -> AbstractContextManager[OutputDirectory | None]:
+    """Return the directory of --output, or nothing."""
+    if not values["output"]:
+        return nullcontext()
+    return OutputDirectory(cli_context, client, Path(values["output"]))
+
+
 def _submit_and_print(
     answer: MapOutput,
-    futures: Iterable[Future],
-    tasks_max: int,
+    window: FutureWindow,
+    rows: Iterable[tuple[InputRow, Future]],
     policy: RunPolicy,
     *,
-    in_order: bool,
+    tag: bool,
 ) -> None:
     """Submit tasks and print their results. Raises `StoppedEarly`."""
     with (
         answer,
-        FutureWindow(
-            answer.write, answer.flush, in_order=in_order, futures_max=tasks_max
-        ) as window,
+        answer.live or nullcontext(),
+        window,
         EarlyStop(policy) as early_stop,
     ):
         failures = FailureCounter(early_stop)
-        for future in futures:
+        for row, future in rows:
+            if tag:
+                answer.tag(future, row)
             if policy.max_failures is not None:
                 future.add_done_callback(failures.count)
             window.add(future)

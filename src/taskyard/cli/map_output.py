@@ -10,6 +10,7 @@ import concurrent.futures
 import sys
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -17,9 +18,10 @@ import click
 
 from taskyard.cli.documents import DOCUMENT_VERSION, MapTask
 from taskyard.cli.format import escape_line
-from taskyard.cli.output import encode_json, text_or_base64, write_bytes
+from taskyard.cli.output import encode_json, text_or_base64, write_bytes, write_lines
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.run_policy import RunSummary, StoppedEarly
+from taskyard.core.model import Result
 from taskyard.errors import (
     ExitCode,
     OutputTruncated,
@@ -29,9 +31,11 @@ from taskyard.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future as AnyFuture
 
+    from taskyard.cli.input_rows import InputRow
+    from taskyard.cli.live_lines import LiveLines
     from taskyard.cli.options import CliContext
     from taskyard.cli.run_policy import EarlyStop
     from taskyard.client.futures import Future
@@ -53,9 +57,24 @@ _LAST_LINE_SECONDS: Final = 2
 class MapOutput:
     """Writes results to stdout and failures to stderr, and counts them."""
 
-    def __init__(self, cli_context: CliContext, campaign: str, *, ends_lines: bool = True) -> None:
+    def __init__(
+        self,
+        cli_context: CliContext,
+        campaign: str,
+        parts: Callable[..., Iterable[bytes]],
+        *,
+        ends_lines: bool = True,
+    ) -> None:
+        """Prepare the output. `parts` returns the parts of a stream of a task."""
         self._cli_context = cli_context
         self._campaign = campaign
+        self._parts = parts
+        #: Called with the name of each task that has run.
+        self.copy_to: Callable[[str], None] | None = None
+        #: Prints lines of running tasks, with --line-buffer.
+        self.live: LiveLines | None = None
+        #: The inputs of unsettled tasks, by full name, with --tag.
+        self._tags: dict[str, bytes] = {}
         #: Whether a result that does not end with a newline gets one.
         self._ends_lines = ends_lines
         self._counts: Counter[str] = Counter()
@@ -112,6 +131,10 @@ class MapOutput:
 
     # Called by the main thread.
 
+    def tag(self, future: Future, row: InputRow) -> None:
+        """Begin the lines of a task's result with its input."""
+        self._tags[future.full_name] = row.text.encode(errors="surrogateescape")
+
     def submitted(self, added: int, *, is_all: bool = False) -> None:
         """Set the number of submitted tasks."""
         self._added = added
@@ -122,18 +145,68 @@ class MapOutput:
 
     def write(self, future: Future) -> None:
         """Write the result or the failure of a task."""
-        state, value, reason = _outcome(future)
+        state, value, reason = self._outcome(future)
         is_truncated = state == "done" and bool(reason)
         self._counts[state] += 1
         self._truncated += is_truncated
         if self._cli_context.as_json:
             self._write_json(future, state, value, reason)
         elif state == "done":
-            is_ended = not self._ends_lines or not value or value.endswith(b"\n")
-            write_bytes(value if is_ended else value + b"\n")
+            self._write_result(future.full_name, value)
+        if state == "done" and future.has_stderr and not self._cli_context.quiet:
+            self._write_stderr(future.full_name)
         if reason and not (self._cli_context.as_json and not is_truncated):
             self._report(reason)
         self._bar.count(self._counts, self._total, behind_failure=self._counts["blocked"])
+        if self.copy_to is not None and state in ("done", "failed"):
+            self.copy_to(future.full_name)
+
+    def _outcome(self, future: Future) -> tuple[str, Iterable[bytes], str]:
+        """Return the state, the parts of the result, and the reason of a settled task.
+
+        The reason of a done task is that its result is truncated. Errors that are not about the
+        task are raised.
+        """
+        if future.cancelled():
+            return "cancelled", (), f"task {future.full_name} was cancelled"
+        error = future.exception()
+        if error is None:
+            value = future.result() or b""
+            is_long = isinstance(value, Result)
+            return "done", self._parts(future.full_name) if is_long else (value,), ""
+        if isinstance(error, OutputTruncated):
+            return "done", (bytes(error.output),), str(error)  # type: ignore[arg-type]  # bytes
+        if isinstance(error, TaskBlocked):
+            return "blocked", (), str(error)
+        if isinstance(error, TaskFailed):
+            return "failed", (), str(error)
+        raise error
+
+    def _write_result(self, name: str, parts: Iterable[bytes]) -> None:
+        """Write the result of a task, or the rest of it if lines were printed before."""
+        with self.live.lock if self.live is not None else nullcontext():
+            skipped = 0 if self.live is None else self.live.printed(name)
+            rest = _after(parts, skipped)
+            if self._ends_lines:
+                write_lines(rest, self._tags.pop(name, None))
+            else:
+                for part in rest:
+                    write_bytes(part)
+
+    def write_live(self, name: str, lines: bytes) -> None:
+        """Write whole lines of a running task. Called by the thread of `LiveLines`."""
+        write_lines([lines], self._tags.get(name))
+        self.flush()
+
+    def _write_stderr(self, name: str) -> None:
+        """Write stderr of a task that is done to stderr."""
+        rest = b""
+        for part in self._parts(name, stderr=True):
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                self._bar.print_above(escape_line(line.decode(errors="replace")))
+        if rest:
+            self._bar.print_above(escape_line(rest.decode(errors="replace")))
 
     def _report(self, reason: str) -> None:
         """Write the first failures and truncations to stderr."""
@@ -141,10 +214,11 @@ class MapOutput:
             self.flush()
             self._bar.print_above(f"taskyard: {escape_line(reason)}")
 
-    def _write_json(self, future: Future, state: str, value: bytes, reason: str) -> None:
+    def _write_json(self, future: Future, state: str, value: Iterable[bytes], reason: str) -> None:
         fields: dict[str, Any] = {"reason": reason}
         if state == "done":
-            fields = text_or_base64("result", value) | {"truncated": bool(reason)}
+            whole = b"".join(value)
+            fields = text_or_base64("result", whole) | {"truncated": bool(reason)}
         task = MapTask(name=future.name, campaign=future.campaign, state=state, **fields)
         comma = b"," if self._counts.total() > 1 else b""
         click.echo(comma + b"\n" + encode_json(task), nl=False)
@@ -166,24 +240,11 @@ class MapOutput:
         return ExitCode.CANCELLED if self._counts["cancelled"] else ExitCode.OK
 
 
-def _outcome(future: Future) -> tuple[str, bytes, str]:
-    """Return the state, the result and the reason of a settled task.
-
-    The reason of a done task is that its result is truncated. Errors that are not about the task
-    are raised.
-    """
-    if future.cancelled():
-        return "cancelled", b"", f"task {future.full_name} was cancelled"
-    error = future.exception()
-    if error is None:
-        return "done", future.result() or b"", ""
-    if isinstance(error, OutputTruncated):
-        return "done", bytes(error.output), str(error)  # type: ignore[arg-type]  # a plain payload
-    if isinstance(error, TaskBlocked):
-        return "blocked", b"", str(error)
-    if isinstance(error, TaskFailed):
-        return "failed", b"", str(error)
-    raise error
+def _after(parts: Iterable[bytes], skipped: int) -> Iterator[bytes]:
+    """Yield parts without their first bytes."""
+    for part in parts:
+        yield part[skipped:]
+        skipped = max(0, skipped - len(part))
 
 
 class FailureCounter:

@@ -7,10 +7,11 @@ something raise `NoBroker`.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 from typing import TYPE_CHECKING, NoReturn
 
+from taskyard.broker.output_store import FOLDER, OutputFiles
 from taskyard.broker.results import ResultLoader
 from taskyard.client.client import Client
 from taskyard.core.events import ClockSet
@@ -61,7 +62,8 @@ class OfflineClient(Client):
             self._open.close()
             raise
         self._index = index if index.covered() is not None else None
-        self._answers = ResultLoader(store, self._index)
+        outputs = self._open.enter_context(closing(OutputFiles(state / FOLDER)))
+        self._answers = ResultLoader(store, self._index, outputs=outputs)
         self._scheduler = Scheduler(ledger)
         self._dialect = NativeServer(1, lambda: 0)
         self._clock = SystemClock()

@@ -43,6 +43,25 @@ class Duration(click.ParamType[int]):
 DURATION = Duration()
 
 
+class Size(click.ParamType[int]):
+    """A size in bytes: `500M`, `10G` or a plain number."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        from taskyard.settings.values import InvalidValue, read_size  # noqa: PLC0415  # not for `--help`
+
+        try:
+            return read_size(value)
+        except InvalidValue as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = Size()
+
+
 class CliContext:
     """The global options of a call, its settings and its messages to the user."""
 

@@ -19,7 +19,7 @@ from taskyard.cli.terminal import escape_control_json, raw_stream
 from taskyard.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from msgspec import Struct
 
@@ -74,6 +74,30 @@ def write_result(value: bytes) -> None:
     """Write a result to stdout. On a terminal, end its last line."""
     ends_line = not value or value.endswith(b"\n")
     write_bytes(value if ends_line or not sys.stdout.isatty() else value + b"\n")
+
+
+def write_lines(parts: Iterable[bytes], tag: bytes | None = None) -> None:
+    """Write a result that consists of parts to stdout, and end its last line.
+
+    With a tag, every line begins with it and a tab.
+    """
+    if tag is not None:
+        parts = _tagged(parts, tag)
+    last = b""
+    for part in parts:
+        write_bytes(part)
+        last = part or last
+    if last and not last.endswith(b"\n"):
+        write_bytes(b"\n")
+
+
+def _tagged(parts: Iterable[bytes], tag: bytes) -> Iterator[bytes]:
+    rest = b""
+    for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        yield b"".join(b"%s\t%s\n" % (tag, line) for line in lines)
+    if rest:
+        yield b"%s\t%s" % (tag, rest)
 
 
 def result_fields(result: Result) -> dict[str, Any]:

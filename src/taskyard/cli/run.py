@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -28,6 +29,7 @@ from taskyard.cli.local_service import (
 )
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
+from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.run_policy import (
     EarlyStop,
@@ -94,6 +96,7 @@ class RunOptions(Struct, frozen=True):
 @click.option(
     "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
 )
+@output_option
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
 @run_policy_options
 @environment_options
@@ -110,14 +113,14 @@ def run(  # noqa: PLR0913  # one per option
     form: Format | None,
     replay: bool,
     speedup: float,
+    output: str | None,
     **values: Any,  # noqa: ANN401  # options of workers and of a `RunPolicy`
 ) -> ExitCode:
     """Run a campaign file from start to finish.
 
     Loads FILE and waits until all tasks have settled. Uses the broker that runs on the state
     directory. If there is none, the command starts one with workers and stops them at the end. Exit
-    0 if all tasks are done, 1 if one failed. Only the last 1 MiB of a task's stdout is kept. If one
-    was longer, the command warns and exits 1.
+    0 if all tasks are done, 1 if one failed.
 
     Run it again with the same --state to resume, after Ctrl-C or a crash. Done tasks are kept,
     unless an input has changed or an output is gone. Failed tasks are retried. FILE has a shell
@@ -141,6 +144,7 @@ def run(  # noqa: PLR0913  # one per option
         report = partial(report_rejected, file, skip_bad=skip_bad)
         submit = partial(submit_campaign, service.client, loaded, name, on_rejected=report)
         stopped = _run(cli_context, run_options, service, submit, policy)
+        _write_output(cli_context, service.client, output, loaded, name)
         seconds = time.monotonic() - began
         code = _report(run_options, service.client, seconds, stopped)
         counts = _counts(service.client, name)
@@ -206,6 +210,24 @@ def _start(
     service.report_others(run_options.campaign)
     service.start_workers()
     return submitted.existing[TaskState.FAILED] - retried
+
+
+def _write_output(
+    cli_context: CliContext,
+    client: Client,
+    output: str | None,
+    loaded: LoadedCampaign,
+    campaign: str,
+) -> None:
+    """Write the output of all tasks of the file to a directory, if one is given."""
+    if output is None:
+        return
+    names = [spelling(campaign, spec.name) for spec in loaded.specs]
+    known = client.existing(names)
+    with OutputDirectory(cli_context, client, Path(output)) as directory:
+        for name in names:
+            if name in known and known[name]["attempt"]:
+                directory.write(name)
 
 
 #: States from which a task may still run.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,7 @@ from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.submitter import BatchSubmitter
 from taskyard.campaign.task_spec import check_task
 from taskyard.cli.completion import complete_campaign
-from taskyard.cli.connection import connect_client
+from taskyard.cli.connection import connect_client, stream_parts
 from taskyard.cli.documents import SubmitDocument, SubmitWaitDocument
 from taskyard.cli.options import CliContext, broker_options, raw_option
 from taskyard.cli.output import (
@@ -20,8 +21,10 @@ from taskyard.cli.output import (
     print_document,
     result_fields,
     warn_if_truncated,
+    write_bytes,
     write_result,
 )
+from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.task_options import (
     TaskKey,
     check_one_work,
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     shell_complete=complete_campaign,
     help="Run after all tasks of this campaign that have not ended yet. Repeatable.",
 )
+@output_option
 @task_options
 @click.option(
     "--name", type=TaskKey("name", "NAME"), help="Name of the task. Generated if omitted."
@@ -72,6 +76,7 @@ def submit(
     name: str | None,
     *,
     wait: bool,
+    output: str | None,
     **values: Any,  # noqa: ANN401  # task options
 ) -> int:
     """Submit a task and print its name.
@@ -81,10 +86,11 @@ def submit(
     command again under the same name has no effect.
 
     With --wait, prints the task's stdout or return value. Exit 0 if the task is done, 1 if it
-    failed or is behind a failure, 5 if it was cancelled. Only the last 1 MiB is kept. If there was
-    more, the command warns and exits 1.
+    failed or is behind a failure, 5 if it was cancelled.
     """
     campaign = values["campaign"] or ""
+    if output is not None and not wait:
+        raise UserError("--output: needs --wait")
     if name == "--":
         raise UserError("--name: missing value before --")
     raw = {"name": name or f"{campaign or 'task'}-{secrets.token_hex(8)}", **task_keys(values)}
@@ -102,6 +108,9 @@ def submit(
             click.echo(f"task {name} exists already: nothing submitted", err=True)
         if wait:
             code = _wait(cli_context, client, spec.name, campaign)
+            if output is not None:
+                with OutputDirectory(cli_context, client, Path(output)) as directory:
+                    directory.write(name)
             if not is_warned:
                 warn_unused_stdin(cli_context, values)  # a slow producer may have written meanwhile
             return code
@@ -126,7 +135,13 @@ def _wait(cli_context: CliContext, client: Client, own_name: str, campaign: str)
     name = spelling(campaign, own_name)
     cli_context.interrupt_message = f"interrupted; task {name} continues: `taskyard wait {name}`"
     state = client.wait_names([name])[name]
-    result = client.result_with_size(name) if state is TaskState.DONE else None
+    result = client.kept_result(name) if state is TaskState.DONE else None
+    if result is not None and result.in_file and not cli_context.as_json:
+        for part in stream_parts(client, name):
+            write_bytes(part)
+        return ExitCode.OK
+    if result is not None and result.in_file:
+        result = client.result_with_size(name)
     if cli_context.as_json:
         fields: dict[str, Any] = {"reason": client.why(name)}
         if result is not None:

@@ -26,9 +26,12 @@ from taskyard.cli.format import (
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import WIDE_COLUMNS, example, moment_cell, print_document, print_table
 from taskyard.cli.task_list import exit_cell
+from taskyard.errors import OutputRemoved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from taskyard.cli.connection import ReadOnlyClient
 
 #: The columns of the table of attempts.
 _COLUMNS: Final = (
@@ -54,16 +57,30 @@ def show(cli_context: CliContext, name: str) -> None:
         (name,) = broker.resolve([name])
         view = broker.show(name)
         why = broker.explain(name)["sentence"]
-    if cli_context.as_json:
-        print_document(ShowDocument(task=view, why=why))
-        return
+        if cli_context.as_json:
+            print_document(ShowDocument(task=view, why=why))
+            return
+        output = _output_sizes(broker, name, view)
     now = time.time()
-    for label, value in (*_lines(view, now), ("why", why)):
+    for label, value in (*_lines(view, now), ("output", output), ("why", why)):
         if value:
             click.echo(f"{label:<{_LABEL_WIDTH}} {escape_line(value)}")
     if view["attempts"]:
         click.echo()
         _print_attempts(view["attempts"], now)
+
+
+def _output_sizes(broker: ReadOnlyClient, name: str, view: dict[str, Any]) -> str:
+    """Describe the output of a command's latest attempt. Empty: there is none."""
+    if view["service"] in ("call", "pickle") or not view["attempt"]:
+        return ""
+    try:
+        pages = [broker.output_page(name, stderr=stderr, count=1) for stderr in (False, True)]
+    except OutputRemoved as removed:
+        return str(removed).rpartition(": ")[2]
+    sizes = [page.bytes_total for page in pages]
+    streams = zip(sizes, ("stdout", "stderr"), strict=True)
+    return ", ".join(f"{stream} {format_size(size)}" for size, stream in streams if size)
 
 
 def _print_attempts(attempts: list[dict[str, Any]], now: float) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from taskyard.client import campaigns, commands, discovery, record_stream, requests
+from taskyard.client import output as output_requests
 from taskyard.client.async_futures import AsyncFuture, LoopBridge
 from taskyard.client.campaigns import AsyncBundle, AsyncCampaign
 from taskyard.client.client import CLOSE_ON_ERROR_SECONDS, TIMEOUT_SECONDS
@@ -170,8 +171,11 @@ class AsyncClient:
     result = awaited(requests.result)
     result_bytes = awaited(requests.result_bytes)
     result_with_size = awaited(requests.result_with_size)
+    kept_result = awaited(requests.kept_result)
     results = awaited(requests.results)
     output = awaited(requests.output)
+    stream = awaited(output_requests.stream)
+    output_page = awaited(output_requests.output_page)
     output_with_size = awaited(requests.output_with_size)
     wait_campaign = awaited(requests.wait_campaign)
     wait_names = awaited(requests.wait_names)

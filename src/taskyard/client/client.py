@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskyard.client import campaigns, commands, discovery, record_stream, requests
+from taskyard.client import output as output_requests
 from taskyard.client.campaigns import Bundle, Campaign
 from taskyard.client.environment import submitter_environment
 from taskyard.client.exchanges import BlockingRunner, blocking, request_and_wait
@@ -135,8 +136,11 @@ class Client(BlockingRunner):
     result = blocking(requests.result)
     result_bytes = blocking(requests.result_bytes)
     result_with_size = blocking(requests.result_with_size)
+    kept_result = blocking(requests.kept_result)
     results = blocking(requests.results)
     output = blocking(requests.output)
+    stream = blocking(output_requests.stream)
+    output_page = blocking(output_requests.output_page)
     output_with_size = blocking(requests.output_with_size)
     wait_campaign = blocking(requests.wait_campaign)
     wait_names = blocking(requests.wait_names)

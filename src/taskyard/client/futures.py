@@ -52,6 +52,8 @@ class FutureBase:
     _name: bytes
     _service: bytes
     _campaign: bytes
+    #: The settled task has output besides its result.
+    has_stderr = False
 
     @property
     def name(self) -> str:
@@ -134,6 +136,7 @@ class Future(FutureBase, concurrent.futures.Future[Any]):
         """Set the outcome of the settled task. Called by the session."""
         if self.done():
             return
+        self.has_stderr = result.has_stderr
         value, error = result_or_error(self.full_name, self._service, state, result)
         if error is None:
             self.set_result(value)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from taskyard.campaign.batches import encode_text
+from taskyard.client import output as output_requests
 from taskyard.client.exchanges import Deadline, Query, checked_reply
 from taskyard.client.results import check_not_truncated, decode_whole_result
 from taskyard.core.events import Scope
@@ -272,6 +273,14 @@ def result_with_size(name: str) -> Exchange[Result]:
 
     Raises `TaskFailed` if there is none.
     """
+    return (yield from output_requests.whole_result(name, (yield from kept_result(name))))
+
+
+def kept_result(name: str) -> Exchange[Result]:
+    """Return a task's result, or head and tail of a long one that is in a file of the broker.
+
+    `output_page` returns the whole, part by part. Raises `TaskFailed` if there is none.
+    """
     reply = yield from checked_reply(Query(partial(peer.results, names=[encode_text(name)])))
     if not reply.names:
         raise (yield from _unknown_task_error(name))
@@ -297,7 +306,8 @@ def results(names: Sequence[str]) -> Exchange[dict[str, TaskResult]]:
             encoded = [encode_text(name) for name in left]
             reply = yield from checked_reply(Query(partial(peer.results, names=encoded)))
             for name, state, kept in zip(reply.names, reply.states, reply.results, strict=True):
-                found[shown(name)] = TaskResult(state, *kept)
+                whole = yield from output_requests.whole_result(shown(name), kept)
+                found[shown(name)] = TaskResult(state, whole.text, whole.bytes_total)
             # Results that did not fit one message are requested again.
             left = [name for name in left if name not in found] if reply.count else []
     return found

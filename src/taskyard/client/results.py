@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.core.model import Result
+    from taskyard.wire.native.streams import OutputPage
 
 logger = logging.getLogger("taskyard.client")
 
@@ -51,11 +52,16 @@ def settle_future(settle: Callable[..., None], *outcome: object) -> None:
 def result_or_error(
     name: str, service: bytes, state: TaskState, result: Result
 ) -> tuple[Any, Exception | None]:
-    """Return the value of a settled task, or the exception that its future raises."""
+    """Return the value of a settled task, or the exception that its future raises.
+
+    The value of a long result that was not fetched is a `Result` with its head and tail.
+    """
     if state is TaskState.CANCELLED:
         return None, CancelledError(f"task {name} was cancelled")
     if state is not TaskState.DONE:
         return None, _failure(name, state, result.text)
+    if result.in_file:  # this client reads long results part by part
+        return result, None
     try:
         return decode_whole_result(name, service, result), None
     except Exception as error:  # noqa: BLE001  # raised to the caller of `result`
@@ -96,3 +102,15 @@ def _failure(name: str, state: TaskState, text: bytes) -> TaskFailed:
         reason = shown(text) or "no reason given"
         return TaskFailed(f"task {name} failed: {reason}", reason)
     return TaskBlocked(f"task {name}: blocked behind a failed task (see `taskyard why {name}`)")
+
+
+def is_last(page: OutputPage, offset: int) -> bool:
+    """Return whether nothing follows a page that ends at `offset`, for now."""
+    return not page.data or (offset >= page.bytes_total and not page.live)
+
+
+def check_complete(name: str, page: OutputPage, offset: int) -> None:
+    """Raise `OutputTruncated` if a stream ends at `offset`, but should be longer."""
+    if offset < page.bytes_total and not page.live:
+        text = f"task {name}: only {offset:,} of {page.bytes_total:,} bytes of its output are kept"
+        raise OutputTruncated(text, b"", page.bytes_total)

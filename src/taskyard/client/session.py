@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from taskyard.client import discovery
+from taskyard.client.fetches import Fetches
 from taskyard.client.open_requests import Outage, PendingRequest, PendingRequests
 from taskyard.client.outbox import Outbox, message_bytes
 from taskyard.client.results import SettableFuture, settle_future
@@ -79,7 +80,8 @@ class Session:
         self._clock = clock or SystemClock()
         #: Held to hand something over, and to end: nothing is accepted after the end.
         self._lock = threading.Lock()
-        self._watches = Watches()
+        self._fetches = Fetches()
+        self._watches = Watches(self._fetches)
         self._outbox = Outbox(self._watches, self._clock)
         self.environment = environment
         self._requests = PendingRequests()
@@ -93,6 +95,10 @@ class Session:
 
     def start(self) -> None:
         self._thread.start()
+
+    def skip_long_results(self) -> None:
+        """Settle futures with head and tail of long results. Call it before there are futures."""
+        self._watches.fetches_long = False
 
     # For callers.
 
@@ -256,6 +262,7 @@ class Session:
         """Send and receive over this wire."""
         channel = self._channel = Channel(wire, self._clock)
         self._outbox.channel = self._requests.channel = self._watches.channel = channel
+        self._fetches.channel = channel
 
     def wake_at_ns(self) -> int | None:
         """Return when the next turn is due even if nothing arrives."""
@@ -284,6 +291,8 @@ class Session:
             self._outbox.on_reply(reply)
         elif number in self._watches.open:
             self._watches.on_reply(reply)
+        elif number in self._fetches.open:
+            self._fetches.on_reply(reply)
         elif number in self._requests.open:
             self._requests.on_reply(reply)
 
@@ -316,6 +325,7 @@ class Session:
             futures: list[AnyFuture[Reply] | SettableFuture] = [
                 *self._requests.take_futures(),
                 *self._watches.take_futures(),
+                *self._fetches.take_futures(),
                 *self._outbox.take_futures(),
             ]
         for future in futures:

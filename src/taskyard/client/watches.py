@@ -15,6 +15,7 @@ from taskyard.core.limits import SECOND_NS
 from taskyard.wire.native import peer
 
 if TYPE_CHECKING:
+    from taskyard.client.fetches import Fetches
     from taskyard.net.channel import Channel
     from taskyard.wire.native.peer import Reply
 
@@ -48,7 +49,11 @@ class Watches:
     #: Set by the session before the first turn.
     channel: Channel
 
-    def __init__(self) -> None:
+    def __init__(self, fetches: Fetches) -> None:
+        """Prepare watches. `fetches` gets the results that are too long for a reply."""
+        self.fetches = fetches
+        #: Fetch long results. Otherwise futures get head and tail.
+        self.fetches_long = True
         #: Futures of tasks that were accepted earlier, perhaps from other clients.
         self.requested: deque[dict[bytes, SettableFuture]] = deque()
         #: Futures by the names of their tasks, for each stream and poll.
@@ -113,7 +118,9 @@ class Watches:
         futures = self.open[number]
         for name, state, result in zip(reply.names, reply.states, reply.results, strict=True):
             future = futures.pop(name, None)
-            if future is not None:
+            if future is not None and result.in_file and self.fetches_long:
+                self.fetches.start(name, state, future)
+            elif future is not None:
                 settle_future(future.settle, state, result)
         if not futures or number in self._polls or reply.kind == peer.ERROR:
             del self.open[number]

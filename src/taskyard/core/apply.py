@@ -23,6 +23,7 @@ from taskyard.core.limits import (
     REPLACED_TASKS_MAX,
 )
 from taskyard.core.model import Replaced, Terms
+from taskyard.core.output import Stream
 from taskyard.core.records import RETURNS_CHARGED, RETURNS_TO_BACK, ReturnReason
 from taskyard.core.rules import OPEN_LANE
 from taskyard.core.runs import Attempt
@@ -238,8 +239,10 @@ def _finished(ledger: Ledger, record: records.Finished, tasks: Tasks) -> None:
     ledger.move(tasks, Cause.COMPLETED)
     ledger.end(tasks, Ending(ledger.record, record.at_ns), counts)
     if record.result_bytes_total is not None:
-        for task, bytes_total in zip(tasks, record.result_bytes_total, strict=True):
-            ledger.campaigns[task.terms.campaign].truncated += bytes_total > 0
+        files = record.files or repeat(0)
+        for task, bytes_total, kept in zip(tasks, record.result_bytes_total, files, strict=False):
+            is_cut = bytes_total > 0 and not kept & Stream.STDOUT
+            ledger.campaigns[task.terms.campaign].truncated += is_cut
     released = graph.released_by(tasks)
     if released:
         _release(ledger, released, record.at_ns)
@@ -433,8 +436,9 @@ def _unexpired(terms: Terms, at_ns: int) -> Terms:
 
 def _progressed(ledger: Ledger, record: records.Progressed) -> None:
     """Keep the number of the record with the latest output. Nothing else changes."""
-    for name, text in zip(record.names, record.texts, strict=True):
-        if text:
+    errors = record.stderrs or record.texts
+    for name, text, error in zip(record.names, record.texts, errors, strict=True):
+        if text or error:
             ledger.outputs[name] = ledger.record
 
 

@@ -45,8 +45,9 @@ _MOVABLE = (*_WAITING, FAILED)
 
 
 def submit_requested(context: Context, event: events.SubmitRequested) -> None:
-    if not context.accepting:
+    if not context.accepting or context.output_problem:
         text = "the disk is nearly full (free some space, or retry when tasks are done)"
+        text = text if not context.accepting else context.output_problem
         _refuse(context, event, Refused(event.client, event.request, Refusal.FULL, text))
         return
     if context.lag_percent >= LAG_REFUSE_PERCENT and _is_refused_for_lag(context, event):

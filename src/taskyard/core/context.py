@@ -33,6 +33,8 @@ class Context:
         self.wall_offset_ns = 0
         #: False while the disk has room only for completions: submissions are refused.
         self.accepting = True
+        #: Why no tasks are accepted because of their output. Empty: they are.
+        self.output_problem = ""
         #: How far the journal's compaction lags behind: 100 makes one due.
         self.lag_percent = 0
         #: Tasks of partial submissions refused since the start, and the latest of them.
@@ -71,6 +73,11 @@ class Context:
     def at_ns(self) -> int:
         """The wall clock, for records and due times."""
         return self.now_ns + self.wall_offset_ns
+
+    @property
+    def accepts_tasks(self) -> bool:
+        """Whether there is room for tasks and their output."""
+        return self.accepting and not self.output_problem
 
     def emit(self, record: AnyRecord, tasks: list[Task] | None = None) -> None:
         """Apply a decision and keep its record for the journal."""

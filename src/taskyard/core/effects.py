@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from taskyard.core.events import Scope
 from taskyard.core.model import Refusal, RefusedTask, Terms, WorkerFacts
+from taskyard.core.output import OutputChunk, Stream
 from taskyard.core.records import AnyRecord
 from taskyard.core.resources import Resources
 from taskyard.core.rules import Rule
@@ -115,8 +116,13 @@ class Settled(Effect):
     texts: list[bytes | None]
     #: The record of the result, for each None among the texts.
     records: list[int] = field(default_factory=list)
-    #: Truncated results: the name and the length before. None: all are whole. May have other tasks.
+    #: Results whose text is only a part: the name and the length. None: all are whole. May have
+    #: other tasks.
     truncated: dict[bytes, int] | None = None
+    #: Those of them that are in files as a whole. None: none of them.
+    in_files: dict[bytes, None] | None = None
+    #: Tasks with output besides their result. None: none of them.
+    printed: dict[bytes, None] | None = None
     #: The requested name by key, for tasks requested by another name. None: all by their keys.
     aliases: dict[bytes, bytes] | None = None
 
@@ -353,8 +359,32 @@ class HeldTasks(Effect):
     holdings: list[WorkerTasks]
 
 
+class OutputWritten(Effect):
+    """To a worker: these chunks are written. The broker writes them before this is sent."""
+
+    worker: bytes
+    request: int
+    chunks: list[OutputChunk]
+    #: Tasks and attempts that the worker does not hold. Nothing is written for them.
+    missing: list[tuple[bytes, int]]
+
+
+class OutputEnded(Effect):
+    """An attempt with output in files is over. The broker syncs the files before its commit."""
+
+    #: b"": none.
+    campaign: bytes
+    #: The name in its campaign.
+    name: bytes
+    attempt: int
+    #: The streams whose files stay, with their lengths.
+    kept: list[tuple[Stream, int]]
+    #: The streams that the journal has as a whole. Their files are removed.
+    dropped: list[Stream]
+
+
 class TaskOutput(Effect):
-    """To a client: the end of a task's output."""
+    """To a client: the output of a task. The broker inserts it."""
 
     client: bytes
     request: int
@@ -364,8 +394,20 @@ class TaskOutput(Effect):
     #: The record that holds the text, which the broker inserts. 0: there is no output.
     record: int
     text: bytes = b""
-    #: Length of the text before it was truncated. 0: it is whole.
+    #: Length of the text before it was truncated. 0: it is whole. Of a stream, its length so far.
     text_bytes_total: int = 0
+    #: The requested part of a stream. None: the latest text of both streams.
+    stream: Stream | None = None
+    attempt: int = 0
+    offset: int = 0
+    count: int = 0
+    campaign: bytes = b""
+    #: The record with the result of this attempt. 0: it did not finish.
+    finished_record: int = 0
+    #: The attempt runs, so more may follow.
+    live: bool = False
+    #: Why the stream can't be returned. Empty: it can.
+    problem: str = ""
 
 
 class RecordPage(Effect):

@@ -12,7 +12,9 @@ from enum import Enum, IntEnum
 from msgspec import Struct, field
 
 from taskyard.core.entities import Task
+from taskyard.core.limits import OUTPUT_PAGE_BYTES_MAX
 from taskyard.core.model import Refusal, Submission, TermsChanges, WorkerFacts
+from taskyard.core.output import OutputColumns, Stream
 from taskyard.core.rules import LaneOptions, Rule
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
@@ -131,6 +133,8 @@ class TasksReported(Event):
     incarnation: int | None = None
     #: Measurements of the attempts. None: the worker does not measure.
     runs: RunColumns | None = None
+    #: stdout and stderr of the attempts. None: all are empty, or the results have them.
+    output: OutputColumns | None = None
 
 
 class TasksReturned(Event):
@@ -161,6 +165,21 @@ class TasksProgressed(Event):
     request: int = 0
     #: Length of each output before the worker truncated it, 0 if it is whole. None: all are whole.
     text_bytes_total: list[int] | None = None
+    #: Which process of that name it is. None: its dialect has no incarnations.
+    incarnation: int | None = None
+
+
+class OutputAppended(Event):
+    """A worker sends parts of the output of attempts that it holds, as columns."""
+
+    worker: bytes
+    names: list[bytes]
+    attempts: list[int]
+    streams: list[Stream]
+    #: Where each part begins in its stream.
+    offsets: list[int]
+    data: list[bytes]
+    request: int = 0
     #: Which process of that name it is. None: its dialect has no incarnations.
     incarnation: int | None = None
 
@@ -432,11 +451,16 @@ class ResultsRequested(Event):
 
 
 class OutputRequested(Event):
-    """Return the latest output of a task."""
+    """Return the output of a task: a part of one stream, or the latest text without a stream."""
 
     client: bytes
     name: bytes
     request: int = 0
+    stream: Stream | None = None
+    #: None: the latest attempt.
+    attempt: int | None = None
+    offset: int = 0
+    count: int = OUTPUT_PAGE_BYTES_MAX
 
 
 class FollowOptions(Struct, frozen=True):
@@ -468,6 +492,13 @@ class RulesSet(Event):
     defaults: LaneOptions = LaneOptions()
     #: Workers that may serve lanes at once, over all services. 0: no limit.
     workers_max: int = 0
+
+
+class OutputSpaceChanged(Event):
+    """Output in files has reached its quota, or there is room again."""
+
+    #: Why no tasks are accepted. Empty: they are.
+    problem: str
 
 
 class LagChanged(Event):

@@ -76,6 +76,14 @@ NOTE_BYTES_MAX: Final = 512
 #: Every update of a task's output goes through the journal, so only the tail is kept.
 OUTPUT_BYTES_MAX: Final = 65_536
 
+#: A stream up to this length is in the journal as a whole. A longer one is in a file. Then the
+#: journal keeps this much of its head and of its tail.
+STREAM_BYTES_MAX: Final = 16 * 1024
+STREAM_END_BYTES: Final = 8 * 1024
+
+#: Bytes of a stream in one reply.
+OUTPUT_PAGE_BYTES_MAX: Final = 1024 * 1024
+
 #: A lease that a live worker does not list for this many heartbeats was lost on its way.
 HEARTBEATS_UNLISTED_MAX: Final = 2
 

@@ -240,8 +240,12 @@ class Result(NamedTuple):
     """A task's result or output, possibly truncated."""
 
     text: bytes
-    #: Its length before it was truncated. 0: it is whole.
+    #: Its length if the text is only a part of it. 0: it is whole.
     bytes_total: int = 0
+    #: The text is head and tail, and a file of the broker has all of it.
+    in_file: bool = False
+    #: The task has output besides its result.
+    has_stderr: bool = False
 
 
 class Digests:

@@ -271,7 +271,7 @@ def stats_requested(context: Context, event: events.StatsRequested) -> None:
     ledger = context.ledger
     if event.is_brief:
         sizes = ([*ledger.counts], 0, len(ledger.workers), ledger.record)
-        brief = Stats(*sizes, context.accepting, ledger.paused, [], [])
+        brief = Stats(*sizes, context.accepts_tasks, ledger.paused, [], [])
         context.send(StatsReply(event.client, event.request, brief))
         return
     campaigns = [*ledger.campaigns.values()][-STATS_ROWS_MAX:]
@@ -281,7 +281,7 @@ def stats_requested(context: Context, event: events.StatsRequested) -> None:
         stuck=len(ledger.stuck()),
         workers=len(ledger.workers),
         records=ledger.record,
-        accepting=context.accepting,
+        accepting=context.accepts_tasks,
         paused=ledger.paused,
         campaigns=[(one.name, [*one.counts], one.truncated, one.restarted) for one in campaigns],
         services=[(one.name, [*one.counts], one.workers) for one in services],
@@ -381,7 +381,16 @@ def output_requested(context: Context, event: events.OutputRequested) -> None:
     task = identity.find(ledger, event.name)
     name = event.name if task is None else task.name
     record = ledger.outputs.get(name, 0)
-    context.send(TaskOutput(event.client, event.request, name, task is not None, record))
+    reply = TaskOutput(event.client, event.request, name, task is not None, record)
+    if event.stream is not None and task is not None:
+        reply.stream, reply.offset, reply.count = event.stream, event.offset, event.count
+        reply.campaign = task.terms.campaign
+        reply.attempt = task.attempt if event.attempt is None else event.attempt
+        if reply.attempt == task.attempt:
+            reply.live = task.lease is not None
+            if task.state is DONE and task.ending is not None:
+                reply.finished_record = task.ending.record
+    context.send(reply)
 
 
 class LaneScan(Struct, gc=False):

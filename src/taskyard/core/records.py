@@ -86,6 +86,9 @@ class Finished(Record, tag=4):
     result_bytes_total: list[int] | None = None
     #: How the attempts ran. None: not measured.
     runs: RunColumns | None = None
+    #: The streams of each attempt that are in files, as a sum of `Stream`s. A result whose stdout
+    #: is in a file is not truncated. None: no streams are.
+    files: list[int] | None = None
 
 
 class Failed(Record, tag=5):
@@ -173,6 +176,14 @@ class Progressed(Record, tag=13):
     texts: list[bytes]
     #: Length of each text before it was truncated, 0 if it is whole. None: all are whole.
     text_bytes_total: list[int] | None = None
+    #: stderr of each attempt. Then `texts` are stdout alone, empty for tasks that are done. None:
+    #: `texts` are both streams together.
+    stderrs: list[bytes] | None = None
+    stderr_bytes_total: list[int] | None = None
+    #: The streams of each attempt that are in files, as a sum of `Stream`s. None: no streams are.
+    files: list[int] | None = None
+    #: The record with the output of each task's attempt before, 0 if there is none.
+    previous: list[int] | None = None
 
 
 class StaleReport(Record, tag=14):

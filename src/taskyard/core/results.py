@@ -9,7 +9,15 @@ from __future__ import annotations
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
-from taskyard.core import identity, membership, runs, submission, subscriptions, worker_names
+from taskyard.core import (
+    identity,
+    membership,
+    runs,
+    submission,
+    subscriptions,
+    task_output,
+    worker_names,
+)
 from taskyard.core.effects import Refused, ReportAck
 from taskyard.core.entities import SLOTS_UNLIMITED, Worker
 from taskyard.core.events import Outcome
@@ -21,6 +29,7 @@ from taskyard.core.limits import (
     TASKS_PER_MESSAGE_MAX,
 )
 from taskyard.core.model import Refusal, truncate_reason
+from taskyard.core.output import Stream
 from taskyard.core.records import (
     Finished,
     Postponed,
@@ -30,11 +39,11 @@ from taskyard.core.records import (
     StaleReport,
 )
 from taskyard.core.resources import fits
-from taskyard.core.shape import SubmissionRefused
+from taskyard.core.shape import BAD_COLUMNS, SubmissionRefused, columns_match
 from taskyard.core.states import DELAYED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Sized
+    from collections.abc import Sequence
 
     from taskyard.core import events
     from taskyard.core.context import Context
@@ -54,13 +63,12 @@ _Deferred: TypeAlias = "tuple[Task, int, int, bytes]"
 _RANDOM_STEP: Final = 2654435761
 _RANDOM_MAX: Final = 1 << 32
 
-_BAD_COLUMNS: Final = f"report: columns must have one length, at most {TASKS_PER_MESSAGE_MAX}"
-
 
 def tasks_reported(context: Context, event: events.TasksReported) -> None:
     columns = (event.attempts, event.outcomes, event.texts, event.retry_at_ns)
-    if not _columns_match(event.names, *columns, event.result_bytes_total, event.runs):
-        context.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
+    more = (event.result_bytes_total, event.runs, event.output)
+    if not columns_match(event.names, *columns, *more):
+        context.send(Refused(event.worker, event.request, Refusal.MALFORMED, BAD_COLUMNS))
         return
     if worker_names.refuse_non_holder(context, event.worker, event.incarnation, event.request):
         attempts = event.attempts or [0] * len(event.names)
@@ -75,6 +83,8 @@ def tasks_reported(context: Context, event: events.TasksReported) -> None:
         attempts = [0 if event.attempts is None else event.attempts[index] for index in stale]
         context.emit(StaleReport(context.at_ns, event.worker, names, attempts))
     if worker is not None and tasks:
+        if event.output is not None:
+            task_output.keep_output(context, event, event.output, tasks, kept)
         if event.outcomes is None:
             _finish(context, event, tasks, kept)
         else:
@@ -82,15 +92,6 @@ def tasks_reported(context: Context, event: events.TasksReported) -> None:
     context.send(ReportAck(event.worker, event.request, [event.names[index] for index in stale]))
     if worker is not None:
         membership.on_slot_free(context, worker)
-
-
-def _columns_match(names: list[bytes], *columns: Sized | None) -> bool:
-    """Return whether columns have one length that fits one record."""
-    count = len(names)
-    for column in columns:
-        if column is not None and len(column) != count:
-            return False
-    return count <= TASKS_PER_MESSAGE_MAX
 
 
 def _split_held(
@@ -162,13 +163,19 @@ def _finish(
     record = Finished(context.at_ns, event.worker, names, attempts, results, event.keeps_slots)
     record.runs = _runs_of(context, event, tasks, range(len(tasks)) if kept is None else kept)
     lengths = _column(event.result_bytes_total, kept)
-    truncated = None
+    truncated = in_files = None
     if lengths is not None and any(lengths):
         record.result_bytes_total = lengths
         truncated = {name: length for name, length in zip(names, lengths, strict=True) if length}
+        files = None if event.output is None else _column(event.output.files, kept)
+        if files is not None and any(files):
+            record.files = files
+            in_files = dict.fromkeys(
+                name for name, file in zip(names, files, strict=True) if file & Stream.STDOUT
+            )
     context.emit(record, tasks)
     texts = repeat(b"") if results is None else results
-    subscriptions.notify_settled(context, tasks, texts, truncated)
+    subscriptions.notify_settled(context, tasks, texts, truncated, in_files)
 
 
 def _runs_of(
@@ -378,7 +385,7 @@ def _resolve(context: Context, event: events.TasksReturned) -> list[list[bytes]]
         raise SubmissionRefused(Refusal.DUPLICATE, "duplicate name in one message")
     if event.after is None:
         return None
-    if not _columns_match(event.names, event.after):
+    if not columns_match(event.names, event.after):
         raise SubmissionRefused(Refusal.MALFORMED, "message: columns differ in length")
     tasks = ledger.named(event.names)
     try:
@@ -399,9 +406,9 @@ def tasks_progressed(context: Context, event: events.TasksProgressed) -> None:
         return
     context.touch_worker(event.worker)
     columns = (event.attempts, event.percents, event.texts, event.text_bytes_total)
-    if not _columns_match(event.names, *columns):
+    if not columns_match(event.names, *columns):
         if event.request:
-            context.send(Refused(event.worker, event.request, Refusal.MALFORMED, _BAD_COLUMNS))
+            context.send(Refused(event.worker, event.request, Refusal.MALFORMED, BAD_COLUMNS))
         return
     known, worker = context.ledger.tasks, event.worker
     attempts: Sequence[int | None] = event.attempts or [None] * len(event.names)

@@ -2,8 +2,8 @@
 
 `handle` decides on one event and applies the decision. `take_records` returns the records, which
 must be durable before the effects are carried out. The deciders are in files by subject
-(`commands`, `queries`, `subscriptions`, `membership`, `assignment`, `results`, `timers`). Each
-gets the `Context` and reads the ledger. Only `apply` changes durable state.
+(`commands`, `queries`, `subscriptions`, `membership`, `assignment`, `results`, `task_output`,
+`timers`). Each gets the `Context` and reads the ledger. Only `apply` changes durable state.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from taskyard.core import (
     reservations,
     results,
     subscriptions,
+    task_output,
     timers,
 )
 from taskyard.core.context import Context
@@ -96,6 +97,7 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.RulesSet: timers.rules_set,
     events.DiskSpaceChanged: timers.disk_space_changed,
     events.LagChanged: timers.lag_changed,
+    events.OutputSpaceChanged: timers.output_space_changed,
     events.SubmitRequested: commands.submit_requested,
     events.CancelRequested: commands.cancel_requested,
     events.RetryRequested: commands.retry_requested,
@@ -130,5 +132,6 @@ _DECIDERS: dict[type, Callable[[Context, Any], None]] = {
     events.TasksReported: results.tasks_reported,
     events.TasksReturned: results.tasks_returned,
     events.TasksProgressed: results.tasks_progressed,
+    events.OutputAppended: task_output.output_appended,
     events.SlotFreed: results.slot_freed,
 }

@@ -7,7 +7,7 @@ failed check searches for the tasks at fault. `submission` has the checks that r
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.limits import (
     AFTER_MAX,
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
     from taskyard.core.model import Submission, TermsChanges
+
+BAD_COLUMNS: Final = f"report: columns must have one length, at most {TASKS_PER_MESSAGE_MAX}"
 
 #: Why a task is refused: a code and a sentence.
 Fault = tuple[Refusal, str]
@@ -157,3 +159,12 @@ def _faults_by_terms(submission: Submission) -> Iterator[tuple[int, Fault]]:
         fault = by_terms[place]
         if fault is not None:
             yield index, fault
+
+
+def columns_match(names: list[bytes], *columns: Sized | None) -> bool:
+    """Return whether columns have one length that fits one record."""
+    count = len(names)
+    for column in columns:
+        if column is not None and len(column) != count:
+            return False
+    return count <= TASKS_PER_MESSAGE_MAX

@@ -100,6 +100,7 @@ def notify_settled(
     tasks: list[Task],
     texts: Iterable[bytes] | None = None,
     truncated: dict[bytes, int] | None = None,
+    in_files: dict[bytes, None] | None = None,
 ) -> None:
     """Notify the subscribers of these tasks and their campaigns.
 
@@ -112,6 +113,7 @@ def notify_settled(
                 one = notices.get(watcher)
                 if one is None:
                     one = notices[watcher] = Settled(*watcher, [], [], [], truncated=truncated)
+                    one.in_files = in_files
                     one.aliases = context.aliases.get(watcher)
                 add_settled(one, context.ledger, task, text)
         for watcher, one in notices.items():
@@ -135,6 +137,9 @@ def add_settled(notice: Settled, ledger: Ledger, task: Task, text: bytes | None 
     """Add one task to a notice. Without a text it refers to the record with the result."""
     notice.names.append(task.name)
     notice.states.append(task.state)
+    if task.name in ledger.outputs:
+        notice.printed = {} if notice.printed is None else notice.printed
+        notice.printed[task.name] = None
     if text is None and task.state is DONE:
         notice.texts.append(None)
         notice.records.append(cast("Ending", task.ending).record)

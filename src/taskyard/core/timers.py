@@ -229,5 +229,9 @@ def disk_space_changed(context: Context, event: events.DiskSpaceChanged) -> None
     context.accepting = event.accepting
 
 
+def output_space_changed(context: Context, event: events.OutputSpaceChanged) -> None:
+    context.output_problem = event.problem
+
+
 def lag_changed(context: Context, event: events.LagChanged) -> None:
     context.lag_percent = event.percent

@@ -1,8 +1,9 @@
 """The index of ended tasks, which survives when the journal's rows are trimmed.
 
 One SQLite table in `finished.sqlite` maps a name to its `EndedTask`, enough to recognize a repeated
-submission, and to its result. A compaction adds rows and then sets `covered`, the journal row up to
-which the index is complete. A name that ended twice keeps its newest end.
+submission, and to its result. Another has the output of attempts, of any task. A compaction adds
+rows and then sets `covered`, the journal row up to which the index is complete. A name that ended
+twice keeps its newest end.
 
 SQLite does not detect a flipped byte, so every row carries checksums that are verified on reading.
 `verify` compares the number of rows with the stored count, which reveals a missing row.
@@ -18,6 +19,7 @@ from zlib import crc32
 import msgspec
 
 from taskyard.core.model import EndedTask, Result
+from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged
 from taskyard.journal import schema
@@ -36,9 +38,10 @@ FILE_NAME: Final = "finished.sqlite"
 LOG_NAME: Final = f"{FILE_NAME}-wal"
 
 #: The format's version. A change needs a new number, the old reader and a golden file.
-FORMAT: Final = b"2"
+FORMAT: Final = b"3"
 
-#: Since format 2: the length of a result before truncation. NULL or 0 for a whole result.
+#: Since format 2: the length of a result of which a part is stored. NULL or 0 for a whole result.
+#: Negative: the whole is in a file.
 _TOTAL: Final = "result_bytes_total INTEGER"
 
 _TABLES_1: Final = {
@@ -49,13 +52,21 @@ _TABLES_1: Final = {
 }
 
 #: The text is exactly what `ALTER TABLE` leaves behind.
-TABLES: Final = {
+_TABLES_2: Final = {
     **_TABLES_1,
     "finished": _TABLES_1["finished"].replace(") WITHOUT", f", {_TOTAL}) WITHOUT"),
 }
 
+#: Since format 3: the streams of attempts, with their lengths as in `finished`.
+TABLES: Final = {
+    **_TABLES_2,
+    "outputs": "CREATE TABLE outputs(name BLOB, attempt INTEGER, stdout BLOB, "
+    "stdout_bytes_total INTEGER, stderr BLOB, stderr_bytes_total INTEGER, checksum INTEGER, "
+    "PRIMARY KEY (name, attempt)) WITHOUT ROWID",
+}
+
 #: The tables of every readable format.
-_READABLE: Final = {b"1": _TABLES_1, FORMAT: TABLES}
+_READABLE: Final = {b"1": _TABLES_1, b"2": _TABLES_2, FORMAT: TABLES}
 
 #: An older end never replaces a newer one, so a repeated compaction changes nothing.
 _UPSERT = (
@@ -67,6 +78,7 @@ _UPSERT = (
     "result_bytes_total = excluded.result_bytes_total WHERE excluded.record > record"
 )
 _INSERT_NEW = "INSERT OR IGNORE INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_OUTPUT = "INSERT OR REPLACE INTO outputs VALUES (?, ?, ?, ?, ?, ?, ?)"
 _COUNT = "SELECT value FROM meta WHERE key = 'count'"
 _ENDED = "name, state, campaign, service, attempt, digest, record, at_ns, checksum"
 _ENDED_COLUMNS: Final = _ENDED.count(",") + 1
@@ -85,6 +97,9 @@ _BUSY_TIMEOUT_SECONDS = 5.0
 
 #: An ended task with its result, or with the cause of a cancellation (`recovery.causes_in`).
 ArchiveRow = tuple[EndedTask, Result | None]
+
+#: A task's name, an attempt, its stdout and its stderr.
+OutputRow = tuple[bytes, int, Result, Result]
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -157,6 +172,14 @@ class Archive:
         found = self._text(name, TaskState.CANCELLED)
         return None if found is None else found.text
 
+    def output(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
+        """Return a stream of an attempt, or None if there is no output of it."""
+        if not self._fetch("SELECT 1 FROM sqlite_schema WHERE name = 'outputs'"):
+            return None  # an older file, until the next compaction
+        query = "SELECT * FROM outputs WHERE name = ? AND attempt = ?"
+        found = self._fetch(query, [name, attempt])
+        return _output(found[0])[1 + stream] if found else None  # type: ignore[return-value]
+
     def _text(self, name: bytes, state: TaskState) -> Result | None:
         # All columns: an older file lacks the length until the next compaction adds it.
         query = "SELECT * FROM finished WHERE name = ? AND state = ?"
@@ -172,17 +195,20 @@ class Archive:
         for row in self._walk():
             _result(_ended(row[:_ENDED_COLUMNS]).name, *row[_ENDED_COLUMNS:])
             count += 1
+        if self._fetch("SELECT 1 FROM sqlite_schema WHERE name = 'outputs'"):
+            for row in self._walk("outputs"):
+                _output(row)
         written = self._fetch(_COUNT)
         if written and written[0][0] != count:
             wrong = f"{FILE_NAME} has {count} rows, but {written[0][0]} were written"
             raise JournalDamaged(wrong, _LOST)
         return count
 
-    def _walk(self) -> Iterator[tuple[Any, ...]]:
+    def _walk(self, table: str = "finished") -> Iterator[tuple[Any, ...]]:
         connection = self._open()
         if connection is not None:
             try:
-                yield from connection.execute("SELECT * FROM finished")
+                yield from connection.execute(f"SELECT * FROM {table}")  # noqa: S608 - no input
             except DiskErrors as error:
                 raise _read_error(error) from error
 
@@ -223,8 +249,9 @@ class ArchiveWriter:
                 make_private_directory(directory)
                 _create(directory, identity)
             self._connection = connect(self._path)
-            if _check_format(self._connection) != FORMAT:
-                _upgrade(self._connection)
+            version = _check_format(self._connection)
+            if version != FORMAT:
+                _upgrade(self._connection, version)
         except DiskErrors as error:
             raise self._failed(error) from error
 
@@ -248,6 +275,17 @@ class ArchiveWriter:
             if new < len(rows):  # rare: a name ended before, or a run was killed
                 connection.executemany(_UPSERT, rows)
             execute("UPDATE meta SET value = value + ? WHERE key = 'count'", (new,))
+            execute("COMMIT")
+            execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except DiskErrors as error:
+            raise self._failed(error) from error
+
+    def add_outputs(self, outputs: list[OutputRow]) -> None:
+        """Add streams of attempts, in one transaction."""
+        execute = self._connection.execute
+        try:
+            execute("BEGIN IMMEDIATE")
+            self._connection.executemany(_INSERT_OUTPUT, map(_output_columns, outputs))
             execute("COMMIT")
             execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except DiskErrors as error:
@@ -333,10 +371,12 @@ def _check_format(connection: sqlite3.Connection) -> bytes:
     return version
 
 
-def _upgrade(connection: sqlite3.Connection) -> None:
-    """Upgrade format 1 to 2. Open readers see the new column with their next query."""
+def _upgrade(connection: sqlite3.Connection, version: bytes) -> None:
+    """Upgrade an older format. Open readers see the changes with their next query."""
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute(f"ALTER TABLE finished ADD COLUMN {_TOTAL}")
+    if version == b"1":
+        connection.execute(f"ALTER TABLE finished ADD COLUMN {_TOTAL}")
+    connection.execute(TABLES["outputs"])
     connection.execute("UPDATE meta SET value = ? WHERE key = 'format'", (FORMAT,))
     connection.execute("COMMIT")
 
@@ -347,7 +387,7 @@ def _name_of(finishing: ArchiveRow) -> bytes:
 
 def _columns(finishing: ArchiveRow) -> tuple[object, ...]:
     ended, result = finishing
-    text, bytes_total = result or (None, None)
+    text, bytes_total = (None, None) if result is None else (result.text, _signed_total(result))
     return (
         ended.name,
         int(ended.state),
@@ -389,7 +429,39 @@ def _result(
         raise _damaged_row(name)
     if _checksum(text, bytes_total) != checksum:
         raise _damaged_row(name)
-    return None if text is None else Result(text, bytes_total or 0)
+    return None if text is None else _with_total(text, bytes_total or 0)
+
+
+def _signed_total(result: Result) -> int:
+    return -result.bytes_total if result.in_file else result.bytes_total
+
+
+def _with_total(text: bytes, signed_total: int) -> Result:
+    return Result(text, abs(signed_total), signed_total < 0)
+
+
+def _output_columns(output: OutputRow) -> tuple[object, ...]:
+    name, attempt, stdout, stderr = output
+    plain = (name, attempt, stdout.text, _signed_total(stdout), stderr.text, _signed_total(stderr))
+    return *plain, crc32(_encode(plain))
+
+
+def _output(columns: tuple[Any, ...]) -> OutputRow:
+    *plain, checksum = columns
+    try:
+        name, attempt, stdout, stdout_total, stderr, stderr_total = plain
+        sound = crc32(_encode((*plain,))) == checksum
+        output = (
+            name,
+            attempt,
+            _with_total(stdout, stdout_total),
+            _with_total(stderr, stderr_total),
+        )
+    except (TypeError, ValueError, OverflowError) as error:  # a flipped byte changes types, too
+        raise _damaged_row(plain[0]) from error
+    if not sound:
+        raise _damaged_row(plain[0])
+    return output
 
 
 def _damaged_row(name: object) -> JournalDamaged:

@@ -31,12 +31,12 @@ from taskyard.core.apply import apply
 from taskyard.core.entities import Ending, to_ended_task
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import Result
-from taskyard.core.records import AnyRecord, Cancelled, Finished, Submitted
+from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.snapshots.cold_ledger import ColdLedger
 from taskyard.errors import JournalDamaged, JournalFailed
 from taskyard.journal import history, history_rows, recovery, schema, snapshot
-from taskyard.journal.archive import Archive, ArchiveRow, ArchiveWriter
-from taskyard.journal.files import RESTORE_HINT
+from taskyard.journal.archive import Archive, ArchiveRow, ArchiveWriter, OutputRow
+from taskyard.journal.files import RESTORE_HINT, SYNC_BYTES
 from taskyard.journal.history import HistoryPart, PartWriter
 from taskyard.journal.snapshot import SnapshotFile, SnapshotReader
 from taskyard.journal.store import Head, Row, Store, StoreReader
@@ -275,6 +275,8 @@ class _Replay:
         self._writer: PartWriter | None = None
         self._first = 0
         self._ended: list[ArchiveRow] = []
+        self._outputs: list[OutputRow] = []
+        self._output_bytes = 0
         self._outcome = outcome
         self._file = SnapshotFile(directory, store.identity, segment.head)
         self._touched = segment.touched
@@ -286,7 +288,7 @@ class _Replay:
             if base:
                 old = stack.enter_context(snapshot.read(self._directory, base))
             self._open(old)
-            index = ArchiveWriter(self._directory, self._store.identity)
+            index = self._index = ArchiveWriter(self._directory, self._store.identity)
             stack.callback(index.close)
             stack.callback(self._abandon)
             for row in self._store.rows(base):
@@ -338,6 +340,8 @@ class _Replay:
                 self._write_rows(self._writer, row.sequence, record)
             if isinstance(record, Finished | Cancelled):
                 self._ended += archive_rows(self._ledger, record)
+            elif isinstance(record, Progressed):
+                self._add_outputs(recovery.outputs_in(record))
 
     def _write_rows(self, writer: PartWriter, sequence: int, record: AnyRecord) -> None:
         history_rows.write_rows(self._ledger, sequence, record, writer.events, writer.edges)
@@ -366,7 +370,20 @@ class _Replay:
             self._outcome.files += [path.name for path in part.paths(self._directory).values()]
         self._archive(index)
 
+    def _add_outputs(self, outputs: list[OutputRow]) -> None:
+        """Keep the output of attempts for the index, a bounded number of bytes."""
+        self._outputs += outputs
+        self._output_bytes += sum(len(out.text) + len(err.text) for _, _, out, err in outputs)
+        if self._output_bytes > SYNC_BYTES:
+            self._flush_outputs()
+
+    def _flush_outputs(self) -> None:
+        if self._outputs:
+            self._index.add_outputs(self._outputs)
+        self._outputs, self._output_bytes = [], 0
+
     def _archive(self, index: ArchiveWriter) -> None:
+        self._flush_outputs()
         index.add(self._ended)
         self._ledger.archive([ended.name for ended, _ in self._ended])
         self._outcome.ended += len(self._ended)

@@ -310,7 +310,10 @@ def _return_columns(record: records.Returned) -> Values:
 
 
 def _progress_columns(record: records.Progressed) -> Values:
-    return {"percent": record.percents, "reason": record.texts}
+    texts = record.texts
+    if record.stderrs is not None:  # stdout, then stderr
+        texts = [out + err for out, err in zip(texts, record.stderrs, strict=True)]
+    return {"percent": record.percents, "reason": texts}
 
 
 def _join_columns(record: records.WorkerJoined) -> Values:

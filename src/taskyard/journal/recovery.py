@@ -24,6 +24,7 @@ from taskyard.core.apply import apply
 from taskyard.core.entities import Task
 from taskyard.core.ledger import Ledger
 from taskyard.core.model import EndedTask, Result
+from taskyard.core.output import Stream
 from taskyard.core.records import AnyRecord, Cancelled, Finished, Progressed, Submitted
 from taskyard.core.states import TaskState
 from taskyard.errors import JournalDamaged, UnknownFormat
@@ -246,6 +247,10 @@ class EndedTaskIndex(Protocol):
         """Return the cause of a CANCELLED task, as in `causes_in`."""
         ...
 
+    def output(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
+        """Return a stream of an attempt, or None if it is not kept here."""
+        ...
+
 
 def recall_for(ledger: Ledger, index: EndedTaskIndex, names: Iterable[bytes]) -> None:
     """Load archived tasks into memory before the scheduler handles their names."""
@@ -353,8 +358,10 @@ def results_in(record: AnyRecord, number: int, names: list[bytes]) -> list[Resul
     """Return the results of these tasks, which the given record must have finished."""
     results: dict[bytes, Result] = {}
     if isinstance(record, Finished):
+        in_files = [bool(files & Stream.STDOUT) for files in record.files or ()]
         columns = (record.results or repeat(b""), record.result_bytes_total or repeat(0))
-        results = dict(zip(record.names, map(Result, *columns), strict=False))
+        kept = map(Result, *columns, in_files or repeat(False))  # noqa: FBT003
+        results = dict(zip(record.names, kept, strict=False))
     for name in names:
         if name not in results:
             raise JournalDamaged(f"record {number} has no result of {name!r}", RESTORE_HINT)
@@ -381,12 +388,41 @@ def output_at(store: StoreReader, number: int, name: bytes) -> Result | None:
     return output_in(records_of(row, row.record_first - 1)[number - row.record_first], number, name)
 
 
+def outputs_in(record: Progressed) -> list[tuple[bytes, int, Result, Result]]:
+    """Return each task in a record of output, with its attempt, its stdout and its stderr.
+
+    Both streams together count as stdout. Tasks without output are left out.
+    """
+    found: list[tuple[bytes, int, Result, Result]] = []
+    for index, (name, attempt) in enumerate(zip(record.names, record.attempts, strict=True)):
+        out = stream_in(record, index, Stream.STDOUT)
+        err = stream_in(record, index, Stream.STDERR)
+        if out.text or err.text:
+            found.append((name, attempt, out, err))
+    return found
+
+
+def stream_in(record: Progressed, index: int, stream: Stream) -> Result:
+    """Return a stream of an attempt from a record. Both streams together count as stdout."""
+    texts, totals = record.texts, record.text_bytes_total
+    if stream is Stream.STDERR:
+        texts, totals = record.stderrs or [b""] * len(texts), record.stderr_bytes_total
+    total = 0 if totals is None else totals[index]
+    files = 0 if record.files is None else record.files[index]
+    return Result(texts[index], total, bool(total and files & stream))
+
+
 def output_in(record: AnyRecord, number: int, name: bytes) -> Result:
     """Return the kept output of a task from a decoded record."""
     texts: list[Result] = []
     if isinstance(record, Progressed):
-        texts_kept = map(Result, record.texts, record.text_bytes_total or repeat(0))
-        columns = zip(record.names, texts_kept, strict=True)
+        totals = [*(record.text_bytes_total or [0] * len(record.names))]
+        printed = record.texts
+        if record.stderrs is not None:  # stdout, then stderr
+            more = record.stderr_bytes_total or repeat(0)
+            totals = [a + b if a or b else 0 for a, b in zip(totals, more, strict=False)]
+            printed = [out + err for out, err in zip(printed, record.stderrs, strict=True)]
+        columns = zip(record.names, map(Result, printed, totals), strict=True)
         texts = [kept for own, kept in columns if own == name and kept.text]
     if not texts:
         raise JournalDamaged(f"record {number} has no output of {name!r}", RESTORE_HINT)

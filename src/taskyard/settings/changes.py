@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAMED_MAX: Final = 8
 
 #: Keys of the table that a broker applies without a restart.
-_APPLIED_LIVE: Final = ("broker.workers_max",)
+_APPLIED_LIVE: Final = ("broker.workers_max", "output.quota", "output.keep")
 
 #: Keys for clients, which a broker ignores.
 _OF_CLIENTS: Final = ("broker.url", "broker.key")

@@ -161,6 +161,21 @@ KEYS: Final = (
         "How long plain dwork workers keep their tasks after a restart of the broker.",
     ),
     _key(
+        "output",
+        "quota",
+        kinds.SIZE,
+        10 << 30,
+        "Bytes of output in files from which on no tasks are accepted. 0 is no limit.",
+    ),
+    _key(
+        "output",
+        "keep",
+        kinds.DURATION,
+        None,
+        "How long output in files is kept after it was written, if its task has settled.",
+        unset="for ever",
+    ),
+    _key(
         "worker",
         "processes",
         kinds.integer(0, PROCESSES_MAX),

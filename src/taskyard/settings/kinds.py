@@ -24,8 +24,10 @@ from taskyard.settings.values import (
     read_multiples,
     read_name,
     read_positive_duration,
+    read_size,
     read_text,
     shown,
+    size_text,
 )
 
 #: Followed by a path, relative to the directory of the settings file.
@@ -289,6 +291,7 @@ ENDPOINTS: Final = Kind(
 PAIR: Final = Kind("a list of two endpoints", _read_pair, list, _texts, _all_from_directory)
 DURATION: Final = Kind("a duration over 0", read_positive_duration, _span, suffix="_ns")
 DURATION_OR_NONE: Final = Kind("a duration", read_duration, _span, suffix="_ns")
+SIZE: Final = Kind("a size: 10G", read_size, size_text, suffix="_bytes")
 NAMES: Final = Kind("a list of names", _read_names, list, _texts)
 MODULES: Final = Kind("a list of modules", _list_reader('["imaging"]', _read_module), list, _texts)
 MULTIPLES: Final = Kind("a number, or a list of multiples", read_multiples, list, _numbers)

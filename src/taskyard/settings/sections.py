@@ -68,6 +68,13 @@ class LeaseSection(Struct, frozen=True):
     plain_ns: int
 
 
+class OutputSection(Struct, frozen=True):
+    #: 0 for no limit.
+    quota_bytes: int
+    #: None for ever.
+    keep_ns: int | None
+
+
 class WorkerSection(Struct, frozen=True):
     processes: int
     #: None for one per core.
@@ -117,6 +124,7 @@ class Settings(Struct, frozen=True):
     #: Endpoints by dialect, where set.
     listen: dict[str, tuple[str, ...]]
     lease: LeaseSection
+    output: OutputSection
     worker: WorkerSection
     defaults: ServiceSection
     services: dict[str, ServiceSection]

@@ -142,6 +142,33 @@ def parse_duration(text: str) -> int | None:
     return int(sum(Decimal(number) * unit_ns for number, unit_ns in parts if number))
 
 
+#: Units of sizes: powers of 1024.
+UNITS_BYTES: Final = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
+_SIZE = re.compile(rf"{_NUMBER}([KMGT]?)")
+
+
+def read_size(value: object) -> int:
+    """Read a text such as 10G, or a number, as bytes."""
+    size = None
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
+        size = int(Decimal(found[1]) * UNITS_BYTES.get(found[2], 1))
+    elif type(value) is int:
+        size = value
+    if size is None:
+        raise InvalidValue(f"must be a size, such as 500M or 10G, not {shown(value)}")
+    if not 0 <= size <= NUMBER_MAX:
+        raise InvalidValue(f"must be from 0 to {NUMBER_MAX} bytes, not {shown(value)}")
+    return size
+
+
+def size_text(size_bytes: int) -> str:
+    """Format a size exactly, as in a file."""
+    for unit, factor in UNITS_BYTES.items():
+        if size_bytes and not size_bytes % factor:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)
+
+
 def read_positive_duration(value: object) -> int:
     """Read a duration above 0."""
     duration_ns = read_duration(value)

@@ -44,7 +44,7 @@ GivenUp: Standing
 Cancelled: Standing
 
 class TaskMsg(_message.Message):
-    __slots__ = ("name", "origin", "pred", "succ", "log", "payload", "terms", "lane", "attempt", "outcome", "text", "retry_at_ns", "output", "percent", "result_bytes_total", "output_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes")
+    __slots__ = ("name", "origin", "pred", "succ", "log", "payload", "terms", "lane", "attempt", "outcome", "text", "retry_at_ns", "output", "percent", "result_bytes_total", "output_bytes_total", "files", "stdout", "stdout_bytes_total", "stderr", "stderr_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Pending: _ClassVar[TaskMsg.State]
@@ -93,6 +93,11 @@ class TaskMsg(_message.Message):
     PERCENT_FIELD_NUMBER: _ClassVar[int]
     RESULT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FIELD_NUMBER: _ClassVar[int]
+    STDERR_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     RUN_NS_FIELD_NUMBER: _ClassVar[int]
     EXIT_FIELD_NUMBER: _ClassVar[int]
@@ -114,12 +119,17 @@ class TaskMsg(_message.Message):
     percent: int
     result_bytes_total: int
     output_bytes_total: int
+    files: int
+    stdout: bytes
+    stdout_bytes_total: int
+    stderr: bytes
+    stderr_bytes_total: int
     started_ns: int
     run_ns: int
     exit: int
     cpu_ns: int
     memory_max_bytes: int
-    def __init__(self, name: _Optional[bytes] = ..., origin: _Optional[bytes] = ..., pred: _Optional[_Iterable[bytes]] = ..., succ: _Optional[_Iterable[bytes]] = ..., log: _Optional[_Iterable[bytes]] = ..., payload: _Optional[bytes] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., lane: _Optional[bytes] = ..., attempt: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[bytes] = ..., retry_at_ns: _Optional[int] = ..., output: _Optional[bytes] = ..., percent: _Optional[int] = ..., result_bytes_total: _Optional[int] = ..., output_bytes_total: _Optional[int] = ..., started_ns: _Optional[int] = ..., run_ns: _Optional[int] = ..., exit: _Optional[int] = ..., cpu_ns: _Optional[int] = ..., memory_max_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[bytes] = ..., origin: _Optional[bytes] = ..., pred: _Optional[_Iterable[bytes]] = ..., succ: _Optional[_Iterable[bytes]] = ..., log: _Optional[_Iterable[bytes]] = ..., payload: _Optional[bytes] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., lane: _Optional[bytes] = ..., attempt: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[bytes] = ..., retry_at_ns: _Optional[int] = ..., output: _Optional[bytes] = ..., percent: _Optional[int] = ..., result_bytes_total: _Optional[int] = ..., output_bytes_total: _Optional[int] = ..., files: _Optional[int] = ..., stdout: _Optional[bytes] = ..., stdout_bytes_total: _Optional[int] = ..., stderr: _Optional[bytes] = ..., stderr_bytes_total: _Optional[int] = ..., started_ns: _Optional[int] = ..., run_ns: _Optional[int] = ..., exit: _Optional[int] = ..., cpu_ns: _Optional[int] = ..., memory_max_bytes: _Optional[int] = ...) -> None: ...
 
 class Terms(_message.Message):
     __slots__ = ("campaign", "service", "priority", "due_ns", "expires_ns", "expires_hard_ns", "retry", "lease_ns", "time_limit_ns", "slots", "crashes_max", "origin", "environment", "resources")
@@ -167,7 +177,7 @@ class Resource(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., amount: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "result_bytes_total", "output_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes", "note", "restart")
+    __slots__ = ("name", "payload", "terms", "terms_at", "lane", "after", "after_count", "attempt", "outcome", "text", "retry_at_ns", "standing", "percent", "output", "after_campaign", "result_bytes_total", "output_bytes_total", "started_ns", "run_ns", "exit", "cpu_ns", "memory_max_bytes", "note", "restart", "files", "stdout", "stdout_bytes_total", "stderr", "stderr_bytes_total", "stream", "offset")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +202,13 @@ class Batch(_message.Message):
     MEMORY_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FIELD_NUMBER: _ClassVar[int]
+    STDERR_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     name: _containers.RepeatedScalarFieldContainer[bytes]
     payload: _containers.RepeatedScalarFieldContainer[bytes]
     terms: _containers.RepeatedScalarFieldContainer[bytes]
@@ -216,7 +233,14 @@ class Batch(_message.Message):
     memory_max_bytes: _containers.RepeatedScalarFieldContainer[int]
     note: _containers.RepeatedScalarFieldContainer[bytes]
     restart: bool
-    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., result_bytes_total: _Optional[_Iterable[int]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ..., note: _Optional[_Iterable[bytes]] = ..., restart: bool = ...) -> None: ...
+    files: _containers.RepeatedScalarFieldContainer[int]
+    stdout: _containers.RepeatedScalarFieldContainer[bytes]
+    stdout_bytes_total: _containers.RepeatedScalarFieldContainer[int]
+    stderr: _containers.RepeatedScalarFieldContainer[bytes]
+    stderr_bytes_total: _containers.RepeatedScalarFieldContainer[int]
+    stream: _containers.RepeatedScalarFieldContainer[int]
+    offset: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ..., terms: _Optional[_Iterable[bytes]] = ..., terms_at: _Optional[_Iterable[int]] = ..., lane: _Optional[_Iterable[bytes]] = ..., after: _Optional[_Iterable[bytes]] = ..., after_count: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[Outcome, str]]] = ..., text: _Optional[_Iterable[bytes]] = ..., retry_at_ns: _Optional[_Iterable[int]] = ..., standing: _Optional[_Iterable[_Union[Standing, str]]] = ..., percent: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[bytes]] = ..., after_campaign: _Optional[_Iterable[bytes]] = ..., result_bytes_total: _Optional[_Iterable[int]] = ..., output_bytes_total: _Optional[_Iterable[int]] = ..., started_ns: _Optional[_Iterable[int]] = ..., run_ns: _Optional[_Iterable[int]] = ..., exit: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., memory_max_bytes: _Optional[_Iterable[int]] = ..., note: _Optional[_Iterable[bytes]] = ..., restart: bool = ..., files: _Optional[_Iterable[int]] = ..., stdout: _Optional[_Iterable[bytes]] = ..., stdout_bytes_total: _Optional[_Iterable[int]] = ..., stderr: _Optional[_Iterable[bytes]] = ..., stderr_bytes_total: _Optional[_Iterable[int]] = ..., stream: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerMsg(_message.Message):
     __slots__ = ("service", "slots", "silence_ns", "incarnation", "ahead", "host", "pid", "replaces", "heartbeat_ns", "resources")
@@ -305,7 +329,7 @@ class RefusedTask(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., code: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
 
 class QueryMsg(_message.Message):
-    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code", "refused", "check_only", "environment", "changes")
+    __slots__ = ("type", "task", "name", "n", "location", "wait_ms", "reason", "request", "batch", "worker", "unknown", "scope", "cursor", "broker", "document", "stream", "heartbeat_ns", "seen", "journal", "trouble", "rules", "place", "host", "everything", "malformed", "incarnation", "any_campaign", "code", "refused", "check_only", "environment", "changes", "attempt", "stream_number", "offset", "live")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Create: _ClassVar[QueryMsg.Type]
@@ -338,6 +362,7 @@ class QueryMsg(_message.Message):
         Expire: _ClassVar[QueryMsg.Type]
         Rules: _ClassVar[QueryMsg.Type]
         Edit: _ClassVar[QueryMsg.Type]
+        Append: _ClassVar[QueryMsg.Type]
     Create: QueryMsg.Type
     Steal: QueryMsg.Type
     Complete: QueryMsg.Type
@@ -368,6 +393,7 @@ class QueryMsg(_message.Message):
     Expire: QueryMsg.Type
     Rules: QueryMsg.Type
     Edit: QueryMsg.Type
+    Append: QueryMsg.Type
     class Unknown(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         Refuse: _ClassVar[QueryMsg.Unknown]
@@ -408,6 +434,10 @@ class QueryMsg(_message.Message):
     CHECK_ONLY_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     type: QueryMsg.Type
     task: _containers.RepeatedScalarFieldContainer[bytes]
     name: bytes
@@ -440,4 +470,8 @@ class QueryMsg(_message.Message):
     check_only: bool
     environment: bytes
     changes: Terms
-    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ...) -> None: ...
+    attempt: int
+    stream_number: int
+    offset: int
+    live: bool
+    def __init__(self, type: _Optional[_Union[QueryMsg.Type, str]] = ..., task: _Optional[_Iterable[bytes]] = ..., name: _Optional[bytes] = ..., n: _Optional[int] = ..., location: _Optional[bytes] = ..., wait_ms: _Optional[int] = ..., reason: _Optional[bytes] = ..., request: _Optional[int] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., worker: _Optional[_Union[WorkerMsg, _Mapping]] = ..., unknown: _Optional[_Union[QueryMsg.Unknown, str]] = ..., scope: _Optional[_Union[ScopeMsg, _Mapping]] = ..., cursor: _Optional[int] = ..., broker: _Optional[int] = ..., document: _Optional[bytes] = ..., stream: bool = ..., heartbeat_ns: _Optional[int] = ..., seen: _Optional[int] = ..., journal: _Optional[bytes] = ..., trouble: _Optional[bytes] = ..., rules: _Optional[_Union[RulesMsg, _Mapping]] = ..., place: _Optional[_Union[PlaceMsg, _Mapping]] = ..., host: _Optional[bytes] = ..., everything: bool = ..., malformed: _Optional[int] = ..., incarnation: _Optional[int] = ..., any_campaign: bool = ..., code: _Optional[bytes] = ..., refused: _Optional[_Iterable[bytes]] = ..., check_only: bool = ..., environment: _Optional[bytes] = ..., changes: _Optional[_Union[Terms, _Mapping]] = ..., attempt: _Optional[int] = ..., stream_number: _Optional[int] = ..., offset: _Optional[int] = ..., live: bool = ...) -> None: ...

@@ -83,6 +83,7 @@ PERMISSIONS: Final[dict[int, Permission]] = {
     _Q.Complete: Permission(_WORKERS, "report on tasks", is_by_worker=True),
     _Q.Transfer: Permission(_WORKERS, "return tasks", is_by_worker=True),
     _Q.Progress: Permission(_WORKERS, "report progress", is_by_worker=True),
+    _Q.Append: Permission(_WORKERS, "send output of tasks", is_by_worker=True),
     _Q.Heartbeat: Permission(_WORKERS, "send heartbeats", is_by_worker=True),
     _Q.Exit: Permission(_WORKERS, "deregister workers", is_by_worker=True),
     _Q.Drain: Permission(_ADMINS, "drain workers"),

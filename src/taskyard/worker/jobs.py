@@ -46,6 +46,17 @@ class Job(Struct, frozen=True):
         return dict(self.resources).get(MEMORY, 0) if self.resources else 0
 
 
+class OutputStream(Protocol):
+    """A stream of an ended attempt."""
+
+    @property
+    def has_file(self) -> bool:
+        """Return whether the broker has it in a file."""
+
+    def kept(self) -> Result:
+        """Return the whole stream, or head and tail with its length."""
+
+
 class JobResult(Struct):
     """The result of an attempt."""
 
@@ -66,6 +77,8 @@ class JobResult(Struct):
     output_bytes_total: int = 0
     #: The run's measurements. None: it did not start, or was not measured.
     run: Run | None = None
+    #: stdout and stderr. None: the text has all of them, or `output` has their end.
+    streams: tuple[OutputStream, OutputStream] | None = None
 
 
 class Runner(Protocol):
@@ -130,9 +143,9 @@ class Tail:
     def value(self) -> bytes:
         return bytes(self._kept[-self.bytes_max :])
 
-    def with_size(self) -> Result:
+    def with_size(self) -> tuple[bytes, int]:
         """Return the kept bytes, and the full length if bytes were cut."""
-        return Result(self.value(), self.bytes_total if self.is_cut() else 0)
+        return self.value(), self.bytes_total if self.is_cut() else 0
 
     def clear(self) -> None:
         self.bytes_total = 0

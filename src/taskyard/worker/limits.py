@@ -10,6 +10,21 @@ RESULT_BYTES_MAX: Final = 1 << 20
 #: A pickled result may be as large as a pickled call: executors pass values from call to call.
 PICKLED_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
 
+#: Output of running programs that the broker has not acknowledged, of all tasks together. Beyond
+#: it the worker stops reading, and the programs wait as behind a slow pipe.
+SPOOL_BYTES_MAX: Final = 4 << 20
+
+#: Output in one message.
+APPEND_BYTES_MAX: Final = 1 << 20
+
+#: A program that runs for this long gets its output sent while it runs, and then this often. Short
+#: ones cost no message of their own.
+SPOOL_START_NS: Final = SECOND_NS
+SPOOL_INTERVAL_NS: Final = SECOND_NS // 2
+
+#: More unsent output than this is sent at once.
+SPOOL_BYTES_DUE: Final = 256 << 10
+
 #: The end of a task's output, which mostly shows the problem.
 OUTPUT_TAIL_BYTES: Final = 16 << 10
 

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 from taskyard.core import runs
 from taskyard.core.events import Outcome
 from taskyard.core.identity import split
-from taskyard.core.limits import SECOND_NS
+from taskyard.core.limits import SECOND_NS, STREAM_BYTES_MAX
 from taskyard.core.model import Result, WorkerFacts, counted
 from taskyard.net.channel import Channel
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
+from taskyard.worker.output_sender import OutputSender
+from taskyard.worker.spool import OutputSpool, stream_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,14 +69,22 @@ class NativeWorkerLoop:
     waits_for_name = False
     #: Why the broker gave the name to another process for good. Empty otherwise.
     name_lost = ""
+    #: Why the broker refuses requests. Empty while it does not.
+    refusal = ""
+    #: Take no more tasks, and exit when none is held.
+    stopping = False
+    #: `Exit` was answered.
+    has_exited = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last one is named
         self,
         settings: WorkerSettings,
         channel: Channel,
         runner: Runner,
         clock: MonotonicClock,
         rule_runner: RuleAwareRunner | None = None,
+        *,
+        spool: OutputSpool | None = None,
     ) -> None:
         """Set up a worker. `rule_runner` is the runner again if it follows the broker's rules."""
         self._settings = settings
@@ -86,6 +96,8 @@ class NativeWorkerLoop:
         self._held: dict[tuple[bytes, int], tuple[bytes, bytes]] = {}
         #: Results not yet sent.
         self._reports: list[JobResult] = []
+        spool = OutputSpool(clock.monotonic_ns) if spool is None else spool
+        self._output = OutputSender(spool, channel, settings)
         #: The report in flight, and its tasks.
         self._report_request = 0
         self._reported_keys: list[tuple[bytes, int]] = []
@@ -112,12 +124,6 @@ class NativeWorkerLoop:
         self._exit_request = self._backoff_until_ns = 0
         self._prefetch = self._overfeed_max = self._finished = 0
         self._worker_message = self._make_worker_message()
-        #: Why the broker refuses requests. Empty while it does not.
-        self.refusal = ""
-        #: Take no more tasks, and exit when none is held.
-        self.stopping = False
-        #: `Exit` was answered.
-        self.has_exited = False
 
     @property
     def held(self) -> int:
@@ -134,6 +140,7 @@ class NativeWorkerLoop:
         runs_so_far = [self._runner.run_so_far(*job.key) for job in jobs]
         for job in jobs:
             self._runner.stop(*job.key)
+            self._output.drop(job.key)
         self._return_tasks(jobs, runs_so_far)
 
     def turn(self) -> None:
@@ -141,6 +148,7 @@ class NativeWorkerLoop:
         for reply in self._channel.receive():
             self._on_reply(reply)
         self._collect_done(self._runner.turn())
+        self._output.send()
         self._request_rules()
         self._send_reports()
         self._request_tasks()
@@ -164,9 +172,10 @@ class NativeWorkerLoop:
             self._printed[job.key] = printed
 
     def _collect_done(self, done: list[JobResult]) -> None:
-        self._reports += done
-        for one in done:  # the report has the whole output
-            self._printed.pop(one.job.key, None)
+        for one in done:
+            if not self._output.hold(one):
+                self._reports.append(one)
+            self._printed.pop(one.job.key, None)  # the report has the whole output
         if any(one.outcome is Outcome.REFUSED and not one.healthy for one in done):
             self._back_off()
 
@@ -179,6 +188,7 @@ class NativeWorkerLoop:
                 times.append(self._rules_due_ns)
         if self._printed and not self._progress_request:
             times.append(self._progress_due_ns)
+        times.append(self._output.wake_at_ns())
         due_ns = min((time for time in times if time is not None), default=None)
         return self._clock.monotonic_ns() + SECOND_NS if due_ns is None else due_ns
 
@@ -201,6 +211,8 @@ class NativeWorkerLoop:
             self._stop(zip(reply.names, reply.attempts, strict=True))
         elif number == self._progress_request:
             self._progress_request = 0
+        elif number == self._output.request:
+            self._reports += self._output.on_reply(reply)
         elif number == self._rules_request:
             self._on_rules(reply)
         elif number in (self._report_request, self._steal_request):
@@ -294,8 +306,10 @@ class NativeWorkerLoop:
             self._runner.stop(name, attempt)
             self._held.pop((name, attempt), None)
             self._printed.pop((name, attempt), None)
+            self._output.drop((name, attempt))
         if unwanted:
             self._reports = [done for done in self._reports if done.job.key not in unwanted]
+            self._output.forget(unwanted)
 
     def _return_tasks(self, jobs: Sequence[Job], ran: Sequence[Run | None] = ()) -> None:
         self._reports += [
@@ -341,9 +355,10 @@ class NativeWorkerLoop:
     def _unfinished_count(self) -> int:
         """Return how many tasks are not finished. The overfed tasks of a lane count as one."""
         if self._rule_runner is None or not self._overfeed_max:
-            over = len(self._reports) + (len(self._reported_keys) if self._report_request else 0)
+            over = len(self._reports) + len(self._output.held)
+            over += len(self._reported_keys) if self._report_request else 0
             return len(self._held) - over
-        over_keys = {done.job.key for done in self._reports}
+        over_keys = {done.job.key for done in (*self._reports, *self._output.held)}
         if self._report_request:
             over_keys.update(self._reported_keys)
         lanes = Counter(lane for key, lane in self._held.items() if key not in over_keys)
@@ -369,6 +384,8 @@ class NativeWorkerLoop:
             output_bytes_total=[one.output_bytes_total for one in done],
             runs=runs.run_columns([one.run for one in done], self._settings.host),
         )
+        if any(one.streams is not None for one in done):
+            reports.streams = stream_columns(done)
         self._report_request = -1  # in flight, so that its tasks are not counted twice
         count = 0 if self._steal_request else self._tasks_wanted()
         name, worker = self._settings.name, self._worker_message
@@ -383,6 +400,7 @@ class NativeWorkerLoop:
         count = room = 0
         for done in self._reports:
             room += len(done.text) + len(done.output)
+            room += 0 if done.streams is None else 2 * STREAM_BYTES_MAX
             if room > REPORT_BYTES_MAX and count:
                 break
             count += 1

@@ -7,7 +7,7 @@ tasks that it could not report run again when their leases expire.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import shown
@@ -19,6 +19,7 @@ from taskyard.worker.agents.runner import AgentRunner
 from taskyard.worker.announcer import Announcer
 from taskyard.worker.native import NativeWorkerLoop
 from taskyard.worker.runner import make_runner
+from taskyard.worker.spool import OutputSpool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -143,23 +144,16 @@ def serve(  # noqa: PLR0913  # the last ones are named
     """
     with Host(until_eof=until_eof) as host:
         slots, rule_runner = settings.slots, None
+        spool = OutputSpool(host.clock.monotonic_ns)
+        shared: Any = {"allow_pickle": allow_pickle, "gpus": gpus, "spool": spool}
         if command is None:
-            rule_runner = AgentRunner(
-                slots,
-                host.clock,
-                agents,
-                allow=allow,
-                allow_pickle=allow_pickle,
-                env=env,
-                gpus=gpus,
-            )
+            rule_runner = AgentRunner(slots, host.clock, agents, allow=allow, env=env, **shared)
         runner = host.add_resource(
-            rule_runner
-            or make_runner(slots, host.clock, command, allow, allow_pickle=allow_pickle, gpus=gpus)
+            rule_runner or make_runner(slots, host.clock, command, allow, **shared)
         )
         wire = host.add_socket(sockets.connect(endpoint, key, counts=True))
         channel = Channel(wire, host.clock)
-        loop = NativeWorkerLoop(settings, channel, runner, host.clock, rule_runner)
+        loop = NativeWorkerLoop(settings, channel, runner, host.clock, rule_runner, spool=spool)
         if rule_runner is not None:
             rule_runner.on_output = loop.set_progress
         worker = _SocketWorker(loop, channel, runner, settings, announce)

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from selectors import EVENT_READ, BaseSelector
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskyard.core.identity import split
 from taskyard.core.limits import SECOND_NS
@@ -29,6 +29,9 @@ from taskyard.process.child import STATUS_UNKNOWN
 from taskyard.worker.devices import Shares
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import DRAIN_BYTES_MAX, KILL_GRACE_NS, READ_BYTES_MAX
+
+if TYPE_CHECKING:
+    from taskyard.worker.spool import OutputSpool
 
 #: Python ignores these signals. Programs expect their defaults.
 _RESTORED_SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -202,14 +205,33 @@ class RunnerContext(NamedTuple):
     #: /dev/null, opened.
     dev_null: int
     wall_ns: Callable[[], int]
+    #: Takes the output of programs. None: its end goes with the result.
+    spool: "OutputSpool | None" = None
+
+
+class PipeGate(Protocol):
+    """Limits how much is read from all pipes together."""
+
+    def is_full(self) -> bool: ...
+
+    def pause(self, resume: Callable[[], None]) -> None:
+        """Call `resume` when it is no longer full."""
 
 
 class Pipe:
     """A pipe from a process. Never blocks, and reads bounded amounts."""
 
-    def __init__(self, selector: BaseSelector, on_data: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        selector: BaseSelector,
+        on_data: Callable[[bytes], None],
+        gate: PipeGate | None = None,
+    ) -> None:
+        """Pass bytes to `on_data`. While the `gate` is full, nothing is read."""
         self._selector = selector
         self._on_data = on_data
+        self._gate = gate
+        self._is_paused = False
         reading, self._writing = os.pipe()
         #: None when all its writers have closed it.
         self._reading: int | None = reading
@@ -239,12 +261,23 @@ class Pipe:
 
     def close(self) -> None:
         if self._reading is not None:
-            self._selector.unregister(self._reading)
+            if not self._is_paused:
+                self._selector.unregister(self._reading)
             os.close(self._reading)
             self._reading = None
 
     def _on_readable(self, _events: int) -> None:
-        self._read()
+        if self._gate is not None and self._reading is not None and self._gate.is_full():
+            self._is_paused = True
+            self._selector.unregister(self._reading)
+            self._gate.pause(self._resume)
+        else:
+            self._read()
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        if self._reading is not None:
+            self._selector.register(self._reading, EVENT_READ, self._on_readable)
 
     def _read(self) -> int:
         """Read once, and return the number of bytes."""

@@ -1,8 +1,9 @@
 """Tasks of `exec`: one program each, by its argv and never through a shell.
 
-Its stdin is empty, bytes of the payload, or a file. Its stdout is the result. Of a longer one the
-last part is kept, with the full length: a task that ran for hours does not fail for printing too
-much. The output is the end of stdout and stderr together, in the order of reading.
+Its stdin is empty, bytes of the payload, or a file. Its stdout is the result. A native worker
+passes stdout and stderr to a spool, which keeps them whole. Other workers keep the last part of
+stdout, with the full length: a task that ran for hours does not fail for printing too much. Their
+output is the end of both streams together, in the order of reading.
 """
 
 import errno
@@ -15,6 +16,7 @@ from typing import Final
 from msgspec import structs
 
 from taskyard.core.events import Outcome
+from taskyard.core.output import Stream
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.payloads import Command
 from taskyard.worker.devices import Shares, resource_env
@@ -29,6 +31,7 @@ from taskyard.worker.processes import (
     start,
     task_env,
 )
+from taskyard.worker.spool import OutputSpool
 
 #: Errors of the machine, not the program: no files, processes, memory or space left.
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
@@ -53,8 +56,8 @@ class ProgramOutput:
 
     def done(self, job: Job) -> JobResult:
         """Return the result of a program that succeeded."""
-        result = self.result.with_size()
-        done = JobResult(job, Outcome.DONE, result.text, result_bytes_total=result.bytes_total)
+        text, bytes_total = self.result.with_size()
+        done = JobResult(job, Outcome.DONE, text, result_bytes_total=bytes_total)
         if not self.treat_output_as_result():
             done.output, done.output_bytes_total = self.output.with_size()
         return done
@@ -64,6 +67,38 @@ class ProgramOutput:
         output, bytes_total = self.output.with_size()
         return JobResult(job, Outcome.FAILED, reason, output, output_bytes_total=bytes_total)
 
+    def last_line(self) -> bytes:
+        """Return the last line of the output, for a reason."""
+        return last_line(self.output.value())
+
+
+class SpooledOutput:
+    """The two streams of a program, which a spool keeps whole."""
+
+    def __init__(self, spool: OutputSpool, job: Job) -> None:
+        self._stdout = spool.stream(job, Stream.STDOUT)
+        self._stderr = spool.stream(job, Stream.STDERR)
+        self.add_stdout, self.add_stderr = self._stdout.add, self._stderr.add
+
+    def done(self, job: Job) -> JobResult:
+        """Return the result of a program that succeeded."""
+        kept = self._stdout.kept()
+        done = JobResult(job, Outcome.DONE, kept.text, result_bytes_total=kept.bytes_total)
+        if self._stderr.bytes_total or self._stdout.needs_file:
+            done.streams = (self._stdout, self._stderr)
+        return done
+
+    def failed(self, job: Job, reason: bytes) -> JobResult:
+        """Return the result of a program that failed."""
+        failed = JobResult(job, Outcome.FAILED, reason)
+        if self._stdout.bytes_total or self._stderr.bytes_total:
+            failed.streams = (self._stdout, self._stderr)
+        return failed
+
+    def last_line(self) -> bytes:
+        """Return the last line of stderr, or else of stdout, for a reason."""
+        return last_line(self._stderr.end_text()) or last_line(self._stdout.end_text())
+
 
 class Program(SupervisedProcess):
     """A running program and its pipes."""
@@ -72,7 +107,7 @@ class Program(SupervisedProcess):
         self,
         job: Job,
         process: Process,
-        printed: ProgramOutput,
+        printed: ProgramOutput | SpooledOutput,
         pipes: Sequence[Pipe],
         runner_context: RunnerContext,
         *,
@@ -106,7 +141,7 @@ class Program(SupervisedProcess):
 
     def _reason(self, status: int) -> bytes:
         """Return why it failed, with the last line of its output."""
-        line = last_line(self._printed.output.value())
+        line = self._printed.last_line()
         if self._ending is None and status > 0:
             text = status_text(status).encode()
             return text + b": " + line if line else text
@@ -159,10 +194,11 @@ def _open_file(command: Command) -> int:
 def _start(
     job: Job, command: Command, runner_context: RunnerContext, gpus: Shares, stdin: int
 ) -> Program:
-    printed = ProgramOutput()
-    stdout = Pipe(runner_context.selector, printed.add_stdout)
+    spool = runner_context.spool
+    printed = ProgramOutput() if spool is None else SpooledOutput(spool, job)
+    stdout = Pipe(runner_context.selector, printed.add_stdout, spool)
     with stdout.writing_end() as stdout_writing:
-        stderr = Pipe(runner_context.selector, printed.add_stderr)
+        stderr = Pipe(runner_context.selector, printed.add_stderr, spool)
         with stderr.writing_end() as stderr_writing:
             streams = Streams(stdin, stdout_writing, stderr_writing)
             env = {

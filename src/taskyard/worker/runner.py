@@ -15,7 +15,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from taskyard.core.events import Outcome
 from taskyard.core.runs import Run
@@ -33,6 +33,7 @@ from taskyard.worker.limits import REAP_INTERVAL_NS
 from taskyard.worker.memory import MemoryGuard
 from taskyard.worker.processes import RunnerContext, SupervisedProcess
 from taskyard.worker.programs import not_started, start_program
+from taskyard.worker.spool import OutputSpool
 from taskyard.worker.workplaces import Workplaces
 
 __all__ = ["Job", "JobResult", "ProcessRunner", "Work"]
@@ -51,7 +52,7 @@ class ProcessRunner:
     functions are called too.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         slots: int,
         allow: Sequence[str],
@@ -59,7 +60,9 @@ class ProcessRunner:
         *,
         allow_pickle: bool = False,
         gpus: Sequence[str] = (),
+        spool: OutputSpool | None = None,
     ) -> None:
+        """`spool` takes the output of programs. Without one, its end goes with their results."""
         self.slots_total = slots
         self._gpus = DevicePool(gpus)
         self._memory_guard = MemoryGuard(clock.monotonic_ns)
@@ -80,6 +83,7 @@ class ProcessRunner:
             dict(os.environ),
             self._dev_null,
             clock.wall_ns,
+            spool,
         )
         self._workplaces = Workplaces(socket.gethostname(), self._context.env)
         self._files = CommandFiles()
@@ -330,8 +334,9 @@ class StdinRunner(ProcessRunner):
         *,
         allow_pickle: bool = False,
         gpus: Sequence[str] = (),
+        spool: OutputSpool | None = None,
     ) -> None:
-        super().__init__(slots, allow, clock, allow_pickle=allow_pickle, gpus=gpus)
+        super().__init__(slots, allow, clock, allow_pickle=allow_pickle, gpus=gpus, spool=spool)
         self._argv = list(argv)
 
     def start(self, job: Job) -> None:
@@ -349,8 +354,10 @@ def make_runner(  # noqa: PLR0913  # the last ones are named
     *,
     allow_pickle: bool = False,
     gpus: Sequence[str] = (),
+    spool: OutputSpool | None = None,
 ) -> ProcessRunner:
     """Return a runner. `command` takes the payloads that don't describe their work."""
+    shared: Any = {"allow_pickle": allow_pickle, "gpus": gpus, "spool": spool}
     if command is None:
-        return ProcessRunner(slots, allow, clock, allow_pickle=allow_pickle, gpus=gpus)
-    return StdinRunner(slots, command, clock, allow, allow_pickle=allow_pickle, gpus=gpus)
+        return ProcessRunner(slots, allow, clock, **shared)
+    return StdinRunner(slots, command, clock, allow, **shared)

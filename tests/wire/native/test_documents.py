@@ -114,7 +114,7 @@ def test_truncated_result_is_sent_with_its_length(*, stream: bool) -> None:
     )
     counter.frames([b"", peer.complete(7, b"w", reports)], b"w")
     (replies,) = [Reply(body) for route, body in counter.sent if route == b"client"]
-    assert replies.results == [Result(b"whole"), Result(b"end", 9)]
+    assert replies.results == [Result(b"whole"), Result(b"end", 9, has_stderr=True)]
     records = counter.scheduler.take_records()
     (progressed,) = [one for one in records if isinstance(one, Progressed)]
     assert progressed.text_bytes_total == [0, 5]

@@ -23,6 +23,7 @@ from simulator.models import (
     Violation,
 )
 from simulator.network import Message
+from simulator.outputs import OutputChecker
 from simulator.plan import SECOND_NS
 from simulator.reference_model import ReferenceModel
 from taskyard.core import events
@@ -75,6 +76,7 @@ _HEARTBEAT_EVENTS: Final = (
     events.TasksReported,
     events.TasksReturned,
     events.TasksProgressed,
+    events.OutputAppended,
     events.SlotFreed,
 )
 
@@ -112,6 +114,7 @@ class Checker:
         self.submissions = SubmissionChecker(self.model)
         self.messages = MessageChecker(self.model, self.submissions)
         self.replies = ReplyChecker(self.model, self.submissions)
+        self.outputs = OutputChecker()
         #: When the broker last received a message of each worker.
         self._last_seen_by_worker: dict[bytes, int] = {}
         #: When the broker last received a message of each process, by name and incarnation.
@@ -294,6 +297,7 @@ class Checker:
 
     def _after(self, record: r.AnyRecord) -> None:
         self.replies.store_outputs(record)
+        self.outputs.on_durable(record)
         if isinstance(record, _ENDS_OF_ATTEMPTS):
             for name, attempt in zip(record.names, record.attempts, strict=True):
                 self.replies.on_end(name, attempt, record)

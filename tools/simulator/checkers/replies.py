@@ -182,5 +182,6 @@ class ReplyChecker:
             for name, result in zip(record.names, record.results or repeat(b""), strict=False):
                 self._results.setdefault(name, {})[result] = None
         elif isinstance(record, r.Progressed):
-            for name, text in zip(record.names, record.texts, strict=True):
-                self._outputs.setdefault(name, {})[text] = None
+            errors = record.stderrs or repeat(b"")
+            for name, text, error in zip(record.names, record.texts, errors, strict=False):
+                self._outputs.setdefault(name, {})[text + error] = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simulator.mutations.registry import mutation, mutation_for_kinds, patched
+from taskyard.broker.output_store import OutputMemory, key_of
 from taskyard.client.watches import Watches
 from taskyard.core.events import Outcome
 from taskyard.net.channel import Channel
@@ -21,9 +22,13 @@ from taskyard.wire.round_robin.frames import EXEC, INCREMENT, PING, Message
 from taskyard.wire.wmp import frames as wmp_frames
 from taskyard.wire.wmp import peer as wmp_peer
 from taskyard.worker import native
+from taskyard.worker.output_sender import OutputSender
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from taskyard.core.output import OutputChunk
+    from taskyard.worker.jobs import JobResult
 
 
 def _no_op(*_arguments: Any, **_named: Any) -> None:
@@ -37,6 +42,32 @@ def _no_op(*_arguments: Any, **_named: Any) -> None:
 def native_reconnect_not_noticed() -> Iterator[None]:
     """Resend a request that was lost with its connection only when it is overdue."""
     with patched(Channel, "_check_reconnected", _no_op):
+        yield
+
+
+@mutation_for_kinds("native")
+def output_written_without_offset() -> Iterator[None]:
+    """Append a chunk of output to its file, wherever it belongs."""
+
+    def write(self: OutputMemory, chunk: OutputChunk) -> bool:
+        self.streams.setdefault(key_of(chunk), bytearray()).extend(chunk.data)
+        return True
+
+    with patched(OutputMemory, "write", write):
+        yield
+
+
+@mutation_for_kinds("native")
+def output_report_not_held_back() -> Iterator[None]:
+    """Report a task before the broker has acknowledged all of its output."""
+    sound = OutputSender.hold
+
+    def hold(self: OutputSender, done: JobResult) -> bool:
+        if sound(self, done):
+            self.held.remove(done)
+        return False
+
+    with patched(OutputSender, "hold", hold):
         yield
 
 

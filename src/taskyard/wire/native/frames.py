@@ -35,11 +35,13 @@ from taskyard.errors import Malformed, PeerError
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import environments
 from taskyard.wire.native import runs as native_runs
+from taskyard.wire.native import streams as native_streams
 from taskyard.wire.native.counts import LOGS_MAX, TooMany, check_counts, check_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from taskyard.core.output import OutputColumns
     from taskyard.core.resources import Resources
     from taskyard.core.runs import RunColumns
 
@@ -91,6 +93,8 @@ class Report(Struct):
     output_bytes_total: list[int] | None = None
     #: How the attempts ran.
     runs: RunColumns | None = None
+    #: stdout and stderr of the attempts.
+    streams: OutputColumns | None = None
 
 
 def parse(kind: type[_M], raw: bytes) -> _M:
@@ -401,10 +405,12 @@ def report_of(query: pb.QueryMsg) -> Report:
         if query.task:
             raise Malformed("tasks in `task` and `batch`: only one is allowed")
         report = _report_in_columns(query.batch)
+        report.streams = native_streams.decode_columns(query.batch, len(report.names))
         report.runs = native_runs.decode_columns(query.batch, query.host)
     else:
         messages = _tasks(query)
         report = _report_in_messages(messages)
+        report.streams = native_streams.decode_messages(messages)
         report.runs = native_runs.decode_messages(messages, query.host)
     check_text([query.host], "a host")
     columns = (report.attempts, report.outcomes, report.texts, report.retry_at_ns)

@@ -13,11 +13,13 @@ from msgspec import Struct
 
 from taskyard.core.events import Outcome, Scope, UnknownPolicy
 from taskyard.core.model import Refusal, Result, shown
+from taskyard.core.output import OutputColumns, Stream
 from taskyard.core.runs import RunColumns
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.native import frames as tasks
 from taskyard.wire.native import runs as native_runs
+from taskyard.wire.native import streams
 from taskyard.wire.native.frames import decode_rule
 from taskyard.wire.payloads import is_command
 
@@ -183,13 +185,23 @@ class Reply:
     def results(self) -> list[Result]:
         """The results, each with its length before it was truncated."""
         batch = self._query.batch
-        return [*map(Result, batch.text, batch.result_bytes_total or repeat(0))]
+        totals = batch.result_bytes_total or repeat(0)
+        if not batch.files:
+            return [*map(Result, batch.text, totals)]
+        in_files = [bool(files & Stream.STDOUT) for files in batch.files]
+        printed = [bool(files & Stream.STDERR) for files in batch.files]
+        return [*map(Result, batch.text, totals, in_files, printed)]
 
     @property
     def outputs_with_size(self) -> list[Result]:
         """The outputs, each with its length before it was truncated."""
         batch = self._query.batch
         return [*map(Result, batch.output, batch.output_bytes_total or repeat(0))]
+
+    @property
+    def page(self) -> streams.OutputPage:
+        """Output of a stream: the requested part."""
+        return streams.decode_page(self._query)
 
     def clauses(self) -> list[Rule]:
         """Decode the rules of a Rules reply, of which the first match applies. Options that concern
@@ -283,6 +295,8 @@ class ReportColumns(Struct):
     #: Lengths of results and outputs before they were truncated, 0 for whole ones.
     result_bytes_total: list[int] = []
     output_bytes_total: list[int] = []
+    #: stdout and stderr of the attempts. Columns of empty values are not sent.
+    streams: OutputColumns | None = None
     #: Measurements of the attempts. None: not measured.
     runs: RunColumns | None = None
 
@@ -304,6 +318,8 @@ def complete(
         "result_bytes_total": reports.result_bytes_total,
         "output_bytes_total": reports.output_bytes_total,
     }
+    if reports.streams is not None:
+        given |= streams.encode_columns(reports.streams)
     columns: tasks.Columns = {"name": reports.names, "attempt": reports.attempts}
     columns |= {field: column for field, column in given.items() if any(column)}
     if reports.runs is not None:

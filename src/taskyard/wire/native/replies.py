@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskyard.core import effects
 from taskyard.core.model import Refusal
+from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire import views
@@ -262,10 +263,23 @@ def _record_page(pending: PendingRequests, effect: effects.RecordPage) -> list[R
 def _task_output(pending: PendingRequests, effect: effects.TaskOutput) -> list[Reply]:
     if not effect.found:
         return pending.answer(effect.request, _Q.NotFound)
+    if effect.problem:
+        code, reason = Refusal.UNKNOWN.value.encode(), effect.problem.encode()
+        return pending.answer(effect.request, _Q.NotFound, code=code, reason=reason)
     batch = pb.Batch(name=[effect.name], output=[effect.text])
     if effect.text_bytes_total:
         batch.output_bytes_total.append(effect.text_bytes_total)
-    return pending.answer(effect.request, _Q.Output, batch=batch)
+    if effect.stream is None:
+        return pending.answer(effect.request, _Q.Output, batch=batch)
+    more = {"attempt": effect.attempt, "offset": effect.offset, "live": effect.live}
+    return pending.answer(effect.request, _Q.Output, batch=batch, **more)
+
+
+def _output_written(pending: PendingRequests, effect: effects.OutputWritten) -> list[Reply]:
+    if not effect.missing:
+        return pending.answer(effect.request, _Q.OK)
+    names, attempts = zip(*effect.missing, strict=True)
+    return pending.answer(effect.request, _Q.NotFound, batch=pb.Batch(name=names, attempt=attempts))
 
 
 _REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list[Reply]]]] = {
@@ -288,6 +302,7 @@ _REPLIES: Final[dict[type[effects.Effect], Callable[[PendingRequests, Any], list
     effects.ExplanationReply: _explained,
     effects.WorkerList: _worker_list,
     effects.TaskOutput: _task_output,
+    effects.OutputWritten: _output_written,
     effects.RecordPage: _record_page,
     effects.RuleList: _rule_list,
 }
@@ -379,6 +394,10 @@ def _collect(entry: PendingRequest, effect: effects.Settled) -> None:
         notice = entry.notice = _CollectedSettled(effect.client, effect.request, [], [], [])
     if effect.truncated:
         notice.truncated = {**(notice.truncated or {}), **effect.truncated}
+    if effect.in_files:
+        notice.in_files = {**(notice.in_files or {}), **effect.in_files}
+    if effect.printed:
+        notice.printed = {**(notice.printed or {}), **effect.printed}
     if effect.aliases:
         notice.aliases = {**(notice.aliases or {}), **effect.aliases}
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
@@ -397,7 +416,7 @@ def _take_ready(effect: effects.Settled) -> effects.Settled:
     if not effect.records:
         return effect
     ready = effects.Settled(effect.client, effect.request, [], [], [], truncated=effect.truncated)
-    ready.aliases = effect.aliases
+    ready.aliases, ready.in_files, ready.printed = effect.aliases, effect.in_files, effect.printed
     rest = effects.Settled(effect.client, effect.request, [], [], [])
     for name, state, text in zip(effect.names, effect.states, effect.texts, strict=True):
         part = rest if text is None else ready
@@ -416,6 +435,12 @@ def _settled_columns(notice: effects.Settled) -> tasks.Columns:
     columns: tasks.Columns = {"name": names, "standing": notice.states, "text": texts}
     if notice.truncated:
         columns["result_bytes_total"] = [notice.truncated.get(name, 0) for name in notice.names]
+    if notice.in_files or notice.printed:
+        in_files, printed = notice.in_files or {}, notice.printed or {}
+        columns["files"] = [
+            Stream.STDOUT * (name in in_files) + Stream.STDERR * (name in printed)
+            for name in notice.names
+        ]
     return columns
 
 
@@ -434,5 +459,9 @@ def _parts(notice: effects.Settled) -> list[effects.Settled]:
 def _part(notice: effects.Settled, start: int, end: int) -> effects.Settled:
     columns = (notice.names[start:end], notice.states[start:end], notice.texts[start:end])
     return effects.Settled(
-        notice.client, notice.request, *columns, truncated=notice.truncated, aliases=notice.aliases
+        *(notice.client, notice.request, *columns),
+        truncated=notice.truncated,
+        in_files=notice.in_files,
+        printed=notice.printed,
+        aliases=notice.aliases,
     )

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskyard.core import events
-from taskyard.core.limits import NUMBER_MAX, SECOND_NS
+from taskyard.core.limits import NUMBER_MAX, OUTPUT_PAGE_BYTES_MAX, SECOND_NS
 from taskyard.core.model import WorkerFacts
 from taskyard.core.states import TaskState
 from taskyard.errors import Malformed
 from taskyard.wire import dwork_pb2 as pb
 from taskyard.wire.dialect import PREFIXES
 from taskyard.wire.native import frames as tasks
+from taskyard.wire.native import streams
 from taskyard.wire.native.frames import (
     FACTS_CACHE_BYTES_MAX,
     UNREGISTERED_FACTS,
@@ -161,6 +162,7 @@ def _reported(
         result_bytes_total=report.result_bytes_total,
         incarnation=_incarnation(query),
         runs=report.runs,
+        output=report.streams,
     )
 
 
@@ -222,6 +224,15 @@ def _progress(pending: PendingRequests, incoming: Request) -> Sequence[events.Ev
     _location(incoming.query)
     event = _printed(incoming.query, _report(incoming.query))
     event.request = pending.add(incoming)
+    return [event]
+
+
+def _append(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
+    query, batch = incoming.query, incoming.query.batch
+    event = events.OutputAppended(0, _location(query), *streams.decode_chunks(batch))
+    tasks.check_count(len(event.names))
+    tasks.check_text(event.names, "names")
+    event.request, event.incarnation = pending.add(incoming), _incarnation(query)
     return [event]
 
 
@@ -287,7 +298,19 @@ def _explain(pending: PendingRequests, incoming: Request) -> Sequence[events.Eve
 
 
 def _output(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
-    return [events.OutputRequested(0, incoming.route, _name(incoming.query), pending.add(incoming))]
+    query, name = incoming.query, _name(incoming.query)
+    if not query.HasField("stream_number"):
+        return [events.OutputRequested(0, incoming.route, name, pending.add(incoming))]
+    return [
+        events.OutputRequested(
+            *(0, incoming.route, name),
+            stream=streams.decode_stream(query.stream_number),
+            attempt=min(query.attempt, NUMBER_MAX) if query.HasField("attempt") else None,
+            offset=min(query.offset, NUMBER_MAX),
+            count=min(_count(query, OUTPUT_PAGE_BYTES_MAX), OUTPUT_PAGE_BYTES_MAX),
+            request=pending.add(incoming),
+        )
+    ]
 
 
 def _results(pending: PendingRequests, incoming: Request) -> Sequence[events.Event]:
@@ -365,6 +388,7 @@ _DECODERS: Final[dict[int, Callable[[PendingRequests, Request], Sequence[events.
     _Q.Cancel: _command,
     _Q.Retry: _command,
     _Q.Progress: _progress,
+    _Q.Append: _append,
     _Q.Heartbeat: _heartbeat,
     _Q.Watch: _watch,
     _Q.List: _list,

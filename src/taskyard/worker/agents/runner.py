@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from taskyard.net.protocols import Clock
     from taskyard.worker.agents.rules import LaneKey
     from taskyard.worker.runner import Work
+    from taskyard.worker.spool import OutputSpool
 
 #: Variables that agents inherit from the worker.
 PASSED_VARIABLES: Final = ("PATH", "HOME", "LANG", "TZ", "USER", "TMPDIR")
@@ -154,8 +155,9 @@ class AgentRunner(runner.ProcessRunner):
         allow_pickle: bool = False,
         env: Mapping[str, str] | None = None,
         gpus: Sequence[str] = (),
+        spool: OutputSpool | None = None,
     ) -> None:
-        super().__init__(slots, allow, clock, allow_pickle=allow_pickle, gpus=gpus)
+        super().__init__(slots, allow, clock, allow_pickle=allow_pickle, gpus=gpus, spool=spool)
         environment = clean_environment(os.environ) | dict(env or {})
         runner_context = self._context._replace(env=environment)
         self._agent_context = AgentContext(runner_context, clock.wall_ns, self._forward_output)

@@ -1,0 +1,99 @@
+"""Parts of streams for replies: from the journal's records, the index, or the files.
+
+A stream of an ended attempt is in a record as a whole, or as head and tail, and then in a file.
+That of a running attempt, and of one that was lost with its worker, is in a file alone. Records of
+one task are linked: each names the one with the output of the attempt before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from taskyard.broker.output_store import StreamKey
+from taskyard.core.identity import split
+from taskyard.core.model import Result
+from taskyard.core.output import Stream
+from taskyard.core.records import Progressed
+from taskyard.journal.recovery import stream_in
+
+if TYPE_CHECKING:
+    from taskyard.broker.output_store import OutputStore
+    from taskyard.core.effects import TaskOutput
+    from taskyard.core.records import AnyRecord
+
+#: Records followed for one reply. The task's attempts before are found in the index.
+LINKS_MAX: Final = 100
+
+REMOVED: Final = "output removed by `taskyard clean`"
+
+
+class RecordReader(Protocol):
+    """Reads the records that hold output."""
+
+    def record(self, number: int) -> AnyRecord | None:
+        """Return a record of the journal, or None if its row is trimmed."""
+
+    def finished(self, number: int, name: bytes) -> Result:
+        """Return the result that a record holds."""
+
+    def archived(self, name: bytes, attempt: int, stream: Stream) -> Result | None:
+        """Return a stream from the index, or None if it is not there."""
+
+
+class OutputPages:
+    """Completes replies to requests for a part of a stream."""
+
+    def __init__(self, records: RecordReader, store: OutputStore) -> None:
+        self._records = records
+        self._store = store
+
+    def load(self, reply: TaskOutput) -> None:
+        """Insert the requested part."""
+        found = self._read(reply) if reply.live else None
+        kept = self._kept(reply) if found is None else None
+        if kept is None:
+            found = found or self._read(reply)
+            reply.text, reply.text_bytes_total = found or (b"", 0)
+        elif kept.in_file:
+            found = self._read(reply)
+            if found is None:
+                about = f"task {reply.name.decode(errors='backslashreplace')}"
+                reply.problem = f"{about}, attempt {reply.attempt}: {REMOVED}"
+            else:
+                reply.text, reply.text_bytes_total = found[0], max(found[1], kept.bytes_total)
+        else:
+            reply.text = kept.text[reply.offset : reply.offset + reply.count]
+            reply.text_bytes_total = kept.bytes_total or len(kept.text)
+
+    def _read(self, reply: TaskOutput) -> tuple[bytes, int] | None:
+        assert reply.stream is not None  # noqa: S101  # see `load`
+        name = split(reply.name, reply.campaign)
+        key = StreamKey(reply.campaign, name, reply.attempt, reply.stream)
+        return self._store.read(key, reply.offset, reply.count)
+
+    def _kept(self, reply: TaskOutput) -> Result | None:
+        """Return what the journal keeps of a stream. None: nothing, a file may have it."""
+        assert reply.stream is not None  # noqa: S101  # see `load`
+        found = self._printed(reply)
+        printed, is_mixed = (None, False) if found is None else found
+        if printed is None:
+            printed = self._records.archived(reply.name, reply.attempt, reply.stream)
+        if reply.finished_record and reply.stream is Stream.STDOUT and not is_mixed:
+            return self._records.finished(reply.finished_record, reply.name)
+        if printed is None and reply.finished_record:
+            return Result(b"")  # done without any stderr
+        return printed
+
+    def _printed(self, reply: TaskOutput) -> tuple[Result, bool] | None:
+        """Return a stream from the task's records, and whether it is both streams together."""
+        number = reply.record
+        for _ in range(LINKS_MAX):
+            record = self._records.record(number) if number else None
+            if not isinstance(record, Progressed):
+                return None
+            index = record.names.index(reply.name)
+            if record.attempts[index] == reply.attempt:
+                assert reply.stream is not None  # noqa: S101  # see `load`
+                return stream_in(record, index, reply.stream), record.stderrs is None
+            number = record.previous[index] if record.previous else 0
+        return None

@@ -1,0 +1,163 @@
+"""`taskyard clean`: remove output files of settled tasks.
+
+Works on the files of a state directory, with or without a broker. The journal keeps the results of
+short commands, and head and tail of long output.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskyard.cli.completion import complete_campaign
+from taskyard.cli.connection import connect_read_only, local_state
+from taskyard.cli.documents import CleanDocument
+from taskyard.cli.format import format_count
+from taskyard.cli.options import DURATION, SIZE, CliContext, broker_options
+from taskyard.cli.output import example, print_document
+from taskyard.core.identity import spelling
+from taskyard.core.model import shown
+from taskyard.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taskyard.broker.output_store import OutputFile
+    from taskyard.cli.connection import ReadOnlyClient
+
+#: Names in one request.
+_NAMES_PER_REQUEST: Final = 1000
+
+_SETTLED_STATES: Final = ("done", "failed", "cancelled")
+
+_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_UNIT: Final = 1024
+
+
+@click.command(
+    epilog=example("clean --older-than 30d --dry-run", "clean --campaign thumbs --keep-size 5G")
+)
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    type=DURATION,
+    help="Only output that was written longer ago than this.",
+)
+@click.option(
+    "--campaign",
+    metavar="NAME",
+    help="Only output of this campaign.",
+    shell_complete=complete_campaign,
+)
+@click.option(
+    "--keep-size",
+    metavar="SIZE",
+    type=SIZE,
+    help="Keep this much of it, the newest. The rest is removed.",
+)
+@click.option("--all", "everything", is_flag=True, help="All output of settled tasks.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing, and print what would be removed.")
+@broker_options
+@click.pass_obj
+def clean(  # noqa: PLR0913  # one per option
+    cli_context: CliContext,
+    older_than: int | None,
+    campaign: str | None,
+    keep_size: int | None,
+    *,
+    everything: bool,
+    dry_run: bool,
+) -> None:
+    """Remove output files of settled tasks.
+
+    Long output is kept in files of the state directory. This command removes those that match every
+    option. At least one option is required. Tasks that may still run are skipped. Results of up to
+    16 KiB stay, and head and tail of longer ones.
+    """
+    from taskyard.broker import output_store  # noqa: PLC0415  # not for `taskyard --help`
+
+    if older_than is None and campaign is None and keep_size is None and not everything:
+        raise UserError("clean: give --older-than, --campaign, --keep-size or --all")
+    files = list(output_store.walk(local_state(cli_context) / output_store.FOLDER))
+    if campaign is not None:
+        files = [file for file in files if shown(file.campaign) == campaign]
+    with connect_read_only(cli_context) as broker:
+        active = _active(broker, files)
+    settled = [file for file in files if _full_name(file) not in active]
+    chosen = settled if older_than is None else _older(settled, older_than)
+    if keep_size is not None:
+        chosen = _beyond(chosen, keep_size)
+    if not dry_run:
+        for file in chosen:
+            output_store.remove(file)
+    _report(cli_context, chosen, len(active), dry_run=dry_run)
+
+
+def _full_name(file: OutputFile) -> str:
+    return shown(spelling(file.campaign, file.name))
+
+
+def _active(broker: ReadOnlyClient, files: list[OutputFile]) -> set[str]:
+    """Return the full names of tasks that may still run."""
+    names = iter(dict.fromkeys(map(_full_name, files)))
+    active: set[str] = set()
+    while some := list(islice(names, _NAMES_PER_REQUEST)):
+        found = broker.existing(some)
+        active |= {name for name in found if found[name]["state"] not in _SETTLED_STATES}
+    return active
+
+
+def _older(files: list[OutputFile], age_ns: int) -> list[OutputFile]:
+    since_ns = time.time_ns() - age_ns
+    return [file for file in files if file.written_ns < since_ns]
+
+
+def _beyond(files: list[OutputFile], keep_bytes: int) -> list[OutputFile]:
+    """Return the older files beyond a total size of the newest ones."""
+    return list(_beyond_newest(sorted(files, key=_written_ns, reverse=True), keep_bytes))
+
+
+def _beyond_newest(files: list[OutputFile], keep_bytes: int) -> Iterator[OutputFile]:
+    kept = 0
+    for file in files:
+        kept += file.bytes_total
+        if kept > keep_bytes:
+            yield file
+
+
+def _written_ns(file: OutputFile) -> int:
+    return file.written_ns
+
+
+def _report(
+    cli_context: CliContext, chosen: list[OutputFile], active: int, *, dry_run: bool
+) -> None:
+    tasks = len({_full_name(file) for file in chosen})
+    size = sum(file.bytes_total for file in chosen)
+    if cli_context.as_json:
+        print_document(
+            CleanDocument(
+                files=len(chosen), tasks=tasks, bytes=size, active_tasks=active, dry_run=dry_run
+            )
+        )
+        return
+    verb = "would remove" if dry_run else "removed"
+    click.echo(
+        f"{verb} {format_count(len(chosen), 'file')} of {format_count(tasks, 'task')}, "
+        f"{format_size(size)}"
+    )
+    if active and not cli_context.quiet:
+        text = f"{format_count(active, 'task')} may still run: their output stays"
+        click.echo(text, err=True)
+
+
+def format_size(size_bytes: float) -> str:
+    """Format a size for people: `1.2 GiB`."""
+    for unit in _UNITS:
+        if size_bytes < _UNIT or unit == _UNITS[-1]:
+            break
+        size_bytes /= _UNIT
+    return f"{size_bytes:.0f} {unit}" if unit == _UNITS[0] else f"{size_bytes:.1f} {unit}"

@@ -1,0 +1,304 @@
+"""Commands that print what tasks wrote: `result`, `results`, `log`.
+
+Long output is printed part by part, so that memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskyard.cli.completion import complete_campaign, complete_name
+from taskyard.cli.connection import connect_client, connect_read_only, stream_parts
+from taskyard.cli.documents import LogDocument, ResultDocument, ResultsDocument
+from taskyard.cli.format import escape_line, full_name, task_name_fields
+from taskyard.cli.options import CliContext, broker_options, raw_option
+from taskyard.cli.output import (
+    encode_json,
+    example,
+    print_document,
+    result_fields,
+    text_or_base64,
+    warn_if_truncated,
+    write_bytes,
+    write_lines,
+    write_result,
+)
+from taskyard.errors import ExitCode, OutputTruncated, TaskFailed, UnknownName, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+    from taskyard.cli.connection import ReadOnlyClient
+    from taskyard.core.model import Result
+
+#: How often `log --follow` asks for more.
+POLL_SECONDS: Final = 0.25
+
+#: The path of stdout.
+_STDOUT: Final = "-"
+
+#: Nothing of a task in these states follows, unless it is retried.
+_SETTLED_STATES: Final = ("done", "failed", "cancelled")
+
+#: Functions return values. Their printed output is one text, which is not followed.
+_FUNCTION_SERVICES: Final = ("call", "pickle")
+
+
+@click.command(epilog=example("result fetch-a --output a.bin"))
+@click.argument("name", shell_complete=complete_name)
+@click.option("--output", metavar="FILE", help="Write to this file instead of stdout.")
+@raw_option
+@broker_options
+@click.pass_obj
+def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
+    """Print the result of a task, byte for byte.
+
+    The result of a command is its whole stdout, that of a function its return value as JSON. On a
+    terminal, control characters are escaped (see --raw) and a missing last newline is added. Exit 1
+    if there is no result because the task failed, was cancelled or is not done.
+    """
+    with connect_read_only(cli_context) as broker, ExitStack() as stack:
+        (name,) = broker.resolve([name])
+        value = broker.kept_result(name)
+        write: Callable[[bytes], object] = write_result
+        if output not in (None, _STDOUT):
+            write = stack.enter_context(Path(str(output)).open("wb")).write
+        if cli_context.as_json:
+            value = broker.result_with_size(name)
+            if write is not write_result:
+                write(value.text)
+            names = task_name_fields(broker.show(name))
+            print_document(ResultDocument(**names, **result_fields(value)))
+        elif value.in_file:
+            for part in stream_parts(broker, name):
+                (write_bytes if write is write_result else write)(part)
+            return ExitCode.OK
+        else:
+            write(value.text)
+    return warn_if_truncated(name, value)
+
+
+@click.command(epilog=example("results --campaign thumbs", "results --campaign thumbs --json"))
+@click.option(
+    "--campaign",
+    metavar="NAME",
+    required=True,
+    help="The campaign.",
+    shell_complete=complete_campaign,
+)
+@raw_option
+@broker_options
+@click.pass_obj
+def results(cli_context: CliContext, campaign: str) -> ExitCode:
+    """Print the results of all tasks of a campaign.
+
+    Prints every line of a result behind its task's name and a tab. With --json, prints a document
+    for each task in a line of its own. Exit 1 if a task has no result, or is not in the broker's
+    memory any more: `taskyard result NAME` prints the result of such a task.
+    """
+    from taskyard.client.requests import scope_of  # noqa: PLC0415  # not for `--help`
+
+    missing = total = 0
+    with connect_read_only(cli_context) as broker:
+        of_campaign = [one for one in broker.status()["campaigns"] if one["name"] == campaign]
+        known = sum(sum(one["counts"].values()) for one in of_campaign)
+        for view in broker.tasks(scope_of(campaign=campaign)):
+            total += 1
+            is_done = view["state"] == "done"
+            missing += not is_done
+            if cli_context.as_json:
+                click.echo(encode_json(_result_line(broker, view)))
+            elif is_done:
+                write_lines(_result(broker, view), view["name"].encode(errors="surrogateescape"))
+    if not total and not known:
+        raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
+    if missing and not cli_context.quiet:
+        click.echo(f"taskyard: {missing:,} of {total:,} tasks have no result", err=True)
+    if known > total:
+        text = (
+            f"{known - total:,} ended tasks are not in memory any more (use `taskyard result NAME`)"
+        )
+        cli_context.warn(text)
+    return ExitCode.TASK_FAILED if missing or known > total else ExitCode.OK
+
+
+def _result(broker: ReadOnlyClient, view: dict[str, Any]) -> Iterator[bytes]:
+    """Yield a task's result part by part."""
+    name = full_name(view)
+    value = broker.kept_result(name)
+    if value.in_file:
+        yield from stream_parts(broker, name)
+    else:
+        yield value.text
+        warn_if_truncated(name, value)
+
+
+def _result_line(broker: ReadOnlyClient, view: dict[str, Any]) -> ResultsDocument:
+    document = ResultsDocument(**task_name_fields(view), state=view["state"])
+    try:
+        fields = result_fields(broker.result_with_size(full_name(view)))
+    except TaskFailed:
+        document.reason = view["reason"] or f"the task is {view['state']}"
+        return document
+    for field, value in fields.items():
+        setattr(document, field, value)
+    return document
+
+
+@click.command(epilog=example("log fetch-a", "log fetch-a --follow", "log fetch-a --stderr"))
+@click.argument("name", shell_complete=complete_name)
+@click.option("-f", "--follow", is_flag=True, help="Print more as it arrives, until the task ends.")
+@click.option("--stdout", "stream", flag_value="stdout", help="Print stdout only.")
+@click.option("--stderr", "stream", flag_value="stderr", help="Print stderr only.")
+@click.option(
+    "--attempt",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Print the output of this attempt. If omitted, of the latest.",
+)
+@raw_option
+@broker_options
+@click.pass_obj
+def log(
+    cli_context: CliContext, name: str, stream: str | None, attempt: int | None, *, follow: bool
+) -> None:
+    """Print the output of a task, live while it runs.
+
+    Prints stdout, then stderr, byte for byte. On a terminal, control characters are escaped (see
+    --raw). With --follow, prints both in the order in which they arrive, and the output of further
+    attempts if the task is retried.
+    """
+    if follow and cli_context.as_json:
+        raise UserError("--follow: can't be used with --json")
+    wanted = [one == "stderr" for one in ("stdout", "stderr") if stream in (None, one)]
+    connect: Callable[[CliContext], AbstractContextManager[ReadOnlyClient]]
+    connect = connect_client if follow else connect_read_only
+    with connect(cli_context) as broker:
+        (name,) = broker.resolve([name])
+        view = broker.show(name)
+        if attempt is not None and attempt > view["attempt"]:
+            raise UserError(f"task {name}: no attempt {attempt} (the latest is {view['attempt']})")
+        printed = _LogPrinter(cli_context, broker, name, wanted)
+        if view["service"] in _FUNCTION_SERVICES:
+            printed.print_function(view)
+        elif cli_context.as_json:
+            printed.print_document(view, attempt)
+        elif follow:
+            printed.follow(attempt)
+        else:
+            printed.print_attempt(attempt)
+        printed.note_if_empty(view)
+
+
+class _LogPrinter:
+    """Prints streams of one task."""
+
+    def __init__(
+        self, cli_context: CliContext, broker: ReadOnlyClient, name: str, wanted: list[bool]
+    ) -> None:
+        """`wanted` are the streams, True for stderr."""
+        self._cli_context = cli_context
+        self._broker = broker
+        self._name = name
+        self._wanted = wanted
+        self._is_empty = True
+
+    def print_attempt(self, attempt: int | None) -> None:
+        """Print what is there of an attempt."""
+        for stderr in self._wanted:
+            self._write_all(stream_parts(self._broker, self._name, attempt, stderr=stderr))
+
+    def _write_all(self, parts: Iterable[bytes]) -> None:
+        try:
+            for part in parts:
+                self._write(part)
+        except OutputTruncated as error:
+            sys.stdout.flush()
+            self._cli_context.warn(str(error))
+
+    def _write(self, part: bytes) -> None:
+        self._is_empty = self._is_empty and not part
+        write_bytes(part)
+
+    def print_function(self, view: dict[str, Any]) -> None:
+        """Print the output of a function."""
+        printed = self._broker.output_with_size(self._name)
+        if self._cli_context.as_json:
+            fields = text_or_base64("stdout", printed.text)
+            names = task_name_fields(view)
+            print_document(LogDocument(**names, attempt=view["attempt"], **fields))
+            self._is_empty = False
+            return
+        self._is_empty = not printed.text
+        write_result(printed.text)
+        self._warn_if_cut(printed)
+
+    def _warn_if_cut(self, printed: Result) -> None:
+        if printed.bytes_total and not self._cli_context.quiet:
+            warn_if_truncated(self._name, printed)
+
+    def print_document(self, view: dict[str, Any], attempt: int | None) -> None:
+        """Print an attempt as JSON."""
+        number = view["attempt"] if attempt is None else attempt
+        fields: dict[str, Any] = {}
+        for stderr in self._wanted:
+            text = b"".join(stream_parts(self._broker, self._name, number, stderr=stderr))
+            fields |= text_or_base64("stderr" if stderr else "stdout", text)
+        print_document(LogDocument(**task_name_fields(view), attempt=number, **fields))
+        self._is_empty = False
+
+    def follow(self, attempt: int | None) -> None:
+        """Print an attempt until it ends, and those after it unless one was asked for."""
+        number, is_only = attempt, attempt is not None
+        offsets = dict.fromkeys(self._wanted, 0)
+        while True:
+            live, number = self._print_new(number, offsets)
+            sys.stdout.flush()
+            if live:
+                continue
+            if is_only or number is None:
+                return
+            view = self._broker.show(self._name)
+            if view["attempt"] > number:
+                number += 1
+                offsets = dict.fromkeys(self._wanted, 0)
+            elif view["state"] in _SETTLED_STATES or self._is_stuck(view):
+                return
+            else:
+                time.sleep(POLL_SECONDS)
+
+    def _print_new(self, attempt: int | None, offsets: dict[bool, int]) -> tuple[bool, int | None]:
+        """Print what arrived since the last call, after a pause if nothing did.
+
+        Return whether more may follow, and the number of the attempt.
+        """
+        is_live = has_more = False
+        for stderr in self._wanted:
+            page = self._broker.output_page(
+                self._name, offsets[stderr], stderr=stderr, attempt=attempt
+            )
+            attempt = page.attempt
+            self._write(page.data)
+            offsets[stderr] += len(page.data)
+            is_live = is_live or page.live
+            has_more = has_more or bool(page.data)
+        if is_live and not has_more:
+            time.sleep(POLL_SECONDS)
+        return is_live or has_more, attempt
+
+    def _is_stuck(self, view: dict[str, Any]) -> bool:
+        """Return whether a task waits for one that failed."""
+        if view["state"] != "blocked":
+            return False
+        return bool(self._broker.explain(self._name)["reason"] == "predecessor-failed")
+
+    def note_if_empty(self, view: dict[str, Any]) -> None:
+        if self._is_empty and not self._cli_context.quiet:
+            click.echo(f"task {escape_line(self._name)} ({view['state']}): no output", err=True)

@@ -1,0 +1,77 @@
+"""Sends output of running programs, and holds their reports until the broker has all of it.
+
+One message is in flight at a time. The channel resends it, and the broker writes by offset, so that
+a repeated message changes nothing. A broker that does not take output gets head and tail only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskyard.wire.native import peer, streams
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from taskyard.net.channel import Channel
+    from taskyard.wire.native.peer import Reply
+    from taskyard.wire.native.streams import StreamChunk
+    from taskyard.worker.jobs import JobResult
+    from taskyard.worker.settings import WorkerSettings
+    from taskyard.worker.spool import OutputSpool
+
+
+class OutputSender:
+    """The way of a worker's output to its broker."""
+
+    def __init__(self, spool: OutputSpool, channel: Channel, settings: WorkerSettings) -> None:
+        self._spool = spool
+        self._channel = channel
+        self._settings = settings
+        #: Results whose output the broker does not have yet.
+        self.held: list[JobResult] = []
+        #: The message in flight, and its chunks.
+        self.request = 0
+        self._chunks: list[StreamChunk] = []
+
+    def hold(self, done: JobResult) -> bool:
+        """Keep the result of an ended program if its output is on its way. Return whether."""
+        waits = self._spool.end(done.job.key)
+        if waits:
+            self.held.append(done)
+        return waits
+
+    def send(self) -> None:
+        """Send output that is due, if no message is in flight."""
+        if self.request or not (chunks := self._spool.take()):
+            return
+        name, incarnation = self._settings.name, self._settings.incarnation
+        self._chunks = chunks
+        self.request = self._channel.request(
+            lambda number: streams.append(number, name, chunks, incarnation)
+        )
+
+    def on_reply(self, reply: Reply) -> list[JobResult]:
+        """Drop output that the broker has. Return the results that may be reported now."""
+        chunks, self._chunks, self.request = self._chunks, [], 0
+        refused = set(zip(reply.names, reply.attempts, strict=True))
+        if reply.kind == peer.ERROR:  # another process has the name, or an older broker
+            refused = {(chunk.name, chunk.attempt) for chunk in chunks}
+        self._spool.acknowledge(chunks, refused)
+        waiting, self.held = self.held, []
+        ready: list[JobResult] = []
+        for done in waiting:
+            (self.held if self._spool.is_waiting(done.job.key) else ready).append(done)
+        return ready
+
+    def drop(self, key: tuple[bytes, int]) -> None:
+        """Forget the output of an attempt."""
+        self._spool.drop(key)
+
+    def forget(self, keys: Container[tuple[bytes, int]]) -> None:
+        """Forget the results of attempts."""
+        self.held = [done for done in self.held if done.job.key not in keys]
+
+    def wake_at_ns(self) -> int | None:
+        """Return when output is due. None: there is none, or a message is in flight."""
+        return None if self.request else self._spool.wake_at_ns()

@@ -1,0 +1,147 @@
+"""The spool: which bytes are sent, when, and that memory is bounded."""
+
+from __future__ import annotations
+
+from taskyard.core.limits import STREAM_BYTES_MAX, STREAM_END_BYTES
+from taskyard.core.model import Result
+from taskyard.core.output import Stream
+from taskyard.worker.jobs import Job
+from taskyard.worker.limits import (
+    APPEND_BYTES_MAX,
+    SPOOL_BYTES_DUE,
+    SPOOL_BYTES_MAX,
+    SPOOL_INTERVAL_NS,
+    SPOOL_START_NS,
+)
+from taskyard.worker.spool import OutputSpool, SpooledStream
+
+JOB = Job(b"a", 1, b"exec", b"")
+BYTES = bytes(range(256)) * 1024
+
+
+class SpoolHarness(OutputSpool):
+    """A spool whose clock the test moves, and a broker that receives the chunks."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.now_ns)
+        self.now_ns = 1
+        self.received = bytearray()
+
+    def add_stream(self, job: Job = JOB, stream: Stream = Stream.STDOUT) -> SpooledStream:
+        return self.stream(job, stream)
+
+    def pump(self) -> int:
+        """Send and acknowledge one message. Return its bytes."""
+        chunks = self.take()
+        for chunk in chunks:
+            assert chunk.offset == len(self.received)
+            self.received += chunk.data
+        self.acknowledge(chunks, set())
+        return sum(len(chunk.data) for chunk in chunks)
+
+
+def test_short_stream_of_a_short_task_is_never_sent() -> None:
+    spool = SpoolHarness()
+    stream = spool.add_stream()
+    stream.add(BYTES[:STREAM_BYTES_MAX])
+    assert spool.take() == []
+    assert spool.wake_at_ns() == 1 + SPOOL_START_NS
+    assert not spool.end(JOB.key)
+    assert (stream.kept(), stream.has_file) == (Result(BYTES[:STREAM_BYTES_MAX]), False)
+    assert (spool.bytes_kept, spool.wake_at_ns()) == (0, None)
+
+
+def test_output_of_a_running_task_is_sent_after_a_while() -> None:
+    spool = SpoolHarness()
+    stream = spool.add_stream()
+    stream.add(b"one")
+    spool.now_ns += SPOOL_START_NS
+    assert spool.pump() == 3
+    stream.add(b"two")
+    assert spool.pump() == 0
+    spool.now_ns += SPOOL_INTERVAL_NS
+    assert spool.pump() == 3
+    assert spool.received == b"onetwo"
+    assert not spool.end(JOB.key)
+    assert (stream.kept(), stream.has_file) == (Result(b"onetwo"), True)
+
+
+def test_long_stream_is_sent_whole_before_the_report() -> None:
+    spool = SpoolHarness()
+    stream = spool.add_stream()
+    for start in range(0, len(BYTES), 1000):
+        stream.add(BYTES[start : start + 1000])
+    assert spool.pump() == len(BYTES) >= SPOOL_BYTES_DUE
+    stream.add(b"end")
+    assert spool.pump() == 0
+    assert spool.end(JOB.key)
+    assert spool.is_waiting(JOB.key)
+    assert spool.pump() == 3
+    assert not spool.is_waiting(JOB.key)
+    assert spool.received == BYTES + b"end"
+    whole = BYTES + b"end"
+    ends = whole[:STREAM_END_BYTES] + whole[-STREAM_END_BYTES:]
+    assert stream.kept() == Result(ends, len(whole), in_file=True)
+    assert spool.bytes_kept == 0
+
+
+def test_stream_that_becomes_long_after_it_was_sent_continues_where_it_was() -> None:
+    spool = SpoolHarness()
+    stream = spool.add_stream()
+    stream.add(BYTES[:100])
+    spool.now_ns += SPOOL_START_NS
+    chunks = spool.take()
+    stream.add(BYTES[100:])
+    spool.received += chunks[0].data
+    spool.acknowledge(chunks, set())
+    assert spool.end(JOB.key)
+    while spool.pump():
+        pass
+    assert spool.received == BYTES
+
+
+def test_full_spool_pauses_pipes_until_half_is_acknowledged() -> None:
+    spool = SpoolHarness()
+    stream = spool.add_stream()
+    resumed: list[int] = []
+    while not spool.is_full():
+        stream.add(BYTES)
+    spool.pause(lambda: resumed.append(spool.bytes_kept))
+    assert spool.bytes_kept >= SPOOL_BYTES_MAX
+    while not resumed:
+        assert spool.pump() == APPEND_BYTES_MAX
+    assert resumed[0] <= SPOOL_BYTES_MAX // 2
+    assert not spool.is_full()
+
+
+def test_many_short_streams_that_fill_the_spool_are_sent_at_once() -> None:
+    spool = SpoolHarness()
+    jobs = [Job(b"%d" % number, 1, b"exec", b"") for number in range(SPOOL_BYTES_MAX >> 14)]
+    for job in jobs:
+        spool.add_stream(job).add(BYTES[:STREAM_BYTES_MAX])
+    assert spool.is_full()
+    assert spool.wake_at_ns() == spool.now_ns
+    assert len(spool.take()) == APPEND_BYTES_MAX >> 14
+
+
+def test_refused_stream_keeps_its_ends_and_waits_for_nothing() -> None:
+    spool = SpoolHarness()
+    stream, resumed = spool.add_stream(), []
+    stream.add(BYTES)
+    spool.pause(lambda: resumed.append(1))
+    spool.acknowledge(spool.take(), {JOB.key})
+    stream.add(BYTES)
+    assert (spool.bytes_kept, spool.take(), resumed) == (0, [], [1])
+    assert not spool.end(JOB.key)
+    kept = stream.kept()
+    assert (kept.bytes_total, kept.in_file, stream.has_file) == (2 * len(BYTES), False, False)
+
+
+def test_streams_take_turns_in_messages() -> None:
+    spool = SpoolHarness()
+    streams = [spool.add_stream(stream=stream) for stream in Stream]
+    for stream in streams:
+        for _ in range(8):
+            stream.add(BYTES)
+    first, second = spool.take(), spool.take()
+    assert [chunk.stream for chunk in (*first, *second)] == [Stream.STDOUT, Stream.STDERR]
