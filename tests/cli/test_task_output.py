@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.broker.output_store import FOLDER
+from taskyard.campaign.line_names import line_name
 from taskyard.cli import task_output
 from taskyard.client.client import Client
 from tests.cli.yard import Caller, Yard, running
@@ -125,7 +126,7 @@ def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: P
     for verb in ("result", "log"):
         assert call(verb, "litter/old") == (1, "", message)
     assert "output      output removed by `taskyard clean`\n" in call("show", "litter/old").out
-    assert "output      stdout 20,000 bytes\n" in call("show", "litter/new").out
+    assert "output      stdout 19.5 KiB\n" in call("show", "litter/new").out
     assert len(call("result", "litter/new").out) == 20_000
     document = call("clean", "--campaign", "litter", "--keep-size", "10K", "--json").document()
     assert (document["files"], document["bytes"], document["active_tasks"]) == (1, 20_000, 1)
@@ -136,6 +137,7 @@ def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: P
 
 
 LAYOUT = {"a-1": ("x\n", "err\n"), "a-2": ("y\n", "err\n")}
+MAP_LAYOUT = {line_name("x"): ("x\n", "err\n"), line_name("y"): ("y\n", "err\n")}
 
 
 def read_layout(directory: Path, campaign: str) -> dict[str, tuple[str, str]]:
@@ -150,7 +152,7 @@ def test_map_writes_output_to_a_directory_with_a_job_log(call: Caller, tmp_path:
     script = "echo {}; echo err >&2; exit 3"
     words = ["--lines", str(tmp_path / "lines"), "--campaign", "a", "--output", str(tmp_path / "d")]
     assert call("map", *words, "--", "sh", "-c", script).code == 1
-    assert read_layout(tmp_path / "d", "a") == LAYOUT
+    assert read_layout(tmp_path / "d", "a") == MAP_LAYOUT
     header, *rows = (tmp_path / "d" / "joblog.tsv").read_text().splitlines()
     names = "Seq Host Starttime JobRuntime Send Receive Exitval Signal Command"
     assert header == "\t".join(names.split())

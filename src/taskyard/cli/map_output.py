@@ -259,7 +259,7 @@ class FailureCounter:
         error = None if future.cancelled() else future.exception()
         if isinstance(error, TaskFailed) and not isinstance(error, TaskBlocked):
             self._failed += 1
-            self._early_stop.count_failures(self._failed)
+            self._early_stop.count_failures(self._failed, str(error))
 
 
 class FutureWindow:

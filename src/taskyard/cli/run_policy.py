@@ -169,13 +169,15 @@ class EarlyStop:
             self._timer.join()
         signal.signal(_SIGNAL, self._handler_before)
 
-    def count_failures(self, failed: int) -> None:
-        """Stop the main thread if too many tasks have failed. Any thread may call it."""
+    def count_failures(self, failed: int, latest: str = "") -> None:
+        """Stop the main thread if too many tasks have failed, the latest with this reason.
+
+        Any thread may call it.
+        """
         failed_max = self._policy.max_failures
         if failed_max is not None and failed >= failed_max and self._error is None:
-            self._stop(
-                StoppedEarly(f"stopped: {format_count(failed, 'task')} failed (--max-failures)")
-            )
+            text = f"stopped: {format_count(failed, 'task')} failed (--max-failures)"
+            self._stop(StoppedEarly(f"{text}, the latest: {latest}" if latest else text))
 
     def _stop(self, error: StoppedEarly) -> None:
         self._error = self._error or error
