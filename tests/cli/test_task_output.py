@@ -126,7 +126,7 @@ def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: P
     for verb in ("result", "log"):
         assert call(verb, "litter/old") == (1, "", message)
     assert "output      output removed by `taskyard clean`\n" in call("show", "litter/old").out
-    assert "output      stdout 19.5 KiB\n" in call("show", "litter/new").out
+    assert "output      stdout 20 KiB\n" in call("show", "litter/new").out
     assert len(call("result", "litter/new").out) == 20_000
     document = call("clean", "--campaign", "litter", "--keep-size", "10K", "--json").document()
     assert (document["files"], document["bytes"], document["active_tasks"]) == (1, 20_000, 1)

@@ -148,6 +148,9 @@ class EarlyStop:
     def __init__(self, policy: RunPolicy) -> None:
         self._policy = policy
         self._error: StoppedEarly | None = None
+        #: Held to send the signal: none may arrive after the old handler is back.
+        self._lock = threading.Lock()
+        self._is_over = False
         self._timer: threading.Timer | None = None
         self._handler_before: signal._HANDLER = signal.SIG_DFL
 
@@ -162,8 +165,9 @@ class EarlyStop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._policy = RunPolicy()
         signal.signal(_SIGNAL, _do_nothing)
+        with self._lock:
+            self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer.join()
@@ -180,8 +184,10 @@ class EarlyStop:
             self._stop(StoppedEarly(f"{text}, the latest: {latest}" if latest else text))
 
     def _stop(self, error: StoppedEarly) -> None:
-        self._error = self._error or error
-        signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+        with self._lock:
+            if not self._is_over:
+                self._error = self._error or error
+                signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self._error is not None:
