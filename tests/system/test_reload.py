@@ -168,7 +168,7 @@ def test_rate_is_kept_until_it_is_taken_away(tmp_path: Path) -> None:
         assert (lane["reason"], lane["lane_rate"], lane["weight"]) == ("lane-rate-limit", "1/h", 3)
         code, out, _ = run_here(tmp_path, "why", "x2")
         assert code == 0
-        assert "its lane's rate limit is reached: 1/h, next in 59 min" in out
+        assert "its lane's rate limit is reached: 1/h, next in " in out
         settings(tmp_path)
         yard.hang_up()
         yard.finish()

@@ -33,7 +33,7 @@ _BASH_REDIRECTION: Final = "`&>` means another thing in sh (begin the file with 
 _SURELY_WHOLE: Final = re.compile(
     r"""(?!(?:do|done|then|else|elif|fi|esac|for|while|until|select|if|case)\b|[({!;)}&|])"""
     r"""(?:[^'"`\\#&|<($]++|'[^']*+'|"[^"`\\$]*+"|\$[\w{?@*!-]|>&(?=[\d-])"""
-    r"""|(?:&&|\|\|?)(?=\s*[^\s&|]))*+"""
+    r"""|(?:&&|\|\|?)(?=\s*[^\s&|]))*"""  # not *+, with which Python 3.11.2 skips the lookahead
 )
 
 # The next place that changes the state, by state. `#` begins a comment only before a word.

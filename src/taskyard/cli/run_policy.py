@@ -107,6 +107,11 @@ class RunPolicy(Struct, frozen=True):
     #: A shell command or an http(s) URL.
     notify: str | None = None
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether a run may be stopped early."""
+        return self.max_failures is not None or self.timeout_ns is not None
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunPolicy:
         """Return the policy of an option list. Raises `UserError` for an invalid URL."""
@@ -142,7 +147,8 @@ class RunPolicy(Struct, frozen=True):
 class EarlyStop:
     """Raises `StoppedEarly` in the main thread, wherever it waits.
 
-    A context manager for the main thread, which may be blocked by its input.
+    A context manager for the main thread, which may be blocked by its input. Without limits it does
+    nothing, in any thread.
     """
 
     def __init__(self, policy: RunPolicy) -> None:
@@ -155,6 +161,8 @@ class EarlyStop:
         self._handler_before: signal._HANDLER = signal.SIG_DFL
 
     def __enter__(self) -> Self:
+        if not self._policy.has_limits:
+            return self
         self._handler_before = signal.signal(_SIGNAL, self._on_signal)
         if self._policy.timeout_ns is not None:
             seconds = self._policy.timeout_ns / SECOND_NS
@@ -165,6 +173,8 @@ class EarlyStop:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._policy.has_limits:
+            return
         signal.signal(_SIGNAL, _do_nothing)
         with self._lock:
             self._is_over = True
