@@ -53,7 +53,7 @@ CANCEL_SECONDS: Final = 5.0
 
 #: States of tasks that workers will run, and of tasks that no worker has yet.
 _RUNNABLE: Final = ("delayed", "ready", "leased")
-_UNSTARTED: Final = ("blocked", "delayed", "ready")
+_UNSTARTED: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
 
 #: The parameters of `service_options`.
 _PARAMETERS: Final = ("workers", "worker_slots", "allow")
@@ -210,8 +210,7 @@ class LocalService:
             self.finish_running = finish_running
             if is_resumable:
                 return
-        names = _UNSTARTED if finish_running else (*_UNSTARTED, "leased")
-        states = [TaskState[name.upper()] for name in names]
+        states = _UNSTARTED if finish_running else (*_UNSTARTED, TaskState.LEASED)
         cancelled = self.client.cancel(campaign=campaign, states=states, timeout=CANCEL_SECONDS)
         if cancelled:
             self._cli_context.info(f"cancelled {format_count(cancelled, 'task')}")

@@ -96,8 +96,8 @@ class RunOptions(Struct, frozen=True):
 @click.option(
     "--replay", is_flag=True, help="WfCommons: sleep for the recorded run time of each task."
 )
-@output_option
 @click.option("--speedup", type=float, default=1.0, metavar="N", help="Replay N times as fast.")
+@output_option
 @run_policy_options
 @environment_options
 @broker_options
@@ -146,10 +146,10 @@ def run(  # noqa: PLR0913  # one per option
         stopped = _run(cli_context, run_options, service, submit, policy)
         _write_output(cli_context, service.client, output, loaded, name)
         seconds = time.monotonic() - began
-        code = _report(run_options, service.client, seconds, stopped)
-        counts = _counts(service.client, name)
+        numbers = _counts_and_truncated(service.client, name)
+        code = _report(run_options, service.client, seconds, stopped, numbers)
     policy.announce(
-        cli_context, RunSummary(name, code, round(seconds, 3), counts, str(stopped or ""))
+        cli_context, RunSummary(name, code, round(seconds, 3), numbers[0], str(stopped or ""))
     )
     return code
 
@@ -336,10 +336,14 @@ def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, re
 
 
 def _report(
-    run_options: RunOptions, client: Client, seconds: float, stopped: StoppedEarly | None
+    run_options: RunOptions,
+    client: Client,
+    seconds: float,
+    stopped: StoppedEarly | None,
+    numbers: tuple[dict[str, int], int],
 ) -> ExitCode:
-    """Print the outcome and return the exit code."""
-    counts, truncated = _counts_and_truncated(client, run_options.campaign)
+    """Print the outcome and return the exit code. `numbers` are of `_counts_and_truncated`."""
+    counts, truncated = numbers
     failures: list[RunFailure] = []
     if counts["failed"]:
         scope = Scope(campaign=run_options.campaign.encode(), states=(TaskState.FAILED,))
@@ -359,7 +363,7 @@ def _report(
             counts=counts,
             truncated=truncated,
             failures=failures,
-            stopped="" if stopped is None else str(stopped),
+            stopped=str(stopped or ""),
             slowest=slowest,
         )
         print_document(document)
