@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskyard.cli.options import CliContext, CommandFunction, store_option
+from taskyard.cli.options import CliContext, CommandFunction, setting_option, store_option
 from taskyard.errors import UserError
 from taskyard.net import endpoints
 from taskyard.settings.files import InvalidSettings
+from taskyard.settings.keys import SLOTS_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taskyard.settings.sections import Settings
 
 #: Dialects of a broker, with the number of endpoints of each.
@@ -33,6 +36,28 @@ until_eof_option = click.option(
     callback=_set_until_eof,
     help="Also stop when stdin is closed. For supervisors.",
 )
+
+
+#: For commands that start workers.
+allow_option = setting_option(
+    "worker.allow",
+    "--allow",
+    multiple=True,
+    metavar="MODULE",
+    help="Offer the functions of this module. Repeatable.",
+)
+
+
+def slots_option(*names: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Return the option for the slots of workers that a command starts, by these names."""
+    return setting_option(
+        "worker.slots",
+        *names,
+        type=click.IntRange(1, SLOTS_MAX),
+        metavar="N",
+        show_default="one per core",
+        help="Tasks at once per worker.",
+    )
 
 
 def _listen_default(

@@ -19,6 +19,7 @@ import click
 from click.core import ParameterSource
 
 from taskyard.cli.connection import broker_location, connect_client, connect_to
+from taskyard.cli.daemon_options import allow_option, slots_option
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, CommandFunction, setting_option
 from taskyard.core.states import TaskState
@@ -28,7 +29,7 @@ from taskyard.process.fork import can_fork
 from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, LocalLock, is_orphaned, lock_holder
 from taskyard.process.machine import usable_cores
 from taskyard.process.supervisor import Supervisor, WorkerSpec, sigterm_as_interrupt
-from taskyard.settings.keys import PROCESSES_MAX, SERVICES, SLOTS_MAX
+from taskyard.settings.keys import PROCESSES_MAX, SERVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,22 +65,8 @@ def service_options(*slot_names: str) -> Callable[[CommandFunction], CommandFunc
 
     def add_options(command: CommandFunction) -> CommandFunction:
         for option in (
-            setting_option(
-                "worker.allow",
-                "--allow",
-                multiple=True,
-                metavar="MODULE",
-                help="Offer the functions of this module. Repeatable.",
-            ),
-            setting_option(
-                "worker.slots",
-                *slot_names,
-                "worker_slots",
-                type=click.IntRange(1, SLOTS_MAX),
-                metavar="N",
-                show_default="one per core",
-                help="Tasks at once per worker.",
-            ),
+            allow_option,
+            slots_option(*slot_names, "worker_slots"),
             setting_option(
                 "worker.processes",
                 "--workers",

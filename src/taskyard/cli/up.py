@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from taskyard.cli.connection import connect_to
-from taskyard.cli.daemon_options import listen_option, read_listen
+from taskyard.cli.daemon_options import (
+    allow_option,
+    listen_option,
+    read_listen,
+    slots_option,
+)
 from taskyard.cli.format import escape_line, format_count, full_name
 from taskyard.cli.options import (
     DURATION,
@@ -42,7 +47,7 @@ from taskyard.process.supervisor import (
     reload_on_sighup,
     sigterm_as_interrupt,
 )
-from taskyard.settings.keys import PROCESSES_MAX, SLOTS_MAX
+from taskyard.settings.keys import PROCESSES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,24 +79,11 @@ _SIGNALS: Final = ((signal.SIGTERM, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKIL
     show_default="1",
     help="Worker processes.",
 )
-@setting_option(
-    "worker.slots",
-    "--slots",
-    type=click.IntRange(1, SLOTS_MAX),
-    metavar="N",
-    show_default="one per core",
-    help="Tasks at once per worker.",
-)
+@slots_option("--slots")
 @resource_options
 @state_option
 @listen_option
-@setting_option(
-    "worker.allow",
-    "--allow",
-    multiple=True,
-    metavar="MODULE",
-    help="Offer the functions of this module. Repeatable.",
-)
+@allow_option
 @setting_option(
     "worker.services",
     "--service",
