@@ -12,17 +12,15 @@ import pytest
 
 from taskyard.core.resources import UNIT
 from taskyard.errors import ExitCode
-from taskyard.process import supervisor
+from taskyard.process import managed_process
 from taskyard.process.machine import Machine
+from taskyard.process.managed_process import IncarnationOptions, ManagedProcess, RestartPolicy
 from taskyard.process.supervisor import (
     BROKER_POLICY,
     NAME_REFUSAL_SECONDS,
     PRIVATE_BROKER_POLICY,
     PRIVATE_WORKER_POLICY,
     WORKER_POLICY,
-    IncarnationOptions,
-    ManagedProcess,
-    RestartPolicy,
     WorkerSpec,
 )
 from tests.kit.processes import PATIENCE_SECONDS, is_alive, until
@@ -105,7 +103,9 @@ def test_policy_limits_early_exits() -> None:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Maker:
-    monkeypatch.setattr(supervisor, "taskyard_command", lambda code: [sys.executable, "-c", *code])
+    monkeypatch.setattr(
+        managed_process, "taskyard_command", lambda code: [sys.executable, "-c", *code]
+    )
 
     def managed(code: str, policy: RestartPolicy) -> tuple[ManagedProcess, list[str]]:
         lines: list[str] = []
@@ -157,7 +157,7 @@ def test_stopped_child_is_not_restarted(make: Maker) -> None:
 def test_child_that_ignores_the_end_of_stdin_is_killed(
     make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(managed_process, "KILL_SECONDS", 0.1)
     managed, _ = make("import signal; signal.pause()", BROKER_POLICY)
     managed.start()
     managed.kill()

@@ -1,51 +1,40 @@
 """A broker and workers on one machine as child processes: restarted, and stopped in order.
 
-Owns which commands run, when a child is restarted, and the order of stopping: workers before the
-broker. Workers keep their names. A restarted worker reports the death of its predecessor, so the
-broker reassigns that one's tasks at once.
+Owns which commands run, by which policy each is restarted, and the order of stopping: workers
+before the broker. Workers keep their names. A restarted worker reports the death of its
+predecessor, so the broker reassigns that one's tasks at once.
 
 Children run as commands: this module imports nothing of the broker or the worker.
 """
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import signal
-import subprocess
 import tempfile
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
 
-from taskyard.errors import ExitCode, NoBroker
+from taskyard.errors import NoBroker
 from taskyard.net import endpoints
 from taskyard.net.signals import Terminal
-from taskyard.process.child import (
-    ChildProcess,
-    environment_without_settings,
-    status_text,
-    taskyard_command,
-)
+from taskyard.process.child import environment_without_settings, status_text
 from taskyard.process.machine import Machine, this_machine
+from taskyard.process.managed_process import (
+    RESTART_SECONDS_FIRST,
+    ManagedProcess,
+    RestartPolicy,
+    no_callback,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
-
-#: Delay before a child that died is restarted. It doubles with each restart.
-RESTART_SECONDS_FIRST: Final = 0.2
-RESTART_SECONDS_MAX: Final = 10.0
-
-#: A child that ran longer than this did not fail at its start: the delay begins anew.
-STABLE_SECONDS: Final = 10.0
-
-#: Time between closing a child's stdin and SIGKILL.
-KILL_SECONDS: Final = 5.0
 
 #: A stop that takes longer is explained in the log.
 STOP_NOTICE_SECONDS: Final = 1.0
@@ -53,30 +42,6 @@ STOP_NOTICE_SECONDS: Final = 1.0
 #: A worker that exits with 2 later than this has lost its name to another process. Its options
 #: were good.
 NAME_REFUSAL_SECONDS: Final = 2.0
-
-#: Of a random incarnation number, which leaves room for the restarts after it.
-_INCARNATION_BITS: Final = 61
-
-
-class RestartPolicy(Struct, frozen=True):
-    """When a child that has ended is started again."""
-
-    #: Exit statuses after which it stays ended.
-    final_statuses: tuple[int, ...] = (ExitCode.OK, ExitCode.USAGE, ExitCode.STATE_DAMAGED)
-    #: Statuses other than 0 are final only for a child that ran no longer than this.
-    final_seconds_max: float = float("inf")
-    #: Exits in a row, each within `STABLE_SECONDS`, after which it stays ended.
-    early_exits_max: float = float("inf")
-    delay_seconds_max: float = RESTART_SECONDS_MAX
-
-    def is_final(self, status: int, seconds: float, early_exits: int) -> bool:
-        """Return whether a child that ran for `seconds` stays ended."""
-        if early_exits >= self.early_exits_max:
-            return True
-        if status not in self.final_statuses:
-            return False
-        return status == ExitCode.OK or seconds <= self.final_seconds_max
-
 
 #: Of `up` and `run`. A broker with bad options or a damaged state would fail again.
 BROKER_POLICY: Final = RestartPolicy()
@@ -123,178 +88,6 @@ class WorkerSpec(Struct, frozen=True):
         return arguments
 
 
-class IncarnationOptions:
-    """Options for the starts of one worker, each with the next incarnation number.
-
-    A start reports to the broker that all earlier ones have ended: call `next` only then.
-    """
-
-    def __init__(self) -> None:
-        self._first = self._next = 1 + secrets.randbits(_INCARNATION_BITS)
-
-    def next(self) -> tuple[str, ...]:
-        """Return the options for one more start."""
-        number = self._next
-        self._next += 1
-        return ("--incarnation", str(number), "--replaces", str(self._first))
-
-
-class ManagedProcess:
-    """A child that a thread restarts by its policy until it is stopped."""
-
-    def __init__(  # noqa: PLR0913  # the last ones are named
-        self,
-        name: str,
-        arguments: Sequence[str],
-        policy: RestartPolicy,
-        info: Callable[[str], None],
-        *,
-        on_line: Callable[[str], None] | None = None,
-        is_worker: bool = True,
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        """Call `info` with each restart, and `on_line` with each line of its stdout."""
-        self.name = name
-        self._arguments = arguments
-        self._policy = policy
-        self._info = info
-        self._on_line = on_line
-        self._incarnations = IncarnationOptions() if is_worker else None
-        self._cwd, self._env = cwd, env
-        #: Guards the child against a stop at the time of its start.
-        self._lock = threading.Lock()
-        self._child: ChildProcess | None = None
-        self._stopping = threading.Event()
-        #: Set when the child has ended for good.
-        self.ended = threading.Event()
-        #: The last exit status.
-        self.status = 0
-        #: Exits in a row that were each soon after the start.
-        self.early_exits = 0
-        #: Called when the child has ended for good.
-        self.on_end: Callable[[], None] = _no_callback
-        self._thread = threading.Thread(
-            target=self._watch, name=f"supervisor of {name}", daemon=True
-        )
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._child is None else self._child.pid
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._stopping.is_set()
-
-    def start(self) -> None:
-        """Start the child, and the thread that watches it. Raises `OSError` if it can't start."""
-        if self._child is None:
-            self._start_child()
-        else:
-            with suppress(BrokenPipeError):  # it was killed
-                self._child.write("\n")
-        self._thread.start()
-
-    def fork(self, run: Callable[[Sequence[str]], int]) -> None:
-        """Fork the child, which waits for `start` and then calls `run` with its arguments.
-
-        Later starts are new interpreters, because this process has threads then.
-        """
-        arguments = self._next_arguments()
-        self._child = ChildProcess.fork(lambda: run(arguments), is_read=self._on_line is not None)
-
-    def is_started(self) -> bool:
-        return self._thread.ident is not None
-
-    def discard(self) -> None:
-        """End a forked child that was never started."""
-        if self._child is not None and not self.is_started():
-            self.close_stdin()
-            self._child.wait()
-
-    def stop(self) -> None:
-        """Send SIGTERM, and don't restart it."""
-        self._stopping.set()
-        self.signal(signal.SIGTERM)
-
-    def signal(self, number: int) -> None:
-        with self._lock:
-            if self._child is not None:
-                self._child.signal(number)
-
-    def close_stdin(self) -> None:
-        """Have the child end at once, and don't restart it."""
-        self._stopping.set()
-        with self._lock:
-            if self._child is not None:
-                self._child.close_stdin()
-
-    def kill(self) -> None:
-        """Have the child end at once. Send SIGKILL if it takes too long."""
-        self.close_stdin()
-        if self.is_started() and not self.ended.wait(KILL_SECONDS):
-            self.signal(signal.SIGKILL)
-
-    def join(self) -> None:
-        """Wait for the thread, unless called by it."""
-        if self.is_started() and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _next_arguments(self) -> list[str]:
-        more = () if self._incarnations is None else self._incarnations.next()
-        return [*self._arguments, *more]
-
-    def _start_child(self) -> ChildProcess | None:
-        with self._lock:
-            if self._stopping.is_set():
-                return None
-            self._child = ChildProcess(
-                taskyard_command(self._next_arguments()),
-                stdout=subprocess.DEVNULL if self._on_line is None else subprocess.PIPE,
-                cwd=self._cwd,
-                env=self._env,
-            )
-            return self._child
-
-    def _watch(self) -> None:
-        delay, child = RESTART_SECONDS_FIRST, self._child
-        while child is not None:
-            began = time.monotonic()
-            self.status = self._wait(child)
-            seconds = time.monotonic() - began
-            is_early = seconds <= STABLE_SECONDS
-            self.early_exits = self.early_exits + 1 if is_early else 1
-            if self.is_stopping or self._is_final(seconds):
-                break
-            if not is_early:
-                delay = RESTART_SECONDS_FIRST
-            self._info(f"{self.name} died ({status_text(self.status)}), restarting it")
-            if self._stopping.wait(delay):
-                break
-            delay = min(2 * delay, self._policy.delay_seconds_max)
-            child = self._start_child()
-        self.ended.set()
-        self.on_end()
-
-    def _wait(self, child: ChildProcess) -> int:
-        if self._on_line is not None and child.process.stdout is not None:
-            for line in child.process.stdout:
-                self._on_line(line.rstrip())
-        child.process.wait()
-        with self._lock:
-            return child.wait()
-
-    def _is_final(self, seconds: float) -> bool:
-        is_final = self._policy.is_final(self.status, seconds, self.early_exits)
-        if is_final and self._incarnations is not None and self.status != ExitCode.OK:
-            self._info(f"{self.name} ended ({status_text(self.status)}), not restarting it")
-        return is_final
-
-
-def _no_callback() -> None:
-    """Ignore the end of a child."""
-
-
 class Supervisor:
     """A broker and workers that are restarted. As a context manager it stops them at the end."""
 
@@ -328,7 +121,7 @@ class Supervisor:
         self.broker.on_end = self._on_end
         self.workers: list[ManagedProcess] = []
         #: Called when no task can run any more, unless `stop` was called before.
-        self.on_over: Callable[[], None] = _no_callback
+        self.on_over: Callable[[], None] = no_callback
         self._is_stopping = False
 
     def _on_end(self) -> None:
