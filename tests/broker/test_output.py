@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskyard.broker import output_store
+from taskyard.broker import output_store, whole_results
 from taskyard.broker.output_retention import (
     AGE_CHECK_NS,
     FULL_CHECK_NS,
@@ -18,7 +18,7 @@ from taskyard.broker.output_retention import (
 )
 from taskyard.broker.output_store import OutputFiles, OutputMemory, StreamKey
 from taskyard.broker.turn import DISK_CHECK_BYTES, Broker
-from taskyard.core.effects import OutputWritten, Refused, TaskOutput
+from taskyard.core.effects import OutputWritten, Refused, Settled, TaskOutput
 from taskyard.core.events import (
     Outcome,
     OutputAppended,
@@ -26,6 +26,7 @@ from taskyard.core.events import (
     SubmitRequested,
     TasksReported,
     TasksRequested,
+    WatchRequested,
     WorkerLost,
     WorkerRegistered,
 )
@@ -37,6 +38,7 @@ from taskyard.core.records import Progressed
 from taskyard.core.scheduler import Scheduler
 from taskyard.journal.recovery import decode, outputs_in
 from taskyard.journal.store import Head, MemoryStore
+from taskyard.wire.dialect import DIALECTS_MAX, NATIVE_NUMBER, partial_result_reason
 from tests.worker.runner_harness import SetClock
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from taskyard.core.events import Event
 
 OUT = Stream.STDOUT
+LONG = b"head middle tail"
 KEY = StreamKey(b"c", b"a/b", 2, OUT)
 
 
@@ -331,7 +334,7 @@ class TestPages:
         self, harness: OutputHarness
     ) -> None:
         harness.lease(b"a")
-        harness.append(b"a", 1, 0, b"head middle tail")
+        harness.append(b"a", 1, 0, LONG)
         output = columns(Result(b""), Result(b""), OUT)
         harness.report(b"a", Outcome.DONE, texts=[b"ends"], result_bytes_total=[16], output=output)
         page = harness.page(b"a", offset=5)
@@ -356,6 +359,59 @@ class TestPages:
         harness.process(WorkerLost(0, b"w"))
         page = harness.page(b"a", attempt=1)
         assert (page.text, page.live) == (b"so far", False)
+
+
+class TestWholeResults:
+    """For clients of dialects without a request for output."""
+
+    REQUEST = DIALECTS_MAX + NATIVE_NUMBER + 1
+
+    def settle(self, harness: OutputHarness, name: bytes, request: int, result: bytes) -> Settled:
+        """Finish a task with a long result. Return the reply to a client that watches it."""
+        harness.lease(name)
+        harness.process(WatchRequested(0, b"client", [name], request=request))
+        harness.append(name, 1, 0, result)
+        output = columns(Result(b""), Result(b""), OUT)
+        report = TasksReported(0, b"w", [name], outcomes=[Outcome.DONE], texts=[b"ends"])
+        report.result_bytes_total, report.output = [len(result)], output
+        return next(one for one in harness.process(report) if isinstance(one, Settled))
+
+    def test_long_result_is_sent_whole_to_all_but_native_clients(
+        self, harness: OutputHarness
+    ) -> None:
+        plain = self.settle(harness, b"a", self.REQUEST, LONG)
+        assert (plain.texts, plain.truncated) == ([LONG], {})
+        assert partial_result_reason(plain) is None
+        native = self.settle(harness, b"b", DIALECTS_MAX, LONG)
+        assert (native.texts, native.truncated) == ([b"ends"], {b"b": 16})
+
+    def test_result_longer_than_a_payload_is_refused_with_a_hint(
+        self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(whole_results, "PAYLOAD_BYTES_MAX", 15)
+        reply = self.settle(harness, b"a", self.REQUEST, LONG)
+        assert reply.texts == [b"ends"]
+        reason = b"result too long: 16 of at most 16777216 bytes (see `taskyard log a`)"
+        assert partial_result_reason(reply) == reason
+
+    def test_replies_beyond_the_room_of_a_turn_follow_in_the_next(
+        self, harness: OutputHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(whole_results, "TURN_BYTES_MAX", 20)
+        for name in (b"a", b"b", b"c"):
+            self.settle(harness, name, self.REQUEST, LONG)
+        names = [b"a", b"b", b"c"]
+        sent = harness.process(WatchRequested(0, b"other", names, request=self.REQUEST))
+        assert [one.texts for one in sent if isinstance(one, Settled)] == [[LONG] * 3]
+        waiting = [
+            WatchRequested(0, b"other", [name], request=self.REQUEST + DIALECTS_MAX * number)
+            for number, name in enumerate(names, start=1)
+        ]
+        sent = harness.process(*waiting)
+        assert [one.names for one in sent if isinstance(one, Settled)] == [[b"a"], [b"b"]]
+        assert harness.broker.wait_ns() == 0
+        assert [one.names for one in harness.process() if isinstance(one, Settled)] == [[b"c"]]
+        assert harness.broker.wait_ns() != 0
 
 
 class TestWriting:

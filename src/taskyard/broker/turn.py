@@ -15,6 +15,7 @@ from taskyard.broker.output_writer import OutputWriter
 from taskyard.broker.record_stream import RecordStreams
 from taskyard.broker.requests import Requests
 from taskyard.broker.results import ResultLoader
+from taskyard.broker.whole_results import WholeResults
 from taskyard.core.effects import Effect
 from taskyard.core.events import ClockSet, DiskSpaceChanged, Event, OutputSpaceChanged, TimePassed
 from taskyard.core.limits import SECOND_NS
@@ -102,6 +103,7 @@ class Broker:
         self.outputs = OutputMemory() if outputs is None else outputs
         self._output_writer = OutputWriter(self.outputs)
         self._results = ResultLoader(store, index, self._is_reading, self.outputs)
+        self._whole_results = WholeResults(scheduler.ledger, self.outputs)
         self._record_streams = RecordStreams(store, scheduler.ledger, index, self._is_reading)
         self.requests = Requests(scheduler.ledger, self._is_reading)
         #: Delays replies to submissions while compaction lags behind.
@@ -132,6 +134,7 @@ class Broker:
         has_room = self.scheduler.context.accepting
         self._bytes_since_check += self._output_writer.write(effects, has_room=has_room)
         self._results.fill(effects)
+        self._whole_results.fill(effects)
         self._record_streams.fill(effects, records)
         passed = self.backpressure.throttle(effects, self.clock.monotonic_ns())
         self._undelivered = self.transport.send(passed)
@@ -145,7 +148,8 @@ class Broker:
 
     def wait_ns(self) -> int | None:
         """Return how long the next turn may wait for events, or None for no limit."""
-        if self._undelivered or self._results.has_pending() or self._record_streams.has_pending():
+        loaders = (self._results, self._whole_results, self._record_streams)
+        if self._undelivered or any(loader.has_pending() for loader in loaders):
             return 0
         if self.requests.are_ready():
             return 0

@@ -9,10 +9,13 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from taskyard.core.limits import PAYLOAD_BYTES_MAX
+from taskyard.core.model import truncated_result_reason
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taskyard.core.effects import Effect
+    from taskyard.core.effects import Effect, Settled
     from taskyard.core.events import Event
 
 #: A route and the frames to send there.
@@ -45,8 +48,32 @@ class Dialect(Protocol):
     def time_passed(self, now_ns: int) -> Sequence[Event]: ...
 
 
+#: The number of the native dialect, which every broker serves.
+NATIVE_NUMBER: Final = 0
+
+
+def is_native(request: int) -> bool:
+    """Return whether a request number is of the native dialect."""
+    return request % DIALECTS_MAX == NATIVE_NUMBER
+
+
 def request_numbers(dialect: int) -> Iterator[int]:
     """Return the request numbers of a dialect. 0 is never used."""
     if not 0 <= dialect < DIALECTS_MAX:
         raise ValueError(f"dialect number {dialect}: must be below {DIALECTS_MAX}")
     return count(DIALECTS_MAX + dialect, DIALECTS_MAX)
+
+
+def partial_result_reason(reply: Settled) -> bytes | None:
+    """Return why the result of a reply about one task can't be sent. None: it is whole."""
+    name = reply.names[0]
+    bytes_total = (reply.truncated or {}).get(name)
+    if bytes_total is None:
+        return None
+    if name not in (reply.in_files or ()):
+        return truncated_result_reason(reply.texts[0] or b"", bytes_total)
+    return b"result too long: %d of at most %d bytes (see `taskyard log %s`)" % (
+        bytes_total,
+        PAYLOAD_BYTES_MAX,
+        name,
+    )

@@ -17,9 +17,9 @@ from msgspec import Struct
 
 from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Refusal, Submission, Terms, truncated_result_reason
+from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.states import CANCELLED, DONE
-from taskyard.wire.dialect import request_numbers
+from taskyard.wire.dialect import partial_result_reason, request_numbers
 from taskyard.wire.ping_pong.backend import Backend
 from taskyard.wire.ping_pong.frames import DIALECT, ERROR, FRAMES, FULL, RESERVED_JOBS, Settings
 
@@ -176,8 +176,9 @@ class Frontend:
 def _outcome(effect: effects.Settled) -> list[bytes]:
     """Encode the outcome of a job."""
     state, text = effect.states[0], effect.texts[0] or b""
-    if effect.truncated and effect.names[0] in effect.truncated:
-        return [b"", ERROR, truncated_result_reason(text, effect.truncated[effect.names[0]])]
+    reason = partial_result_reason(effect)
+    if reason is not None:
+        return [b"", ERROR, reason]
     if state is DONE:
         return [b"", text]
     return [b"", ERROR, text or (b"it was cancelled" if state is CANCELLED else b"it failed")]

@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
-from taskyard.core.model import Refusal, Submission, Terms, truncated_result_reason
+from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import Malformed
-from taskyard.wire.dialect import ROUND_ROBIN, request_numbers
+from taskyard.wire.dialect import ROUND_ROBIN, partial_result_reason, request_numbers
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
 from taskyard.wire.round_robin.leases import Lease, Peer
@@ -327,8 +327,8 @@ class RoundRobin:
         if state is not DONE:
             text = text or (b"it was cancelled" if state is CANCELLED else b"it failed")
             return self._sent([_reply(pending, [lmq.ERROR + text])])
-        if effect.truncated and effect.names[0] in effect.truncated:
-            reason = truncated_result_reason(text, effect.truncated[effect.names[0]])
+        reason = partial_result_reason(effect)
+        if reason is not None:
             return self._sent([_reply(pending, [lmq.ERROR + reason])])
         if responded is None:
             return self._sent([_reply(pending, [text] if text else [])])
