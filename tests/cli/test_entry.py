@@ -1,6 +1,7 @@
 """The root command: lazy imports, errors in one line, exit codes."""
 
 import re
+import subprocess
 import sys
 
 import click
@@ -254,3 +255,11 @@ def test_commands_exist_and_their_help_matches_the_table() -> None:
         for name, command in commands.items()
     }
     assert summaries == {name: verb.summary for name, verb in COMMANDS.items()}
+
+
+def test_package_runs_as_the_command() -> None:
+    """It needs its own process: `__main__` runs when it is imported."""
+    words = [sys.executable, "-m", "taskyard", "run"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("Usage: taskyard run [OPTIONS] FILE\n")
