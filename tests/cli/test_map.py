@@ -41,6 +41,19 @@ def test_results_come_as_they_are_completed_if_wanted(call: Caller, tmp_path: Pa
     assert call("map", *words).out == "0\n1\n"
 
 
+def test_progress_counts_tasks_whose_results_wait_for_their_turn(
+    call: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskyard.cli.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("taskyard.cli.map_output._METER_SECONDS", 0.01)
+    script = 'test $1 = 2 && exec touch "$2"; until test -e "$2"; do sleep 0.02; done; sleep 0.3'
+    words = ("sh", "-c", script, "sh", "{}", str(tmp_path / "second"), ":::", "1", "2")
+    err = call("map", "-q", "--progress", "--campaign", "meter", *words).err
+    assert "meter: 1 of 2 done, 1 running, 1 left" in err
+    assert err.endswith("meter: 2 of 2 done\n")
+    assert call("map", "-q", "--no-progress", "--campaign", "meter", *words).err == ""
+
+
 def test_templates_fill_the_files_of_a_task(
     call: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ def test_lines_are_printed_at_intervals_with_rate_and_remaining_time(
         meter.count(counts(ready=57, leased=2, done=40, failed=1), 100)
     assert capsys.readouterr() == (
         "",
-        "c: 39 of 100 done, 1 failed, 2 running, 4/s, about 15 s left\n",
+        "c: 39 of 100 done, 1 failed, 2 running, 60 left, 4/s, about 15 s left\n",
     )
 
 
@@ -82,7 +82,7 @@ def test_slow_campaign_has_a_rate_a_minute(watch: Watch, capsys: Captured) -> No
         meter.count(counts(ready=10), 10)
         watch.seconds += 20
         meter.count(counts(delayed=5, done=5), 10)
-    assert "5 delayed, 15.0/min, about 20 s left" in capsys.readouterr().err
+    assert "5 delayed, 5 left, 15.0/min, about 20 s left" in capsys.readouterr().err
 
 
 def test_tasks_behind_a_failure_count_as_ended(watch: Watch, capsys: Captured) -> None:
@@ -148,3 +148,44 @@ def test_terminal_that_is_used_for_something_else_is_left_alone(
             watch.seconds += 60
             meter.count(counts(done=1), 1)
     assert terminal.getvalue() == ""
+
+
+def forced(*, is_quiet: bool = False) -> CliContext:
+    cli_context = CliContext()
+    cli_context.quiet, cli_context.shows_progress = is_quiet, True
+    return cli_context
+
+
+def test_forced_progress_has_lines_where_none_are_shown_otherwise(
+    monkeypatch: pytest.MonkeyPatch, watch: Watch, capsys: Captured
+) -> None:
+    def show(meter: ProgressBar) -> None:
+        with meter:
+            meter.count(counts(ready=3), 3)
+            watch.seconds += 10
+            meter.count(counts(ready=1, leased=1, done=1), 3)
+            meter.count(counts(done=3), 3)
+            meter.count(counts(done=3), 3)
+
+    lines = "c: 1 of 3 done, 1 running, 2 left, 6.0/min, about 20 s left\nc: 3 of 3 done\n"
+    show(ProgressBar(forced(is_quiet=True), "c"))
+    assert capsys.readouterr() == ("", lines)
+    terminal = terminal_for(monkeypatch)
+    show(ProgressBar(forced(), "c", drawn=False))
+    assert terminal.getvalue() == lines
+
+
+def test_progress_that_is_turned_off_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, watch: Watch, capsys: Captured
+) -> None:
+    cli_context = CliContext()
+    cli_context.shows_progress = False
+    for stream in (sys.stderr, terminal_for(monkeypatch)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with ProgressBar(cli_context, "c") as meter:
+            watch.seconds += 60
+            meter.count(counts(done=1, ready=1), 2)
+            assert not meter.is_shown
+    assert capsys.readouterr() == ("", "")
+    assert isinstance(stream, Terminal)
+    assert stream.getvalue() == ""

@@ -127,6 +127,12 @@ def test_failure_is_left_if_that_is_asked_for(tmp_path: Path) -> None:
     assert sorted(marks(tmp_path)) == ["bad", "good"]
 
 
+def test_progress_that_is_forced_ends_with_a_line(tmp_path: Path) -> None:
+    file = campaign(tmp_path, [marking("a"), marking("b", "exit 3"), marking("c", after=["b"])])
+    _, _, err = run_here(tmp_path, "run", file, "-q", "--progress")
+    assert err == "campaign: 1 of 3 done, 1 failed, 1 behind a failure\n"
+
+
 def test_failure_that_is_mended_is_done_the_second_time(tmp_path: Path) -> None:
     file = campaign(
         tmp_path, [marking("a", "test -e mended"), {"name": "b", "argv": ["true"], "after": ["a"]}]

@@ -22,7 +22,7 @@ from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import BadLine, LoadDocument, LoadDryRunDocument, LoadWaitDocument
 from taskyard.cli.format import escape_line, format_count
-from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.options import CliContext, broker_options, progress_option
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.task_options import TaskKey, environment_options
@@ -107,6 +107,7 @@ def _read_format(context: click.Context, _: click.Parameter, value: str | None) 
     is_flag=True,
     help="Accept dependencies that are not submitted yet.",
 )
+@progress_option
 @environment_options
 @broker_options
 @click.pass_obj

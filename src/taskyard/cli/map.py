@@ -78,7 +78,7 @@ _OPTION_GROUPS: Final = {
         *("after", "wait_for_unknown", "due", "expiry"),
     ),
     "Workers": ("workers", "worker_slots", "allow"),
-    "End": ("max_failures", "timeout", "finish_running", "notify", "bell"),
+    "End": ("max_failures", "timeout", "finish_running", "notify", "bell", "progress"),
     "Output": (
         "dry_run",
         "wait",
@@ -302,12 +302,20 @@ def _make_output(
 ) -> MapOutput:
     """Return the output of a map, live with --line-buffer."""
     parts = partial(stream_parts, client)
-    output = MapOutput(cli_context, campaign, parts, ends_lines=not values["pipe"])
+    counts = partial(_campaign_counts, client, campaign)
+    output = MapOutput(cli_context, campaign, parts, counts=counts, ends_lines=not values["pipe"])
     if values["line_buffer"]:
         if cli_context.as_json:
             raise UserError("--line-buffer: can't be used with --json")
         output.live = LiveLines(client, campaign, output.write_live)
     return output
+
+
+def _campaign_counts(client: Client, campaign: str) -> dict[str, int]:
+    """Return the campaign's tasks by state. Empty before the first is submitted."""
+    campaigns = client.status()["campaigns"]
+    found: list[dict[str, int]] = [one["counts"] for one in campaigns if one["name"] == campaign]
+    return found[0] if found else {}
 
 
 def _make_directory(

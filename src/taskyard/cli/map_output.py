@@ -27,11 +27,12 @@ from taskyard.errors import (
     OutputTruncated,
     TaskBlocked,
     TaskFailed,
+    TaskyardError,
     UserError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from concurrent.futures import Future as AnyFuture
 
     from taskyard.cli.input_rows import InputRow
@@ -50,6 +51,9 @@ FUTURES_MAX: Final = 20_000
 #: How often `add` checks for an error of the output thread while it waits for room.
 _POLL_SECONDS: Final = 0.2
 
+#: How often the campaign's counts are read while progress is shown.
+_METER_SECONDS: Final = 1.0
+
 #: How long `__exit__` waits for a line that is being written.
 _LAST_LINE_SECONDS: Final = 2
 
@@ -63,9 +67,13 @@ class MapOutput:
         campaign: str,
         parts: Callable[..., Iterable[bytes]],
         *,
+        counts: Callable[[], Mapping[str, int]],
         ends_lines: bool = True,
     ) -> None:
-        """Prepare the output. `parts` returns the parts of a stream of a task."""
+        """Prepare the output.
+
+        `parts` returns the parts of a stream of a task, `counts` the campaign's tasks by state.
+        """
         self._cli_context = cli_context
         self._campaign = campaign
         self._parts = parts
@@ -83,17 +91,22 @@ class MapOutput:
         self._added = 0
         self._stopped: StoppedEarly | None = None
         self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
+        self._meter = _CampaignMeter(self._bar, counts)
 
     def __enter__(self) -> Self:
         if self._cli_context.as_json:
             campaign = encode_json(self._campaign).decode()
             click.echo(f'{{"document":"map","campaign":{campaign},"tasks":[', nl=False)
         self._bar.__enter__()
+        self._meter.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
     ) -> None:
+        self._meter.stop()
+        if kind is None:
+            self._bar.count(self._counts, self._total, behind_failure=self._counts["blocked"])
         self._bar.__exit__(None, None, None)
         if isinstance(error, StoppedEarly):
             self._stopped = error
@@ -140,6 +153,7 @@ class MapOutput:
         self._added = added
         if is_all:
             self._total = added
+            self._meter.is_total_known = True
 
     # Called by the output thread.
 
@@ -157,7 +171,6 @@ class MapOutput:
             self._write_stderr(future.full_name)
         if reason and not (self._cli_context.as_json and not is_truncated):
             self._report(reason)
-        self._bar.count(self._counts, self._total, behind_failure=self._counts["blocked"])
         if self.copy_to is not None and state in ("done", "failed"):
             self.copy_to(future.full_name)
 
@@ -245,6 +258,44 @@ def _after(parts: Iterable[bytes], skipped: int) -> Iterator[bytes]:
     for part in parts:
         yield part[skipped:]
         skipped = max(0, skipped - len(part))
+
+
+class _CampaignMeter:
+    """Shows the progress of a campaign in a thread, from the broker's counts.
+
+    Results in the order of the input may wait for a slow task. The counts do not.
+    """
+
+    def __init__(self, bar: ProgressBar, counts: Callable[[], Mapping[str, int]]) -> None:
+        self._bar = bar
+        self._counts = counts
+        #: Whether all tasks are submitted.
+        self.is_total_known = False
+        self._stopping = threading.Event()
+        #: Held while the bar is drawn: it is not after `stop`.
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the thread, if progress is shown."""
+        if self._bar.is_shown:
+            threading.Thread(target=self._run, name="taskyard-progress", daemon=True).start()
+
+    def stop(self) -> None:
+        """Draw no more. Does not wait for a broker that does not answer."""
+        with self._lock:
+            self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_METER_SECONDS):
+            is_total_known = self.is_total_known
+            try:
+                counts = self._counts()
+            except TaskyardError:
+                return  # the main thread reports it
+            with self._lock:
+                if not self._stopping.is_set():
+                    total = sum(counts.values()) if is_total_known else None
+                    self._bar.count(counts, total)
 
 
 class FailureCounter:

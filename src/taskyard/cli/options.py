@@ -72,6 +72,8 @@ class CliContext:
         self.verbose = False
         #: Print nothing but the result.
         self.quiet = False
+        #: Show progress always or never. None: unless --quiet is given or a terminal is in use.
+        self.shows_progress: bool | None = None
         #: Print a JSON document.
         self.as_json = False
         #: The endpoint of the broker. None: from the settings.
@@ -156,6 +158,25 @@ quiet_option = click.option(
     expose_value=False,
     callback=_set_quiet,
     help="Print no progress messages.",
+)
+
+
+def _set_progress(
+    context: click.Context,
+    _option: click.Parameter,
+    given: bool | None,  # noqa: FBT001  # click's signature
+) -> None:
+    context.ensure_object(CliContext).shows_progress = given
+
+
+#: For commands that wait for tasks or submit many.
+progress_option = click.option(
+    "--progress/--no-progress",
+    default=None,
+    expose_value=False,
+    callback=_set_progress,
+    help="Show progress even with -q or beside results, or never. If omitted, a bar on a "
+    "terminal, and a line every few seconds in a pipe or log.",
 )
 
 

@@ -61,13 +61,15 @@ class ProgressBar:
         """Prepare a progress display.
 
         `participle` describes the counted items. Without `drawn` no bar is shown, because the
-        terminal is used otherwise. With `prints_end` a line is printed at the end too.
+        terminal is used otherwise. With `prints_end` a line is printed at the end too. The option
+        --progress does that as well, and has lines in place of a bar that is not drawn.
         """
-        is_terminal = sys.stderr.isatty()
+        is_terminal, is_forced = sys.stderr.isatty(), cli_context.shows_progress is True
+        is_on = is_forced or not (cli_context.quiet or cli_context.shows_progress is False)
         self._participle = participle and f" {participle}"
-        self._prints_end = prints_end
-        self._has_lines = not (is_terminal or cli_context.quiet)  # no lines on a terminal
-        self._bars = _bars() if is_terminal and drawn and not cli_context.quiet else None
+        self._prints_end = prints_end or is_forced
+        self._has_lines = is_on and (is_forced or not is_terminal)
+        self._bars = _bars() if is_on and is_terminal and drawn else None
         self._draw: Callable[..., None] | None = None
         self._printed_at = time.monotonic()
         self.set_label(label)
@@ -76,6 +78,7 @@ class ProgressBar:
         """Start a new bar. With an empty label, draw none yet."""
         self.label = escape_line(label)
         self._shown = 0.0
+        self._is_end_printed = False
         #: Times and counts within the rate window.
         self._seen: deque[tuple[float, int]] = deque()
         if self._bars is not None and label:
@@ -105,17 +108,23 @@ class ProgressBar:
         if now - self._shown < _SHOWN_SECONDS and ended != total:
             return
         self._shown = now
-        words = ", ".join([*extra_counts, *self._rate_and_eta(now, ended, total)])
+        estimate = self._rate_and_eta(now, ended, total)
         if self._draw is not None:
+            words = ", ".join([*extra_counts, *estimate])
             red = re.sub(r"[\d,]+ failed", r"[red]\g<0>[/]", words)
             self._draw(completed=ended, total=total, words=red)
         elif self._has_lines and self._is_line_due(now, is_end=ended == total):
             self._printed_at = now
-            of = "" if total is None else f" of {total:,}"
             number = ended if done is None else done
-            click.echo(
-                f"{self.label}: {number:,}{of}{self._participle}{words and ', '}{words}", err=True
-            )
+            left = [] if total in (None, ended) else [f"{total - ended:,} left"]
+            of = "" if total is None else f" of {total:,}"
+            first = f"{self.label}: {number:,}{of}{self._participle}"
+            click.echo(", ".join([first, *extra_counts, *left, *estimate]), err=True)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether anything is drawn or printed."""
+        return self._bars is not None or self._has_lines
 
     def print_above(self, text: str) -> None:
         """Print a line on stderr above the bar."""
@@ -127,7 +136,10 @@ class ProgressBar:
             )
 
     def _is_line_due(self, now: float, *, is_end: bool) -> bool:
-        return (is_end and self._prints_end) or now - self._printed_at > LINE_SECONDS
+        if is_end and self._prints_end and not self._is_end_printed:
+            self._is_end_printed = True
+            return True
+        return now - self._printed_at > LINE_SECONDS
 
     def _rate_and_eta(self, now: float, ended: int, total: int | None) -> list[str]:
         """Return the current rate and the remaining time, or nothing if they are unknown."""

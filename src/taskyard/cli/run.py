@@ -179,6 +179,9 @@ def _run(
                     for counts in _wait(service.client, run_options.campaign):
                         bar.count(counts, sum(counts.values()))
                         early_stop.count_failures(counts["failed"] - failed_before)
+                    if cli_context.shows_progress:
+                        counts = _counts(service.client, run_options.campaign)
+                        bar.count(counts, sum(counts.values()), counts["blocked"])
     except StoppedEarly as stopped:
         cli_context.info(str(stopped))
         service.stop_campaign(

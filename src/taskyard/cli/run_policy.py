@@ -18,7 +18,7 @@ import click
 from msgspec import Struct
 
 from taskyard.cli.format import escape_line, format_count, format_duration
-from taskyard.cli.options import DURATION, CliContext, CommandFunction
+from taskyard.cli.options import DURATION, CliContext, CommandFunction, progress_option
 from taskyard.cli.output import encode_json
 from taskyard.core.limits import SECOND_NS
 from taskyard.errors import ExitCode, TaskyardError, UserError
@@ -36,6 +36,7 @@ _SIGNAL: Final = signal.SIGUSR1
 _STDERR: Final = 2
 
 _OPTIONS: Final = (
+    progress_option,
     click.option(
         "--notify",
         metavar="CMD|URL",

@@ -13,7 +13,7 @@ from taskyard.cli.completion import complete_name
 from taskyard.cli.connection import connect_client
 from taskyard.cli.documents import WaitAnyDocument, WaitDocument
 from taskyard.cli.format import escape_line, format_count, format_duration, full_name
-from taskyard.cli.options import DURATION, CliContext, broker_options
+from taskyard.cli.options import DURATION, CliContext, broker_options, progress_option
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.scopes import target_options, to_scope
@@ -67,6 +67,7 @@ _RUNNABLE: Final = ("delayed", "ready", "leased")
 )
 @target_options
 @click.option("--timeout", type=DURATION, help="Maximum time to wait, as in 90s or 5m.")
+@progress_option
 @broker_options
 @click.pass_obj
 def wait(
@@ -358,11 +359,12 @@ def wait_for(cli_context: CliContext, target: WaitTarget, deadline: float | None
             timeout = None if left is None else left + REPLY_SECONDS
             seconds = POLL_SECONDS if left is None else min(POLL_SECONDS, left)
             try:
-                if target.poll(seconds, timeout):
-                    return True
+                settled = target.poll(seconds, timeout)
             except TimedOut:
                 return False
             bar.count(target.counts, sum(target.counts.values()), target.behind_failure)
+            if settled:
+                return True
             if deadline is not None and time.monotonic() >= deadline:
                 target.count_waiting()
                 return False
