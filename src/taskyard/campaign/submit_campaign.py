@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from taskyard.campaign.batches import encode_batches
 from taskyard.campaign.bundles import assign_lanes
@@ -57,6 +58,8 @@ class SubmitResult(Struct):
     failed: list[str]
     #: How many were done and run again, because a file has changed.
     restarted: int = 0
+    #: The full names of those that only wait for failed ones, if nothing was submitted.
+    behind: list[str] = field(default_factory=list)
 
 
 def submit_campaign(  # noqa: PLR0913  # all but three are named
@@ -68,6 +71,7 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
     on_rejected: Callable[[Sequence[RejectedRow], Sequence[RejectedRow]], None],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     restart_changed: bool = False,
+    check_only: bool = False,
 ) -> SubmitResult:
     """Submit the tasks that the broker does not have yet.
 
@@ -75,7 +79,8 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
     that wait for unknown names, and all rejected rows. It raises to submit nothing, or returns to
     leave them out. `progress` gets the tasks submitted, and how many there are. With
     `restart_changed`, tasks that are done run again if their files have changed since, and so do
-    the tasks behind them. Raises `Refused`.
+    the tasks behind them. With `check_only`, submit nothing: `new` is the number of tasks that the
+    broker does not have. Raises `Refused`.
     """
     submitter = BatchSubmitter(client, unknown)
     is_empty = not any(client.status()["counts"].values())
@@ -84,27 +89,29 @@ def submit_campaign(  # noqa: PLR0913  # all but three are named
         loaded = _without_unknown_dependencies(loaded, names, on_rejected)
     _assign_bundle_lanes(submitter, loaded, campaign)
     now_ns = time.time_ns()
-
-    def batches() -> Iterator[Submission]:
-        return encode_batches(loaded.specs, campaign.encode(), now_ns)
-
+    batches = partial(encode_batches, loaded.specs, campaign.encode(), now_ns)
     services = {service_of(spec).encode() for spec in loaded.specs}
     total, todo, existing_tasks = len(loaded.specs), batches(), dict[str, _ExistingTask]()
     try:
-        if not is_empty or submitter.has_templates(services):
+        if check_only or not is_empty or submitter.has_templates(services):
             new_counts, existing = _check_batches(submitter, batches())
             total = sum(new_counts)
             todo = compress(batches(), new_counts) if total else iter(())
             existing_tasks = _existing_tasks(client, campaign, existing)
         changed = _changed(loaded, campaign, existing_tasks) if restart_changed else []
-        submitter.restart(encode_batches(changed, campaign.encode(), now_ns))
-        submitter.submit(todo, lambda counts: progress(counts.new, total))
+        if not check_only:
+            submitter.restart(encode_batches(changed, campaign.encode(), now_ns))
+            submitter.submit(todo, lambda counts: progress(counts.new, total))
     except Refused as refused:
         raise _located(refused, loaded, campaign, submitter.counts) from None
     states = {name: one.state for name, one in existing_tasks.items()}
     failed = [name for name, state in states.items() if state is TaskState.FAILED]
     done = [states[spelling(campaign, spec.name)] for spec in changed].count(TaskState.DONE)
-    return SubmitResult(submitter.counts.new, Counter(states.values()), failed, done)
+    new = total if check_only else submitter.counts.new
+    result = SubmitResult(new, Counter(states.values()), failed, done)
+    if check_only:
+        result.behind = _behind_failures(loaded, campaign, states)
+    return result
 
 
 def _unknown_names(
@@ -198,6 +205,22 @@ def _changed(
         if is_behind or (task.state is TaskState.DONE and _has_changed(spec, task.ended_ns)):
             changed[spec.name] = spec
     return [*changed.values()]
+
+
+def _behind_failures(
+    loaded: LoadedCampaign, campaign: str, states: Mapping[str, TaskState]
+) -> list[str]:
+    """Return the blocked tasks that wait for failed ones only, directly or not."""
+    behind: dict[str, None] = {}
+    for spec in loaded.specs:  # dependencies first
+        name = spelling(campaign, spec.name)
+        after = [spelling(campaign, one) for one in spec.after]
+        waits_for = [one for one in after if states.get(one) is not TaskState.DONE]
+        if states.get(name) is TaskState.BLOCKED and all(
+            one in behind or states.get(one) is TaskState.FAILED for one in waits_for
+        ):
+            behind[name] = None
+    return [*behind]
 
 
 def _has_changed(spec: TaskSpec, ended_ns: int) -> bool:

@@ -20,6 +20,7 @@ from taskyard.campaign.line_names import LineNames
 from taskyard.campaign.task_spec import service_of
 from taskyard.cli.connection import stream_parts
 from taskyard.cli.documents import MapSubmitDocument
+from taskyard.cli.failed_tasks import FailedTasks, check_journal, retry_failed_only_option
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.live_lines import LiveLines
 from taskyard.cli.local_service import (
@@ -58,7 +59,6 @@ from taskyard.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future as AnyFuture
-    from contextlib import AbstractContextManager
 
     from taskyard.cli.input_rows import InputRow
     from taskyard.cli.local_service import LocalService
@@ -78,7 +78,15 @@ _OPTION_GROUPS: Final = {
         *("after", "wait_for_unknown", "due", "expiry"),
     ),
     "Workers": ("workers", "worker_slots", "allow"),
-    "End": ("max_failures", "timeout", "finish_running", "notify", "bell", "progress"),
+    "End": (
+        "retry_failed_only",
+        "max_failures",
+        "timeout",
+        "finish_running",
+        "notify",
+        "bell",
+        "progress",
+    ),
     "Output": (
         "dry_run",
         "wait",
@@ -123,6 +131,7 @@ _OPTION_GROUPS: Final = {
 @click.option("--line-buffer", is_flag=True, help="Print lines of running tasks as they arrive.")
 @output_option
 @service_options("-j", "--jobs")
+@retry_failed_only_option
 @run_policy_options
 @task_options
 @raw_option
@@ -157,8 +166,13 @@ def map_rows(
 
     Results go to stdout, failures and stderr of the commands to stderr. Exit 1 if a task failed, 5
     if tasks were cancelled and none failed. With --campaign, a line is recognised by its
-    text: add, remove or reorder lines, run it again, and only new lines run.
+    text: add, remove or reorder lines, run it again, and only new lines run. With
+    --retry-failed-only, failed tasks run again as they were submitted. Command and input are not
+    read.
     """  # noqa: D301  # click's mark for lines that it keeps
+    if values["retry_failed_only"]:
+        _check_retry(values, dry_run=dry_run, wait=wait)
+        return _retry_failed(cli_context, values, keep_order=keep_order)
     source = map_input(argv, values, lambda line: cli_context.warn(f"warning: {line}"))
     work = MapWork(source, values)
     if dry_run:
@@ -197,14 +211,55 @@ def _run(  # noqa: PLR0913  # the last ones are named
         if not wait:
             futures = (future for _, future in rows)
             return _submit(cli_context, service.client, campaign, futures, tasks_max)
-        answer = _make_output(cli_context, service.client, campaign, values)
-        directory = _make_directory(cli_context, service.client, values)
-        with _stopped_early(service, campaign, policy, is_named=is_named), directory as copies:
-            answer.copy_to = None if copies is None else copies.write
+        stopped_early = _stopped_early(service, campaign, policy, is_named=is_named)
+        with stopped_early, _open_output(cli_context, service.client, campaign, values) as answer:
             window = FutureWindow(
                 answer.write, answer.flush, in_order=keep_order, futures_max=tasks_max
             )
-            _submit_and_print(answer, window, rows, policy, tag=values["tag"])
+            _print_results(answer, window, rows, policy, tag=values["tag"])
+    policy.announce(cli_context, answer.summary(time.monotonic() - began))
+    return answer.exit_code()
+
+
+def _check_retry(values: dict[str, Any], *, dry_run: bool, wait: bool) -> None:
+    """Raise `UserError` for options that need the input, or waiting."""
+    if not values["campaign"]:
+        raise UserError("--retry-failed-only: needs --campaign")
+    for option, is_given in (
+        ("--dry-run", dry_run),
+        ("--no-wait", not wait),
+        ("--tag", values["tag"]),
+    ):
+        if is_given:
+            raise UserError(f"--retry-failed-only and {option} exclude each other")
+
+
+def _retry_failed(cli_context: CliContext, values: dict[str, Any], *, keep_order: bool) -> ExitCode:
+    """Retry the failed tasks of a campaign, and print their results."""
+    campaign, policy, began = values["campaign"], RunPolicy.of(values), time.monotonic()
+    spec = make_worker_spec(values, [values["service"]] if values["service"] else [])
+
+    def check_own() -> None:
+        check_journal(cli_context, campaign)
+        check_workers(cli_context, spec)
+
+    with local_service(
+        cli_context, spec, check_own=check_own, finish_running=policy.finish_running
+    ) as service:
+        client = service.client
+        tasks = FailedTasks(client, campaign)
+        failed, behind = tasks.find()
+        cli_context.interrupt_message = _interrupt_message(service, campaign, is_named=True)
+        futures: list[Future] = []
+        if tasks.retry(cli_context, failed):
+            futures = client.futures([*failed, *behind])
+            service.report_others(campaign)
+            service.start_workers()
+        stopped_early = _stopped_early(service, campaign, policy, is_named=True)
+        with stopped_early, _open_output(cli_context, client, campaign, values) as answer:
+            window = FutureWindow(answer.write, answer.flush, in_order=keep_order)
+            rows = ((None, future) for future in futures)
+            _print_results(answer, window, rows, policy, tag=False)
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
 
@@ -297,10 +352,11 @@ _NUMBER_USED: Final = (
 )
 
 
-def _make_output(
+@contextmanager
+def _open_output(
     cli_context: CliContext, client: Client, campaign: str, values: dict[str, Any]
-) -> MapOutput:
-    """Return the output of a map, live with --line-buffer."""
+) -> Iterator[MapOutput]:
+    """Open the output of a map: live with --line-buffer, and with the directory of --output."""
     parts = partial(stream_parts, client)
     counts = partial(_campaign_counts, client, campaign)
     output = MapOutput(cli_context, campaign, parts, counts=counts, ends_lines=not values["pipe"])
@@ -308,7 +364,12 @@ def _make_output(
         if cli_context.as_json:
             raise UserError("--line-buffer: can't be used with --json")
         output.live = LiveLines(client, campaign, output.write_live)
-    return output
+    if not values["output"]:
+        yield output
+        return
+    with OutputDirectory(cli_context, client, Path(values["output"])) as copies:
+        output.copy_to = copies.write
+        yield output
 
 
 def _campaign_counts(client: Client, campaign: str) -> dict[str, int]:
@@ -318,24 +379,15 @@ def _campaign_counts(client: Client, campaign: str) -> dict[str, int]:
     return found[0] if found else {}
 
 
-def _make_directory(
-    cli_context: CliContext, client: Client, values: dict[str, Any]
-) -> AbstractContextManager[OutputDirectory | None]:
-    """Return the directory of --output, or nothing."""
-    if not values["output"]:
-        return nullcontext()
-    return OutputDirectory(cli_context, client, Path(values["output"]))
-
-
-def _submit_and_print(
+def _print_results(
     answer: MapOutput,
     window: FutureWindow,
-    rows: Iterable[tuple[InputRow, Future]],
+    rows: Iterable[tuple[InputRow | None, Future]],
     policy: RunPolicy,
     *,
     tag: bool,
 ) -> None:
-    """Submit tasks and print their results. Raises `StoppedEarly`."""
+    """Print the results of futures, which may be submitted meanwhile. Raises `StoppedEarly`."""
     with (
         answer,
         answer.live or nullcontext(),
@@ -344,7 +396,7 @@ def _submit_and_print(
     ):
         failures = FailureCounter(early_stop)
         for row, future in rows:
-            if tag:
+            if tag and row is not None:
                 answer.tag(future, row)
             if policy.max_failures is not None:
                 future.add_done_callback(failures.count)

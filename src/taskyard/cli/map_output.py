@@ -184,11 +184,12 @@ class MapOutput:
             return "cancelled", (), f"task {future.full_name} was cancelled"
         error = future.exception()
         if error is None:
-            value = future.result() or b""
-            is_long = isinstance(value, Result)
-            return "done", self._parts(future.full_name) if is_long else (value,), ""
+            is_long = isinstance(future.result(), Result)
+            return "done", self._parts(future.full_name) if is_long else (future.bytes(),), ""
         if isinstance(error, OutputTruncated):
-            return "done", (bytes(error.output),), str(error)  # type: ignore[arg-type]  # bytes
+            kept = error.output
+            end = kept.encode(errors="surrogateescape") if isinstance(kept, str) else kept
+            return "done", (end,), str(error)
         if isinstance(error, TaskBlocked):
             return "blocked", (), str(error)
         if isinstance(error, TaskFailed):

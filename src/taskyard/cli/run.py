@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import shlex
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from msgspec import Struct
 
-from taskyard.campaign.detection import Format
 from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of
 from taskyard.cli.connection import broker_location
-from taskyard.cli.documents import RunDocument, RunFailure, SlowTask
-from taskyard.cli.format import escape_line, format_count, format_duration
+from taskyard.cli.failed_tasks import FailedTasks, check_journal, retry_failed_only_option
+from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.load import format_options, read_or_report, report_rejected
 from taskyard.cli.local_service import (
     call_problem,
@@ -28,7 +27,7 @@ from taskyard.cli.local_service import (
     service_options,
 )
 from taskyard.cli.options import CliContext, broker_options
-from taskyard.cli.output import example, print_document
+from taskyard.cli.output import example
 from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.run_policy import (
@@ -38,9 +37,9 @@ from taskyard.cli.run_policy import (
     StoppedEarly,
     run_policy_options,
 )
-from taskyard.cli.slow_tasks import SLOWEST_SEARCHED_MAX, format_slowest, slowest_tasks
+from taskyard.cli.run_report import UNSETTLED, RunEnd, RunOptions, print_report, resume_command
 from taskyard.cli.task_options import environment_options
-from taskyard.core.events import Scope
+from taskyard.cli.wait import wait_target
 from taskyard.core.identity import spelling
 from taskyard.core.resources import fits, format_resources, lacking
 from taskyard.core.states import TaskState
@@ -60,25 +59,6 @@ if TYPE_CHECKING:
 #: How often progress is polled.
 POLL_SECONDS: Final = 0.25
 
-#: The most failures that are printed. `taskyard list --failed` has all.
-FAILURES_SHOWN_MAX: Final = 20
-
-
-class RunOptions(Struct, frozen=True):
-    """The options of a run."""
-
-    file: str
-    campaign: str
-    #: The state directory. Empty if the broker is named by its endpoint.
-    state: str
-    #: The options that lead to the same broker, for commands that are printed.
-    location: str
-    skip_bad: bool
-    retry_failed: bool
-    as_json: bool
-    #: None: detected.
-    form: Format | None = None
-
 
 @click.command(epilog=example("run cmds.txt", "run examples/first.jsonl --workers 2", "why bad"))
 @click.argument("file", type=click.Path())
@@ -91,6 +71,7 @@ class RunOptions(Struct, frozen=True):
 @click.option(
     "--no-retry-failed", is_flag=True, help="Don't retry tasks that failed in an earlier run."
 )
+@retry_failed_only_option
 @click.option("--skip-bad", is_flag=True, help="Skip rejected lines instead of doing nothing.")
 @format_options
 @click.option(
@@ -102,20 +83,7 @@ class RunOptions(Struct, frozen=True):
 @environment_options
 @broker_options
 @click.pass_obj
-def run(  # noqa: PLR0913  # one per option
-    cli_context: CliContext,
-    /,
-    *,
-    file: str,
-    campaign: str | None,
-    no_retry_failed: bool,
-    skip_bad: bool,
-    form: Format | None,
-    replay: bool,
-    speedup: float,
-    output: str | None,
-    **values: Any,  # noqa: ANN401  # options of workers and of a `RunPolicy`
-) -> ExitCode:
+def run(cli_context: CliContext, /, file: str, **values: Any) -> ExitCode:  # noqa: ANN401  # options
     """Run a campaign file from start to finish.
 
     Loads FILE and waits until all tasks have settled. Uses the broker that runs on the state
@@ -126,32 +94,42 @@ def run(  # noqa: PLR0913  # one per option
     unless an input has changed or an output is gone. Failed tasks are retried. FILE has a shell
     command per line, or any other format. - is stdin.
     """
-    name = campaign or default_campaign_name(file)
-    policy = RunPolicy.of(values)
-    options = FileOptions(form, replay, speedup, name)
+    run_options, policy = _run_options(cli_context, file, values), RunPolicy.of(values)
+    name, skip_bad = run_options.campaign, run_options.skip_bad
+    options = FileOptions(run_options.form, values["replay"], values["speedup"], name)
     loaded = read_or_report(cli_context, file, options, skip_bad=skip_bad)
     worker_spec = make_worker_spec(values, _services(loaded))
-    as_json, location = cli_context.as_json, _location(cli_context)
-    run_options = RunOptions(
-        file, name, *location, skip_bad, not no_retry_failed, as_json=as_json, form=form
-    )
-    cli_context.interrupt_message = f"interrupted; resume with `{_resume_command(run_options)}`"
-    check_own = partial(_check_own, cli_context, loaded, worker_spec)
+    cli_context.interrupt_message = f"interrupted; resume with `{resume_command(run_options)}`"
+    check_own = partial(_check_own, cli_context, run_options, loaded, worker_spec)
     began = time.monotonic()
     with local_service(
         cli_context, worker_spec, check_own=check_own, finish_running=policy.finish_running
     ) as service:
         report = partial(report_rejected, file, skip_bad=skip_bad)
         submit = partial(submit_campaign, service.client, loaded, name, on_rejected=report)
-        stopped = _run(cli_context, run_options, service, submit, policy)
-        _write_output(cli_context, service.client, output, loaded, name)
+        run_one = _retry_failed if run_options.retry_failed_only else _run
+        end = run_one(cli_context, run_options, service, submit, policy)
+        _write_output(cli_context, service.client, values["output"], loaded, name)
         seconds = time.monotonic() - began
         numbers = _counts_and_truncated(service.client, name)
-        code = _report(run_options, service.client, seconds, stopped, numbers)
-    policy.announce(
-        cli_context, RunSummary(name, code, round(seconds, 3), numbers[0], str(stopped or ""))
-    )
+        code = print_report(run_options, service.client, seconds, end, numbers)
+    stop_reason = str(end.stopped or "")
+    policy.announce(cli_context, RunSummary(name, code, round(seconds, 3), numbers[0], stop_reason))
     return code
+
+
+def _run_options(cli_context: CliContext, file: str, values: dict[str, Any]) -> RunOptions:
+    """Return the options of a run. Raises `UserError` if two exclude each other."""
+    if values["no_retry_failed"] and values["retry_failed_only"]:
+        raise UserError("--no-retry-failed and --retry-failed-only exclude each other")
+    return RunOptions(
+        *(file, values["campaign"] or default_campaign_name(file), *_location(cli_context)),
+        skip_bad=values["skip_bad"],
+        retry_failed=not values["no_retry_failed"],
+        as_json=cli_context.as_json,
+        form=values["form"],
+        retry_failed_only=values["retry_failed_only"],
+    )
 
 
 def _location(cli_context: CliContext) -> tuple[str, str]:
@@ -162,33 +140,76 @@ def _location(cli_context: CliContext) -> tuple[str, str]:
     return "" if location.broker else str(location.state), "".join(options)
 
 
+@contextmanager
+def _stopped_early(
+    cli_context: CliContext,
+    run_options: RunOptions,
+    service: LocalService,
+    policy: RunPolicy,
+    end: RunEnd,
+) -> Iterator[EarlyStop]:
+    """Stop the tasks of a block that is stopped early, and note why."""
+    try:
+        with EarlyStop(policy) as early_stop:
+            yield early_stop
+    except StoppedEarly as stopped:
+        end.stopped, end.is_partial = stopped, True
+        cli_context.info(str(stopped))
+        service.stop_campaign(
+            run_options.campaign, finish_running=policy.finish_running, is_resumable=True
+        )
+
+
 def _run(
     cli_context: CliContext,
     run_options: RunOptions,
     service: LocalService,
     submit: Callable[..., SubmitResult],
     policy: RunPolicy,
-) -> StoppedEarly | None:
-    """Submit the campaign and wait until it has settled. Return why it was stopped early."""
-    try:
-        with EarlyStop(policy) as early_stop:
-            submitted = submit(restart_changed=True)
-            failed_before = _start(cli_context, run_options, service, submitted)
-            if failed_before is not None:
-                with ProgressBar(cli_context, run_options.campaign) as bar:
-                    for counts in _wait(service.client, run_options.campaign):
-                        bar.count(counts, sum(counts.values()))
-                        early_stop.count_failures(counts["failed"] - failed_before)
-                    if cli_context.shows_progress:
-                        counts = _counts(service.client, run_options.campaign)
-                        bar.count(counts, sum(counts.values()), counts["blocked"])
-    except StoppedEarly as stopped:
-        cli_context.info(str(stopped))
-        service.stop_campaign(
-            run_options.campaign, finish_running=policy.finish_running, is_resumable=True
-        )
-        return stopped
-    return None
+) -> RunEnd:
+    """Submit the campaign and wait until it has settled."""
+    end = RunEnd()
+    with _stopped_early(cli_context, run_options, service, policy, end) as early_stop:
+        submitted = submit(restart_changed=True)
+        failed_before = _start(cli_context, run_options, service, submitted)
+        if failed_before is not None:
+            with ProgressBar(cli_context, run_options.campaign) as bar:
+                for counts in _wait(service.client, run_options.campaign):
+                    bar.count(counts, sum(counts.values()))
+                    early_stop.count_failures(counts["failed"] - failed_before)
+                if cli_context.shows_progress:
+                    counts = _counts(service.client, run_options.campaign)
+                    bar.count(counts, sum(counts.values()), counts["blocked"])
+    return end
+
+
+def _retry_failed(
+    cli_context: CliContext,
+    run_options: RunOptions,
+    service: LocalService,
+    submit: Callable[..., SubmitResult],
+    policy: RunPolicy,
+) -> RunEnd:
+    """Retry the failed tasks of the file, and wait for them and the tasks behind them."""
+    end = RunEnd()
+    with _stopped_early(cli_context, run_options, service, policy, end) as early_stop:
+        tasks = FailedTasks(service.client, run_options.campaign)
+        end.is_partial = bool(tasks.runnable)
+        found = submit(check_only=True)
+        is_retried = tasks.retry(cli_context, found.failed, found.new)
+        end.exit_code = ExitCode.OK
+        if is_retried:
+            target = wait_target(service.client, [*found.failed, *found.behind])
+            service.report_others(run_options.campaign)
+            service.start_workers()
+            with ProgressBar(cli_context, run_options.campaign) as bar:
+                is_settled = False
+                while not is_settled:
+                    is_settled = target.poll(POLL_SECONDS)
+                    bar.count(target.counts, sum(target.counts.values()), target.behind_failure)
+                    early_stop.count_failures(target.counts["failed"])
+            end.exit_code = target.exit_code()
+    return end
 
 
 def _start(
@@ -208,7 +229,7 @@ def _start(
         retried = client.retry(submitted.failed)
     cli_context.info(_start_line(run_options, submitted, total, retried))
     counts = _counts(client, run_options.campaign)
-    if not total or not any(counts[state] for state in _UNSETTLED):
+    if not total or not any(counts[state] for state in UNSETTLED):
         return None
     service.report_others(run_options.campaign)
     service.start_workers()
@@ -233,10 +254,6 @@ def _write_output(
                 directory.write(name)
 
 
-#: States from which a task may still run.
-_UNSETTLED: Final = ("blocked", "delayed", "ready", "leased")
-
-
 # Checks before the start.
 
 
@@ -245,8 +262,15 @@ def _services(loaded: LoadedCampaign) -> tuple[str, ...]:
     return tuple(service_of(spec) for spec in loaded.specs if spec.payload is None)
 
 
-def _check_own(cli_context: CliContext, loaded: LoadedCampaign, worker_spec: WorkerSpec) -> None:
+def _check_own(
+    cli_context: CliContext,
+    run_options: RunOptions,
+    loaded: LoadedCampaign,
+    worker_spec: WorkerSpec,
+) -> None:
     """Raise `UserError` if a task could never run on the workers of this command."""
+    if run_options.retry_failed_only:
+        check_journal(cli_context, run_options.campaign)
     check_workers(cli_context, worker_spec)
     _check_tasks_runnable(loaded, worker_spec)
 
@@ -333,109 +357,3 @@ def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, re
         f"{escape_line(run_options.campaign)}: "
         f"{format_count(total, 'task')}{': ' if parts else ''}{parts}"
     )
-
-
-# The report.
-
-
-def _report(
-    run_options: RunOptions,
-    client: Client,
-    seconds: float,
-    stopped: StoppedEarly | None,
-    numbers: tuple[dict[str, int], int],
-) -> ExitCode:
-    """Print the outcome and return the exit code. `numbers` are of `_counts_and_truncated`."""
-    counts, truncated = numbers
-    failures: list[RunFailure] = []
-    if counts["failed"]:
-        scope = Scope(campaign=run_options.campaign.encode(), states=(TaskState.FAILED,))
-        failures = [
-            RunFailure(**{field: task[field] for field in RunFailure.__struct_fields__})
-            for task in client.tasks(scope)
-        ]
-    code = _exit_code(counts, truncated) if stopped is None else stopped.exit_code
-    slowest: list[SlowTask] = []
-    if (total := sum(counts.values())) <= SLOWEST_SEARCHED_MAX:
-        slowest = slowest_tasks(client, Scope(campaign=run_options.campaign.encode()))
-    if run_options.as_json:
-        document = RunDocument(
-            campaign=run_options.campaign,
-            state=run_options.state,
-            seconds=round(seconds, 3),
-            counts=counts,
-            truncated=truncated,
-            failures=failures,
-            stopped=str(stopped or ""),
-            slowest=slowest,
-        )
-        print_document(document)
-    else:
-        click.echo(
-            f"{escape_line(run_options.campaign)}: {_outcome(counts, truncated, stopped)} "
-            f"({format_duration(seconds)})"
-        )
-        if truncated:
-            click.echo("truncated: only the last 1 MiB of stdout is kept")
-        if total > SLOWEST_SEARCHED_MAX:
-            click.echo(f"slowest:  taskyard list --sort duration{run_options.location}")
-        elif slowest:
-            click.echo(format_slowest(slowest))
-        _print_failures(run_options, failures)
-    return code
-
-
-def _exit_code(counts: dict[str, int], truncated: int) -> ExitCode:
-    if counts["failed"] or counts["blocked"] or truncated:
-        return ExitCode.TASK_FAILED
-    return ExitCode.CANCELLED if counts["cancelled"] else ExitCode.OK
-
-
-def _outcome(counts: dict[str, int], truncated: int, stopped: StoppedEarly | None) -> str:
-    unfinished = 0
-    if stopped is not None:
-        unfinished = sum(counts[state] for state in _UNSETTLED)
-        counts = counts | {"blocked": 0}
-    parts = [
-        f"{counts[state]:,} {word}"
-        for state, word in (
-            ("done", "done"),
-            ("failed", "failed"),
-            ("blocked", "behind a failure"),
-            ("cancelled", "cancelled"),
-        )
-        if counts[state] or state == "done"
-    ]
-    if unfinished:
-        parts.append(f"{unfinished:,} unfinished")
-    if truncated:
-        parts.append(f"{truncated:,} with truncated output")
-    return ", ".join(parts)
-
-
-def _print_failures(run_options: RunOptions, failures: list[RunFailure]) -> None:
-    if not failures:
-        return
-    for one in failures[:FAILURES_SHOWN_MAX]:
-        reason = escape_line(one.reason) or "no reason given"
-        attempts = format_count(one.attempt, "attempt")
-        click.echo(
-            f"  {escape_line(spelling(one.campaign, one.name))} failed after {attempts}: {reason}"
-        )
-    if len(failures) > FAILURES_SHOWN_MAX:
-        more = len(failures) - FAILURES_SHOWN_MAX
-        click.echo(f"  … and {more:,} more: taskyard list --failed{run_options.location}")
-    name = shlex.quote(escape_line(spelling(failures[0].campaign, failures[0].name)))
-    click.echo(f"explain:  taskyard why {name}{run_options.location}")
-    click.echo(f"retry:    {_resume_command(run_options)}")
-
-
-def _resume_command(run_options: RunOptions) -> str:
-    own = (
-        ""
-        if run_options.campaign == default_campaign_name(run_options.file)
-        else f" --campaign {run_options.campaign}"
-    )
-    form = "" if run_options.form is None else f" --format {run_options.form.value}"
-    file = shlex.quote(run_options.file)
-    return f"taskyard run {file}{form}{own}{run_options.location}"

@@ -1,0 +1,175 @@
+"""The report of `taskyard run`: the outcome, failures, the slowest tasks and how to resume.
+
+Prints counts of the caller, and requests only the failures and the slowest tasks.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+import click
+from msgspec import Struct
+
+from taskyard.campaign.detection import Format
+from taskyard.campaign.reader import default_campaign_name
+from taskyard.cli.documents import RunDocument, RunFailure, SlowTask
+from taskyard.cli.format import escape_line, format_count, format_duration
+from taskyard.cli.output import print_document
+from taskyard.cli.run_policy import StoppedEarly
+from taskyard.cli.slow_tasks import SLOWEST_SEARCHED_MAX, format_slowest, slowest_tasks
+from taskyard.core.events import Scope
+from taskyard.core.identity import spelling
+from taskyard.core.states import TaskState
+from taskyard.errors import ExitCode
+
+if TYPE_CHECKING:
+    from taskyard.client.client import Client
+
+#: The most failures that are printed. `taskyard list --failed` has all.
+FAILURES_SHOWN_MAX: Final = 20
+
+#: The reason of truncated results. Those of commands are kept whole.
+TRUNCATED: Final = (
+    "truncated: agents and WMP workers send at most the last 1 MiB of a result (see `taskyard "
+    "result NAME`)"
+)
+
+#: States from which a task may still run.
+UNSETTLED: Final = ("blocked", "delayed", "ready", "leased")
+
+
+class RunOptions(Struct, frozen=True):
+    """The options of a run."""
+
+    file: str
+    campaign: str
+    #: The state directory. Empty if the broker is named by its endpoint.
+    state: str
+    #: The options that lead to the same broker, for commands that are printed.
+    location: str
+    skip_bad: bool
+    retry_failed: bool
+    as_json: bool
+    #: None: detected.
+    form: Format | None = None
+    #: Submit nothing, and wait for the failed tasks only.
+    retry_failed_only: bool = False
+
+
+class RunEnd(Struct):
+    """How a run ended."""
+
+    #: Why it was stopped early.
+    stopped: StoppedEarly | None = None
+    #: Other tasks of the campaign may still run.
+    is_partial: bool = False
+    #: The exit code of tasks that it waited for. None: that of the whole campaign.
+    exit_code: ExitCode | None = None
+
+
+def print_report(
+    run_options: RunOptions,
+    client: Client,
+    seconds: float,
+    end: RunEnd,
+    numbers: tuple[dict[str, int], int],
+) -> ExitCode:
+    """Print the outcome and return the exit code. `numbers` are of `_counts_and_truncated`."""
+    counts, truncated = numbers
+    failures: list[RunFailure] = []
+    if counts["failed"]:
+        scope = Scope(campaign=run_options.campaign.encode(), states=(TaskState.FAILED,))
+        failures = [
+            RunFailure(**{field: task[field] for field in RunFailure.__struct_fields__})
+            for task in client.tasks(scope)
+        ]
+    code = _exit_code(end, counts, truncated)
+    slowest: list[SlowTask] = []
+    if (total := sum(counts.values())) <= SLOWEST_SEARCHED_MAX:
+        slowest = slowest_tasks(client, Scope(campaign=run_options.campaign.encode()))
+    if run_options.as_json:
+        document = RunDocument(
+            campaign=run_options.campaign,
+            state=run_options.state,
+            seconds=round(seconds, 3),
+            counts=counts,
+            truncated=truncated,
+            failures=failures,
+            stopped=str(end.stopped or ""),
+            slowest=slowest,
+        )
+        print_document(document)
+    else:
+        click.echo(
+            f"{escape_line(run_options.campaign)}: {_outcome(end, counts, truncated)} "
+            f"({format_duration(seconds)})"
+        )
+        if truncated:
+            click.echo(TRUNCATED)
+        if total > SLOWEST_SEARCHED_MAX:
+            click.echo(f"slowest:  taskyard list --sort duration{run_options.location}")
+        elif slowest:
+            click.echo(format_slowest(slowest))
+        _print_failures(run_options, failures)
+    return code
+
+
+def _exit_code(end: RunEnd, counts: dict[str, int], truncated: int) -> ExitCode:
+    if end.stopped is not None:
+        return end.stopped.exit_code
+    if end.exit_code is not None:
+        return end.exit_code
+    if counts["failed"] or counts["blocked"] or truncated:
+        return ExitCode.TASK_FAILED
+    return ExitCode.CANCELLED if counts["cancelled"] else ExitCode.OK
+
+
+def _outcome(end: RunEnd, counts: dict[str, int], truncated: int) -> str:
+    unfinished = 0
+    if end.is_partial:
+        unfinished = sum(counts[state] for state in UNSETTLED)
+        counts = counts | {"blocked": 0}
+    parts = [
+        f"{counts[state]:,} {word}"
+        for state, word in (
+            ("done", "done"),
+            ("failed", "failed"),
+            ("blocked", "behind a failure"),
+            ("cancelled", "cancelled"),
+        )
+        if counts[state] or state == "done"
+    ]
+    if unfinished:
+        parts.append(f"{unfinished:,} unfinished")
+    if truncated:
+        parts.append(f"{truncated:,} with truncated output")
+    return ", ".join(parts)
+
+
+def _print_failures(run_options: RunOptions, failures: list[RunFailure]) -> None:
+    if not failures:
+        return
+    for one in failures[:FAILURES_SHOWN_MAX]:
+        reason = escape_line(one.reason) or "no reason given"
+        attempts = format_count(one.attempt, "attempt")
+        click.echo(
+            f"  {escape_line(spelling(one.campaign, one.name))} failed after {attempts}: {reason}"
+        )
+    if len(failures) > FAILURES_SHOWN_MAX:
+        more = len(failures) - FAILURES_SHOWN_MAX
+        click.echo(f"  … and {more:,} more: taskyard list --failed{run_options.location}")
+    name = shlex.quote(escape_line(spelling(failures[0].campaign, failures[0].name)))
+    click.echo(f"explain:  taskyard why {name}{run_options.location}")
+    click.echo(f"retry:    {resume_command(run_options)}")
+
+
+def resume_command(run_options: RunOptions) -> str:
+    own = (
+        ""
+        if run_options.campaign == default_campaign_name(run_options.file)
+        else f" --campaign {run_options.campaign}"
+    )
+    form = "" if run_options.form is None else f" --format {run_options.form.value}"
+    file = shlex.quote(run_options.file)
+    return f"taskyard run {file}{form}{own}{run_options.location}"
