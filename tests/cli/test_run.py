@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from taskyard.cli.offline import OfflineClient
+from taskyard.cli.run_report import RunEnd, RunOptions, print_report
 from tests.kit.processes import (
     AT_THE_GATE,
     Broker,
@@ -361,3 +362,19 @@ def test_more_than_one_batch_is_checked_before_any_is_submitted(tmp_path: Path) 
     assert code == 2
     assert "campaign.jsonl:10: task c/t9 is known with another payload" in err
     assert counts(tmp_path) == {"done": 2}
+
+
+def test_truncated_results_are_explained_by_the_workers_that_truncate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = campaign(tmp_path, [marking("a")])
+    assert run_here(tmp_path, "run", file)[0] == 0
+    options = RunOptions(
+        file, "campaign", ".taskyard", "", skip_bad=False, retry_failed=True, as_json=False
+    )
+    with OfflineClient(tmp_path / ".taskyard") as stopped:
+        numbers = stopped.counts("campaign"), 1
+        assert print_report(options, stopped, 1.0, RunEnd(), numbers) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "campaign: 1 done, 1 with truncated output (1.0 s)"
+    assert second.startswith("truncated: agents and WMP workers send at most the last 1 MiB")
