@@ -211,7 +211,7 @@ class OutputTruncated(TaskyardError):
 
 
 class OutputRemoved(TaskyardError):
-    """The output of a task was removed, by `taskyard clean` or by its age."""
+    """The file with the output of a task is missing. `taskyard clean` and age remove files."""
 
     code = "output-removed"
     exit_code = ExitCode.TASK_FAILED

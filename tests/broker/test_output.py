@@ -340,7 +340,10 @@ class TestPages:
         page = harness.page(b"a", offset=5)
         assert (page.text, page.text_bytes_total, page.problem) == (b"middle tail", 16, "")
         harness.outputs.drop(StreamKey(b"", b"a", 1, OUT))
-        assert harness.page(b"a").problem == "task a, attempt 1: output removed by `taskyard clean`"
+        assert harness.page(b"a").problem == (
+            "task a, attempt 1: output file outputs/@/a/1.out of 16 bytes is missing "
+            "(`taskyard clean` and output.keep remove files)"
+        )
 
     def test_file_of_a_short_stream_is_removed_when_the_journal_has_it(
         self, harness: OutputHarness, tmp_path: Path

@@ -122,10 +122,12 @@ def test_clean_removes_output_of_settled_tasks(call: Caller, yard: Yard, fifo: P
     note = "1 task may still run: their output stays\n"
     assert call(*words, "--dry-run") == (0, f"would remove {removed}", note)
     assert call(*words) == (0, f"removed {removed}", note)
-    message = "taskyard: task litter/old, attempt 1: output removed by `taskyard clean`\n"
+    missing = "output file outputs/litter/old/1.out of 20,000 bytes is missing"
+    hint = "(`taskyard clean` and output.keep remove files)"
+    message = f"taskyard: task litter/old, attempt 1: {missing} {hint}\n"
     for verb in ("result", "log"):
         assert call(verb, "litter/old") == (1, "", message)
-    assert "output      output removed by `taskyard clean`\n" in call("show", "litter/old").out
+    assert f"output      {missing} {hint}\n" in call("show", "litter/old").out
     assert "output      stdout 20 KiB\n" in call("show", "litter/new").out
     assert len(call("result", "litter/new").out) == 20_000
     document = call("clean", "--campaign", "litter", "--keep-size", "10K", "--json").document()

@@ -143,10 +143,6 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "No broker answers at the endpoint, or none runs on the state directory.",
             "Start one with `taskyard up`, or give its `--broker` or `--state`.",
         ),
-        "too-many-failures": Explanation(
-            "`run` or `map` was stopped, because `--max-failures` tasks have failed.",
-            "Fix the cause, and run the same command again.",
-        ),
         "timed-out": Explanation(
             "A timeout passed.",
             "Wait longer. `taskyard why NAME` explains what a task waits for.",
@@ -223,8 +219,12 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Let an agent or a WMP worker write large results to a file. See the broker's log.",
         ),
         "output-removed": Explanation(
-            "The output of a task was removed by `taskyard clean`, or by its age.",
+            "The file with the output of a task is missing: `taskyard clean` and age remove files.",
             "Run the task again, or keep output longer: `output.keep`.",
+        ),
+        "too-many-failures": Explanation(
+            "`run` or `map` was stopped, because `--max-failures` tasks have failed.",
+            "Fix the cause, and run the same command again.",
         ),
     },
     "State directory and journal": {

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from taskyard.broker.output_store import StreamKey
+from taskyard.broker.output_store import FOLDER, StreamKey
 from taskyard.core.identity import split
 from taskyard.core.model import Result
 from taskyard.core.output import Stream
+from taskyard.core.output_paths import directory_of, file_name
 from taskyard.core.records import Progressed
 from taskyard.journal.recovery import stream_in
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 #: Records followed for one reply. The task's attempts before are found in the index.
 LINKS_MAX: Final = 100
 
-REMOVED: Final = "output removed by `taskyard clean`"
+#: Why a file may be missing. The journal has no record of removals.
+_MISSING_HINT: Final = "`taskyard clean` and output.keep remove files"
 
 
 class RecordReader(Protocol):
@@ -57,8 +59,7 @@ class OutputPages:
         elif kept.in_file:
             found = self._read(reply)
             if found is None:
-                about = f"task {reply.name.decode(errors='backslashreplace')}"
-                reply.problem = f"{about}, attempt {reply.attempt}: {REMOVED}"
+                reply.problem = self._missing_text(reply, kept.bytes_total)
             else:
                 reply.text, reply.text_bytes_total = found[0], max(found[1], kept.bytes_total)
         else:
@@ -66,10 +67,20 @@ class OutputPages:
             reply.text_bytes_total = kept.bytes_total or len(kept.text)
 
     def _read(self, reply: TaskOutput) -> tuple[bytes, int] | None:
+        return self._store.read(self._key(reply), reply.offset, reply.count)
+
+    def _key(self, reply: TaskOutput) -> StreamKey:
         assert reply.stream is not None  # noqa: S101  # see `load`
         name = split(reply.name, reply.campaign)
-        key = StreamKey(reply.campaign, name, reply.attempt, reply.stream)
-        return self._store.read(key, reply.offset, reply.count)
+        return StreamKey(reply.campaign, name, reply.attempt, reply.stream)
+
+    def _missing_text(self, reply: TaskOutput, bytes_total: int) -> str:
+        """Return the error for a stream whose file is missing."""
+        key = self._key(reply)
+        parts = (FOLDER, *directory_of(key.campaign, key.name), file_name(key.attempt, key.stream))
+        about = f"task {reply.name.decode(errors='backslashreplace')}, attempt {reply.attempt}"
+        file = f"file {'/'.join(parts)} of {bytes_total:,} bytes is missing"
+        return f"{about}: output {file} ({_MISSING_HINT})"
 
     def _kept(self, reply: TaskOutput) -> Result | None:
         """Return what the journal keeps of a stream. None: nothing, a file may have it."""
