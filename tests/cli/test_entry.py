@@ -10,7 +10,8 @@ import pytest
 from taskyard import __version__
 from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyCommand, LazyGroup
 from taskyard.cli.entry import run, taskyard
-from taskyard.cli.options import verbose_option
+from taskyard.cli.map import map_rows
+from taskyard.cli.options import GroupedCommand, verbose_option
 from taskyard.errors import (
     ExitCode,
     IllegalTransition,
@@ -263,3 +264,16 @@ def test_package_runs_as_the_command() -> None:
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("Usage: taskyard run [OPTIONS] FILE\n")
+
+
+def test_help_of_map_has_every_option_once_and_the_common_ones_first() -> None:
+    assert isinstance(map_rows, GroupedCommand)
+    grouped = [name for names in map_rows.groups.values() for name in names]
+    options = [one.name for one in map_rows.params if isinstance(one, click.Option)]
+    assert len(grouped) == len(set(grouped))
+    assert [name for name in grouped if name not in options] == []
+    assert sorted(set(options) - set(grouped)) == ["broker_timeout", "config", "key", "verbose"]
+    text = map_rows.get_help(click.Context(map_rows, info_name="map"))
+    headings = re.findall(r"^([A-Z].*):$", text, re.MULTILINE)
+    assert headings == [*map_rows.groups, "Other options"]
+    assert "-j, -P, --jobs N" in text.partition("Common options:")[2].partition("\n\n")[0]

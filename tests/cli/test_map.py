@@ -51,7 +51,7 @@ def test_progress_counts_tasks_whose_results_wait_for_their_turn(
     err = call("map", "-q", "--progress", "--campaign", "meter", *words).err
     assert "meter: 1 of 2 done, 1 running, 1 left" in err
     assert err.endswith("meter: 2 of 2 done\n")
-    assert call("map", "-q", "--no-progress", "--campaign", "meter", *words).err == ""
+    assert call("map", "-q", "--no-progress", "-P", "1", "--campaign", "meter", *words).err == ""
 
 
 def test_templates_fill_the_files_of_a_task(

@@ -56,7 +56,7 @@ def slots_option(*names: str) -> Callable[[CommandFunction], CommandFunction]:
         type=click.IntRange(1, SLOTS_MAX),
         metavar="N",
         show_default="one per core",
-        help="Tasks at once per worker.",
+        help="Tasks to run at once, in each worker.",
     )
 
 

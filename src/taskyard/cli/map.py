@@ -30,7 +30,7 @@ from taskyard.cli.local_service import (
     make_worker_spec,
     service_options,
 )
-from taskyard.cli.map_input import INPUT_OPTIONS, input_options, map_input
+from taskyard.cli.map_input import input_options, map_input
 from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, MapOutput
 from taskyard.cli.map_work import MapWork, print_commands, task_pattern
 from taskyard.cli.options import CliContext, GroupedCommand, broker_options, raw_option
@@ -68,36 +68,30 @@ if TYPE_CHECKING:
     from taskyard.process.supervisor import WorkerSpec
 
 
-#: The headings of the help.
+#: The headings of the help. The options that most users need come first.
 _OPTION_GROUPS: Final = {
-    "Input": INPUT_OPTIONS,
-    "Tasks": (
-        *("campaign", "call", "payload", "env", "cwd", "slots", "cpus", "memory", "gpus"),
-        *("resources", "time_limit", "retries"),
-        *("env_all", "no_env", "inputs", "outputs", "backoff", "priority", "lane", "service"),
-        *("after", "wait_for_unknown", "due", "expiry"),
+    "Common options": (
+        *("lines", "csv", "worker_slots", "campaign", "dry_run", "tag", "output"),
+        *("retries", "time_limit", "max_failures"),
     ),
-    "Workers": ("workers", "worker_slots", "allow"),
-    "End": (
-        "retry_failed_only",
-        "max_failures",
-        "timeout",
-        "finish_running",
-        "notify",
-        "bell",
-        "progress",
+    "Input": (
+        *("jsonl", "array", "null", "colsep", "max_args", "pipe", "block", "stdin", "json_lines"),
     ),
-    "Output": (
-        "dry_run",
-        "wait",
-        "tag",
-        "line_buffer",
-        "output",
-        "keep_order",
-        "raw",
-        "json",
-        "quiet",
+    "Where it runs": ("state", "broker", "wait", "cwd", "env", "env_all", "no_env"),
+    "Output": ("keep_order", "line_buffer", "progress", "quiet", "json", "raw"),
+    "Steering": ("retry_failed_only", "timeout", "finish_running", "bell", "notify"),
+    "Task": (
+        *("call", "payload", "slots", "cpus", "memory", "gpus", "resources", "backoff", "priority"),
+        *("lane", "service", "after", "wait_for_unknown", "due", "expiry", "inputs", "outputs"),
     ),
+    "Workers, if no broker is running": ("workers", "allow"),
+}
+
+#: Help of task options that is different here.
+_TASK_TEXTS: Final = {
+    "--campaign": "Name the campaign, to resume it, to add lines to it or to retry it.",
+    "--slots": "Slots that each task takes, of those that -j gives. For the number of tasks at "
+    "once, use -j.",
 }
 
 
@@ -130,10 +124,10 @@ _OPTION_GROUPS: Final = {
 @click.option("--tag", is_flag=True, help="Begin every line of a result with its input and a tab.")
 @click.option("--line-buffer", is_flag=True, help="Print lines of running tasks as they arrive.")
 @output_option
-@service_options("-j", "--jobs")
+@service_options("-j", "-P", "--jobs")
 @retry_failed_only_option
 @run_policy_options
-@task_options
+@partial(task_options, texts=_TASK_TEXTS)
 @raw_option
 @broker_options
 @click.pass_obj

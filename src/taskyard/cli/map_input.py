@@ -99,12 +99,6 @@ _OPTIONS: Final = (
     click.option("--stdin", is_flag=True, help="A line names a file, which is the task's stdin."),
 )
 
-#: The names of the input options, for the help.
-INPUT_OPTIONS: Final = (
-    *("lines", "csv", "jsonl", "array", "null", "colsep", "max_args"),
-    *("json_lines", "pipe", "block", "stdin"),
-)
-
 #: The default size of a block.
 _BLOCK_BYTES: Final = 1 << 20
 

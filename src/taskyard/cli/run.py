@@ -62,7 +62,7 @@ POLL_SECONDS: Final = 0.25
 
 @click.command(epilog=example("run cmds.txt", "run examples/first.jsonl --workers 2", "why bad"))
 @click.argument("file", type=click.Path())
-@service_options("--slots", "-j", "--jobs")
+@service_options("--slots", "-j", "-P", "--jobs")
 @click.option(
     "--campaign",
     metavar="NAME",

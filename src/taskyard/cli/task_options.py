@@ -23,6 +23,8 @@ from taskyard.core.model import Refusal
 from taskyard.errors import Refused, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskyard.client.environment import Variables
 
 
@@ -88,7 +90,7 @@ _OPTIONS: Final[tuple[tuple[str, click.ParamType[Any], str], ...]] = (
         "Memory that the task needs, as in 512M or 4G. It is killed if it uses more.",
     ),
     ("--cpus", TaskKey("cpus", "N"), "Cores that the task needs, as in 2 or 0.5."),
-    ("--slots", TaskKey("slots", "N"), "Slots that the task takes."),
+    ("--slots", TaskKey("slots", "N"), "Slots that the task takes on its worker."),
     (
         "--time-limit",
         TaskKey("time_limit", "DURATION"),
@@ -217,12 +219,13 @@ _CALL: Final = click.option(
 _BODY: Final = click.option("--payload", metavar="TEXT|@FILE", help="Payload for all recipients.")
 
 
-def task_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of a task except its name."""
+def task_options(
+    command: CommandFunction, texts: Mapping[str, str] | None = None
+) -> CommandFunction:
+    """Add the options of a task except its name. `texts` replaces the help of some."""
     for flag, kind, text in _OPTIONS:
-        command = click.option(flag, type=kind, help=text, show_default=_DEFAULTS.get(flag))(
-            command
-        )
+        own = (texts or {}).get(flag, text)
+        command = click.option(flag, type=kind, help=own, show_default=_DEFAULTS.get(flag))(command)
     files = (_OUTPUTS, _INPUTS)
     variables = (_NO_ENV, _ENV_ALL, _ENV)
     work = (_AFTER, _WAIT_FOR_UNKNOWN, _PAYLOAD, _CALL)
