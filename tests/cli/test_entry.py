@@ -12,6 +12,7 @@ from taskyard.cli.commands import COMMANDS, SUGGESTIONS, LazyCommand, LazyGroup
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.map import map_rows
 from taskyard.cli.options import GroupedCommand, verbose_option
+from taskyard.cli.run import run as run_file
 from taskyard.errors import (
     ExitCode,
     IllegalTransition,
@@ -266,14 +267,15 @@ def test_package_runs_as_the_command() -> None:
     assert ended.stderr.startswith("Usage: taskyard run [OPTIONS] FILE\n")
 
 
-def test_help_of_map_has_every_option_once_and_the_common_ones_first() -> None:
-    assert isinstance(map_rows, GroupedCommand)
-    grouped = [name for names in map_rows.groups.values() for name in names]
-    options = [one.name for one in map_rows.params if isinstance(one, click.Option)]
+@pytest.mark.parametrize("command", [map_rows, run_file])
+def test_long_help_has_every_option_once_and_the_common_ones_first(command: click.Command) -> None:
+    assert isinstance(command, GroupedCommand)
+    grouped = [name for names in command.groups.values() for name in names]
+    options = [one.name for one in command.params if isinstance(one, click.Option)]
     assert len(grouped) == len(set(grouped))
     assert [name for name in grouped if name not in options] == []
     assert sorted(set(options) - set(grouped)) == ["broker_timeout", "config", "key", "verbose"]
-    text = map_rows.get_help(click.Context(map_rows, info_name="map"))
+    text = command.get_help(click.Context(command, info_name=command.name))
     headings = re.findall(r"^([A-Z].*):$", text, re.MULTILINE)
-    assert headings == [*map_rows.groups, "Other options"]
-    assert "-j, -P, --jobs N" in text.partition("Common options:")[2].partition("\n\n")[0]
+    assert headings == [*command.groups, "Other options"]
+    assert re.search(r"-j, .*-P, .*--jobs N", text.partition("Input:")[0])

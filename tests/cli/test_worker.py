@@ -187,7 +187,7 @@ def test_without_a_broker_to_report_to_it_leaves_after_the_lease(tmp_path: Path)
         (["--memory", "much"], "must be an amount of memory"),
         (["--resource", "license"], 'has "license", which must be a number'),
         (["--resource", "gpus=1"], 'must not have "gpus"'),
-        (["--cpus", "1", "--dialect", "wmp"], "--resource need --dialect dwork"),
+        (["--cpus", "1", "--dialect", "wmp"], "--cpus: needs --dialect dwork, not wmp"),
     ],
 )
 def test_wrong_option_is_one_line_and_exit_2(

@@ -68,6 +68,9 @@ def test_workers_get_their_shares_as_options() -> None:
         ],
         [*("--cpus", "1", "--memory", "499", "--gpus", "GPU-1,"), *("--resource", "license=1")],
     ]
+    one = WorkerSpec(2, machine=Machine(others=((b"license", UNIT),)))
+    none_left = one.arguments(Path("state"), "w", 2)[-2:]
+    assert none_left == ["--resource", "license=0"]  # or the settings would give it one
     alone = WorkerSpec(3, machine=Machine(UNIT, 30)).arguments(Path("state"), "w", 3)[7:]
     assert alone == ["--cpus", "0.3333", "--memory", "10", "--gpus", "0"]
     assert "--memory" in WorkerSpec(2).arguments(Path("state"), "w", 2)

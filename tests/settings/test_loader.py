@@ -113,6 +113,13 @@ def test_rate_has_an_interval() -> None:
         ("lease", "expire = 2031-05-04", "lease.expire must be a duration"),
         ("worker", "processes = 1001", "worker.processes must be a whole number from 0 to 1000"),
         ("worker", 'slots = "4"', "worker.slots must be a whole number from 1 to 100000, not '4'"),
+        ("worker", "cpus = -1", "worker.cpus must be a number of 0 or more"),
+        ("worker", "memory = true", "worker.memory must be an amount of memory, such as 512M"),
+        ("worker", 'gpus = ["0", "0"]', "worker.gpus must not have an id twice"),
+        ("worker", "gpus = 1.5", "worker.gpus must be a number from 0 to 10000, or a list of ids"),
+        ("worker", 'resources = ["cpus=1"]', 'worker.resources must not have "cpus"'),
+        ("worker", 'resources = ["a=1", "a=2"]', "worker.resources must not have a name twice"),
+        ("worker", "resources = 2", "worker.resources must be a list, such as"),
         ("worker", "slots = true", "worker.slots must be a whole number from 1 to 100000"),
         ("worker", 'allow = "imaging"', 'worker.allow must be a list, such as ["imaging"], not'),
         (

@@ -22,6 +22,7 @@ from taskyard.cli.connection import broker_location, connect_client, connect_to
 from taskyard.cli.daemon_options import allow_option, slots_option
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, CommandFunction, setting_option
+from taskyard.cli.resource_options import given_resource_options
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.client.client import Client
+    from taskyard.process.machine import Machine
 
 #: How often a command tries to replace the broker of another command.
 POLL_SECONDS: Final = 0.1
@@ -82,13 +84,19 @@ def service_options(*slot_names: str) -> Callable[[CommandFunction], CommandFunc
     return add_options
 
 
-def make_worker_spec(values: dict[str, Any], services: Iterable[str]) -> WorkerSpec:
-    """Return the workers of a service from the values of `service_options`."""
+def make_worker_spec(
+    values: dict[str, Any], services: Iterable[str], machine: Machine | None = None
+) -> WorkerSpec:
+    """Return the workers of a service from the values of `service_options`.
+
+    `machine` has their resources. None: detected.
+    """
     return WorkerSpec(
         workers=values["workers"],
         slots=values["worker_slots"] or usable_cores(),
         allow=values["allow"],
         services=tuple(dict.fromkeys([*SERVICES, *services])),
+        machine=machine,
     )
 
 
@@ -364,6 +372,7 @@ def report_unused_options(cli_context: CliContext) -> None:
         if option.name in _PARAMETERS
         and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
     ]
+    given += given_resource_options()
     if given:
         cli_context.info(f"using the running broker, without {', '.join(given)}")
 

@@ -40,6 +40,7 @@ from taskyard.cli.output import (
 )
 from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.progress import ProgressBar
+from taskyard.cli.resource_options import settings_machine
 from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly, run_policy_options
 from taskyard.cli.task_options import (
     explain_refusal,
@@ -186,7 +187,7 @@ def _run(  # noqa: PLR0913  # the last ones are named
 ) -> ExitCode:
     """Submit a task per row of the input, and wait for them."""
     campaign = values["campaign"] or f"map-{secrets.token_hex(5)}"
-    spec = make_worker_spec(values, [values["service"]] if values["service"] else [])
+    spec = _worker_spec(cli_context, values)
     policy, began = RunPolicy.of(values), time.monotonic()
     with (
         local_service(
@@ -231,7 +232,7 @@ def _check_retry(values: dict[str, Any], *, dry_run: bool, wait: bool) -> None:
 def _retry_failed(cli_context: CliContext, values: dict[str, Any], *, keep_order: bool) -> ExitCode:
     """Retry the failed tasks of a campaign, and print their results."""
     campaign, policy, began = values["campaign"], RunPolicy.of(values), time.monotonic()
-    spec = make_worker_spec(values, [values["service"]] if values["service"] else [])
+    spec = _worker_spec(cli_context, values)
 
     def check_own() -> None:
         check_journal(cli_context, campaign)
@@ -256,6 +257,12 @@ def _retry_failed(cli_context: CliContext, values: dict[str, Any], *, keep_order
             _print_results(answer, window, rows, policy, tag=False)
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
+
+
+def _worker_spec(cli_context: CliContext, values: dict[str, Any]) -> WorkerSpec:
+    """Return the workers of this command. The options for resources are those of tasks."""
+    services = [values["service"]] if values["service"] else []
+    return make_worker_spec(values, services, settings_machine(cli_context.settings()))
 
 
 def _announce_campaign(

@@ -1,16 +1,19 @@
 """Options for the resources of workers, of commands that start some.
 
-Amounts that are not given are detected. The options of tasks are in `task_options`.
+Amounts that are not given are settings, or detected. The options of tasks are in `task_options`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from taskyard.cli.options import CliContext, SettingOption
 from taskyard.errors import UserError
 from taskyard.process.machine import Machine, this_machine
+from taskyard.settings.kinds import GPUS_MAX
 from taskyard.settings.values import (
     OTHER_RESOURCES_MAX,
     InvalidValue,
@@ -23,9 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskyard.cli.options import CommandFunction
-
-#: More GPUs than one machine has.
-GPUS_MAX: Final = 10_000
+    from taskyard.settings.sections import Settings
 
 
 class _Amount(click.ParamType[int]):
@@ -61,8 +62,7 @@ class _Gpus(click.ParamType[tuple[str, ...]]):
         if not text.isdecimal() or int(text) > GPUS_MAX:
             limits = f"a number from 0 to {GPUS_MAX}, or ids such as 0,3"
             self.fail(f"must be {limits}, not {text!r}", param, ctx)
-        found = this_machine().gpus
-        return found[: int(text)] if int(text) <= len(found) else tuple(map(str, range(int(text))))
+        return _gpu_ids(int(text)) or ()
 
 
 class _NamedAmount(click.ParamType[tuple[bytes, int]]):
@@ -81,21 +81,87 @@ class _NamedAmount(click.ParamType[tuple[bytes, int]]):
         return key, number
 
 
+class WorkerResource(SettingOption):
+    """An option for a resource of workers. Its default is a setting of the section `worker`."""
+
+
+def _setting_callback(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return a callback that takes the setting if the option is not given."""
+
+    def choose(context: click.Context, option: click.Parameter, given: object) -> object:
+        if context.resilient_parsing or _is_given(context, option):
+            return given
+        value = context.ensure_object(CliContext).settings().value(f"worker.{key}")
+        return _gpu_ids(value) if key == "gpus" else value
+
+    return choose
+
+
+def _is_given(context: click.Context, option: click.Parameter) -> bool:
+    return context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+
+
+def _gpu_ids(value: int | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the ids of a number of GPUs: those of the machine, if it has so many."""
+    if not isinstance(value, int):
+        return value
+    found = this_machine().gpus
+    return found[:value] if value <= len(found) else tuple(map(str, range(value)))
+
+
 def resource_options(command: CommandFunction) -> CommandFunction:
     """Add the options for the resources of workers: cpus, memory, gpus and resources."""
-    detected: dict[str, Any] = {"show_default": "detected"}
     kinds = {
-        "--resource": (_NamedAmount(), "Another resource, as in license=2. Repeatable."),
-        "--gpus": (_Gpus(), "Number of GPUs, or their ids, as in 0,3."),
-        "--memory": (_Amount("SIZE", read_memory), "Memory for tasks that ask for some, as in 8G."),
-        "--cpus": (_Amount("N", read_amount), "Cores for tasks that ask for some."),
+        "resource": (_NamedAmount(), "Another resource of workers, as in license=2. Repeatable."),
+        "gpus": (_Gpus(), "GPUs of workers: their number, or their ids, as in 0,3."),
+        "memory": (
+            _Amount("SIZE", read_memory),
+            "Memory of workers for tasks that ask for some, as in 8G.",
+        ),
+        "cpus": (_Amount("N", read_amount), "Cores of workers for tasks that ask for some."),
     }
     for flag, (kind, text) in kinds.items():
-        is_other = flag == "--resource"
-        names = (flag, "resources") if is_other else (flag,)
-        more: dict[str, Any] = {"multiple": True} if is_other else detected
-        command = click.option(*names, type=kind, help=text, **more)(command)
+        is_other = flag == "resource"
+        key = "resources" if is_other else flag
+        more: dict[str, Any] = {"multiple": True} if is_other else {"show_default": "detected"}
+        command = click.option(
+            *(f"--{flag}", key),
+            cls=WorkerResource,
+            envvar=f"TASKYARD_WORKER_{key.upper()}",
+            callback=_setting_callback(key),
+            type=kind,
+            help=text,
+            **more,
+        )(command)
     return command
+
+
+def given_resource_options() -> list[str]:
+    """Return the options for resources of workers on the command line of this command."""
+    context = click.get_current_context()
+    return [
+        option.opts[0]
+        for option in context.command.params
+        if isinstance(option, WorkerResource) and _is_given(context, option)
+    ]
+
+
+def settings_machine(settings: Settings) -> Machine | None:
+    """Return the resources of workers from the settings. None: all are detected."""
+    worker = settings.worker
+    return machine_if_set(worker.cpus, worker.memory_bytes, _gpu_ids(worker.gpus), worker.resources)
+
+
+def machine_if_set(
+    cpus: int | None,
+    memory: int | None,
+    gpus: tuple[str, ...] | None,
+    resources: tuple[tuple[bytes, int], ...],
+) -> Machine | None:
+    """Return the resources of workers, or None if all are detected."""
+    if not resources and (cpus, memory, gpus) == (None, None, None):
+        return None
+    return machine_of(cpus, memory, gpus, resources)
 
 
 def machine_of(

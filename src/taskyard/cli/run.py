@@ -26,10 +26,11 @@ from taskyard.cli.local_service import (
     make_worker_spec,
     service_options,
 )
-from taskyard.cli.options import CliContext, broker_options
+from taskyard.cli.options import CliContext, GroupedCommand, broker_options
 from taskyard.cli.output import example
 from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.progress import ProgressBar
+from taskyard.cli.resource_options import machine_if_set, resource_options
 from taskyard.cli.run_policy import (
     EarlyStop,
     RunPolicy,
@@ -60,9 +61,29 @@ if TYPE_CHECKING:
 POLL_SECONDS: Final = 0.25
 
 
-@click.command(epilog=example("run cmds.txt", "run examples/first.jsonl --workers 2", "why bad"))
+#: The headings of the help. The options that most users need come first.
+_OPTION_GROUPS: Final = {
+    "Common options": (
+        *("worker_slots", "campaign", "output", "max_failures", "timeout", "retry_failed_only"),
+        *("state", "json", "quiet", "progress"),
+    ),
+    "Input": ("form", "shell", "skip_bad", "replay", "speedup"),
+    "Steering": ("no_retry_failed", "finish_running", "bell", "notify"),
+    "Where it runs": ("broker", "env", "env_all", "no_env"),
+    "Workers, if no broker is running": (
+        *("workers", "allow", "cpus", "memory", "gpus", "resources"),
+    ),
+}
+
+
+@click.command(
+    cls=GroupedCommand,
+    groups=_OPTION_GROUPS,
+    epilog=example("run cmds.txt", "run examples/first.jsonl --workers 2", "why bad"),
+)
 @click.argument("file", type=click.Path())
 @service_options("--slots", "-j", "-P", "--jobs")
+@resource_options
 @click.option(
     "--campaign",
     metavar="NAME",
@@ -98,7 +119,8 @@ def run(cli_context: CliContext, /, file: str, **values: Any) -> ExitCode:  # no
     name, skip_bad = run_options.campaign, run_options.skip_bad
     options = FileOptions(run_options.form, values["replay"], values["speedup"], name)
     loaded = read_or_report(cli_context, file, options, skip_bad=skip_bad)
-    worker_spec = make_worker_spec(values, _services(loaded))
+    own = [values[key] for key in ("cpus", "memory", "gpus", "resources")]
+    worker_spec = make_worker_spec(values, _services(loaded), machine_if_set(*own))
     cli_context.interrupt_message = f"interrupted; resume with `{resume_command(run_options)}`"
     check_own = partial(_check_own, cli_context, run_options, loaded, worker_spec)
     began = time.monotonic()
@@ -307,8 +329,8 @@ def _check_resources(place: str, needed: Resources, worker_spec: WorkerSpec) -> 
     missing = format_resources(lacking(needed, dict(largest)))
     own = format_resources(largest)
     raise UserError(
-        f"{place}: needs {missing}, but a local worker has {own} (start a larger one with "
-        "`taskyard up`, and use `taskyard load`)"
+        f"{place}: needs {missing}, but a local worker has {own} (see --cpus, --memory, --gpus and "
+        "--resource, or start a worker elsewhere and use `taskyard load`)"
     )
 
 

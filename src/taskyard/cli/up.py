@@ -31,7 +31,7 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.output import example
-from taskyard.cli.resource_options import machine_of, resource_options
+from taskyard.cli.resource_options import machine_if_set, resource_options
 from taskyard.client.client import Client
 from taskyard.core.events import Scope
 from taskyard.core.limits import SECOND_NS
@@ -123,8 +123,7 @@ def up(  # noqa: PLR0913  # one per option
     The workers share the cores, the memory, the GPUs and the other resources of this machine.
     """
     read_listen(listen)  # fail before anything is started
-    given = resources or (cpus, memory, gpus) != (None, None, None)
-    machine = machine_of(cpus, memory, gpus, resources) if given else None
+    machine = machine_if_set(cpus, memory, gpus, resources)
     if detach:
         arguments = ["up", "--workers", str(workers), "--state", str(state)]
         arguments += _as_arguments(slots=slots, listen=listen, allow=allow, service=services)

@@ -26,7 +26,7 @@ from taskyard.cli.options import (
     verbose_option,
 )
 from taskyard.cli.output import example
-from taskyard.cli.resource_options import machine_of, resource_options
+from taskyard.cli.resource_options import given_resource_options, machine_of, resource_options
 from taskyard.client import discovery
 from taskyard.core.limits import NUMBER_MAX
 from taskyard.errors import UserError
@@ -113,9 +113,6 @@ class WorkerOptions(Struct, frozen=True):
     def machine(self) -> Machine:
         """Return the resources of this worker."""
         return machine_of(self.cpus, self.memory, self.gpus, self.resources)
-
-    def has_resource_options(self) -> bool:
-        return bool(self.resources) or (self.cpus, self.memory, self.gpus) != (None, None, None)
 
     def runner_options(self) -> dict[str, Any]:
         """Return the keyword arguments for the task runner."""
@@ -243,10 +240,8 @@ def _check(values: WorkerOptions) -> None:
         _check_agent(values)
     if values.lease < HEARTBEATS_PER_LEASE_MIN * values.heartbeat:
         raise UserError("--lease must be at least three times --heartbeat")
-    if values.has_resource_options() and values.dialect != "dwork":
-        raise UserError(
-            f"--cpus, --memory, --gpus and --resource need --dialect dwork, not {values.dialect}"
-        )
+    if (given := given_resource_options()) and values.dialect != "dwork":
+        raise UserError(f"{', '.join(given)}: needs --dialect dwork, not {values.dialect}")
     if len(values.brokers) > 1 and values.dialect != "wmp":
         raise UserError(f"--broker: a {values.dialect} worker has one broker")
 

@@ -52,10 +52,10 @@ class Machine(Struct, frozen=True):
     def share(self, index: int, count: int) -> Machine:
         """Return the share of one of `count` workers.
 
-        Cores and memory in equal parts. GPUs and other resources in turn, each as a whole.
+        Cores and memory in equal parts. GPUs and other resources in turn, each as a whole. Names of
+        others stay with an amount of 0, so that `arguments` overrides settings.
         """
-        shares = [(name, _whole_share(amount, index, count)) for name, amount in self.others]
-        others = tuple((name, amount) for name, amount in shares if amount)
+        others = tuple((name, _whole_share(amount, index, count)) for name, amount in self.others)
         return Machine(self.cpus // count, self.memory // count, self.gpus[index::count], others)
 
     def arguments(self) -> list[str]:

@@ -205,6 +205,38 @@ KEYS: Final = (
         "Modules whose functions workers may call, with their submodules.",
         unset="none",
     ),
+    _key(
+        "worker",
+        "cpus",
+        kinds.AMOUNT,
+        None,
+        "Cores of a machine's workers for tasks that ask for some.",
+        unset="detected",
+    ),
+    _key(
+        "worker",
+        "memory",
+        kinds.MEMORY,
+        None,
+        "Memory of a machine's workers for tasks that ask for some.",
+        unset="detected",
+    ),
+    _key(
+        "worker",
+        "gpus",
+        kinds.GPUS,
+        None,
+        "GPUs of a machine's workers: their number, or their ids.",
+        unset="detected",
+    ),
+    _key(
+        "worker",
+        "resources",
+        kinds.RESOURCES,
+        (),
+        "Other resources of a machine's workers.",
+        unset="none",
+    ),
 )
 
 

@@ -14,16 +14,20 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from taskyard.core.resources import UNIT, Resources
 from taskyard.settings.values import (
     LISTS,
     UNITS_NS,
     InvalidValue,
     duration_text,
     integer_reader,
+    read_amount,
     read_duration,
+    read_memory,
     read_multiples,
     read_name,
     read_positive_duration,
+    read_resources,
     read_size,
     read_text,
     shown,
@@ -40,6 +44,9 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _FLOAT = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}")
 _PLACE = re.compile(r"\{[\w.-]+(?: [\w.-]+)*\}")
 _CLASS_OF_GLOB = re.compile(r"\[!?[^]]+]")
+
+#: More GPUs than one machine has.
+GPUS_MAX: Final = 10_000
 
 #: Endpoints of ping-pong: its backend and its frontend.
 _PAIR: Final = 2
@@ -240,7 +247,43 @@ def _read_template(value: object) -> str:
     return text
 
 
+def _read_gpus(value: object) -> int | tuple[str, ...]:
+    """Read a number of GPUs, or a list of their ids."""
+    if type(value) is int and 0 <= value <= GPUS_MAX:
+        return value
+    ids = value if isinstance(value, LISTS) else ("",)
+    if not all(isinstance(one, str) and one and "," not in one for one in ids):
+        limits = f"a number from 0 to {GPUS_MAX}, or a list of ids"
+        raise InvalidValue(f'must be {limits}, such as ["0", "3"], not {shown(value)}')
+    if len(dict.fromkeys(ids)) < len(ids):
+        raise InvalidValue(f"must not have an id twice, not {shown(value)}")
+    return tuple(ids)
+
+
+def _read_resource_list(value: object) -> Resources:
+    """Read a list of texts such as `license=2`."""
+    if not isinstance(value, LISTS) or not all(isinstance(one, str) for one in value):
+        raise InvalidValue(f'must be a list, such as ["license=2"], not {shown(value)}')
+    amounts = {name: amount for name, _, amount in (one.partition("=") for one in value)}
+    if len(amounts) < len(value):
+        raise InvalidValue(f"must not have a name twice, not {shown(value)}")
+    return read_resources(amounts)
+
+
 # Writers.
+
+
+def _amount(amount: int) -> int | float:
+    return amount // UNIT if not amount % UNIT else amount / UNIT
+
+
+def _resource_list(resources: Resources) -> list[str]:
+    return [f"{name.decode()}={_amount(amount)}" for name, amount in resources]
+
+
+def _gpus(text: str) -> object:
+    """Parse a number of GPUs, or ids with a comma between or after them."""
+    return int(text) if _INTEGER.fullmatch(text) else _texts(text)
 
 
 def _span(duration_ns: int) -> str:
@@ -295,6 +338,15 @@ SIZE: Final = Kind("a size: 10G", read_size, size_text, suffix="_bytes")
 NAMES: Final = Kind("a list of names", _read_names, list, _texts)
 MODULES: Final = Kind("a list of modules", _list_reader('["imaging"]', _read_module), list, _texts)
 MULTIPLES: Final = Kind("a number, or a list of multiples", read_multiples, list, _numbers)
+AMOUNT: Final = Kind("a number: 2 or 0.5", read_amount, _amount, _number)
+MEMORY: Final = Kind("a size: 8G", read_memory, size_text, suffix="_bytes")
+GPUS: Final = Kind(
+    "a number, or a list of ids",
+    _read_gpus,
+    lambda gpus: list(gpus) if isinstance(gpus, tuple) else gpus,
+    _gpus,
+)
+RESOURCES: Final = Kind("a list: `license=2`", _read_resource_list, _resource_list, _texts)
 RATE: Final = Kind("tasks per time: 10/s", _read_rate, lambda rate: f"{rate.tasks}/{rate.unit}")
 PERCENT: Final = Kind("0% to 100%", _read_percent, lambda percent: f"{percent}%")
 BOOLEAN: Final = Kind("true or false", _read_boolean, from_text=_boolean)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from taskyard.core.limits import SECOND_NS
+from taskyard.core.resources import Resources
 from taskyard.settings.keys import Key
 from taskyard.settings.kinds import Rate
 
@@ -81,6 +82,11 @@ class WorkerSection(Struct, frozen=True):
     slots: int | None
     services: tuple[str, ...]
     allow: tuple[str, ...]
+    #: Resources of all workers of a machine. None: detected. Amounts are in ten-thousandths.
+    cpus: int | None
+    memory_bytes: int | None
+    gpus: int | tuple[str, ...] | None
+    resources: Resources
 
 
 class ServiceSection(Struct, frozen=True):
