@@ -19,7 +19,7 @@ from taskyard.campaign.line_names import line_name
 from taskyard.cli import task_output
 from taskyard.client.client import Client
 from tests.cli.yard import Caller, Yard, running
-from tests.kit.processes import TASKYARD, run_here, until
+from tests.kit.processes import TASKYARD, Broker, Worker, run_here, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,3 +259,34 @@ def _has(path: Path, size: int) -> bool:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def test_results_of_archived_tasks_come_first_in_the_order_of_their_end(tmp_path: Path) -> None:
+    (tmp_path / "f.jsonl").write_text(
+        '{"name": "a", "argv": ["printf", "1\\\\n2"], "after": ["z"]}\n'
+        '{"name": "z", "argv": ["echo", "zero"]}\n'
+        '{"name": "gone", "argv": ["true"], "due": "1h"}\n'
+    )
+    with Broker(tmp_path), Worker(tmp_path):
+        assert run_here(tmp_path, "load", "f.jsonl")[0] == 0
+        assert run_here(tmp_path, "wait", "f/a")[0] == 0
+        assert run_here(tmp_path, "cancel", "f/gone")[0] == 0
+    assert run_here(tmp_path, "journal", "compact")[0] == 0
+    code, out, err = run_here(tmp_path, "results", "--campaign", "f", "-q")
+    assert (code, out, err) == (1, "z\tzero\na\t1\na\t2\n", "")
+    with Broker(tmp_path) as broker, Worker(tmp_path):
+        words = ("submit", "--campaign", "f", "--name", "new", "--wait", "--", "echo", "new")
+        assert run_here(tmp_path, *words)[0] == 0
+        assert run_here(tmp_path, "result", "f/a")[1] == "1\n2"  # recalled
+        _, out, err = run_here(tmp_path, "results", "--campaign", "f", "--broker", broker.endpoint)
+        assert (out, err.count("2 ended tasks are not in the broker's memory")) == (
+            "new\tnew\na\t1\na\t2\n",
+            1,
+        )
+        for _ in range(2):  # the first time recalls all
+            code, out, err = run_here(tmp_path, "results", "--campaign", "f", "--json")
+            lines = [json.loads(line) for line in out.splitlines()]
+            states = [(line["name"], line["state"]) for line in lines]
+            assert states == [("z", "done"), ("a", "done"), ("gone", "cancelled"), ("new", "done")]
+            assert (code, err) == (1, "taskyard: 1 of 4 tasks have no result\n")
+            assert [line.get("result") for line in lines] == ["zero\n", "1\n2", None, "new\n"]

@@ -162,6 +162,32 @@ class TestAdding:
             assert index.names(names[3], 2) == names[4:]
             assert index.names(names[4], 2) == []
 
+    def test_tasks_of_a_campaign_are_walked_also_under_bare_keys(self, tmp_path: Path) -> None:
+        def ended(campaign: bytes, key: bytes) -> ArchiveRow:
+            return EndedTask(key, TaskState.DONE, campaign, b"exec", 1, b"", 1, 1), Result(b"")
+
+        others = [
+            ended(b"", b"c/odd"),
+            ended(b"c0", b"c0/x"),
+            ended(b"c", b"c0"),
+            ended(b"", b"c."),
+        ]
+        add(tmp_path, ended(b"c", b"c/b"), ended(b"c", b"c/a/0"), ended(b"old", b"bare"), *others)
+        with Archive(tmp_path) as index:
+            walked = {
+                campaign: [one.name for one in index.ended_in(campaign)]
+                for campaign in (b"c", b"c0", b"old", b"", b"none")
+            }
+        assert walked == {
+            b"c": [b"c/a/0", b"c/b"],
+            b"c0": [b"c0/x"],
+            b"old": [b"bare"],
+            b"": [b"c.", b"c/odd"],
+            b"none": [],
+        }
+        with Archive(tmp_path / "empty") as index:
+            assert [*index.ended_in(b"c")] == []
+
     def test_index_is_private(self, tmp_path: Path) -> None:
         add(tmp_path / "state", done(b"a"))
         modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "state").rglob("*")]

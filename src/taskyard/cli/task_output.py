@@ -100,17 +100,21 @@ def results(cli_context: CliContext, campaign: str) -> ExitCode:
     """Print the results of all tasks of a campaign.
 
     Prints every line of a result behind its task's name and a tab. With --json, prints a document
-    for each task in a line of its own. Exit 1 if a task has no result, or is not in the broker's
-    memory any more: `taskyard result NAME` prints the result of such a task.
+    for each task in a line of its own. Results are in the order of submission. Those of tasks that
+    the broker has dropped from memory come first, in the order in which they ended. Exit 1 if a
+    task has no result.
     """
-    from taskyard.client.requests import scope_of  # noqa: PLC0415  # not for `--help`
+    from taskyard.cli.archived_tasks import CampaignTasks  # noqa: PLC0415  # not for `--help`
+    from taskyard.client.requests import scope_of  # noqa: PLC0415
 
-    missing = total = 0
-    with connect_read_only(cli_context) as broker:
+    missing = 0
+    with connect_read_only(cli_context) as broker, CampaignTasks(campaign) as tasks:
         of_campaign = [one for one in broker.status()["campaigns"] if one["name"] == campaign]
-        known = sum(sum(one["counts"].values()) for one in of_campaign)
-        for view in broker.tasks(scope_of(campaign=campaign)):
-            total += 1
+        known = sum(sum(one["counts"].values()) - one["restarted"] for one in of_campaign)
+        tasks.add_listed(broker.tasks(scope_of(campaign=campaign)))
+        tasks.add_archived(cli_context, broker)
+        total = tasks.count()
+        for view in tasks.views():
             is_done = view["state"] == "done"
             missing += not is_done
             if cli_context.as_json:
@@ -123,7 +127,8 @@ def results(cli_context: CliContext, campaign: str) -> ExitCode:
         click.echo(f"taskyard: {missing:,} of {total:,} tasks have no result", err=True)
     if known > total:
         text = (
-            f"{known - total:,} ended tasks are not in memory any more (use `taskyard result NAME`)"
+            f"{known - total:,} ended tasks are not in the broker's memory (run this command on "
+            "its machine, or use `taskyard result NAME`)"
         )
         cli_context.warn(text)
     return ExitCode.TASK_FAILED if missing or known > total else ExitCode.OK

@@ -18,6 +18,7 @@ from zlib import crc32
 
 import msgspec
 
+from taskyard.core.identity import SEPARATOR, prefix
 from taskyard.core.model import EndedTask, Result
 from taskyard.core.output import Stream
 from taskyard.core.states import TaskState
@@ -85,6 +86,9 @@ _ENDED_COLUMNS: Final = _ENDED.count(",") + 1
 
 #: Ended tasks in one transaction, fewer if their results are long: about one sync's worth.
 TASKS_PER_TRANSACTION = 5_000
+
+#: The next byte after the separator of campaign and name: the end of a campaign's keys.
+_AFTER_SEPARATOR: Final = bytes([SEPARATOR[0] + 1])
 
 #: SQLite before 3.32 accepts at most 999 values in a statement.
 _NAMES_PER_QUERY = 500
@@ -204,11 +208,28 @@ class Archive:
             raise JournalDamaged(wrong, _LOST)
         return count
 
+    def ended_in(self, campaign: bytes) -> Iterator[EndedTask]:
+        """Yield the ended tasks of a campaign by name, one at a time.
+
+        Keys begin with the campaign. If none does, all rows are read: old campaigns have bare keys.
+        """
+        query = f"SELECT {_ENDED} FROM finished WHERE campaign = ?"  # noqa: S608 - no input
+        values, first = [campaign], prefix(campaign)
+        if campaign:
+            in_range = f"{query} AND name >= ? AND name < ?"
+            limits = [campaign, first, first[:-1] + _AFTER_SEPARATOR]
+            if self._fetch(f"{in_range} LIMIT 1", limits):
+                query, values = in_range, limits
+        yield from map(_ended, self._rows(query, values))
+
     def _walk(self, table: str = "finished") -> Iterator[tuple[Any, ...]]:
+        return self._rows(f"SELECT * FROM {table}")  # noqa: S608 - no input
+
+    def _rows(self, query: str, values: Iterable[object] = ()) -> Iterator[tuple[Any, ...]]:
         connection = self._open()
         if connection is not None:
             try:
-                yield from connection.execute(f"SELECT * FROM {table}")  # noqa: S608 - no input
+                yield from connection.execute(query, [*values])
             except DiskErrors as error:
                 raise _read_error(error) from error
 
