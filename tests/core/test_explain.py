@@ -127,6 +127,22 @@ def test_task_that_waits_for_tasks(yard: Yard) -> None:
     assert found == Explanation(Reason.TASKS, text, (b"b", b"x"))
 
 
+def test_running_tasks_that_a_task_waits_for_come_first_with_their_times(yard: Yard) -> None:
+    names = [b"%d" % number for number in range(6)]
+    yard.submit(*names[:4])
+    yard.submit(names[4], priority=1)
+    yard.submit(names[5], priority=2)
+    yard.submit(b"a", after=[names])
+    assert yard.take(b"w") == [b"5"]
+    yard.later(90)
+    assert yard.take(b"w") == [b"4"]
+    yard.later(5)
+    assert sentence(yard, b"a", Reason.TASKS) == (
+        "it waits for 6 tasks: 5 (LEASED for 1 min 35 s), 4 (LEASED for 5 s), 0 (READY), "
+        "1 (READY), 2 (READY) and 1 more"
+    )
+
+
 def test_task_that_waits_for_many_tasks(yard: Yard) -> None:
     names = [b"%d" % number for number in range(7)]
     yard.submit(*names)

@@ -135,11 +135,18 @@ def _blocked(context: Context, task: Task) -> Explanation:
     after = tuple(other.name for other in before) + tuple(unknown)
     if task.name in ledger.stuck():
         return Explanation(Reason.FAILURE, _failures_text(context, task, before), after)
-    known = (_describe(context, other) for other in before)
+    known = (_describe(context, other) for other in _running_first(before))
     named = _first_few(
         chain(known, (f"{shown(name)} (not submitted)" for name in unknown)), len(after)
     )
     return Explanation(Reason.TASKS, f"it waits for {counted(len(after), 'task')}: {named}", after)
+
+
+def _running_first(tasks: list[Task]) -> list[Task]:
+    """Return the running tasks, the one that started first at the head, then the others."""
+    running = [task for task in tasks if task.lease is not None]
+    running.sort(key=lambda task: cast("Lease", task.lease).at_ns)
+    return running + [task for task in tasks if task.lease is None]
 
 
 def _failures_text(context: Context, task: Task, before: list[Task]) -> str:
@@ -166,6 +173,9 @@ def _describe(context: Context, task: Task) -> str:
     if task.state is FAILED:
         reason = shown(context.ledger.reasons.get(task.name, b""))
         return f"{shown(task.name)} (FAILED{': ' if reason else ''}{reason})"
+    if task.lease is not None:
+        held = rough_duration_ns(context.at_ns - task.lease.at_ns)
+        return f"{shown(task.name)} (LEASED for {held})"
     return f"{shown(task.name)} ({task.state.name})"
 
 
