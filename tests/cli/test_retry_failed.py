@@ -75,12 +75,12 @@ def test_map_retries_without_command_and_input_and_prints_results(tmp_path: Path
 def test_campaign_that_does_not_exist_is_an_error_and_creates_nothing(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a")])
     unknown = "taskyard: unknown campaign {!r}: nothing to retry (see `taskyard status`)\n"
-    for words, name in ((("run", file), "campaign"), (("map", "--campaign", "week"), "week")):
-        assert run_here(tmp_path, *words, ONLY) == (2, "", unknown.format(name))
+    for verb, name in ((["run", file], "campaign"), (["map"], "week")):
+        assert run_here(tmp_path, *verb, "--campaign", name, ONLY) == (2, "", unknown.format(name))
     assert not (tmp_path / ".taskyard" / "journal.sqlite").exists()
     assert run_here(tmp_path, "run", file)[0] == 0
-    for words, name in ((("run", file, "--campaign", "x"), "x"), (("map", "--campaign", "y"), "y")):
-        assert run_here(tmp_path, *words, ONLY) == (2, "", unknown.format(name))
+    for verb, name in ((["run", file], "x"), (["map"], "y")):
+        assert run_here(tmp_path, *verb, "--campaign", name, ONLY) == (2, "", unknown.format(name))
     assert marks(tmp_path) == ["a"]
 
 

@@ -323,7 +323,7 @@ def test_tasks_that_could_never_run_are_refused_first(
 
 def test_workers_have_the_resources_of_options_or_settings(tmp_path: Path) -> None:
     (tmp_path / "taskyard.toml").write_text('[worker]\ngpus = ["7"]\nresources = ["license=1"]\n')
-    needs = {"gpus": 1, "resources": {"license": 1}}
+    needs: dict[str, Any] = {"gpus": 1, "resources": {"license": 1}}
     file = campaign(tmp_path, [marking("a", "echo $TASKYARD_GPUS > gpus", **needs)])
     assert run_here(tmp_path, "run", file, "--workers", "2")[0] == 0
     assert (tmp_path / "gpus").read_text() == "7\n"
@@ -332,8 +332,8 @@ def test_workers_have_the_resources_of_options_or_settings(tmp_path: Path) -> No
     file = campaign(tmp_path, [marking("b", **needs)])
     code, _, err = run_here(tmp_path, "run", file, "--campaign", "b", "--gpus", "0")
     assert (code, "task b: needs 1 gpu, but a local worker has" in err) == (2, True)
-    words = ("run", file, "--campaign", "b", "--gpus", "2", "--resource", "license=2")
-    assert run_here(tmp_path, *words)[0] == 0
+    more = ("--gpus", "2", "--resource", "license=2")
+    assert run_here(tmp_path, "run", file, "--campaign", "b", *more)[0] == 0
 
 
 def test_bad_lines_are_left_out_if_that_is_asked_for(tmp_path: Path) -> None:
