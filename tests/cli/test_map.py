@@ -280,6 +280,12 @@ def test_lists_run_as_typed(call: Caller) -> None:
     assert call("map", "-q", "echo", ":::", "a b", "c", ":::", "-n") == (0, "a b -n\nc -n\n", "")
 
 
+def test_pipe_gets_the_exact_bytes_and_tagged_lines_are_ended(call: Caller) -> None:
+    words = ("printf", "%s", ":::", "a", "b\n", "c")
+    assert call("map", "-q", *words).out == "ab\nc"
+    assert call("map", "-q", "--tag", *words).out == "a\ta\nb\n\tb\nc\tc\n"
+
+
 def test_names_that_end_with_nul_may_have_newlines(call: Caller, tmp_path: Path) -> None:
     names = written(tmp_path / "names", "a\nb\0 \0c\r\0")
     outcome = call("map", "-0", "--lines", names, "-q", "--", "echo", "<{}>")
@@ -381,7 +387,7 @@ def test_long_result_is_whole(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "5\n1100000\n")
     words = ["--lines", lines, "--campaign", "t", "--", "head", "-c", "{}", "/dev/zero"]
     outcome = call("map", *words)
-    assert (outcome.code, outcome.out) == (0, "\0" * 5 + "\n" + "\0" * 1_100_000 + "\n")
+    assert (outcome.code, outcome.out) == (0, "\0" * 1_100_005)
     assert outcome.err == "campaign t: 2 tasks: 2 done\n"
     document = call("map", "--json", *words).document()
     assert document["truncated"] == 0

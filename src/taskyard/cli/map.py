@@ -359,8 +359,8 @@ def _open_output(
 ) -> Iterator[MapOutput]:
     """Open the output of a map: live with --line-buffer, and with the directory of --output."""
     parts = partial(stream_parts, client)
-    counts = partial(_campaign_counts, client, campaign)
-    output = MapOutput(cli_context, campaign, parts, counts=counts, ends_lines=not values["pipe"])
+    counts, ends_lines = partial(_campaign_counts, client, campaign), _ends_lines(values)
+    output = MapOutput(cli_context, campaign, parts, counts=counts, ends_lines=ends_lines)
     if values["line_buffer"]:
         if cli_context.as_json:
             raise UserError("--line-buffer: can't be used with --json")
@@ -371,6 +371,14 @@ def _open_output(
     with OutputDirectory(cli_context, client, Path(values["output"])) as copies:
         output.copy_to = copies.write
         yield output
+
+
+def _ends_lines(values: dict[str, Any]) -> bool:
+    """Return whether results end with a newline. Output of commands in a pipe is exact."""
+    if values["pipe"]:
+        return False
+    is_command = values["call"] is None and values["payload"] is None
+    return not is_command or values["tag"] or values["line_buffer"] or sys.stdout.isatty()
 
 
 def _campaign_counts(client: Client, campaign: str) -> dict[str, int]:
