@@ -14,8 +14,12 @@ def test_installed_systems_run_and_others_are_reported(monkeypatch: pytest.Monke
     said: list[str] = []
     lines = commands.run(Settings(said.append, repeats=1, quick=True), sys.executable)
     figures = {line.what: line.best for line in lines}
-    assert {"xargs: 20 x true", "Taskyard: 20 x true"} <= figures.keys()
-    assert figures["Taskyard: of 20 after SIGKILL"] == 20
+    names = ("xargs", "Taskyard map", "Taskyard run")
+    assert {f"{name}: 10 x true" for name in names} <= figures.keys()
+    assert figures["Taskyard map: of 10 after SIGKILL"] == 10
+    parts = [figure for what, figure in figures.items() if what.startswith("of map: ")]
+    assert len(parts) == 5
+    assert sum(parts) == pytest.approx(figures["Taskyard map: CPU"])
     assert any("has no module distributed, left out" in text for text in said)
 
 

@@ -137,14 +137,15 @@ def lanes_command(repeats: int, json_file: Path | None, *, quick: bool, profile:
 @click.option(
     "--python",
     default=sys.executable,
-    help="The Python that has Celery, RQ and Dask, e.g. of another environment.",
+    help="The Python that has HyperQueue, Celery, RQ and Dask, e.g. of another environment.",
 )
 @click.option("--quick", is_flag=True, help="Use small numbers, to see whether it runs.")
 @json_option
 def commands_command(repeats: int, python: str, json_file: Path | None, *, quick: bool) -> None:
-    """Compare 2,000 shell commands with xargs, GNU parallel, Celery, RQ and Dask.
+    """Compare 1,000 shell commands with other tools, with the parts of Taskyard's CPU time.
 
-    Systems that are not installed are left out.
+    The tools are xargs, GNU parallel, HyperQueue, Slurm, Celery, RQ and Dask. Those that are not
+    installed are left out, and so is Slurm if slurmctld is not running.
 
     Example: ./yard bench commands --python peers/bin/python --json commands.json
     """

@@ -1,10 +1,11 @@
-"""Shell commands through Taskyard, beside xargs, GNU parallel, Celery, RQ and Dask.
+"""Shell commands through Taskyard, beside xargs, GNU parallel, HyperQueue, Slurm and task queues.
 
 Each system starts from nothing, runs `true` COUNT times with two workers and stops again. Wall and
-CPU time are those of all its processes. Those with a queue are also measured by a kill: COUNT tasks
-are queued without a worker, the process with the queue gets SIGKILL and is started again on the
-same directory, and the tasks that are still queued are counted. A system that is not installed is
-left out. Python packages are looked for in the Python that `--python` names.
+CPU time are those of all its processes. Slurm is the exception: it runs before, and its CPU time is
+that of daemons, which is not measured. Systems with a queue are also measured by a kill: COUNT
+tasks are queued without a worker, the process with the queue gets SIGKILL and is started again on
+the same directory, and the tasks that are still queued are counted. A system that is not installed
+is left out. Python packages are looked for in the Python that `--python` names.
 """
 
 import resource
@@ -21,15 +22,21 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from bench import command_costs
+from bench.command_costs import Costs
 from bench.settings import Settings
 from bench.table import TableLine, table_line
+from bench.targets import MAP_CPU_S, Target
 from taskyard.process.child import environment_without_settings, taskyard_command
 
-COUNT: Final = 2_000
+COUNT: Final = 1_000
 WORKERS: Final = 2
 
 #: Seconds for a server to start or a queue to empty. Many times what any system takes.
 _LIMIT_S: Final = 300
+
+#: Seconds between questions whether a job of Slurm has ended.
+_POLL_S: Final = 0.2
 
 #: Redis listens here, in the directory of a run.
 _SOCKET: Final = "redis.sock"
@@ -76,6 +83,18 @@ if __name__ == "__main__":
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         with Client(cluster) as client:
             assert set(client.gather(client.map(run, range(int(sys.argv[2]))))) == {0}
+"""
+
+_HYPERQUEUE: Final = """
+import sys
+from hyperqueue import Job, LocalCluster
+from hyperqueue.cluster import WorkerConfig
+if __name__ == "__main__":
+    with LocalCluster(worker_config=WorkerConfig(cores=2)) as cluster:
+        client, job = cluster.client(), Job(max_fails=None)
+        for number in range(int(sys.argv[2])):
+            job.program(["true", str(number)])
+        client.wait_for_jobs([client.submit(job)])
 """
 
 
@@ -199,9 +218,30 @@ def _dask(place: Place, count: int) -> None:
     place.run(place.python, "work.py", "run", str(count))
 
 
-def _taskyard(place: Place, count: int) -> None:
-    with _running(_taskyard_server(place, "up", "--workers", str(WORKERS), "--slots", "1")):
-        place.run(*taskyard_command(["map", "--", "true", "{}"]), stdin=_numbers(count))
+def _hyperqueue(place: Place, count: int) -> None:
+    place.script(_HYPERQUEUE)
+    place.run(place.python, "work.py", "run", str(count))
+
+
+def _slurm(place: Place, count: int) -> None:
+    words = ["--parsable", "--array", f"1-{count}", "--output", "/dev/null"]
+    job = place.run("sbatch", *words, "--wrap", "true $SLURM_ARRAY_TASK_ID").decode().strip()
+    deadline = time.monotonic() + _LIMIT_S
+    while place.run("squeue", "--noheader", "--jobs", job):  # `sbatch --wait` polls every 32 s
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"Slurm: job {job} does not end")
+        time.sleep(_POLL_S)
+
+
+def _taskyard_map(place: Place, count: int) -> None:
+    words = ["map", "--jobs", str(WORKERS), "--", "true", "{}"]
+    place.run(*taskyard_command(words), stdin=_numbers(count))
+
+
+def _taskyard_run(place: Place, count: int) -> None:
+    lines = "".join(f"true {number}\n" for number in range(count))
+    (place.directory / "cmds.txt").write_text(lines)
+    place.run(*taskyard_command(["run", "--jobs", str(WORKERS), "cmds.txt"]))
 
 
 # Kills of the process that has the queue.
@@ -242,11 +282,18 @@ class System(Struct, frozen=True):
     #: Counts the tasks that are left after a kill. None: it has no queue that outlives a process.
     left: Callable[[Place, int], int] | None = None
     module: str = "sys"
+    #: Succeeds if the daemons of the system are running. Their CPU time is not measured.
+    ping: tuple[str, ...] = ()
+    #: A slow system runs fewer commands.
+    count_max: int = COUNT
+    cpu_target: Target | None = None
 
 
 SYSTEMS: Final = (
     System("xargs", "xargs", _xargs),
     System("GNU parallel", "parallel", _parallel),
+    System("HyperQueue", "true", _hyperqueue, module="hyperqueue"),
+    System("Slurm array", "sbatch", _slurm, ping=("scontrol", "ping"), count_max=20),
     System("Celery, Redis", "redis-server", _celery, _left_in_redis(_CELERY, "celery"), "celery"),
     System(
         "Celery, Redis with AOF",
@@ -257,24 +304,41 @@ SYSTEMS: Final = (
     ),
     System("RQ, Redis", "redis-server", _rq, _left_in_redis(_RQ, "rq:queue:default"), "rq"),
     System("Dask", "true", _dask, None, "distributed"),
-    System("Taskyard", "true", _taskyard, _left_in_taskyard),
+    System("Taskyard map", "true", _taskyard_map, _left_in_taskyard, cpu_target=MAP_CPU_S),
+    System("Taskyard run", "true", _taskyard_run),
 )
 
 
 def run(settings: Settings, python: str) -> list[TableLine]:
-    """Measure every system that is installed, in turns."""
+    """Measure every system that is installed, in turns, and the parts of Taskyard's costs."""
     systems = [system for system in SYSTEMS if _is_installed(system, python, settings)]
     count = settings.count(COUNT)
     walls: dict[str, list[float]] = {}
     cpus: dict[str, list[float]] = {}
+    costs: list[Costs] = []
     for _ in settings.times():
         for system in systems:
-            wall, cpu = _measure(system, python, count)
-            settings.say(f"{system.name}: {wall:.1f} s, {cpu:.1f} s of CPU time")
+            with _place(python) as place:
+                wall, cpu = _measure(system, place, min(count, system.count_max))
+                if system.run is _taskyard_map:
+                    costs.append(_map_costs(place, count, cpu))
+            cpu_text = "" if system.ping else f", {cpu:.1f} s of CPU time"
+            settings.say(f"{system.name}: {wall:.1f} s{cpu_text}")
             walls.setdefault(system.name, []).append(wall)
             cpus.setdefault(system.name, []).append(cpu)
-    lines = [table_line(f"{name}: {count} x true", "s", found) for name, found in walls.items()]
-    lines += [table_line(f"{name}: CPU", "s", found) for name, found in cpus.items()]
+    lines = []
+    for system in systems:
+        name = f"{system.name}: {min(count, system.count_max)} x true"
+        lines.append(table_line(name, "s", walls[system.name]))
+    for system in systems:
+        if not system.ping:
+            cpu_s = cpus[system.name]
+            lines.append(table_line(f"{system.name}: CPU", "s", cpu_s, system.cpu_target))
+    return lines + command_costs.lines(costs) + _lines_after_kill(systems, python, count)
+
+
+def _lines_after_kill(systems: list[System], python: str, count: int) -> list[TableLine]:
+    lines = []
     for system in systems:
         if system.left is not None:
             with _place(python) as place:
@@ -291,15 +355,26 @@ def _is_installed(system: System, python: str, settings: Settings) -> bool:
     if subprocess.run(command, capture_output=True, check=False).returncode:
         settings.say(f"{system.name}: {python} has no module {system.module}, left out")
         return False
+    if system.ping and subprocess.run(system.ping, capture_output=True, check=False).returncode:
+        settings.say(f"{system.name}: `{' '.join(system.ping)}` fails, left out")
+        return False
     return True
 
 
-def _measure(system: System, python: str, count: int) -> tuple[float, float]:
+def _map_costs(place: Place, count: int, cpu_s: float) -> Costs:
+    """Measure the parts of the costs of a `map` that has just run in the directory."""
+    with _place(place.python) as other:
+        before = _cpu_s()
+        _taskyard_map(other, 1)
+        start_s = _cpu_s() - before
+    return command_costs.measure(place.directory / ".taskyard", count, cpu_s, start_s)
+
+
+def _measure(system: System, place: Place, count: int) -> tuple[float, float]:
     """Return the seconds of wall and CPU time of one run."""
-    with _place(python) as place:
-        begin, used = time.monotonic(), _cpu_s()
-        system.run(place, count)
-        return time.monotonic() - begin, _cpu_s() - used
+    begin, used = time.monotonic(), _cpu_s()
+    system.run(place, count)
+    return time.monotonic() - begin, _cpu_s() - used
 
 
 def _cpu_s() -> float:

@@ -70,6 +70,9 @@ LATENCY_MS: Final[dict[Kind, Target]] = {
 #: Milliseconds for a page of a listing of a million tasks.
 LISTING_MS: Final = Target(200, 50)
 
+#: CPU seconds of `taskyard map` of 1,000 commands `true`, with nothing running before.
+MAP_CPU_S: Final = Target(3.0, 1.5)
+
 #: CPU of ten million events to attempts, Parquet to Parquet, over DuckDB's on the same files.
 ATTEMPTS_OVER_DUCKDB: Final = Target(10, 5)
 #: CPU seconds for the history of a million tasks, all datasets, on two cores: the whole command.
