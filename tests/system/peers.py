@@ -102,6 +102,9 @@ class InstantRunner:
     def unstarted(self) -> list[Job]:
         return []
 
+    def withdraw(self, _count: int) -> list[Job]:
+        return []
+
     def wake_at_ns(self) -> int | None:
         return SystemClock().monotonic_ns() if self._done else None
 

@@ -37,6 +37,11 @@ class FakeRunner:
         waiting, self.jobs = self.jobs[self.begun :], self.jobs[: self.begun]
         return waiting
 
+    def withdraw(self, count: int) -> list[Job]:
+        first = max(self.begun, len(self.jobs) - count)
+        last, self.jobs = self.jobs[first:], self.jobs[:first]
+        return last
+
     def wake_at_ns(self) -> int | None:
         return None
 

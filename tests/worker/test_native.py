@@ -17,6 +17,7 @@ from taskyard.wire.native import peer
 from taskyard.worker.native import (
     REFUSED_RETRY_NS,
     REPORT_BYTES_MAX,
+    REPORT_DELAY_NS,
     STEAL_WAIT_NS,
     NativeWorkerLoop,
 )
@@ -339,20 +340,81 @@ def test_name_or_service_that_a_broker_would_refuse_is_an_error(name: str) -> No
         worker_settings(1, ["exec", name])
 
 
-def test_quick_tasks_are_prefetched_and_slow_ones_not() -> None:
-    harness = WorkerHarness(slots=1)
+#: A hundred tasks a second.
+QUICK_NS = SECOND_NS // 100
+
+
+def quick_harness(slots: int = 1, finished: int = 8) -> WorkerHarness:
+    """Return a worker that has finished quick tasks one by one, and has many more to request."""
+    harness = WorkerHarness(slots)
     harness.create(*[b"t%d" % number for number in range(300)])
     harness.turn()
-    for _ in range(100):
+    for _ in range(finished):
         harness.runner.finish()
+        harness.pass_time(QUICK_NS)
         harness.turn(2)
-    harness.pass_time(SECOND_NS)
+    harness.runner.begun = slots
+    return harness
+
+
+def test_quick_tasks_are_prefetched_before_the_next_heartbeat() -> None:
+    assert len(quick_harness(finished=7).runner.jobs) == 1
+    assert len(quick_harness(finished=8).runner.jobs) == 1 + 8
+
+
+def test_long_tasks_that_end_together_are_not_prefetched() -> None:
+    harness = WorkerHarness(slots=16)
+    harness.create(*[b"t%d" % number for number in range(300)])
     harness.turn()
-    assert len(harness.runner.jobs) == 1 + 8
-    for _ in range(2):
+    for _ in range(16):
+        harness.runner.finish()
+    harness.turn()
+    assert len(harness.runner.jobs) == 16
+
+
+def test_prefetched_tasks_return_to_the_broker_when_tasks_become_slow() -> None:
+    harness = quick_harness()
+    waiting = harness.names()[1:]
+    for _ in range(3):
         harness.pass_time(SECOND_NS)
         harness.turn()
     assert harness.scheduler.ledger.workers[b"w"].prefetch == 0
+    assert (len(harness.runner.jobs), harness.loop.held) == (1, 1)
+    assert {harness.state(name) for name in waiting} == {TaskState.READY}
+
+
+def test_report_waits_for_more_tasks_while_enough_are_queued() -> None:
+    harness = quick_harness()
+    harness.sent_kinds.clear()
+    for _ in range(2):
+        harness.runner.finish()
+        harness.turn()
+    assert harness.sent_kinds == []
+    assert harness.loop.wake_at_ns() == harness.now_ns + REPORT_DELAY_NS
+    harness.pass_time(REPORT_DELAY_NS)
+    harness.turn()
+    assert harness.sent_kinds == [peer.COMPLETE]
+    assert harness.scheduler.ledger.counts[TaskState.DONE] == 8 + 2
+    assert len(harness.runner.jobs) == 1 + 8
+
+
+def test_report_does_not_wait_when_few_tasks_are_queued() -> None:
+    harness = quick_harness()
+    harness.sent_kinds.clear()
+    for _ in range(4):
+        harness.runner.finish()
+    harness.turn()
+    assert harness.sent_kinds == [peer.COMPLETE]
+
+
+def test_shutdown_sends_reports_at_once() -> None:
+    harness = quick_harness()
+    harness.runner.finish()
+    harness.turn()
+    harness.sent_kinds.clear()
+    harness.loop.shut_down()
+    harness.turn(1)
+    assert harness.sent_kinds == [peer.COMPLETE]
 
 
 def test_large_results_leave_in_several_reports() -> None:

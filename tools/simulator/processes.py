@@ -313,6 +313,10 @@ class SimRunner:
         taken, self._waiting = [*self._waiting.values()], {}
         return taken
 
+    def withdraw(self, count: int) -> list[Job]:
+        keys = [*self._waiting][-count:]
+        return [self._waiting.pop(key) for key in keys]
+
     def running(self) -> list[Job]:
         return [job for job, _ in self._running.values()]
 

@@ -6,7 +6,8 @@ hangs, the leases expire. A rule-aware runner gets the broker's rules before the
 again every few seconds.
 
 One report and one `Steal` are in flight at a time. Tasks that finish meanwhile go into the next
-report, which carries the next `Steal`. The channel resends unacknowledged requests.
+report, which carries the next `Steal`. While enough tasks are queued here, a report waits a moment
+for more tasks to finish. The channel resends unacknowledged requests.
 Takes its channel, runner and clock as arguments.
 """
 
@@ -25,6 +26,7 @@ from taskyard.net.channel import Channel
 from taskyard.wire.native import peer
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.output_sender import OutputSender
+from taskyard.worker.prefetch import Prefetch
 from taskyard.worker.spool import OutputSpool, stream_columns
 
 if TYPE_CHECKING:
@@ -56,10 +58,9 @@ PROGRESS_NS: Final = SECOND_NS
 #: Results and output in one report. The rest follows in the next.
 REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
 
-#: Tasks requested beyond the free slots, by tasks finished per second. About a tenth of a second of
-#: work, so that a quick task does not wait for a message. Workers with slow tasks request none:
-#: other workers could run them.
-PREFETCH_STEPS: Final = ((2560, 256), (640, 64), (80, 8), (4, 1), (0, 0))
+#: How long a report waits for more tasks to finish, while enough tasks are queued here. A message
+#: for each quick task would cost as much as the task. Too short to be noticed.
+REPORT_DELAY_NS: Final = SECOND_NS // 50
 
 
 class NativeWorkerLoop:
@@ -94,8 +95,9 @@ class NativeWorkerLoop:
         self._clock = clock
         #: Task and attempt, with service and lane, of every task held.
         self._held: dict[tuple[bytes, int], tuple[bytes, bytes]] = {}
-        #: Results not yet sent.
+        #: Results not yet sent, and when they are. 0: they don't wait for more.
         self._reports: list[JobResult] = []
+        self._reports_due_ns = 0
         spool = OutputSpool(clock.monotonic_ns) if spool is None else spool
         self._output = OutputSender(spool, channel, settings)
         #: The report in flight, and its tasks.
@@ -122,7 +124,8 @@ class NativeWorkerLoop:
         #: The progress message in flight, and when the next may be sent.
         self._progress_request = self._progress_due_ns = 0
         self._exit_request = self._backoff_until_ns = 0
-        self._prefetch = self._overfeed_max = self._finished = 0
+        self._prefetch = Prefetch(settings.slots, self._heartbeat_due_ns)
+        self._overfeed_max = 0
         self._worker_message = self._make_worker_message()
 
     @property
@@ -133,7 +136,7 @@ class NativeWorkerLoop:
         """Take no more tasks, return those not started, and exit after the rest."""
         if not self.stopping:
             self.stopping = True
-            self._return_tasks(self._runner.unstarted())
+            self._return_tasks(self._runner.unstarted(), b"the worker shuts down")
 
     def stop_running(self, jobs: Sequence[Job]) -> None:
         """Stop running tasks, and return them to the broker."""
@@ -141,7 +144,7 @@ class NativeWorkerLoop:
         for job in jobs:
             self._runner.stop(*job.key)
             self._output.drop(job.key)
-        self._return_tasks(jobs, runs_so_far)
+        self._return_tasks(jobs, b"the worker shuts down", runs_so_far)
 
     def turn(self) -> None:
         """Receive, run and send. Never blocks."""
@@ -188,6 +191,8 @@ class NativeWorkerLoop:
                 times.append(self._rules_due_ns)
         if self._printed and not self._progress_request:
             times.append(self._progress_due_ns)
+        if self._reports_due_ns:
+            times.append(self._reports_due_ns)
         times.append(self._output.wake_at_ns())
         due_ns = min((time for time in times if time is not None), default=None)
         return self._clock.monotonic_ns() + SECOND_NS if due_ns is None else due_ns
@@ -294,7 +299,7 @@ class NativeWorkerLoop:
         for job in fresh:
             self._held[job.key] = (job.service, job.lane)
         if self.stopping:
-            self._return_tasks(fresh)
+            self._return_tasks(fresh, b"the worker shuts down")
         else:
             for job in fresh:
                 self._runner.start(job)
@@ -311,10 +316,11 @@ class NativeWorkerLoop:
             self._reports = [done for done in self._reports if done.job.key not in unwanted]
             self._output.forget(unwanted)
 
-    def _return_tasks(self, jobs: Sequence[Job], ran: Sequence[Run | None] = ()) -> None:
+    def _return_tasks(
+        self, jobs: Sequence[Job], reason: bytes, ran: Sequence[Run | None] = ()
+    ) -> None:
         self._reports += [
-            JobResult(job, Outcome.REFUSED, b"the worker shuts down", run=run)
-            for job, run in zip_longest(jobs, ran)
+            JobResult(job, Outcome.REFUSED, reason, run=run) for job, run in zip_longest(jobs, ran)
         ]
 
     # Requests to the broker.
@@ -333,7 +339,7 @@ class NativeWorkerLoop:
         )
         # Overfed tasks of a lane take no slots.
         overfed = settings.slots * self._overfeed_max
-        return peer.worker_message(facts, self._prefetch + overfed, settings.replaces)
+        return peer.worker_message(facts, self._prefetch.count + overfed, settings.replaces)
 
     def _request_rules(self) -> None:
         is_due = self._rules_due_ns <= self._clock.monotonic_ns()
@@ -350,7 +356,7 @@ class NativeWorkerLoop:
             or self._clock.monotonic_ns() < self._backoff_until_ns
         ):
             return 0
-        return max(0, self._settings.slots + self._prefetch - self._unfinished_count())
+        return max(0, self._settings.slots + self._prefetch.count - self._unfinished_count())
 
     def _unfinished_count(self) -> int:
         """Return how many tasks are not finished. The overfed tasks of a lane count as one."""
@@ -368,10 +374,12 @@ class NativeWorkerLoop:
 
     def _send_reports(self) -> None:
         """Send a report, with a `Steal` in the same message if none is in flight."""
-        if not self._reports or self._report_request:
+        if self._report_request or self._must_wait_for_more():
             return
         done = self._next_reports()
-        self._finished += len(done)
+        finished = sum(one.outcome is not Outcome.REFUSED for one in done)
+        if self._prefetch.on_finished(finished, self._clock.monotonic_ns()):
+            self._worker_message = self._make_worker_message()
         self._reported_keys = [one.job.key for one in done]
         reports = peer.ReportColumns(
             names=[one.job.name for one in done],
@@ -395,6 +403,21 @@ class NativeWorkerLoop:
         if count:
             self._steal_request = self._report_request
 
+    def _must_wait_for_more(self) -> bool:
+        """Return whether there is no report to send yet."""
+        if not self._reports:
+            self._reports_due_ns = 0
+            return True
+        now_ns = self._clock.monotonic_ns()
+        enough = self._settings.slots + self._prefetch.count // 2
+        if self.stopping or self._unfinished_count() <= enough:
+            self._reports_due_ns = 0
+        elif not self._reports_due_ns:
+            self._reports_due_ns = now_ns + REPORT_DELAY_NS
+        elif self._reports_due_ns <= now_ns:
+            self._reports_due_ns = 0
+        return bool(self._reports_due_ns)
+
     def _next_reports(self) -> list[JobResult]:
         """Return the results for the next report, up to `REPORT_BYTES_MAX`."""
         count = room = 0
@@ -410,7 +433,7 @@ class NativeWorkerLoop:
     def _request_tasks(self) -> None:
         """Send a `Steal` that waits at the broker. One in a report is answered at once."""
         count = self._tasks_wanted()
-        if self._steal_request or not count:
+        if self._steal_request or self._reports_due_ns or not count:
             return
         name, worker = self._settings.name, self._worker_message
         self._steal_sent_ns = self._clock.monotonic_ns()
@@ -462,13 +485,9 @@ class NativeWorkerLoop:
         )
 
     def _adjust_prefetch(self) -> None:
-        """Raise the prefetch if tasks are quick. Lower it only at half that rate."""
-        rate = self._finished * SECOND_NS // self._settings.heartbeat_ns
-        self._finished = 0
-        for lowest, prefetch in PREFETCH_STEPS:
-            is_lower = prefetch <= self._prefetch
-            if rate >= (lowest // 2 if is_lower else lowest):
-                if prefetch != self._prefetch:
-                    self._prefetch = prefetch
-                    self._worker_message = self._make_worker_message()
-                return
+        """Adjust the prefetch. Return queued tasks beyond it: another worker may be idle."""
+        if self._prefetch.on_heartbeat(self._clock.monotonic_ns()):
+            self._worker_message = self._make_worker_message()
+        excess = self._unfinished_count() - self._settings.slots - self._prefetch.count
+        if excess > 0 and not self._overfeed_max:
+            self._return_tasks(self._runner.withdraw(excess), b"the worker has slow tasks")

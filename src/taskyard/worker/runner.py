@@ -187,6 +187,13 @@ class ProcessRunner:
         self._waiting.clear()
         return jobs
 
+    def withdraw(self, count: int) -> list[Job]:
+        """Remove and return the last jobs that have not started, at most `count`."""
+        jobs: list[Job] = []
+        while self._waiting and len(jobs) < count:
+            jobs.append(self._waiting.pop()[0])
+        return jobs[::-1]
+
     def close(self) -> None:
         """Kill everything, and wait for its end. Nothing is reported."""
         if self._is_closed:

@@ -204,11 +204,14 @@ def test_job_that_waits_can_be_stopped() -> None:
 
 def test_jobs_that_have_not_begun_can_be_taken_back() -> None:
     with a_runner() as runner:
-        jobs = [command("sleep", "1000", name=name) for name in (b"first", b"second", b"third")]
+        names = (b"first", b"second", b"third", b"fourth", b"fifth")
+        jobs = [command("sleep", "1000", name=name) for name in names]
         for job in jobs:
             runner.start(job)
         runner.turn()
-        assert runner.unstarted() == jobs[1:]
+        assert runner.withdraw(2) == jobs[3:]
+        assert runner.unstarted() == jobs[1:3]
+        assert runner.withdraw(1) == []
         assert runner.unstarted() == []
         assert runner.running() == jobs[:1]
 
