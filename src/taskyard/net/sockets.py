@@ -290,6 +290,9 @@ class CountingSocket(ZmqSocket):
         watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         self._monitor = socket.get_monitor_socket(watched)
 
+    def receive(self) -> list[bytes] | None:
+        return super().receive() if self.is_readable() else None
+
     def connections(self) -> int:
         self._read_monitor()
         return self._connections
