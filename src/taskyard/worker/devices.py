@@ -43,6 +43,8 @@ class DevicePool:
             self._free[device] += part
 
     def _find(self, amount: int) -> Shares | None:
+        if not amount:
+            return {}
         whole, fraction = divmod(min(amount, len(self._free) * UNIT), UNIT)
         idle = [device for device, free in self._free.items() if free == UNIT]
         if len(idle) < whole:
