@@ -185,7 +185,7 @@ def start_child(allow: Sequence[str], runner_context: RunnerContext) -> CallProc
     """Start a Python process. Raises `OSError` if the system has no room for it."""
     output = Tail(OUTPUT_TAIL_BYTES)
     pipe = Pipe(runner_context.selector, output.add)
-    with pipe.writing_end() as writing:
+    with pipe as writing:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptor = theirs.fileno()

@@ -34,6 +34,10 @@ LAST_LINE_BYTES_MAX: Final = 500
 #: One read from a pipe: its usual capacity, so that no task delays the others.
 READ_BYTES_MAX: Final = 64 << 10
 
+#: Output is read while a program runs, but not before this time. Most short programs have ended by
+#: then, and need no turn of their own for their output. A pipe holds it meanwhile.
+UNWATCHED_NS: Final = SECOND_NS // 100
+
 #: Read from the pipe of an ended process: the largest pipe of an ordinary user. Another process
 #: that still holds the pipe could write for ever.
 DRAIN_BYTES_MAX: Final = 1 << 20

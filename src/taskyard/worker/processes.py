@@ -29,6 +29,7 @@ from taskyard.process.child import STATUS_UNKNOWN
 from taskyard.worker.devices import Shares
 from taskyard.worker.jobs import Job, JobResult
 from taskyard.worker.limits import DRAIN_BYTES_MAX, KILL_GRACE_NS, READ_BYTES_MAX
+from taskyard.worker.program_paths import ProgramPaths, find_program
 
 if TYPE_CHECKING:
     from taskyard.worker.spool import OutputSpool
@@ -109,13 +110,23 @@ def _peak_bytes(usage: resource.struct_rusage) -> int:
 
 
 def start(
-    argv: Sequence[str], streams: Streams, env: Mapping[str, str], cwd: str | None = None
+    argv: Sequence[str],
+    streams: Streams,
+    env: Mapping[str, str],
+    cwd: str | None = None,
+    paths: ProgramPaths | None = None,
 ) -> Process:
-    """Start a process. Raises `OSError`, whose `filename` is the missing file, if that fails."""
+    """Start a process. Raises `OSError`, whose `filename` is the missing file, if that fails.
+
+    `paths` remembers where programs are.
+    """
     near, far = os.pipe()
     try:
-        with _directory(cwd):
-            pid = _spawn(argv, streams, env, near)
+        if cwd is None or _is_current(cwd):
+            pid = _spawn(argv, streams, env, near, paths)
+        else:
+            with _directory(cwd):
+                pid = _spawn(argv, streams, env, near, paths)
         _signal_on_parent_exit(near, pid)
     except BaseException:
         os.close(far)
@@ -125,22 +136,35 @@ def start(
     return Process(pid, far)
 
 
-def _spawn(argv: Sequence[str], streams: Streams, env: Mapping[str, str], parent_pipe: int) -> int:
-    path = find_program(argv[0], env)
+def _spawn(
+    argv: Sequence[str],
+    streams: Streams,
+    env: Mapping[str, str],
+    parent_pipe: int,
+    paths: ProgramPaths | None,
+) -> int:
+    path = find_program(argv[0], env) if paths is None else paths.find(argv[0], env)
     actions = [(os.POSIX_SPAWN_DUP2, given, own) for own, given in enumerate(streams.standard)]
     # Copied onto itself, a descriptor is inherited by this child alone.
     actions += [(os.POSIX_SPAWN_DUP2, other, other) for other in (*streams.others, parent_pipe)]
-    return os.posix_spawn(
-        path, list(argv), env, file_actions=actions, setsid=True, setsigdef=_RESTORED_SIGNALS
-    )
+    try:
+        return os.posix_spawn(
+            path, list(argv), env, file_actions=actions, setsid=True, setsigdef=_RESTORED_SIGNALS
+        )
+    except OSError:
+        if paths is not None:
+            paths.forget()
+        raise
+
+
+def _is_current(cwd: str) -> bool:
+    """Return whether this process is in a directory. Raises `OSError` if there is none."""
+    return os.path.samestat(os.stat(cwd), os.stat("."))  # noqa: PTH116 - faster than pathlib
 
 
 @contextmanager
-def _directory(cwd: str | None) -> Iterator[None]:
+def _directory(cwd: str) -> Iterator[None]:
     """Change to a directory and back. Raises `OSError` if that fails, before anything started."""
-    if cwd is None:
-        yield
-        return
     own = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
     try:
         os.fchdir(own)  # fails here if there is no way back
@@ -161,17 +185,6 @@ def _signal_on_parent_exit(parent_pipe: int, pid: int) -> None:
     with contextlib.suppress(OSError):
         fcntl.fcntl(parent_pipe, fcntl.F_SETOWN, -pid)
         fcntl.fcntl(parent_pipe, fcntl.F_SETFL, os.O_ASYNC)
-
-
-def find_program(program: str, env: Mapping[str, str]) -> str:
-    """Return a program's path, by the PATH that it will run with."""
-    if "/" in program:
-        return program
-    for directory in env.get("PATH", os.defpath).split(os.pathsep):
-        path = os.path.join(directory, program)  # noqa: PTH118 - three times as fast as pathlib
-        if os.access(path, os.X_OK) and os.path.isfile(path):  # noqa: PTH113 - faster than pathlib
-            return path
-    raise FileNotFoundError(2, os.strerror(2), program)
 
 
 def task_env(name: bytes, attempt: int, campaign: bytes = b"") -> dict[str, str]:
@@ -205,6 +218,7 @@ class RunnerContext(NamedTuple):
     #: /dev/null, opened.
     dev_null: int
     wall_ns: Callable[[], int]
+    paths: ProgramPaths
     #: Takes the output of programs. None: its end goes with the result.
     spool: "OutputSpool | None" = None
 
@@ -219,35 +233,48 @@ class PipeGate(Protocol):
 
 
 class Pipe:
-    """A pipe from a process. Never blocks, and reads bounded amounts."""
+    """A pipe from a process. Never blocks, and reads bounded amounts.
+
+    As a context manager it lends its writing end to a process that is being started, and closes the
+    pipe if that fails.
+    """
 
     def __init__(
         self,
         selector: BaseSelector,
         on_data: Callable[[bytes], None],
         gate: PipeGate | None = None,
+        *,
+        is_watched: bool = True,
     ) -> None:
-        """Pass bytes to `on_data`. While the `gate` is full, nothing is read."""
+        """Pass bytes to `on_data`. While the `gate` is full, nothing is read.
+
+        Unless `is_watched`, nothing is read before `watch` or `drain` either.
+        """
         self._selector = selector
         self._on_data = on_data
         self._gate = gate
-        self._is_paused = False
+        self._is_watched = False
         reading, self._writing = os.pipe()
         #: None when all its writers have closed it.
         self._reading: int | None = reading
         os.set_blocking(reading, False)
-        selector.register(reading, EVENT_READ, self._on_readable)
+        if is_watched:
+            self.watch()
 
-    @contextmanager
-    def writing_end(self) -> Iterator[int]:
-        """Lend the writing end to a process that is being started. Close the pipe if that fails."""
-        try:
-            yield self._writing
-        except BaseException:
+    def __enter__(self) -> int:
+        return self._writing
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        os.close(self._writing)
+        if error is not None:
             self.close()
-            raise
-        finally:
-            os.close(self._writing)
+
+    def watch(self) -> None:
+        """Read from now on when there are bytes."""
+        if self._reading is not None and not self._is_watched:
+            self._is_watched = True
+            self._selector.register(self._reading, EVENT_READ, self._on_readable)
 
     def is_open(self) -> bool:
         """Return whether a process may still write."""
@@ -261,23 +288,18 @@ class Pipe:
 
     def close(self) -> None:
         if self._reading is not None:
-            if not self._is_paused:
+            if self._is_watched:
                 self._selector.unregister(self._reading)
             os.close(self._reading)
             self._reading = None
 
     def _on_readable(self, _events: int) -> None:
         if self._gate is not None and self._reading is not None and self._gate.is_full():
-            self._is_paused = True
+            self._is_watched = False
             self._selector.unregister(self._reading)
-            self._gate.pause(self._resume)
+            self._gate.pause(self.watch)
         else:
             self._read()
-
-    def _resume(self) -> None:
-        self._is_paused = False
-        if self._reading is not None:
-            self._selector.register(self._reading, EVENT_READ, self._on_readable)
 
     def _read(self) -> int:
         """Read once, and return the number of bytes."""
@@ -308,6 +330,8 @@ class SupervisedProcess(ABC):
         self.gpus: Shares = {}
         #: When SIGTERM or SIGKILL is due.
         self.due_ns: int | None = None
+        #: When to begin to read its output. None: that has begun.
+        self.watch_at_ns: int | None = None
         #: The process was reaped and its descriptors are closed.
         self.has_ended = False
         #: Why SIGTERM was sent. None: it was not.
@@ -340,6 +364,10 @@ class SupervisedProcess(ABC):
         else:
             self.process.signal(signal.SIGKILL)
             self.due_ns = None
+
+    def watch(self) -> None:
+        """Read its output from now on."""
+        self.watch_at_ns = None
 
     def end(self, reason: bytes) -> None:
         """Send SIGTERM. SIGKILL follows after the grace period."""
@@ -380,11 +408,17 @@ class SupervisedProcess(ABC):
         self._began_ns = self._context.now_ns()
         self._start_limit()
 
-    def _run_record(self, status: int | None = None, began_ns: int | None = None) -> Run:
-        """Return the run of a job that ends now, without CPU time and memory."""
+    def _run_record(
+        self,
+        status: int | None = None,
+        began_ns: int | None = None,
+        cpu_ns: int = 0,
+        memory_max_bytes: int = 0,
+    ) -> Run:
+        """Return the run of a job that ends now."""
         began_ns = self._began_ns if began_ns is None else began_ns
         run_ns = max(0, self._context.now_ns() - began_ns)
-        return Run(self._context.wall_ns() - run_ns, run_ns, status)
+        return Run(self._context.wall_ns() - run_ns, run_ns, status, cpu_ns, memory_max_bytes)
 
     def _clear_job(self) -> None:
         """Forget the finished job."""

@@ -13,15 +13,13 @@ import tempfile
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import structs
-
 from taskyard.core.events import Outcome
 from taskyard.core.output import Stream
 from taskyard.process.child import STATUS_UNKNOWN, status_text
 from taskyard.wire.payloads import Command
 from taskyard.worker.devices import Shares, resource_env
 from taskyard.worker.jobs import Job, JobResult, Tail, cut_reason, last_line
-from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX
+from taskyard.worker.limits import OUTPUT_TAIL_BYTES, RESULT_BYTES_MAX, UNWATCHED_NS
 from taskyard.worker.processes import (
     Pipe,
     Process,
@@ -118,6 +116,12 @@ class Program(SupervisedProcess):
         self._began_ns = began_ns
         self._printed = printed
         self._pipes = pipes
+        self.watch_at_ns = began_ns + UNWATCHED_NS
+
+    def watch(self) -> None:
+        super().watch()
+        for pipe in self._pipes:
+            pipe.watch()
 
     def _on_ended(self, status: int) -> JobResult | None:
         for pipe in self._pipes:
@@ -126,11 +130,8 @@ class Program(SupervisedProcess):
         if self.job is None:
             return None
         done = self._result_of(self.job, status)
-        done.run = structs.replace(
-            self._run_record(None if status == STATUS_UNKNOWN else status),
-            cpu_ns=self.process.cpu_ns,
-            memory_max_bytes=self.process.memory_max_bytes,
-        )
+        known, process = None if status == STATUS_UNKNOWN else status, self.process
+        done.run = self._run_record(known, None, process.cpu_ns, process.memory_max_bytes)
         return done
 
     def _result_of(self, job: Job, status: int) -> JobResult:
@@ -196,10 +197,10 @@ def _start(
 ) -> Program:
     spool = runner_context.spool
     printed = ProgramOutput() if spool is None else SpooledOutput(spool, job)
-    stdout = Pipe(runner_context.selector, printed.add_stdout, spool)
-    with stdout.writing_end() as stdout_writing:
-        stderr = Pipe(runner_context.selector, printed.add_stderr, spool)
-        with stderr.writing_end() as stderr_writing:
+    selector = runner_context.selector
+    with (stdout := Pipe(selector, printed.add_stdout, spool, is_watched=False)) as stdout_writing:
+        stderr = Pipe(selector, printed.add_stderr, spool, is_watched=False)
+        with stderr as stderr_writing:
             streams = Streams(stdin, stdout_writing, stderr_writing)
             env = {
                 **runner_context.env,
@@ -208,7 +209,7 @@ def _start(
                 **resource_env(job.resources, gpus),
             }
             began_ns = runner_context.now_ns()
-            process = start(command.argv, streams, env, command.cwd)
+            process = start(command.argv, streams, env, command.cwd, runner_context.paths)
     return Program(job, process, printed, (stdout, stderr), runner_context, began_ns=began_ns)
 
 

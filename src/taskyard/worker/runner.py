@@ -32,6 +32,7 @@ from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import REAP_INTERVAL_NS
 from taskyard.worker.memory import MemoryGuard
 from taskyard.worker.processes import RunnerContext, SupervisedProcess
+from taskyard.worker.program_paths import ProgramPaths
 from taskyard.worker.programs import not_started, start_program
 from taskyard.worker.spool import OutputSpool
 from taskyard.worker.workplaces import Workplaces
@@ -83,6 +84,7 @@ class ProcessRunner:
             dict(os.environ),
             self._dev_null,
             clock.wall_ns,
+            ProgramPaths(clock.monotonic_ns),
             spool,
         )
         self._workplaces = Workplaces(socket.gethostname(), self._context.env)
@@ -145,7 +147,8 @@ class ProcessRunner:
         now_ns = self._clock.monotonic_ns()
         if self._done or (self._waiting and self._has_room()):
             return now_ns
-        moments = [process.due_ns for process in self._processes if process.due_ns is not None]
+        times = [(process.due_ns, process.watch_at_ns) for process in self._processes]
+        moments = [moment for pair in times for moment in pair if moment is not None]
         memory_due_ns = self._memory_guard.wake_at_ns(self._processes)
         if memory_due_ns is not None:
             moments.append(memory_due_ns)
@@ -215,6 +218,8 @@ class ProcessRunner:
                 process.poll()
             if process.due_ns is not None and process.due_ns <= now_ns:
                 process.on_due()
+            if process.watch_at_ns is not None and process.watch_at_ns <= now_ns:
+                process.watch()
             if process.has_ended:
                 self._gpus.give_back(process.gpus)
         self._processes = [process for process in self._processes if not process.has_ended]

@@ -7,7 +7,7 @@ import pytest
 from taskyard.core.events import Outcome
 from taskyard.core.resources import UNIT, Resources
 from taskyard.worker.devices import DevicePool
-from taskyard.worker.limits import MEMORY_CHECK_NS
+from taskyard.worker.limits import MEMORY_CHECK_NS, UNWATCHED_NS
 from taskyard.worker.memory import ProcessRow, over_limit_text, process_tree
 from tests.worker.runner_harness import (
     HANG,
@@ -139,6 +139,7 @@ def test_memory_is_measured_only_with_a_limit(tmp_path: Path) -> None:
             runner.start(script(HANG, fifo, resources=resources))
             runner.turn()
             read_fifo(fifo)
+            clock.now_ns += UNWATCHED_NS
             runner.turn()
             wake_at_ns = runner.wake_at_ns()
             assert (wake_at_ns and wake_at_ns - clock.now_ns) == wait_ns

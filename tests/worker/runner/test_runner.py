@@ -11,6 +11,7 @@ from taskyard.core.events import Outcome
 from taskyard.worker.limits import (
     KILL_GRACE_NS,
     REAP_INTERVAL_NS,
+    UNWATCHED_NS,
 )
 from taskyard.worker.runner import Job, JobResult
 from tests.worker.runner_harness import (
@@ -146,6 +147,7 @@ def test_stopped_program_that_will_not_end_is_killed(tmp_path: Path) -> None:
         runner.start(script(HANG_IGNORING_SIGTERM, fifo))
         runner.turn()
         pid = int(read_fifo(fifo))
+        clock.now_ns += UNWATCHED_NS
         runner.stop(b"t", 1)
         assert runner.turn() == []
         assert runner.wake_at_ns() == clock.now_ns + KILL_GRACE_NS
@@ -170,8 +172,8 @@ def test_close_leaves_no_process_behind(tmp_path: Path) -> None:
 
 
 def test_jobs_beyond_the_slots_wait_in_their_order(tmp_path: Path) -> None:
-    fifo = a_fifo(tmp_path / "fifo")
-    with a_runner(slots=2) as runner:
+    clock, fifo = SetClock(), a_fifo(tmp_path / "fifo")
+    with a_runner(slots=2, clock=clock) as runner:
         jobs = [
             command("cat", fifo, name=b"first"),
             command("true", name=b"wide", slots=2),
@@ -181,7 +183,7 @@ def test_jobs_beyond_the_slots_wait_in_their_order(tmp_path: Path) -> None:
             runner.start(job)
         assert runner.turn() == []
         assert (runner.slots_used, runner.slots_free, runner.running()) == (1, 0, jobs)
-        assert runner.wake_at_ns() is None
+        assert runner.wake_at_ns() == clock.now_ns + UNWATCHED_NS
         Path(fifo).write_text("go on")
         assert [found.job.name for found in turns(runner, 3)] == [b"first", b"wide", b"narrow"]
         assert (runner.slots_used, runner.slots_free, runner.running()) == (0, 2, [])
@@ -224,6 +226,9 @@ def test_turn_is_due_at_once_while_jobs_can_start_or_be_reported() -> None:
         assert runner.wake_at_ns() == clock.now_ns
         runner.start(Job(b"bad", 1, b"exec", b""))
         assert [found.job.name for found in runner.turn()] == [b"bad"]
+        assert runner.wake_at_ns() == clock.now_ns + UNWATCHED_NS
+        clock.now_ns += UNWATCHED_NS
+        runner.turn()
         assert runner.wake_at_ns() is None
 
 

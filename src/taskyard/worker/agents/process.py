@@ -426,9 +426,9 @@ def start_agent(agent_context: AgentContext, settings: AgentSettings) -> Agent:
     runner_context = agent_context.runner_context
     # The pipes are read in a later turn, when `agent` is set.
     stdout = Pipe(runner_context.selector, lambda chunk: agent.receive(chunk))  # noqa: PLW0108  # set below
-    with stdout.writing_end() as stdout_writing:
+    with stdout as stdout_writing:
         stderr = Pipe(runner_context.selector, lambda chunk: agent.on_stderr(chunk))  # noqa: PLW0108  # set below
-        with stderr.writing_end() as stderr_writing:
+        with stderr as stderr_writing:
             stdin = StdinPipe(runner_context.selector)
             with stdin.reading_end() as stdin_reading:
                 streams = Streams(stdin_reading, stdout_writing, stderr_writing)

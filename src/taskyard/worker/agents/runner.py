@@ -27,7 +27,7 @@ from taskyard.worker.agents.process import Agent, AgentContext, start_agent
 from taskyard.worker.agents.rules import AgentRules, AgentSettings
 from taskyard.worker.jobs import Job, JobResult, cut_reason
 from taskyard.worker.limits import AGENT_RESTART_NS, AGENT_RESTART_NS_MAX, KILL_GRACE_NS
-from taskyard.worker.processes import find_program
+from taskyard.worker.program_paths import find_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -283,6 +283,9 @@ class AgentRunner(runner.ProcessRunner):
         self._recheck_ns = None
         self._agents_wanted.clear()
         if not self._waiting:
+            return
+        if not self._rules.commands and not any(job.lane for job, _ in self._waiting):
+            super()._start_waiting()  # no task needs an agent or its lane
             return
         lanes = self._lane_assignment()
         kept: deque[tuple[Job, Work]] = deque()
