@@ -30,6 +30,9 @@ from taskyard.errors import (
 #: Set by a shell to ask for completions. The name is click's.
 COMPLETION_VARIABLE: Final = "_TASKYARD_COMPLETE"
 
+#: Imports create many objects, which all stay: collect rarely. The default is 700.
+GC_THRESHOLD: Final = 50_000
+
 
 @click.group(
     cls=LazyGroup,
@@ -49,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if COMPLETION_VARIABLE in os.environ:
         _complete()
     given = sys.argv[1:] if arguments is None else arguments
-    sys.exit(run(taskyard, given, is_main_program=True))
+    gc.set_threshold(GC_THRESHOLD)
+    status = run(taskyard, given, is_main_program=True)
+    gc.freeze()  # the collection at exit would visit every object
+    sys.exit(status)
 
 
 def _complete() -> NoReturn:
