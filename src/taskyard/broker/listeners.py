@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from msgspec import Struct
 
@@ -17,9 +17,6 @@ from taskyard.net import sockets
 from taskyard.wire.dialect import Dialect
 from taskyard.wire.native.pending import PLAIN_LEASE_NS
 from taskyard.wire.native.server import NativeServer
-from taskyard.wire.ping_pong import server as ping_pong
-from taskyard.wire.round_robin import server as round_robin
-from taskyard.wire.wmp import server as wmp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from taskyard.net.guard import Guard
     from taskyard.net.keyring import Keyring
     from taskyard.net.sockets import ZmqSocket
+    from taskyard.wire.round_robin.server import RoundRobin
 
 NATIVE: Final = "native"
 DWORK: Final = "dwork"
@@ -39,14 +37,34 @@ class ServerDialect(Dialect, Protocol):
     leaving: bool
 
 
+# Most brokers listen to the native dialect alone, so the others are imported when they are built.
+
+
+def _build_ping_pong(number: int, _identity: bytes) -> Sequence[ServerDialect]:
+    from taskyard.wire.ping_pong import server  # noqa: PLC0415  # see above
+
+    settings = server.Settings(secret=secrets.token_bytes(16))
+    return server.make_server(number, _random_bits, settings=settings)
+
+
+def _build_round_robin(number: int, _identity: bytes) -> Sequence[ServerDialect]:
+    from taskyard.wire.round_robin import server  # noqa: PLC0415  # see above
+
+    return [server.make_server(number, _random_bits)]
+
+
+def _build_wmp(number: int, identity: bytes) -> Sequence[ServerDialect]:
+    from taskyard.wire.wmp import server  # noqa: PLC0415  # see above
+
+    return [server.make_server(number, identity, random_bits=_random_bits)]
+
+
 #: Builds the servers of a dialect, one for each of its endpoints, from the number of the first and
 #: the journal's identity.
 _BUILDERS: Final[dict[str, Callable[[int, bytes], Sequence[ServerDialect]]]] = {
-    "ping-pong": lambda number, _identity: ping_pong.make_server(
-        number, _random_bits, settings=ping_pong.Settings(secret=secrets.token_bytes(16))
-    ),
-    "round-robin": lambda number, _identity: [round_robin.make_server(number, _random_bits)],
-    "wmp": lambda number, identity: [wmp.make_server(number, identity, random_bits=_random_bits)],
+    "ping-pong": _build_ping_pong,
+    "round-robin": _build_round_robin,
+    "wmp": _build_wmp,
 }
 
 #: Every dialect that a broker can listen to.
@@ -104,10 +122,10 @@ class Listeners:
         for number, place in zip(numbers, places, strict=True):
             is_secure = name != NATIVE and requires_keys(name, place, secure=secure)
             keys, dialect = keyring if is_secure else None, self._dialects()[number]
-            if isinstance(dialect, round_robin.RoundRobin):
-                dialect.add_socket(len(self._dialect_of_socket))
             # Round-robin peers identify the socket by its endpoint.
             is_named = name == "round-robin"
+            if is_named:
+                cast("RoundRobin", dialect).add_socket(len(self._dialect_of_socket))
             wire = sockets.listen(place, keys, is_named=is_named, guard=self._guard)
             listener.sockets.append(wire)
             self._dialect_of_socket.append(number)

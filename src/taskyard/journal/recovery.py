@@ -13,6 +13,7 @@ default, is not a new format.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -45,12 +46,21 @@ logger = logging.getLogger("taskyard.journal")
 JOURNAL_FORMAT: Final = 5
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[AnyRecord])
+
+
+@cache
+def _decoder() -> msgspec.msgpack.Decoder[list[AnyRecord]]:
+    """Return the decoder of records. A new journal needs none, and it takes long to build."""
+    return msgspec.msgpack.Decoder(list[AnyRecord])
+
+
+def _decode(body: bytes) -> list[AnyRecord]:
+    return _decoder().decode(body)
 
 
 def _decode_bare(body: bytes) -> list[AnyRecord]:
     """Decode records of tasks whose keys are bare names."""
-    records = _decoder.decode(body)
+    records = _decode(body)
     for record in records:
         if type(record) is Submitted:
             record.bare = True
@@ -62,8 +72,8 @@ _READERS: dict[int, Callable[[bytes], list[AnyRecord]]] = {
     1: _decode_bare,
     2: _decode_bare,
     3: _decode_bare,
-    4: _decoder.decode,
-    5: _decoder.decode,
+    4: _decode,
+    5: _decode,
 }
 
 

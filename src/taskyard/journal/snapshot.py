@@ -25,6 +25,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from sys import byteorder
 from typing import BinaryIO, Final, Self, TypeVar
@@ -75,10 +76,25 @@ REST: Final = 3
 _NAME = re.compile(r"(\d{12,})\.snapshot")
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_image = msgspec.msgpack.Decoder(LedgerSnapshot).decode
-_decode_tasks = msgspec.msgpack.Decoder(TaskColumns).decode
 _decode_edges = msgspec.msgpack.Decoder(tuple[bytes, bytes]).decode
-_decode_rest = msgspec.msgpack.Decoder(Rest).decode
+
+
+# These decoders take long to build, and a broker without a snapshot needs none.
+
+
+@cache
+def _image_decoder() -> msgspec.msgpack.Decoder[LedgerSnapshot]:
+    return msgspec.msgpack.Decoder(LedgerSnapshot)
+
+
+@cache
+def _tasks_decoder() -> msgspec.msgpack.Decoder[TaskColumns]:
+    return msgspec.msgpack.Decoder(TaskColumns)
+
+
+@cache
+def _rest_decoder() -> msgspec.msgpack.Decoder[Rest]:
+    return msgspec.msgpack.Decoder(Rest)
 
 
 class SnapshotReader:
@@ -107,7 +123,7 @@ class SnapshotReader:
             end = self._last + _BLOCK.size + len(body) + _TRAILER.size
             if kind != REST or end != self._bytes:
                 raise damaged(name, "has a wrong last block")
-            self.rest: Rest = self._decoded(_decode_rest, body)
+            self.rest: Rest = self._decoded(_rest_decoder().decode, body)
             record, self.tasks = self.rest.record, self.rest.tasks
         if record != self.head.record:
             raise damaged(name, f"holds record {record} instead of {self.head.record}")
@@ -147,7 +163,7 @@ class SnapshotReader:
         """Yield the chunks of tasks."""
         for kind, body in self._bodies():
             if kind == TASKS:
-                yield self._decoded(_decode_tasks, body)
+                yield self._decoded(_tasks_decoder().decode, body)
 
     def edges(self) -> Iterator[Edges]:
         """Yield the chunks of edges."""
@@ -207,7 +223,7 @@ class SnapshotReader:
         body = self._read_at(HEADER_BYTES + _LENGTHS.size, length)
         if hashlib.sha256(body).digest() != digest:
             raise damaged(self.name, "has a body that does not match its digest")
-        return self._decoded(_decode_image, body)
+        return self._decoded(_image_decoder().decode, body)
 
     def _read_at(self, place: int, length: int) -> bytes:
         try:
