@@ -10,7 +10,6 @@ closes the worker's end, it sends SIGIO to the child's group, which ends it. (Li
 is ignored. A program that leaves its group or handles SIGIO survives.)
 """
 
-import contextlib
 import fcntl
 import os
 import resource
@@ -18,7 +17,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from selectors import EVENT_READ, BaseSelector
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -63,7 +62,7 @@ class Process:
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group. Ignore processes that have ended or run as another user."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def has_ended(self) -> bool:
@@ -182,7 +181,7 @@ def _signal_on_parent_exit(parent_pipe: int, pid: int) -> None:
 
     The settings belong to the pipe's end, not to the process that makes them.
     """
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         fcntl.fcntl(parent_pipe, fcntl.F_SETOWN, -pid)
         fcntl.fcntl(parent_pipe, fcntl.F_SETFL, os.O_ASYNC)
 
@@ -192,9 +191,11 @@ def task_env(name: bytes, attempt: int, campaign: bytes = b"") -> dict[str, str]
 
     `name` is the task's full name. It may contain any bytes, a variable may not.
     """
-    names = {"TASKYARD_TASK": split(name, campaign), "TASKYARD_CAMPAIGN": campaign}
-    variables = {key: os.fsdecode(value.replace(b"\0", rb"\0")) for key, value in names.items()}
-    return {**variables, "TASKYARD_ATTEMPT": str(attempt)}
+    return {
+        "TASKYARD_TASK": os.fsdecode(split(name, campaign).replace(b"\0", rb"\0")),
+        "TASKYARD_CAMPAIGN": os.fsdecode(campaign.replace(b"\0", rb"\0")),
+        "TASKYARD_ATTEMPT": str(attempt),
+    }
 
 
 def _open_pidfd(pid: int) -> int | None:

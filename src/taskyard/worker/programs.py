@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from taskyard.core.events import Outcome
@@ -155,14 +155,27 @@ class UnusableStdin(OSError):
 
 
 def start_program(
-    job: Job, command: Command, runner_context: RunnerContext, gpus: Shares
+    job: Job,
+    command: Command,
+    runner_context: RunnerContext,
+    env: Mapping[str, str],
+    gpus: Shares,
 ) -> Program:
-    """Start a program with parts of GPUs. Raises `OSError` or `ValueError`: see `not_started`."""
+    """Start a program with variables and with parts of GPUs.
+
+    Raises `OSError` or `ValueError`: see `not_started`.
+    """
+    variables = {
+        **env,
+        **(command.env or {}),
+        **task_env(job.name, job.attempt, job.campaign),
+        **resource_env(job.resources, gpus),
+    }
     if command.stdin is None and command.stdin_file is None:
-        return _start(job, command, runner_context, gpus, runner_context.dev_null)
+        return _start(job, command, runner_context, variables, runner_context.dev_null)
     stdin = _open_bytes(command.stdin) if command.stdin is not None else _open_file(command)
     try:
-        return _start(job, command, runner_context, gpus, stdin)
+        return _start(job, command, runner_context, variables, stdin)
     finally:
         os.close(stdin)
 
@@ -193,7 +206,11 @@ def _open_file(command: Command) -> int:
 
 
 def _start(
-    job: Job, command: Command, runner_context: RunnerContext, gpus: Shares, stdin: int
+    job: Job,
+    command: Command,
+    runner_context: RunnerContext,
+    env: Mapping[str, str],
+    stdin: int,
 ) -> Program:
     spool = runner_context.spool
     printed = ProgramOutput() if spool is None else SpooledOutput(spool, job)
@@ -202,12 +219,6 @@ def _start(
         stderr = Pipe(selector, printed.add_stderr, spool, is_watched=False)
         with stderr as stderr_writing:
             streams = Streams(stdin, stdout_writing, stderr_writing)
-            env = {
-                **runner_context.env,
-                **(command.env or {}),
-                **task_env(job.name, job.attempt, job.campaign),
-                **resource_env(job.resources, gpus),
-            }
             began_ns = runner_context.now_ns()
             process = start(command.argv, streams, env, command.cwd, runner_context.paths)
     return Program(job, process, printed, (stdout, stderr), runner_context, began_ns=began_ns)

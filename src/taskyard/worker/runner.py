@@ -270,10 +270,9 @@ class ProcessRunner:
         if result is not None:
             self._report(result)
             return
-        placed = self._context._replace(env=workplace.env)
         gpus = self._gpus.take(gpus_of(job.resources))
         try:
-            program = start_program(job, command, placed, gpus)
+            program = start_program(job, command, self._context, workplace.env, gpus)
         except (OSError, ValueError) as error:
             self._gpus.give_back(gpus)
             self._report(not_started(job, command, error))
