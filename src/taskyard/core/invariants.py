@@ -6,9 +6,11 @@ tests and the simulator, which call it only now and then at large sizes.
 
 from __future__ import annotations
 
+from operator import invert
 from typing import TYPE_CHECKING
 
 from taskyard.core import lane_rates
+from taskyard.core.demand_queues import DemandQueue
 from taskyard.core.graph import AwaitedNames
 from taskyard.core.holds import rate_allowance
 from taskyard.core.identity import prefix
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from taskyard.core.context import Context
+    from taskyard.core.demand_queues import Demand
     from taskyard.core.entities import Lane, Service, Task, Worker
     from taskyard.core.scheduler import Scheduler
 
@@ -253,6 +256,37 @@ def _check_lane(lane: Lane, own: list[Task]) -> None:
             needed = dict(task.terms.resources)
             for name, amount in lane.resources_min:
                 _require(needed.get(name, 0) >= amount, f"{name!r} of {task.name!r} in {where}")
+        if isinstance(queue, DemandQueue):
+            check_demand_queue(queue, where)
+
+
+def check_demand_queue(queue: DemandQueue, where: str) -> None:
+    """Compare the index by demand with the entries of a queue."""
+    start, end = queue.base + queue.cursor, queue.items_end
+    indexed: dict[int, Demand] = {}
+    for key, bucket in queue.buckets.items():
+        front = [position for position in bucket.front if position < queue.front_end]
+        items = [position for position in bucket.items[bucket.cursor :] if position >= start]
+        for positions in (front, items):
+            _equal(positions, sorted(dict.fromkeys(positions)), f"order in the index of {where}")
+        indexed |= dict.fromkeys([*map(invert, front), *items], key)
+    removed = dict(queue.removed or {})
+    entries = [(~place, task) for place, task in enumerate(queue.front[: queue.front_end])]
+    entries += [(queue.base + place, task) for place, task in enumerate(queue.items)]
+    for position, task in entries:
+        if 0 <= position < start or position >= end:
+            continue
+        if position >= 0 and removed.get(id(task), 0):
+            removed[id(task)] -= 1
+            continue
+        if task.state is TaskState.READY:
+            key = queue.key(task.terms)
+            _equal(indexed.get(position), key, f"position of {task.name!r} in the index of {where}")
+            bucket, needed = queue.buckets[key], dict(task.terms.resources)
+            fits = task.terms.slots >= bucket.slots and all(
+                needed.get(name, 0) >= amount for name, amount in bucket.resources
+            )
+            _require(fits, f"{task.name!r} is below the bounds in the index of {where}")
 
 
 def _holder(task: Task) -> bytes:

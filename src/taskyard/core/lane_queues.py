@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from taskyard.core.entities import Lane, Task
     from taskyard.core.model import Terms
     from taskyard.core.queues import Queue
+    from taskyard.core.resources import Resources
 
 Tasks: TypeAlias = "list[Task]"
 Counts: TypeAlias = "list[tuple[Lane, int]]"
@@ -164,11 +165,11 @@ def lower_lane_needs(lane: Lane, terms: Terms) -> None:
         lane.resources_min = common_minimum(lane.resources_min, terms.resources)
 
 
-def raise_lane_needs(lane: Lane, tasks: Tasks) -> None:
-    """Set the bounds on slots and resources of a lane's tasks. `tasks` are all in its queues."""
-    each = list({id(task.terms): task.terms for task in tasks}.values())
-    lane.slots_min = min((terms.slots for terms in each), default=1)
-    lane.resources_min = reduce(common_minimum, (terms.resources for terms in each)) if each else ()
+def raise_lane_needs(lane: Lane, demands: list[tuple[int, Resources]]) -> None:
+    """Set the bounds on slots and resources of a lane's tasks. `demands` has all in its queues."""
+    lane.slots_min = min((slots for slots, _ in demands), default=1)
+    each = [resources for _, resources in demands]
+    lane.resources_min = reduce(common_minimum, each) if each else ()
 
 
 def one_lane(tasks: Tasks) -> Lane | None:

@@ -147,6 +147,10 @@ PARKED_STALE_MAX: Final = 16
 #: reservation.
 WIDE_LOOKAHEAD: Final = 64
 
+#: Different demands for slots and resources that a queue tells apart. Each is compared with a
+#: worker's room at a request: a quarter of a microsecond. Beyond it similar ones are taken as one.
+DEMANDS_MAX: Final = 256
+
 #: Unused rate accumulates for this long, so that a high rate is reached although events arrive
 #: only every few milliseconds.
 RATE_BURST_NS_MAX: Final = SECOND_NS // 10

@@ -197,8 +197,9 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
             self.cursor = self.stale_count = 0
             self.removed = None
 
-    def _drop_stale_front(self, count: int) -> None:
-        """Drop the stale entries among the next `count` tasks in front."""
+    def _drop_stale_front(self, count: int) -> int:
+        """Drop the stale entries among the next `count` tasks in front. Return the place from which
+        entries may have moved."""
         start, found = len(self.front), 0
         while start > 0 and found < count:
             start -= 1
@@ -206,9 +207,11 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         kept = [task for task in self.front[start:] if task.state is READY]
         self.stale_count -= len(self.front) - start - len(kept)
         self.front[start:] = kept
+        return start
 
-    def _drop_stale_items(self, count: int) -> None:
-        """Drop the stale entries among the next `count` tasks that are not in front."""
+    def _drop_stale_items(self, count: int) -> int:
+        """Drop the stale entries among the next `count` tasks that are not in front. Return the index
+        before which entries may have moved."""
         removed = {} if self.removed is None else self.removed
         kept: list[T] = []
         end = self.cursor
@@ -222,6 +225,7 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         self.items[self.cursor : end] = kept  # the same length, so later entries stay in place
         if not removed:
             self.removed = None
+        return end
 
 
 class DueHeap(Struct, Generic[T], eq=False):

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from taskyard.core.demand_queues import index_queues
 from taskyard.core.entities import SLOTS_UNLIMITED
 from taskyard.core.holds import block_reason, hold_reason, rate_allowance, remaining
 from taskyard.core.lane_queues import raise_lane_needs
@@ -37,6 +38,7 @@ from taskyard.core.states import READY
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from taskyard.core.demand_queues import Demand
     from taskyard.core.entities import Lane, LaneGroup, Reservation, Service, Task, Worker
     from taskyard.core.ledger import Ledger
     from taskyard.core.resources import Resources
@@ -358,21 +360,47 @@ class Selection:
         if not self._room_left().fits(lane.slots_min, lane.resources_min):
             self._note_unfit(self._next(lane, WIDE_LOOKAHEAD))
             return []
-        looked = room + WIDE_LOOKAHEAD
-        while True:
-            seen = self._next(lane, looked)
-            chosen, wider = self._first_fit(seen, self._room_left(), room)
-            if len(chosen) == room or len(seen) < looked:
-                break
-            looked *= 4
-        if len(chosen) < room and not self.reserved_payloads:  # the whole lane was scanned
-            raise_lane_needs(lane, seen)
+        chosen, wider, demands = self._search(lane, room)
+        if len(chosen) < room and not self.reserved_payloads:  # the whole lane was searched
+            raise_lane_needs(lane, demands)
         self._note_unfit(wider)
         if wider and lane.name:
             reserve(self.ledger, self.unfit.values(), self.now_ns)
             # The last place is left for the wide task.
             chosen = chosen[: self._places_left(lane)]
         return chosen
+
+    def _search(self, lane: Lane, room: int) -> tuple[list[Task], list[Task], list[Demand]]:
+        """Return the next tasks that the worker has room for, the first ones that it has none for,
+        and the demands of all tasks if there are no more.
+
+        Reads the next tasks in order, and if these are not enough, the index by demand.
+        """
+        scans = bool(self.reserved_payloads) or lane.options.is_random
+        looked = room + WIDE_LOOKAHEAD
+        while True:
+            seen = self._next(lane, looked)
+            chosen, wider = self._first_fit(seen, self._room_left(), room)
+            if len(chosen) == room:
+                return chosen, wider, []
+            if len(seen) < looked:
+                each = {id(task.terms): task.terms for task in seen}.values()
+                return chosen, wider, [(terms.slots, terms.resources) for terms in each]
+            if not scans:
+                chosen, demands = self._search_index(lane, room)
+                return chosen, wider, demands
+            looked *= 4
+
+    def _search_index(self, lane: Lane, room: int) -> tuple[list[Task], list[Demand]]:
+        """Return the next tasks that the worker has room for, found by their demands, and the
+        demands of all tasks if there are no more."""
+        left = self._room_left()
+        chosen: list[Task] = []
+        for queue in index_queues(lane):
+            chosen += queue.fitting(left, room - len(chosen))
+            if len(chosen) == room:
+                return chosen, []
+        return chosen, [demand for queue in index_queues(lane) for demand in queue.demands()]
 
     def _places_left(self, lane: Lane) -> int:
         """Return how many more tasks of a lane may be leased, beside a reserved one."""

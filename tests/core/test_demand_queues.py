@@ -1,0 +1,292 @@
+"""The index by demand: the same choice as a pass over all tasks, at a cost that does not grow."""
+
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from taskyard.core import demand_queues, selection
+from taskyard.core.demand_queues import Demand, DemandQueue, index_queues
+from taskyard.core.entities import Lane, Task
+from taskyard.core.events import SubmitRequested
+from taskyard.core.invariants import InvariantViolated, check_demand_queue
+from taskyard.core.limits import LEASE_TASKS_MAX
+from taskyard.core.model import Submission, Terms
+from taskyard.core.queues import CURSOR_MAX, Queue
+from taskyard.core.resources import Resources, Room
+from taskyard.core.selection import Selection
+from taskyard.core.states import TaskState
+from tests.core.kit import Yard, assigned
+from tests.core.strategies import GPU, HALF_GPU, MEMORY, TWO_GPUS, Step, steps, take_step
+
+READY, LEASED, CANCELLED = TaskState.READY, TaskState.LEASED, TaskState.CANCELLED
+
+#: Demands of tasks, and rooms of workers.
+DEMANDS: list[Demand] = [(1, ()), (2, ()), (1, (GPU,)), (1, (TWO_GPUS,)), (1, (HALF_GPU, MEMORY))]
+ROOMS: list[dict[bytes, int]] = [{}, {b"gpus": 10_000}, {b"gpus": 20_000, b"memory": 1 << 30}]
+
+Searched: TypeAlias = "tuple[list[Task], list[Task], list[Demand]]"
+
+
+def scan(self: Selection, lane: Lane, room: int) -> Searched:
+    """Search without the index, as before there was one: pass over the lane in order."""
+    looked = room + selection.WIDE_LOOKAHEAD
+    while True:
+        seen = self._next(lane, looked)  # noqa: SLF001 - a copy of the method's former body
+        chosen, wider = self._first_fit(seen, self._room_left(), room)  # noqa: SLF001
+        if len(chosen) == room or len(seen) < looked:
+            return chosen, wider, [(task.terms.slots, task.terms.resources) for task in seen]
+        looked *= 4
+
+
+# The whole scheduler.
+
+ROUND: list[Resources] = [(), (), (GPU,), (TWO_GPUS,), (HALF_GPU, MEMORY)]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Step:
+    """Draw a submission of more tasks with different terms than are looked at first."""
+    count = draw(st.integers(3, 12))
+    first = draw(st.integers(0, 99))
+    terms = [
+        Terms(
+            priority=draw(st.sampled_from([0, 0, 0, 1])),
+            slots=draw(st.sampled_from([1, 1, 1, 2])),
+            resources=draw(st.sampled_from(ROUND)),
+            crashes_max=2,
+        )
+        for _ in range(3)
+    ]
+    given = {
+        "names": [b"%d" % (first + number) for number in range(count)],
+        "terms": terms,
+        "terms_at": draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)),
+        "lanes": draw(st.none() | st.lists(st.sampled_from([b"", b"1"]), min_size=count)),
+    }
+    return "batch", given
+
+
+def take(yard: Yard, step: Step) -> list[Any]:
+    kind, given = step
+    if kind != "batch":
+        return take_step(yard, step)
+    names, lanes = given["names"], given["lanes"]
+    lanes = None if lanes is None else lanes[: len(names)]
+    submission = Submission(names, names, given["terms"], given["terms_at"], lanes)
+    return yard.handle(SubmitRequested(0, b"client", submission))
+
+
+def state_of(yard: Yard) -> list[Any]:
+    """Return the state that a choice may change and the fingerprint does not have."""
+    ledger = yard.scheduler.ledger
+    lanes = [lane for service in ledger.services.values() for lane in service.lanes.values()]
+    bounds = [(lane.name, lane.slots_min, lane.resources_min) for lane in lanes]
+    return [bounds, [(one.worker.name, one.task.name) for one in ledger.reservations]]
+
+
+def stories() -> st.SearchStrategy[list[Step]]:
+    ask = st.tuples(
+        st.just("ask"),
+        st.fixed_dictionaries(
+            {
+                "worker": st.sampled_from([b"u", b"v", b"w"]),
+                "count": st.integers(1, 3),
+                "parks": st.booleans(),
+            }
+        ),
+    )
+    some = steps(6).map(list)
+    part = st.tuples(batches(), some, st.lists(ask, max_size=3)).map(
+        lambda one: [one[0], *one[1], *one[2]]
+    )
+    return st.lists(part, min_size=1, max_size=4).map(lambda parts: sum(parts, []))
+
+
+@settings(max_examples=60)
+@given(stories(), st.sampled_from([0, 1, 3]), st.sampled_from([1, 2, 256]))
+def test_choice_is_the_same_as_by_a_pass_over_the_lane(
+    story: list[Step], lookahead: int, demands_max: int
+) -> None:
+    """With priorities, rules with limits, weights, rates and random order, cancels and retries."""
+    yard, other = Yard(), Yard()
+    joined = [(b"u", 1, ()), (b"v", 2, (GPU,)), (b"w", 3, (TWO_GPUS, MEMORY))]
+    for worker, slots, resources in joined:
+        for one in (yard, other):
+            one.join(worker, slots_total=slots, resources=resources)
+    with (
+        patch.object(selection, "WIDE_LOOKAHEAD", lookahead),
+        patch.object(demand_queues, "DEMANDS_MAX", demands_max),
+    ):
+        for step in story:
+            effects = take(yard, step)
+            with patch.object(Selection, "_search", scan):
+                assert take(other, step) == effects
+            assert other.records == yard.records
+            if demands_max > len(DEMANDS) * 2:
+                assert state_of(other) == state_of(yard)
+
+
+# One queue.
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "front", "fit", "fit", "any", "cancel", "peek", "back"]),
+        st.integers(0, 99),
+    ),
+    max_size=80,
+)
+
+
+def new_task(demand: Demand, number: int = 0) -> Task:
+    terms = Terms(slots=demand[0], resources=demand[1])
+    return Task(b"%d" % number, b"", terms, None)  # type: ignore[arg-type]
+
+
+def first_fit(tasks: list[Task], left: Room, count: int) -> list[Task]:
+    chosen: list[Task] = []
+    for task in tasks:
+        if len(chosen) < count and left.fits(task.terms.slots, task.terms.resources):
+            left.take(task.terms.slots, task.terms.resources)
+            chosen.append(task)
+    return chosen
+
+
+def room_of(number: int) -> Room:
+    return Room(number % 4, 3, dict(ROOMS[number % len(ROOMS)]))
+
+
+def follow(operations: list[tuple[str, int]]) -> None:
+    """Do to a queue with an index what is done to a plain list, and compare the two."""
+    queue, line, out = DemandQueue(0), list[Task](), list[Task]()
+    for number, (operation, random_bits) in enumerate(operations):
+        if operation in ("add", "front"):
+            line.insert(0 if operation == "front" else len(line), new_task(DEMANDS[random_bits % 5]))
+            if operation == "front":
+                queue.front.append(line[0])
+            else:
+                queue.items.append(line[-1])
+        elif operation == "back" and out:
+            task = out.pop(random_bits % len(out))
+            task.state = READY
+            line.insert(0 if random_bits % 2 else len(line), task)
+            (queue.front if random_bits % 2 else queue.items).append(task)
+        elif operation == "fit":
+            chosen = queue.fitting(room_of(random_bits), 2)
+            assert chosen == first_fit(line, room_of(random_bits), 2), number
+            if chosen:
+                queue.take(chosen)
+                out += _leave(line, chosen, LEASED)
+        elif operation == "peek":
+            assert queue.peek(random_bits % 4) == line[: random_bits % 4]
+        elif line and operation == "any":
+            queue.discard(line[random_bits % len(line)])
+            out += _leave(line, [line[random_bits % len(line)]], LEASED)
+        elif line and operation == "cancel":
+            _leave(line, [line[random_bits % len(line)]], CANCELLED)
+            queue.mark_stale(1)
+        assert queue.in_order() == line
+        check_demand_queue(queue, "queue")
+
+
+def _leave(line: list[Task], tasks: list[Task], state: TaskState) -> list[Task]:
+    for task in list(tasks):
+        task.state = state
+        line.remove(task)
+    return tasks
+
+
+@settings(max_examples=200)
+@given(OPERATIONS, st.sampled_from([1, 3, 256]))
+@example([("add", 0), ("add", 2), ("fit", 1), ("back", 0), ("fit", 1)], 256)
+def test_queue_finds_the_tasks_that_a_pass_over_it_finds(
+    operations: list[tuple[str, int]], demands_max: int
+) -> None:
+    with patch.object(demand_queues, "DEMANDS_MAX", demands_max):
+        follow(operations)
+
+
+def mixed(*demands: Demand) -> DemandQueue:
+    return DemandQueue(0, [new_task(demand, number) for number, demand in enumerate(demands)])
+
+
+def test_request_does_not_read_the_tasks_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = mixed(*[DEMANDS[2]] * 1000, *[DEMANDS[0]] * 9)
+    assert queue.fitting(Room(1, 1, {}), 1) == [queue.items[1000]]
+    read: list[int] = []
+    sound = DemandQueue._is_valid  # noqa: SLF001 - counts its calls
+
+    def is_valid(self: DemandQueue, index: int) -> bool:
+        read.append(index)
+        return sound(self, index)
+
+    monkeypatch.setattr(DemandQueue, "_is_valid", is_valid)
+    for number in range(1000, 1005):
+        queue.take(queue.fitting(Room(1, 1, {}), 1))
+        assert max(read) - number <= 1
+    assert len(read) <= 5 * 4
+
+
+def test_positions_of_taken_tasks_are_freed() -> None:
+    queue = mixed()
+    for number in range(20 * CURSOR_MAX):
+        queue.items += [new_task(DEMANDS[2], number), new_task(DEMANDS[0], number)]
+        assert [queue.fitting(Room(1, 1, {}), 1)] == [queue.items[-1:]]
+        queue.take(queue.items[queue.cursor : queue.cursor + 2])
+    bucket = queue.buckets[DEMANDS[2]]
+    assert len(bucket.items) <= 3 * CURSOR_MAX
+
+
+def test_many_demands_are_rounded_down_to_few() -> None:
+    """Ten thousand amounts of memory, as of tasks that estimate it from their input."""
+    queue = mixed(*[(1, ((b"memory", (1 << 30) + (number << 20)),)) for number in range(10_000)])
+    small = new_task((1, ((b"memory", 1 << 20),)))
+    queue.items.append(small)
+    assert queue.fitting(Room(1, 1, {b"memory": 1 << 29}), 1) == [small]
+    assert len(queue.buckets) < demand_queues.DEMANDS_MAX
+    assert queue.fitting(Room(1, 1, {b"memory": 1 << 31}), 1) == [queue.items[0]]
+    check_demand_queue(queue, "queue")
+
+
+def test_lane_whose_next_tasks_fit_keeps_its_plain_queue() -> None:
+    yard = Yard()
+    yard.join(b"w", slots_total=1, resources=(GPU,))
+    yard.submit(*[b"%d" % number for number in range(200)], resources=(GPU,))
+    yard.submit(b"a")
+    assert yard.take(b"w") == [b"0"]
+    assert type(yard[b"a"].lane.main_queue) is Queue
+    yard.join(b"plain", slots_total=1)
+    assert yard.take(b"plain") == [b"a"]
+    assert type(yard[b"a"].lane.main_queue) is DemandQueue
+
+
+def test_priorities_go_first_in_the_index_too() -> None:
+    yard = Yard()
+    yard.join(b"plain", slots_total=2)
+    yard.submit(*[b"%d" % number for number in range(200)], resources=(GPU,))
+    yard.submit(b"a")
+    yard.submit(*[b"1 %d" % number for number in range(200)], resources=(GPU,), priority=1)
+    yard.submit(b"b", b"c", priority=1)
+    assert assigned(yard.ask(b"plain", 2)) == [b"b", b"c"]
+    yard.finish(b"plain", b"b", b"c")
+    assert assigned(yard.ask(b"plain", LEASE_TASKS_MAX)) == [b"a"]
+    lane = yard[b"1"].lane
+    assert [type(queue) for queue in lane.queues] == [DemandQueue] * 2
+    assert list(index_queues(lane)) == lane.queues
+
+
+def test_planted_stale_position_breaks_an_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(self: DemandQueue, _level: int) -> None:
+        """Keep the positions of entries that moved."""
+        self.base = 0
+
+    monkeypatch.setattr(DemandQueue, "_clear_index", keep)
+    queue = mixed(*[DEMANDS[2]] * 9, *[DEMANDS[0]] * 9)
+    queue.fitting(Room(1, 1, {}), 1)
+    for task in queue.items[:9]:
+        task.state = CANCELLED
+        queue.mark_stale(1)
+    with pytest.raises(InvariantViolated):
+        check_demand_queue(queue, "queue")
