@@ -1,13 +1,14 @@
 """The index by demand: the same choice as a pass over all tasks, at a cost that does not grow."""
 
+from random import Random
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.core import demand_queues, selection
+from taskyard.core import demand_queues, queues, selection
 from taskyard.core.demand_queues import Demand, DemandQueue, index_queues
 from taskyard.core.entities import Lane, Task
 from taskyard.core.events import SubmitRequested
@@ -131,13 +132,7 @@ def test_choice_is_the_same_as_by_a_pass_over_the_lane(
 
 # One queue.
 
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["add", "add", "front", "fit", "fit", "any", "cancel", "peek", "back"]),
-        st.integers(0, 99),
-    ),
-    max_size=80,
-)
+KINDS = ["add", "add", "front", "fit", "fit", "any", "cancel", "peek", "back", "next"]
 
 
 def new_task(demand: Demand, number: int = 0) -> Task:
@@ -158,37 +153,50 @@ def room_of(number: int) -> Room:
     return Room(number % 4, 3, dict(ROOMS[number % len(ROOMS)]))
 
 
-def follow(operations: list[tuple[str, int]]) -> None:
-    """Do to a queue with an index what is done to a plain list, and compare the two."""
-    queue, line, out = DemandQueue(0), list[Task](), list[Task]()
-    for number, (operation, random_bits) in enumerate(operations):
-        if operation in ("add", "front"):
-            line.insert(0 if operation == "front" else len(line), new_task(DEMANDS[random_bits % 5]))
-            if operation == "front":
-                queue.front.append(line[0])
-            else:
-                queue.items.append(line[-1])
-        elif operation == "back" and out:
-            task = out.pop(random_bits % len(out))
+class Pair:
+    """A queue with an index, and a plain list that has the same done to it."""
+
+    def __init__(self) -> None:
+        self.queue = DemandQueue(0)
+        self.line: list[Task] = []
+        self.out: list[Task] = []
+
+    def add(self, task: Task, *, front: bool) -> None:
+        self.line.insert(0 if front else len(self.line), task)
+        (self.queue.front if front else self.queue.items).append(task)
+
+    def step(self, kind: str, number: int) -> None:
+        queue, line = self.queue, self.line
+        if kind in ("add", "front"):
+            self.add(new_task(DEMANDS[number % 5], number), front=kind == "front")
+        elif kind == "back" and self.out:
+            task = self.out.pop(number % len(self.out))
             task.state = READY
-            line.insert(0 if random_bits % 2 else len(line), task)
-            (queue.front if random_bits % 2 else queue.items).append(task)
-        elif operation == "fit":
-            chosen = queue.fitting(room_of(random_bits), 2)
-            assert chosen == first_fit(line, room_of(random_bits), 2), number
-            if chosen:
-                queue.take(chosen)
-                out += _leave(line, chosen, LEASED)
-        elif operation == "peek":
-            assert queue.peek(random_bits % 4) == line[: random_bits % 4]
-        elif line and operation == "any":
-            queue.discard(line[random_bits % len(line)])
-            out += _leave(line, [line[random_bits % len(line)]], LEASED)
-        elif line and operation == "cancel":
-            _leave(line, [line[random_bits % len(line)]], CANCELLED)
+            self.add(task, front=bool(number % 2))
+        elif kind == "fit":
+            chosen = queue.fitting(room_of(number), 2)
+            assert chosen == first_fit(line, room_of(number), 2)
+            self.take(chosen)
+        elif kind == "peek":
+            assert queue.peek(number % 4) == line[: number % 4]
+        elif kind == "next":
+            self.take(queue.peek(1 + number % 3))
+        elif line and kind == "any":
+            task = line[number % len(line) if number % 2 else -1 - number % min(3, len(line))]
+            queue.discard(task)
+            self.out += _leave(line, [task], LEASED)
+        elif line and kind == "cancel":
+            _leave(line, [line[number % len(line)]], CANCELLED)
             queue.mark_stale(1)
-        assert queue.in_order() == line
-        check_demand_queue(queue, "queue")
+
+    def take(self, tasks: list[Task]) -> None:
+        if tasks:
+            self.queue.take(tasks)
+            self.out += _leave(self.line, tasks, LEASED)
+
+    def check(self) -> None:
+        assert self.queue.in_order() == self.line
+        check_demand_queue(self.queue, "queue")
 
 
 def _leave(line: list[Task], tasks: list[Task], state: TaskState) -> list[Task]:
@@ -198,14 +206,21 @@ def _leave(line: list[Task], tasks: list[Task], state: TaskState) -> list[Task]:
     return tasks
 
 
-@settings(max_examples=200)
-@given(OPERATIONS, st.sampled_from([1, 3, 256]))
-@example([("add", 0), ("add", 2), ("fit", 1), ("back", 0), ("fit", 1)], 256)
-def test_queue_finds_the_tasks_that_a_pass_over_it_finds(
-    operations: list[tuple[str, int]], demands_max: int
-) -> None:
-    with patch.object(demand_queues, "DEMANDS_MAX", demands_max):
-        follow(operations)
+@pytest.mark.parametrize("demands_max", [1, 3, 256])
+@pytest.mark.parametrize("seed", range(8))
+def test_queue_finds_the_tasks_that_a_pass_over_it_finds(seed: int, demands_max: int) -> None:
+    """With consumed entries freed early and much that moves entries."""
+    rng, pair = Random(seed), Pair()
+    growth = rng.choice([["add"], ["add", "front"], ["add", "any", "back"], ["front", "any"], []])
+    with (
+        patch.object(demand_queues, "DEMANDS_MAX", demands_max),
+        patch.object(queues, "CURSOR_MAX", 2),
+        patch.object(demand_queues, "CURSOR_MAX", 2),
+        patch.object(queues, "STALE_SHARE_MAX", rng.choice([1, 2, 4])),
+    ):
+        for _ in range(300):
+            pair.step(rng.choice([*KINDS, *growth * 2]), rng.randrange(100))
+            pair.check()
 
 
 def mixed(*demands: Demand) -> DemandQueue:

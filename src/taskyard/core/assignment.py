@@ -7,7 +7,7 @@ assignments and lists the parked workers. `membership` decides on workers that j
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from taskyard.core import holds, lane_rates, reservations, subscriptions, worker_names
 from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from taskyard.core.context import Context
     from taskyard.core.entities import Lease, Service, Task, Worker
     from taskyard.core.ledger import Ledger
+
+#: Everything that decides which tasks an idle worker could get.
+WorkerKind: TypeAlias = tuple[object, ...]
 
 
 def tasks_requested(context: Context, event: events.TasksRequested) -> None:
@@ -247,16 +250,36 @@ def assign_parked(context: Context) -> None:
 
 
 def _serve_parked(context: Context, service: Service) -> None:
+    """Serve the parked workers of a service in order. An idle worker is passed over if one like it
+    just got nothing, so that a thousand workers without room cost little more than one."""
     passed_over: list[Worker] = []
+    unserved: dict[WorkerKind, None] = {}
     while _is_open(context, service):
         worker = _next_parked(context.ledger, service)
         if worker is None:
             break
+        kind = _idle_kind(context.ledger, worker)
         served = _wake if worker.facts.wants_wake else lease_to_parked
-        if not served(context, worker, service):
+        if kind in unserved or not served(context, worker, service):
             passed_over.append(worker)
+            if kind is not None:
+                unserved[kind] = None
+        else:
+            unserved.clear()
     for worker in passed_over:
         relist(context.ledger, service, worker)
+
+
+def _idle_kind(ledger: Ledger, worker: Worker) -> WorkerKind | None:
+    """Return a key that idle workers share if the same tasks could go to them. None: no other
+    worker is sure to be alike."""
+    if worker.leases or worker.slots_kept or worker.reservation is not None:
+        return None
+    if ledger.rule_table.has_lane_rates:  # a lane may be open only to the worker that served it
+        return None
+    facts, wanted = worker.facts, (worker.tasks_wanted, worker.prefetch)
+    sizes = (facts.slots_total, facts.resources, facts.reserved_payloads)
+    return (facts.services, facts.wants_wake, *wanted, *sizes)
 
 
 def _is_open(context: Context, service: Service) -> bool:
