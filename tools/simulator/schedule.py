@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from simulator import plan
 from simulator.broker_host import BrokerHost
+from simulator.checkers.demands import compared_choices
 from simulator.clients import PingPongModelClient
 from simulator.models import Violation
 from simulator.mutations.registry import INVARIANT_MUTATIONS, WORKER_KINDS_OF
@@ -72,7 +73,8 @@ def run(
     world = World(drawn, BrokerHost, invariants=invariants, say=say)
     checker, text = "", ""
     try:
-        _run_faulty_phase(world)
+        with compared_choices():
+            _run_faulty_phase(world)
     except Violation as violation:
         checker, text = violation.checker, str(violation)
     except Exception as error:  # noqa: BLE001 - whatever the broker raises is a finding

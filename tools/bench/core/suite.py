@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from bench.core.case import CoreCase
+from bench.core.mixed_demands import MixedDemands
 from bench.table import TableLine, table_line
 from bench.targets import CORE_TASK_US, GROWTH, QUEUED_TASK_BYTES, RECOVERY_S
 from bench.workloads import SHAPES
@@ -19,6 +20,9 @@ BATCH = 100
 COUNT_SMALL = 10_000
 COUNT = 1_000_000
 COUNT_HUGE = 10_000_000
+#: Ready tasks ahead that a worker has no GPU for.
+UNFIT_SMALL = 100
+UNFIT = 100_000
 
 
 def run(*, repeats: int, huge: bool, say: Callable[[str], None]) -> list[TableLine]:
@@ -42,7 +46,8 @@ def run(*, repeats: int, huge: bool, say: Callable[[str], None]) -> list[TableLi
             lines.append(_growth(f"{shape}, 10⁷ over 10⁴", small, most))
         say(f"{shape}: {COUNT:,} tasks with the SQLite journal, and recovery")
         lines += _journalled(shape, measure(shape, COUNT, "sqlite", max(1, repeats - 1)))
-    return lines
+    say(f"mixed demands: {UNFIT_SMALL:,} and {UNFIT:,} tasks ahead that do not fit")
+    return lines + _mixed_demands(repeats)
 
 
 def measure(shape: str, count: int, store: str, repeats: int) -> list[CoreCase]:
@@ -51,6 +56,24 @@ def measure(shape: str, count: int, store: str, repeats: int) -> list[CoreCase]:
     command += [shape, str(count), str(BATCH), store]
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(repeats)]
     return [msgspec.json.decode(done.stdout, type=CoreCase) for done in runs]
+
+
+def measure_mixed(unfit: int, repeats: int) -> list[MixedDemands]:
+    """Run the case of mixed demands several times, each in a process of its own."""
+    command = [sys.executable, "-m", "bench.core.mixed_demands", str(unfit)]
+    runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(repeats)]
+    return [msgspec.json.decode(done.stdout, type=MixedDemands) for done in runs]
+
+
+def _mixed_demands(repeats: int) -> list[TableLine]:
+    small, large = (measure_mixed(unfit, repeats) for unfit in (UNFIT_SMALL, UNFIT))
+    least = min(case.request_us for case in small)
+    growth = [case.request_us / least for case in large]
+    return [
+        table_line("mixed demands, 10² tasks do not fit", "µs/request", map(request_us, small)),
+        table_line("mixed demands, 10⁵ tasks do not fit", "µs/request", map(request_us, large)),
+        table_line("mixed demands, 10⁵ over 10²", "×", growth, GROWTH),
+    ]
 
 
 def _phases(cases: list[CoreCase]) -> list[TableLine]:
@@ -89,6 +112,10 @@ def _growth(what: str, small: list[CoreCase], large: list[CoreCase]) -> TableLin
 
 def task_us(case: CoreCase) -> float:
     return (case.submit_ns + case.lease_ns + case.finish_ns) / case.count / 1e3
+
+
+def request_us(case: MixedDemands) -> float:
+    return case.request_us
 
 
 def queued_bytes(case: CoreCase) -> float:

@@ -23,6 +23,7 @@ from taskyard.core import (
     timers,
 )
 from taskyard.core.context import Context
+from taskyard.core.demand_queues import DemandQueue
 from taskyard.core.entities import Lane, Service, Task
 from taskyard.core.events import RulesSet
 from taskyard.core.ledger import Ledger
@@ -264,6 +265,35 @@ def wide_task_blocks_its_lane() -> Iterator[None]:
         return chosen, []
 
     with patched(selection.Selection, "_first_fit", first_match):
+        yield
+
+
+@mutation
+def stale_entry_in_the_index() -> Iterator[None]:
+    """Keep the entry of a task that was found by its demand and leased from the middle."""
+    sound = DemandQueue._replace_entry
+
+    def replace_entry(self: DemandQueue, task: Task) -> bool:
+        entries = list(self.items)
+        found = sound(self, task)
+        self.items[:] = entries
+        return found
+
+    with patched(DemandQueue, "_replace_entry", replace_entry):
+        yield
+
+
+@mutation
+def index_of_moved_entries() -> Iterator[None]:
+    """Choose tasks by the positions that they had before their queue was compacted."""
+    sound = DemandQueue._compact
+
+    def compact(self: DemandQueue) -> None:
+        index = self.buckets, self.items_end
+        sound(self)
+        self.buckets, self.items_end = index
+
+    with patched(DemandQueue, "_compact", compact):
         yield
 
 
