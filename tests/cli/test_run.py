@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from taskyard.cli import stall_warning
 from taskyard.cli.offline import OfflineClient
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report
 from tests.kit.processes import (
     AT_THE_GATE,
     Broker,
     Running,
+    Worker,
     all_children_of,
     campaign,
     is_alive,
@@ -298,6 +300,20 @@ def test_running_broker_is_used_and_stays(tmp_path: Path) -> None:
         code, out, _ = run_here(tmp_path, "run", file, "--broker", broker.endpoint, "--json")
         assert (code, json.loads(out)["state"]) == (0, "")
         assert broker.poll() is None
+
+
+def test_tasks_that_no_worker_could_run_are_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stall_warning, "STALL_SECONDS", 0.0)
+    tasks = [{"name": str(number), "argv": ["true"], "gpus": 2} for number in range(1500)]
+    file = campaign(tmp_path, tasks)
+    with Broker(tmp_path), Worker(tmp_path, "--gpus", "0,"):
+        code, _, err = run_here(tmp_path, "run", file, "--timeout", "1")
+    assert code != 0
+    (line,) = [line for line in err.splitlines() if "warning" in line]
+    assert line.startswith("taskyard: warning: 1,500 ready tasks, none running: campaign/0: ")
+    assert "it is ready, but no worker has 2 gpus (the largest has 1)" in line
 
 
 @pytest.mark.parametrize(

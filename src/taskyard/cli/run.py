@@ -39,6 +39,7 @@ from taskyard.cli.run_policy import (
     run_policy_options,
 )
 from taskyard.cli.run_report import UNSETTLED, RunEnd, RunOptions, print_report, resume_command
+from taskyard.cli.stall_warning import StallWarning
 from taskyard.cli.task_options import environment_options
 from taskyard.cli.wait import wait_target
 from taskyard.core.identity import spelling
@@ -195,9 +196,11 @@ def _run(
         submitted = submit(restart_changed=True)
         failed_before = _start(cli_context, run_options, service, submitted)
         if failed_before is not None:
+            warning = StallWarning(cli_context, service.client, run_options.campaign)
             with ProgressBar(cli_context, run_options.campaign) as bar:
                 for counts in _wait(service.client, run_options.campaign):
                     bar.count(counts, sum(counts.values()))
+                    warning.check(counts)
                     early_stop.count_failures(counts["failed"] - failed_before)
                 if cli_context.shows_progress:
                     counts = _counts(service.client, run_options.campaign)

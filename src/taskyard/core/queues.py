@@ -210,8 +210,10 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return start
 
     def _drop_stale_items(self, count: int) -> int:
-        """Drop the stale entries among the next `count` tasks that are not in front. Return the index
-        before which entries may have moved."""
+        """Drop stale entries among the next `count` tasks that are not in front.
+
+        Return the index before which entries may have moved.
+        """
         removed = {} if self.removed is None else self.removed
         kept: list[T] = []
         end = self.cursor
