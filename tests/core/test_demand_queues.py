@@ -1,5 +1,6 @@
 """The index by demand: the same choice as a pass over all tasks, at a cost that does not grow."""
 
+from itertools import chain
 from random import Random
 from typing import Any, TypeAlias
 from unittest.mock import patch
@@ -35,8 +36,8 @@ def scan(self: Selection, lane: Lane, room: int) -> Searched:
     """Search without the index, as before there was one: pass over the lane in order."""
     looked = room + selection.WIDE_LOOKAHEAD
     while True:
-        seen = self._next(lane, looked)  # noqa: SLF001 - a copy of the method's former body
-        chosen, wider = self._first_fit(seen, self._room_left(), room)  # noqa: SLF001
+        seen = self._next(lane, looked)
+        chosen, wider = self._first_fit(seen, self._room_left(), room)
         if len(chosen) == room or len(seen) < looked:
             return chosen, wider, [(task.terms.slots, task.terms.resources) for task in seen]
         looked *= 4
@@ -103,7 +104,7 @@ def stories() -> st.SearchStrategy[list[Step]]:
     part = st.tuples(batches(), some, st.lists(ask, max_size=3)).map(
         lambda one: [one[0], *one[1], *one[2]]
     )
-    return st.lists(part, min_size=1, max_size=4).map(lambda parts: sum(parts, []))
+    return st.lists(part, min_size=1, max_size=4).map(lambda parts: [*chain(*parts)])
 
 
 @settings(max_examples=60)

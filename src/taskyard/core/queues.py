@@ -198,8 +198,10 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
             self.removed = None
 
     def _drop_stale_front(self, count: int) -> int:
-        """Drop the stale entries among the next `count` tasks in front. Return the place from which
-        entries may have moved."""
+        """Drop the stale entries among the next `count` tasks in front.
+
+        Return the index from which entries may have moved.
+        """
         start, found = len(self.front), 0
         while start > 0 and found < count:
             start -= 1
@@ -210,7 +212,7 @@ class Queue(Struct, Generic[T], gc=False, eq=False):
         return start
 
     def _drop_stale_items(self, count: int) -> int:
-        """Drop stale entries among the next `count` tasks that are not in front.
+        """Drop the stale entries among the next `count` tasks that are not in front.
 
         Return the index before which entries may have moved.
         """

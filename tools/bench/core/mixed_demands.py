@@ -1,4 +1,4 @@
-"""CPU time of a request in a lane of mixed demands, with tasks ahead that the worker has no GPU for.
+"""CPU time of a request in a lane of mixed demands, behind tasks that need a GPU.
 
 The scheduler alone, with the journal off. `python -m bench.core.mixed_demands COUNT` prints one
 JSON document.

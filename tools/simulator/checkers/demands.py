@@ -28,7 +28,7 @@ def compared_choices() -> AbstractContextManager[None]:
     ) -> tuple[list[Task], list[Task], list[Demand]]:
         chosen, wider, demands = sound(self, lane, room)
         if not lane.options.is_random and not self.reserved_payloads:
-            found, kinds = self._search_index(lane, room)  # noqa: SLF001
+            found, kinds = self._search_index(lane, room)
             _require_same(lane, [task.name for task in chosen], [task.name for task in found])
             _require_same(lane, sorted(dict.fromkeys(demands)), sorted(dict.fromkeys(kinds)))
         return chosen, wider, demands
