@@ -1,6 +1,5 @@
 """The index by demand: the same choice as a pass over all tasks, at a cost that does not grow."""
 
-from itertools import chain
 from random import Random
 from typing import Any, TypeAlias
 from unittest.mock import patch
@@ -9,19 +8,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskyard.core import demand_queues, queues, selection
+from taskyard.core import assignment, demand_queues, queues, selection
 from taskyard.core.demand_queues import Demand, DemandQueue, index_queues
 from taskyard.core.entities import Lane, Task
 from taskyard.core.events import SubmitRequested
 from taskyard.core.invariants import InvariantViolated, check_demand_queue
-from taskyard.core.limits import LEASE_TASKS_MAX
+from taskyard.core.limits import DEMANDS_MAX, LEASE_TASKS_MAX, SECOND_NS
 from taskyard.core.model import Submission, Terms
 from taskyard.core.queues import CURSOR_MAX, Queue
 from taskyard.core.resources import Resources, Room
 from taskyard.core.selection import Selection
 from taskyard.core.states import TaskState
 from tests.core.kit import Yard, assigned
-from tests.core.strategies import GPU, HALF_GPU, MEMORY, TWO_GPUS, Step, steps, take_step
+from tests.core.strategies import (
+    GPU,
+    HALF_GPU,
+    MEMORY,
+    TWO_GPUS,
+    Step,
+    held_by,
+    steps,
+    take_step,
+)
 
 READY, LEASED, CANCELLED = TaskState.READY, TaskState.LEASED, TaskState.CANCELLED
 
@@ -34,7 +42,7 @@ Searched: TypeAlias = "tuple[list[Task], list[Task], list[Demand]]"
 
 def scan(self: Selection, lane: Lane, room: int) -> Searched:
     """Search without the index, as before there was one: pass over the lane in order."""
-    looked = room + selection.WIDE_LOOKAHEAD
+    looked = room + int(vars(selection)["WIDE_LOOKAHEAD"])  # patched below
     while True:
         seen = self._next(lane, looked)
         chosen, wider = self._first_fit(seen, self._room_left(), room)
@@ -100,19 +108,22 @@ def stories() -> st.SearchStrategy[list[Step]]:
             }
         ),
     )
-    some = steps(6).map(list)
-    part = st.tuples(batches(), some, st.lists(ask, max_size=3)).map(
-        lambda one: [one[0], *one[1], *one[2]]
+    asks = st.lists(ask, min_size=1, max_size=4)
+    part = st.tuples(st.lists(batches(), min_size=1, max_size=2), asks, steps(5), asks)
+    return st.lists(part, min_size=1, max_size=3).map(
+        lambda parts: [step for part in parts for steps in part for step in steps]
     )
-    return st.lists(part, min_size=1, max_size=4).map(lambda parts: [*chain(*parts)])
 
 
 @settings(max_examples=60)
-@given(stories(), st.sampled_from([0, 1, 3]), st.sampled_from([1, 2, 256]))
+@given(stories(), st.sampled_from([0, 0, 1, 3]), st.sampled_from([1, 2, 256]))
 def test_choice_is_the_same_as_by_a_pass_over_the_lane(
     story: list[Step], lookahead: int, demands_max: int
 ) -> None:
-    """With priorities, rules with limits, weights, rates and random order, cancels and retries."""
+    """With priorities, rules with limits, weights, rates and random order, cancels and retries.
+
+    The other yard also tries every parked worker, as before.
+    """
     yard, other = Yard(), Yard()
     joined = [(b"u", 1, ()), (b"v", 2, (GPU,)), (b"w", 3, (TWO_GPUS, MEMORY))]
     for worker, slots, resources in joined:
@@ -124,11 +135,79 @@ def test_choice_is_the_same_as_by_a_pass_over_the_lane(
     ):
         for step in story:
             effects = take(yard, step)
-            with patch.object(Selection, "_search", scan):
+            with (
+                patch.object(Selection, "_search", scan),
+                patch.object(assignment, "_idle_kind", return_value=None),
+            ):
                 assert take(other, step) == effects
             assert other.records == yard.records
             if demands_max > len(DEMANDS) * 2:
                 assert state_of(other) == state_of(yard)
+
+
+# Parked workers.
+
+
+def serve_parked(yard: Yard, seed: int) -> list[Any]:
+    """Return all effects of workers of three kinds that park, and tasks of all demands."""
+    rng, number = Random(seed), 0
+    if seed % 2:
+        yard.rules(lane_rate_interval_ns=SECOND_NS, lane_workers_max=2)
+    effects: list[Any] = []
+    for place in range(9):
+        resources = [(), (GPU,), (TWO_GPUS, MEMORY)][place % 3]
+        facts: dict[str, Any] = {"wants_wake": seed % 3 == 0, "always_ready": seed % 3 == 1}
+        facts |= {"services": (b"default",) if place % 4 else (b"x", b"default")}
+        yard.join(b"%d" % place, slots_total=1 + place % 2, resources=resources, **facts)
+    for _ in range(60):
+        worker, demand = b"%d" % rng.randrange(9), rng.choice(DEMANDS)
+        kind, held = rng.choice(["submit", "park", "park", "finish", "time"]), held_by(yard, worker)
+        if kind == "submit":
+            names = [b"t%d" % (number := number + 1) for _ in range(rng.randrange(1, 4))]
+            lanes = [rng.choice([b"", b"1"])] * len(names)
+            terms: dict[str, Any] = {"slots": demand[0], "resources": demand[1]}
+            terms |= {"service": rng.choice([b"default", b"default", b"x"])}
+            effects += yard.submit(*names, lanes=lanes, **terms)
+        elif kind == "park":
+            effects += yard.ask(worker, rng.randrange(1, 3), parks=rng.random() < 0.9)
+        elif kind == "finish" and held:
+            effects += yard.finish(worker, held[0][0])
+        elif kind == "time":
+            effects += yard.later(rng.choice([0.001, 1]))
+    return effects
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_parked_workers_alike_are_served_as_if_each_was_tried(seed: int) -> None:
+    effects = serve_parked(Yard(), seed)
+    with patch.object(assignment, "_idle_kind", return_value=None):
+        assert serve_parked(Yard(), seed) == effects
+
+
+def test_one_of_many_idle_workers_alike_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    yard, tried = Yard(), list[bytes]()
+    for place in range(30):
+        yard.join(b"%02d" % place, slots_total=1, resources=[(), (GPU,), (MEMORY,)][place % 3])
+        yard.ask(b"%02d" % place, parks=True)
+    sound = Selection.select
+
+    def select(self: Selection) -> list[Task]:
+        tried.append(self.worker.name)
+        return sound(self)
+
+    monkeypatch.setattr(Selection, "select", select)
+    yard.submit(b"a", b"b", resources=(TWO_GPUS,))
+    assert tried == [b"00", b"01", b"02"]
+    assert assigned(yard.submit(b"c", resources=(MEMORY,))) == [b"c"]
+
+
+def test_larger_idle_worker_is_tried_after_a_smaller_one() -> None:
+    yard = Yard()
+    for worker, slots in ((b"1 small", 1), (b"2 large", 2)):
+        yard.join(worker, slots_total=slots)
+        yard.ask(worker, parks=True)
+    assert assigned(yard.submit(b"wide", slots=2)) == [b"wide"]
+    assert [task.name for task in yard.scheduler.ledger.workers[b"2 large"].held()] == [b"wide"]
 
 
 # One queue.
@@ -261,7 +340,7 @@ def test_many_demands_are_rounded_down_to_few() -> None:
     small = new_task((1, ((b"memory", 1 << 20),)))
     queue.items.append(small)
     assert queue.fitting(Room(1, 1, {b"memory": 1 << 29}), 1) == [small]
-    assert len(queue.buckets) < demand_queues.DEMANDS_MAX
+    assert len(queue.buckets) < DEMANDS_MAX
     assert queue.fitting(Room(1, 1, {b"memory": 1 << 31}), 1) == [queue.items[0]]
     check_demand_queue(queue, "queue")
 

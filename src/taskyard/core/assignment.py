@@ -254,18 +254,24 @@ def _serve_parked(context: Context, service: Service) -> None:
     just got nothing, so that a thousand workers without room cost little more than one."""
     passed_over: list[Worker] = []
     unserved: dict[WorkerKind, None] = {}
-    while _is_open(context, service):
-        worker = _next_parked(context.ledger, service)
-        if worker is None:
-            break
+    is_open = _is_open(context, service)
+    while is_open and (worker := _next_parked(context.ledger, service)) is not None:
         kind = _idle_kind(context.ledger, worker)
+        if kind in unserved:
+            passed_over.append(worker)
+            continue
         served = _wake if worker.facts.wants_wake else lease_to_parked
-        if kind in unserved or not served(context, worker, service):
+        if served(context, worker, service):
+            unserved.clear()
+        else:
             passed_over.append(worker)
             if kind is not None:
                 unserved[kind] = None
-        else:
-            unserved.clear()
+        is_open = _is_open(context, service)
+    if not service.parked:  # all were passed over: nothing to merge with
+        service.parked += [(worker.last_used, worker.name) for worker in passed_over]
+        heapify(service.parked)
+        return
     for worker in passed_over:
         relist(context.ledger, service, worker)
 

@@ -229,7 +229,8 @@ class DemandQueue(Queue[Task]):
             self.items_end = self.base + self.cursor
             return
         positions: dict[Demand, list[int]] = {}
-        terms, key = None, (0, ())
+        terms: Terms | None = None
+        key: Demand = (0, ())
         for index in range(self.cursor, end):
             if self.items[index].terms is not terms:
                 terms = self.items[index].terms
