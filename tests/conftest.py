@@ -5,12 +5,14 @@ speed. Sweeps over every byte of a file try a sample chosen by a seed. With --wh
 them, and hypothesis looks for new examples, as it does with HYPOTHESIS_PROFILE=search.
 """
 
+import gc
 import logging
 import os
 import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # collection makes a hundred thousand objects, and none of them is garbage
     profile = "search" if config.getoption("--whole") else "repeatable"
     fork_server.install()
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
@@ -82,18 +85,30 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave slow tests out of coverage: they repeat the work of others many times. Leave cases for
     --whole out of other runs. Tests that wait for processes go first, beside those that compute."""
-    for item in items:
-        if item.get_closest_marker("slow") or package_of(item) not in COVERED:
-            item.add_marker(pytest.mark.no_cover)
+    if config.pluginmanager.hasplugin("_cov"):
+        for item in items:
+            if package_of(item) not in COVERED or item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.no_cover)
     if not config.getoption("--whole"):
         config.hook.pytest_deselected(items=[one for one in items if is_for_whole_runs(one)])
         items[:] = [one for one in items if not is_for_whole_runs(one)]
     items.sort(key=lambda item: package_of(item) not in WAITING)
 
 
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on, but never among the tests and the imported modules."""
+    gc.freeze()
+    gc.enable()
+
+
 def package_of(item: pytest.Item) -> str:
     """Return the directory of tests, named for a package, that a test is in. "" if elsewhere."""
-    return item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
+    return package_of_file(item.path)
+
+
+@cache
+def package_of_file(path: Path) -> str:
+    return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
 
 
 def is_for_whole_runs(item: pytest.Item) -> bool:
