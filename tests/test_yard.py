@@ -476,8 +476,24 @@ def test_test_runs_the_checks_and_one_tier_of_tests(
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(yard, "prepare", lambda: None)
     noted = note_steps(yard, monkeypatch)
+    monkeypatch.setattr(yard, "CHANGED_FILES_MAX", -1)
     assert yard.main(["test", *words]) == 0
     assert noted == yard.CHECKS | getattr(yard, tests)
+
+
+def test_tests_are_collected_first_if_many_are_not_compiled(
+    yard: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(yard, "CHANGED_FILES_MAX", 1)
+    folder = yard.ROOT / "tests" / "some"
+    (folder / "__pycache__").mkdir(parents=True)
+    for name in ("test_a", "test_b"):
+        (folder / f"{name}.py").touch()
+    assert yard.needed_tests() == yard.TESTS
+    (folder / "__pycache__" / "test_a.cpython-311-pytest-8.3.pyc").touch()
+    assert list(yard.needed_tests()) == ["tests", "spark"]
+    os.utime(folder / "test_a.py", (2**32, 2**32))  # changed after it was compiled
+    assert yard.needed_tests() == yard.TESTS
 
 
 def test_places_of_tests_are_there(yard: ModuleType) -> None:
