@@ -497,7 +497,7 @@ def test_tests_are_collected_first_if_many_are_not_compiled(
 
 
 def test_places_of_tests_are_there(yard: ModuleType) -> None:
-    places = [yard.SPARK_TESTS, *yard.SWEPT_TESTS, *yard.QUICK_PLACES]
+    places = [yard.SPARK_TESTS, *yard.SWEPT_TESTS, *yard.COVERED_TESTS, *yard.QUICK_PLACES]
     assert [one for one in places if not (LAUNCHER.parent / one).exists()] == []
 
 
@@ -519,6 +519,7 @@ def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
     assert noted["bugs"] == ["python", "-m", "simulator", "--bugs"]
     assert noted["sweeps"][-2:] == ["--whole", "--timeout=3600"]
     assert "tests/journal" in noted["sweeps"]
+    assert noted["coverage"][-3:] == ["-m", "not slow", "--cov"]
     assert noted["soak"] == ["python", "tools/soak.py", "--minutes", "1"]
 
 
