@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bugs", action="store_true", help="plant every bug in turn")
     parser.add_argument(
-        "--update", action="store_true", help="with --bugs, record seeds that caught them"
+        "--update",
+        action="store_true",
+        help="with --bug or --bugs, replace outdated seeds",
     )
     parser.add_argument("--no-invariants", action="store_true", help="run the checkers only")
     parser.add_argument("-q", "--quiet", action="store_true", help="print only the digest")
@@ -126,26 +128,32 @@ def killing_seeds() -> dict[str, int]:
 
 def _hunt_all(names: list[str], start: int, count: int, *, update: bool) -> int:
     """Plant bugs one by one. Return 1 if one was not caught."""
-    missed = 0
+    recorded = killing_seeds() if update else {}
     caught: dict[str, int] = {}
     for name in names:
+        if name in recorded and find_killing_seed(MUTATIONS[name], [recorded[name]]) is not None:
+            caught[name] = recorded[name]
+            _print_line(f"{name}: caught by the recorded seed {recorded[name]}")
+            continue
         result = find_killing_seed(MUTATIONS[name], range(start, start + count))
         if result is None:
-            missed += 1
             _print_line(f"{name}: not caught in {count} schedules")
-        else:
-            first_line = result.text.strip().splitlines()[-1 if "Traceback" in result.text else 0]
-            tried = result.seed - start + 1
-            if update:
-                later = range(result.seed + 1, result.seed + 1 + SHORTER_SCHEDULES)
-                caught[name] = find_shorter(MUTATIONS[name], result, later).seed
-            _print_line(
-                f"{name}: caught by {result.checker} after {tried} schedules: {first_line[:100]}"
-            )
+            continue
+        caught[name] = result.seed
+        if update:
+            later = range(result.seed + 1, result.seed + 1 + SHORTER_SCHEDULES)
+            caught[name] = find_shorter(MUTATIONS[name], result, later).seed
+        first_line = result.text.strip().splitlines()[-1 if "Traceback" in result.text else 0]
+        tried = result.seed - start + 1
+        _print_line(
+            f"{name}: caught by {result.checker} after {tried} schedules: {first_line[:100]}"
+        )
     if update:
-        KILLING_SEEDS.write_text("".join(f"{name} {seed}\n" for name, seed in caught.items()))
-    _print_line(f"planted bugs: {len(names)}, caught: {len(names) - missed}")
-    return 1 if missed else 0
+        seeds = recorded | caught
+        rows = [f"{name} {seeds[name]}\n" for name in MUTATIONS if name in seeds]
+        KILLING_SEEDS.write_text("".join(rows))
+    _print_line(f"planted bugs: {len(names)}, caught: {len(caught)}")
+    return 0 if len(caught) == len(names) else 1
 
 
 def _print_result(result: ScheduleResult) -> None:
