@@ -24,6 +24,7 @@ from taskyard.net.options import FRAME_BYTES_MAX
 from taskyard.process import managed_process
 from taskyard.worker import limits as worker_limits
 from taskyard.worker.settings import WorkerSettings
+from tests.kit.cases import each_case
 
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -44,10 +45,6 @@ def of(test: str, name: str) -> int:
     return int(found[1])
 
 
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
 def anchors(page: Path) -> list[str]:
     """Return the anchors of a page's headings, as forges make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
@@ -60,7 +57,7 @@ def is_there(page: Path, link: str) -> bool:
     return target.exists() and (not anchor or anchor in anchors(target))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@each_case("page", PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
     near = [link for link in links if not link.startswith(("http://", "https://"))]
@@ -73,7 +70,7 @@ def test_every_page_is_in_the_reading_order() -> None:
     assert [name for name in pages if f"]({name})" not in order] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@each_case("page", PAGES)
 def test_verbs_that_are_named_exist(page: Path) -> None:
     code = re.findall(r"```.*?```|`[^`\n]+`", page.read_text(), re.DOTALL)
     form = re.compile(r"(?:(?<![.\w])taskyard|/yard) ([a-z]+)\b")

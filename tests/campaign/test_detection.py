@@ -16,6 +16,7 @@ from taskyard.campaign.lines import InvalidCampaign, open_input
 from taskyard.campaign.reader import read_campaign
 from taskyard.campaign.shell_syntax import syntax_error
 from taskyard.errors import UserError
+from tests.kit.cases import each_case
 
 SHELL, JSONL, CSV, DWORK = Format.SHELL, Format.JSONL, Format.CSV, Format.DWORK
 TASK = '{"name": "a", "argv": ["true"]}'
@@ -37,7 +38,7 @@ def choice_of(name: str, content: bytes) -> FormatChoice:
         return choose_format(name, stream)[0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "form"),
     [
         # Commands, as other programs take them.
@@ -89,7 +90,7 @@ def test_content_decides(content: str, form: Format) -> None:
     assert choice_of("c.txt.gz", gzip.compress(data)).format is form
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "reason"),
     [
         (b"\x7fELF\x02\x01\x01\0\0", "1: the file is binary, or has NUL bytes"),
@@ -224,7 +225,7 @@ def test_whole_file_is_read_after_the_guess(monkeypatch: pytest.MonkeyPatch) -> 
         ]
 
 
-@pytest.mark.parametrize("unit", ["a=", "a= ", "'", "$(", "a |", "[ ", "a\t", "<< ", "a,"])
+@each_case("unit", ["a=", "a= ", "'", "$(", "a |", "[ ", "a\t", "<< ", "a,"])
 def test_long_line_of_one_pattern_takes_no_long_time(unit: str) -> None:
     """An expression that backtracks would take hours."""
     text = "a=1 " + unit * 20_000 + " |"

@@ -16,6 +16,7 @@ from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import LoadedCampaign, read_campaign
 from taskyard.campaign.shell_syntax import CommandScanner, syntax_error
 from taskyard.wire.payloads import EXEC, decode_payload
+from tests.kit.cases import each_case
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def test_changed_file_keeps_the_names_of_its_other_lines() -> None:
     assert names(["sort c", "sort b", "", "# new", "sort a"])[1:] == [b, a]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("first_line", "shell"),
     [
         (b"#!/bin/bash", ["/bin/bash"]),
@@ -85,7 +86,7 @@ JOINED = [
 ]
 
 
-@pytest.mark.parametrize(("content", "expected"), JOINED)
+@each_case(("content", "expected"), JOINED)
 def test_backslash_joins_lines_as_in_a_shell(content: bytes, expected: list[str]) -> None:
     loaded = load(content)
     assert (commands(loaded), loaded.rejected) == (expected, [])
@@ -161,12 +162,12 @@ def test_work_that_would_be_lost_is_rejected() -> None:
     assert (commands(loaded), loaded.rejected) == (["echo a &> x", "echo a &>> x"], [])
 
 
-@pytest.mark.parametrize("text", WHOLE)
+@each_case("text", WHOLE)
 def test_whole_commands_are_accepted(text: str) -> None:
     assert syntax_error(text) is None
 
 
-@pytest.mark.parametrize(("text", "reason"), PARTS)
+@each_case(("text", "reason"), PARTS)
 def test_part_of_a_command_is_rejected(text: str, reason: str) -> None:
     hint = "(a command is one line, or lines that end in a backslash)"
     assert complaints(load(text.encode())) == [f"c:1: {reason} {hint}"]

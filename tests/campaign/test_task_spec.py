@@ -17,6 +17,7 @@ from taskyard.campaign.task_spec import (
 )
 from taskyard.campaign.values import InvalidValue, TimeSpec, from_cell, read_duration
 from taskyard.core.limits import AFTER_MAX, NUMBER_MAX, SECOND_NS
+from tests.kit.cases import each_case
 
 MINUTE_NS = 60 * SECOND_NS
 
@@ -84,7 +85,7 @@ def test_resources_are_read_exactly() -> None:
     assert resources_of(a_task(cpus=0, memory=0, gpus=0, resources={})) == ()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "amount"),
     [
         ("512M", 512 << 20),
@@ -101,7 +102,7 @@ def test_memory_is_read_in_bytes(value: object, amount: int) -> None:
     assert a_task(memory=value).memory == amount
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("key", "value", "problem"),
     [
         ("memory", "4 X", "must be an amount of memory"),
@@ -137,7 +138,7 @@ def test_null_is_a_missing_key() -> None:
     assert a_task(**nothing) == TaskSpec(name="a", argv=["true"])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("payload", "kept"),
     [("", b""), ("é", "é".encode()), ({"b": 1, "a": [2]}, b'{"b":1,"a":[2]}'), (b"\xff", b"\xff")],
 )
@@ -145,7 +146,7 @@ def test_payload_is_kept_as_bytes(payload: object, kept: bytes) -> None:
     assert check_task({"name": "a", "payload": payload}).payload == kept
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "duration_ns"),
     [
         ("90s", 90 * SECOND_NS),
@@ -168,7 +169,7 @@ def test_duration_is_read_exactly(value: object, duration_ns: int) -> None:
     assert read_duration(value) == duration_ns
 
 
-@pytest.mark.parametrize(
+@each_case(
     "value",
     [
         *("", "s", "5x", "5 m", "m5", "30m1h", "1h1h", "-5s", "1e3", "٣s", "1_000", "inf", "nan"),
@@ -181,7 +182,7 @@ def test_invalid_duration_is_refused(value: object) -> None:
         read_duration(value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "when"),
     [
         ("10m", TimeSpec(10 * MINUTE_NS, from_now=True)),
@@ -207,7 +208,7 @@ def test_number_of_retries_is_as_many_single_intervals() -> None:
     assert a_task().retries is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("raw", "reason"),
     [
         ([], 'must be an object with "name" and more, not []'),
@@ -240,7 +241,7 @@ def test_task_without_a_name_or_with_wrong_work_is_refused(raw: object, reason: 
     assert why_not(raw) == reason
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("key", "advice"),
     [
         ("afer", "has an unknown key 'afer' (did you mean \"after\"?)"),
@@ -256,7 +257,7 @@ def test_unknown_key_is_refused_with_a_suggestion(key: str, advice: str) -> None
     assert why_not({"name": "a", "argv": ["true"], key: 1}) == advice
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("key", "value", "reason"),
     [
         ("name", "", "must not be empty"),
@@ -324,7 +325,7 @@ def test_wrong_value_is_refused_with_its_key(key: str, value: object, reason: st
     assert why_not({"name": "a", "argv": ["true"], key: value}) == f'"{key}" {reason}'
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("keys", "reason"),
     [
         (
@@ -345,7 +346,7 @@ def test_wrong_call_or_payload_is_refused(keys: dict[str, object], reason: str) 
     assert why_not({"name": "a"} | keys) == reason
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("keys", "reason"),
     [
         ({"after": ["b", "a"]}, "waits for itself: 'a' is in its own \"after\""),
@@ -367,7 +368,7 @@ def test_long_value_is_cut_in_a_message() -> None:
     assert len(why_not({"name": "a", "argv": "x" * 10_000})) < 200
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("key", "cell", "value"),
     [
         ("argv", "echo 'a b' c", ["echo", "a b", "c"]),
@@ -397,7 +398,7 @@ def test_cell_becomes_a_json_value(key: str, cell: str, value: object) -> None:
     assert from_cell(key, cell) == value
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("key", "cell"),
     [("argv", "echo 'open"), ("argv", "[echo]"), ("args", "1,2"), ("env", "A"), ("after", "[")],
 )

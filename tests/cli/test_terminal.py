@@ -18,6 +18,7 @@ from taskyard.campaign.task_spec import TaskSpec
 from taskyard.cli import terminal
 from taskyard.client.client import Client
 from tests.cli.yard import running
+from tests.kit.cases import each_case
 from tests.kit.processes import PATIENCE_SECONDS, environment, run_here
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ SPACES = (
 )
 
 
-@pytest.mark.parametrize("code", [*range(0xA0), 0x61C, *range(0x2000, 0x2070), 0xFF, 0x10FFFF])
+@each_case("code", [*range(0xA0), 0x61C, *range(0x2000, 0x2070), 0xFF, 0x10FFFF])
 def test_both_escapes_cover_the_same_characters(code: int) -> None:
     character = chr(code)
     is_acting = not character.isprintable() and character not in "\t\n" and code not in SPACES

@@ -23,6 +23,7 @@ from taskyard.core.states import (
 )
 from taskyard.errors import IllegalTransition
 from tests.core.kit import Yard
+from tests.kit.cases import each_case
 
 TASK_PAIRS = [(state, cause) for state in TaskState for cause in Cause]
 TASK_LEGAL = [(state, cause) for state, cause in TASK_PAIRS if cause in TASK_TRANSITIONS[state]]
@@ -49,7 +50,7 @@ def counts_of(ledger: Ledger) -> list[list[int]]:
     return [ledger.counts, ledger.campaigns[b"c"].counts, ledger.services[b"default"].counts]
 
 
-@pytest.mark.parametrize(("state", "cause"), TASK_LEGAL, ids=lambda one: one.name)
+@each_case(("state", "cause"), TASK_LEGAL)
 def test_task_moves_by_the_table_and_is_counted(state: TaskState, cause: Cause) -> None:
     ledger, task = ledger_with_task_in(state)
     ledger.move([task], cause)
@@ -59,7 +60,7 @@ def test_task_moves_by_the_table_and_is_counted(state: TaskState, cause: Cause) 
     assert counts_of(ledger) == [expected, expected, expected]
 
 
-@pytest.mark.parametrize(("state", "cause"), TASK_ILLEGAL, ids=lambda one: one.name)
+@each_case(("state", "cause"), TASK_ILLEGAL)
 def test_task_is_not_moved_where_the_table_forbids(state: TaskState, cause: Cause) -> None:
     ledger, task = ledger_with_task_in(state)
     with pytest.raises(IllegalTransition) as raised:
@@ -140,14 +141,14 @@ def test_every_worker_can_be_cut_off_and_drained_at_any_time() -> None:
         assert WorkerCause.DRAINED in turns
 
 
-@pytest.mark.parametrize(("state", "turn"), WORKER_LEGAL, ids=lambda one: one.name)
+@each_case(("state", "turn"), WORKER_LEGAL)
 def test_worker_turns_by_the_table(state: WorkerState, turn: WorkerCause) -> None:
     worker = Worker(b"w", WorkerFacts(), state=state)
     worker.turn(turn)
     assert worker.state is WORKER_TRANSITIONS[state][turn]
 
 
-@pytest.mark.parametrize(("state", "turn"), WORKER_ILLEGAL, ids=lambda one: one.name)
+@each_case(("state", "turn"), WORKER_ILLEGAL)
 def test_worker_is_not_turned_where_the_table_forbids(
     state: WorkerState, turn: WorkerCause
 ) -> None:

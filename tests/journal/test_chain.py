@@ -17,6 +17,7 @@ from taskyard.journal.chain import (
     unseal,
     verify,
 )
+from tests.kit.cases import each_case
 
 IDENTITY = bytes(range(16))
 START = Head(0, 0, origin(IDENTITY))
@@ -169,7 +170,7 @@ def test_sealed_head_comes_back() -> None:
     assert unseal(seal(IDENTITY, head)) == (IDENTITY, head)
 
 
-@pytest.mark.parametrize("position", range(SEALED_BYTES))
+@each_case("position", range(SEALED_BYTES))
 def test_seal_does_not_survive_a_flipped_byte(position: int) -> None:
     sealed = bytearray(seal(IDENTITY, START))
     sealed[position] ^= 0x10

@@ -20,6 +20,7 @@ from taskyard.net.endpoints import (
     peer_endpoint,
 )
 from taskyard.net.sockets import connect, listen
+from tests.kit.cases import each_case
 from tests.net.kit import peers
 
 
@@ -122,7 +123,7 @@ def test_short_directory_that_can_not_be_created_is_an_error(
         native_endpoint(long_state)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given", "spelled"),
     [
         ("tcp://127.0.0.1:6125", "tcp://127.0.0.1:6125"),
@@ -145,7 +146,7 @@ def test_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Monk
     assert listen_endpoint("ipc://broker.sock") == f"ipc://{tmp_path}/broker.sock"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given", "spelled"),
     [
         ("tcp://10.1.2.3:06125", "tcp://10.1.2.3:6125"),
@@ -161,7 +162,7 @@ def test_address_of_another_machine_is_remote_and_needs_keys(given: str, spelled
         connect(given)
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:6125", "tcp://[::]:6125"])
+@each_case("endpoint", ["tcp://0.0.0.0:6125", "tcp://[::]:6125"])
 def test_all_addresses_are_for_listeners_alone(endpoint: str) -> None:
     assert listen_endpoint(endpoint) == endpoint
     assert is_remote(parse(endpoint))
@@ -169,12 +170,12 @@ def test_all_addresses_are_for_listeners_alone(endpoint: str) -> None:
         peer_endpoint(endpoint)
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1", "tcp://[::1]:1", "ipc:///run/yard"])
+@each_case("endpoint", ["tcp://127.0.0.1:1", "tcp://[::1]:1", "ipc:///run/yard"])
 def test_loopback_and_ipc_are_local(endpoint: str) -> None:
     assert not is_remote(parse(endpoint))
 
 
-@pytest.mark.parametrize("host", ["example.org", "Node-7", "localhost.example.org", "lo"])
+@each_case("host", ["example.org", "Node-7", "localhost.example.org", "lo"])
 def test_host_name_is_remote_and_for_peers_only(host: str) -> None:
     endpoint = f"tcp://{host}:6125"
     assert peer_endpoint(endpoint) == endpoint.lower()
@@ -183,7 +184,7 @@ def test_host_name_is_remote_and_for_peers_only(host: str) -> None:
         listen_endpoint(endpoint)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "host",
     ["*", "1.2.3", "256.1.1.1", "[127.0.0.1]", "[::ffff:10.1.2.3]", "[fe80::1%eth0]", "a_b", "-x"],
 )
@@ -193,7 +194,7 @@ def test_invalid_address_and_name_is_refused(host: str) -> None:
             checked(f"tcp://{host}:6125")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "endpoint",
     [
         "",
@@ -221,7 +222,7 @@ def test_port_over_65535_is_refused() -> None:
         listen_endpoint("tcp://127.0.0.1:65536")
 
 
-@pytest.mark.parametrize("endpoint", ["ipc://", "ipc://*", "ipc:///run/yard/"])
+@each_case("endpoint", ["ipc://", "ipc://*", "ipc:///run/yard/"])
 def test_ipc_endpoint_without_a_path_is_refused(endpoint: str) -> None:
     with pytest.raises(
         UserError, match=r": no socket path \(give tcp://127.0.0.1:PORT or ipc://PA"
@@ -236,18 +237,18 @@ def test_abstract_socket_is_refused_because_any_user_could_open_it() -> None:
         listen_endpoint("ipc://@broker")
 
 
-@pytest.mark.parametrize("path", ["/" + "x" * IPC_PATH_BYTES_MAX, "/" + "ä" * 54, "/\udcff"])
+@each_case("path", ["/" + "x" * IPC_PATH_BYTES_MAX, "/" + "ä" * 54, "/\udcff"])
 def test_path_too_long_for_a_socket_is_refused(path: str) -> None:
     with pytest.raises(UserError, match=r"path is longer than the 107 bytes of UTF-8"):
         listen_endpoint(f"ipc://{path}")
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "tcp://localhost:*"])
+@each_case("endpoint", ["tcp://127.0.0.1:0", "tcp://localhost:*"])
 def test_peer_needs_a_port(endpoint: str) -> None:
     with pytest.raises(UserError, match=r": no port to connect to \(give"):
         peer_endpoint(endpoint)
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:6125", "ipc:///run/yard/broker.sock"])
+@each_case("endpoint", ["tcp://127.0.0.1:6125", "ipc:///run/yard/broker.sock"])
 def test_peer_connects_where_a_broker_may_listen(endpoint: str) -> None:
     assert peer_endpoint(endpoint) == endpoint

@@ -21,6 +21,7 @@ from taskyard.settings.keys import (
 from taskyard.settings.kinds import Rate
 from taskyard.settings.loader import load
 from taskyard.settings.sections import Source
+from tests.kit.cases import each_case
 from tests.settings.kit import written
 
 ALL: Final = (*KEYS, *service_keys(DEFAULTS), *service_keys(f"{SERVICE}.smtp"))
@@ -69,7 +70,7 @@ VALUES: Final[dict[str, tuple[Any, Any]]] = {
     "report_after": ("4h", 14_400_000_000_000),
 }
 
-each_key = pytest.mark.parametrize("key", ALL, ids=lambda key: str(key.path))
+each_key = each_case("key", ALL)
 
 
 def as_toml(value: object) -> str:

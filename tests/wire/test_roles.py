@@ -26,6 +26,7 @@ from taskyard.wire.roles import (
     may_act_as,
     refusal,
 )
+from tests.kit.cases import each_case
 from tests.wire.kit import Counter
 
 Q = pb.QueryMsg
@@ -147,7 +148,7 @@ def is_allowed(request: str, role: Role) -> tuple[bool, str]:
     return False, answers[0].reason.decode()
 
 
-@pytest.mark.parametrize(("request_name", "role"), CELLS)
+@each_case(("request_name", "role"), CELLS)
 def test_each_role_may_send_the_requests_of_its_row_and_no_others(
     request_name: str, role: Role
 ) -> None:
@@ -179,7 +180,7 @@ def test_without_a_key_everything_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("guest", [AuthenticatedPeer("a-admin", None), UNKNOWN_PEER])
-@pytest.mark.parametrize("request_name", TABLE)
+@each_case("request_name", TABLE)
 def test_revoked_and_unknown_keys_are_refused(guest: AuthenticatedPeer, request_name: str) -> None:
     yard = Yard()
     (answer,) = yard.ask_as(guest, requests()[request_name])
@@ -192,7 +193,7 @@ def test_revoked_and_unknown_keys_are_refused(guest: AuthenticatedPeer, request_
 BY_WORKER: Final = [name for name, roles in TABLE.items() if roles == "--wa"]
 
 
-@pytest.mark.parametrize("request_name", BY_WORKER)
+@each_case("request_name", BY_WORKER)
 @pytest.mark.parametrize("location", [b"a-worker2", b"a-worke", b"other", b"a-worker\0/x", b"/"])
 def test_worker_may_not_act_as_another(request_name: str, location: bytes) -> None:
     yard = Yard()
@@ -203,7 +204,7 @@ def test_worker_may_not_act_as_another(request_name: str, location: bytes) -> No
     assert not yard.changed()
 
 
-@pytest.mark.parametrize("request_name", BY_WORKER)
+@each_case("request_name", BY_WORKER)
 def test_admin_may_act_as_any_worker(request_name: str) -> None:
     yard = Yard()
     yard.ask_as(GUESTS[Role.ADMIN], requests(WORKER)[request_name])
