@@ -183,20 +183,20 @@ def test_tables_have_the_history(spark: SparkSession, clean: Path) -> None:
     assert sorted(map(tuple, stays.collect())) == [(1, 3, at(86_420)), (2, 2, None)]
 
 
+@pytest.mark.whole
 def test_tables_built_by_executors_are_the_same(
     spark: SparkSession,
     state: Path,
     tmp_path: Path,
     expected: dict[str, list[str]],
-    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Build all tables as for a large history, and with --whole with Spark's code generation."""
+    """Build all tables as for a large history, with Spark's code generation."""
     large = spark.newSession()
-    for key in SMALL if pytestconfig.getoption("--whole") else ():
+    for key in SMALL:
         large.conf.set(key, "CODEGEN_ONLY" if key.endswith("factoryMode") else "true")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "SMALL_BYTES", 0)
-        make_tables(large, state, tmp_path / "out")
+    monkeypatch.setattr(session, "SMALL_BYTES", 0)
+    make_tables(large, state, tmp_path / "out")
     assert contents(spark, tmp_path / "out") == expected
 
 
@@ -234,12 +234,17 @@ def test_rerun_with_nothing_new_writes_nothing(
 
 @pytest.mark.timeout(900)  # many runs, five times slower on a busy machine
 def test_job_killed_many_times_gives_the_same_tables(
-    spark: SparkSession, tmp_path: Path, expected: dict[str, list[str]], pytestconfig: pytest.Config
+    spark: SparkSession,
+    tmp_path: Path,
+    expected: dict[str, list[str]],
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Parts are added one by one, and the job dies during each. With --whole it then succeeds.
 
     A real kill costs a JVM, so most are errors raised at a step. The files are the same then,
-    because every step that changes a table is a rename or a removal by this process.
+    because every step that changes a table is a rename or a removal by this process. The last run
+    builds the tables as for a large history.
     """
     state, out = tmp_path / "state", tmp_path / "out"
     is_whole = pytestconfig.getoption("--whole")
@@ -251,7 +256,8 @@ def test_job_killed_many_times_gives_the_same_tables(
             kill(state, out, KILLED_AT)
         if is_whole:
             make_tables(spark, state, out)
-    make_tables(spark, state, out)
+    monkeypatch.setattr(session, "SMALL_BYTES", 0)
+    make_tables(spark.newSession(), state, out)
     assert all(died), died
     assert contents(spark, out) == expected
     assert make_tables(spark, state, out) == HistoryResult(last=20, parts=0, campaigns=0)
