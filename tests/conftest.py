@@ -83,11 +83,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests out of coverage: they repeat the work of others many times. Leave cases for
-    --whole out of other runs. Tests that wait for processes go first, beside those that compute."""
+    """Leave tests of other packages out of coverage, and cases for --whole out of other runs. Tests
+    that wait for processes go first, beside those that compute."""
     if config.pluginmanager.hasplugin("_cov"):
         for item in items:
-            if package_of(item) not in COVERED or item.get_closest_marker("slow"):
+            if package_of(item) not in COVERED:
                 item.add_marker(pytest.mark.no_cover)
     if not config.getoption("--whole"):
         config.hook.pytest_deselected(items=[one for one in items if is_for_whole_runs(one)])

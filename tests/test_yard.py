@@ -519,7 +519,7 @@ def test_long_check_runs_the_checks_and_every_long_program_with_its_counts(
     assert noted["bugs"] == ["python", "-m", "simulator", "--bugs"]
     assert noted["sweeps"][-2:] == ["--whole", "--timeout=3600"]
     assert "tests/journal" in noted["sweeps"]
-    assert noted["coverage"][-3:] == ["-m", "not slow", "--cov"]
+    assert noted["coverage"][-2:] == ["tests/wire", "--cov"]
     assert noted["soak"] == ["python", "tools/soak.py", "--minutes", "1"]
 
 

@@ -363,6 +363,7 @@ ASKED = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(ASKED, max_size=6), max_size=6), st.sampled_from(["flat", "chain"]))
 @settings(max_examples=40)
 def test_every_request_is_answered_once_and_turns_are_the_same_again(

@@ -224,6 +224,7 @@ def test_alarm_is_set_for_a_call() -> None:
 # The alarm is never late, and never rings for nothing at once.
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 @given(steps(30), st.integers(1, 40))
 def test_nothing_happens_by_time_before_the_alarm(scenario: list[Step], seconds: int) -> None:

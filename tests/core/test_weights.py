@@ -50,6 +50,7 @@ class Fleet:
                     return leased
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lanes_a", "lanes_b", "weight", "workers", "slots"),
     [(1, 1, 3, 1, 1), (8, 8, 3, 2, 1), (3, 30, 7, 1, 4), (10, 10, 3, 2, 4)],
@@ -65,6 +66,7 @@ def test_lanes_get_tasks_in_proportion_to_their_weights(
     assert ratio == pytest.approx(weight, rel=0.05)
 
 
+@pytest.mark.slow
 def test_group_of_a_limit_over_its_lanes_has_its_share_too() -> None:
     fleet = Fleet(3, workers=2, workers_max=100)
     fleet.fill(b"a", 4, 2000)
@@ -82,6 +84,7 @@ def test_lane_that_was_idle_has_saved_nothing_up() -> None:
     assert leased[b"a"] == pytest.approx(750, abs=100)  # a run of one lane
 
 
+@pytest.mark.slow
 def test_lane_of_a_limit_saves_nothing_up_while_it_is_reached() -> None:
     """The lanes a… may use one worker of four. With the limit gone they get their share only."""
     fleet = Fleet(1, workers=4)

@@ -86,6 +86,7 @@ def test_newest_comes_first_and_unfinished_ones_do_not_count(tmp_path: Path) -> 
     assert snapshot.sequences(tmp_path) == [1_000_000_000_000, 10, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 def test_every_flipped_byte_is_refused(ledger: Ledger, head: Head) -> None:
     content = snapshot.encode(IDENTITY, head, ledger)
@@ -133,6 +134,7 @@ def test_ledger_of_another_record_is_not_encoded(head: Head) -> None:
         snapshot.encode(IDENTITY, head, Ledger())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["lost", "doubled", "swapped"])
 def test_blocks_that_are_not_those_that_were_written_are_refused(change: str) -> None:
     """Each block alone is sound."""

@@ -93,6 +93,7 @@ print(frames[0].hex())
 """
 
 
+@pytest.mark.slow
 def test_routing_ids_differ_between_processes(tmp_path: Path) -> None:
     given = [
         subprocess.run(

@@ -126,6 +126,7 @@ def test_local_peers_are_admitted_when_those_over_tcp_are_too_many() -> None:
     assert zap.reply(question)[2] == b"200"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
 def test_sender_of_endless_frames_is_cut_and_its_memory_freed(
     endpoint: str, *, is_known: bool
@@ -144,6 +145,7 @@ def test_sender_of_endless_frames_is_cut_and_its_memory_freed(
         assert arrived(peer) == [b"still there"]
 
 
+@pytest.mark.slow
 def test_message_of_far_too_many_frames_is_dropped_and_its_sender_cut(endpoint: str) -> None:
     with (
         guarded(endpoint, ConnectionLimits(1 << 20, ENDLESS)) as (wire, watching),

@@ -110,6 +110,7 @@ while 0 not in poller.wait(None):
 """
 
 
+@pytest.mark.slow
 def test_more_peers_than_descriptors_do_not_end_the_listener(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/broker.sock"
     with (

@@ -72,6 +72,7 @@ def place(running: Running) -> str:
     return endpoint
 
 
+@pytest.mark.slow
 def test_messages_go_through_two_relays_and_back(stack: ExitStack, tmp_path: Path) -> None:
     ends = Ends(stack, 2)
     upper = relay(stack, tmp_path, *ends.endpoints)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pytest
 
 from taskyard.cli.entry import run, taskyard
 from taskyard.settings.changes import diff
@@ -12,9 +14,6 @@ from taskyard.settings.keys import DEFAULTS, KEYS, service_keys, service_table, 
 from taskyard.settings.values import read_duration
 from taskyard.worker.limits import AGENT_HUNGER_NS_MAX, AGENT_IDLE_NS_MAX
 from tests.settings.kit import loaded, written
-
-if TYPE_CHECKING:
-    import pytest
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 
@@ -28,6 +27,7 @@ def test_page_has_the_tables_of_the_code() -> None:
     assert service_table() in PAGE, "run ./yard docs"
 
 
+@pytest.mark.slow
 def test_services_of_the_page_are_valid_and_reload_as_shown(tmp_path: Path) -> None:
     text, log = BLOCKS[2:]
     before = loaded(written(tmp_path, text))

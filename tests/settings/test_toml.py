@@ -47,6 +47,7 @@ def refused_quickly(parse: Callable[[], object]) -> str:
     return str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DEEP)
 def test_deep_document_is_refused_quickly_with_its_place(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "taskyard.toml"
@@ -72,6 +73,7 @@ def test_key_file_of_a_deep_key_is_refused_quickly(tmp_path: Path) -> None:
     assert "not a valid key file" in refused_quickly(lambda: read_peer_key(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISE)
 def test_scan_takes_linear_time(noise: str) -> None:
     text = noise * (FILE_BYTES_MAX // len(noise))

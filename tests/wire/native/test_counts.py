@@ -119,6 +119,7 @@ def test_any_bytes_are_counted_or_refused(body: bytes) -> None:
             assert sum(found.values()) <= len(raw)
 
 
+@pytest.mark.slow
 @given(QUERIES, st.data())
 def test_corrupted_messages_are_counted_or_refused(message: pb.QueryMsg, data: Any) -> None:
     body = bytearray(message.SerializeToString())
@@ -164,6 +165,7 @@ ATTACKS: dict[str, Callable[[int], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("size", [3 * MEGABYTE, MANY])
 def test_too_many_entries_are_refused_before_they_cost_memory(name: str, size: int) -> None:
@@ -177,6 +179,7 @@ def test_too_many_entries_are_refused_before_they_cost_memory(name: str, size: i
     assert grown < 150_000, "kilobytes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3 * MEGABYTE, MANY])
 def test_refusal_names_the_request_and_the_field(size: int) -> None:
     for body in (

@@ -64,6 +64,7 @@ def spoilt(count: int, seed: int) -> Iterator[bytes]:
         yield bytes(body)
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(5))
 def test_malformed_requests_get_an_error_and_change_nothing(seed: int) -> None:

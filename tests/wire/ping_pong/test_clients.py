@@ -177,6 +177,7 @@ def noise(count: int, seed: int) -> Iterator[list[bytes]]:
             yield frames
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(5))
 def test_malformed_messages_change_nothing_at_either_side(seed: int) -> None:
