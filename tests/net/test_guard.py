@@ -45,6 +45,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is fo
 
 ENDLESS = Memory(1 << 62, 1 << 40)
 
+#: A user without privileges.
+NOBODY = 65_534
+
 
 def until(happened: Callable[[], bool]) -> None:
     """Wait until another thread has done something."""
@@ -208,6 +211,21 @@ def test_peers_wait_at_a_shut_gate() -> None:
             gate.open()
             server.accept()[0].close()
             assert not gate.has_waiting()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_gate_needs_no_privileges() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                os.setuid(NOBODY)
+                Gate(server.fileno()).close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_connection_that_is_gone_has_received_nothing() -> None:

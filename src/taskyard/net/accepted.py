@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import struct
+import tempfile
 import termios
 import time
 from collections import Counter
@@ -215,7 +216,8 @@ class Cutter:
     def hold(self, connection: Connection) -> str:
         """Make the kernel drop packets of a TCP peer until `release`. Then the peer resends them.
 
-        Return the peer's address, or "" if unknown.
+        Return the peer's address, or "" if unknown. A kernel that allows filters to root only drops
+        nothing. Memory is then bounded by cuts alone.
         """
         with self._borrowed(connection) as copy:
             if copy is None:
@@ -257,7 +259,7 @@ class Gate:
     """Stop a listener from accepting for a while. Peers wait in the kernel's queue.
 
     ZeroMQ accepts on a descriptor number. While the gate is shut, that number is another listener,
-    which drops all packets.
+    which no peer can reach.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -306,10 +308,19 @@ def _become(number: int, descriptor: int) -> None:
 
 
 def _deaf_listener() -> int:
-    """Open a listener that drops every packet."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as deaf:
-        _drop_packets(deaf)
-        deaf.bind(("127.0.0.1", 0))
+    """Open a listener that no peer can reach: its name is removed.
+
+    A packet filter would do the same for TCP, but some kernels allow it to root only.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="taskyard-") as directory,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf,
+    ):
+        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+        try:
+            deaf.bind(f"/proc/self/fd/{folder}/deaf")  # short, however long the directory's path is
+        finally:
+            os.close(folder)
         deaf.listen(1)
         deaf.settimeout(0)
         return deaf.detach()
