@@ -72,6 +72,15 @@ def test_map_retries_without_command_and_input_and_prints_results(tmp_path: Path
     assert err.startswith("campaign week: no failed task, nothing to retry\n")
 
 
+def test_map_waits_for_tasks_behind_the_failed_ones_too(tmp_path: Path) -> None:
+    behind = {"name": "behind", "argv": ["echo", "after"], "after": ["bad"]}
+    file = campaign(tmp_path, [marking("bad", "test -e mended && echo mended"), behind])
+    assert run_here(tmp_path, "run", file)[0] == 1
+    (tmp_path / "mended").touch()
+    words = ("map", "--campaign", "campaign", ONLY, "-q")
+    assert run_here(tmp_path, *words) == (0, "mended\nafter\n", "")
+
+
 def test_campaign_that_does_not_exist_is_an_error_and_creates_nothing(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a")])
     unknown = "taskyard: unknown campaign {!r}: nothing to retry (see `taskyard status`)\n"

@@ -11,8 +11,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskyard.campaign.batches import encode_text
-from taskyard.cli.connection import broker_location
-from taskyard.cli.offline import OfflineClient
+from taskyard.cli.connection import broker_location, is_offline
 from taskyard.core.identity import split
 from taskyard.core.model import shown
 from taskyard.core.states import TaskState
@@ -77,7 +76,7 @@ class CampaignTasks:
         location = broker_location(cli_context)
         if location.broker is not None:
             return
-        kind = ReadonlyIndex if isinstance(broker, OfflineClient) else Archive
+        kind = ReadonlyIndex if is_offline(broker) else Archive
         with kind(location.state) as archive:
             rows = map(self._row, archive.ended_in(encode_text(self._campaign)))
             self._database.executemany(_ADD_ARCHIVED, rows)

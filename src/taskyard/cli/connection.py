@@ -6,6 +6,7 @@ command connects.
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -134,6 +135,12 @@ def _offline_client(cli_context: CliContext) -> Client | None:
         return None
     cli_context.info(f"no broker is running on {state}: showing its last state")
     return offline
+
+
+def is_offline(broker: ReadOnlyClient) -> bool:
+    """Return whether a client reads a state directory without a broker."""
+    module = sys.modules.get("taskyard.cli.offline")  # slow to import
+    return module is not None and isinstance(broker, module.OfflineClient)
 
 
 def stream_parts(
