@@ -13,7 +13,7 @@ from taskyard.core.states import TaskState
 
 if TYPE_CHECKING:
     from taskyard.cli.options import CliContext
-    from taskyard.client import Client
+    from taskyard.client.client import Client
 
 #: Time with ready tasks and none running, after which one of them is explained.
 STALL_SECONDS: Final = 2.0
