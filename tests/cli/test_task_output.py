@@ -19,7 +19,7 @@ from taskyard.campaign.line_names import line_name
 from taskyard.cli import task_output
 from taskyard.client.client import Client
 from tests.cli.yard import Caller, Yard, running
-from tests.kit.processes import TASKYARD, Broker, Worker, run_here, until
+from tests.kit.processes import TASKYARD, Broker, Running, Worker, run_here, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +72,24 @@ def test_output_is_followed_while_the_task_runs_and_over_its_attempts(
     assert call("log", "live", "--attempt", "1").out == "try 1\nword 1\n"
     assert call("log", "live", "--stderr").out == "word 2\n"
     assert not [*(yard.state / FOLDER).rglob("*.out")]
+
+
+def test_follower_ends_when_the_run_with_the_broker_ends(tmp_path: Path) -> None:
+    (tmp_path / "f.txt").write_text("echo one; exec sleep 600\n")
+    with Running(tmp_path, "run", "--shell", "f.txt") as runner:
+        until(lambda: _is_leased(tmp_path), "the task runs")
+        name = line_name("echo one; exec sleep 600")
+        with Running(tmp_path, "log", "--follow", name) as follower:
+            assert follower.line() == "one"
+            runner.terminate()
+            code, out, err = follower.end()
+    assert (code, out) == (0, "")
+    assert f"task f/{name} is ready, and its broker has ended" in err
+
+
+def _is_leased(directory: Path) -> bool:
+    code, out, _ = run_here(directory, "status", "--json", "--broker-timeout", "1s")
+    return code == 0 and bool(json.loads(out)["counts"]["leased"])
 
 
 def test_reader_that_stops_early_is_no_error(call: Caller, yard: Yard, fifo: Path) -> None:

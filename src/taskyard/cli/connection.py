@@ -7,6 +7,7 @@ command connects.
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 #: The timeout of the first reply. With the start of the process it makes about 5 s.
 FIRST_ANSWER_SECONDS: Final = 4.5
+
+#: How often the locks of a broker are read, and how many times in a row they must be free. Another
+#: `map` or `run` may start a broker in between.
+FREE_POLL_SECONDS: Final = 0.5
+_FREE_COUNT: Final = 2
 
 #: The file that marks a state directory with a journal.
 JOURNAL_FILE: Final = "journal.sqlite"
@@ -141,6 +147,39 @@ def is_offline(broker: ReadOnlyClient) -> bool:
     """Return whether a client reads a state directory without a broker."""
     module = sys.modules.get("taskyard.cli.offline")  # slow to import
     return module is not None and isinstance(broker, module.OfflineClient)
+
+
+@contextmanager
+def closed_with_own_broker(cli_context: CliContext, client: Client) -> Iterator[None]:
+    """Close the client when the `map` or `run` that has started its broker ends.
+
+    Requests raise `ClientClosed` then. They would wait without end: that broker does not return.
+    """
+    from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, lock_holder  # noqa: PLC0415
+
+    broker, state = broker_location(cli_context)
+    if broker is not None or lock_holder(state / LOCAL_FILE) is None:
+        yield
+        return
+
+    def has_ended() -> bool:
+        return all(lock_holder(state / name) is None for name in (LOCAL_FILE, LOCK_FILE))
+
+    def follow() -> None:
+        count = 0
+        while count < _FREE_COUNT and not is_over.wait(FREE_POLL_SECONDS):
+            count = count + 1 if has_ended() else 0
+        if not is_over.is_set():
+            client.close(0)
+
+    is_over = threading.Event()
+    thread = threading.Thread(target=follow, name="taskyard-locks", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def stream_parts(

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskyard.cli.completion import complete_campaign, complete_name
-from taskyard.cli.connection import connect_client, connect_read_only, stream_parts
+from taskyard.cli.connection import (
+    closed_with_own_broker,
+    connect_client,
+    connect_read_only,
+    stream_parts,
+)
 from taskyard.cli.documents import LogDocument, ResultDocument, ResultsDocument
 from taskyard.cli.format import escape_line, full_name, task_name_fields
 from taskyard.cli.options import CliContext, broker_options, raw_option
@@ -29,11 +34,17 @@ from taskyard.cli.output import (
     write_lines,
     write_result,
 )
-from taskyard.errors import ExitCode, OutputTruncated, TaskFailed, UnknownName, UserError
+from taskyard.errors import (
+    ClientClosed,
+    ExitCode,
+    OutputTruncated,
+    TaskFailed,
+    UnknownName,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
 
     from taskyard.cli.connection import ReadOnlyClient
     from taskyard.core.model import Result
@@ -178,28 +189,47 @@ def log(
 
     Prints stdout, then stderr, byte for byte. On a terminal, control characters are escaped (see
     --raw). With --follow, prints both in the order in which they arrive, and the output of further
-    attempts if the task is retried.
+    attempts if the task is retried. Ends if the `map` or `run` that has started the broker ends.
     """
     if follow and cli_context.as_json:
         raise UserError("--follow: can't be used with --json")
     wanted = [one == "stderr" for one in ("stdout", "stderr") if stream in (None, one)]
-    connect: Callable[[CliContext], AbstractContextManager[ReadOnlyClient]]
-    connect = connect_client if follow else connect_read_only
-    with connect(cli_context) as broker:
+    if follow:
+        _follow_log(cli_context, name, wanted, attempt)
+        return
+    with connect_read_only(cli_context) as broker:
         (name,) = broker.resolve([name])
-        view = broker.show(name)
-        if attempt is not None and attempt > view["attempt"]:
-            raise UserError(f"task {name}: no attempt {attempt} (the latest is {view['attempt']})")
         printed = _LogPrinter(cli_context, broker, name, wanted)
+        view = printed.view(attempt)
         if view["service"] in _FUNCTION_SERVICES:
             printed.print_function(view)
         elif cli_context.as_json:
             printed.print_document(view, attempt)
-        elif follow:
-            printed.follow(attempt)
         else:
             printed.print_attempt(attempt)
         printed.note_if_empty(view)
+
+
+def _follow_log(
+    cli_context: CliContext, name: str, wanted: list[bool], attempt: int | None
+) -> None:
+    """Print output until the task ends, or its broker with the command that has started it."""
+    with connect_client(cli_context) as client:
+        (name,) = client.resolve([name])
+        printed = _LogPrinter(cli_context, client, name, wanted)
+        view = printed.view(attempt)
+        try:
+            with closed_with_own_broker(cli_context, client):
+                if view["service"] in _FUNCTION_SERVICES:
+                    printed.print_function(view)
+                else:
+                    printed.follow(attempt)
+                printed.note_if_empty(view)
+                return
+        except ClientClosed:
+            pass
+    with connect_read_only(cli_context) as broker:
+        printed.finish(broker)
 
 
 class _LogPrinter:
@@ -214,6 +244,17 @@ class _LogPrinter:
         self._name = name
         self._wanted = wanted
         self._is_empty = True
+        #: The attempt that is followed, and how much of its streams is printed.
+        self._attempt: int | None = None
+        self._offsets = dict.fromkeys(wanted, 0)
+
+    def view(self, attempt: int | None) -> dict[str, Any]:
+        """Return the task. Raises `UserError` if it has no such attempt."""
+        view = self._broker.show(self._name)
+        if attempt is not None and attempt > view["attempt"]:
+            text = f"task {self._name}: no attempt {attempt} (the latest is {view['attempt']})"
+            raise UserError(text)
+        return view
 
     def print_attempt(self, attempt: int | None) -> None:
         """Print what is there of an attempt."""
@@ -261,42 +302,57 @@ class _LogPrinter:
 
     def follow(self, attempt: int | None) -> None:
         """Print an attempt until it ends, and those after it unless one was asked for."""
-        number, is_only = attempt, attempt is not None
-        offsets = dict.fromkeys(self._wanted, 0)
+        self._attempt = attempt
         while True:
-            live, number = self._print_new(number, offsets)
+            live = self._print_new()
             sys.stdout.flush()
             if live:
                 continue
-            if is_only or number is None:
+            if attempt is not None or self._attempt is None:
                 return
             view = self._broker.show(self._name)
-            if view["attempt"] > number:
-                number += 1
-                offsets = dict.fromkeys(self._wanted, 0)
+            if view["attempt"] > self._attempt:
+                self._attempt += 1
+                self._offsets = dict.fromkeys(self._wanted, 0)
             elif view["state"] in _SETTLED_STATES or self._is_stuck(view):
                 return
             else:
                 time.sleep(POLL_SECONDS)
 
-    def _print_new(self, attempt: int | None, offsets: dict[bool, int]) -> tuple[bool, int | None]:
+    def finish(self, broker: ReadOnlyClient) -> None:
+        """Print the rest of the attempt that was followed, after the end of its broker."""
+        self._broker = broker
+        while self._print_pages()[1]:
+            pass
+        view = broker.show(self._name)
+        if view["state"] not in _SETTLED_STATES:
+            name = escape_line(self._name)
+            self._cli_context.warn(f"task {name} is {view['state']}, and its broker has ended")
+        self.note_if_empty(view)
+
+    def _print_new(self) -> bool:
         """Print what arrived since the last call, after a pause if nothing did.
 
-        Return whether more may follow, and the number of the attempt.
+        Return whether more may follow.
         """
+        is_live, has_more = self._print_pages()
+        if is_live and not has_more:
+            time.sleep(POLL_SECONDS)
+        return is_live or has_more
+
+    def _print_pages(self) -> tuple[bool, bool]:
+        """Print the next part of each stream. Return whether the attempt runs, and if any was."""
         is_live = has_more = False
         for stderr in self._wanted:
             page = self._broker.output_page(
-                self._name, offsets[stderr], stderr=stderr, attempt=attempt
+                self._name, self._offsets[stderr], stderr=stderr, attempt=self._attempt
             )
-            attempt = page.attempt
+            self._attempt = page.attempt
             self._write(page.data)
-            offsets[stderr] += len(page.data)
+            self._offsets[stderr] += len(page.data)
             is_live = is_live or page.live
             has_more = has_more or bool(page.data)
-        if is_live and not has_more:
-            time.sleep(POLL_SECONDS)
-        return is_live or has_more, attempt
+        return is_live, has_more
 
     def _is_stuck(self, view: dict[str, Any]) -> bool:
         """Return whether a task waits for one that failed."""
