@@ -77,7 +77,7 @@ class NativeWorkerLoop:
     #: `Exit` was answered.
     has_exited = False
 
-    def __init__(  # noqa: PLR0913  # the last one is named
+    def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         settings: WorkerSettings,
         channel: Channel,
@@ -86,6 +86,7 @@ class NativeWorkerLoop:
         rule_runner: RuleAwareRunner | None = None,
         *,
         spool: OutputSpool | None = None,
+        prefetch: Prefetch | None = None,
     ) -> None:
         """Set up a worker. `rule_runner` is the runner again if it follows the broker's rules."""
         self._settings = settings
@@ -124,7 +125,7 @@ class NativeWorkerLoop:
         #: The progress message in flight, and when the next may be sent.
         self._progress_request = self._progress_due_ns = 0
         self._exit_request = self._backoff_until_ns = 0
-        self._prefetch = Prefetch(settings.slots, self._heartbeat_due_ns)
+        self._prefetch = prefetch or Prefetch(settings.slots, self._heartbeat_due_ns)
         self._overfeed_max = 0
         self._worker_message = self._make_worker_message()
 
