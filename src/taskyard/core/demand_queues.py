@@ -194,6 +194,8 @@ class DemandQueue(Queue[Task]):
                 continue
             if task.terms is not terms or bucket is None:
                 terms, bucket = task.terms, self._bucket(task.terms)
+                if self._has_too_many:
+                    return False
             bucket.front.append(place)
         self.front_end = len(front)
         for index in range(max(self.items_end - self.base, self.cursor), len(items)):
@@ -202,9 +204,15 @@ class DemandQueue(Queue[Task]):
                 continue
             if task.terms is not terms or bucket is None:
                 terms, bucket = task.terms, self._bucket(task.terms)
+                if self._has_too_many:
+                    return False
             bucket.items.append(self.base + index)
         self.items_end = self.base + len(items)
-        return len(self.buckets) <= DEMANDS_MAX or self.level == len(_LEVEL_BITS) - 1
+        return True
+
+    @property
+    def _has_too_many(self) -> bool:
+        return len(self.buckets) > DEMANDS_MAX and self.level < len(_LEVEL_BITS) - 1
 
     def _bucket(self, terms: Terms) -> Bucket:
         """Return the bucket for tasks with these terms, created on first use."""
