@@ -124,9 +124,8 @@ class NativeWorkerLoop:
         self._printed: dict[tuple[bytes, int], Result] = {}
         #: The progress message in flight, and when the next may be sent.
         self._progress_request = self._progress_due_ns = 0
-        self._exit_request = self._backoff_until_ns = 0
+        self._exit_request = self._backoff_until_ns = self._overfeed_max = 0
         self._prefetch = prefetch or Prefetch(settings.slots, self._heartbeat_due_ns)
-        self._overfeed_max = 0
         self._worker_message = self._make_worker_message()
 
     @property
