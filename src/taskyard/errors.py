@@ -52,6 +52,7 @@ class ExitCode(IntEnum):
     CANCELLED = 5
     STATE_DAMAGED = 6
     INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
 
 
 class TaskyardError(Exception):
@@ -236,6 +237,14 @@ class Interrupted(TaskyardError):
 
     code = "interrupted"
     exit_code = ExitCode.INTERRUPTED
+
+
+class OutputClosed(TaskyardError):
+    """The reader of stdout has stopped before the end, as `head` does."""
+
+    code = "output-closed"
+    #: As of a process that SIGPIPE has ended.
+    exit_code = ExitCode.OUTPUT_CLOSED
 
 
 class ProcessEnded(TaskyardError):

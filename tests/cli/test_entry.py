@@ -56,6 +56,7 @@ def test_exit_codes_never_change() -> None:
         ("CANCELLED", 5),
         ("STATE_DAMAGED", 6),
         ("INTERRUPTED", 130),
+        ("OUTPUT_CLOSED", 141),
     ]
 
 

@@ -87,6 +87,32 @@ def test_interrupted_map_is_resumed_by_the_same_command(tmp_path: Path) -> None:
     assert sorted(marks(tmp_path)) == ["a", "slow", "slow"]
 
 
+@pytest.mark.parametrize(
+    ("options", "left", "message"),
+    [
+        ((), "cancelled", "unfinished tasks are cancelled (give --campaign to resume them later)"),
+        (("--campaign", "c"), "ready", "unfinished tasks are kept: the same `taskyard map --camp"),
+    ],
+)
+def test_reader_that_stops_ends_map_like_an_interrupt(
+    options: tuple[str, ...], left: str, message: str, tmp_path: Path
+) -> None:
+    words = ("map", "-j", "2", *options, "--", "sh", "-c", SCRIPT, "sh", "{}")
+    with Running(tmp_path, *words) as running:
+        running.write("a\n")
+        assert running.line() == "a"
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+        running.write("b\nslow\nslow\nlast\n")
+        until(lambda: marks(tmp_path).count("slow") == 2)
+        running.hang_up()
+        code, _, err = running.end()
+    assert code == 141
+    assert f"taskyard: stdout was closed; {message}" in err
+    assert is_free(tmp_path)
+    assert counts(tmp_path).keys() == {"done", left}
+
+
 def test_tasks_of_other_campaigns_run_too_and_are_reported(tmp_path: Path) -> None:
     with Broker(tmp_path):
         assert run_here(tmp_path, "submit", "--name", "old", "--", "true")[0] == 0

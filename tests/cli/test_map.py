@@ -443,15 +443,17 @@ def test_interrupted_map_prints_how_to_resume(yard: Yard) -> None:
     assert "Traceback" not in err
 
 
-def test_pipe_that_is_closed_is_no_error(yard: Yard) -> None:
-    with Running(yard.directory, "map", "-q", "--", "echo", "{}") as mapping:
+def test_reader_that_stops_leaves_the_tasks_to_a_lasting_broker(yard: Yard) -> None:
+    with Running(yard.directory, "map", "-q", "--campaign", "read", "--", "echo", "{}") as mapping:
         mapping.write("one\n")
         assert mapping.line() == "one"
         assert mapping.process.stdout is not None
         mapping.process.stdout.close()
         mapping.write("two\n" * 3)
         mapping.hang_up()
-        assert mapping.end() == (0, "", "")
+        code, _, err = mapping.end()
+    assert code == 141
+    assert err.startswith("taskyard: stdout was closed; submitted tasks continue: `taskyard cancel")
 
 
 def test_broker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:

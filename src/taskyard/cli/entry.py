@@ -104,7 +104,6 @@ def _as_taskyard_error(error: Exception) -> TaskyardError:
     if isinstance(error, TaskyardError):
         return error
     if isinstance(error, OSError):
-        _discard_stdout()
         return _os_error(error)
     if isinstance(error, UnicodeEncodeError):
         return UserError(f"{error.object!r}: not valid UTF-8")
@@ -169,6 +168,7 @@ def _report_usage(
 
 def _report(error: TaskyardError, cli_context: CliContext) -> int:
     """Print an error, with the traceback if -v is given or a supervisor logs it."""
+    _discard_stdout()
     if cli_context.verbose or (cli_context.is_supervised and type(error) is TaskyardError):
         import traceback  # noqa: PLC0415  # slow to import
 
@@ -181,11 +181,12 @@ def _print_error(error: TaskyardError, cli_context: CliContext) -> int:
     text = " ".join(str(error).splitlines())
     if isinstance(error, JournalDamaged) and "`taskyard journal check" not in text:
         text += " (details: `taskyard journal check`)"
-    if cli_context.as_json:
-        _print_error_document(error, text)
-    else:
-        code = f" [{error.code}]" if cli_context.verbose else ""
-        click.echo(f"taskyard: {escape_line(text)}{code}", err=True)
+    with suppress(BrokenPipeError):  # stderr may have the same reader as stdout
+        if cli_context.as_json:
+            _print_error_document(error, text)
+        else:
+            code = f" [{error.code}]" if cli_context.verbose else ""
+            click.echo(f"taskyard: {escape_line(text)}{code}", err=True)
     return error.exit_code
 
 

@@ -67,7 +67,7 @@ class LiveLines:
             try:
                 for view in self._client.tasks(scope):
                     self._poll(full_name(view))
-            except TaskyardError:
+            except (TaskyardError, BrokenPipeError):
                 return  # the main thread reports it
 
     def _poll(self, name: str) -> None:

@@ -32,6 +32,7 @@ from taskyard.cli.local_service import (
 )
 from taskyard.cli.map_input import input_options, map_input
 from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, MapOutput
+from taskyard.cli.map_stop import MapStop
 from taskyard.cli.map_work import MapWork, print_commands, task_pattern
 from taskyard.cli.options import CliContext, GroupedCommand, broker_options, raw_option
 from taskyard.cli.output import (
@@ -41,7 +42,7 @@ from taskyard.cli.output import (
 from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.resource_options import settings_machine
-from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly, run_policy_options
+from taskyard.cli.run_policy import EarlyStop, RunPolicy, run_policy_options
 from taskyard.cli.task_options import (
     explain_refusal,
     task_options,
@@ -199,15 +200,15 @@ def _run(  # noqa: PLR0913  # the last ones are named
         ) as service,
         _refusal_hint(campaign, values, work),
     ):
-        is_named = _announce_campaign(cli_context, service, campaign, values)
+        stop = _announce_campaign(cli_context, service, campaign, policy, values)
         send = _submitter(service.client, campaign, values, watch=wait)
         rows = ((row, send(row, work.encode(row))) for row in source.rows())
         tasks_max = min(source.tasks_max or FUTURES_MAX, FUTURES_MAX)
         if not wait:
             futures = (future for _, future in rows)
             return _submit(cli_context, service.client, campaign, futures, tasks_max)
-        stopped_early = _stopped_early(service, campaign, policy, is_named=is_named)
-        with stopped_early, _open_output(cli_context, service.client, campaign, values) as answer:
+        output = _open_output(cli_context, service.client, campaign, values)
+        with stop.stopping(), output as answer:
             window = FutureWindow(
                 answer.write, answer.flush, in_order=keep_order, futures_max=tasks_max
             )
@@ -244,14 +245,14 @@ def _retry_failed(cli_context: CliContext, values: dict[str, Any], *, keep_order
         client = service.client
         tasks = FailedTasks(client, campaign)
         failed, behind = tasks.find()
-        cli_context.interrupt_message = _interrupt_message(service, campaign, is_named=True)
+        stop = MapStop(service, campaign, policy, is_named=True)
+        cli_context.interrupt_message = stop.message("interrupted")
         futures: list[Future] = []
         if tasks.retry(cli_context, failed):
             futures = client.futures([*failed, *behind])
             service.report_others(campaign)
             service.start_workers()
-        stopped_early = _stopped_early(service, campaign, policy, is_named=True)
-        with stopped_early, _open_output(cli_context, client, campaign, values) as answer:
+        with stop.stopping(), _open_output(cli_context, client, campaign, values) as answer:
             window = FutureWindow(answer.write, answer.flush, in_order=keep_order)
             rows = ((None, future) for future in futures)
             _print_results(answer, window, rows, policy, tag=False)
@@ -266,32 +267,20 @@ def _worker_spec(cli_context: CliContext, values: dict[str, Any]) -> WorkerSpec:
 
 
 def _announce_campaign(
-    cli_context: CliContext, service: LocalService, campaign: str, values: dict[str, Any]
-) -> bool:
-    """Print the campaign if its name is generated. Return whether the user named it."""
+    cli_context: CliContext,
+    service: LocalService,
+    campaign: str,
+    policy: RunPolicy,
+    values: dict[str, Any],
+) -> MapStop:
+    """Print the campaign if its name is generated. Return how it is stopped."""
     is_named = bool(values["campaign"])
     if not is_named:
         cli_context.info(f"campaign {campaign}")
     service.report_others(campaign)
-    cli_context.interrupt_message = _interrupt_message(service, campaign, is_named=is_named)
-    return is_named
-
-
-@contextmanager
-def _stopped_early(
-    service: LocalService, campaign: str, policy: RunPolicy, *, is_named: bool
-) -> Iterator[None]:
-    """Stop the tasks of a block that is stopped early. Only an interrupt is raised again."""
-    try:
-        yield
-    except (StoppedEarly, KeyboardInterrupt) as error:
-        is_stopped = isinstance(error, StoppedEarly)
-        if is_stopped or not service.is_lasting:
-            service.stop_campaign(
-                campaign, finish_running=policy.finish_running, is_resumable=is_named
-            )
-        if not is_stopped:
-            raise
+    stop = MapStop(service, campaign, policy, is_named=is_named)
+    cli_context.interrupt_message = stop.message("interrupted")
+    return stop
 
 
 def _mention_stdin(cli_context: CliContext, values: dict[str, Any], *, is_input: bool) -> None:
@@ -300,16 +289,6 @@ def _mention_stdin(cli_context: CliContext, values: dict[str, Any], *, is_input:
         warn_unused_stdin(cli_context, values)
     elif sys.stdin is not None and sys.stdin.isatty():
         cli_context.info("reading lines from the terminal: end them with Ctrl-D")
-
-
-def _interrupt_message(service: LocalService, campaign: str, *, is_named: bool) -> str:
-    resume = f"the same `taskyard map --campaign {campaign}` resumes"
-    if service.is_lasting:
-        cancel = f"`taskyard cancel --campaign {campaign}` cancels them"
-        return f"interrupted; submitted tasks continue: {cancel}, {resume}"
-    if is_named:
-        return f"interrupted; unfinished tasks are kept: {resume}"
-    return "interrupted; unfinished tasks are cancelled (give --campaign to resume them later)"
 
 
 def _check_own(

@@ -126,9 +126,9 @@ class MapOutput:
                 "version": DOCUMENT_VERSION,
             }
             click.echo(f"\n],{encode_json(end).decode()[1:]}")
+        self.flush()  # the last result comes before the summary, and its reader may have stopped
         if self._cli_context.quiet:
             return
-        self.flush()  # the last result comes before the summary
         if self._stopped is not None:
             click.echo(f"taskyard: {self._stopped}", err=True)
         truncated = f", {self._truncated:,} truncated" if self._truncated else ""
