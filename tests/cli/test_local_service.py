@@ -87,6 +87,15 @@ def test_interrupted_map_is_resumed_by_the_same_command(tmp_path: Path) -> None:
     assert sorted(marks(tmp_path)) == ["a", "slow", "slow"]
 
 
+def test_hangup_cancels_the_tasks_of_a_map_without_a_name(tmp_path: Path) -> None:
+    words = ("map", "-j", "1", "--", "sh", "-c", SCRIPT, "sh", "{}", ":::", "slow", "next")
+    with Running(tmp_path, *words) as running:
+        until(lambda: marks(tmp_path))
+        code, _, err = running.send(signal.SIGHUP).end()
+    assert (code, "cancelled 2 tasks\n" in err) == (130, True)
+    assert (counts(tmp_path), is_free(tmp_path)) == ({"cancelled": 2}, True)
+
+
 @pytest.mark.parametrize(
     ("options", "left", "message"),
     [

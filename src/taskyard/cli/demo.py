@@ -18,7 +18,7 @@ from taskyard.cli.pipeline.group import SparkCommand
 from taskyard.cli.progress import ProgressBar
 from taskyard.demo.campaign import TASKS, TASKS_MAX, TASKS_MIN
 from taskyard.errors import ExitCode
-from taskyard.process.supervisor import sigterm_as_interrupt
+from taskyard.process.supervisor import stop_signals_as_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,7 +65,7 @@ def demo(cli_context: CliContext, *, tasks: int, out: Path, as_json: bool) -> Ex
     from taskyard.demo import walkthrough  # noqa: PLC0415  # imports Spark
 
     cli_context.interrupt_message = "interrupted; all processes of the demo have ended"
-    with sigterm_as_interrupt():
+    with stop_signals_as_interrupt():
         outcome = walkthrough.run(tasks, out, _DemoOutput(cli_context))
     if as_json:
         print_document(_document(outcome))

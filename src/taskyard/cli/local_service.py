@@ -29,7 +29,7 @@ from taskyard.net import endpoints
 from taskyard.process.fork import can_fork
 from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, LocalLock, is_orphaned, lock_holder
 from taskyard.process.machine import usable_cores
-from taskyard.process.supervisor import Supervisor, WorkerSpec, sigterm_as_interrupt
+from taskyard.process.supervisor import Supervisor, WorkerSpec, stop_signals_as_interrupt
 from taskyard.settings.keys import PROCESSES_MAX, SERVICES
 
 if TYPE_CHECKING:
@@ -406,7 +406,7 @@ def local_service(
             yield service
         return
     try:
-        with sigterm_as_interrupt(), closing(service):
+        with stop_signals_as_interrupt(), closing(service):
             service.open()
             try:
                 with service.client:

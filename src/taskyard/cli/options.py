@@ -97,9 +97,9 @@ class CliContext:
         self._settings: Settings | None = None
 
     def info(self, line: str) -> None:
-        """Print a message on stderr unless --quiet is given. Ignores a closed pipe."""
+        """Print a message on stderr unless --quiet is given. Ignores a closed pipe or terminal."""
         if not self.quiet:
-            with suppress(BrokenPipeError):
+            with suppress(OSError):
                 click.echo(line, err=True)
 
     def warn(self, line: str) -> None:

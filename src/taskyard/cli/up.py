@@ -45,7 +45,7 @@ from taskyard.process.supervisor import (
     Supervisor,
     WorkerSpec,
     reload_on_sighup,
-    sigterm_as_interrupt,
+    stop_signals_as_interrupt,
 )
 from taskyard.settings.keys import PROCESSES_MAX
 
@@ -134,7 +134,7 @@ def up(  # noqa: PLR0913  # one per option
         _detach(cli_context, state, workers, arguments)
         return None
     worker_spec = WorkerSpec(workers, slots, allow, services, machine=machine)
-    with sigterm_as_interrupt():
+    with stop_signals_as_interrupt():
         return _run_until_stopped(cli_context, state, worker_spec, listen)
 
 

@@ -325,16 +325,23 @@ def _no_info(_line: str) -> None:
 
 
 @contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` on SIGTERM, as on Ctrl-C. Does nothing outside the main thread."""
+def stop_signals_as_interrupt() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` on SIGTERM and SIGHUP, as on Ctrl-C.
+
+    A SIGHUP that is ignored stays so, as under nohup. Does nothing outside the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
