@@ -417,6 +417,22 @@ def test_bad_input_is_reported_with_its_location(  # noqa: PLR0913  # a table
     assert message in outcome.err
 
 
+def test_bad_line_cancels_the_tasks_before_it_unless_the_campaign_is_named(
+    call: Caller, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_bytes(b"a\nb\n\xff\nc\n")
+    words = ("--lines", str(tmp_path / "lines"), "--due", "1h")
+    for how in ("--wait", "--no-wait"):
+        code, _, err = call("map", *words, how, "--", "echo", "{}")
+        assert (code, err.splitlines()[1]) == (2, "cancelled 2 tasks")
+    code, _, err = call("map", *words, "--campaign", "bad", "--", "echo", "{}")
+    cancel, resume = (f"`taskyard {one} --campaign bad`" for one in ("cancel", "map"))
+    kept = f"campaign bad has 2 unfinished tasks: {cancel} cancels them, the same {resume} resumes"
+    assert (code, err.splitlines()[0]) == (2, kept)
+    code, _, err = call("map", "--campaign", "none", "--after", "nope", "echo", ":::", "a")
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
 def test_file_that_is_not_there_and_two_files_are_refused(call: Caller, tmp_path: Path) -> None:
     none = str(tmp_path / "none")
     assert f"{none}: No such file" in call("map", "--lines", none, "--", "echo", "{}").err

@@ -181,7 +181,7 @@ def _print_error(error: TaskyardError, cli_context: CliContext) -> int:
     text = " ".join(str(error).splitlines())
     if isinstance(error, JournalDamaged) and "`taskyard journal check" not in text:
         text += " (details: `taskyard journal check`)"
-    with suppress(BrokenPipeError):  # stderr may have the same reader as stdout
+    with suppress(OSError):  # stderr may be the same pipe as stdout, or a closed terminal
         if cli_context.as_json:
             _print_error_document(error, text)
         else:

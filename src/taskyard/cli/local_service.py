@@ -56,7 +56,7 @@ CANCEL_SECONDS: Final = 5.0
 
 #: States of tasks that workers will run, and of tasks that no worker has yet.
 _RUNNABLE: Final = ("delayed", "ready", "leased")
-_UNSTARTED: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
+UNSTARTED: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
 
 #: The parameters of `service_options`.
 _PARAMETERS: Final = ("workers", "worker_slots", "allow")
@@ -205,7 +205,7 @@ class LocalService:
             self.finish_running = finish_running
             if is_resumable:
                 return
-        states = _UNSTARTED if finish_running else (*_UNSTARTED, TaskState.LEASED)
+        states = UNSTARTED if finish_running else (*UNSTARTED, TaskState.LEASED)
         cancelled = self.client.cancel(campaign=campaign, states=states, timeout=CANCEL_SECONDS)
         if cancelled:
             self._cli_context.info(f"cancelled {format_count(cancelled, 'task')}")

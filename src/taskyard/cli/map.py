@@ -206,7 +206,8 @@ def _run(  # noqa: PLR0913  # the last ones are named
         tasks_max = min(source.tasks_max or FUTURES_MAX, FUTURES_MAX)
         if not wait:
             futures = (future for _, future in rows)
-            return _submit(cli_context, service.client, campaign, futures, tasks_max)
+            with stop.stopping():
+                return _submit(cli_context, service.client, campaign, futures, tasks_max)
         output = _open_output(cli_context, service.client, campaign, values)
         with stop.stopping(), output as answer:
             window = FutureWindow(
@@ -245,7 +246,7 @@ def _retry_failed(cli_context: CliContext, values: dict[str, Any], *, keep_order
         client = service.client
         tasks = FailedTasks(client, campaign)
         failed, behind = tasks.find()
-        stop = MapStop(service, campaign, policy, is_named=True)
+        stop = MapStop(cli_context, service, campaign, policy, is_named=True)
         cli_context.interrupt_message = stop.message("interrupted")
         futures: list[Future] = []
         if tasks.retry(cli_context, failed):
@@ -278,7 +279,7 @@ def _announce_campaign(
     if not is_named:
         cli_context.info(f"campaign {campaign}")
     service.report_others(campaign)
-    stop = MapStop(service, campaign, policy, is_named=is_named)
+    stop = MapStop(cli_context, service, campaign, policy, is_named=is_named)
     cli_context.interrupt_message = stop.message("interrupted")
     return stop
 
@@ -389,8 +390,7 @@ def _print_results(
             if policy.max_failures is not None:
                 future.add_done_callback(failures.count)
             window.add(future)
-            answer.submitted(window.added)
-        answer.submitted(window.added, is_all=True)
+        answer.all_submitted(window.added)
         window.finish()
 
 

@@ -28,7 +28,6 @@ from taskyard.errors import (
     TaskBlocked,
     TaskFailed,
     TaskyardError,
-    UserError,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ class MapOutput:
         self._counts: Counter[str] = Counter()
         self._truncated = 0
         self._total: int | None = None
-        self._added = 0
         self._stopped: StoppedEarly | None = None
         self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
         self._meter = _CampaignMeter(self._bar, counts)
@@ -112,9 +110,6 @@ class MapOutput:
             self._stopped = error
         if kind is None or self._stopped is not None:
             self._close()
-        elif self._added and issubclass(kind, UserError):
-            command = f"`taskyard list --campaign {escape_line(self._campaign)}`"
-            click.echo(f"tasks submitted before continue: {command}", err=True)
 
     def _close(self) -> None:
         counts = dict(self._counts)
@@ -148,12 +143,10 @@ class MapOutput:
         """Begin the lines of a task's result with its input."""
         self._tags[future.full_name] = row.text.encode(errors="surrogateescape")
 
-    def submitted(self, added: int, *, is_all: bool = False) -> None:
-        """Set the number of submitted tasks."""
-        self._added = added
-        if is_all:
-            self._total = added
-            self._meter.is_total_known = True
+    def all_submitted(self, total: int) -> None:
+        """Set the number of tasks, when all are submitted."""
+        self._total = total
+        self._meter.is_total_known = True
 
     # Called by the output thread.
 
