@@ -109,19 +109,21 @@ def test_results_of_a_campaign_are_tagged_lines_or_documents(call: Caller) -> No
     call.submit("text", "printf", "a\nb", campaign="all")
     call.submit("bytes", "printf", r"\377", campaign="all")
     call.submit("long", "head", "-c", "40000", "/dev/zero", campaign="all")
-    call.submit("bad", "false", campaign="all")
+    call.submit("bad", "sh", "-c", "echo part; exit 1", campaign="all")
     call("wait", "--campaign", "all")
     zeros = "\0" * 40_000
     outcome = call("results", "--campaign", "all")
-    assert outcome.out == f"text\ta\ntext\tb\nbytes\t\udcff\nlong\t{zeros}\n"
-    assert (outcome.code, outcome.err) == (1, "taskyard: 1 of 4 tasks have no result\n")
+    assert outcome.out == f"text\ta\ntext\tb\nbytes\t\udcff\nlong\t{zeros}\nbad\tpart\n"
+    assert outcome.code == 1
+    assert outcome.err == "taskyard: 1 of 4 tasks have no result: bad (failed)\n"
     documents = call("results", "--campaign", "all", "--json").out.splitlines()
     lines = [json.loads(line) for line in documents]
     assert [line["name"] for line in lines] == ["text", "bytes", "long", "bad"]
     assert lines[0]["result"] == "a\nb"
     assert base64.b64decode(lines[1]["result_base64"]) == b"\xff"
     assert lines[2]["result"] == zeros
-    assert (lines[3]["state"], lines[3]["reason"]) == ("failed", "exit status 1")
+    failed = ("failed", "exit status 1: part", "part\n")
+    assert tuple(lines[3][field] for field in ("state", "reason", "stdout")) == failed
     assert call("results", "--campaign", "none").code == 2
 
 
@@ -306,5 +308,6 @@ def test_results_of_archived_tasks_come_first_in_the_order_of_their_end(tmp_path
             lines = [json.loads(line) for line in out.splitlines()]
             states = [(line["name"], line["state"]) for line in lines]
             assert states == [("z", "done"), ("a", "done"), ("gone", "cancelled"), ("new", "done")]
-            assert (code, err) == (1, "taskyard: 1 of 4 tasks have no result\n")
+            missing = "taskyard: 1 of 4 tasks have no result: gone (cancelled)\n"
+            assert (code, err) == (1, missing)
             assert [line.get("result") for line in lines] == ["zero\n", "1\n2", None, "new\n"]

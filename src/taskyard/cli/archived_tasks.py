@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _TEMPORARY: Final = ""
 
 _LISTED: Final = (
-    "CREATE TABLE listed(place INTEGER PRIMARY KEY, name BLOB UNIQUE, state TEXT, reason TEXT)"
+    "CREATE TABLE listed(place INTEGER PRIMARY KEY, name BLOB UNIQUE, state TEXT, reason TEXT, "
+    "service TEXT)"
 )
 _ARCHIVED: Final = (
     "CREATE TABLE archived(record INTEGER, name BLOB, state TEXT, PRIMARY KEY (record, name)) "
@@ -45,8 +46,8 @@ _ADD_ARCHIVED: Final = (
 _DROP_DOUBLES: Final = "DELETE FROM listed WHERE name IN (SELECT name FROM archived)"
 _COUNT: Final = "SELECT (SELECT count(*) FROM archived) + (SELECT count(*) FROM listed)"
 _ALL: Final = (
-    "SELECT name, state, '' FROM archived ORDER BY record, name",
-    "SELECT name, state, reason FROM listed ORDER BY place",
+    "SELECT name, state, '', '' FROM archived ORDER BY record, name",
+    "SELECT name, state, reason, service FROM listed ORDER BY place",
 )
 
 
@@ -67,8 +68,9 @@ class CampaignTasks:
 
     def add_listed(self, views: Iterable[dict[str, Any]]) -> None:
         """Add the tasks in memory. Call it before `add_archived`: tasks move to the archive."""
-        rows = ((encode_text(view["name"]), view["state"], view["reason"]) for view in views)
-        insert = "INSERT OR IGNORE INTO listed(name, state, reason) VALUES (?, ?, ?)"
+        fields = ("state", "reason", "service")
+        rows = ((encode_text(view["name"]), *(view[field] for field in fields)) for view in views)
+        insert = "INSERT OR IGNORE INTO listed(name, state, reason, service) VALUES (?, ?, ?, ?)"
         self._database.executemany(insert, rows)
 
     def add_archived(self, cli_context: CliContext, broker: ReadOnlyClient) -> None:
@@ -92,8 +94,11 @@ class CampaignTasks:
         return int(count)
 
     def views(self) -> Iterator[dict[str, Any]]:
-        """Yield name, campaign, state and reason of each task."""
+        """Yield name, campaign, state, reason and service of each task.
+
+        Reason and service of an archived task are empty. No failed task is archived.
+        """
         for query in _ALL:
-            for name, state, reason in self._database.execute(query):
+            for name, state, reason, service in self._database.execute(query):
                 named = {"name": shown(name), "campaign": self._campaign}
-                yield {**named, "state": state, "reason": reason}
+                yield {**named, "state": state, "reason": reason, "service": service}

@@ -107,6 +107,9 @@ class ResultsDocument(JsonDocument, tag="results"):
     #: Whether only a part of the result is kept.
     truncated: bool | UnsetType = UNSET
     reason: str | UnsetType = UNSET
+    #: Of the last attempt of a failed command that printed something.
+    stdout: str | UnsetType | None = UNSET
+    stdout_base64: bytes | UnsetType = UNSET
 
 
 class LogDocument(JsonDocument, tag="log"):
@@ -257,6 +260,9 @@ class MapTask(Document):
     #: Whether only the end of the result is kept.
     truncated: bool | UnsetType = UNSET
     reason: str | UnsetType = UNSET
+    #: Of the last attempt of a failed command that printed something.
+    stdout: str | UnsetType | None = UNSET
+    stdout_base64: bytes | UnsetType = UNSET
 
 
 class MapDocument(JsonDocument, tag="map"):

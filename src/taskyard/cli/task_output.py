@@ -37,6 +37,7 @@ from taskyard.cli.output import (
 from taskyard.errors import (
     ClientClosed,
     ExitCode,
+    OutputRemoved,
     OutputTruncated,
     TaskFailed,
     UnknownName,
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 
 #: How often `log --follow` asks for more.
 POLL_SECONDS: Final = 0.25
+
+#: The most tasks without a result that `results` names.
+MISSING_SHOWN_MAX: Final = 20
 
 #: The path of stdout.
 _STDOUT: Final = "-"
@@ -110,15 +114,16 @@ def result(cli_context: CliContext, name: str, output: str | None) -> ExitCode:
 def results(cli_context: CliContext, campaign: str) -> ExitCode:
     """Print the results of all tasks of a campaign.
 
-    Prints every line of a result behind its task's name and a tab. With --json, prints a document
-    for each task in a line of its own. Results are in the order of submission. Those of tasks that
-    the broker has dropped from memory come first, in the order in which they ended. Exit 1 if a
-    task has no result.
+    Prints every line of a result behind its task's name and a tab. The stdout of a command that
+    failed is printed too. With --json, prints a document for each task in a line of its own.
+    Results are in the order of submission. Those of tasks that the broker has dropped from memory
+    come first, in the order in which they ended. Exit 1 if a task has no result. Tasks without one
+    are named on stderr.
     """
     from taskyard.cli.archived_tasks import CampaignTasks  # noqa: PLC0415  # not for `--help`
     from taskyard.client.requests import scope_of  # noqa: PLC0415
 
-    missing = 0
+    missing = _MissingResults()
     with connect_read_only(cli_context) as broker, CampaignTasks(campaign) as tasks:
         of_campaign = [one for one in broker.status()["campaigns"] if one["name"] == campaign]
         known = sum(sum(one["counts"].values()) - one["restarted"] for one in of_campaign)
@@ -126,28 +131,53 @@ def results(cli_context: CliContext, campaign: str) -> ExitCode:
         tasks.add_archived(cli_context, broker)
         total = tasks.count()
         for view in tasks.views():
-            is_done = view["state"] == "done"
-            missing += not is_done
+            if view["state"] != "done":
+                missing.add(view)
             if cli_context.as_json:
-                click.echo(encode_json(_result_line(broker, view)))
-            elif is_done:
-                write_lines(_result(broker, view), view["name"].encode(errors="surrogateescape"))
+                click.echo(encode_json(_result_line(cli_context, broker, view)))
+            else:
+                parts = _result(cli_context, broker, view)
+                write_lines(parts, view["name"].encode(errors="surrogateescape"))
     if not total and not known:
         raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
-    if missing and not cli_context.quiet:
-        click.echo(f"taskyard: {missing:,} of {total:,} tasks have no result", err=True)
+    if missing.count:
+        cli_context.info(f"taskyard: {missing.format(total)}")
     if known > total:
         text = (
             f"{known - total:,} ended tasks are not in the broker's memory (run this command on "
             "its machine, or use `taskyard result NAME`)"
         )
         cli_context.warn(text)
-    return ExitCode.TASK_FAILED if missing or known > total else ExitCode.OK
+    return ExitCode.TASK_FAILED if missing.count or known > total else ExitCode.OK
 
 
-def _result(broker: ReadOnlyClient, view: dict[str, Any]) -> Iterator[bytes]:
-    """Yield a task's result part by part."""
+class _MissingResults:
+    """Counts tasks without a result, and names the first of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._names: list[str] = []
+
+    def add(self, view: dict[str, Any]) -> None:
+        self.count += 1
+        if self.count <= MISSING_SHOWN_MAX:
+            self._names.append(f"{escape_line(view['name'])} ({view['state']})")
+
+    def format(self, total: int) -> str:
+        """Return a line with the number of tasks without a result, of `total`, and their names."""
+        more = self.count - len(self._names)
+        names = [*self._names, *([f"{more:,} more"] if more else [])]
+        return f"{self.count:,} of {total:,} tasks have no result: {', '.join(names)}"
+
+
+def _result(
+    cli_context: CliContext, broker: ReadOnlyClient, view: dict[str, Any]
+) -> Iterator[bytes]:
+    """Yield a task's result part by part, or the stdout of a command that failed."""
     name = full_name(view)
+    if view["state"] != "done":
+        yield from _failed_stdout(cli_context, broker, view)
+        return
     value = broker.kept_result(name)
     if value.in_file:
         yield from stream_parts(broker, name)
@@ -156,13 +186,30 @@ def _result(broker: ReadOnlyClient, view: dict[str, Any]) -> Iterator[bytes]:
         warn_if_truncated(name, value)
 
 
-def _result_line(broker: ReadOnlyClient, view: dict[str, Any]) -> ResultsDocument:
+def _failed_stdout(
+    cli_context: CliContext, broker: ReadOnlyClient, view: dict[str, Any]
+) -> Iterator[bytes]:
+    """Yield the stdout of the last attempt of a command, if it failed. Report a part not kept."""
+    if view["state"] != "failed" or view["service"] in _FUNCTION_SERVICES:
+        return
+    try:
+        yield from stream_parts(broker, full_name(view))
+    except (OutputRemoved, OutputTruncated) as error:
+        sys.stdout.flush()
+        cli_context.warn(str(error))
+
+
+def _result_line(
+    cli_context: CliContext, broker: ReadOnlyClient, view: dict[str, Any]
+) -> ResultsDocument:
     document = ResultsDocument(**task_name_fields(view), state=view["state"])
+    fields: dict[str, Any]
     try:
         fields = result_fields(broker.result_with_size(full_name(view)))
     except TaskFailed:
-        document.reason = view["reason"] or f"the task is {view['state']}"
-        return document
+        fields = {"reason": view["reason"] or f"the task is {view['state']}"}
+        if stdout := b"".join(_failed_stdout(cli_context, broker, view)):
+            fields |= text_or_base64("stdout", stdout)
     for field, value in fields.items():
         setattr(document, field, value)
     return document
