@@ -153,15 +153,27 @@ def test_column_with_a_space_is_a_template_where_there_is_one(call: Caller, tmp_
 
 def test_failures_are_reported_and_exit_1(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "0\n3\n0\n")
-    outcome = call(
-        "map", "--lines", lines, "--campaign", "f", "--", "sh", "-c", "echo $1; exit $1", "x", "{}"
-    )
-    assert (outcome.code, outcome.out) == (1, "0\n0\n")
+    script = "echo $1-1; printf $1-2; [ $1 = 0 ] || { echo e1; echo e2; } >&2; exit $1"
+    words = ("--lines", lines, "--campaign", "f", "--", "sh", "-c", script, "x", "{}")
+    outcome = call("map", *words)
+    assert (outcome.code, outcome.out) == (1, "0-1\n0-23-1\n3-20-1\n0-2")
+    failure = f"taskyard: task f/{line_name('3')} failed: exit status 3: e2"
     assert outcome.err.splitlines() == [
-        f"taskyard: task f/{line_name('3')} failed: exit status 3: 3",
+        "e1",
+        "e2",
+        failure,
         "campaign f: 3 tasks: 2 done, 1 failed",
         "retry them with `taskyard retry --campaign f --failed`",
     ]
+    assert call("map", "-q", *words) == (1, outcome.out, f"{failure}\n")
+    assert call("map", "--json", *words).document()["tasks"][1]["stdout"] == "3-1\n3-2"
+
+
+def test_stdout_of_the_last_failed_attempt_is_printed_part_by_part(call: Caller) -> None:
+    script = 'head -c 20000 /dev/zero; echo "try $TASKYARD_ATTEMPT"; exec sleep 600'
+    limits = ("--time-limit", "0.2s", "--retries", "1", "--backoff", "0s")
+    outcome = call("map", "-q", "--tag", *limits, "--", "sh", "-c", script, "{}", ":::", "a")
+    assert (outcome.code, outcome.out) == (1, "a\t" + "\0" * 20_000 + "try 2\n")
 
 
 def test_repeated_map_is_harmless_and_another_one_is_refused(call: Caller, tmp_path: Path) -> None:

@@ -160,11 +160,11 @@ def map_rows(
     combinations, :::+ and ::::+ link a list to the one before. Without a template the values are
     appended.
 
-    Results go to stdout, failures and stderr of the commands to stderr. Exit 1 if a task failed, 5
-    if tasks were cancelled and none failed. With --campaign, a line is recognised by its
-    text: add, remove or reorder lines, run it again, and only new lines run. With
-    --retry-failed-only, failed tasks run again as they were submitted. Command and input are not
-    read.
+    Stdout of the commands goes to stdout, also of those that failed. Their stderr and the failures
+    go to stderr. With -q, only the failures do. Exit 1 if a task failed, 5 if tasks were cancelled
+    and none failed. With --campaign, a line is recognised by its text: add, remove or reorder
+    lines, run it again, and only new lines run. With --retry-failed-only, failed tasks run again as
+    they were submitted. Command and input are not read.
     """  # noqa: D301  # click's mark for lines that it keeps
     if values["retry_failed_only"]:
         _check_retry(values, dry_run=dry_run, wait=wait)
@@ -341,6 +341,7 @@ def _open_output(
     parts = partial(stream_parts, client)
     counts, ends_lines = partial(_campaign_counts, client, campaign), _ends_lines(values)
     output = MapOutput(cli_context, campaign, parts, counts=counts, ends_lines=ends_lines)
+    output.prints_results = values["call"] is None
     if values["line_buffer"]:
         if cli_context.as_json:
             raise UserError("--line-buffer: can't be used with --json")

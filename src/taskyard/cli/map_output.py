@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from contextlib import nullcontext
+from itertools import chain
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -24,6 +25,7 @@ from taskyard.cli.run_policy import RunSummary, StoppedEarly
 from taskyard.core.model import Result
 from taskyard.errors import (
     ExitCode,
+    OutputRemoved,
     OutputTruncated,
     TaskBlocked,
     TaskFailed,
@@ -84,6 +86,8 @@ class MapOutput:
         self._tags: dict[str, bytes] = {}
         #: Whether a result that does not end with a newline gets one.
         self._ends_lines = ends_lines
+        #: Whether results are printed by the tasks. Those of functions are returned.
+        self.prints_results = True
         self._counts: Counter[str] = Counter()
         self._truncated = 0
         self._total: int | None = None
@@ -158,20 +162,21 @@ class MapOutput:
         self._truncated += is_truncated
         if self._cli_context.as_json:
             self._write_json(future, state, value, reason)
-        elif state == "done":
+        else:
             self._write_result(future.full_name, value)
-        if state == "done" and future.has_stderr and not self._cli_context.quiet:
-            self._write_stderr(future.full_name)
+        has_run = state in ("done", "failed")
+        if has_run and future.has_stderr and not self._cli_context.quiet:
+            self._write_stderr(future.full_name, state)
         if reason and not (self._cli_context.as_json and not is_truncated):
             self._report(reason)
-        if self.copy_to is not None and state in ("done", "failed"):
+        if self.copy_to is not None and has_run:
             self.copy_to(future.full_name)
 
     def _outcome(self, future: Future) -> tuple[str, Iterable[bytes], str]:
         """Return the state, the parts of the result, and the reason of a settled task.
 
-        The reason of a done task is that its result is truncated. Errors that are not about the
-        task are raised.
+        The reason of a done task is that its result is truncated. The result of a failed one is the
+        stdout of its last attempt. Errors that are not about the task are raised.
         """
         if future.cancelled():
             return "cancelled", (), f"task {future.full_name} was cancelled"
@@ -186,8 +191,16 @@ class MapOutput:
         if isinstance(error, TaskBlocked):
             return "blocked", (), str(error)
         if isinstance(error, TaskFailed):
-            return "failed", (), str(error)
+            has_stdout = future.has_stderr and self.prints_results
+            return "failed", self._kept(future.full_name) if has_stdout else (), str(error)
         raise error
+
+    def _kept(self, name: str, *, stderr: bool = False) -> Iterator[bytes]:
+        """Yield what is kept of a stream of a task's last attempt, and report the rest."""
+        try:
+            yield from self._parts(name, stderr=stderr)
+        except (OutputRemoved, OutputTruncated) as error:
+            self._report(str(error))
 
     def _write_result(self, name: str, parts: Iterable[bytes]) -> None:
         """Write the result of a task, or the rest of it if lines were printed before."""
@@ -205,10 +218,14 @@ class MapOutput:
         write_lines([lines], self._tags.get(name))
         self.flush()
 
-    def _write_stderr(self, name: str) -> None:
-        """Write stderr of a task that is done to stderr."""
+    def _write_stderr(self, name: str, state: str) -> None:
+        """Write stderr of a task to stderr, and stdout of a function that failed."""
+        self.flush()
+        parts = self._kept(name, stderr=True)
+        if state == "failed" and not self.prints_results:
+            parts = chain(self._kept(name), parts)
         rest = b""
-        for part in self._parts(name, stderr=True):
+        for part in parts:
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
                 self._bar.print_above(escape_line(line.decode(errors="replace")))
@@ -222,10 +239,12 @@ class MapOutput:
             self._bar.print_above(f"taskyard: {escape_line(reason)}")
 
     def _write_json(self, future: Future, state: str, value: Iterable[bytes], reason: str) -> None:
+        whole = b"".join(value)
         fields: dict[str, Any] = {"reason": reason}
         if state == "done":
-            whole = b"".join(value)
             fields = text_or_base64("result", whole) | {"truncated": bool(reason)}
+        elif whole:
+            fields |= text_or_base64("stdout", whole)
         task = MapTask(name=future.name, campaign=future.campaign, state=state, **fields)
         comma = b"," if self._counts.total() > 1 else b""
         click.echo(comma + b"\n" + encode_json(task), nl=False)
