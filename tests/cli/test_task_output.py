@@ -201,6 +201,7 @@ def test_map_shows_stderr_of_tasks_that_are_done(call: Caller, tmp_path: Path) -
     script = ["--", "sh", "-c", r"echo {}; printf '\33%s' {} >&2"]
     outcome = call("map", *words, *script)
     assert outcome.out == "x\ny\n"
+    assert call("map", *words, "--tag", *script).err.startswith("x\t\\x1bx\ny\t\\x1by\n")
     assert outcome.err == "\\x1bx\n\\x1by\ncampaign stderr: 2 tasks: 2 done\n"
     assert call("map", *words, "-q", *script).err == ""
 

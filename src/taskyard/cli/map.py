@@ -123,7 +123,7 @@ _TASK_TEXTS: Final = {
     default=True,
     help="Print results in the order of the input or as tasks settle.",
 )
-@click.option("--tag", is_flag=True, help="Begin every line of a result with its input and a tab.")
+@click.option("--tag", is_flag=True, help="Begin every line of output with its input and a tab.")
 @click.option("--line-buffer", is_flag=True, help="Print lines of running tasks as they arrive.")
 @output_option
 @service_options("-j", "-P", "--jobs")
@@ -213,7 +213,7 @@ def _run(  # noqa: PLR0913  # the last ones are named
             window = FutureWindow(
                 answer.write, answer.flush, in_order=keep_order, futures_max=tasks_max
             )
-            _print_results(answer, window, rows, policy, tag=values["tag"])
+            _print_results(answer, window, rows, policy)
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
 
@@ -256,7 +256,7 @@ def _retry_failed(cli_context: CliContext, values: dict[str, Any], *, keep_order
         with stop.stopping(), _open_output(cli_context, client, campaign, values) as answer:
             window = FutureWindow(answer.write, answer.flush, in_order=keep_order)
             rows = ((None, future) for future in futures)
-            _print_results(answer, window, rows, policy, tag=False)
+            _print_results(answer, window, rows, policy)
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
 
@@ -341,7 +341,7 @@ def _open_output(
     parts = partial(stream_parts, client)
     counts, ends_lines = partial(_campaign_counts, client, campaign), _ends_lines(values)
     output = MapOutput(cli_context, campaign, parts, counts=counts, ends_lines=ends_lines)
-    output.prints_results = values["call"] is None
+    output.prints_results, output.has_tags = values["call"] is None, values["tag"]
     if values["line_buffer"]:
         if cli_context.as_json:
             raise UserError("--line-buffer: can't be used with --json")
@@ -374,8 +374,6 @@ def _print_results(
     window: FutureWindow,
     rows: Iterable[tuple[InputRow | None, Future]],
     policy: RunPolicy,
-    *,
-    tag: bool,
 ) -> None:
     """Print the results of futures, which may be submitted meanwhile. Raises `StoppedEarly`."""
     with (
@@ -386,8 +384,8 @@ def _print_results(
     ):
         failures = FailureCounter(early_stop)
         for row, future in rows:
-            if tag and row is not None:
-                answer.tag(future, row)
+            if row is not None:
+                answer.set_input(future, row)
             if policy.max_failures is not None:
                 future.add_done_callback(failures.count)
             window.add(future)

@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import nullcontext
 from itertools import chain
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import click
 
@@ -59,6 +59,13 @@ _METER_SECONDS: Final = 1.0
 _LAST_LINE_SECONDS: Final = 2
 
 
+class _TaskInput(NamedTuple):
+    """The input of a task: `FILE:LINE` or its number, and its text."""
+
+    place: str
+    text: str
+
+
 class MapOutput:
     """Writes results to stdout and failures to stderr, and counts them."""
 
@@ -82,8 +89,10 @@ class MapOutput:
         self.copy_to: Callable[[str], None] | None = None
         #: Prints lines of running tasks, with --line-buffer.
         self.live: LiveLines | None = None
-        #: The inputs of unsettled tasks, by full name, with --tag.
-        self._tags: dict[str, bytes] = {}
+        #: Whether lines of a task's output begin with its input.
+        self.has_tags = False
+        #: The inputs of unsettled tasks, by full name.
+        self._inputs: dict[str, _TaskInput] = {}
         #: Whether a result that does not end with a newline gets one.
         self._ends_lines = ends_lines
         #: Whether results are printed by the tasks. Those of functions are returned.
@@ -143,9 +152,9 @@ class MapOutput:
 
     # Called by the main thread.
 
-    def tag(self, future: Future, row: InputRow) -> None:
-        """Begin the lines of a task's result with its input."""
-        self._tags[future.full_name] = row.text.encode(errors="surrogateescape")
+    def set_input(self, future: Future, row: InputRow) -> None:
+        """Set the input of a task, for tags."""
+        self._inputs[future.full_name] = _TaskInput(row.place, row.text)
 
     def all_submitted(self, total: int) -> None:
         """Set the number of tasks, when all are submitted."""
@@ -171,6 +180,7 @@ class MapOutput:
             self._report(reason)
         if self.copy_to is not None and has_run:
             self.copy_to(future.full_name)
+        self._inputs.pop(future.full_name, None)
 
     def _outcome(self, future: Future) -> tuple[str, Iterable[bytes], str]:
         """Return the state, the parts of the result, and the reason of a settled task.
@@ -208,15 +218,20 @@ class MapOutput:
             skipped = 0 if self.live is None else self.live.printed(name)
             rest = _after(parts, skipped)
             if self._ends_lines:
-                write_lines(rest, self._tags.pop(name, None))
+                write_lines(rest, self._tag(name))
             else:
                 for part in rest:
                     write_bytes(part)
 
     def write_live(self, name: str, lines: bytes) -> None:
         """Write whole lines of a running task. Called by the thread of `LiveLines`."""
-        write_lines([lines], self._tags.get(name))
+        write_lines([lines], self._tag(name))
         self.flush()
+
+    def _tag(self, name: str) -> bytes | None:
+        """Return the text before each line of a task. None: there is none."""
+        found = self._inputs.get(name) if self.has_tags else None
+        return None if found is None else found.text.encode(errors="surrogateescape")
 
     def _write_stderr(self, name: str, state: str) -> None:
         """Write stderr of a task to stderr, and stdout of a function that failed."""
@@ -224,13 +239,15 @@ class MapOutput:
         parts = self._kept(name, stderr=True)
         if state == "failed" and not self.prints_results:
             parts = chain(self._kept(name), parts)
+        tag = self._tag(name)
+        start = "" if tag is None else f"{escape_line(tag.decode(errors='replace'))}\t"
         rest = b""
         for part in parts:
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
-                self._bar.print_above(escape_line(line.decode(errors="replace")))
+                self._bar.print_above(start + escape_line(line.decode(errors="replace")))
         if rest:
-            self._bar.print_above(escape_line(rest.decode(errors="replace")))
+            self._bar.print_above(start + escape_line(rest.decode(errors="replace")))
 
     def _report(self, reason: str) -> None:
         """Write the first failures and truncations to stderr."""
