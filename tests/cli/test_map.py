@@ -64,7 +64,7 @@ def test_templates_fill_the_files_of_a_task(
     outcome = call("map", "--lines", lines, *files, "--campaign", "m", "--", "cp", "{}", "{.}.out")
     assert outcome.code == 1
     first, second = (f"m/{line_name(name)}" for name in ("a.txt", "b.txt"))
-    assert f"task {second} failed: input missing: b.txt" in outcome.err
+    assert f"lines:2 (b.txt): failed: input missing: b.txt ({second})" in outcome.err
     assert (tmp_path / "a.out").exists()
     reason = "it is done (attempt 1): ran because a.out is missing"
     assert call("why", first).out == f"{first}: {reason}\n"
@@ -157,7 +157,7 @@ def test_failures_are_reported_and_exit_1(call: Caller, tmp_path: Path) -> None:
     words = ("--lines", lines, "--campaign", "f", "--", "sh", "-c", script, "x", "{}")
     outcome = call("map", *words)
     assert (outcome.code, outcome.out) == (1, "0-1\n0-23-1\n3-20-1\n0-2")
-    failure = f"taskyard: task f/{line_name('3')} failed: exit status 3: e2"
+    failure = f"taskyard: {lines}:2 (3): failed: exit status 3: e2 (f/{line_name('3')})"
     assert outcome.err.splitlines() == [
         "e1",
         "e2",
@@ -172,8 +172,12 @@ def test_failures_are_reported_and_exit_1(call: Caller, tmp_path: Path) -> None:
 def test_stdout_of_the_last_failed_attempt_is_printed_part_by_part(call: Caller) -> None:
     script = 'head -c 20000 /dev/zero; echo "try $TASKYARD_ATTEMPT"; exec sleep 600'
     limits = ("--time-limit", "0.2s", "--retries", "1", "--backoff", "0s")
-    outcome = call("map", "-q", "--tag", *limits, "--", "sh", "-c", script, "{}", ":::", "a")
-    assert (outcome.code, outcome.out) == (1, "a\t" + "\0" * 20_000 + "try 2\n")
+    words = ("--", "sh", "-c", script, "{}", ":::", "a\n" + "b" * 70)
+    outcome = call("map", "-q", *limits, *words)
+    assert (outcome.code, outcome.out) == (1, "\0" * 20_000 + "try 2\n")
+    row = f"row 1 (a\\n{'b' * 27}…{'b' * 29}): failed: time limit of 0.2 s exceeded"
+    assert outcome.err.startswith(f"taskyard: {row}")
+    assert outcome.err.count("\n") == 1
 
 
 def test_repeated_map_is_harmless_and_another_one_is_refused(call: Caller, tmp_path: Path) -> None:

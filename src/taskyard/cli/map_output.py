@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import click
 
 from taskyard.cli.documents import DOCUMENT_VERSION, MapTask
-from taskyard.cli.format import escape_line
+from taskyard.cli.format import escape_line, shorten_middle
 from taskyard.cli.output import encode_json, text_or_base64, write_bytes, write_lines
 from taskyard.cli.progress import ProgressBar, format_counts
 from taskyard.cli.run_policy import RunSummary, StoppedEarly
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 #: The most failures that are printed. The others are only counted.
 FAILURES_SHOWN: Final = 20
 
+#: The most characters of an input that a failure shows.
+INPUT_SHOWN_MAX: Final = 60
+
 #: The most unsettled tasks. More than there are slots, so that a slow task at the head does not
 #: idle workers. Takes some tens of megabytes.
 FUTURES_MAX: Final = 20_000
@@ -64,6 +67,10 @@ class _TaskInput(NamedTuple):
 
     place: str
     text: str
+
+    def __str__(self) -> str:
+        text = shorten_middle(escape_line(self.text), INPUT_SHOWN_MAX)
+        return f"{escape_line(self.place)} ({text})" if text else escape_line(self.place)
 
 
 class MapOutput:
@@ -153,7 +160,7 @@ class MapOutput:
     # Called by the main thread.
 
     def set_input(self, future: Future, row: InputRow) -> None:
-        """Set the input of a task, for tags."""
+        """Set the input of a task, for tags and failures."""
         self._inputs[future.full_name] = _TaskInput(row.place, row.text)
 
     def all_submitted(self, total: int) -> None:
@@ -177,7 +184,7 @@ class MapOutput:
         if has_run and future.has_stderr and not self._cli_context.quiet:
             self._write_stderr(future.full_name, state)
         if reason and not (self._cli_context.as_json and not is_truncated):
-            self._report(reason)
+            self._report(self._failure_line(future, state, reason))
         if self.copy_to is not None and has_run:
             self.copy_to(future.full_name)
         self._inputs.pop(future.full_name, None)
@@ -248,6 +255,19 @@ class MapOutput:
                 self._bar.print_above(start + escape_line(line.decode(errors="replace")))
         if rest:
             self._bar.print_above(start + escape_line(rest.decode(errors="replace")))
+
+    def _failure_line(self, future: Future, state: str, reason: str) -> str:
+        """Return the reason that there is no whole result, behind the input of the task."""
+        row = self._inputs.get(future.full_name)
+        if row is None:
+            return reason
+        if state == "done":
+            return f"{row}: {reason}"
+        problem = "behind a failed task" if state == "blocked" else state
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, TaskFailed) and error.reason:
+            problem = f"{problem}: {error.reason}"
+        return f"{row}: {problem} ({future.full_name})"
 
     def _report(self, reason: str) -> None:
         """Write the first failures and truncations to stderr."""
