@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from taskyard.campaign.line_names import line_name
+from taskyard.campaign.reader import read_campaign
 from taskyard.cli import stall_warning
 from taskyard.cli.offline import OfflineClient
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report
@@ -56,6 +58,8 @@ def test_list_of_commands_runs_and_keeps_done_lines_when_it_is_edited(tmp_path: 
     file.write_text("#!/bin/sh -e\necho x >> a.runs && true\necho x >> b.runs; false; true\n")
     code, out, err = run(tmp_path, "run", "cmds.txt")
     assert (code, err) == (1, "cmds.txt: shell commands, 2 tasks\ncmds: 2 tasks\n")
+    failure = "cmds.txt:3 (echo x >> b.runs; false; true): failed after 1 attempt: exit status 1"
+    assert f"\n  {failure} (cmds/{line_name('echo x >> b.runs; false; true')})\n" in out
     assert "retry:    taskyard run cmds.txt\n" in out
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], "# new", "echo x >> c.runs", "", *lines[1:]]))
@@ -403,9 +407,10 @@ def test_truncated_results_are_explained_by_the_workers_that_truncate(
     options = RunOptions(
         file, "campaign", ".taskyard", "", skip_bad=False, retry_failed=True, as_json=False
     )
+    loaded = read_campaign(str(tmp_path / file))
     with OfflineClient(tmp_path / ".taskyard") as stopped:
         numbers = stopped.counts("campaign"), 1
-        assert print_report(options, stopped, 1.0, RunEnd(), numbers) == 1
+        assert print_report(options, stopped, 1.0, RunEnd(), numbers, loaded=loaded) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first == "campaign: 1 done, 1 with truncated output (1.0 s)"
     assert second.startswith("truncated: agents and WMP workers send at most the last 1 MiB")

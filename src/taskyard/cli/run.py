@@ -135,7 +135,7 @@ def run(cli_context: CliContext, /, file: str, **values: Any) -> ExitCode:  # no
         _write_output(cli_context, service.client, values["output"], loaded, name)
         seconds = time.monotonic() - began
         numbers = _counts_and_truncated(service.client, name)
-        code = print_report(run_options, service.client, seconds, end, numbers)
+        code = print_report(run_options, service.client, seconds, end, numbers, loaded=loaded)
     stop_reason = str(end.stopped or "")
     policy.announce(cli_context, RunSummary(name, code, round(seconds, 3), numbers[0], stop_reason))
     return code

@@ -14,7 +14,7 @@ from msgspec import Struct
 from taskyard.campaign.detection import Format
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.cli.documents import RunDocument, RunFailure, SlowTask
-from taskyard.cli.format import escape_line, format_count, format_duration
+from taskyard.cli.format import escape_line, format_count, format_duration, shorten_middle
 from taskyard.cli.output import print_document
 from taskyard.cli.run_policy import StoppedEarly
 from taskyard.cli.slow_tasks import SLOWEST_SEARCHED_MAX, format_slowest, slowest_tasks
@@ -24,10 +24,17 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taskyard.campaign.reader import LoadedCampaign
+    from taskyard.campaign.task_spec import TaskSpec
     from taskyard.client.client import Client
 
 #: The most failures that are printed. `taskyard list --failed` has all.
 FAILURES_SHOWN_MAX: Final = 20
+
+#: The most characters of a shell command that a failure shows.
+COMMAND_SHOWN_MAX: Final = 60
 
 #: The reason of truncated results. Those of commands are kept whole.
 TRUNCATED: Final = (
@@ -68,12 +75,14 @@ class RunEnd(Struct):
     exit_code: ExitCode | None = None
 
 
-def print_report(
+def print_report(  # noqa: PLR0913  # the parts of a report
     run_options: RunOptions,
     client: Client,
     seconds: float,
     end: RunEnd,
     numbers: tuple[dict[str, int], int],
+    *,
+    loaded: LoadedCampaign,
 ) -> ExitCode:
     """Print the outcome and return the exit code. `numbers` are of `_counts_and_truncated`."""
     counts, truncated = numbers
@@ -111,7 +120,7 @@ def print_report(
             click.echo(f"slowest:  taskyard list --sort duration{run_options.location}")
         elif slowest:
             click.echo(format_slowest(slowest))
-        _print_failures(run_options, failures)
+        _print_failures(run_options, failures, loaded)
     return code
 
 
@@ -147,21 +156,44 @@ def _outcome(end: RunEnd, counts: dict[str, int], truncated: int) -> str:
     return ", ".join(parts)
 
 
-def _print_failures(run_options: RunOptions, failures: list[RunFailure]) -> None:
+def _print_failures(
+    run_options: RunOptions, failures: list[RunFailure], loaded: LoadedCampaign
+) -> None:
     if not failures:
         return
-    for one in failures[:FAILURES_SHOWN_MAX]:
+    shown = failures[:FAILURES_SHOWN_MAX]
+    commands = _shell_commands(loaded, [one.name for one in shown])
+    for one in shown:
         reason = escape_line(one.reason) or "no reason given"
         attempts = format_count(one.attempt, "attempt")
-        click.echo(
-            f"  {escape_line(spelling(one.campaign, one.name))} failed after {attempts}: {reason}"
-        )
+        name = escape_line(spelling(one.campaign, one.name))
+        if command := commands.get(one.name):
+            click.echo(f"  {command}: failed after {attempts}: {reason} ({name})")
+        else:
+            click.echo(f"  {name} failed after {attempts}: {reason}")
     if len(failures) > FAILURES_SHOWN_MAX:
         more = len(failures) - FAILURES_SHOWN_MAX
         click.echo(f"  … and {more:,} more: taskyard list --failed{run_options.location}")
     name = shlex.quote(escape_line(spelling(failures[0].campaign, failures[0].name)))
     click.echo(f"explain:  taskyard why {name}{run_options.location}")
     click.echo(f"retry:    {resume_command(run_options)}")
+
+
+def _shell_commands(loaded: LoadedCampaign, names: Iterable[str]) -> dict[str, str]:
+    """Return `FILE:LINE (COMMAND)` of tasks by name. Empty for other formats than shell lines."""
+    if loaded.choice.format is not Format.SHELL:
+        return {}
+    wanted = frozenset(names)
+    return {
+        spec.name: f"{escape_line(loaded.file)}:{line} ({_shorten_command(spec)})"
+        for spec, line in zip(loaded.specs, loaded.lines, strict=True)
+        if spec.name in wanted
+    }
+
+
+def _shorten_command(spec: TaskSpec) -> str:
+    command = spec.argv[-1] if spec.argv else ""
+    return shorten_middle(escape_line(command), COMMAND_SHOWN_MAX)
 
 
 def resume_command(run_options: RunOptions) -> str:
