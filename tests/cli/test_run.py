@@ -60,7 +60,9 @@ def test_list_of_commands_runs_and_keeps_done_lines_when_it_is_edited(tmp_path: 
     assert (code, err) == (1, "cmds.txt: shell commands, 2 tasks\ncmds: 2 tasks\n")
     failure = "cmds.txt:3 (echo x >> b.runs; false; true): failed after 1 attempt: exit status 1"
     assert f"\n  {failure} (cmds/{line_name('echo x >> b.runs; false; true')})\n" in out
-    assert "retry:    taskyard run cmds.txt\n" in out
+    assert out.endswith(
+        "\nretry:    taskyard run cmds.txt\nresults:  taskyard results --campaign cmds\n"
+    )
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], "# new", "echo x >> c.runs", "", *lines[1:]]))
     code, out, err = run(tmp_path, "run", "cmds.txt", "--shell", "--no-retry-failed")
@@ -109,7 +111,7 @@ def test_failure_is_reported_with_its_dependents_and_retried(tmp_path: Path) -> 
     file = str(EXAMPLES / "failing.jsonl")
     code, out, _ = run_here(tmp_path, "run", file, "--state", "s")
     assert code == 1
-    head, failure, why, again = out.splitlines()
+    head, failure, why, again, _results = out.splitlines()
     assert head.startswith("failing: 2 done, 1 failed, 2 behind a failure (")
     assert failure == "  failing/bad failed after 3 attempts: exit status 1"
     assert why.endswith("  taskyard why failing/bad --state s")
@@ -404,9 +406,8 @@ def test_truncated_results_are_explained_by_the_workers_that_truncate(
 ) -> None:
     file = campaign(tmp_path, [marking("a")])
     assert run_here(tmp_path, "run", file)[0] == 0
-    options = RunOptions(
-        file, "campaign", ".taskyard", "", skip_bad=False, retry_failed=True, as_json=False
-    )
+    flags: dict[str, Any] = dict.fromkeys(["skip_bad", "retry_failed", "as_json"], False)
+    options = RunOptions(file, "campaign", ".taskyard", "", quiet=True, **flags)
     loaded = read_campaign(str(tmp_path / file))
     with OfflineClient(tmp_path / ".taskyard") as stopped:
         numbers = stopped.counts("campaign"), 1

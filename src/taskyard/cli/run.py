@@ -152,6 +152,7 @@ def _run_options(cli_context: CliContext, file: str, values: dict[str, Any]) -> 
         as_json=cli_context.as_json,
         form=values["form"],
         retry_failed_only=values["retry_failed_only"],
+        quiet=cli_context.quiet,
     )
 
 

@@ -62,6 +62,7 @@ class RunOptions(Struct, frozen=True):
     form: Format | None = None
     #: Submit nothing, and wait for the failed tasks only.
     retry_failed_only: bool = False
+    quiet: bool = False
 
 
 class RunEnd(Struct):
@@ -121,6 +122,9 @@ def print_report(  # noqa: PLR0913  # the parts of a report
         elif slowest:
             click.echo(format_slowest(slowest))
         _print_failures(run_options, failures, loaded)
+        if not run_options.quiet and (counts["done"] or counts["failed"]):
+            name = shlex.quote(escape_line(run_options.campaign))
+            click.echo(f"results:  taskyard results --campaign {name}{run_options.location}")
     return code
 
 
