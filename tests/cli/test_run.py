@@ -14,6 +14,7 @@ import pytest
 from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import read_campaign
 from taskyard.cli import stall_warning
+from taskyard.cli.file_tasks import RunCounts
 from taskyard.cli.offline import OfflineClient
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report
 from tests.kit.processes import (
@@ -69,6 +70,24 @@ def test_list_of_commands_runs_and_keeps_done_lines_when_it_is_edited(tmp_path: 
     assert (code, "1 already done, 1 failed and not retried, 1 new" in err) == (1, True)
     assert "retry:    taskyard run cmds.txt --format shell\n" in out
     assert [(tmp_path / f"{name}.runs").read_text() for name in "abc"] == ["x\n"] * 3
+
+
+def test_tasks_of_removed_lines_neither_count_nor_fail_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "cmds.txt"
+    file.write_text("true\nfalse\nexit 3\n")
+    assert run_here(tmp_path, "run", "cmds.txt")[0] == 1
+    file.write_text("echo new\nexit 3\n")
+    code, out, err = run_here(tmp_path, "run", "cmds.txt", "--max-failures", "2", "--progress")
+    head, others, failure, _, _ = out.splitlines()
+    assert (code, head.split(" (")[0]) == (1, "cmds: 1 done, 1 failed")
+    assert others == "2 other tasks of the campaign are not in the file (1 failed, 1 done)"
+    assert failure.endswith("failed after 2 attempts: exit status 3")
+    assert err.splitlines()[-1] == "cmds: 1 of 2 done, 1 failed"
+    file.write_text("echo new\n")
+    code, out, _ = run_here(tmp_path, "run", "cmds.txt", "--json")
+    document = json.loads(out)
+    assert (code, document["others"], document["failures"]) == (0, {"failed": 2, "done": 1}, [])
+    assert {name: number for name, number in document["counts"].items() if number} == {"done": 1}
 
 
 def test_tasks_run_again_after_a_change_of_their_files(tmp_path: Path) -> None:
@@ -410,7 +429,7 @@ def test_truncated_results_are_explained_by_the_workers_that_truncate(
     options = RunOptions(file, "campaign", ".taskyard", "", quiet=True, **flags)
     loaded = read_campaign(str(tmp_path / file))
     with OfflineClient(tmp_path / ".taskyard") as stopped:
-        numbers = stopped.counts("campaign"), 1
+        numbers = RunCounts(stopped.counts("campaign"), 1)
         assert print_report(options, stopped, 1.0, RunEnd(), numbers, loaded=loaded) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first == "campaign: 1 done, 1 with truncated output (1.0 s)"

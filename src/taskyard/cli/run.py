@@ -17,6 +17,7 @@ from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of
 from taskyard.cli.connection import broker_location
 from taskyard.cli.failed_tasks import FailedTasks, check_journal, retry_failed_only_option
+from taskyard.cli.file_tasks import UNSETTLED, FileTasks
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.load import format_options, read_or_report, report_rejected
 from taskyard.cli.local_service import (
@@ -38,7 +39,7 @@ from taskyard.cli.run_policy import (
     StoppedEarly,
     run_policy_options,
 )
-from taskyard.cli.run_report import UNSETTLED, RunEnd, RunOptions, print_report, resume_command
+from taskyard.cli.run_report import RunEnd, RunOptions, print_report, resume_command
 from taskyard.cli.stall_warning import StallWarning
 from taskyard.cli.task_options import environment_options
 from taskyard.cli.wait import wait_target
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
 #: How often progress is polled.
 POLL_SECONDS: Final = 0.25
 
+#: States of tasks that have ended.
+_ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 
 #: The headings of the help. The options that most users need come first.
 _OPTION_GROUPS: Final = {
@@ -130,14 +133,17 @@ def run(cli_context: CliContext, /, file: str, **values: Any) -> ExitCode:  # no
     ) as service:
         report = partial(report_rejected, file, skip_bad=skip_bad)
         submit = partial(submit_campaign, service.client, loaded, name, on_rejected=report)
+        tasks = FileTasks(service.client, name, loaded.specs)
         run_one = _retry_failed if run_options.retry_failed_only else _run
-        end = run_one(cli_context, run_options, service, submit, policy)
+        end = run_one(cli_context, run_options, service, submit, policy, tasks=tasks)
         _write_output(cli_context, service.client, values["output"], loaded, name)
         seconds = time.monotonic() - began
-        numbers = _counts_and_truncated(service.client, name)
+        numbers = tasks.run_counts()
         code = print_report(run_options, service.client, seconds, end, numbers, loaded=loaded)
     stop_reason = str(end.stopped or "")
-    policy.announce(cli_context, RunSummary(name, code, round(seconds, 3), numbers[0], stop_reason))
+    policy.announce(
+        cli_context, RunSummary(name, code, round(seconds, 3), numbers.counts, stop_reason)
+    )
     return code
 
 
@@ -184,45 +190,50 @@ def _stopped_early(
         )
 
 
-def _run(
+def _run(  # noqa: PLR0913  # parts of one run
     cli_context: CliContext,
     run_options: RunOptions,
     service: LocalService,
     submit: Callable[..., SubmitResult],
     policy: RunPolicy,
+    *,
+    tasks: FileTasks,
 ) -> RunEnd:
     """Submit the campaign and wait until it has settled."""
     end = RunEnd()
     with _stopped_early(cli_context, run_options, service, policy, end) as early_stop:
         submitted = submit(restart_changed=True)
-        failed_before = _start(cli_context, run_options, service, submitted)
+        failed_before = _start(cli_context, run_options, service, submitted, tasks)
         if failed_before is not None:
             warning = StallWarning(cli_context, service.client, run_options.campaign)
             with ProgressBar(cli_context, run_options.campaign) as bar:
-                for counts in _wait(service.client, run_options.campaign):
+                for counts in _wait(service.client, run_options.campaign, tasks):
                     bar.count(counts, sum(counts.values()))
                     warning.check(counts)
                     early_stop.count_failures(counts["failed"] - failed_before)
                 if cli_context.shows_progress:
-                    counts = _counts(service.client, run_options.campaign)
+                    counts = tasks.run_counts().counts
                     bar.count(counts, sum(counts.values()), counts["blocked"])
     return end
 
 
-def _retry_failed(
+def _retry_failed(  # noqa: PLR0913  # parts of one run
     cli_context: CliContext,
     run_options: RunOptions,
     service: LocalService,
     submit: Callable[..., SubmitResult],
     policy: RunPolicy,
+    *,
+    tasks: FileTasks,
 ) -> RunEnd:
     """Retry the failed tasks of the file, and wait for them and the tasks behind them."""
     end = RunEnd()
     with _stopped_early(cli_context, run_options, service, policy, end) as early_stop:
-        tasks = FailedTasks(service.client, run_options.campaign)
-        end.is_partial = bool(tasks.runnable)
+        failed = FailedTasks(service.client, run_options.campaign)
+        end.is_partial = bool(failed.runnable)
         found = submit(check_only=True)
-        is_retried = tasks.retry(cli_context, found.failed, found.new)
+        tasks.begin(found.existing.total(), 0)
+        is_retried = failed.retry(cli_context, found.failed, found.new)
         end.exit_code = ExitCode.OK
         if is_retried:
             target = wait_target(service.client, [*found.failed, *found.behind])
@@ -243,6 +254,7 @@ def _start(
     run_options: RunOptions,
     service: LocalService,
     submitted: SubmitResult,
+    tasks: FileTasks,
 ) -> int | None:
     """Retry failed tasks and start workers.
 
@@ -254,9 +266,15 @@ def _start(
     if run_options.retry_failed and submitted.failed:
         retried = client.retry(submitted.failed)
     cli_context.info(_start_line(run_options, submitted, total, retried))
-    counts = _counts(client, run_options.campaign)
+    ended = sum(submitted.existing[state] for state in _ENDED) - submitted.restarted - retried
+    others = tasks.begin(total, total - ended)
+    counts = tasks.progress()
     if not total or not any(counts[state] for state in UNSETTLED):
         return None
+    if others:
+        cli_context.info(
+            f"{format_count(others, 'unfinished task')} of the campaign not in the file may run too"
+        )
     service.report_others(run_options.campaign)
     service.start_workers()
     return submitted.existing[TaskState.FAILED] - retried
@@ -341,24 +359,10 @@ def _check_resources(place: str, needed: Resources, worker_spec: WorkerSpec) -> 
 # While tasks run.
 
 
-def _counts(client: Client, campaign: str) -> dict[str, int]:
-    return _counts_and_truncated(client, campaign)[0]
-
-
-def _counts_and_truncated(client: Client, campaign: str) -> tuple[dict[str, int], int]:
-    """Return the number of tasks in each state, and of those with a truncated result."""
-    for one in client.status()["campaigns"]:
-        if one["name"] == campaign:
-            counts: dict[str, int] = one["counts"]
-            # A task that ran again after it was done counts once here.
-            return counts | {"done": counts["done"] - one["restarted"]}, one["truncated"]
-    return {state.name.lower(): 0 for state in TaskState}, 0
-
-
-def _wait(client: Client, campaign: str) -> Iterator[dict[str, int]]:
-    """Yield the counts of a campaign's tasks while it is unsettled."""
+def _wait(client: Client, campaign: str, tasks: FileTasks) -> Iterator[dict[str, int]]:
+    """Yield the counts of the tasks while their campaign is unsettled."""
     while True:
-        yield _counts(client, campaign)
+        yield tasks.progress()
         try:
             client.wait_campaign(campaign, POLL_SECONDS)
         except TimedOut:
@@ -368,14 +372,13 @@ def _wait(client: Client, campaign: str) -> Iterator[dict[str, int]]:
 
 def _start_line(run_options: RunOptions, submitted: SubmitResult, total: int, retried: int) -> str:
     existing = submitted.existing
-    ended = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
     numbers = (
         (existing[TaskState.DONE] - submitted.restarted, "already done"),
         (submitted.restarted, "run again after changes of files"),
         (retried, "failed and retried"),
         (existing[TaskState.FAILED] - retried, "failed and not retried"),
         (existing[TaskState.CANCELLED], "cancelled"),
-        (existing.total() - sum(existing[state] for state in ended), "waiting since the last run"),
+        (existing.total() - sum(existing[state] for state in _ENDED), "waiting since the last run"),
         (submitted.new if existing else 0, "new"),
     )
     parts = ", ".join(f"{number:,} {word}" for number, word in numbers if number)

@@ -14,6 +14,7 @@ from msgspec import Struct
 from taskyard.campaign.detection import Format
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.cli.documents import RunDocument, RunFailure, SlowTask
+from taskyard.cli.file_tasks import UNSETTLED
 from taskyard.cli.format import escape_line, format_count, format_duration, shorten_middle
 from taskyard.cli.output import print_document
 from taskyard.cli.run_policy import StoppedEarly
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from taskyard.campaign.reader import LoadedCampaign
     from taskyard.campaign.task_spec import TaskSpec
+    from taskyard.cli.file_tasks import RunCounts
     from taskyard.client.client import Client
 
 #: The most failures that are printed. `taskyard list --failed` has all.
@@ -41,9 +43,6 @@ TRUNCATED: Final = (
     "truncated: agents and WMP workers send at most the last 1 MiB of a result (see `taskyard "
     "result NAME`)"
 )
-
-#: States from which a task may still run.
-UNSETTLED: Final = ("blocked", "delayed", "ready", "leased")
 
 
 class RunOptions(Struct, frozen=True):
@@ -72,7 +71,7 @@ class RunEnd(Struct):
     stopped: StoppedEarly | None = None
     #: Other tasks of the campaign may still run.
     is_partial: bool = False
-    #: The exit code of tasks that it waited for. None: that of the whole campaign.
+    #: The exit code of tasks that it waited for. None: that of all tasks of the file.
     exit_code: ExitCode | None = None
 
 
@@ -81,18 +80,19 @@ def print_report(  # noqa: PLR0913  # the parts of a report
     client: Client,
     seconds: float,
     end: RunEnd,
-    numbers: tuple[dict[str, int], int],
+    numbers: RunCounts,
     *,
     loaded: LoadedCampaign,
 ) -> ExitCode:
-    """Print the outcome and return the exit code. `numbers` are of `_counts_and_truncated`."""
-    counts, truncated = numbers
+    """Print the outcome of the file's tasks and return the exit code."""
+    counts, truncated = numbers.counts, numbers.truncated
     failures: list[RunFailure] = []
     if counts["failed"]:
         scope = Scope(campaign=run_options.campaign.encode(), states=(TaskState.FAILED,))
         failures = [
             RunFailure(**{field: task[field] for field in RunFailure.__struct_fields__})
             for task in client.tasks(scope)
+            if numbers.names is None or task["name"] in numbers.names
         ]
     code = _exit_code(end, counts, truncated)
     slowest: list[SlowTask] = []
@@ -108,6 +108,7 @@ def print_report(  # noqa: PLR0913  # the parts of a report
             failures=failures,
             stopped=str(end.stopped or ""),
             slowest=slowest,
+            others=numbers.others,
         )
         print_document(document)
     else:
@@ -115,6 +116,8 @@ def print_report(  # noqa: PLR0913  # the parts of a report
             f"{escape_line(run_options.campaign)}: {_outcome(end, counts, truncated)} "
             f"({format_duration(seconds)})"
         )
+        if others_line := numbers.others_line():
+            click.echo(others_line)
         if truncated:
             click.echo(TRUNCATED)
         if total > SLOWEST_SEARCHED_MAX:
