@@ -244,7 +244,10 @@ def _start_error_text(command: Command, error: OSError) -> str:
         return f"can't run in the directory {command.cwd}: {error.strerror}"
     if error.errno == errno.ENOENT and not _program_exists(command, error):
         return f"no such program: {program}"
-    if error.errno in (errno.ENOENT, errno.ENOEXEC):
+    if error.errno == errno.ENOEXEC:
+        hint = "a script needs a #! line: add one, or run it with sh"
+        return f"can't start {program}: {error.strerror} ({hint})"
+    if error.errno == errno.ENOENT:
         return f"can't start {program}: {error.strerror} (check its first line)"
     return f"can't start {program}: {error.strerror}"
 

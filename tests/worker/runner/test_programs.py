@@ -169,7 +169,9 @@ def test_program_that_can_not_be_run_fails(tmp_path: Path) -> None:
     plain = command(a_file(tmp_path / "plain", "#!/bin/sh\n", 0o600))
     assert result_of(plain).text.endswith(b"/plain: Permission denied")
     bare = command(a_file(tmp_path / "bare", "echo never a shell\n", 0o700))
-    assert result_of(bare).text.endswith(b"/bare: Exec format error (check its first line)")
+    assert result_of(bare).text.endswith(
+        b"/bare: Exec format error (a script needs a #! line: add one, or run it with sh)"
+    )
     orphan = command(a_file(tmp_path / "orphan", "#!/no/such/interpreter\n", 0o700))
     assert result_of(orphan).text.endswith(
         b"/orphan: No such file or directory (check its first line)"
