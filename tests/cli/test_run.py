@@ -331,11 +331,16 @@ def test_tasks_that_no_worker_could_run_are_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stall_warning, "STALL_SECONDS", 0.0)
+    monkeypatch.setattr("taskyard.cli.map_output._METER_SECONDS", 0.01)
     tasks = [{"name": str(number), "argv": ["true"], "gpus": 2} for number in range(1500)]
     file = campaign(tmp_path, tasks)
     with Broker(tmp_path), Worker(tmp_path, "--gpus", "0,"):
         code, _, err = run_here(tmp_path, "run", file, "--timeout", "1")
+        words = ("--timeout", "1", "--gpus", "2", "true", ":::", "a")
+        map_code, _, map_err = run_here(tmp_path, "map", *words)
     assert code != 0
+    assert map_code != 0
+    assert map_err.count("warning: 1 ready task, none running: map-") == 1
     (line,) = [line for line in err.splitlines() if "warning" in line]
     assert line.startswith("taskyard: warning: 1,500 ready tasks, none running: campaign/0: ")
     assert "it is ready, but no worker has 2 gpus (the largest has 1)" in line
@@ -368,6 +373,11 @@ def test_workers_have_the_resources_of_options_or_settings(tmp_path: Path) -> No
     file = campaign(tmp_path, [marking("a", "echo $TASKYARD_GPUS > gpus", **needs)])
     assert run_here(tmp_path, "run", file, "--workers", "2")[0] == 0
     assert (tmp_path / "gpus").read_text() == "7\n"
+    words = ("map", "--gpus", "1", "--resource", "license=2", "true", ":::", "a")
+    code, _, err = run_here(tmp_path, *words)
+    assert code == 2
+    assert err.startswith("taskyard: a task: needs 2 license, but a local worker has ")
+    assert "set TASKYARD_WORKER_RESOURCES=license=2, or start `taskyard up --resource" in err
     words = ("--resource", "license=1", "--", "echo", "{}", ":::", "one")
     assert run_here(tmp_path, "map", "-q", *words) == (0, "one\n", "")
     file = campaign(tmp_path, [marking("b", **needs)])

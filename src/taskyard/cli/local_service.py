@@ -23,6 +23,16 @@ from taskyard.cli.daemon_options import allow_option, slots_option
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, CommandFunction, setting_option
 from taskyard.cli.resource_options import given_resource_options
+from taskyard.core.resources import (
+    CPUS,
+    GPUS,
+    MEMORY,
+    fits,
+    format_amount,
+    format_bytes,
+    format_resources,
+    lacking,
+)
 from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.client.client import Client
+    from taskyard.core.resources import Resources
     from taskyard.process.machine import Machine
 
 #: How often a command tries to replace the broker of another command.
@@ -116,6 +127,38 @@ def call_problem(call: str, allow: Sequence[str]) -> str:
     if any(module == one or module.startswith(f"{one}.") for one in allow):
         return ""
     return f"is not allowed (give --allow {module})"
+
+
+def check_resources(
+    subject: str, needed: Resources, worker_spec: WorkerSpec, hint: str = ""
+) -> None:
+    """Raise `UserError` if no worker of this command has the resources of a task.
+
+    Without a hint, the error names a setting of workers for the first resource that they lack.
+    """
+    workers = [worker_spec.share(number + 1).resources() for number in range(worker_spec.workers)]
+    if any(fits(needed, dict(one)) for one in workers):
+        return
+    largest = max(workers, key=lambda one: -len(lacking(needed, dict(one))))
+    missing = lacking(needed, dict(largest))
+    raise UserError(
+        f"{subject}: needs {format_resources(missing)}, but a local worker has "
+        f"{format_resources(largest)} ({hint or _resource_setting(*missing[0])})"
+    )
+
+
+def _resource_setting(name: bytes, amount: int) -> str:
+    """Return how workers get an amount of a resource, for a message."""
+    text = format_amount(name, amount)
+    if name == MEMORY:
+        text = format_bytes(amount, up=True).replace(" ", "").removesuffix("iB")
+    key, label = name.decode(errors="backslashreplace"), ""
+    if name not in (CPUS, GPUS, MEMORY):
+        key, label = "resource", f"{key}="
+    setting = "RESOURCES" if label else key.upper()
+    return (
+        f"set TASKYARD_WORKER_{setting}={label}{text}, or start `taskyard up --{key} {label}{text}`"
+    )
 
 
 class LocalService:

@@ -17,7 +17,7 @@ import click
 
 from taskyard.campaign.batches import encode_batch
 from taskyard.campaign.line_names import LineNames
-from taskyard.campaign.task_spec import service_of
+from taskyard.campaign.task_spec import resources_of, service_of
 from taskyard.cli.connection import stream_parts
 from taskyard.cli.documents import MapSubmitDocument
 from taskyard.cli.failed_tasks import FailedTasks, check_journal, retry_failed_only_option
@@ -25,6 +25,7 @@ from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.live_lines import LiveLines
 from taskyard.cli.local_service import (
     call_problem,
+    check_resources,
     check_workers,
     local_service,
     make_worker_spec,
@@ -43,6 +44,7 @@ from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.resource_options import settings_machine
 from taskyard.cli.run_policy import EarlyStop, RunPolicy, run_policy_options
+from taskyard.cli.stall_warning import StallWarning
 from taskyard.cli.task_options import (
     explain_refusal,
     task_options,
@@ -309,6 +311,7 @@ def _check_own(
     slots = int(values["slots"] or 1)
     if spec.slots is not None and slots > spec.slots:
         raise UserError(f"--slots {slots}: a worker has {spec.slots} slots (give --jobs {slots})")
+    check_resources("a task", resources_of(task_pattern("", values)), spec)
 
 
 @contextmanager
@@ -340,7 +343,10 @@ def _open_output(
     """Open the output of a map: live with --line-buffer, and with the directory of --output."""
     parts = partial(stream_parts, client)
     counts, ends_lines = partial(_campaign_counts, client, campaign), _ends_lines(values)
-    output = MapOutput(cli_context, campaign, parts, counts=counts, ends_lines=ends_lines)
+    check = StallWarning(cli_context, client, campaign).check
+    output = MapOutput(
+        cli_context, campaign, parts, counts=counts, check=check, ends_lines=ends_lines
+    )
     output.prints_results, output.has_tags = values["call"] is None, values["tag"]
     if values["line_buffer"]:
         if cli_context.as_json:

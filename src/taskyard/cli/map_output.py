@@ -55,7 +55,7 @@ FUTURES_MAX: Final = 20_000
 #: How often `add` checks for an error of the output thread while it waits for room.
 _POLL_SECONDS: Final = 0.2
 
-#: How often the campaign's counts are read while progress is shown.
+#: How often the campaign's counts are read.
 _METER_SECONDS: Final = 1.0
 
 #: How long `__exit__` waits for a line that is being written.
@@ -76,18 +76,20 @@ class _TaskInput(NamedTuple):
 class MapOutput:
     """Writes results to stdout and failures to stderr, and counts them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last ones are named
         self,
         cli_context: CliContext,
         campaign: str,
         parts: Callable[..., Iterable[bytes]],
         *,
         counts: Callable[[], Mapping[str, int]],
+        check: Callable[[Mapping[str, int]], None] = lambda _counts: None,
         ends_lines: bool = True,
     ) -> None:
         """Prepare the output.
 
         `parts` returns the parts of a stream of a task, `counts` the campaign's tasks by state.
+        `check` gets the counts from time to time, in a thread.
         """
         self._cli_context = cli_context
         self._campaign = campaign
@@ -109,7 +111,7 @@ class MapOutput:
         self._total: int | None = None
         self._stopped: StoppedEarly | None = None
         self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
-        self._meter = _CampaignMeter(self._bar, counts)
+        self._meter = _CampaignMeter(self._bar, counts, check)
 
     def __enter__(self) -> Self:
         if self._cli_context.as_json:
@@ -311,14 +313,20 @@ def _after(parts: Iterable[bytes], skipped: int) -> Iterator[bytes]:
 
 
 class _CampaignMeter:
-    """Shows the progress of a campaign in a thread, from the broker's counts.
+    """Shows the progress of a campaign in a thread, from the broker's counts, and checks them.
 
     Results in the order of the input may wait for a slow task. The counts do not.
     """
 
-    def __init__(self, bar: ProgressBar, counts: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        bar: ProgressBar,
+        counts: Callable[[], Mapping[str, int]],
+        check: Callable[[Mapping[str, int]], None],
+    ) -> None:
         self._bar = bar
         self._counts = counts
+        self._check = check
         #: Whether all tasks are submitted.
         self.is_total_known = False
         self._stopping = threading.Event()
@@ -326,9 +334,8 @@ class _CampaignMeter:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the thread, if progress is shown."""
-        if self._bar.is_shown:
-            threading.Thread(target=self._run, name="taskyard-progress", daemon=True).start()
+        """Start the thread."""
+        threading.Thread(target=self._run, name="taskyard-progress", daemon=True).start()
 
     def stop(self) -> None:
         """Draw no more. Does not wait for a broker that does not answer."""
@@ -340,10 +347,12 @@ class _CampaignMeter:
             is_total_known = self.is_total_known
             try:
                 counts = self._counts()
+                if counts:
+                    self._check(counts)
             except TaskyardError:
                 return  # the main thread reports it
             with self._lock:
-                if not self._stopping.is_set():
+                if self._bar.is_shown and not self._stopping.is_set():
                     total = sum(counts.values()) if is_total_known else None
                     self._bar.count(counts, total)
 

@@ -22,6 +22,7 @@ from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.load import format_options, read_or_report, report_rejected
 from taskyard.cli.local_service import (
     call_problem,
+    check_resources,
     check_workers,
     local_service,
     make_worker_spec,
@@ -44,7 +45,6 @@ from taskyard.cli.stall_warning import StallWarning
 from taskyard.cli.task_options import environment_options
 from taskyard.cli.wait import wait_target
 from taskyard.core.identity import spelling
-from taskyard.core.resources import fits, format_resources, lacking
 from taskyard.core.states import TaskState
 from taskyard.errors import ExitCode, TimedOut, UserError
 from taskyard.process.machine import usable_cores
@@ -64,6 +64,12 @@ POLL_SECONDS: Final = 0.25
 
 #: States of tasks that have ended.
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
+
+#: Options for tasks that no local worker could run.
+_RESOURCES_HINT: Final = (
+    "see --cpus, --memory, --gpus and --resource, or start a worker elsewhere and use `taskyard "
+    "load`"
+)
 
 #: The headings of the help. The options that most users need come first.
 _OPTION_GROUPS: Final = {
@@ -336,24 +342,10 @@ def _check_tasks_runnable(loaded: LoadedCampaign, worker_spec: WorkerSpec) -> No
                 f"(give --slots {spec.slots})"
             )
         if (needed := resources_of(spec)) and needed not in checked:
-            _check_resources(place, needed, worker_spec)
+            check_resources(place, needed, worker_spec, _RESOURCES_HINT)
             checked[needed] = None
         if spec.call is not None and (problem := call_problem(spec.call, allow)):
             raise UserError(f"{place}: call {escape_line(spec.call)} {problem}")
-
-
-def _check_resources(place: str, needed: Resources, worker_spec: WorkerSpec) -> None:
-    """Raise `UserError` if no local worker has the resources of a task."""
-    workers = [worker_spec.share(number + 1).resources() for number in range(worker_spec.workers)]
-    if any(fits(needed, dict(one)) for one in workers):
-        return
-    largest = max(workers, key=lambda one: -len(lacking(needed, dict(one))))
-    missing = format_resources(lacking(needed, dict(largest)))
-    own = format_resources(largest)
-    raise UserError(
-        f"{place}: needs {missing}, but a local worker has {own} (see --cpus, --memory, --gpus and "
-        "--resource, or start a worker elsewhere and use `taskyard load`)"
-    )
 
 
 # While tasks run.

@@ -12,6 +12,8 @@ from taskyard.core.events import Scope
 from taskyard.core.states import TaskState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskyard.cli.options import CliContext
     from taskyard.client.client import Client
 
@@ -32,7 +34,7 @@ class StallWarning:
         self._checked_at = time.monotonic()
         self._is_printed = False
 
-    def check(self, counts: dict[str, int]) -> None:
+    def check(self, counts: Mapping[str, int]) -> None:
         """Print the warning if tasks have been ready for a while and none runs."""
         now = time.monotonic()
         if counts["leased"] or not counts["ready"]:
