@@ -75,7 +75,8 @@ def test_list_chooses_by_everything_that_is_given(call: Caller) -> None:
     everything = ["done", "quiet", "bytes", "bad", "behind", "far", "late", "idle"]
     assert names(call) == everything
     assert names(call, "--campaign", "looks") == everything
-    assert names(call, "--campaign", "other") == []
+    assert names(call, "--campaign", "looks", "--lane", "none") == []
+    assert call("list", "--campaign", "other").code == 2
     assert names(call, "--failed") == ["bad"]
     assert names(call, "--only", "blocked", "--only", "DELAYED") == ["behind", "far", "late"]
     assert names(call, "--service", "none") == ["idle"]
@@ -233,6 +234,7 @@ def test_table_that_is_cut_short_is_no_error(yard: Yard) -> None:
 
 
 def test_missing_broker_exits_3_within_5_seconds_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / ".taskyard").mkdir()
     code, out, err = run_here(tmp_path, "status")
     assert (code, out) == (3, "")
     waiting, message = err.splitlines()

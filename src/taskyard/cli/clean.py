@@ -18,6 +18,7 @@ from taskyard.cli.documents import CleanDocument
 from taskyard.cli.format import format_count
 from taskyard.cli.options import DURATION, SIZE, CliContext, broker_options
 from taskyard.cli.output import example, print_document
+from taskyard.cli.scopes import check_campaign
 from taskyard.core.identity import spelling
 from taskyard.core.model import shown
 from taskyard.errors import UserError
@@ -85,6 +86,7 @@ def clean(  # noqa: PLR0913  # one per option
     if campaign is not None:
         files = [file for file in files if shown(file.campaign) == campaign]
     with connect_read_only(cli_context) as broker:
+        check_campaign(broker, campaign)
         active = _active(broker, files)
     settled = [file for file in files if _full_name(file) not in active]
     chosen = settled if older_than is None else _older(settled, older_than)

@@ -9,7 +9,7 @@ import click
 from taskyard.cli.completion import complete_campaign, complete_lane, complete_service
 from taskyard.cli.format import escape_line, escape_pattern
 from taskyard.core.states import TaskState
-from taskyard.errors import UserError
+from taskyard.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
     from taskyard.cli.connection import ReadOnlyClient
@@ -89,6 +89,19 @@ def _states(values: dict[str, Any]) -> tuple[TaskState, ...] | None:
     """Return the chosen states, or None for all."""
     names = [*values.get("only", ()), *(["failed"] if values.get("failed") else [])]
     return tuple(TaskState[name.upper()] for name in dict.fromkeys(names)) or None
+
+
+def check_campaign(broker: ReadOnlyClient, campaign: str | None) -> None:
+    """Raise `UnknownName` if a campaign is given that has no tasks."""
+    from taskyard.campaign.batches import encode_text  # noqa: PLC0415  # not needed by completion
+    from taskyard.core.events import Scope  # noqa: PLC0415
+
+    if campaign is None:
+        return
+    is_listed = next(broker.tasks(Scope(campaign=encode_text(campaign))), None) is not None
+    # The broker counts tasks that it has dropped from memory.
+    if not is_listed and campaign not in [one["name"] for one in broker.status()["campaigns"]]:
+        raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
 
 
 def with_service_of_lane(broker: ReadOnlyClient, values: dict[str, Any]) -> dict[str, Any]:

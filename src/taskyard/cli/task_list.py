@@ -30,7 +30,7 @@ from taskyard.cli.format import (
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import ROWS_DRAWN_MAX, encode_json, example, moment_cell, print_table
 from taskyard.cli.progress import ProgressBar
-from taskyard.cli.scopes import scope_options, to_scope
+from taskyard.cli.scopes import check_campaign, scope_options, to_scope
 from taskyard.core.states import TaskState
 from taskyard.errors import UserError
 
@@ -208,6 +208,7 @@ def list_tasks(  # noqa: PLR0913  # one per option
     measured = any(COLUMNS[key].measured for key in keys) or (order is not None and order.measured)
     pack = encode_json if cli_context.as_json else partial(_cells, keys, time.time())
     with connect_read_only(cli_context) as broker:
+        check_campaign(broker, given["campaign"])
         views = broker.tasks(scope, measured=measured)
         rows: Iterator[Any]
         if order is None and not reverse:
