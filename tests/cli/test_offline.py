@@ -119,6 +119,7 @@ def test_broker_that_is_started_meanwhile_waits_for_the_look_to_end(state: Path)
         ),
         (["result", "good"], "well done\n"),
         (["log", "bad"], "trouble\n"),
+        (["log", "-f", "bad"], "trouble\n"),
         (["status"], "3 tasks: 1 done, 1 failed, 1 behind a failure"),
         (["list", "--failed"], "NAME"),
         (["show", "good"], "name "),
@@ -136,3 +137,30 @@ def test_read_only_commands_work_on_a_stopped_state(
     out, err = capsys.readouterr()
     assert err == "no broker is running on .taskyard: showing its last state\n"
     assert out.startswith(answer)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "answer"),
+    [
+        (["wait", "--campaign", "campaign"], 1, "campaign campaign: 3 tasks: 1 done, 1 failed"),
+        (["wait"], 1, "3 tasks: 1 done"),
+        (["wait", "--campaign", "nosuch"], 2, "unknown campaign 'nosuch' (see `taskyard status`)"),
+        (["list", "--campaign", "nosuch"], 2, "unknown campaign 'nosuch' (see `taskyard status`)"),
+        (["clean", "--campaign", "nosuch"], 2, "unknown campaign 'nosuch' (see `taskyard status`)"),
+        (["list", "--state", "nosuch"], 3, "no broker is running: nosuch does not exist"),
+        (["retry"], 2, "no tasks chosen (give names or --campaign"),
+        (["cancel", "a", "--failed"], 2, "names exclude options"),
+    ],
+)
+def test_stopped_state_never_waits_for_a_broker_in_vain(  # noqa: PLR0913, PLR0917  # a table
+    words: list[str],
+    code: int,
+    answer: str,
+    left: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(left)
+    monkeypatch.setattr("taskyard.cli.connection.connect_to", lambda *_: pytest.fail("connected"))
+    assert run(taskyard, words) == code
+    assert answer in capsys.readouterr().err

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskyard.core.limits import SECOND_NS
-from taskyard.errors import StateLocked, UserError
+from taskyard.errors import NoBroker, StateLocked, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from taskyard.cli.options import CliContext
@@ -35,6 +35,8 @@ _FREE_COUNT: Final = 2
 
 #: The file that marks a state directory with a journal.
 JOURNAL_FILE: Final = "journal.sqlite"
+
+_OFFLINE_NOTE: Final = "no broker is running on {}: showing its last state"
 
 
 class ReadOnlyClient(Protocol):
@@ -118,8 +120,40 @@ def local_state(cli_context: CliContext) -> Path:
 
 @contextmanager
 def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
-    """Connect to the broker, or open the state directory read-only if no broker runs on it."""
-    with _offline_client(cli_context) or connect_client(cli_context) as client:
+    """Connect to the broker, or open the state directory read-only if no broker runs on it.
+
+    Raises `NoBroker` at once if there is no such directory.
+    """
+    broker, state = broker_location(cli_context)
+    if broker is None and not state.exists():
+        raise NoBroker(
+            f"no broker is running: {state} does not exist (start one with `taskyard up`, or give "
+            "another --state)"
+        )
+    offline = _offline_client(cli_context)
+    if offline is not None:
+        cli_context.info(_OFFLINE_NOTE.format(state))
+    with offline or connect_client(cli_context) as client:
+        yield client
+
+
+@contextmanager
+def connect_unless_settled(
+    cli_context: CliContext, is_settled: Callable[[Client], bool]
+) -> Iterator[Client]:
+    """Connect to the broker, for a command that waits.
+
+    If no broker runs on the state directory, and `is_settled` returns True for it, nothing needs to
+    be awaited: then open it read-only.
+    """
+    offline = _offline_client(cli_context)
+    if offline is not None:
+        with offline:
+            if is_settled(offline):
+                cli_context.info(_OFFLINE_NOTE.format(offline.broker))
+                yield offline
+                return
+    with connect_client(cli_context) as client:
         yield client
 
 
@@ -139,7 +173,6 @@ def _offline_client(cli_context: CliContext) -> Client | None:
         offline = OfflineClient(state, rules.to_rules_set(cli_context.settings()))
     except StateLocked:  # a broker has started meanwhile
         return None
-    cli_context.info(f"no broker is running on {state}: showing its last state")
     return offline
 
 

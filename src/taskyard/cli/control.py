@@ -53,6 +53,7 @@ def retry(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) -> 
     With --lane, flush the lane: its delayed tasks become due, and if the settings hold it (`hold`),
     its ready tasks are released. --service may be omitted if only one service has the lane.
     """
+    check_targets(names, values)
     with connect_client(cli_context) as client:
         names, values = resolve_targets(client, names, values)
         retried = client.retry(names or to_scope(values))
@@ -90,6 +91,7 @@ def cancel(
     if all_tasks:
         _check_all(names, values, yes=yes)
         values["only"] = [state.name.lower() for state in _UNSETTLED_STATES]
+    check_targets(names, values)
     with connect_client(cli_context) as client:
         names, values = resolve_targets(client, names, values)
         cancelled = client.cancel(names or to_scope(values))
@@ -108,6 +110,14 @@ def _check_all(names: tuple[str, ...], values: dict[str, Any], *, yes: bool) -> 
         raise UserError("--all: cancels every task of the broker (confirm with --yes)")
 
 
+def check_targets(names: tuple[str, ...], values: dict[str, Any]) -> None:
+    """Raise `UserError` unless tasks are chosen by name or by options. Needs no broker."""
+    if names and any(_is_set(values)):
+        raise UserError(f"names exclude options ({STATE_FLAGS})")
+    if not names and not any(_is_set(values)):
+        raise UserError(f"no tasks chosen (give names or {STATE_FLAGS})")
+
+
 def resolve_targets(
     client: Client, names: tuple[str, ...], values: dict[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -115,10 +125,6 @@ def resolve_targets(
 
     Unknown names raise `UserError`. A lane without a service gets the only service that has it.
     """
-    if names and any(_is_set(values)):
-        raise UserError(f"names exclude options ({STATE_FLAGS})")
-    if not names and not any(_is_set(values)):
-        raise UserError(f"no tasks chosen (give names or {STATE_FLAGS})")
     if names:
         return (*client.resolve(names),), values
     return names, with_service_of_lane(client, values)
@@ -162,6 +168,7 @@ def move(
     """
     if to_lane is None and to_service is None:
         raise UserError("missing target (give --to-lane, --to-service or both)")
+    check_targets(names, values)
     with connect_client(cli_context) as client:
         names, values = resolve_targets(client, names, values)
         moved = client.move(names or to_scope(values), to_lane=to_lane, to_service=to_service)
@@ -185,6 +192,7 @@ def expire(cli_context: CliContext, /, names: tuple[str, ...], **values: Any) ->
     failed: their dependents stay blocked, and `taskyard retry` undoes it. Leased tasks are not
     expired. To end tasks together with their dependents, use `taskyard cancel`.
     """
+    check_targets(names, values)
     with connect_client(cli_context) as client:
         names, values = resolve_targets(client, names, values)
         expired = client.expire(names or to_scope(values))

@@ -10,7 +10,7 @@ import click
 from taskyard.campaign.task_spec import BACKOFF_NS, KEYS
 from taskyard.cli.completion import complete_name
 from taskyard.cli.connection import connect_client
-from taskyard.cli.control import resolve_targets
+from taskyard.cli.control import check_targets, resolve_targets
 from taskyard.cli.documents import EditDocument
 from taskyard.cli.format import format_count
 from taskyard.cli.options import CliContext, broker_options
@@ -90,6 +90,7 @@ def edit(  # noqa: PLR0913  # one per option
     ready task with a new priority goes behind the ready tasks of that priority.
     """
     changes = _changes(priority, time_limit, retries, backoff, expiry)
+    check_targets(names, values)
     with connect_client(cli_context) as client:
         names, values = resolve_targets(client, names, values)
         edited = client.edit(names or to_scope(values), **changes)

@@ -25,6 +25,7 @@ from taskyard.wire.native import peer
 from taskyard.wire.native.server import NativeServer
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
     from taskyard.client.exchanges import Query
@@ -78,6 +79,14 @@ class OfflineClient(Client):
     def broker(self) -> str:
         """Return the state directory."""
         return str(self._state)
+
+    @property
+    def unanswered_since(self) -> datetime | None:
+        """Return None: every request is answered."""
+        return None
+
+    def wait_campaign(self, _campaign: str, _timeout: float | None = None) -> None:
+        """Do nothing: without a broker no task can run."""
 
     def close(self, timeout: float | None = None) -> None:  # noqa: ARG002  # nothing to wait for
         self._open.close()

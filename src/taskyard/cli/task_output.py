@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +17,8 @@ import click
 from taskyard.cli.completion import complete_campaign, complete_name
 from taskyard.cli.connection import (
     closed_with_own_broker,
-    connect_client,
     connect_read_only,
+    connect_unless_settled,
     stream_parts,
 )
 from taskyard.cli.documents import LogDocument, ResultDocument, ResultsDocument
@@ -261,7 +262,7 @@ def _follow_log(
     cli_context: CliContext, name: str, wanted: list[bool], attempt: int | None
 ) -> None:
     """Print output until the task ends, or its broker with the command that has started it."""
-    with connect_client(cli_context) as client:
+    with connect_unless_settled(cli_context, partial(_has_ended, name)) as client:
         (name,) = client.resolve([name])
         printed = _LogPrinter(cli_context, client, name, wanted)
         view = printed.view(attempt)
@@ -277,6 +278,11 @@ def _follow_log(
             pass
     with connect_read_only(cli_context) as broker:
         printed.finish(broker)
+
+
+def _has_ended(name: str, broker: ReadOnlyClient) -> bool:
+    (name,) = broker.resolve([name])
+    return broker.show(name)["state"] in _SETTLED_STATES
 
 
 class _LogPrinter:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
 from taskyard.cli.completion import complete_name
-from taskyard.cli.connection import connect_client
+from taskyard.cli.connection import connect_client, connect_unless_settled
 from taskyard.cli.documents import WaitAnyDocument, WaitDocument
 from taskyard.cli.format import escape_line, format_count, format_duration, full_name
 from taskyard.cli.options import DURATION, CliContext, broker_options, progress_option
 from taskyard.cli.output import example, print_document
 from taskyard.cli.progress import ProgressBar, format_counts
-from taskyard.cli.scopes import target_options, to_scope
+from taskyard.cli.scopes import check_campaign, target_options, to_scope
 from taskyard.cli.slow_tasks import slowest_line
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.states import TaskState
@@ -33,6 +34,7 @@ from taskyard.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from taskyard.cli.documents import JsonDocument
     from taskyard.client.client import Client
@@ -92,7 +94,7 @@ def wait(
     if names and any(values.values()):
         raise UserError("names exclude options (--campaign, --service, --lane and --match)")
     cli_context.interrupt_message = "interrupted; the tasks continue"
-    with connect_client(cli_context) as client:
+    with _connect(cli_context, names, values, is_any=is_any) as client:
         deadline = None if timeout is None else time.monotonic() + timeout / SECOND_NS
         if is_any:
             return _wait_any(cli_context, _AnyTask(client, _names(client, names, values)), deadline)
@@ -108,6 +110,27 @@ def wait(
             f"{format_duration(timeout / SECOND_NS)} (see `taskyard why NAME`)"
         )
     return target.exit_code()
+
+
+def _connect(
+    cli_context: CliContext, names: Sequence[str], values: dict[str, Any], *, is_any: bool
+) -> AbstractContextManager[Client]:
+    """Connect to the broker. Settled tasks of a campaign need none."""
+    if is_any or names or any(values[key] for key in ("service", "lane", "match")):
+        return connect_client(cli_context)
+    return connect_unless_settled(cli_context, partial(_is_settled, values["campaign"]))
+
+
+def _is_settled(campaign: str | None, client: Client) -> bool:
+    """Return whether no task of a campaign can run. All tasks, if it is None."""
+    status = client.status()
+    counts = found = status["counts"]
+    if campaign is not None:
+        campaigns = {one["name"]: one["counts"] for one in status["campaigns"]}
+        found = campaigns.get(campaign, dict.fromkeys(counts, 0))
+    # A blocked task may wait for one of another campaign.
+    waited = counts if found["blocked"] else found
+    return not any(waited[state] for state in _RUNNABLE)
 
 
 def _wait_any(cli_context: CliContext, target: _AnyTask, deadline: float | None) -> ExitCode:
@@ -221,8 +244,7 @@ class _CampaignTasks(_TargetBase):
         super().__init__(client, f"campaign {campaign}")
         self.title = f"campaign {escape_line(campaign)}: "
         self.campaign = campaign
-        if next(client.tasks(_scope(campaign=campaign)), None) is None and not self._count():
-            raise UnknownName(f"unknown campaign {campaign!r} (see `taskyard status`)", campaign)
+        check_campaign(client, campaign)
 
     def poll(self, seconds: float, timeout: float | None = None) -> bool:
         settled = True
