@@ -74,6 +74,20 @@ def test_templates_fill_the_files_of_a_task(
     assert 'has "inputs" or "outputs", which are for "argv" only' in refused.err
 
 
+def test_templates_fill_directory_variables_and_predecessors(call: Caller, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        call("submit", "--name", f"before-{name}", "--", "true")
+    place = ("--cwd", f"{tmp_path}/{{}}", "--env", "X={#}-{}{{}}", "--after", "before-{}")
+    show = ("sh", "-c", 'echo "$X $(basename "$PWD")"', "sh", "{}", ":::", "a", "b")
+    outcome = call("map", "-q", "--campaign", "place", *place, *show)
+    assert outcome.out == "1-a{} a\n2-b{} b\n"
+    assert "before-c" in call("map", "-q", "--after", "before-{}", "true", ":::", "c").err
+    for option in (("--cwd", "{x}"), ("--env", "X={x}"), ("--after", "{x}")):
+        refused = call("map", *option, *show)
+        assert (refused.code, "unknown template {x}" in refused.err) == (2, True)
+
+
 def test_names_are_the_campaign_and_the_number(call: Caller, tmp_path: Path) -> None:
     lines = written(tmp_path / "lines", "a\nb\n")
     outcome = call("map", "--lines", lines, "--", "echo", "{}")

@@ -50,7 +50,7 @@ from taskyard.cli.task_options import (
     task_options,
     warn_unused_stdin,
 )
-from taskyard.cli.templates import lane_function
+from taskyard.cli.templates import Template, lane_function
 from taskyard.core.model import Refusal
 from taskyard.errors import (
     ExitCode,
@@ -154,7 +154,8 @@ def map_rows(
     {/}  its base name                 {/.}          base name without extension
 
     {1/} is a part of a value. {{name}} is a literal {name}. Any other {name} is an error. Other
-    braces, as in awk '{print $1}', are left alone. Options of tasks take templates too.
+    braces, as in awk '{print $1}', are left alone. --lane, --cwd, --env, --after,
+    --inputs and --outputs take templates too.
 
     Uses the broker that runs on the state directory, or its own, with workers, until the end.
 
@@ -437,13 +438,14 @@ def _submit(
 def _submitter(
     client: Client, campaign: str, values: dict[str, Any], *, watch: bool
 ) -> Callable[[InputRow, bytes], Future]:
-    """Return a function that submits tasks which differ in name, payload and lane only."""
+    """Return a function that submits tasks which differ in name, payload, lane and predecessors."""
     pattern = task_pattern(campaign, values)
     submission = encode_batch([pattern], campaign.encode(), time.time_ns())
     terms, unknown = submission.terms[0], values["wait_for_unknown"]
     service = service_of(pattern)
     lane = values["lane"] or client.lane_templates([service]).get(service, "")
     lane_of = lane_function(lane, campaign, service)
+    after = [Template(name) for name in pattern.after]
     name_of = _name_function(client, campaign, is_new=not values["campaign"])
 
     def send(row: InputRow, payload: bytes) -> Future:
@@ -451,7 +453,7 @@ def _submitter(
         return client.submit_encoded(
             *(name, payload, terms),
             lane=lane_of(name, row, payload),
-            after=pattern.after,
+            after=[name.fill(row) for name in after],
             wait_for_unknown=unknown,
             watch=watch,
         )

@@ -66,11 +66,13 @@ class MapWork:
             if source.is_appended and not template_keys(words, source.shape):
                 words = (*words, "{}")
             _check_is_no_shell_line(words)
-            check_templates(words, source.shape)
-            self._keys = check_templates([*words, *files[0], *files[1]], source.shape)
+            self._keys = check_templates(words, source.shape)
             self.encode = command_encoder(words, options)
             self._argv_of = command_function(words)
         self._is_payload = values["payload"] is not None
+        place = (*(values["env"] or {}).values(), values["cwd"] or "")
+        texts = [*files[0], *files[1], *place, *values["after"]]
+        self._keys += check_templates(texts, source.shape._replace(must_be_used=False))
 
     def uses_number(self) -> bool:
         """Return whether the number of a row is part of its work."""

@@ -1,4 +1,4 @@
-"""Templates in the command, the payload and the lane of `map`.
+"""Templates in the command, the payload and some options of `map`.
 
 `{}` is the text of the row, `{#}` its number, `{column}` a field and `{1}` a numbered column. `{.}`
 `{/}` `{//}` `{/.}` are parts of the text as a path, and `{1.}` or `{column/}` parts of a column.
@@ -187,8 +187,17 @@ class CommandOptions(NamedTuple):
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
 
-    def env_of(self, row: InputRow) -> dict[str, str] | None:
-        return self.env if row.env is None else {**(self.env or {}), **row.env}
+    def place_function(self) -> Callable[[InputRow], tuple[dict[str, str] | None, str | None]]:
+        """Return a function from a row to the variables and the directory of its task."""
+        cwd = None if self.cwd is None else Template(self.cwd)
+        env = {name: Template(value) for name, value in (self.env or {}).items()}
+
+        def place_of(row: InputRow) -> tuple[dict[str, str] | None, str | None]:
+            variables = {name: value.fill(row) for name, value in env.items()}
+            variables |= row.env or {}
+            return variables or None, None if cwd is None else cwd.fill(row)
+
+        return place_of
 
 
 def command_function(words: Sequence[str]) -> Callable[[InputRow], list[str]]:
@@ -208,14 +217,13 @@ def command_function(words: Sequence[str]) -> Callable[[InputRow], list[str]]:
 
 def command_encoder(words: Sequence[str], options: CommandOptions) -> Callable[[InputRow], bytes]:
     """Return a function that encodes a row as a command."""
-    argv_of = command_function(words)
+    argv_of, place_of = command_function(words), options.place_function()
     inputs, outputs = ([*map(Template, paths)] for paths in (options.inputs, options.outputs))
 
     def encode(row: InputRow) -> bytes:
         return encode_command(
             argv_of(row),
-            options.env_of(row),
-            options.cwd,
+            *place_of(row),
             [path.fill(row) for path in inputs],
             [path.fill(row) for path in outputs],
             stdin=row.block,
@@ -250,8 +258,8 @@ def call_encoder(
     call: str, words: Sequence[str], options: CommandOptions
 ) -> Callable[[InputRow], bytes]:
     """Return a function that encodes a row as a call."""
-    arguments_of = arguments_function(words)
-    return lambda row: encode_call(call, arguments_of(row), None, options.env_of(row), options.cwd)
+    arguments_of, place_of = arguments_function(words), options.place_function()
+    return lambda row: encode_call(call, arguments_of(row), None, *place_of(row))
 
 
 def payload_encoder(payload: str) -> Callable[[InputRow], bytes]:
