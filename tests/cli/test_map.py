@@ -60,6 +60,7 @@ def test_templates_fill_the_files_of_a_task(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").touch()
     lines = written(tmp_path / "lines", "a.txt\nb.txt\n")
+    assert call("map", "--dry-run", "--lines", lines, "cat").out == "cat a.txt\ncat b.txt\n"
     files = ("--inputs", "{}", "--outputs", "{.}.out")
     outcome = call("map", "--lines", lines, *files, "--campaign", "m", "--", "cp", "{}", "{.}.out")
     assert outcome.code == 1
@@ -427,7 +428,7 @@ def test_long_result_is_whole(call: Caller, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "content", "words", "message"),
     [
-        ("lines", "a\n", "echo", "add {} for the line"),
+        ("csv", "a\n1\n", "echo", "add {} for the line"),
         ("lines", "a\n\xff", "echo {}", "lines:2: not valid UTF-8"),
         ("csv", "a,b\n1\n", "echo {a}", "csv:2: 1 cells, but the header has 2"),
         ("csv", "a,b\n1,2\n", "echo {c}", "csv:2: unknown column 'c' (columns: 'a', 'b')"),

@@ -160,8 +160,8 @@ def map_rows(
     Uses the broker that runs on the state directory, or its own, with workers, until the end.
 
     ::: VALUES and :::: FILES after the command are lists, as in GNU parallel: several give all
-    combinations, :::+ and ::::+ link a list to the one before. Without a template the values are
-    appended.
+    combinations, :::+ and ::::+ link a list to the one before. Without a template the line or the
+    values are appended to the command.
 
     Stdout of the commands goes to stdout, also of those that failed. Their stderr and the failures
     go to stderr. With -q, only the failures do. Exit 1 if a task failed, 5 if tasks were cancelled

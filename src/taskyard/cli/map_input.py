@@ -141,7 +141,7 @@ class MapInput(NamedTuple):
     is_stdin: bool = False
     #: The most tasks in flight. None: the default.
     tasks_max: int | None = None
-    #: Whether the values are appended to a command without templates.
+    #: Whether the line or the values are appended to a command without templates.
     is_appended: bool = False
 
 
@@ -229,7 +229,8 @@ def _line_input(words: Sequence[str], path: str, values: dict[str, Any]) -> MapI
         None if has_columns else 0,
         must_be_used=not values["stdin"],
     )
-    return MapInput(tuple(words), shape, read, path == STDIN)
+    is_appended = not values["stdin"]
+    return MapInput(tuple(words), shape, read, path == STDIN, is_appended=is_appended)
 
 
 def _list_input(
