@@ -162,6 +162,10 @@ def test_unknown_template_is_refused_before_anything_is_submitted(
 
 def test_column_with_a_space_is_a_template_where_there_is_one(call: Caller, tmp_path: Path) -> None:
     table = written(tmp_path / "t.csv", "first name,b\nann,1\n")
+    outcome = call("map", "--csv", table, "-q", "--", "echo", "{2} {-2/}{3x}")
+    assert "unknown column '3x'" in outcome.err
+    outcome = call("map", "--csv", table, "-q", "--", "echo", "{2} {-2/}")
+    assert outcome.out == "1 ann\n"
     outcome = call("map", "--csv", table, "-q", "--", "echo", "{first name} {print x} {b}")
     assert outcome == (0, "ann {print x} 1\n", "")
 

@@ -49,6 +49,8 @@ class InputRow(Struct):
     fields: dict[str, object] | None = None
     #: The numbered columns. Then the value is the list of their values. None: not numbered.
     cells: Sequence[str] | None = None
+    #: The cells of a table row, which have numbers beside the names of their columns.
+    table_cells: Sequence[str] | None = None
     #: A block of input that becomes stdin.
     block: bytes | None = None
     #: Variables of this task.
@@ -150,7 +152,7 @@ def _table_rows(stream: Stream, label: str) -> Iterator[InputRow]:
             _refuse(place, f"{len(values)} cells, but the header has {len(columns)}")
         text = "\n".join(text for _, text in cells.consumed)
         fields: dict[str, object] = dict(zip(columns, values, strict=True))
-        yield InputRow(number, place, text, fields, fields)
+        yield InputRow(number, place, text, fields, fields, table_cells=values)
 
 
 def _next_row(reader: Iterator[list[str]], cells: _CsvLines, label: str) -> list[str] | None:

@@ -156,8 +156,9 @@ def _value_of(key: str, row: InputRow) -> object:
     fields = row.fields or {}
     if key in fields:
         return fields[key]
-    if row.cells is not None and (found := _COLUMN.fullmatch(key)):
-        return _cell(int(found["number"]), found["part"], row.cells)
+    cells = row.table_cells if row.cells is None else row.cells
+    if cells is not None and (found := _COLUMN.fullmatch(key)) and found["number"] not in fields:
+        return _cell(int(found["number"]), found["part"], cells)
     if (found := _FIELD_PART.fullmatch(key)) and isinstance(fields.get(found["name"]), str):
         return _PATH_PARTS[found["part"]](str(fields[found["name"]]))
     return _MISSING
