@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.campaign.lines import InvalidCampaign, blocks_of_lines
+from taskyard.cli import daemon_options
 from taskyard.cli.entry import run, taskyard
 from taskyard.cli.input_rows import InputRow, rows
 from taskyard.cli.value_lists import ListFormat, array_indexes, list_rows, split_lists
@@ -124,6 +125,13 @@ def test_array_is_not_held() -> None:
     assert [*islice(array_indexes("1-999999999999"), 3)] == [1, 2, 3]
 
 
+def test_slots_may_be_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_options, "usable_cores", lambda: 3)
+    convert = daemon_options.SlotCount().convert
+    shares = ("4", 4), ("50%", 1), ("1%", 1), ("200%", 6)
+    assert [(text, convert(text, None, None)) for text, _ in shares] == [*shares]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -137,6 +145,9 @@ def test_array_is_not_held() -> None:
             "--lines one.txt echo {1}",
             "unknown template {1}: lines have no columns without --colsep",
         ),
+        ("--array 1-3_7 -- echo", "--array '1-3_7': expected indexes such as 1-10"),
+        ("-j 0 echo ::: a", "expected a number from 1 to 100000, or a share of the cores"),
+        ("-j x% echo ::: a", "expected a number from 1 to 100000, or a share of the cores"),
         ("--array 1-3 -- echo {.}", "unknown template {.}: an index has no parts, use {} or {#}"),
         ("--colsep , echo {2} ::: a,b c", "row 2: unknown column '2' (it has 1 columns)"),
         ("--colsep ( echo {2} ::: a,b c", "--colsep '(': not a regular expression"),
@@ -150,7 +161,7 @@ def test_array_is_not_held() -> None:
         ("--csv one.txt --array 1 -- echo {}", "--csv and --array exclude each other"),
         ("--array 3-1 -- echo {}", "--array '3-1': 3 is greater than 1"),
         ("--array 1-3:0 -- echo {}", "the step must not be 0"),
-        ("--array 1-9%2 -- echo {}", "--array '1-9%2': expected indexes such as 1-10"),
+        ("--array 1-9%2 -- echo {}", "(write --array 1-9 -j 2)"),
         ("--null --csv one.txt -- echo {}", "--null works with --lines, stdin or lists"),
         ("--null echo ::: a", "--null works with --lines, stdin and :::: files, but none is read"),
         ("--pipe wc ::: a", "--pipe works with --lines or stdin, not with :::"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ import click
 from taskyard.cli.options import CliContext, CommandFunction, setting_option, store_option
 from taskyard.errors import UserError
 from taskyard.net import endpoints
+from taskyard.process.machine import usable_cores
 from taskyard.settings.files import InvalidSettings
 from taskyard.settings.keys import SLOTS_MAX
 
@@ -48,15 +50,41 @@ allow_option = setting_option(
 )
 
 
+_DIGITS: Final = re.compile(r"\d{1,9}", re.ASCII)
+
+
+class SlotCount(click.ParamType[int]):
+    """A number of slots, or a share of the cores: `4`, `50%`."""
+
+    name = "N"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value).strip()
+        number = text.removesuffix("%")
+        slots = int(number) if _DIGITS.fullmatch(number) else 0
+        if slots and number != text:
+            slots = max(1, usable_cores() * slots // 100)
+        if not 1 <= slots <= SLOTS_MAX:
+            self.fail(
+                f"expected a number from 1 to {SLOTS_MAX}, or a share of the cores such as 50%, "
+                f"not {text!r}",
+                param,
+                ctx,
+            )
+        return slots
+
+
 def slots_option(*names: str) -> Callable[[CommandFunction], CommandFunction]:
     """Return the option for the slots of workers that a command starts, by these names."""
     return setting_option(
         "worker.slots",
         *names,
-        type=click.IntRange(1, SLOTS_MAX),
+        type=SlotCount(),
         metavar="N",
         show_default="one per core",
-        help="Tasks to run at once, in each worker.",
+        help="Tasks to run at once, in each worker: a number, or a share of the cores, as in 50%.",
     )
 
 

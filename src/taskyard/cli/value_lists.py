@@ -35,6 +35,9 @@ _SEPARATORS: Final = {
 #: One range of --array: `7`, `1-10` or `0-15:4`.
 _RANGE: Final = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?", re.ASCII)
 
+#: Ranges with Slurm's limit of tasks at once.
+_SLURM_LIMIT: Final = re.compile(r"([\d,:-]+)%(\d+)", re.ASCII)
+
 #: The variable with the index of a task of an array.
 ARRAY_VARIABLE: Final = "TASKYARD_ARRAY_INDEX"
 
@@ -205,6 +208,11 @@ def array_indexes(text: str) -> Iterator[int]:
 def _index_range(one: str, text: str) -> range:
     found = _RANGE.fullmatch(one.strip())
     if found is None:
+        if limit := _SLURM_LIMIT.fullmatch(text):
+            raise UserError(
+                f"--array {shown(text)}: the limit of tasks at once is another option "
+                f"(write --array {limit[1]} -j {limit[2]})"
+            )
         raise UserError(f"--array {shown(text)}: expected indexes such as 1-10, 1,3,5-7 or 0-15:4")
     first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
     if last < first:
