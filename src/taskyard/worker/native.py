@@ -59,7 +59,7 @@ PROGRESS_NS: Final = SECOND_NS
 REPORT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 #: How long a report waits for more tasks to finish, while enough tasks are queued here. A message
-#: for each quick task would cost as much as the task. Too short to be noticed.
+#: for each quick task costs CPU time in worker, broker and client.
 REPORT_DELAY_NS: Final = SECOND_NS // 20
 
 
