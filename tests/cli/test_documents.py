@@ -53,7 +53,6 @@ VERBS = [
     ("list", 0),
     ("list --limit 1", 0),
     ("list --sort duration --columns name,memory", 0),
-    ("list --campaign none", 0),
     ("show behind", 0),
     ("result done", 0),
     ("result bytes", 0),

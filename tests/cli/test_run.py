@@ -78,7 +78,7 @@ def test_tasks_of_removed_lines_neither_count_nor_fail_a_run(tmp_path: Path) -> 
     assert run_here(tmp_path, "run", "cmds.txt")[0] == 1
     file.write_text("echo new\nexit 3\n")
     code, out, err = run_here(tmp_path, "run", "cmds.txt", "--max-failures", "2", "--progress")
-    head, others, failure, _, _ = out.splitlines()
+    head, others, failure, *_ = out.splitlines()
     assert (code, head.split(" (")[0]) == (1, "cmds: 1 done, 1 failed")
     assert others == "2 other tasks of the campaign are not in the file (1 failed, 1 done)"
     assert failure.endswith("failed after 2 attempts: exit status 3")
@@ -373,8 +373,8 @@ def test_workers_have_the_resources_of_options_or_settings(tmp_path: Path) -> No
     file = campaign(tmp_path, [marking("a", "echo $TASKYARD_GPUS > gpus", **needs)])
     assert run_here(tmp_path, "run", file, "--workers", "2")[0] == 0
     assert (tmp_path / "gpus").read_text() == "7\n"
-    words = ("map", "--gpus", "1", "--resource", "license=2", "true", ":::", "a")
-    code, _, err = run_here(tmp_path, *words)
+    too_many = ("--gpus", "1", "--resource", "license=2", "true", ":::", "a")
+    code, _, err = run_here(tmp_path, "map", *too_many)
     assert code == 2
     assert err.startswith("taskyard: a task: needs 2 license, but a local worker has ")
     assert "set TASKYARD_WORKER_RESOURCES=license=2, or start `taskyard up --resource" in err

@@ -458,7 +458,7 @@ class RunDocument(JsonDocument, tag="run"):
     #: The slowest tasks, at most 3 that took a second or more. Empty for more than 10,000 tasks.
     slowest: list[SlowTask]
     #: Other tasks of the campaign by state, which the file does not have. Without empty states.
-    others: Counts
+    others: dict[str, int]
     #: Why the run was stopped early. Empty: it was not.
     stopped: str = ""
 
