@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskyard.cli.offline import OfflineClient
-from tests.kit.processes import campaign, marking, marks, run_here
+from tests.kit.processes import Broker, campaign, marking, marks, run_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +81,40 @@ def test_map_waits_for_tasks_behind_the_failed_ones_too(tmp_path: Path) -> None:
     assert run_here(tmp_path, *words) == (0, "mended\nafter\n", "")
 
 
+def test_repeated_map_retries_failed_and_cancelled_rows(tmp_path: Path) -> None:
+    script = 'echo "$1" >> marks; test "$1" = a -o -e mended && echo "did $1"'
+
+    def repeat(values: str, *options: str) -> tuple[int, str, list[str]]:
+        words = ("map", "--campaign", "week", "-j", "1", *options, "sh", "-c", script, "sh", "{}")
+        code, out, err = run_here(tmp_path, *words, ":::", *values)
+        return code, out, err.splitlines()
+
+    assert repeat("ab")[2][-1] == "run the same command again to retry them"
+    with Broker(tmp_path):
+        assert repeat("cd", "--no-wait")[0] == 0
+        assert run_here(tmp_path, "cancel", "-q", "--campaign", "week", "--only", "ready")[0] == 0
+    code, out, err = repeat("abc", "--no-retry-failed", "--max-failures", "1")
+    assert (code, out) == (1, "did a\n")
+    assert err[-2:] == [
+        "campaign week: 3 tasks: 1 done, 1 failed, 1 cancelled",
+        "run the same command again without --no-retry-failed to retry them",
+    ]
+    assert "--max-failures" not in "".join(err)
+    assert marks(tmp_path) == ["a", "b"]
+    (tmp_path / "mended").touch()
+    summary = ["campaign week: 3 tasks: 3 done"]
+    assert repeat("abc", "--max-failures", "1") == (0, "did a\ndid b\ndid c\n", summary)
+    assert marks(tmp_path) == ["a", "b", "b", "c"]
+    assert sorted(states(tmp_path).values()) == ["cancelled", "done", "done", "done"]
+
+
+def test_changed_command_of_a_failed_row_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    assert run_here(tmp_path, "map", "--campaign", "week", "false", ":::", "a")[0] == 1
+    code, _, err = run_here(tmp_path, "map", "--campaign", "week", "true", ":::", "a")
+    assert (code, "exists with another command" in err) == (2, True)
+    assert [*states(tmp_path).values()] == ["failed"]
+
+
 def test_campaign_that_does_not_exist_is_an_error_and_creates_nothing(tmp_path: Path) -> None:
     file = campaign(tmp_path, [marking("a")])
     unknown = "taskyard: unknown campaign {!r}: nothing to retry (see `taskyard status`)\n"
@@ -101,6 +135,7 @@ def test_campaign_that_does_not_exist_is_an_error_and_creates_nothing(tmp_path: 
         (("map", "--campaign", "c", "--dry-run"), "--retry-failed-only and --dry-run exclude"),
         (("map", "--campaign", "c", "--no-wait"), "--retry-failed-only and --no-wait exclude"),
         (("map", "--campaign", "c", "--tag"), "--retry-failed-only and --tag exclude"),
+        (("map", "--campaign", "c", "--no-retry-failed"), "and --no-retry-failed exclude"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

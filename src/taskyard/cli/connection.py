@@ -6,6 +6,7 @@ command connects.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import threading
 from contextlib import contextmanager
@@ -101,6 +102,12 @@ def connect_to(cli_context: CliContext, endpoint: str, key: Path | None = None) 
     # Commands read long results part by part, so that memory stays bounded.
     client._session.skip_long_results()  # noqa: SLF001  # not for users of the client
     return client
+
+
+def given_location(cli_context: CliContext) -> str:
+    """Return the given options that lead another command to the same broker, each after a space."""
+    given = {"--state": cli_context.state, "--broker": cli_context.broker}
+    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value)
 
 
 def broker_location(cli_context: CliContext) -> BrokerLocation:

@@ -1,7 +1,7 @@
-"""Retry the failed tasks of a campaign and nothing else: --retry-failed-only of `run` and `map`.
+"""The failed tasks of a campaign that `run` and `map` retry.
 
-Retries them as `taskyard retry` does, and waits for them and for the tasks that were blocked behind
-them. Submits nothing. Other unfinished tasks of the campaign are not waited for.
+`FailedTasks` is for --retry-failed-only: it retries them as `taskyard retry` does, and nothing
+else. `EndedRows` is for a `map` that is repeated: it retries a task when its row is read again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import click
 
 from taskyard.cli.connection import JOURNAL_FILE, broker_location
 from taskyard.cli.format import escape_line, format_count, full_name
+from taskyard.core.events import UnknownPolicy
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from taskyard.cli.options import CliContext
     from taskyard.client.client import Client
+    from taskyard.core.model import Submission
 
 #: States of tasks that workers may run while the failed ones are retried.
 _RUNNABLE: Final = ("delayed", "ready", "leased")
@@ -29,6 +31,10 @@ retry_failed_only_option = click.option(
     "--retry-failed-only",
     is_flag=True,
     help="Only retry the failed tasks of the campaign, and wait for them. Submit nothing.",
+)
+
+no_retry_failed_option = click.option(
+    "--no-retry-failed", is_flag=True, help="Don't retry tasks that failed in an earlier run."
 )
 
 
@@ -91,3 +97,29 @@ class FailedTasks:
         first = f"{label}: {format_count(retried, 'failed task')} retried"
         cli_context.info("; ".join([first, *notes]))
         return True
+
+
+class EndedRows:
+    """The tasks of a campaign that failed or were cancelled before this map."""
+
+    def __init__(self, client: Client, campaign: str) -> None:
+        from taskyard.client.requests import scope_of  # noqa: PLC0415  # not for `--help`
+
+        self._client = client
+        scope = scope_of(campaign=campaign, states=[TaskState.FAILED, TaskState.CANCELLED])
+        self._states: dict[str, str] = {full_name(one): one["state"] for one in client.tasks(scope)}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._states
+
+    def __bool__(self) -> bool:
+        return bool(self._states)
+
+    def retry(self, name: str, task: Submission, *, wait_for_unknown: bool) -> None:
+        """Queue a task again, by its full name. Raises `Refused` if its command has changed."""
+        self._client.create(task, UnknownPolicy.WAIT, check_only=True)
+        if self._states.pop(name) == "failed":
+            self._client.retry([name])
+        else:
+            unknown = UnknownPolicy.WAIT if wait_for_unknown else UnknownPolicy.REFUSE
+            self._client.create(task, unknown, restart=True)

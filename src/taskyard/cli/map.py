@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskyard.campaign.batches import encode_batch
-from taskyard.campaign.line_names import LineNames
-from taskyard.campaign.task_spec import resources_of, service_of
-from taskyard.cli.connection import stream_parts
+from taskyard.campaign.task_spec import resources_of
+from taskyard.cli.connection import given_location, stream_parts
 from taskyard.cli.documents import MapSubmitDocument
-from taskyard.cli.failed_tasks import FailedTasks, check_journal, retry_failed_only_option
+from taskyard.cli.failed_tasks import (
+    EndedRows,
+    FailedTasks,
+    check_journal,
+    no_retry_failed_option,
+    retry_failed_only_option,
+)
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.live_lines import LiveLines
 from taskyard.cli.local_service import (
@@ -34,6 +38,7 @@ from taskyard.cli.local_service import (
 from taskyard.cli.map_input import input_options, map_input
 from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, MapOutput
 from taskyard.cli.map_stop import MapStop
+from taskyard.cli.map_submit import row_submitter
 from taskyard.cli.map_work import MapWork, print_commands, task_pattern
 from taskyard.cli.options import CliContext, GroupedCommand, broker_options, raw_option
 from taskyard.cli.output import (
@@ -50,18 +55,16 @@ from taskyard.cli.task_options import (
     task_options,
     warn_unused_stdin,
 )
-from taskyard.cli.templates import Template, lane_function
 from taskyard.core.model import Refusal
 from taskyard.errors import (
     ExitCode,
     NoBroker,
     Refused,
-    UnknownName,
     UserError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from concurrent.futures import Future as AnyFuture
 
     from taskyard.cli.input_rows import InputRow
@@ -83,7 +86,14 @@ _OPTION_GROUPS: Final = {
     ),
     "Where it runs": ("state", "broker", "wait", "cwd", "env", "env_all", "no_env"),
     "Output": ("keep_order", "line_buffer", "progress", "quiet", "json", "raw"),
-    "Steering": ("retry_failed_only", "timeout", "finish_running", "bell", "notify"),
+    "Steering": (
+        "no_retry_failed",
+        "retry_failed_only",
+        "timeout",
+        "finish_running",
+        "bell",
+        "notify",
+    ),
     "Task": (
         *("call", "payload", "slots", "cpus", "memory", "gpus", "resources", "backoff", "priority"),
         *("lane", "service", "after", "wait_for_unknown", "due", "expiry", "inputs", "outputs"),
@@ -129,6 +139,7 @@ _TASK_TEXTS: Final = {
 @click.option("--line-buffer", is_flag=True, help="Print lines of running tasks as they arrive.")
 @output_option
 @service_options("-j", "-P", "--jobs")
+@no_retry_failed_option
 @retry_failed_only_option
 @run_policy_options
 @partial(task_options, texts=_TASK_TEXTS)
@@ -166,8 +177,9 @@ def map_rows(
     Stdout of the commands goes to stdout, also of those that failed. Their stderr and the failures
     go to stderr. With -q, only the failures do. Exit 1 if a task failed, 5 if tasks were cancelled
     and none failed. With --campaign, a line is recognised by its text: add, remove or reorder
-    lines, run it again, and only new lines run. With --retry-failed-only, failed tasks run again as
-    they were submitted. Command and input are not read.
+    lines, run it again, and only new lines run, and lines whose tasks failed or were cancelled.
+    With --retry-failed-only, failed tasks run again as they were submitted. Command and input are
+    not read.
     """  # noqa: D301  # click's mark for lines that it keeps
     if values["retry_failed_only"]:
         _check_retry(values, dry_run=dry_run, wait=wait)
@@ -204,7 +216,8 @@ def _run(  # noqa: PLR0913  # the last ones are named
         _refusal_hint(campaign, values, work),
     ):
         stop = _announce_campaign(cli_context, service, campaign, policy, values)
-        send = _submitter(service.client, campaign, values, watch=wait)
+        ended = EndedRows(service.client, campaign) if values["campaign"] else None
+        send = row_submitter(service.client, campaign, values, ended, watch=wait)
         rows = ((row, send(row, work.encode(row))) for row in source.rows())
         tasks_max = min(source.tasks_max or FUTURES_MAX, FUTURES_MAX)
         if not wait:
@@ -216,7 +229,7 @@ def _run(  # noqa: PLR0913  # the last ones are named
             window = FutureWindow(
                 answer.write, answer.flush, in_order=keep_order, futures_max=tasks_max
             )
-            _print_results(answer, window, rows, policy)
+            _print_results(answer, window, rows, policy, ended)
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
 
@@ -229,6 +242,7 @@ def _check_retry(values: dict[str, Any], *, dry_run: bool, wait: bool) -> None:
         ("--dry-run", dry_run),
         ("--no-wait", not wait),
         ("--tag", values["tag"]),
+        ("--no-retry-failed", values["no_retry_failed"]),
     ):
         if is_given:
             raise UserError(f"--retry-failed-only and {option} exclude each other")
@@ -349,6 +363,7 @@ def _open_output(
         cli_context, campaign, parts, counts=counts, check=check, ends_lines=ends_lines
     )
     output.prints_results, output.has_tags = values["call"] is None, values["tag"]
+    output.retry_hint = _retry_hint(cli_context, campaign, values)
     if values["line_buffer"]:
         if cli_context.as_json:
             raise UserError("--line-buffer: can't be used with --json")
@@ -359,6 +374,15 @@ def _open_output(
     with OutputDirectory(cli_context, client, Path(values["output"])) as copies:
         output.copy_to = copies.write
         yield output
+
+
+def _retry_hint(cli_context: CliContext, campaign: str, values: dict[str, Any]) -> str:
+    """Return how to retry failed tasks, with or without a running broker."""
+    if not values["campaign"]:
+        options = f"--campaign {campaign}{given_location(cli_context)} --retry-failed-only"
+        return f"retry them with `taskyard map {options}`"
+    without = " without --no-retry-failed" if values["no_retry_failed"] else ""
+    return f"run the same command again{without} to retry them"
 
 
 def _ends_lines(values: dict[str, Any]) -> bool:
@@ -381,20 +405,24 @@ def _print_results(
     window: FutureWindow,
     rows: Iterable[tuple[InputRow | None, Future]],
     policy: RunPolicy,
+    ended: EndedRows | None = None,
 ) -> None:
-    """Print the results of futures, which may be submitted meanwhile. Raises `StoppedEarly`."""
+    """Print the results of futures, which may be submitted meanwhile. Raises `StoppedEarly`.
+
+    Failures of `ended` are from an earlier map, and not counted.
+    """
     with (
         answer,
         answer.live or nullcontext(),
         window,
         EarlyStop(policy) as early_stop,
     ):
-        failures = FailureCounter(early_stop)
+        failures = FailureCounter(early_stop, ended or ())
         for row, future in rows:
             if row is not None:
                 answer.set_input(future, row)
             if policy.max_failures is not None:
-                future.add_done_callback(failures.count)
+                future.add_done_callback(failures.count)  # type: ignore[arg-type]  # the same future
             window.add(future)
         answer.all_submitted(window.added)
         window.finish()
@@ -433,50 +461,3 @@ def _submit(
             f"campaign {escape_line(campaign)}: {format_count(number, 'task')} submitted", err=True
         )
     return ExitCode.OK
-
-
-def _submitter(
-    client: Client, campaign: str, values: dict[str, Any], *, watch: bool
-) -> Callable[[InputRow, bytes], Future]:
-    """Return a function that submits tasks which differ in name, payload, lane and predecessors."""
-    pattern = task_pattern(campaign, values)
-    submission = encode_batch([pattern], campaign.encode(), time.time_ns())
-    terms, unknown = submission.terms[0], values["wait_for_unknown"]
-    service = service_of(pattern)
-    lane = values["lane"] or client.lane_templates([service]).get(service, "")
-    lane_of = lane_function(lane, campaign, service)
-    after = [Template(name) for name in pattern.after]
-    name_of = _name_function(client, campaign, is_new=not values["campaign"])
-
-    def send(row: InputRow, payload: bytes) -> Future:
-        name = name_of(row)
-        return client.submit_encoded(
-            *(name, payload, terms),
-            lane=lane_of(name, row, payload),
-            after=[name.fill(row) for name in after],
-            wait_for_unknown=unknown,
-            watch=watch,
-        )
-
-    return send
-
-
-def _name_function(client: Client, campaign: str, *, is_new: bool) -> Callable[[InputRow], str]:
-    """Return a function that names the task of a row.
-
-    A new campaign is numbered, and so is the rest of a numbered one. In a campaign that the user
-    names, a row is recognised by its text, so that the input may be edited.
-    """
-    first_name = f"{campaign}-1"
-    if is_new or _exists(client, f"{campaign}/{first_name}"):
-        return lambda row: f"{campaign}-{row.number}"
-    names = LineNames()
-    return lambda row: names.next_name(row.identity())
-
-
-def _exists(client: Client, full_name: str) -> bool:
-    try:
-        client.show(full_name)
-    except UnknownName:
-        return False
-    return True

@@ -33,8 +33,7 @@ from taskyard.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from concurrent.futures import Future as AnyFuture
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from taskyard.cli.input_rows import InputRow
     from taskyard.cli.live_lines import LiveLines
@@ -94,6 +93,8 @@ class MapOutput:
         self._cli_context = cli_context
         self._campaign = campaign
         self._parts = parts
+        #: Printed after failures.
+        self.retry_hint = ""
         #: Called with the name of each task that has run.
         self.copy_to: Callable[[str], None] | None = None
         #: Prints lines of running tasks, with --line-buffer.
@@ -153,8 +154,7 @@ class MapOutput:
             f"campaign {escape_line(self._campaign)}: {format_counts(counts)}{truncated}", err=True
         )
         if counts.get("failed"):
-            retry = f"`taskyard retry --campaign {escape_line(self._campaign)} --failed`"
-            click.echo(f"retry them with {retry}", err=True)
+            click.echo(self.retry_hint, err=True)
 
     def _stop_reason(self) -> str:
         return "" if self._stopped is None else str(self._stopped)
@@ -358,14 +358,17 @@ class _CampaignMeter:
 
 
 class FailureCounter:
-    """Counts failed tasks as they settle, in any order."""
+    """Counts tasks that fail, as they settle in any order. `before`: those that had failed."""
 
-    def __init__(self, early_stop: EarlyStop) -> None:
+    def __init__(self, early_stop: EarlyStop, before: Container[str]) -> None:
         self._early_stop = early_stop
+        self._before = before
         self._failed = 0
 
-    def count(self, future: AnyFuture[Any]) -> None:
+    def count(self, future: Future) -> None:
         """Count a settled future. Called by the thread of the session."""
+        if future.full_name in self._before:
+            return
         error = None if future.cancelled() else future.exception()
         if isinstance(error, TaskFailed) and not isinstance(error, TaskBlocked):
             self._failed += 1

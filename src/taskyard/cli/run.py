@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -15,8 +14,13 @@ from taskyard.campaign.formats import FileOptions
 from taskyard.campaign.reader import default_campaign_name
 from taskyard.campaign.submit_campaign import submit_campaign
 from taskyard.campaign.task_spec import resources_of, service_of
-from taskyard.cli.connection import broker_location
-from taskyard.cli.failed_tasks import FailedTasks, check_journal, retry_failed_only_option
+from taskyard.cli.connection import broker_location, given_location
+from taskyard.cli.failed_tasks import (
+    FailedTasks,
+    check_journal,
+    no_retry_failed_option,
+    retry_failed_only_option,
+)
 from taskyard.cli.file_tasks import UNSETTLED, FileTasks
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.load import format_options, read_or_report, report_rejected
@@ -99,9 +103,7 @@ _OPTION_GROUPS: Final = {
     metavar="NAME",
     help="Name of the campaign. The file name without suffix if omitted.",
 )
-@click.option(
-    "--no-retry-failed", is_flag=True, help="Don't retry tasks that failed in an earlier run."
-)
+@no_retry_failed_option
 @retry_failed_only_option
 @click.option("--skip-bad", is_flag=True, help="Skip rejected lines instead of doing nothing.")
 @format_options
@@ -171,9 +173,7 @@ def _run_options(cli_context: CliContext, file: str, values: dict[str, Any]) -> 
 def _location(cli_context: CliContext) -> tuple[str, str]:
     """Return the state directory, and the given options that lead a command to the same broker."""
     location = broker_location(cli_context)
-    given = {"--state": cli_context.state, "--broker": cli_context.broker}
-    options = [f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value]
-    return "" if location.broker else str(location.state), "".join(options)
+    return "" if location.broker else str(location.state), given_location(cli_context)
 
 
 @contextmanager
