@@ -10,7 +10,14 @@ import pytest
 
 from taskyard.campaign.line_names import line_name
 from taskyard.cli.offline import OfflineClient
-from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, LocalLock, is_orphaned, lock_holder
+from taskyard.process.locks import (
+    LOCAL_FILE,
+    LOCK_FILE,
+    LocalLock,
+    MapLock,
+    is_orphaned,
+    lock_holder,
+)
 from tests.kit.processes import (
     AT_THE_GATE,
     Broker,
@@ -215,6 +222,24 @@ def test_killed_command_leaves_no_processes_and_another_one_continues(tmp_path: 
     assert is_free(tmp_path)
     words = ["map", "--campaign", "owner", "--lines", written(tmp_path, "slow\n"), "-q", "--"]
     assert run_here(tmp_path, *words, "sh", "-c", SCRIPT, "sh", "{}") == (0, "slow\n", "")
+
+
+def test_tasks_of_a_killed_map_without_a_name_are_cancelled_by_the_next(tmp_path: Path) -> None:
+    """Not those of a map that is alive, and not those that a broker was left with."""
+    with Broker(tmp_path):
+        assert run_here(tmp_path, "map", "-q", "--no-wait", "true", ":::", "kept")[0] == 0
+    words = ("map", "-j", "3", "--", "sh", "-c", SCRIPT, "sh", "{}", ":::", "slow", "slow")
+    with Running(tmp_path, *words) as killed:
+        until(lambda: marks(tmp_path).count("slow") == 2)
+        killed.kill()
+    alive = MapLock(tmp_path / ".taskyard", "map-alive")
+    code, out, err = run_here(tmp_path, "map", "echo", ":::", "x")
+    alive.release()
+    assert (code, out) == (0, "x\n")
+    assert err.startswith("cancelled 2 tasks of an interrupted map\n")
+    assert counts(tmp_path) == {"done": 2, "cancelled": 2}
+    assert marks(tmp_path) == ["slow", "slow"]
+    assert not [*(tmp_path / ".taskyard").glob("*.map")]
 
 
 def test_broker_that_is_stopped_ends_all_commands_that_use_it(tmp_path: Path) -> None:

@@ -37,7 +37,16 @@ from taskyard.core.states import TaskState
 from taskyard.errors import ClientClosed, Interrupted, NoBroker, UserError
 from taskyard.net import endpoints
 from taskyard.process.fork import can_fork
-from taskyard.process.locks import LOCAL_FILE, LOCK_FILE, LocalLock, is_orphaned, lock_holder
+from taskyard.process.locks import (
+    LOCAL_FILE,
+    LOCK_FILE,
+    LocalLock,
+    MapLock,
+    forget_map,
+    is_orphaned,
+    killed_maps,
+    lock_holder,
+)
 from taskyard.process.machine import usable_cores
 from taskyard.process.supervisor import Supervisor, WorkerSpec, stop_signals_as_interrupt
 from taskyard.settings.keys import PROCESSES_MAX, SERVICES
@@ -195,6 +204,7 @@ class LocalService:
         #: Whether `close` waits for running tasks of an own broker. They run again otherwise.
         self.finish_running = True
         self._lock: LocalLock | None = None
+        self._map_lock: MapLock | None = None
         self._supervisor: Supervisor | None = None
         self._closing = threading.Event()
         self._is_main_thread = threading.current_thread() is threading.main_thread()
@@ -253,8 +263,24 @@ class LocalService:
         if cancelled:
             self._cli_context.info(f"cancelled {format_count(cancelled, 'task')}")
 
+    def mark_temporary(self, campaign: str) -> None:
+        """Have the tasks of a campaign cancelled by a later command if this one is killed.
+
+        A broker that lasts runs them instead.
+        """
+        if not self.is_lasting:
+            self._map_lock = MapLock(self._state, campaign)
+
+    def unmark_temporary(self) -> None:
+        """Undo `mark_temporary`, when no task of the campaign is left."""
+        if self._map_lock is not None:
+            self._map_lock.release()
+            self._map_lock = None
+
     def close(self) -> None:
         """Stop the own broker and workers."""
+        if self._map_lock is not None:
+            self._map_lock.close()
         self._closing.set()
         if self._follower is not None:
             self._follower.join()
@@ -300,13 +326,32 @@ class LocalService:
         if not self._may_start():
             lock.release()
             return False
-        status = self._start(lock)
+        killed = killed_maps(self._state)
+        status = self._start(lock, has_workers=self._early_workers and not killed)
         if status is None:
             self.client, self.is_lasting = self._connect(), False
+            self._cancel_killed(killed)
             self._watch_own()
         elif not self._is_in_use():
             raise click.exceptions.Exit(status)
         return status is None
+
+    def _cancel_killed(self, campaigns: Sequence[str]) -> None:
+        """Cancel the tasks of killed maps before workers start. No process waits for them."""
+        if not campaigns:
+            return
+        states, cancelled = (*UNSTARTED, TaskState.LEASED), 0
+        for campaign in campaigns:
+            cancelled += self.client.cancel(
+                campaign=campaign, states=states, timeout=CANCEL_SECONDS
+            )
+            forget_map(self._state, campaign)
+        if cancelled:
+            self._cli_context.info(
+                f"cancelled {format_count(cancelled, 'task')} of an interrupted map"
+            )
+        if self._supervisor is not None and self._early_workers:
+            self._supervisor.start_workers(self._worker_spec)
 
     def _may_start(self) -> bool:
         """Return whether no broker runs. The broker of a killed command ends soon."""
@@ -317,8 +362,8 @@ class LocalService:
             time.sleep(POLL_SECONDS / 10)
         return True
 
-    def _start(self, lock: LocalLock) -> int | None:
-        """Start a broker. Return its exit status if it did not start."""
+    def _start(self, lock: LocalLock, *, has_workers: bool) -> int | None:
+        """Start a broker, perhaps with workers. Return its exit status if it did not start."""
         lock.write_holder()
         context = self._cli_context
         supervisor = Supervisor(self._state, context.info, config=context.config)
@@ -326,7 +371,7 @@ class LocalService:
         if context.is_main_program and can_fork():
             self._fork(supervisor)
         supervisor.broker.start()
-        if self._early_workers:
+        if has_workers:
             supervisor.start_workers(self._worker_spec)
         status = supervisor.await_broker()
         if status is not None:
@@ -397,7 +442,7 @@ class LocalService:
             lock.release()
             self._end(str(error))
             return
-        status = self._start(lock)
+        status = self._start(lock, has_workers=True)
         if status is None:
             self._watch_own()
         elif self._is_in_use():

@@ -48,8 +48,11 @@ class MapStop:
 
         Raises `OutputClosed` if the reader of stdout has stopped.
         """
+        if not self._is_named:
+            self._service.mark_temporary(self._campaign)
         try:
             yield
+            self._service.unmark_temporary()
         except StoppedEarly:
             self._stop_tasks()
         except BaseException as error:
@@ -69,6 +72,7 @@ class MapStop:
             finish_running=self._policy.finish_running,
             is_resumable=self._is_named,
         )
+        self._service.unmark_temporary()
 
     def _report_unfinished(self) -> None:
         """Report the tasks that were submitted before an error of the input, if there are any."""

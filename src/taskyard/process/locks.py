@@ -30,6 +30,9 @@ LOCAL_FILE: Final = "local.pid"
 #: In `LOCAL_FILE`: the broker was stopped on purpose, so no other command should start one.
 _STOPPED: Final = b"stopped"
 
+#: Ends the name of a file that a `map` locks, after the name of its campaign.
+MAP_SUFFIX: Final = ".map"
+
 _PID_BYTES_MAX: Final = 20
 
 
@@ -127,3 +130,36 @@ class LocalLock:
         with suppress(OSError):  # a full disk
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, content, 0)
+
+
+class MapLock:
+    """The lock of a `map` whose tasks must not outlast it. The file of a killed one stays."""
+
+    def __init__(self, state: Path, campaign: str) -> None:
+        self._path = _map_file(state, campaign)
+        self._descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        """Release the lock, and remove the file: no task is left."""
+        self._path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock, and leave the file, as if the process was killed."""
+        os.close(self._descriptor)
+
+
+def killed_maps(state: Path) -> list[str]:
+    """Return the campaigns of `MapLock` files whose process was killed."""
+    files = sorted(state.glob(f"*{MAP_SUFFIX}"))
+    return [file.name.removesuffix(MAP_SUFFIX) for file in files if lock_holder(file) is None]
+
+
+def forget_map(state: Path, campaign: str) -> None:
+    """Remove the file of a killed map."""
+    _map_file(state, campaign).unlink(missing_ok=True)
+
+
+def _map_file(state: Path, campaign: str) -> Path:
+    return state / f"{campaign}{MAP_SUFFIX}"
