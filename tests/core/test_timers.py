@@ -92,6 +92,19 @@ def test_task_ends_failed_when_its_time_is_over_tried_or_not() -> None:
     assert yard.take(b"w", 9) == []
 
 
+def test_expired_task_is_never_leased() -> None:
+    yard = Yard()
+    yard.join(b"w")
+    yard.later(2)
+    yard.submit(b"late", expires_hard_ns=3 * SECOND_NS)
+    yard.now_ns = 3 * SECOND_NS
+    assert yard.take(b"w") == []  # before `TimePassed`
+    yard.join(b"parked")
+    yard.ask(b"parked", parks=True)
+    assert assigned(yard.submit(b"past", expires_hard_ns=SECOND_NS)) == []
+    assert yard.states(b"late", b"past") == [FAILED, FAILED]
+
+
 def test_task_that_was_not_tried_does_not_grow_too_old_by_the_soft_limit() -> None:
     yard = Yard()
     yard.join(b"w")

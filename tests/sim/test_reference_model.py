@@ -155,6 +155,10 @@ BROKEN: dict[str, tuple[str, list[r.AnyRecord]]] = {
     ),
     "too old before its time": ("expiry", [submitted(a), r.TaskExpired(NOW_NS, [a])]),
     "too old untried": ("expiry", [old, r.TaskExpired(NOW_NS, [a])]),
+    "leased after its expiry": (
+        "expiry",
+        [submitted(a, expires_hard_ns=NOW_NS), joined(), leased(a)],
+    ),
     "progress of another": (
         "fencing",
         [submitted(a), joined(), r.Progressed(NOW_NS, b"w", [a], [1], [5], [b""])],

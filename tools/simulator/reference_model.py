@@ -311,6 +311,14 @@ class ReferenceModel:
             raise Violation("record", f"a lease for an unknown worker {record.worker!r}")
         task_models = [self._leasable(name, worker_model) for name in record.names]
         self._check_suspects(worker_model, task_models)
+        for task_model in task_models:
+            expired = _is_expired(task_model, record.at_ns)
+            self.require(
+                task_model.retried_after_failure or not expired,
+                "expiry",
+                "leased after its expiry",
+                task_model,
+            )
         pairs = self._pairs()
         for task_model, attempt in zip(task_models, record.attempts, strict=True):
             self.require(
@@ -631,13 +639,8 @@ class ReferenceModel:
 
     def _aged(self, record: r.TaskExpired) -> None:
         for task_model in self._named(record.names, WAITING, "aging"):
-            terms = task_model.terms
-            hard = 0 < terms.expires_hard_ns <= record.at_ns
-            soft = (
-                0 < terms.expires_ns <= record.at_ns and task_model.failures + task_model.losses > 0
-            )
-            asked = record.is_requested
-            self.require(hard or soft or asked, "expiry", "expired too early", task_model)
+            expired = _is_expired(task_model, record.at_ns) or record.is_requested
+            self.require(expired, "expiry", "expired too early", task_model)
             self._move_from_lanes([task_model], FAILED, "aged")
 
     def _cancelled(self, record: r.Cancelled) -> None:
@@ -759,3 +762,10 @@ class ReferenceModel:
 
     def _resumed(self, record: r.Resumed) -> None:
         self.paused.pop((record.service, record.lane if record.service else None), None)
+
+
+def _is_expired(task_model: TaskModel, at_ns: int) -> bool:
+    """Return whether the hard expiry of a task has passed, or the soft one of a tried task."""
+    terms = task_model.terms
+    is_tried = task_model.failures + task_model.losses > 0
+    return 0 < terms.expires_hard_ns <= at_ns or (is_tried and 0 < terms.expires_ns <= at_ns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, TypeAlias
 
-from taskyard.core import holds, lane_rates, reservations, subscriptions, worker_names
+from taskyard.core import expiry, holds, lane_rates, reservations, subscriptions, worker_names
 from taskyard.core.effects import Assign, NoWork, Shutdown, Wake
 from taskyard.core.lane_queues import one_lane
 from taskyard.core.limits import PARKED_STALE_MAX, WAKE_NS_MAX
@@ -34,6 +34,7 @@ def tasks_requested(context: Context, event: events.TasksRequested) -> None:
     worker = context.touch_worker(event.worker, event.request)
     if worker is None:
         return
+    expiry.expire_tasks(context)
     close_request(context, worker)
     worker.open_request = event.request
     if worker.state is DRAINING:

@@ -101,7 +101,8 @@ REPLACED_TASKS_MAX: Final = 100_000
 #: Warnings that wait to be logged. Older ones are dropped.
 WARNINGS_MAX: Final = 100
 
-#: Tasks moved by one `TimePassed`. The rest follows with the next one.
+#: Tasks that come due by one `TimePassed`. The rest follows with the next one. Expired tasks leave
+#: at once, with so many in a record.
 TIMER_TASKS_MAX: Final = 10_000
 
 #: Tasks on one page of a listing: one message and about a millisecond.

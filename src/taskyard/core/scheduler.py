@@ -14,6 +14,7 @@ from taskyard.core import (
     assignment,
     commands,
     events,
+    expiry,
     membership,
     queries,
     reservations,
@@ -50,6 +51,8 @@ class Scheduler:
         if ledger.rate_timers.times_ns:
             timers.reopen_lane_rates(context)
         _DECIDERS[type(event)](context, event)
+        if ledger.due_heap.expiry:
+            expiry.expire_tasks(context)  # new tasks, and tasks that wait again
         if ledger.debouncing:
             timers.start_debounce(context)
         if ledger.reservations:

@@ -8,19 +8,18 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from taskyard.core import assignment, lane_queues, membership, subscriptions
+from taskyard.core import assignment, expiry, lane_queues, membership, subscriptions
 from taskyard.core.limits import TIMER_TASKS_MAX
-from taskyard.core.records import CameDue, ReportedLate, TaskExpired
+from taskyard.core.records import CameDue, ReportedLate
 from taskyard.core.states import BLOCKED, DELAYED, LEASED, READY, WOKEN, WorkerCause
 
 if TYPE_CHECKING:
     from taskyard.core import events
     from taskyard.core.context import Context
-    from taskyard.core.entities import Lane, Task
+    from taskyard.core.entities import Lane
     from taskyard.core.ledger import Ledger
 
-_WAITING = (BLOCKED, DELAYED, READY)
-_UNSETTLED = (*_WAITING, LEASED)
+_UNSETTLED = (BLOCKED, DELAYED, READY, LEASED)
 
 
 def next_ns(context: Context) -> int | None:
@@ -60,8 +59,8 @@ def clock_set(context: Context, event: events.ClockSet) -> None:
 
 def _follow_wall_clock(context: Context) -> None:
     """Process the timers of the wall clock. Timeouts of workers do not depend on it."""
+    expiry.expire_tasks(context)
     _come_due(context)
-    _expire_tasks(context)
     _report_late(context)
 
 
@@ -100,16 +99,6 @@ def _come_due(context: Context) -> None:
     tasks = context.ledger.due_heap.pop_due(context.at_ns, TIMER_TASKS_MAX)
     if tasks:
         context.emit(CameDue(context.at_ns, [task.name for task in tasks]), tasks)
-
-
-def _expire_tasks(context: Context) -> None:
-    known = context.ledger.tasks
-    names = context.ledger.due_heap.pop_expired(context.at_ns, TIMER_TASKS_MAX)
-    found = [known[name] for name in dict.fromkeys(names) if name in known]
-    tasks = [task for task in found if _is_expired(task, context.at_ns)]
-    if tasks:
-        context.emit(TaskExpired(context.at_ns, [task.name for task in tasks]), tasks)
-        subscriptions.notify_settled(context, tasks)
 
 
 def _report_late(context: Context) -> None:
@@ -155,17 +144,6 @@ def _end_lane_debounce(ledger: Ledger, lane: Lane) -> None:
         lane_queues.count_removed(lane, 0)
     if lane.ready:
         ledger.mark_dirty(lane)
-
-
-def _is_expired(task: Task, at_ns: int) -> bool:
-    """Return whether a waiting task has expired. A leased task may finish."""
-    terms = task.terms
-    if task.state not in _WAITING:
-        return False
-    if terms.expires_hard_ns and terms.expires_hard_ns <= at_ns:
-        return True
-    tried = task.attempt > task.losses_excused
-    return tried and bool(terms.expires_ns) and terms.expires_ns <= at_ns
 
 
 def _end_leases_before(context: Context) -> None:

@@ -11,6 +11,7 @@ from taskyard.core import (
     assignment,
     effects,
     events,
+    expiry,
     membership,
     queues,
     records,
@@ -44,7 +45,7 @@ def due_time_ignored() -> Iterator[None]:
 @mutation
 def expiry_ignored() -> Iterator[None]:
     """Never expire a task."""
-    with patched(timers, "_is_expired", lambda _task, _at_ns: False):
+    with patched(expiry, "_is_expired", lambda _task, _at_ns: False):
         yield
 
 
