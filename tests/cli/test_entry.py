@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -24,6 +25,7 @@ from taskyard.errors import (
     TaskyardError,
     UserError,
 )
+from tests.kit.processes import environment
 
 
 def group_of(command: click.Command) -> click.Group:
@@ -140,6 +142,13 @@ def test_interruption_exits_130_with_one_line(
     assert run(failing_verb(interruption), ["act"]) == 130
     out, errors = capsys.readouterr()
     assert (out, errors.strip()) == ("", "taskyard: interrupted")
+
+
+def test_command_without_standard_streams_runs(tmp_path: Path) -> None:
+    shell = '"$0" -m taskyard.cli map touch {} ::: made <&- >&- 2>&-'
+    words = ["/bin/sh", "-c", shell, sys.executable]
+    subprocess.run(words, cwd=tmp_path, env=environment(), check=True)
+    assert (tmp_path / "made").exists()
 
 
 def test_broken_pipe_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,7 @@ def taskyard() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
+    _open_standard_streams()
     if COMPLETION_VARIABLE in os.environ:
         _complete()
     given = sys.argv[1:] if arguments is None else arguments
@@ -56,6 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     status = run(taskyard, given, is_main_program=True)
     gc.freeze()  # the collection at exit would visit every object
     sys.exit(status)
+
+
+def _open_standard_streams() -> None:
+    """Open standard streams that are closed on /dev/null, as those of a daemon may be.
+
+    A socket or a file would get their descriptors otherwise, and their readers and writers with it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free one
+            os.set_inheritable(descriptor, True)  # noqa: FBT003  # positional only
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
 
 
 def _complete() -> NoReturn:
