@@ -43,6 +43,11 @@ def test_every_start_of_a_worker_has_the_next_number_and_replaces_all_before_it(
     ]
 
 
+def test_worker_that_owns_its_name_replaces_those_of_earlier_supervisors() -> None:
+    earlier, later = (IncarnationOptions(owns_name=True).next() for _ in range(2))
+    assert int(later[3]) <= int(earlier[1]) < int(later[1])
+
+
 def test_two_workers_have_different_numbers() -> None:
     assert IncarnationOptions().next() != IncarnationOptions().next()
 

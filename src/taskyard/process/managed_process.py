@@ -63,8 +63,13 @@ class IncarnationOptions:
     A start reports to the broker that all earlier ones have ended: call `next` only then.
     """
 
-    def __init__(self) -> None:
-        self._first = self._next = 1 + secrets.randbits(_INCARNATION_BITS)
+    def __init__(self, *, owns_name: bool = False) -> None:
+        """With `owns_name`, earlier ones are also those of earlier supervisors.
+
+        Their workers have ended with them. Numbers from the wall clock are above theirs.
+        """
+        number = time.time_ns() if owns_name else 1 + secrets.randbits(_INCARNATION_BITS)
+        self._first, self._next = (1 if owns_name else number), number
 
     def next(self) -> tuple[str, ...]:
         """Return the options for one more start."""
@@ -85,16 +90,20 @@ class ManagedProcess:
         *,
         on_line: Callable[[str], None] | None = None,
         is_worker: bool = True,
+        owns_name: bool = False,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Call `info` with each restart, and `on_line` with each line of its stdout."""
+        """Call `info` with each restart, and `on_line` with each line of its stdout.
+
+        See `IncarnationOptions` for `owns_name`.
+        """
         self.name = name
         self._arguments = arguments
         self._policy = policy
         self._info = info
         self._on_line = on_line
-        self._incarnations = IncarnationOptions() if is_worker else None
+        self._incarnations = IncarnationOptions(owns_name=owns_name) if is_worker else None
         self._cwd, self._env = cwd, env
         #: Guards the child against a stop at the time of its start.
         self._lock = threading.Lock()

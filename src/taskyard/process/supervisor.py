@@ -169,7 +169,9 @@ class Supervisor:
         for number in range(1, worker_spec.workers + 1):
             name = f"local-{number}"
             arguments = [*worker_spec.arguments(self._state, name, number), *self._common]
-            worker = ManagedProcess(f"worker {name}", arguments, WORKER_POLICY, self._info)
+            worker = ManagedProcess(
+                f"worker {name}", arguments, WORKER_POLICY, self._info, owns_name=True
+            )
             worker.on_end = self._on_end
             self.workers.append(worker)
 
