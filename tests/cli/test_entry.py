@@ -1,8 +1,10 @@
 """The root command: lazy imports, errors in one line, exit codes."""
 
+import os
 import re
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import click
@@ -125,9 +127,20 @@ def test_os_error_has_a_traceback_with_verbose(
     assert run(failing_verb(OSError(5, "Input/output error")), ["act", "-v"]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("Traceback")
-    assert errors.endswith(
-        "\ntaskyard: I/O error: Input/output error (is stdout writable?) [unusable-file]\n"
-    )
+    assert errors.endswith(": Input/output error [unusable-file]\n")
+    assert "\ntaskyard: I/O error at cli/entry.py:" in errors
+
+
+def test_deleted_working_directory_is_the_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    with chdir(tmp_path / "gone"):
+        (tmp_path / "gone").rmdir()
+        codes = [run(taskyard, words) for words in (["list"], ["map", "echo", ":::", "a"])]
+        os.chdir(tmp_path)
+    line = "taskyard: working directory: it was deleted (change to another one)\n"
+    assert (codes, capsys.readouterr().err) == ([2, 2], 2 * line)
 
 
 def test_closed_stdout_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

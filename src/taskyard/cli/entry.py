@@ -4,6 +4,7 @@ The only module that ends the process. A command raises a `TaskyardError`, or re
 or returns None for success.
 """
 
+import errno
 import gc
 import os
 import sys
@@ -22,6 +23,7 @@ from taskyard.errors import (
     ExitCode,
     Interrupted,
     JournalDamaged,
+    StateError,
     TaskyardError,
     UnusableFile,
     UserError,
@@ -32,6 +34,12 @@ COMPLETION_VARIABLE: Final = "_TASKYARD_COMPLETE"
 
 #: Imports create many objects, which all stay: collect rarely. The default is 700.
 GC_THRESHOLD: Final = 50_000
+
+#: Of a write without a file name: the output of a command. Files have names.
+_WRITE_ERRORS: Final = (errno.ENOSPC, errno.EPIPE, errno.EDQUOT, errno.EFBIG)
+
+#: May be caused by a working directory that was deleted.
+_FILE_ERRORS: Final = (OSError, UnusableFile, StateError)
 
 
 @click.group(
@@ -114,6 +122,8 @@ def _run(group: click.Command, arguments: Sequence[str], cli_context: CliContext
 
 def _as_taskyard_error(error: Exception) -> TaskyardError:
     """Return any exception as a `TaskyardError`."""
+    if isinstance(error, _FILE_ERRORS) and _is_directory_deleted():
+        return UnusableFile("working directory: it was deleted (change to another one)")
     if isinstance(error, TaskyardError):
         return error
     if isinstance(error, OSError):
@@ -141,28 +151,40 @@ def _discard_stdout() -> None:
 
 
 def _os_error(error: OSError) -> UserError:
-    """Return an `OSError` that no command has handled. Without a file name it is mostly stdout."""
+    """Return an `OSError` that no command has handled, with its file or its operation."""
     reason = error.strerror or str(error)
-    if error.filename is None:
-        wrapped = UnusableFile(f"I/O error: {reason} (is stdout writable?)")
-    else:
-        wrapped = UnusableFile(f"{error.filename}: {reason}")
+    subject = error.filename
+    if subject is None:
+        subject = "stdout" if error.errno in _WRITE_ERRORS else f"I/O error{_location(error)}"
+    wrapped = UnusableFile(f"{subject}: {reason}")
     wrapped.__cause__ = error
     return wrapped
 
 
+def _is_directory_deleted() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109  # `Path.cwd` is the same
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def _internal_error(error: Exception) -> TaskyardError:
-    """Return an unexpected exception with the innermost line of Taskyard in its traceback."""
+    """Return an unexpected exception with its location."""
+    wrapped = TaskyardError(
+        f"internal error{_location(error)}: {error!r}. Please report it with the output of `-v`."
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _location(error: Exception) -> str:
+    """Return the innermost line of Taskyard in a traceback: ` at FILE:LINE`."""
     import traceback  # noqa: PLC0415  # slow to import
 
     ours = __file__.removesuffix("cli/entry.py")
     way = [step for step in traceback.extract_tb(error.__traceback__) if ours in step.filename]
-    location = "".join(f" at {step.filename.removeprefix(ours)}:{step.lineno}" for step in way[-1:])
-    wrapped = TaskyardError(
-        f"internal error{location}: {error!r}. Please report it with the output of `-v`."
-    )
-    wrapped.__cause__ = error
-    return wrapped
+    return "".join(f" at {step.filename.removeprefix(ours)}:{step.lineno}" for step in way[-1:])
 
 
 def _report_usage(
