@@ -81,7 +81,7 @@ def test_tasks_of_removed_lines_neither_count_nor_fail_a_run(tmp_path: Path) -> 
     head, others, failure, *_ = out.splitlines()
     assert (code, head.split(" (")[0]) == (1, "cmds: 1 done, 1 failed")
     assert others == "2 other tasks of the campaign are not in the file (1 failed, 1 done)"
-    assert failure.endswith("failed after 2 attempts: exit status 3")
+    assert "cmds.txt:2 (exit 3): failed after 2 attempts: exit status 3" in failure
     assert err.splitlines()[-1] == "cmds: 1 of 2 done, 1 failed"
     file.write_text("echo new\n")
     code, out, _ = run_here(tmp_path, "run", "cmds.txt", "--json")

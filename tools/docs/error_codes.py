@@ -186,6 +186,10 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "The command was interrupted, or its processes were stopped.",
             "Run it again. Submitted tasks continue, and a `run` resumes.",
         ),
+        "output-closed": Explanation(
+            "The reader of stdout has stopped before the end, as `head` does.",
+            "Nothing, if that was intended. A named `map` resumes with the same command.",
+        ),
     },
     "Files and campaigns": {
         "invalid-campaign": Explanation(

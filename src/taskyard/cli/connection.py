@@ -132,7 +132,7 @@ def connect_read_only(cli_context: CliContext) -> Iterator[ReadOnlyClient]:
     Raises `NoBroker` at once if there is no such directory.
     """
     broker, state = broker_location(cli_context)
-    if broker is None and not state.exists():
+    if broker is None and not state.absolute().exists():  # raises in a deleted directory
         raise NoBroker(
             f"no broker is running: {state} does not exist (start one with `taskyard up`, or give "
             "another --state)"
