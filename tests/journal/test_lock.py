@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from taskyard.errors import ExitCode, JournalFailed, StateLocked, UserError
+from taskyard.errors import ExitCode, JournalFailed, StateLocked, UnusableFile, UserError
 from taskyard.journal.files import OWNER_VARIABLE, check_owner
 from taskyard.journal.lock import FILE_NAME, ReadLock, StateLock
 
@@ -133,7 +133,7 @@ def test_state_directory_is_made_private(tmp_path: Path) -> None:
 
 def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b"")
-    with pytest.raises(JournalFailed, match=r"state directory .*/state: Not a dir"):
+    with pytest.raises(UnusableFile, match=r"state directory .*/state: Not a dir"):
         StateLock(tmp_path / "state")
 
 

@@ -270,7 +270,7 @@ def state_option(command: CommandFunction) -> CommandFunction:
         "--state",
         envvar="TASKYARD_STATE",
         show_default=NEAREST_STATE,
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),
         metavar="DIR",
         help="State directory.",
     )
@@ -283,7 +283,7 @@ broker_state_option = click.option(
     cls=SettingOption,
     envvar="TASKYARD_STATE",
     show_default=NEAREST_STATE,
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     metavar="DIR",
     help="State directory of the broker.",
 )
@@ -363,7 +363,7 @@ def broker_options(command: CommandFunction) -> CommandFunction:
             cls=SettingOption,
             envvar="TASKYARD_STATE",
             show_default=NEAREST_STATE,
-            type=click.Path(path_type=Path),
+            type=click.Path(path_type=Path, readable=False),
             metavar="DIR",
             expose_value=False,
             callback=store_option("state"),

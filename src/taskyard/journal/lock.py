@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from taskyard.errors import JournalFailed, StateLocked
+from taskyard.errors import JournalFailed, StateLocked, UnusableFile
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 
 FILE_NAME = "lock"
@@ -41,7 +41,7 @@ class StateLock:
             check_owner(directory)
             self._descriptor: int | None = _open(directory)
         except OSError as error:
-            raise JournalFailed(
+            raise UnusableFile(
                 f"state directory {directory}: {error.strerror} "
                 "(use a directory that you may write)"
             ) from error

@@ -10,7 +10,7 @@ import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from taskyard.errors import JournalFailed, StateLocked
+from taskyard.errors import StateLocked, UnusableFile
 from taskyard.journal import lock
 from taskyard.journal.files import check_owner, make_private_directory, open_regular
 
@@ -103,7 +103,7 @@ class LocalLock:
             check_owner(state)
             descriptor = open_regular(state / LOCAL_FILE, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise JournalFailed(
+            raise UnusableFile(
                 f"state directory {state}: {error.strerror} (use a directory that you may write)"
             ) from error
         try:
