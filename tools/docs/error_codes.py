@@ -187,8 +187,8 @@ GROUPS: Final[dict[str, dict[str, Explanation]]] = {
             "Run it again. Submitted tasks continue, and a `run` resumes.",
         ),
         "output-closed": Explanation(
-            "The reader of stdout has stopped before the end, as `head` does.",
-            "Nothing, if that was intended. A named `map` resumes with the same command.",
+            "The reader of the results of `map` has stopped, as `head` does.",
+            "Run it again with `--campaign`, which keeps unfinished tasks, and read all results.",
         ),
     },
     "Files and campaigns": {
