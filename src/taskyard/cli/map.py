@@ -417,12 +417,12 @@ def _print_results(
         window,
         EarlyStop(policy) as early_stop,
     ):
-        failures = FailureCounter(early_stop, ended or ())
+        failures = FailureCounter(early_stop)
         for row, future in rows:
             if row is not None:
                 answer.set_input(future, row)
-            if policy.max_failures is not None:
-                future.add_done_callback(failures.count)  # type: ignore[arg-type]  # the same future
+            if policy.max_failures is not None and future.full_name not in (ended or ()):
+                future.add_done_callback(failures.count)
             window.add(future)
         answer.all_submitted(window.added)
         window.finish()

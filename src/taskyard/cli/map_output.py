@@ -33,7 +33,8 @@ from taskyard.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from concurrent.futures import Future as AnyFuture
 
     from taskyard.cli.input_rows import InputRow
     from taskyard.cli.live_lines import LiveLines
@@ -358,17 +359,14 @@ class _CampaignMeter:
 
 
 class FailureCounter:
-    """Counts tasks that fail, as they settle in any order. `before`: those that had failed."""
+    """Counts failed tasks as they settle, in any order."""
 
-    def __init__(self, early_stop: EarlyStop, before: Container[str]) -> None:
+    def __init__(self, early_stop: EarlyStop) -> None:
         self._early_stop = early_stop
-        self._before = before
         self._failed = 0
 
-    def count(self, future: Future) -> None:
+    def count(self, future: AnyFuture[Any]) -> None:
         """Count a settled future. Called by the thread of the session."""
-        if future.full_name in self._before:
-            return
         error = None if future.cancelled() else future.exception()
         if isinstance(error, TaskFailed) and not isinstance(error, TaskBlocked):
             self._failed += 1
