@@ -53,6 +53,7 @@ VERBS = [
     ("list", 0),
     ("list --limit 1", 0),
     ("list --sort duration --columns name,memory", 0),
+    ("list --lane none", 0),
     ("show behind", 0),
     ("result done", 0),
     ("result bytes", 0),
