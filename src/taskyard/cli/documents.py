@@ -457,8 +457,8 @@ class RunDocument(JsonDocument, tag="run"):
     failures: list[RunFailure]
     #: The slowest tasks, at most 3 that took a second or more. Empty for more than 10,000 tasks.
     slowest: list[SlowTask]
-    #: Other tasks of the campaign by state, which the file does not have. Without empty states.
-    others: dict[str, int]
+    #: Other tasks of the campaign by state, which the file does not have.
+    others: Counts
     #: Why the run was stopped early. Empty: it was not.
     stopped: str = ""
 

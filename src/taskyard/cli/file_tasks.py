@@ -34,7 +34,7 @@ class RunCounts(Struct):
     counts: dict[str, int]
     #: Tasks of the campaign with a truncated result.
     truncated: int = 0
-    #: Other tasks of the campaign by state, without empty states.
+    #: Other tasks of the campaign by state. Empty: there are none.
     others: dict[str, int] = {}
     #: The names of the file's tasks. None: there are no other tasks.
     names: frozenset[str] | None = None
@@ -44,7 +44,7 @@ class RunCounts(Struct):
         if not self.others:
             return ""
         number = sum(self.others.values())
-        states = ", ".join(f"{count:,} {state}" for state, count in self.others.items())
+        states = ", ".join(f"{count:,} {state}" for state, count in self.others.items() if count)
         verb = "is" if number == 1 else "are"
         tasks = format_count(number, "other task")
         return f"{tasks} of the campaign {verb} not in the file ({states})"
@@ -92,8 +92,8 @@ class FileTasks:
             return RunCounts(counts, truncated)
         others = self._count_others([state for state in TaskState if state is not TaskState.DONE])
         others["done"] = max(number - others.total(), 0)
-        counts = {state: count - others[state] for state, count in counts.items()}
-        return RunCounts(counts, truncated, dict(+others), self._names())
+        own = {state: count - others[state] for state, count in counts.items()}
+        return RunCounts(own, truncated, {state: others[state] for state in counts}, self._names())
 
     def _names(self) -> frozenset[str]:
         return frozenset([spec.name for spec in self._specs])

@@ -97,7 +97,8 @@ def print_report(  # noqa: PLR0913  # the parts of a report
     code = _exit_code(end, counts, truncated)
     slowest: list[SlowTask] = []
     if (total := sum(counts.values())) <= SLOWEST_SEARCHED_MAX:
-        slowest = slowest_tasks(client, Scope(campaign=run_options.campaign.encode()))
+        scope = Scope(campaign=run_options.campaign.encode())
+        slowest = slowest_tasks(client, scope, numbers.names)
     if run_options.as_json:
         document = RunDocument(
             campaign=run_options.campaign,
@@ -108,7 +109,7 @@ def print_report(  # noqa: PLR0913  # the parts of a report
             failures=failures,
             stopped=str(end.stopped or ""),
             slowest=slowest,
-            others=numbers.others,
+            others=numbers.others or dict.fromkeys(counts, 0),
         )
         print_document(document)
     else:

@@ -14,6 +14,8 @@ from taskyard.cli.format import escape_line, format_duration, full_name
 from taskyard.core.states import TaskState
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from taskyard.cli.connection import ReadOnlyClient
     from taskyard.core.events import Scope
 
@@ -29,12 +31,22 @@ SLOW_SECONDS_MIN: Final = 1.0
 _ENDED: Final = (TaskState.DONE, TaskState.FAILED)
 
 
-def slowest_tasks(client: ReadOnlyClient, scope: Scope) -> list[SlowTask]:
-    """Return the slowest ended tasks of a scope by their latest attempts, slowest first."""
+def slowest_tasks(
+    client: ReadOnlyClient, scope: Scope, names: Container[str] | None = None
+) -> list[SlowTask]:
+    """Return the slowest ended tasks of a scope by their latest attempts, slowest first.
+
+    With `names`, only tasks with one of these names.
+    """
     from msgspec import structs  # noqa: PLC0415  # not needed by `--help`
 
     ended = client.tasks(structs.replace(scope, states=_ENDED), measured=True)
-    found = (view for view in ended if (view.get("duration") or 0.0) >= SLOW_SECONDS_MIN)
+    found = (
+        view
+        for view in ended
+        if (view.get("duration") or 0.0) >= SLOW_SECONDS_MIN
+        and (names is None or view["name"] in names)
+    )
     return [
         SlowTask(name=view["name"], campaign=view["campaign"], seconds=view["duration"])
         for view in nlargest(SLOWEST_SHOWN, found, key=lambda view: float(view["duration"]))
