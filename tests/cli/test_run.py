@@ -13,7 +13,7 @@ import pytest
 
 from taskyard.campaign.line_names import line_name
 from taskyard.campaign.reader import read_campaign
-from taskyard.cli import stall_warning
+from taskyard.cli import stalls
 from taskyard.cli.file_tasks import RunCounts
 from taskyard.cli.offline import OfflineClient
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report
@@ -335,7 +335,7 @@ def test_running_broker_is_used_and_stays(tmp_path: Path) -> None:
 def test_tasks_that_no_worker_could_run_are_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stall_warning, "STALL_SECONDS", 0.0)
+    monkeypatch.setattr(stalls, "STALL_SECONDS", 0.0)
     monkeypatch.setattr("taskyard.cli.map_output._METER_SECONDS", 0.01)
     tasks = [{"name": str(number), "argv": ["true"], "gpus": 2} for number in range(1500)]
     file = campaign(tmp_path, tasks)

@@ -49,7 +49,7 @@ from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.resource_options import settings_machine
 from taskyard.cli.run_policy import EarlyStop, RunPolicy, run_policy_options
-from taskyard.cli.stall_warning import StallWarning
+from taskyard.cli.stalls import StallWarning
 from taskyard.cli.task_options import (
     explain_refusal,
     task_options,

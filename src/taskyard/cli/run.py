@@ -45,7 +45,7 @@ from taskyard.cli.run_policy import (
     run_policy_options,
 )
 from taskyard.cli.run_report import RunEnd, RunOptions, print_report, resume_command
-from taskyard.cli.stall_warning import StallWarning
+from taskyard.cli.stalls import StallWarning
 from taskyard.cli.task_options import environment_options
 from taskyard.cli.wait import wait_target
 from taskyard.core.identity import spelling

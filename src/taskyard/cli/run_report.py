@@ -86,14 +86,7 @@ def print_report(  # noqa: PLR0913  # the parts of a report
 ) -> ExitCode:
     """Print the outcome of the file's tasks and return the exit code."""
     counts, truncated = numbers.counts, numbers.truncated
-    failures: list[RunFailure] = []
-    if counts["failed"]:
-        scope = Scope(campaign=run_options.campaign.encode(), states=(TaskState.FAILED,))
-        failures = [
-            RunFailure(**{field: task[field] for field in RunFailure.__struct_fields__})
-            for task in client.tasks(scope)
-            if numbers.names is None or task["name"] in numbers.names
-        ]
+    failures = _failures(run_options, client, numbers) if counts["failed"] else []
     code = _exit_code(end, counts, truncated)
     slowest: list[SlowTask] = []
     if (total := sum(counts.values())) <= SLOWEST_SEARCHED_MAX:
@@ -130,6 +123,16 @@ def print_report(  # noqa: PLR0913  # the parts of a report
             name = shlex.quote(escape_line(run_options.campaign))
             click.echo(f"results:  taskyard results --campaign {name}{run_options.location}")
     return code
+
+
+def _failures(run_options: RunOptions, client: Client, numbers: RunCounts) -> list[RunFailure]:
+    """Return the failed tasks of the file."""
+    scope = Scope(campaign=run_options.campaign.encode(), states=(TaskState.FAILED,))
+    return [
+        RunFailure(**{field: task[field] for field in RunFailure.__struct_fields__})
+        for task in client.tasks(scope)
+        if numbers.names is None or task["name"] in numbers.names
+    ]
 
 
 def _exit_code(end: RunEnd, counts: dict[str, int], truncated: int) -> ExitCode:
