@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -127,6 +128,22 @@ def test_reader_that_stops_ends_map_like_an_interrupt(
     assert f"taskyard: stdout was closed; {message}" in err
     assert is_free(tmp_path)
     assert counts(tmp_path).keys() == {"done", left}
+
+
+def test_stopped_map_prints_tasks_that_finish_and_counts_the_others(tmp_path: Path) -> None:
+    with mapping(tmp_path, "c", "--finish-running") as running:
+        running.write("slow\nslow\nlast\n")
+        until(lambda: marks(tmp_path) == ["slow", "slow"])
+        running.send(signal.SIGINT)
+        assert running.error_line() == "waiting for running tasks (Ctrl-C ends them)"
+        (tmp_path / "gate").touch()
+        code, out, err = running.end()
+    assert (code, out) == (130, "slow\nslow\n")
+    assert err.startswith("campaign c: 3 tasks: 2 done, 1 unfinished\n")
+    script = '[ "$0" != bad ] || exit 1; exec sleep 600'
+    words = ("--campaign", "d", "--max-failures", "1", "--json", "sh", "-c", script)
+    code, out, _ = run_here(tmp_path, "map", *words, ":::", "slow", "bad", "last")
+    assert (code, json.loads(out)["counts"]) == (1, {"failed": 1, "unfinished": 2})
 
 
 def test_tasks_of_other_campaigns_run_too_and_are_reported(tmp_path: Path) -> None:
@@ -286,5 +303,6 @@ def test_map_stops_after_too_many_failures_and_cancels_the_rest(tmp_path: Path) 
     stopped = "taskyard: stopped: 1 task failed (--max-failures), the latest: task map-"
     lines = err.splitlines()
     assert [line[: len(stopped)] for line in lines].count(stopped) == 1
-    assert lines[-1] == "cancelled 2 tasks"
+    assert "cancelled 2 tasks" in lines
+    assert lines[-2].endswith(": 3 tasks: 1 failed, 2 cancelled")
     assert counts(tmp_path) == {"failed": 1, "cancelled": 2}

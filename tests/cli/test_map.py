@@ -508,6 +508,22 @@ def test_reader_that_stops_leaves_the_tasks_to_a_lasting_broker(yard: Yard) -> N
     assert err.startswith("taskyard: stdout was closed; submitted tasks continue: `taskyard cancel")
 
 
+def test_stopped_map_waits_for_running_tasks_of_a_broker_that_continues(call: Caller) -> None:
+    script = '[ "$0" != bad ] || exit 1; sleep 0.4; echo "$0"'
+    limits = ("--max-failures", "1", "--finish-running")
+    words = ("sh", "-c", script, ":::", "a", "bad", *"cdefghijk")
+    outcome = call("map", "--campaign", "stopped", *limits, *words)
+    done = len(outcome.out.splitlines())
+    assert (outcome.code, done > 0) == (1, True)
+    reason, cancelled, waiting, failure, summary, _retry = outcome.err.splitlines()
+    assert reason.startswith("taskyard: stopped: 1 task failed (--max-failures)")
+    assert cancelled == f"cancelled {10 - done} tasks"
+    assert waiting == "waiting for running tasks (Ctrl-C leaves them)"
+    assert failure.startswith("taskyard: row 2 (bad): failed: exit status 1")
+    counts = f"{done} done, 1 failed, {10 - done} cancelled"
+    assert summary == f"campaign stopped: 11 tasks: {counts}"
+
+
 def test_broker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
     lines = 600
     (tmp_path / "lines").write_text("".join(f"{number}\n" for number in range(lines)))

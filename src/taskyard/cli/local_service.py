@@ -252,16 +252,35 @@ class LocalService:
         """Let no more tasks of a campaign start, and end running ones unless they shall finish.
 
         Tasks of an own broker stay queued if they are resumable, and run when it is started again.
-        Others are cancelled.
+        Others are cancelled. Returns when all tasks that shall finish have settled.
         """
-        if self._supervisor is not None:
-            self.finish_running = finish_running
-            if is_resumable:
-                return
-        states = UNSTARTED if finish_running else (*UNSTARTED, TaskState.LEASED)
-        cancelled = self.client.cancel(campaign=campaign, states=states, timeout=CANCEL_SECONDS)
-        if cancelled:
-            self._cli_context.info(f"cancelled {format_count(cancelled, 'task')}")
+        supervisor = self._supervisor
+        self.finish_running = finish_running
+        if supervisor is None or not is_resumable:
+            states = UNSTARTED if finish_running else (*UNSTARTED, TaskState.LEASED)
+            cancelled = self.client.cancel(campaign=campaign, states=states, timeout=CANCEL_SECONDS)
+            if cancelled:
+                self._cli_context.info(f"cancelled {format_count(cancelled, 'task')}")
+        if not finish_running:
+            return
+        if supervisor is None:
+            self._await_running(campaign)
+        else:
+            supervisor.finish_workers()
+            self.client.status()  # futures of tasks that ended before this reply are settled
+
+    def _await_running(self, campaign: str) -> None:
+        """Wait for the running tasks of a campaign on a broker of others."""
+        is_reported = False
+        while any(
+            one["counts"]["leased"]
+            for one in self.client.status()["campaigns"]
+            if one["name"] == campaign
+        ):
+            if not is_reported:
+                self._cli_context.info("waiting for running tasks (Ctrl-C leaves them)")
+            is_reported = True
+            time.sleep(POLL_SECONDS)
 
     def mark_temporary(self, campaign: str) -> None:
         """Have the tasks of a campaign cancelled by a later command if this one is killed.

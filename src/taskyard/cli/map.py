@@ -48,7 +48,7 @@ from taskyard.cli.output import (
 from taskyard.cli.output_directory import OutputDirectory, output_option
 from taskyard.cli.progress import ProgressBar
 from taskyard.cli.resource_options import settings_machine
-from taskyard.cli.run_policy import EarlyStop, RunPolicy, run_policy_options
+from taskyard.cli.run_policy import EarlyStop, RunPolicy, StoppedEarly, run_policy_options
 from taskyard.cli.stalls import StallWarning
 from taskyard.cli.task_options import (
     explain_refusal,
@@ -229,7 +229,7 @@ def _run(  # noqa: PLR0913  # the last ones are named
             window = FutureWindow(
                 answer.write, answer.flush, in_order=keep_order, futures_max=tasks_max
             )
-            _print_results(answer, window, rows, policy, ended)
+            _print_results(answer, window, rows, stop, ended)
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
 
@@ -273,7 +273,7 @@ def _retry_failed(cli_context: CliContext, values: dict[str, Any], *, keep_order
         with stop.stopping(), _open_output(cli_context, client, campaign, values) as answer:
             window = FutureWindow(answer.write, answer.flush, in_order=keep_order)
             rows = ((None, future) for future in futures)
-            _print_results(answer, window, rows, policy)
+            _print_results(answer, window, rows, stop)
     policy.announce(cli_context, answer.summary(time.monotonic() - began))
     return answer.exit_code()
 
@@ -404,19 +404,31 @@ def _print_results(
     answer: MapOutput,
     window: FutureWindow,
     rows: Iterable[tuple[InputRow | None, Future]],
-    policy: RunPolicy,
+    stop: MapStop,
     ended: EndedRows | None = None,
 ) -> None:
-    """Print the results of futures, which may be submitted meanwhile. Raises `StoppedEarly`.
+    """Print the results of futures, which may be submitted meanwhile.
 
-    Failures of `ended` are from an earlier map, and not counted.
+    Calls `stop` if the policy or an interrupt ends it before all are settled. Failures of `ended`
+    are from an earlier map, and not counted.
     """
-    with (
-        answer,
-        answer.live or nullcontext(),
-        window,
-        EarlyStop(policy) as early_stop,
-    ):
+    with answer, answer.live or nullcontext(), window:
+        try:
+            _deliver(answer, window, rows, stop.policy, ended)
+        except (StoppedEarly, KeyboardInterrupt) as error:
+            stop.end_output(answer, window, error)
+            raise
+
+
+def _deliver(
+    answer: MapOutput,
+    window: FutureWindow,
+    rows: Iterable[tuple[InputRow | None, Future]],
+    policy: RunPolicy,
+    ended: EndedRows | None,
+) -> None:
+    """Pass futures to the window until all are settled. Raises `StoppedEarly`."""
+    with EarlyStop(policy) as early_stop:
         failures = FailureCounter(early_stop)
         for row, future in rows:
             if row is not None:

@@ -112,6 +112,8 @@ class MapOutput:
         self._truncated = 0
         self._total: int | None = None
         self._stopped: StoppedEarly | None = None
+        #: Whether the output ends before all tasks have settled.
+        self._is_cut = False
         self._bar = ProgressBar(cli_context, campaign, drawn=not sys.stdout.isatty())
         self._meter = _CampaignMeter(self._bar, counts, check)
 
@@ -125,15 +127,15 @@ class MapOutput:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
-    ) -> None:
+    ) -> bool:
+        """Print the summary. Suppresses `StoppedEarly`, which is a part of it."""
         self._meter.stop()
         if kind is None:
             self._bar.count(self._counts, self._total, behind_failure=self._counts["blocked"])
         self._bar.__exit__(None, None, None)
-        if isinstance(error, StoppedEarly):
-            self._stopped = error
-        if kind is None or self._stopped is not None:
+        if kind is None or self._is_cut:
             self._close()
+        return isinstance(error, StoppedEarly)
 
     def _close(self) -> None:
         counts = dict(self._counts)
@@ -148,8 +150,6 @@ class MapOutput:
         self.flush()  # the last result comes before the summary, and its reader may have stopped
         if self._cli_context.quiet:
             return
-        if self._stopped is not None:
-            click.echo(f"taskyard: {self._stopped}", err=True)
         truncated = f", {self._truncated:,} truncated" if self._truncated else ""
         click.echo(
             f"campaign {escape_line(self._campaign)}: {format_counts(counts)}{truncated}", err=True
@@ -171,6 +171,20 @@ class MapOutput:
         self._total = total
         self._meter.is_total_known = True
 
+    def stop(self, error: StoppedEarly | None) -> None:
+        """Print why the command stops early. Cancelled tasks are only counted from now on.
+
+        An interrupt has no error.
+        """
+        self._stopped, self._is_cut = error, True
+        if error is not None and not self._cli_context.quiet:
+            self._bar.print_above(f"taskyard: {escape_line(str(error))}")
+
+    def set_unfinished(self, unfinished: int) -> None:
+        """Set the number of tasks that have not settled."""
+        self._counts["unfinished"] = unfinished
+        self._counts = +self._counts
+
     # Called by the output thread.
 
     def write(self, future: Future) -> None:
@@ -186,7 +200,8 @@ class MapOutput:
         has_run = state in ("done", "failed")
         if has_run and future.has_stderr and not self._cli_context.quiet:
             self._write_stderr(future.full_name, state)
-        if reason and not (self._cli_context.as_json and not is_truncated):
+        is_counted_only = self._cli_context.as_json or (self._is_cut and state == "cancelled")
+        if reason and (is_truncated or not is_counted_only):
             self._report(self._failure_line(future, state, reason))
         if self.copy_to is not None and has_run:
             self.copy_to(future.full_name)
@@ -393,6 +408,11 @@ class FutureWindow:
         self._room = threading.Semaphore(futures_max)
         self._queue: SimpleQueue[Future | None] = SimpleQueue()
         self._error: BaseException | None = None
+        self._delivered = 0
+        #: Set at the end of the thread. A `join` that is interrupted can't be repeated.
+        self._ended = threading.Event()
+        #: Done when no more futures are awaited.
+        self._stop: AnyFuture[None] = concurrent.futures.Future()
         #: Held while output is written. Python may stop a daemon thread anywhere at exit. If it
         #: holds stdout's lock then, the interpreter aborts.
         self._output_lock = threading.Lock()
@@ -421,8 +441,16 @@ class FutureWindow:
     def finish(self) -> None:
         """Wait until all futures are passed on."""
         self._queue.put(None)
-        self._thread.join()
+        self._ended.wait()
         self._raise_error()
+
+    def finish_settled(self) -> int:
+        """Wait until the settled futures are passed on. Return the number of the others."""
+        self._stop.set_result(None)
+        self._queue.put(None)
+        self._ended.wait()
+        self._raise_error()
+        return self.added - self._delivered
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -433,23 +461,33 @@ class FutureWindow:
             self._deliver_all()
         except BaseException as wrong:  # noqa: BLE001  # raised again by `add` or `finish`
             self._error = wrong
+        finally:
+            self._ended.set()
 
     def _deliver_all(self) -> None:
-        delivered = 0
         is_last = False
-        while not is_last or delivered < self.added:
+        while not is_last or self._delivered < self.added:
             if self._queue.empty():
                 with self._output_lock:
                     self._on_idle()
             future = self._queue.get()
             if future is None:
                 is_last = True
+                if self._stop.done():
+                    return
                 continue
-            if not future.done():
-                with self._output_lock:
-                    self._on_idle()
-                concurrent.futures.wait([future])
+            if not self._await(future):
+                continue
             with self._output_lock:
                 self._on_settled(future)
-            delivered += 1
+            self._delivered += 1
             self._room.release()
+
+    def _await(self, future: Future) -> bool:
+        """Wait for a future. Return False if it is not settled when no more are awaited."""
+        if not future.done():
+            with self._output_lock:
+                self._on_idle()
+            first: Any = [future, self._stop]
+            concurrent.futures.wait(first, return_when=concurrent.futures.FIRST_COMPLETED)
+        return future.done()

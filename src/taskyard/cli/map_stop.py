@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskyard.cli.local_service import LocalService
+    from taskyard.cli.map_output import FutureWindow, MapOutput
     from taskyard.cli.options import CliContext
     from taskyard.cli.run_policy import RunPolicy
 
@@ -38,13 +39,15 @@ class MapStop:
         self._cli_context = cli_context
         self._service = service
         self._campaign = campaign
-        self._policy = policy
+        self.policy = policy
         #: Whether the user named the campaign.
         self._is_named = is_named
+        #: Whether its tasks are stopped.
+        self._is_done = False
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Stop the tasks of a block that raises. Only `StoppedEarly` is not raised again.
+        """Stop the tasks of a block that raises, unless they are stopped.
 
         Raises `OutputClosed` if the reader of stdout has stopped.
         """
@@ -53,8 +56,6 @@ class MapStop:
         try:
             yield
             self._service.unmark_temporary()
-        except StoppedEarly:
-            self._stop_tasks()
         except BaseException as error:
             is_input_wrong = isinstance(error, UserError)
             with suppress(TaskyardError):  # the first error is reported
@@ -66,10 +67,28 @@ class MapStop:
                 raise OutputClosed(self.message("stdout was closed")) from None
             raise
 
+    def end_output(self, answer: MapOutput, window: FutureWindow, error: BaseException) -> None:
+        """Stop the tasks, and print the results of those that have settled by then.
+
+        An interrupt ends the output at once, unless running tasks shall finish.
+        """
+        stopped = error if isinstance(error, StoppedEarly) else None
+        if stopped is None and self._service.is_lasting:
+            return
+        is_printed = stopped is not None or self.policy.finish_running
+        if is_printed:
+            answer.stop(stopped)
+        self._stop_tasks()
+        if is_printed:
+            answer.set_unfinished(window.finish_settled())
+
     def _stop_tasks(self) -> None:
+        if self._is_done:
+            return
+        self._is_done = True
         self._service.stop_campaign(
             self._campaign,
-            finish_running=self._policy.finish_running,
+            finish_running=self.policy.finish_running,
             is_resumable=self._is_named,
         )
         self._service.unmark_temporary()

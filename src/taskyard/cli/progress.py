@@ -34,7 +34,9 @@ RATE_SECONDS: Final = 20.0
 _SHOWN_SECONDS: Final = 0.1
 
 #: The order of states in a summary.
-_STATES_SHOWN: Final = ("done", "failed", "cancelled", "leased", "ready", "delayed", "blocked")
+_STATES_SHOWN: Final = (
+    *("done", "failed", "cancelled", "leased", "ready", "delayed", "blocked", "unfinished"),
+)
 
 #: States that are shown beside the number of done tasks.
 _EXTRA_STATES: Final = (

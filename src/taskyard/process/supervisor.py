@@ -189,6 +189,16 @@ class Supervisor:
     def __exit__(self, *_error: object) -> None:
         self.stop()
 
+    def finish_workers(self) -> None:
+        """Stop the workers when their running tasks have finished, and keep the broker.
+
+        After an interrupt the tasks are ended and returned.
+        """
+        self._is_stopping = True
+        for managed in self.workers:
+            managed.discard()
+        self._stop_workers(finish_running=True)
+
     def stop(self, *, finish_running: bool = True) -> None:
         """Stop the workers and then the broker.
 
