@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,6 +78,13 @@ def test_map_starts_its_own_broker_and_stops_it(tmp_path: Path) -> None:
     code, out, _ = run_here(tmp_path / "sub", "show", line_name("a"))
     assert code == 0
     assert line_name("a") in out
+
+
+def test_map_in_a_task_of_map_has_workers_of_its_own(tmp_path: Path) -> None:
+    inner = f"{shlex.quote(sys.executable)} -m taskyard.cli map -q echo ::: p q"
+    code, out, err = run_here(tmp_path, "map", "-q", "-j", "1", "--", "sh", "-c", inner, ":::", "1")
+    assert (code, out, err) == (0, "p\nq\n", "")
+    assert counts(tmp_path) == {"done": 1}
 
 
 def test_interrupted_map_is_resumed_by_the_same_command(tmp_path: Path) -> None:

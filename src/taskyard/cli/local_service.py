@@ -13,6 +13,8 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -53,7 +55,6 @@ from taskyard.settings.keys import PROCESSES_MAX, SERVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from taskyard.client.client import Client
     from taskyard.core.resources import Resources
@@ -77,6 +78,9 @@ CANCEL_SECONDS: Final = 5.0
 #: States of tasks that workers will run, and of tasks that no worker has yet.
 _RUNNABLE: Final = ("delayed", "ready", "leased")
 UNSTARTED: Final = (TaskState.BLOCKED, TaskState.DELAYED, TaskState.READY)
+
+#: Set in the environment of a task's process.
+TASK_VARIABLE: Final = "TASKYARD_TASK"
 
 #: The parameters of `service_options`.
 _PARAMETERS: Final = ("workers", "worker_slots", "allow")
@@ -482,6 +486,26 @@ def report_unused_options(cli_context: CliContext) -> None:
     given += given_resource_options()
     if given:
         cli_context.info(f"using the running broker, without {', '.join(given)}")
+    if TASK_VARIABLE in os.environ:
+        cli_context.warn("in a task: it waits for free slots of the workers of the running broker")
+
+
+@contextmanager
+def own_state_in_task(cli_context: CliContext) -> Iterator[None]:
+    """In a task, use a temporary state directory unless an option or a setting names one.
+
+    For a command that waits for tasks of its own: the workers around it may all be busy with tasks
+    that wait for such commands.
+    """
+    settings = cli_context.settings()
+    sources = settings.source("broker.state"), settings.source("broker.url")
+    is_given = cli_context.state or cli_context.broker or any(sources)
+    if is_given or TASK_VARIABLE not in os.environ:
+        yield
+        return
+    with TemporaryDirectory(prefix="taskyard-") as directory:
+        cli_context.state = Path(directory)
+        yield
 
 
 @contextmanager

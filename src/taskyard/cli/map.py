@@ -33,6 +33,7 @@ from taskyard.cli.local_service import (
     check_workers,
     local_service,
     make_worker_spec,
+    own_state_in_task,
     service_options,
 )
 from taskyard.cli.map_input import input_options, map_input
@@ -205,7 +206,9 @@ def _run(  # noqa: PLR0913  # the last ones are named
     campaign = values["campaign"] or f"map-{secrets.token_hex(5)}"
     spec = _worker_spec(cli_context, values)
     policy, began = RunPolicy.of(values), time.monotonic()
+    is_anonymous = wait and not values["campaign"]
     with (
+        own_state_in_task(cli_context) if is_anonymous else nullcontext(),
         local_service(
             cli_context,
             spec,
