@@ -29,8 +29,9 @@ EXIT_MEANINGS: Final = {
     ExitCode.NO_BROKER: "no broker",
     ExitCode.TIMED_OUT: "timed out",
     ExitCode.CANCELLED: "some task was cancelled, and none failed",
-    ExitCode.STATE_DAMAGED: "the state is damaged, or can't be written",
+    ExitCode.STATE_DAMAGED: "the state is damaged, or writing to it failed",
     ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.OUTPUT_CLOSED: "the reader of the results of `map` has stopped, as `head` does",
 }
 
 _HEAD: Final = """# Reference
