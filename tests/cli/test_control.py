@@ -144,3 +144,9 @@ def test_drained_worker_exits_and_the_broker_after_the_last(
         outcome = call("drain", "--all")
         assert outcome.out.startswith("drained 1 worker, the broker exits")
         assert yard.broker.end()[0] == 0
+
+
+@pytest.mark.parametrize("words", [["retry"], ["cancel"], ["expire"], ["edit", "--priority", "1"]])
+def test_unknown_campaign_is_an_error(call: Caller, words: list[str]) -> None:
+    text = "taskyard: unknown campaign 'nosuch' (see `taskyard status`)\n"
+    assert call(*words, "--campaign", "nosuch") == (2, "", text)

@@ -20,7 +20,13 @@ from taskyard.cli.documents import (
 from taskyard.cli.format import escape_line, format_count
 from taskyard.cli.options import CliContext, broker_options
 from taskyard.cli.output import example, print_document
-from taskyard.cli.scopes import STATE_FLAGS, scope_options, to_scope, with_service_of_lane
+from taskyard.cli.scopes import (
+    STATE_FLAGS,
+    check_campaign,
+    scope_options,
+    to_scope,
+    with_service_of_lane,
+)
 from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName, UserError
 
@@ -123,10 +129,12 @@ def resolve_targets(
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return full task names, or a scope with its service.
 
-    Unknown names raise `UserError`. A lane without a service gets the only service that has it.
+    Unknown names and campaigns raise `UserError`. A lane without a service gets the only service
+    that has it.
     """
     if names:
         return (*client.resolve(names),), values
+    check_campaign(client, values["campaign"])
     return names, with_service_of_lane(client, values)
 
 
