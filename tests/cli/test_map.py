@@ -484,6 +484,16 @@ def test_line_is_run_before_the_next_one_is_written(yard: Yard) -> None:
         assert mapping.end()[0] == 0
 
 
+def test_resumed_map_reports_options_that_earlier_tasks_keep(call: Caller) -> None:
+    words = ("--campaign", "kept", "--", "sh", "-c", "test {} = good", ":::", "good", "bad")
+    limits = ("--time-limit", "1m", "--memory", "1G", "--priority", "3")
+    kept = "of earlier tasks stay as they were"
+    assert kept not in call("map", *limits, *words).err
+    assert kept not in call("map", *limits, *words).err
+    err = call("map", "--time-limit", "2m", "--cpus", "1", "--priority", "3", *words).err
+    assert err.startswith(f"campaign kept: --time-limit, --cpus, --memory {kept} (change waiting")
+
+
 def test_interrupted_map_prints_how_to_resume(yard: Yard) -> None:
     with Running(yard.directory, "map", "--campaign", "cut", "--", "echo", "{}") as mapping:
         mapping.write("one\n")

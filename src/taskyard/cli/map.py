@@ -39,7 +39,7 @@ from taskyard.cli.local_service import (
 from taskyard.cli.map_input import input_options, map_input
 from taskyard.cli.map_output import FUTURES_MAX, FailureCounter, FutureWindow, MapOutput
 from taskyard.cli.map_stop import MapStop
-from taskyard.cli.map_submit import row_submitter
+from taskyard.cli.map_submit import kept_options, row_submitter
 from taskyard.cli.map_work import MapWork, print_commands, task_pattern
 from taskyard.cli.options import CliContext, GroupedCommand, broker_options, raw_option
 from taskyard.cli.output import (
@@ -220,6 +220,8 @@ def _run(  # noqa: PLR0913  # the last ones are named
     ):
         stop = _announce_campaign(cli_context, service, campaign, policy, values)
         ended = EndedRows(service.client, campaign) if values["campaign"] else None
+        if values["campaign"]:
+            _mention_kept_options(cli_context, service.client, campaign, values)
         send = row_submitter(service.client, campaign, values, ended, watch=wait)
         rows = ((row, send(row, work.encode(row))) for row in source.rows())
         tasks_max = min(source.tasks_max or FUTURES_MAX, FUTURES_MAX)
@@ -302,6 +304,17 @@ def _announce_campaign(
     stop = MapStop(cli_context, service, campaign, policy, is_named=is_named)
     cli_context.interrupt_message = stop.message("interrupted")
     return stop
+
+
+def _mention_kept_options(
+    cli_context: CliContext, client: Client, campaign: str, values: dict[str, Any]
+) -> None:
+    """Print a message if tasks of an earlier map have other options, which they keep."""
+    if options := kept_options(client, campaign, values):
+        cli_context.info(
+            f"campaign {escape_line(campaign)}: {', '.join(options)} of earlier tasks stay as they "
+            "were (change waiting ones with `taskyard edit`)"
+        )
 
 
 def _mention_stdin(cli_context: CliContext, values: dict[str, Any], *, is_input: bool) -> None:

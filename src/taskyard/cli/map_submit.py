@@ -1,9 +1,10 @@
-"""How `map` submits rows: the names of their tasks, and retries of those that ended before."""
+"""How `map` submits rows: the names of their tasks, retries of those that ended before, and which
+options they keep."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
@@ -13,7 +14,10 @@ from taskyard.campaign.task_spec import service_of
 from taskyard.cli.map_work import task_pattern
 from taskyard.cli.templates import Template, lane_function
 from taskyard.core.identity import spelling
+from taskyard.core.limits import SECOND_NS
+from taskyard.core.states import TaskState
 from taskyard.errors import UnknownName
+from taskyard.wire.views import resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from taskyard.cli.input_rows import InputRow
     from taskyard.client.client import Client
     from taskyard.client.futures import Future
+
+#: Resources with an option of their own.
+_NAMED_RESOURCES: Final = ("cpus", "memory", "gpus")
 
 
 def row_submitter(
@@ -88,3 +95,30 @@ def _exists(client: Client, full_name: str) -> bool:
     except UnknownName:
         return False
     return True
+
+
+def kept_options(client: Client, campaign: str, values: dict[str, Any]) -> list[str]:
+    """Return the options that differ from those of tasks which an earlier map has submitted.
+
+    The first task that is not done stands for all. A task keeps the terms of its submission.
+    """
+    from taskyard.client.requests import scope_of  # noqa: PLC0415  # not for `--help`
+
+    scope = scope_of(campaign=campaign, states=[one for one in TaskState if one != TaskState.DONE])
+    former = next(iter(client.tasks(scope)), None)
+    if former is None:
+        return []
+    submission = encode_batch([task_pattern(campaign, values)], campaign.encode(), time.time_ns())
+    terms, shown = submission.terms[0], client.show(spelling(campaign, former["name"]))
+    delays, amounts = terms.retry_delays_ns, resources(terms.resources)
+    given: dict[str, tuple[object, object]] = {
+        "--priority": (terms.priority, shown["priority"]),
+        "--slots": (terms.slots, shown["slots"]),
+        "--time-limit": (terms.time_limit_ns / SECOND_NS or None, shown["time_limit"]),
+    }
+    if delays is not None:  # else by the settings
+        given["--retries"] = [delay / SECOND_NS for delay in delays], shown["retry_delays"]
+    for name in sorted({*amounts, *shown["resources"]}):
+        option = f"--{name}" if name in _NAMED_RESOURCES else f"--resource {name}"
+        given[option] = amounts.get(name), shown["resources"].get(name)
+    return [option for option, (new, kept) in given.items() if new != kept]
