@@ -42,7 +42,7 @@ TABLES = (EVENTS, EDGES, ATTEMPTS, TASKS, WORKERS, METRICS, CRITICAL_PATH)
 #: Names that would be unsafe or invalid as paths.
 ODD_NAMES = ("../../../evil", "", "A/b=c%2F", "a/b=c%2f", "campaign " * 60, "2024", "\u00fc \n*?[")
 
-#: The part and the step at which a process is killed: while files are moved.
+#: The part and the step at which the job is killed: while files are moved.
 KILLED_PART = 2
 KILLED_AT = 5
 #: With --whole: errors raised for each part, and the number of steps to choose from.
@@ -58,6 +58,18 @@ class Raised(Exception):
 class RaisingBomb(Bomb):
     def go_off(self, step: str) -> None:
         raise Raised(step)
+
+
+class CopyingBomb(RaisingBomb):
+    """Copies the tables before it raises: the files that a kill at this step leaves."""
+
+    def __init__(self, number: int, out: Path, copy: Path) -> None:
+        super().__init__(number)
+        self._out, self._copy = out, copy
+
+    def go_off(self, step: str) -> None:
+        shutil.copytree(self._out, self._copy)
+        super().go_off(step)
 
 
 class StepBomb(RaisingBomb):
@@ -242,7 +254,8 @@ def test_job_killed_many_times_gives_the_same_tables(
 ) -> None:
     """Parts are added one by one, and the job dies during each. With --whole it then succeeds.
 
-    A real kill costs a JVM, so most are errors raised at a step. The files are the same then,
+    A real kill costs a JVM, so there is one with --whole alone. Without it the job continues with a
+    copy of the files at that step. Other errors are raised at a step. The files are the same then,
     because every step that changes a table is a rename or a removal by this process. The last part
     is added by executors, and the tables are built by them, as for a large history.
     """
@@ -254,8 +267,12 @@ def test_job_killed_many_times_gives_the_same_tables(
         if parts == len(SPANS):
             monkeypatch.setattr(session, "SMALL_BYTES", 0)
         died += [die(spark.newSession(), state, out, bomb) for bomb in bombs]
-        if parts == KILLED_PART:
+        if parts == KILLED_PART and is_whole:
             kill(state, out, KILLED_AT)
+        elif parts == KILLED_PART:
+            copy = tmp_path / "copy"
+            died.append(die(spark.newSession(), state, out, CopyingBomb(KILLED_AT, out, copy)))
+            out = copy
         if is_whole:
             make_tables(spark.newSession(), state, out)
     make_tables(spark.newSession(), state, out)
