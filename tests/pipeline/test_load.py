@@ -366,6 +366,10 @@ def test_task_never_depends_on_another_files_task_of_the_same_name(
     assert len(checked.validation.places) == 4
 
 
+#: The sizes of waves and portions, and the tasks after which a load is killed.
+SMALL_WAVES = {"wave": 20, "portion": 10}
+KILLED_AT_TASKS = 40
+
 _KILLED = """
 import os, signal, sys
 from taskyard.campaign.formats import FileOptions
@@ -374,30 +378,50 @@ from taskyard.pipeline.jobs import load
 from taskyard.pipeline.session import session
 from taskyard.pipeline.submit import make_target
 from tests.pipeline.scenarios import SMALL
+from tests.pipeline.test_load import KILLED_AT_TASKS, SMALL_WAVES
 
-load.plan.__kwdefaults__ = {"wave": 20, "portion": 10}
+load.plan.__kwdefaults__ = SMALL_WAVES
 spark = session("tests", "local[2]", conf=SMALL)
 checked = load.read(spark, [sys.argv[1]], FileOptions(campaign="c"))
 def kill(done, total):
-    if done >= 40:
+    if done >= KILLED_AT_TASKS:
         os.kill(os.getpid(), signal.SIGKILL)
 load.submit_all(checked, make_target(sys.argv[2], None, "c", UnknownPolicy.REFUSE), kill)
 """
 
 
-def test_rerun_after_a_kill_submits_nothing_twice(spark: SparkSession, tmp_path: Path) -> None:
+class Killed(Exception):
+    """Ends a load in place of a kill."""
+
+
+def raise_killed(done: int, _total: int) -> None:
+    if done >= KILLED_AT_TASKS:
+        raise Killed
+
+
+@pytest.mark.parametrize("is_real", [False, pytest.param(True, marks=pytest.mark.whole)])
+def test_rerun_after_a_kill_submits_nothing_twice(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_real: bool
+) -> None:
+    """End a load between two waves. A real kill there costs a JVM, and no task is on its way."""
     tasks = [
         {"name": f"t{n}", "argv": ["true", str(n)], "after": [f"t{n - 20}"] if n >= 20 else []}
         for n in range(100)
     ]
     file = _write(tmp_path / "a.jsonl", tasks)
     with Broker(tmp_path) as broker:
-        command = [sys.executable, "-c", _KILLED, file, broker.endpoint]
-        path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-        killed = subprocess.run(command, env=os.environ | path, check=False)
-        assert killed.returncode == -signal.SIGKILL
         to = make_target(broker.endpoint, None, "c", UnknownPolicy.REFUSE)
         checked = _read(spark, file)
+        if is_real:
+            command = [sys.executable, "-c", _KILLED, file, broker.endpoint]
+            path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+            killed = subprocess.run(command, env=os.environ | path, check=False)
+            assert killed.returncode == -signal.SIGKILL
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(load.plan, "__kwdefaults__", SMALL_WAVES)
+                with pytest.raises(Killed):
+                    load.submit_all(checked, to, raise_killed)
         assert load.conflicts(checked, to) == []
         assert load.submit_all(checked, to) == SubmitCounts(60, 40)
         broker.terminate()
