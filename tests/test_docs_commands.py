@@ -9,6 +9,7 @@ A page runs from top to bottom in an empty directory:
     <!-- not run: REASON -->    before a block: it is skipped
     <!-- run by TEST -->        before a block: that test runs it, or compares it
 
+A command that runs a saved file with Spark is run with --whole, and its program without.
 Values that differ from run to run (times, process ids, generated names) are not compared.
 """
 
@@ -34,6 +35,9 @@ TIMEOUT_SECONDS: Final = 120
 
 #: Blocks of a page that no test runs: each is an unchecked promise.
 NOT_RUN_MAX: Final = 2
+
+#: The import by which a program uses Spark.
+SPARK: Final = "from taskyard.spark import "
 
 _BLOCK: Final = re.compile(
     r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$",
@@ -134,10 +138,28 @@ def typed(directory: Path, commands: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def without_spark(found: list[Block]) -> list[Block]:
+    """Leave out commands that start Spark, with their output. Each costs 20 s of CPU for a JVM.
+
+    `tests/pipeline/test_map_rows.py` runs these programs in its own session.
+    """
+    programs = [one.file for one in found if one.file and SPARK in one.body]
+    kept, is_left_out = [], False
+    for block in found:
+        if block.language != "text":
+            is_left_out = block.is_run and any(name in block.body for name in programs)
+        if not is_left_out:
+            kept.append(block)
+    return kept
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_do_what_the_page_says(page: str, clone: Path) -> None:
+def test_commands_do_what_the_page_says(
+    page: str, clone: Path, pytestconfig: pytest.Config
+) -> None:
     printed = ""
-    for block in blocks(page):
+    found = blocks(page)
+    for block in found if pytestconfig.getoption("--whole") else without_spark(found):
         place = f"{page}:{block.line}"
         if block.file:
             (clone / block.file).write_text(block.body)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.wire.pickled import EXCEPTION_BYTES_MAX
 from taskyard.worker.limits import PICKLED_BYTES_MAX
@@ -12,8 +14,8 @@ PAGE = "docs/executor.md"
 clone = pages.clone
 
 
-def test_commands_of_the_page_print_what_it_shows(clone: Path) -> None:
-    pages.test_commands_do_what_the_page_says(PAGE, clone)
+def test_commands_of_the_page_print_what_it_shows(clone: Path, pytestconfig: pytest.Config) -> None:
+    pages.test_commands_do_what_the_page_says(PAGE, clone, pytestconfig)
 
 
 def test_everything_on_it_is_run() -> None:

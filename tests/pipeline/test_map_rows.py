@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -14,8 +15,12 @@ from taskyard.core.states import TaskState
 from taskyard.errors import TimedOut, UserError
 from taskyard.pipeline.jobs import map_rows as job
 from taskyard.spark import map_rows
+from tests.kit.processes import Broker, Worker
+from tests.test_docs_commands import SPARK, Block, blocks, compared, without_spark
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     from taskyard.client.client import Client
@@ -53,6 +58,26 @@ def test_function_gets_the_columns_of_its_row(spark: SparkSession) -> None:
     assert (rows[7]["name"], rows[7]["state"], rows[7]["attempts"]) == ("7", "done", 1)
     assert rows[7]["worker"]
     assert rows[7]["seconds"] >= 0
+
+
+def programs(page: str) -> list[tuple[Block, Block]]:
+    """Return the programs of a page that use Spark, each with the output that the page shows."""
+    found = blocks(page)
+    outputs = [one for one in found if one not in without_spark(found) and one.language == "text"]
+    return list(zip([one for one in found if SPARK in one.body], outputs, strict=True))
+
+
+@pytest.mark.usefixtures("spark")
+def test_program_of_the_readme_prints_the_shown_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ((program, shown),) = programs("README.md")
+    (tmp_path / program.file).write_text(program.body)
+    monkeypatch.chdir(tmp_path)
+    with Broker(tmp_path), Worker(tmp_path):
+        capfd.readouterr()
+        runpy.run_path(program.file)
+    assert compared(capfd.readouterr().out) == compared(shown.body)
 
 
 def test_command_gets_the_values_of_its_row(spark: SparkSession) -> None:
