@@ -1,5 +1,7 @@
 """`taskyard journal check|export|compact` as a user runs them, in separate processes."""
 
+import contextlib
+import io
 import json
 import logging
 import os
@@ -138,11 +140,20 @@ class TestAsProcesses:
                 check=False,
             )
             os.close(follower)
-            shown = terminal.read(100_000)
+            shown = read_to_end(terminal)
         assert done.returncode == 0
         assert b"trimmed %d rows" % ROWS in done.stdout
         assert b"rows" in shown
         assert b"\x1b[" in shown
+
+
+def read_to_end(terminal: io.RawIOBase) -> bytes:
+    """Read until the other end is closed. The kernel passes on a few lines at a time."""
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error
+        while part := terminal.read(100_000):
+            shown += part
+    return shown
 
 
 def flip(path: Path, content: bytes) -> None:
