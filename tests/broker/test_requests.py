@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.broker import requests
@@ -365,7 +365,6 @@ ASKED = st.one_of(
 
 @pytest.mark.slow
 @given(st.lists(st.lists(ASKED, max_size=6), max_size=6), st.sampled_from(["flat", "chain"]))
-@settings(max_examples=40)
 def test_every_request_is_answered_once_and_turns_are_the_same_again(
     arrivals: list[list[Event]], shape: str
 ) -> None:

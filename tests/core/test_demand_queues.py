@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from taskyard.core import assignment, demand_queues, queues, selection
@@ -116,7 +116,6 @@ def stories() -> st.SearchStrategy[list[Step]]:
     )
 
 
-@settings(max_examples=60)
 @given(stories(), st.sampled_from([0, 0, 1, 3]), st.sampled_from([1, 2, 256]))
 def test_choice_is_the_same_as_by_a_pass_over_the_lane(
     story: list[Step], lookahead: int, demands_max: int
