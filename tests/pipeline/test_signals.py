@@ -27,11 +27,12 @@ TRACE = re.compile(r"^\s+at |Exception|Traceback|Error:|ERROR", re.MULTILINE)
 
 FILE = "campaign.jsonl"
 
-#: Each command, and the signal that ends it while its JVM starts. All have the same handler.
+#: Each command, and the signal that ends it while its JVM starts. All have the same handler. Those
+#: after the first two are run with --whole.
 STARTING: tuple[tuple[Sequence[str], signal.Signals], ...] = (
     (("history",), signal.SIGHUP),
-    (("load", "--dry-run", FILE), signal.SIGTERM),
     (("report", "--out", "report"), signal.SIGINT),
+    (("load", "--dry-run", FILE), signal.SIGTERM),
     (("sweep", FILE, "--workers", "1", "--run-time", "1s"), signal.SIGTERM),
 )
 
@@ -130,18 +131,21 @@ def skip_repetition(config: pytest.Config, *, is_repetition: bool) -> None:
 def test_command_is_ended_while_its_jvm_starts(
     place: Path, words: Sequence[str], number: signal.Signals, pytestconfig: pytest.Config
 ) -> None:
-    skip_repetition(pytestconfig, is_repetition=words != STARTING[0][0])
+    skip_repetition(pytestconfig, is_repetition=(words, number) not in STARTING[:2])
     with running(place, *words) as command:
         command.wait_for("org.apache.spark")
         check_end(command, number)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_command_with_running_tasks_ends_with_all_its_processes(
-    place: Path, number: signal.Signals, pytestconfig: pytest.Config
+    place: Path, number: signal.Signals
 ) -> None:
-    """Interrupt a sweep of many points while Spark's Python processes simulate them."""
-    skip_repetition(pytestconfig, is_repetition=number == signal.SIGHUP)
+    """Interrupt a sweep of many points while Spark's Python processes simulate them.
+
+    A fleet, below, is ended while such processes run a task.
+    """
     points = (
         "--workers",
         ",".join(map(str, range(1, 400))),
