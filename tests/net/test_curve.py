@@ -31,6 +31,7 @@ from taskyard.net.sockets import (
     ZmqSocket,
     _user_of,
     connect,
+    connect_by_name,
     listen,
 )
 from taskyard.wire.roles import Role
@@ -230,6 +231,37 @@ def test_route_of_a_connected_peer_can_not_be_taken_over(
                 listener.send([b"chosen", b"for the first"])
                 assert dealer.poll(PATIENCE_MS)
                 assert dealer.recv() == b"for the first"
+
+
+def test_named_routers_address_each_other_with_a_key_before_and_after_a_restart(
+    ring: Keyring, guest: PeerKey
+) -> None:
+    with closing(listen("tcp://127.0.0.1:0", ring, is_named=True)) as first:
+        server = first.endpoint.encode()
+        with closing(connect_by_name(first.endpoint, "me", guest)) as peer:
+            assert peer.send([server, b"ahead of the connection"])
+            assert arrived(first) == [server + b":me", b"ahead of the connection"]
+            assert first.user == guest.secret.public()
+            assert first.send([server + b":me", b"back"])
+            assert arrived(peer) == [server, b"back"]
+            first.close()
+            with closing(listen(first.endpoint, ring, is_named=True)) as second:
+                poller = Poller()
+                poller.add(second)
+                while not poller.wait(SECOND_NS // 50):  # lost with the old connection
+                    assert peer.send([server, b"again"])
+                assert arrived(second) == [server + b":me", b"again"]
+
+
+def test_named_router_with_a_revoked_key_raises(
+    ring: Keyring, listener: ZmqSocket, guest: PeerKey
+) -> None:
+    ring.revoke("guest")
+    with (
+        closing(connect_by_name(listener.endpoint, "me", guest)) as peer,
+        pytest.raises(Refused, match=r"key 'guest' is unknown or revoked"),
+    ):
+        until(lambda: peer.check_accepted(ACCEPT_CHECK_NS + 1))
 
 
 def test_message_of_too_many_frames_is_dropped_and_counted(

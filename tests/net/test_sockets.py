@@ -208,8 +208,8 @@ def test_router_addresses_a_listener_by_its_endpoint() -> None:
         assert arrived(wire) == [server + b":bare", b"hello"]
 
 
-def test_remote_endpoint_of_a_named_router_is_refused() -> None:
-    with pytest.raises(UserError, match="on another machine, and this dialect has no keys"):
+def test_remote_endpoint_of_a_named_router_without_a_key_is_refused() -> None:
+    with pytest.raises(UserError, match="a broker on another machine needs a key"):
         connect_by_name("tcp://192.0.2.1:6714", "me")
 
 

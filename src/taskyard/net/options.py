@@ -134,11 +134,13 @@ ROUTER_CONNECT_OPTIONS: Final[_Options] = {
 }
 
 
-def curve_client(secret: bytes, public: str, broker: str) -> dict[zmq.SocketOption, int | bytes]:
-    """Return the options of a peer with a key. It talks only to the broker whose public key is
+def curve_client(
+    secret: bytes, public: str, broker: str, options: _Options = CONNECT_OPTIONS
+) -> _Options:
+    """Return the options of a peer with a key. It connects only to the broker whose public key is
     `broker`."""
     return {
-        **CONNECT_OPTIONS,
+        **options,
         zmq.SocketOption.CURVE_SECRETKEY: secret,
         zmq.SocketOption.CURVE_PUBLICKEY: public.encode("ascii"),
         zmq.SocketOption.CURVE_SERVERKEY: broker.encode("ascii"),

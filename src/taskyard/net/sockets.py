@@ -20,7 +20,7 @@ import zmq
 
 from taskyard.core.limits import SECOND_NS
 from taskyard.core.model import Refusal
-from taskyard.errors import Refused, UnusableEndpoint, UnusableKey
+from taskyard.errors import Refused, UnusableKey
 from taskyard.net.accepted import COUNTED_BYTES_MIN, Arrivals
 from taskyard.net.context import context, raise_file_limit
 from taskyard.net.endpoints import Ipc, SocketFile, Tcp, is_remote, open_listener, parse, parse_peer
@@ -280,11 +280,13 @@ def _user_of(frame: zmq.Frame) -> str:
 class CountingSocket(ZmqSocket):
     """A peer's socket that counts its connections, because ZeroMQ reconnects silently.
 
-    Create it before the socket connects.
+    With a key it detects that the broker has refused that key. ZeroMQ never retries after that, so
+    a caller would wait for ever. Create it before the socket connects.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, key_name: str = "") -> None:
         super().__init__(socket, endpoint, None)
+        self._key_name = key_name
         self._connections = 0
         self._is_refused = False
         watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -296,6 +298,18 @@ class CountingSocket(ZmqSocket):
     def connections(self) -> int:
         self._read_monitor()
         return self._connections
+
+    def check_accepted(self, unanswered_ns: int) -> None:
+        """Raise `Refused` if the broker has refused the key. Check only after some silence."""
+        if not self._key_name or unanswered_ns <= ACCEPT_CHECK_NS:
+            return
+        self._read_monitor()
+        if self._is_refused:
+            raise Refused(
+                f"broker at {self.endpoint}: key {self._key_name!r} is unknown or revoked (ask the "
+                "broker's operator for another)",
+                Refusal.FORBIDDEN.value,
+            )
 
     def _read_monitor(self) -> None:
         """Read ZeroMQ's events of this socket's connections."""
@@ -311,29 +325,6 @@ class CountingSocket(ZmqSocket):
             self.socket.disable_monitor()
             self._monitor.close()
         super().close()
-
-
-class CurveClient(CountingSocket):
-    """A peer's socket with a key, which detects that the broker has refused that key.
-
-    ZeroMQ never retries after that, so a caller would wait for ever.
-    """
-
-    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, name: str) -> None:
-        super().__init__(socket, endpoint)
-        self._name = name
-
-    def check_accepted(self, unanswered_ns: int) -> None:
-        """Raise `Refused` if the broker has refused the key. Check only after some silence."""
-        if unanswered_ns <= ACCEPT_CHECK_NS:
-            return
-        self._read_monitor()
-        if self._is_refused:
-            raise Refused(
-                f"broker at {self.endpoint}: key {self._name!r} is unknown or revoked (ask the "
-                "broker's operator for another)",
-                Refusal.FORBIDDEN.value,
-            )
 
 
 class RouterClient(CountingSocket):
@@ -392,53 +383,62 @@ def connect(endpoint: str, key: PeerKey | None = None, *, counts: bool = False) 
     With `counts` it counts its connections. A key is used over TCP only: on an ipc socket the
     kernel identifies the peer. Raise UserError.
     """
-    place = parse_peer(endpoint)
-    if key is None and is_remote(place):
-        raise UnusableKey(
-            f"endpoint {endpoint}: a broker on another machine needs a key (give --key FILE, "
-            "TASKYARD_KEY=FILE or, in Python, Client(key=…))"
-        )
+    place, key = _peer_place(endpoint, key)
     with contextlib.ExitStack() as stack:
         socket = context().socket(zmq.DEALER)
         stack.callback(socket.close)
-        if key is not None and isinstance(place, Tcp):
-            options = curve_client(key.secret.reveal(), key.secret.public(), key.broker)
-            set_options(socket, options, is_ipv6=place.is_ipv6)
-            wire: ZmqSocket = CurveClient(socket, str(place), key.name)
-        else:
-            set_options(socket, CONNECT_OPTIONS, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
-            wire = (
-                CountingSocket(socket, str(place))
-                if counts
-                else ZmqSocket(socket, str(place), None)
-            )
+        _set_peer_options(socket, place, key, CONNECT_OPTIONS)
+        wire = (
+            CountingSocket(socket, str(place), "" if key is None else key.name)
+            if counts or key is not None
+            else ZmqSocket(socket, str(place), None)
+        )
         stack.callback(wire.close)
         socket.connect(str(place))
         stack.pop_all()
     return wire
 
 
-def connect_by_name(endpoint: str, suffix: str) -> ZmqSocket:
+def connect_by_name(endpoint: str, suffix: str, key: PeerKey | None = None) -> ZmqSocket:
     """Open a ROUTER to a listener that is named by its endpoint. Return at once, connected or not.
 
-    Its own name is that endpoint, a colon and the suffix, which must be unique. Raise UserError.
+    Its own name is that endpoint, a colon and the suffix, which must be unique. A key is used over
+    TCP only, as by `connect`. Raise UserError.
     """
-    place = parse_peer(endpoint)
-    if is_remote(place):
-        raise UnusableEndpoint(
-            f"endpoint {endpoint}: on another machine, and this dialect has no keys (give "
-            "tcp://127.0.0.1:PORT, the end of a tunnel)"
-        )
+    place, key = _peer_place(endpoint, key)
     name = str(place)
     with contextlib.ExitStack() as stack:
         socket = context().socket(zmq.ROUTER)
         stack.callback(socket.close)
         options = with_identity(f"{name}:{suffix}".encode(), ROUTER_CONNECT_OPTIONS)
-        set_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
+        _set_peer_options(socket, place, key, options)
         # The peer's name is set before it connects, so that messages can be queued for it.
         socket.setsockopt(zmq.SocketOption.CONNECT_ROUTING_ID, name.encode())
-        wire = RouterClient(socket, name)
+        wire = RouterClient(socket, name, "" if key is None else key.name)
         stack.callback(wire.close)
         socket.connect(name)
         stack.pop_all()
     return wire
+
+
+def _peer_place(endpoint: str, key: PeerKey | None) -> tuple[Ipc | Tcp, PeerKey | None]:
+    """Return the place to connect to, and the key if it is used there. Raise UserError."""
+    place = parse_peer(endpoint)
+    if key is None and is_remote(place):
+        raise UnusableKey(
+            f"endpoint {endpoint}: a broker on another machine needs a key (give --key FILE, "
+            "TASKYARD_KEY=FILE or, in Python, Client(key=…))"
+        )
+    return place, key if isinstance(place, Tcp) else None
+
+
+def _set_peer_options(
+    socket: zmq.Socket[bytes],
+    place: Ipc | Tcp,
+    key: PeerKey | None,
+    options: dict[zmq.SocketOption, int | bytes],
+) -> None:
+    if key is not None:
+        secret = key.secret
+        options = curve_client(secret.reveal(), secret.public(), key.broker, options)
+    set_options(socket, options, is_ipv6=isinstance(place, Tcp) and place.is_ipv6)
