@@ -80,7 +80,7 @@ def asked(number: int, route: bytes = PEER) -> StatsRequested:
 
 def test_peer_with_a_key_has_its_name_and_role_and_gets_a_reply(harness: Harness) -> None:
     assert harness.hear("one", PEER, 1) == [asked(1)]
-    assert harness.taken == [AuthenticatedPeer("one", Role.VIEWER)]
+    assert harness.taken == [AuthenticatedPeer("one", (Role.VIEWER,))]
     assert harness.answer(1) == []
     assert harness.received == [(PEER, 1)]
 
@@ -105,7 +105,7 @@ def test_next_message_of_a_revoked_key_gets_a_refusal(harness: Harness) -> None:
     harness.hear("one", PEER, 1)
     harness.ring.revoke("one")
     assert harness.hear("one", PEER, 2) == [GONE, asked(2)]
-    assert harness.taken == [AuthenticatedPeer("one", Role.VIEWER), AuthenticatedPeer("one", None)]
+    assert harness.taken == [AuthenticatedPeer("one", (Role.VIEWER,)), AuthenticatedPeer("one", ())]
     assert harness.answer(2) == []
 
 
@@ -115,9 +115,9 @@ def test_new_key_of_the_same_name_does_not_bring_the_old_one_back(harness: Harne
     harness.ring.revoke("one")
     harness.make("one")
     harness.hear(old, PEER, 2)
-    assert harness.taken[1] == AuthenticatedPeer("one", None)
+    assert harness.taken[1] == AuthenticatedPeer("one", ())
     harness.hear("one", PEER, 3)
-    assert harness.taken[2] == AuthenticatedPeer("one", Role.VIEWER)
+    assert harness.taken[2] == AuthenticatedPeer("one", (Role.VIEWER,))
 
 
 def test_route_without_a_message_gets_no_reply(harness: Harness) -> None:
@@ -168,7 +168,7 @@ def test_all_keys_are_refused_while_the_keys_can_not_be_read(
     assert harness.taken[1:] == [UNKNOWN_PEER, UNKNOWN_PEER]
     harness.ring.directory.chmod(0o700)
     harness.hear("one", PEER, 4)
-    assert harness.taken[3] == AuthenticatedPeer("one", Role.VIEWER)
+    assert harness.taken[3] == AuthenticatedPeer("one", (Role.VIEWER,))
     (record,) = caplog.records
     assert "all keys are refused: " in record.getMessage()
 
@@ -213,17 +213,7 @@ def test_secure_socket_without_an_authenticator_receives_and_sends_nothing(
 def test_keys_are_demanded_beyond_this_machine_and_where_asked_for(
     endpoint: str, *, secure: bool, demanded: bool
 ) -> None:
-    assert requires_keys("dwork", endpoint, secure=secure) is demanded
-
-
-def test_dialect_whose_messages_are_not_checked_is_for_this_machine_alone() -> None:
-    assert not requires_keys("round-robin", "tcp://127.0.0.1:0", secure=False)
-    with pytest.raises(
-        UserError, match=r"round-robin at tcp://0.0.0.0:0: a remote endpoint requires keys"
-    ):
-        requires_keys("round-robin", "tcp://0.0.0.0:0", secure=False)
-    with pytest.raises(UserError, match=r"--secure requires keys, .* without --secure, and"):
-        requires_keys("round-robin", "tcp://127.0.0.1:0", secure=True)
+    assert requires_keys(endpoint, secure=secure) is demanded
 
 
 def test_broker_that_demands_keys_needs_one_that_is_good(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from taskyard.broker.transport import DialectRouter
 from taskyard.core.effects import Accepted, Effect, Wake
 from taskyard.core.events import Event, ReplyDue
 from taskyard.wire.dialect import DIALECTS_MAX, Reply, request_numbers
+from taskyard.wire.roles import AuthenticatedPeer, Role
 
 
 class Echo:
@@ -16,8 +17,16 @@ class Echo:
     def __init__(self, prefix: bytes, wakes_ns: int | None = None) -> None:
         self.prefix = prefix
         self.wakes_ns = wakes_ns
+        self.peers: list[AuthenticatedPeer | None] = []
 
-    def receive(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
+    def receive(
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        peer: AuthenticatedPeer | None = None,
+    ) -> Sequence[Event]:
+        self.peers.append(peer)
         return [ReplyDue(now_ns, self.prefix + route, len(frames))]
 
     def reply(self, effect: Effect) -> Sequence[Reply]:
@@ -25,6 +34,8 @@ class Echo:
 
     def disconnected(self, route: bytes) -> Sequence[Event]:
         return [ReplyDue(0, self.prefix + route, 0)]
+
+    cut = disconnected
 
     def wake_at_ns(self) -> int | None:
         return self.wakes_ns
@@ -41,7 +52,16 @@ def board() -> DialectRouter:
 def test_message_goes_to_the_dialect_of_its_socket(board: DialectRouter) -> None:
     assert board.receive(b"\0x", [b""], 5) == [ReplyDue(5, b"\0x", 1)]
     assert board.receive(b"\1x", [b""], 5) == [ReplyDue(5, b"b:\1x", 1)]
-    assert board.disconnected(b"\3x") == [ReplyDue(0, b"a:\3x", 0)]
+    assert board.disconnected(b"\3x") == board.cut(b"\3x") == [ReplyDue(0, b"a:\3x", 0)]
+
+
+def test_peer_of_a_message_is_passed_to_its_dialect() -> None:
+    echoes = [Echo(b""), Echo(b"a:")]
+    guest = AuthenticatedPeer("guest", (Role.VIEWER,))
+    router = DialectRouter(echoes, [0, 1])
+    router.receive(b"\1x", [b""], 5, guest)
+    router.receive(b"\0x", [b""], 5)
+    assert [one.peers for one in echoes] == [[None], [guest]]
 
 
 @pytest.mark.parametrize(("dialect", "prefix"), [(0, b""), (1, b"a:"), (2, b"b:")])

@@ -54,7 +54,7 @@ def test_key_is_written_to_a_file_of_its_name_with_usage_hints(keys: Keys) -> No
         "use it:    taskyard status --broker tcp://HOST:PORT --key ci-bot.key",
         "revoke it: taskyard keys revoke ci-bot --state .taskyard",
     ]
-    assert read_peer_key(keys.directory / "ci-bot.key").role is Role.PRODUCER
+    assert read_peer_key(keys.directory / "ci-bot.key").roles == (Role.PRODUCER,)
     assert (keys.directory / ".taskyard" / "keys" / "broker.key").exists()
 
 
@@ -74,7 +74,7 @@ def test_keys_are_listed_with_revocations_and_without_secrets(keys: Keys) -> Non
     assert re.fullmatch(r"revoked the key of eye \(role viewer, [0-9a-f]{16}\)\n", revoked.out)
     lines = keys("list").out.splitlines()
     time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
-    assert lines[0].split() == ["NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"]
+    assert lines[0].split() == ["NAME", "ROLES", "FINGERPRINT", "CREATED", "REVOKED"]
     assert re.fullmatch(rf"boss  admin   [0-9a-f]{{16}}  {time}  -", lines[1])
     assert re.fullmatch(rf"eye   viewer  [0-9a-f]{{16}}  {time}  {time}", lines[2])
 
@@ -88,14 +88,14 @@ def test_documents_are_for_programs_and_have_no_secrets(keys: Keys) -> None:
     assert {**revoked.document()["key"], "revoked": None} == document["key"]
     assert revoked.document()["key"]["revoked"] >= document["key"]["created"]
     assert sorted(document["key"]) == [
-        *("created", "fingerprint", "name", "public", "revoked", "role")
+        *("created", "fingerprint", "name", "public", "revoked", "role", "roles")
     ]
     secret = read_peer_key(keys.directory / "eye.key").secret.reveal().decode()
     assert not any(secret in outcome.out + outcome.err for outcome in (made, listed, revoked))
 
 
 def test_nothing_is_listed_where_there_is_nothing(keys: Keys) -> None:
-    assert keys("list").out.split() == ["NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"]
+    assert keys("list").out.split() == ["NAME", "ROLES", "FINGERPRINT", "CREATED", "REVOKED"]
     assert keys("list", "--json").document()["keys"] == []
     assert not (keys.directory / ".taskyard").exists()
 
@@ -188,7 +188,7 @@ def test_broker_beyond_this_machine_is_not_talked_to_without_a_key(keys: Keys) -
 
 
 def key_of(role: Role) -> PeerKey:
-    return PeerKey("gpu", role, make_secret(), make_secret().public())
+    return PeerKey("gpu", (role,), make_secret(), make_secret().public())
 
 
 def test_worker_is_named_as_its_key_allows() -> None:

@@ -108,6 +108,8 @@ class NumbersHarness:
     def disconnected(self, route: bytes) -> Sequence[Event]:
         return [ClientDisconnected(0, route)]
 
+    cut = disconnected
+
     def wake_at_ns(self) -> int | None:
         return None
 

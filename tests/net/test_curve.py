@@ -74,7 +74,7 @@ def listener(ring: Keyring) -> Iterator[ZmqSocket]:
 
 def unknown_key(ring: Keyring) -> PeerKey:
     """Return a key of this broker's that the broker does not accept."""
-    return PeerKey("guest", Role.ADMIN, make_secret(), ring.secret().public())
+    return PeerKey("guest", (Role.ADMIN,), make_secret(), ring.secret().public())
 
 
 def be_refused(listener: ZmqSocket, key: PeerKey | None = None) -> None:
@@ -168,7 +168,7 @@ def test_peer_does_not_connect_to_another_broker(
     other = Keyring(tmp_path / "other")
     other.create("guest", Role.VIEWER, tmp_path / "other.key")
     broker = guest.secret.public() if which == "its own" else other.secret().public()
-    be_refused(listener, PeerKey("guest", Role.VIEWER, guest.secret, broker))
+    be_refused(listener, PeerKey("guest", (Role.VIEWER,), guest.secret, broker))
     assert received_from(listener, guest) == [b"good"]
 
 

@@ -42,9 +42,9 @@ def public_of(file: Path) -> str:
 
 def test_created_key_is_accepted_and_its_file_has_both_halves(ring: Keyring) -> None:
     key = read_peer_key(made(ring, "ci-bot"))
-    assert (key.name, key.role) == ("ci-bot", Role.PRODUCER)
+    assert (key.name, key.roles) == ("ci-bot", (Role.PRODUCER,))
     assert key.broker == ring.secret().public()
-    assert ring.find(key.secret.public()) == AuthenticatedPeer("ci-bot", Role.PRODUCER)
+    assert ring.find(key.secret.public()) == AuthenticatedPeer("ci-bot", (Role.PRODUCER,))
 
 
 def test_all_created_files_are_private(ring: Keyring) -> None:
@@ -71,7 +71,7 @@ def test_secret_is_in_its_file_and_nowhere_else(ring: Keyring) -> None:
     assert secret in file.read_text()
     assert not any(secret in path.read_text() for path in ring.directory.iterdir())
     assert secret not in repr(key)
-    file.write_text(file.read_text().replace('role = "producer"', f'role = "{secret}"'))
+    file.write_text(file.read_text().replace('"producer"', f'"{secret}"'))
     with pytest.raises(UserError) as caught:
         read_peer_key(file)
     assert secret not in f"{caught.value!r} {caught.value.__cause__!r}"
@@ -120,8 +120,8 @@ def test_name_has_one_valid_key_at_a_time(ring: Keyring) -> None:
         made(ring, "ci-bot")
     ring.revoke("ci-bot")
     create = public_of(made(ring, "ci-bot", Role.ADMIN))
-    assert ring.find(old) == AuthenticatedPeer("ci-bot", None)
-    assert ring.find(create) == AuthenticatedPeer("ci-bot", Role.ADMIN)
+    assert ring.find(old) == AuthenticatedPeer("ci-bot", ())
+    assert ring.find(create) == AuthenticatedPeer("ci-bot", (Role.ADMIN,))
     assert [bool(entry.revoked_ns) for entry in ring.entries()] == [True, False]
 
 
@@ -148,9 +148,9 @@ def test_keys_created_concurrently_all_exist_with_one_per_name(ring: Keyring) ->
 def test_revoked_key_is_seen_as_revoked_by_another_keyring(ring: Keyring) -> None:
     file = made(ring, "ci-bot")
     other = Keyring(ring.state)
-    assert other.find(public_of(file)) == AuthenticatedPeer("ci-bot", Role.PRODUCER)
+    assert other.find(public_of(file)) == AuthenticatedPeer("ci-bot", (Role.PRODUCER,))
     ring.revoke("ci-bot")
-    assert other.find(public_of(file)) == AuthenticatedPeer("ci-bot", None)
+    assert other.find(public_of(file)) == AuthenticatedPeer("ci-bot", ())
     assert not ring.has_keys()
 
 

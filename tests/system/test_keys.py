@@ -44,7 +44,8 @@ class Yard:
         self.directory = directory
         self.ring = Keyring(directory / ".taskyard")
         for role in Role:
-            self.ring.create(role.value, role, self.file(role))
+            roles = {role, Role.WORKER} if role is Role.RELAY else {role}
+            self.ring.create(role.value, roles, self.file(role))
         options = ("--secure", "--listen", "dwork=tcp://127.0.0.1:0")
         self.broker = stack.enter_context(Broker(directory, *options))
         self._stack = stack
@@ -236,7 +237,7 @@ def test_peers_without_a_key_are_refused(yard: Yard) -> None:
 
 def test_unknown_key_is_refused(yard: Yard) -> None:
     known = read_peer_key(yard.file(Role.ADMIN))
-    unknown = PeerKey("admin", Role.ADMIN, make_secret(), known.broker)
+    unknown = PeerKey("admin", (Role.ADMIN,), make_secret(), known.broker)
     with closing(Peer(yard.endpoint, unknown)) as stranger:
         stranger.line.request(lambda number: peer.query(number, peer.STATS))
         with pytest.raises(Refused, match=r"key 'admin' is unknown or revoked"):

@@ -2,18 +2,18 @@
 
 Owns the key behind each route of the sockets that require keys. The keys are read once a turn,
 before its messages. So a revoked key is refused with its next message, and pending replies to it
-are dropped. If the keys can't be read, every peer is unknown. The permissions of a role are in
-`wire.roles`.
+are dropped. If the keys can't be read, every peer is unknown. The permissions of the roles are
+in `wire.roles`, and the dialects check them.
 """
 
 from __future__ import annotations
 
 import logging
 import shlex
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from taskyard.core.model import shown
-from taskyard.errors import UnusableEndpoint, UnusableKey, UserError
+from taskyard.errors import UnusableKey, UserError
 from taskyard.net import endpoints
 from taskyard.net.keyring import Keyring
 from taskyard.wire.roles import UNKNOWN_PEER, AuthenticatedPeer, Role
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskyard.core.events import Event
+    from taskyard.wire.dialect import Dialect
 
 logger = logging.getLogger("taskyard.broker")
 
@@ -30,22 +31,11 @@ logger = logging.getLogger("taskyard.broker")
 #: peer gets no reply until its next request.
 ROUTES_MAX: Final = 100_000
 
-#: The only dialect that checks each message, so the only one that accepts keys.
-CHECKED_DIALECT: Final = "dwork"
-
-
-class AuthDialect(Protocol):
-    """A dialect that receives the peer's key and role with each message."""
-
-    def receive(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: AuthenticatedPeer | None
-    ) -> Sequence[Event]: ...
-
 
 class Authenticator:
-    """The authenticated peers on all sockets."""
+    """The authenticated peers on all sockets, of all dialects."""
 
-    def __init__(self, keyring: Keyring, dialect: AuthDialect) -> None:
+    def __init__(self, keyring: Keyring, dialect: Dialect) -> None:
         self._keyring = keyring
         self._dialect = dialect
         #: The public key behind each route.
@@ -65,7 +55,7 @@ class Authenticator:
         if self._keyring.load_count == self._readings:
             return []
         self._readings = self._keyring.load_count
-        good = {user: self._peer(user).role is not None for user in self._users.values()}
+        good = {user: bool(self._peer(user).roles) for user in self._users.values()}
         return self._forget(route for route, user in self._users.items() if not good[user])
 
     def is_reused_route(self, user: str, route: bytes) -> bool:
@@ -110,22 +100,11 @@ class Authenticator:
         self._problem = problem
 
 
-def requires_keys(dialect: str, endpoint: str, *, secure: bool) -> bool:
-    """Return whether an endpoint requires keys: always for remote ones, with `secure` for any TCP.
-
-    Raises UserError if the dialect can't check keys.
-    """
+def requires_keys(endpoint: str, *, secure: bool) -> bool:
+    """Return whether an endpoint requires keys, in any dialect: always for remote ones, with
+    `secure` for any TCP."""
     place = endpoints.parse(endpoint)
-    is_remote = endpoints.is_remote(place)
-    is_demanded = is_remote or (secure and isinstance(place, endpoints.Tcp))
-    if is_demanded and dialect != CHECKED_DIALECT:
-        where = "a remote endpoint" if is_remote else "--secure"
-        raise UnusableEndpoint(
-            f"{dialect} at {endpoint}: {where} requires keys, which {dialect} does not support "
-            f"(use tcp://127.0.0.1:PORT{'' if is_remote else ' without --secure'}, and a tunnel "
-            "for remote peers)"
-        )
-    return is_demanded
+    return endpoints.is_remote(place) or (secure and isinstance(place, endpoints.Tcp))
 
 
 def keyring_for(state: Path, listen: Iterable[tuple[str, str]], *, secure: bool) -> Keyring | None:
@@ -135,9 +114,9 @@ def keyring_for(state: Path, listen: Iterable[tuple[str, str]], *, secure: bool)
     """
     demanded = [
         endpoint
-        for dialect, text in listen
+        for _, text in listen
         for endpoint in endpoints.split_endpoints(text)
-        if requires_keys(dialect, endpoint, secure=secure)
+        if requires_keys(endpoint, secure=secure)
     ]
     if not demanded:
         return None

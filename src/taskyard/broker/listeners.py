@@ -31,9 +31,10 @@ DWORK: Final = "dwork"
 
 
 class ServerDialect(Dialect, Protocol):
-    """A dialect that counts malformed messages and can drain."""
+    """A dialect that counts malformed and forbidden messages and can drain."""
 
     malformed: int
+    forbidden: int
     leaving: bool
 
 
@@ -94,7 +95,7 @@ class Listeners:
         """Start without sockets. `identity` is the journal's. `guard` watches every socket."""
         self._guard = guard
         self._identity = identity
-        #: The native dialect, the only one with keys.
+        #: The native dialect.
         self.dwork = NativeServer(
             secrets.randbits(63) | 1, _random_bits, plain_lease_ns=plain_lease_ns
         )
@@ -120,7 +121,7 @@ class Listeners:
         listener = Listener(name, [])
         self._open.append(listener)
         for number, place in zip(numbers, places, strict=True):
-            is_secure = name != NATIVE and requires_keys(name, place, secure=secure)
+            is_secure = name != NATIVE and requires_keys(place, secure=secure)
             keys, dialect = keyring if is_secure else None, self._dialects()[number]
             # Round-robin peers identify the socket by its endpoint.
             is_named = name == "round-robin"
@@ -160,6 +161,10 @@ class Listeners:
         """Count malformed messages, over all dialects and sockets."""
         dropped = sum(wire.dropped for wire in self.sockets)
         return dropped + self.dwork.malformed + sum(one.malformed for one in self._others)
+
+    def forbidden(self) -> int:
+        """Count messages that a peer's key does not allow, over all dialects."""
+        return self.dwork.forbidden + sum(one.forbidden for one in self._others)
 
     def drain(self) -> None:
         """Drain the other dialects, as the native one does already."""

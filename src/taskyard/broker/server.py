@@ -96,7 +96,7 @@ MALFORMED_TEXT: Final = (
 )
 FORBIDDEN_TEXT: Final = (
     "requests refused because of their key: %d new, %d since the start; "
-    "`taskyard keys list` shows the role of each key"
+    "`taskyard keys list` shows the roles of each key"
 )
 REFUSED_TASKS_TEXT: Final = (
     "tasks of plain dwork peers refused: %d new, %d since the start; "
@@ -161,10 +161,9 @@ def serve(
         stack.enter_context(closing(guard))
         _listen(listeners, settings, keyring)
         guard.start()
-        authenticator = None if keyring is None else Authenticator(keyring, listeners.dwork)
-        transport = SocketTransport(
-            listeners.dialect(), listeners.sockets, host.poller, clock, authenticator
-        )
+        dialect = listeners.dialect()
+        authenticator = None if keyring is None else Authenticator(keyring, dialect)
+        transport = SocketTransport(dialect, listeners.sockets, host.poller, clock, authenticator)
         broker = opened.broker(transport, clock)
         broker.is_reading = transport.is_reading
         broker.enqueue(settings.rules if reloading is None else reloading.rules)
@@ -175,7 +174,7 @@ def serve(
             announce(line)
         rejection_logs = (
             CountLog(listeners.malformed, clock, logger, MALFORMED_TEXT),
-            CountLog(lambda: listeners.dwork.refused, clock, logger, FORBIDDEN_TEXT),
+            CountLog(listeners.forbidden, clock, logger, FORBIDDEN_TEXT),
             CountLog(lambda: broker.scheduler.context.refused, clock, logger, REFUSED_TASKS_TEXT),
         )
         retention = opened.retention(clock, reloading or settings)

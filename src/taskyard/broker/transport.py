@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from taskyard.net.protocols import Clock
     from taskyard.net.sockets import ZmqSocket
     from taskyard.wire.dialect import Dialect, Reply
+    from taskyard.wire.roles import AuthenticatedPeer
 
 
 #: Messages and bytes that one turn receives. They share a commit, but the first waits for the last.
@@ -64,8 +65,14 @@ class DialectRouter:
         self._dialect_of_socket = [self._dialects[number] for number in sockets]
         self._prefixes = [(one.prefix, one) for one in self._dialects if one.prefix]
 
-    def receive(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]:
-        return self._dialect_of_socket[route[0]].receive(route, frames, now_ns)
+    def receive(
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        peer: AuthenticatedPeer | None = None,
+    ) -> Sequence[Event]:
+        return self._dialect_of_socket[route[0]].receive(route, frames, now_ns, peer)
 
     def reply(self, effect: Effect) -> Sequence[Reply]:
         request: int = getattr(effect, "request", 0)
@@ -81,6 +88,9 @@ class DialectRouter:
 
     def disconnected(self, route: bytes) -> Sequence[Event]:
         return self._dialect_of_socket[route[0]].disconnected(route)
+
+    def cut(self, route: bytes) -> Sequence[Event]:
+        return self._dialect_of_socket[route[0]].cut(route)
 
     def wake_at_ns(self) -> int | None:
         earliest_ns: int | None = None
@@ -217,7 +227,7 @@ class SocketTransport:
     def _cut(self, route: bytes) -> Sequence[Event]:
         """Drop the pending replies of a route and disconnect it."""
         self._backlogs.pop(route, None)
-        return self._dialect.disconnected(route)
+        return self._dialect.cut(route)
 
     def send(self, effects: Sequence[Effect]) -> Sequence[Event]:
         undelivered: list[Event] = []

@@ -505,7 +505,9 @@ class KeyRecord(Document):
     """An access key, without its secret."""
 
     name: str
+    #: The roles, joined by commas.
     role: str
+    roles: list[str]
     fingerprint: str
     public: str
     created: float

@@ -36,9 +36,12 @@ def keys() -> None:
 @click.argument("name")
 @click.option(
     "--role",
+    "roles",
     required=True,
+    multiple=True,
     type=click.Choice(_ROLES),
-    help="viewer: read. producer: also submit, cancel, retry. worker: run tasks. admin: all.",
+    help="viewer: read. producer: also submit, cancel, retry. worker: run tasks. relay: forward "
+    "for workers of any name, with another role. admin: all. Repeatable.",
 )
 @click.option(
     "--out",
@@ -50,7 +53,7 @@ def keys() -> None:
 @json_option
 @verbose_option
 @quiet_option
-def new(name: str, role: str, out: Path | None, state: Path, *, as_json: bool) -> None:
+def new(name: str, roles: tuple[str, ...], out: Path | None, state: Path, *, as_json: bool) -> None:
     """Create an access key and write it to a file.
 
     The file (mode 0600) is the only copy of the secret. Move it over a secure channel to the
@@ -58,17 +61,17 @@ def new(name: str, role: str, out: Path | None, state: Path, *, as_json: bool) -
     worker's key is bound to its name: the worker is called NAME or NAME/anything.
     """
     path = out or Path(f"{name}.key")
-    entry = Keyring(state).create(name, Role(role), path)
+    entry = Keyring(state).create(name, map(Role, roles), path)
     if as_json:
         print_document(KeysNewDocument(file=str(path), key=_record(entry)))
         return
-    click.echo(f"{path}: key of {name} (role {entry.role.value}), the only copy")
+    click.echo(f"{path}: key of {name} ({_roles_text(entry)}), the only copy")
     click.echo(f"use it:    {_usage_hint(entry, path)}")
     click.echo(f"revoke it: taskyard keys revoke {name} --state {shlex.quote(str(state))}")
 
 
 def _usage_hint(entry: KeyEntry, path: Path) -> str:
-    command = "worker" if entry.role is Role.WORKER else "status"
+    command = "worker" if Role.WORKER in entry.roles else "status"
     file = shlex.quote(path.name)
     return f"taskyard {command} --broker tcp://HOST:PORT --key {file}"
 
@@ -85,10 +88,13 @@ def list_keys(state: Path, *, as_json: bool) -> None:
         print_document(KeysListDocument(keys=[_record(entry) for entry in entries]))
         return
     rows = [
-        (entry.name, entry.role, entry.fingerprint, _cell(entry.made_ns), _cell(entry.revoked_ns))
+        (
+            *(entry.name, ", ".join(entry.roles), entry.fingerprint),
+            *(_cell(entry.made_ns), _cell(entry.revoked_ns)),
+        )
         for entry in entries
     ]
-    print_table(("NAME", "ROLE", "FINGERPRINT", "CREATED", "REVOKED"), rows)
+    print_table(("NAME", "ROLES", "FINGERPRINT", "CREATED", "REVOKED"), rows)
 
 
 @keys.command(epilog=example("keys revoke ci-bot"))
@@ -107,18 +113,24 @@ def revoke(name: str, state: Path, *, as_json: bool) -> None:
     if as_json:
         print_document(KeysRevokeDocument(key=_record(entry)))
         return
-    click.echo(f"revoked the key of {name} (role {entry.role.value}, {entry.fingerprint})")
+    click.echo(f"revoked the key of {name} ({_roles_text(entry)}, {entry.fingerprint})")
 
 
 def _record(entry: KeyEntry) -> KeyRecord:
     return KeyRecord(
         name=entry.name,
-        role=entry.role.value,
+        role=",".join(entry.roles),
+        roles=[role.value for role in entry.roles],
         fingerprint=entry.fingerprint,
         public=entry.public,
         created=entry.made_ns / SECOND_NS,
         revoked=entry.revoked_ns / SECOND_NS if entry.revoked_ns else None,
     )
+
+
+def _roles_text(entry: KeyEntry) -> str:
+    """Return `role worker`, or `roles producer, worker`."""
+    return f"role{'s' if len(entry.roles) > 1 else ''} {', '.join(entry.roles)}"
 
 
 def _cell(at_ns: int) -> str:

@@ -10,7 +10,7 @@ A keyring belongs to one thread. Another thread creates its own.
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ from taskyard.journal.files import (
 from taskyard.net import keys
 from taskyard.net.keys import KeyEntry, PeerKey, Secret
 from taskyard.net.protocols import SystemClock
-from taskyard.wire.roles import AuthenticatedPeer, Role
+from taskyard.wire.roles import AuthenticatedPeer, Role, check_roles
 
 DIRECTORY_NAME: Final = "keys"
 BROKER_FILE: Final = "broker.key"
@@ -55,7 +55,7 @@ class Keyring:
     # Lookup.
 
     def find(self, public: str) -> AuthenticatedPeer | None:
-        """Return the peer with this key, or None. A revoked key has no role.
+        """Return the peer with this key, or None. A revoked key has no roles.
 
         Reads changed files first. Raise UserError if the keys can't be read, which means no.
         """
@@ -122,12 +122,20 @@ class Keyring:
 
     # Changes.
 
-    def create(self, name: str, role: Role, out: Path) -> KeyEntry:
+    def create(
+        self,
+        name: str,
+        roles: Role | Iterable[Role],
+        out: Path,
+        form: Callable[[PeerKey], str] = keys.format_peer_key,
+    ) -> KeyEntry:
         """Create a key, write the peer's half to `out`, and accept it from now on.
 
-        The peer's file is written first, so that every accepted key exists. Raise UserError.
+        The peer's file is written first, so that every accepted key exists. `form` returns its
+        content. Raise UserError.
         """
         keys.check_name(name)
+        allowed = _allowed((roles,) if isinstance(roles, Role) else roles)
         with self._locked():
             entries = self.entries()
             if len(entries) >= KEYS_MAX:
@@ -141,8 +149,8 @@ class Keyring:
                 )
             broker = self._own_secret().public()
             secret = keys.make_secret()
-            entry = KeyEntry(name, role, secret.public(), SystemClock.wall_ns())
-            keys.create_key_file(out, keys.format_peer_key(PeerKey(name, role, secret, broker)))
+            entry = KeyEntry(name, allowed, secret.public(), SystemClock.wall_ns())
+            keys.create_key_file(out, form(PeerKey(name, allowed, secret, broker)))
             try:
                 self._put(entry)
             except BaseException:
@@ -157,7 +165,7 @@ class Keyring:
             for entry in entries:
                 if entry.name == name and not entry.revoked_ns:
                     ended = KeyEntry(
-                        *(entry.name, entry.role, entry.public, entry.made_ns),
+                        *(entry.name, entry.roles, entry.public, entry.made_ns),
                         revoked_ns=SystemClock.wall_ns(),
                     )
                     self._put(ended)
@@ -199,7 +207,14 @@ class Keyring:
 
 
 def _peer_of(entry: KeyEntry) -> AuthenticatedPeer:
-    return AuthenticatedPeer(entry.name, None if entry.revoked_ns else entry.role)
+    return AuthenticatedPeer(entry.name, () if entry.revoked_ns else entry.roles)
+
+
+def _allowed(roles: Iterable[Role]) -> tuple[Role, ...]:
+    try:
+        return check_roles(roles)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _age(entry: KeyEntry) -> tuple[int, str]:

@@ -21,7 +21,7 @@ from zmq.utils import z85
 from taskyard.errors import UnusableKey, UserError
 from taskyard.journal.files import PRIVATE_FILE, sync_directory
 from taskyard.settings import toml
-from taskyard.wire.roles import Role
+from taskyard.wire.roles import Role, check_roles
 
 #: Key names become prefixes of worker names, before a `/`, and appear in tables and messages.
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
@@ -65,10 +65,10 @@ class Secret:
 
 
 class PeerKey(Struct, frozen=True):
-    """The key of a peer: its name, role and secret, and the broker's public key."""
+    """The key of a peer: its name, roles and secret, and the broker's public key."""
 
     name: str
-    role: Role
+    roles: tuple[Role, ...]
     secret: Secret
     #: The broker's public key.
     broker: str
@@ -78,7 +78,7 @@ class KeyEntry(Struct, frozen=True):
     """A key as the broker stores it."""
 
     name: str
-    role: Role
+    roles: tuple[Role, ...]
     public: str
     made_ns: int
     #: 0: valid.
@@ -115,10 +115,10 @@ def check_name(name: str) -> str:
 
 def format_peer_key(key: PeerKey) -> str:
     return (
-        f"# A Taskyard key. Its holder acts as {key.name} ({key.role}) at the broker.\n"
+        f"# A Taskyard key. Its holder acts as {key.name} ({', '.join(key.roles)}) at the broker.\n"
         "# Keep it private, mode 0600. Use it with --key FILE, or TASKYARD_KEY=FILE.\n"
         f'name = "{key.name}"\n'
-        f'role = "{key.role}"\n'
+        f"roles = {_role_list(key.roles)}\n"
         f'secret = "{key.secret.reveal().decode("ascii")}"\n'
         f'broker = "{key.broker}"\n'
     )
@@ -128,7 +128,7 @@ def format_key_entry(entry: KeyEntry) -> str:
     return (
         "# A key that this broker accepts. Change it with `taskyard keys`, not by hand.\n"
         f'name = "{entry.name}"\n'
-        f'role = "{entry.role}"\n'
+        f"roles = {_role_list(entry.roles)}\n"
         f'public = "{entry.public}"\n'
         f"made_ns = {entry.made_ns}\n"
         f"revoked_ns = {entry.revoked_ns}\n"
@@ -140,6 +140,11 @@ def format_broker_key(secret: Secret) -> str:
         "# The key of this broker. A holder can impersonate the broker: keep it private.\n"
         f'secret = "{secret.reveal().decode("ascii")}"\n'
     )
+
+
+def _role_list(roles: tuple[Role, ...]) -> str:
+    quoted = [f'"{role}"' for role in roles]
+    return f"[{', '.join(quoted)}]"
 
 
 class _BrokerKeyFile(Struct, frozen=True):
@@ -155,15 +160,29 @@ def read_peer_key(path: Path) -> PeerKey:
             f"{path}: key file not found (create one on the broker's machine with "
             "`taskyard keys new`)"
         ) from None
-    if not NAME.fullmatch(key.name) or not _Z85.fullmatch(key.broker):
+    if not is_valid(key):
         raise _no_key(path)
     return key
+
+
+def is_valid(key: PeerKey) -> bool:
+    """Return whether the parts of a key have the right form."""
+    is_named = NAME.fullmatch(key.name) and _Z85.fullmatch(key.broker)
+    return bool(is_named) and _has_valid_roles(key.roles)
+
+
+def _has_valid_roles(roles: tuple[Role, ...]) -> bool:
+    try:
+        return check_roles(roles) == roles
+    except ValueError:
+        return False
 
 
 def read_entry(path: Path) -> KeyEntry:
     """Read a broker's entry of a key. Raise UserError, or FileNotFoundError if it is gone."""
     entry = _read(path, KeyEntry)
-    if not NAME.fullmatch(entry.name) or not _Z85.fullmatch(entry.public):
+    is_named = NAME.fullmatch(entry.name) and _Z85.fullmatch(entry.public)
+    if not is_named or not _has_valid_roles(entry.roles):
         raise _no_key(path)
     return entry
 
@@ -176,13 +195,17 @@ def read_broker(path: Path) -> Secret:
 def _read(path: Path, kind: type[_T]) -> _T:
     content = read_private(path)
     try:
-        return msgspec.convert(toml.loads(content.decode()), kind, dec_hook=_hidden)
+        fields = toml.loads(content.decode())
+        if "role" in fields:  # written before a key could have several
+            fields.setdefault("roles", [fields["role"]])
+        return msgspec.convert(fields, kind, dec_hook=reveal_secret)
     except ValueError:
         # Without the cause, which could reveal the file's content.
         raise _no_key(path) from None
 
 
-def _hidden(kind: type, value: object) -> Any:  # noqa: ANN401  # msgspec's signature
+def reveal_secret(kind: type, value: object) -> Any:  # noqa: ANN401  # msgspec's signature
+    """Decode a secret, for msgspec. Raise ValueError."""
     if kind is Secret and isinstance(value, str):
         return Secret(value)
     raise ValueError

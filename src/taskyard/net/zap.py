@@ -138,7 +138,7 @@ def _key_reply(keyring: Keyring, credentials: Sequence[bytes]) -> ZapReply:
         _log_once(str(error))
         return _KEYS_UNREADABLE
     _log_once("")
-    if peer is None or peer.role is None:
+    if peer is None or not peer.roles:
         return ZapReply(b"400", b"unknown or revoked key")
     return ZapReply(b"200", user=public.encode("ascii"))
 

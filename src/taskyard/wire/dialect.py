@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from taskyard.core.effects import Effect, Settled
     from taskyard.core.events import Event
+    from taskyard.wire.roles import AuthenticatedPeer
 
 #: A route and the frames to send there.
 Reply: TypeAlias = tuple[bytes, list[bytes]]
@@ -37,11 +38,26 @@ class Dialect(Protocol):
     #: The prefix of its workers' names. Empty where workers choose their names.
     prefix: bytes
 
-    def receive(self, route: bytes, frames: Sequence[bytes], now_ns: int) -> Sequence[Event]: ...
+    def receive(
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        peer: AuthenticatedPeer | None = None,
+    ) -> Sequence[Event]:
+        """Decode a message. Without a `peer` it came by a socket without keys, where everything is
+        allowed."""
+        ...
 
     def reply(self, effect: Effect) -> Sequence[Reply]: ...
 
-    def disconnected(self, route: bytes) -> Sequence[Event]: ...
+    def disconnected(self, route: bytes) -> Sequence[Event]:
+        """Note that a route can't be reached. Its peer may reconnect."""
+        ...
+
+    def cut(self, route: bytes) -> Sequence[Event]:
+        """Drop the requests of a route whose key was revoked, or that another key uses now."""
+        ...
 
     def wake_at_ns(self) -> int | None: ...
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from taskyard.core.limits import NAME_BYTES_MAX, SECOND_NS
 from taskyard.errors import UnusableKey, UserError
-from taskyard.wire.roles import Role, may_act_as, with_article
+from taskyard.wire.roles import AuthenticatedPeer, Role, may_act_as, with_article
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,13 +56,9 @@ def name_for_key(key: PeerKey | None, name: str | None) -> str | None:
 
     Raises `UserError` if the key is for another role or another name.
     """
-    if key is None or key.role is Role.ADMIN:
+    check_workers_key(key)
+    if key is None or not AuthenticatedPeer(key.name, key.roles).is_bound:
         return name
-    if key.role is not Role.WORKER:
-        raise UnusableKey(
-            f"key {key.name}: is {with_article(key.role)}'s key, not a worker's (make one with "
-            "`taskyard keys new NAME --role worker`)"
-        )
     if name is None:
         return f"{key.name}/{default_name().decode()}"
     if not may_act_as(key.name, name.encode(errors="surrogateescape")):
@@ -71,6 +67,15 @@ def name_for_key(key: PeerKey | None, name: str | None) -> str | None:
             f"{name[:_SHOWN]!r} (change or omit --name)"
         )
     return name
+
+
+def check_workers_key(key: PeerKey | None) -> None:
+    """Raise `UserError` if a key is not for workers."""
+    if key is not None and not {Role.WORKER, Role.ADMIN}.intersection(key.roles):
+        raise UnusableKey(
+            f"key {key.name}: is {with_article(key.roles[0])}'s key, not a worker's (make one with "
+            "`taskyard keys new NAME --role worker`)"
+        )
 
 
 def worker_settings(

@@ -266,12 +266,15 @@ def test_routes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("guest", "path", "good"),
     [
-        (AuthenticatedPeer("w", Role.WORKER), [], True),
-        (AuthenticatedPeer("other", Role.WORKER), [], False),
-        (AuthenticatedPeer("relay", Role.WORKER), [b"id"], True),
-        (AuthenticatedPeer("boss", Role.ADMIN), [], True),
-        (AuthenticatedPeer("looker", Role.VIEWER), [b"id"], False),
-        (AuthenticatedPeer("", None), [], False),
+        (AuthenticatedPeer("w", (Role.WORKER,)), [], True),
+        (AuthenticatedPeer("other", (Role.WORKER,)), [], False),
+        (AuthenticatedPeer("w", (Role.WORKER,)), [b"id"], True),
+        (AuthenticatedPeer("site", (Role.WORKER,)), [b"id"], False),
+        (AuthenticatedPeer("site", (Role.WORKER, Role.RELAY)), [b"id"], True),
+        (AuthenticatedPeer("site", (Role.PRODUCER, Role.RELAY)), [b"id"], False),
+        (AuthenticatedPeer("boss", (Role.ADMIN,)), [], True),
+        (AuthenticatedPeer("looker", (Role.VIEWER,)), [b"id"], False),
+        (AuthenticatedPeer("", ()), [], False),
     ],
 )
 def test_key_is_valid_for_its_worker_and_a_relay_s_for_all_behind_it(

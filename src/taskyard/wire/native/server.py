@@ -69,8 +69,8 @@ class NativeServer:
         self._pending = PendingRequests(broker, random_bits, dialect, plain_lease_ns)
         #: Malformed messages, for the log and the statistics.
         self.malformed = 0
-        #: Requests that a peer's role does not allow, for the log.
-        self.refused = 0
+        #: Requests that a peer's roles do not allow, for the log.
+        self.forbidden = 0
 
     @property
     def leaving(self) -> bool:
@@ -93,9 +93,11 @@ class NativeServer:
         incoming = Request(route, _UNREADABLE, extended=False, now_ns=now_ns)
         try:
             query = self._parse(incoming, _body(frames))
-            if peer is not None and (denial := roles.refusal(peer, query)):
-                self.refused += 1
-                return self._refuse(incoming, *denial)
+            if peer is not None:
+                denial = roles.refusal(peer, roles.DWORK, query.type, query.location)
+                if denial is not None:
+                    self.forbidden += 1
+                    return self._refuse(incoming, *denial)
             return native_requests.decode_request(self._pending, incoming)
         except Malformed as malformed:
             self.malformed += 1
@@ -136,6 +138,8 @@ class NativeServer:
             if entry.kind == _Q.Steal:
                 result.append(events.WaitEnded(0, entry.worker, number))
         return result
+
+    cut = disconnected
 
     def wake_at_ns(self) -> int | None:
         """Return when to call `time_passed`."""

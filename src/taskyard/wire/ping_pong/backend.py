@@ -23,6 +23,7 @@ from taskyard.core import effects, events
 from taskyard.core.events import Outcome
 from taskyard.core.limits import PAYLOAD_BYTES_MAX, SECOND_NS
 from taskyard.core.model import QueueOrder, WorkerFacts
+from taskyard.wire import roles
 from taskyard.wire.dialect import PING_PONG, request_numbers
 from taskyard.wire.ping_pong.frames import (
     DIALECT,
@@ -132,6 +133,8 @@ class Backend:
         self._now_ns = 0
         #: Malformed messages, for the log and the statistics.
         self.malformed = 0
+        #: Messages that a peer's roles do not allow, for the log.
+        self.forbidden = 0
         #: Results without a job.
         self.stale = 0
         #: The broker is shutting down: workers are sent EXIT.
@@ -145,22 +148,32 @@ class Backend:
     # Messages of workers.
 
     def receive(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        peer: roles.AuthenticatedPeer | None = None,
     ) -> list[events.Event]:
-        """Decode a message into events. Never raises."""
-        del peer
+        """Decode a message into events. Never raises. A worker whose key does not allow a message
+        gets no reply: there is no word for that."""
         result = self._begin(now_ns)
         if not is_message(frames):
             self.malformed += 1
             return result
+        if peer is not None and roles.refusal(peer, roles.PING_PONG, _request_of(frames[1])):
+            self.forbidden += 1
+            return result
+        return result + self._receive_from(route, frames)
+
+    def _receive_from(self, route: bytes, frames: Sequence[bytes]) -> list[events.Event]:
         word, peer = frames[1], self._peers.get(route)
         if len(frames) == FRAMES and word == DISCONNECT:
-            return result + self._leave(peer)
+            return self._leave(peer)
         if peer is None:
             peer = self._register_peer(route, word)
         if peer is None:
-            return result + self._reply_unknown(route, word)
-        result += self._receive(peer, frames)
+            return self._reply_unknown(route, word)
+        result = self._receive(peer, frames)
         if peer.route in self._peers:
             self._watch(peer)
         return result
@@ -376,6 +389,8 @@ class Backend:
             return []
         return [events.WorkerLost(0, peer.name, b"unreachable", charged=not peer.is_last_sent)]
 
+    cut = disconnected
+
     # Time.
 
     def wake_at_ns(self) -> int | None:
@@ -447,6 +462,13 @@ def is_message(frames: Sequence[bytes]) -> bool:
     if len(frames) == FRAMES:
         return True
     return frames[1] == ERROR or (frames[1] in _COUNTED and is_count(frames[2]))
+
+
+def _request_of(word: bytes) -> str:
+    """Return the request of a message in the table of roles."""
+    if word in (READY, DISCONNECT):
+        return word.decode()
+    return PING.decode() if is_ping(word) else roles.RESULT
 
 
 def _job_of(effect: effects.Assign) -> bytes:

@@ -19,6 +19,7 @@ from taskyard.core import effects, events
 from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.states import CANCELLED, DONE
+from taskyard.wire import roles
 from taskyard.wire.dialect import partial_result_reason, request_numbers
 from taskyard.wire.ping_pong.backend import Backend
 from taskyard.wire.ping_pong.frames import DIALECT, ERROR, FRAMES, FULL, RESERVED_JOBS, Settings
@@ -68,6 +69,8 @@ class Frontend:
         self._requests: dict[int, PendingJob] = {}
         #: Malformed messages, for the log and the statistics.
         self.malformed = 0
+        #: Jobs that a peer's roles do not allow, for the log.
+        self.forbidden = 0
         #: The broker is shutting down and accepts no more jobs.
         self.leaving = False
 
@@ -77,13 +80,21 @@ class Frontend:
         return len(self._requests)
 
     def receive(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        peer: roles.AuthenticatedPeer | None = None,
     ) -> list[events.Event]:
         """Decode a message into events. Never raises."""
-        del now_ns, peer
+        del now_ns
         if self._is_full(route):
             return self._refuse_full(route)
-        refusal = self._refusal(frames)
+        refusal = None if peer is None else roles.refusal(peer, roles.PING_PONG, roles.JOB)
+        if refusal is not None:
+            self.forbidden += 1
+        else:
+            refusal = self._refusal(frames)
         number = self._note(PendingJob(route))
         if refusal is not None:
             return [events.RequestRejected(0, route, number, *refusal)]
@@ -163,6 +174,8 @@ class Frontend:
         for job_request in self._clients.pop(route, ()):
             self._requests.pop(job_request.number, None)
         return [events.ClientDisconnected(0, route)]
+
+    cut = disconnected
 
     def wake_at_ns(self) -> int | None:
         """Return None: no request has a deadline."""

@@ -51,6 +51,8 @@ class Peer(Struct, eq=False):
     #: Its name in the core.
     name: bytes
     last_seen_ns: int
+    #: The name of the key that it uses. Empty: none. None: unknown since a restart.
+    owner: str | None = ""
     #: The route of its last message. Empty: none since this process began.
     route: bytes = b""
     slots: int = 0

@@ -19,6 +19,7 @@ from taskyard.core.limits import PAYLOAD_BYTES_MAX
 from taskyard.core.model import Refusal, Submission, Terms
 from taskyard.core.states import CANCELLED, DONE
 from taskyard.errors import Malformed
+from taskyard.wire import roles
 from taskyard.wire.dialect import ROUND_ROBIN, partial_result_reason, request_numbers
 from taskyard.wire.round_robin import frames as lmq
 from taskyard.wire.round_robin.frames import Message, Settings
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from taskyard.wire.dialect import Reply
+    from taskyard.wire.roles import AuthenticatedPeer
 
 __all__ = ["RoundRobin", "Settings", "make_server"]
 
@@ -96,12 +98,14 @@ class RoundRobin:
         #: on top of its RESPONSE, and the id. Any other RESPONSE is for a task, and too late.
         self._blocked: dict[tuple[bytes, tuple[bytes, ...], bytes], None] = {}
         #: Messages received before the leases of the former process. None: those are here.
-        self._early: list[tuple[bytes, Sequence[bytes]]] | None = []
+        self._early: list[tuple[bytes, Sequence[bytes], AuthenticatedPeer | None]] | None = []
         self._has_asked = False
         #: Malformed messages, for the log and the statistics.
         self.malformed = 0
         #: Refused EXECs, which get no reply.
         self.refused = 0
+        #: Messages that a peer's key does not allow, for the log.
+        self.forbidden = 0
         #: Messages to disconnected peers.
         self.dropped = 0
         #: The broker is shutting down: workers may not register.
@@ -124,15 +128,18 @@ class RoundRobin:
     # Messages of peers.
 
     def receive(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        peer: AuthenticatedPeer | None = None,
     ) -> list[events.Event]:
         """Decode a message into events. Never raises."""
-        del peer
         result = self._begin(now_ns)
         if self._early is None:
-            return result + self._receive(route, frames)
+            return result + self._receive(route, frames, peer)
         if len(self._early) < EARLY_MAX:
-            self._early.append((route, frames))
+            self._early.append((route, frames, peer))
         else:
             self.dropped += 1
         return result
@@ -146,16 +153,24 @@ class RoundRobin:
             result.append(events.HeldTasksRequested(0, b"", self.prefix, next(self._numbers)))
         return result
 
-    def _receive(self, route: bytes, frames: Sequence[bytes]) -> list[events.Event]:
+    def _receive(
+        self, route: bytes, frames: Sequence[bytes], key: AuthenticatedPeer | None
+    ) -> list[events.Event]:
+        try:
+            message = lmq.parse(frames)
+        except Malformed:
+            self.malformed += 1
+            message = None
+        denial = self._denial(route, message, key)
+        if denial:
+            self.forbidden += 1
+            return [] if message is None else self._acknowledge(route, message, denial)
         peer = self._table.get(route[1:])
         is_recalled = peer is not None and peer.is_recalled and not peer.route
         result = [] if peer is None else self._table.touch(peer, route)
         if is_recalled:
             result.append(self._ping(route))
-        try:
-            message = lmq.parse(frames)
-        except Malformed:
-            self.malformed += 1
+        if message is None:
             return result
         if message.command == lmq.RESPONSE and peer is not None:
             lease = peer.find((tuple(message.top), message.id))
@@ -163,7 +178,20 @@ class RoundRobin:
                 return result + self._respond(peer, lease, message)
         if message.top:
             return result + self._forward(route, message)
+        if is_key(message, lmq.REGISTER):
+            return result + self._register(route, message, _owner(key))
         return result + self._control(route, peer, message)
+
+    def _denial(self, route: bytes, message: Message | None, key: AuthenticatedPeer | None) -> str:
+        """Return why a peer may not send a message. Empty: it may. A worker's address belongs to
+        its key while the worker is registered."""
+        may_work = key is None or not roles.refusal(key, roles.ROUND_ROBIN, "REGISTER")
+        if self._table.is_taken(route[1:], _owner(key), may_work=may_work):
+            return "this address is used by a worker with another key"
+        if key is None or message is None:
+            return ""
+        refusal = roles.refusal(key, roles.ROUND_ROBIN, _request_of(message))
+        return "" if refusal is None else refusal[1]
 
     def _control(self, route: bytes, peer: Peer | None, message: Message) -> list[events.Event]:
         """Handle a message to the server, or to a worker that it chooses."""
@@ -181,8 +209,6 @@ class RoundRobin:
         if not message.arguments:
             return self._reject_malformed(route, message, "the key is missing")
         key = message.arguments[0]
-        if key == lmq.REGISTER:
-            return self._register(route, message)
         if key == lmq.ONGOING:
             is_known = peer is not None and (peer.is_registered or peer.is_dismissed)
             return self._acknowledge(route, message, "" if is_known else "register first")
@@ -193,7 +219,7 @@ class RoundRobin:
             return gone + self._acknowledge(route, message)
         return self._submit(route, message)
 
-    def _register(self, route: bytes, message: Message) -> list[events.Event]:
+    def _register(self, route: bytes, message: Message, owner: str) -> list[events.Event]:
         """Register a worker. The reply is sent before any task."""
         _, *arguments = message.arguments
         slots = _number(arguments[0]) if len(arguments) == 1 else 0
@@ -204,7 +230,7 @@ class RoundRobin:
             return self._acknowledge(route, message, "the server is shutting down")
         if not self._table.has_room_for(route[1:]):
             return self._acknowledge(route, message, "too many workers are registered")
-        return self._acknowledge(route, message) + self._table.register(route, slots)
+        return self._acknowledge(route, message) + self._table.register(route, slots, owner)
 
     def _submit(self, route: bytes, message: Message) -> list[events.Event]:
         """Submit a client's message as a task, for a worker with a free slot."""
@@ -304,8 +330,8 @@ class RoundRobin:
         elif isinstance(effect, effects.HeldTasks):
             self._table.recall(effect.holdings)
             early, self._early = self._early or [], None
-            for route, frames in early:
-                self._table.overdue += self._receive(route, frames)
+            for route, frames, key in early:
+                self._table.overdue += self._receive(route, frames, key)
 
     def _note_report(self, effect: effects.ReportAck) -> None:
         responded = self._responded.pop(effect.request, None)
@@ -361,6 +387,12 @@ class RoundRobin:
         # Older events must come first: the scheduler takes the last one for the newest.
         return self._table.take_overdue() + self._table.cut(peer)
 
+    def cut(self, route: bytes) -> list[events.Event]:
+        """Drop the requests of a client as well: another key may get its address."""
+        for number in [one for one, open_ in self._pending.items() if open_.route == route]:
+            del self._pending[number]
+        return self.disconnected(route)
+
     # Time.
 
     def wake_at_ns(self) -> int | None:
@@ -385,6 +417,37 @@ def make_server(
 ) -> RoundRobin:
     """Create the dialect with this number, for the sockets with these numbers."""
     return RoundRobin(dialect, random_bits, settings, socket_numbers)
+
+
+#: The requests of keys and of other commands in the table of roles.
+_REQUESTS: Final = {
+    lmq.REGISTER: "REGISTER",
+    lmq.INCREMENT: "INCREMENT",
+    lmq.DEREGISTER: "DEREGISTER",
+    lmq.ONGOING: "ONGOING",
+}
+_COMMANDS: Final = {lmq.PING: "PING", lmq.PONG: "PONG", lmq.RESPONSE: "RESPONSE"}
+_REPLIES: Final = (lmq.RESPONSE, lmq.PONG, lmq.TRACKADDRESS)
+
+
+def _request_of(message: Message) -> str:
+    """Return the request of a message in the table of roles."""
+    if message.top:
+        return roles.FORWARD_REPLY if message.command in _REPLIES else roles.FORWARD
+    if message.command in (lmq.EXEC, lmq.TRACKEXEC):
+        return _REQUESTS.get(message.arguments[0] if message.arguments else b"", roles.SUBMIT)
+    # Without an address, TRACKADDRESS is malformed.
+    return _COMMANDS.get(message.command, roles.FORWARD_REPLY)
+
+
+def _owner(key: AuthenticatedPeer | None) -> str:
+    return "" if key is None else key.name
+
+
+def is_key(message: Message, key: bytes) -> bool:
+    """Return whether a message to the server has this key."""
+    is_executed = message.command in (lmq.EXEC, lmq.TRACKEXEC)
+    return is_executed and bool(message.arguments) and message.arguments[0] == key
 
 
 def _number(digits: bytes) -> int:

@@ -97,12 +97,25 @@ class WorkerTable:
         peer.reported_ns = self.now_ns
         return [events.WorkerHeartbeat(0, peer.name)]
 
-    def register(self, route: bytes, slots: int) -> list[events.Event]:
+    def is_taken(self, identity: bytes, owner: str, *, may_work: bool) -> bool:
+        """Return whether an identity is a worker's with another key. Such a worker is forgotten
+        once it is no longer registered. After a restart the first key that may work gets it."""
+        peer = self._peers.get(identity)
+        if peer is None or peer.owner == owner:
+            return False
+        if not peer.is_registered:
+            self._forget(peer)
+            return False
+        if peer.owner is None and may_work:
+            peer.owner = owner
+        return peer.owner != owner
+
+    def register(self, route: bytes, slots: int, owner: str = "") -> list[events.Event]:
         """Add a worker, or set its slots. A worker that reconnects holds nothing."""
         identity = route[1:]
         peer = self._peers.get(identity)
         if peer is None:
-            peer = self._remember(Peer(identity, name_of(identity), self.now_ns, route))
+            peer = self._remember(Peer(identity, name_of(identity), self.now_ns, owner, route))
         if not peer.is_registered:
             lost, peer.leases = peer.leases, {}
             peer.returned = {} if peer.has_left else lost
@@ -321,7 +334,8 @@ class WorkerTable:
             identity = identity_of(holding.worker)
             if identity is None:
                 continue
-            peer = Peer(identity, holding.worker, self.now_ns, slots=holding.facts.slots_total)
+            slots = holding.facts.slots_total
+            peer = Peer(identity, holding.worker, self.now_ns, owner=None, slots=slots)
             peer.is_registered = peer.is_recalled = True
             columns = (holding.names, holding.attempts, holding.terms, holding.envelopes)
             for name, attempt, terms, envelope in zip(*columns, strict=True):

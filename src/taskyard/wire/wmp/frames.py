@@ -54,6 +54,7 @@ HEADERS_AFTER: Final = 3
 #: Codes in a manager's BYE: another process has the worker's id, or got it for good.
 NAME_HELD: Final = "name-held"
 NAME_LOST: Final = "name-lost"
+FORBIDDEN: Final = "forbidden"
 
 
 class Side(Enum):
@@ -226,7 +227,8 @@ class ManagerBye(Struct, omit_defaults=True):
     reason: str = ""
     manager: str | None = None
     back: Back | None = None
-    #: The code of a refusal. NAME_HELD is temporary: send READY again.
+    #: The code of a refusal. NAME_HELD is temporary: send READY again. FORBIDDEN: the key does not
+    #: allow the message.
     code: str = ""
 
 

@@ -58,6 +58,17 @@ _OUTCOMES: Final = {
     "cancelled": Outcome.REFUSED,
 }
 
+#: The request of each message in the table of roles.
+_REQUESTS: Final[dict[type, str]] = {
+    wmp.Ready: "READY",
+    wmp.Give: "GIVE",
+    wmp.Done: "DONE",
+    wmp.Status: "STATUS",
+    wmp.WorkerPing: "PING",
+    wmp.WorkerPong: "PONG",
+    wmp.WorkerBye: "BYE",
+}
+
 _NAME_REFUSALS: Final = (Refusal.NAME_HELD, Refusal.NAME_LOST)
 
 #: The largest percentage. More is cut.
@@ -130,13 +141,19 @@ class Wmp:
         self._pending: dict[int, PendingReply] = {}
         #: Malformed messages, and messages for another manager.
         self.malformed = 0
+        #: Messages that a peer's key does not allow, for the log.
+        self.forbidden = 0
         #: The broker is shutting down: no worker is accepted.
         self.leaving = False
 
     # Messages of workers.
 
     def receive(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None = None
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        peer: roles.AuthenticatedPeer | None = None,
     ) -> list[events.Event]:
         """Decode a message into events. Never raises."""
         try:
@@ -146,16 +163,21 @@ class Wmp:
             return []
 
     def _decode(
-        self, route: bytes, frames: Sequence[bytes], now_ns: int, peer: object | None
+        self,
+        route: bytes,
+        frames: Sequence[bytes],
+        now_ns: int,
+        peer: roles.AuthenticatedPeer | None,
     ) -> list[events.Event]:
         path, message, payload = wmp.decode(frames, Side.WORKER)
         worker = self.prefix + name_of(message.worker, "worker's id", wmp.WORKER_BYTES_MAX)
         sender = Sender(route, path, worker, now_ns, message.incarnation)
-        refusal = _refusal(peer, sender)
-        if refusal:
-            return [
-                events.RequestRejected(0, route, self._issue(sender), Refusal.FORBIDDEN, refusal)
-            ]
+        if peer is not None:
+            own = worker.removeprefix(self.prefix)
+            refusal = roles.refusal(peer, roles.WMP, _REQUESTS[type(message)], own)
+            if refusal is not None:
+                self.forbidden += 1
+                return [events.RequestRejected(0, route, self._issue(sender), *refusal)]
         if getattr(message, "manager", None) not in (None, self._manager):
             raise Malformed("the message is for another manager")
         return self._HANDLERS[type(message)](self, sender, message, payload)
@@ -340,7 +362,9 @@ class Wmp:
         if pending is None:
             return []
         bye = wmp.ManagerBye(self._id(pending.worker), effect.text, self._manager)
-        if effect.refusal in _NAME_REFUSALS:
+        if effect.refusal is Refusal.FORBIDDEN:
+            bye.code = wmp.FORBIDDEN
+        elif effect.refusal in _NAME_REFUSALS:
             bye.code = effect.refusal.value
             if pending.newcomer is None:
                 self._forget(pending.worker)  # this route does not lead to the id's holder
@@ -388,6 +412,8 @@ class Wmp:
         for worker in disconnected:
             self._forget(worker)
         return [events.WorkerUnreachable(0, worker) for worker in disconnected]
+
+    cut = disconnected
 
     def wake_at_ns(self) -> int | None:
         """Return when to ping the next silent worker."""
@@ -484,19 +510,6 @@ def _reply(
     to: PendingReply | Peer, message: wmp.FromManager, payload: bytes | None = None
 ) -> Reply:
     return to.route, wmp.encode(to.path, message, payload)
-
-
-def _refusal(peer: object | None, sender: Sender) -> str:
-    """Return why a peer with a key may not send this. Empty: it may. A worker's key is bound to its
-    name. A relay also has a worker's key, which covers all workers behind it."""
-    if not isinstance(peer, roles.AuthenticatedPeer):
-        return ""
-    if peer.role not in (roles.Role.WORKER, roles.Role.ADMIN):
-        return f"key {peer.name!r} may not take tasks (this needs a worker's key)"
-    own = sender.worker.removeprefix(wire_dialect.WMP)
-    if peer.role is roles.Role.ADMIN or sender.path or roles.may_act_as(peer.name, own):
-        return ""
-    return f"key {peer.name!r}: workers must be named {peer.name} or {peer.name}/…"
 
 
 def make_server(dialect: int, identity: bytes, **more: Any) -> Wmp:  # noqa: ANN401
